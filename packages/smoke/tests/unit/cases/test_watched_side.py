@@ -1,9 +1,9 @@
-"""What is alive after a tear-down."""
+"""Tensors that are alive after a teardown."""
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from assay_smoke.cases.watching import live_tensors, survivors
+from assay_smoke.cases.watched_side import live_tensors, survivors
 
 
 def test_tensors_that_outlive_are_counted_once_for_each_storage() -> None:

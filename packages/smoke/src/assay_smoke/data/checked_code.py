@@ -1,4 +1,4 @@
-"""Calls of code that is not ours: what it raises ends the check of its subject, in one sentence."""
+"""Calls code under check. An exception ends the check of its subject with one message."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,22 +8,23 @@ from assay.errors import AssayError, UsageError, raised_in_words
 
 
 class RaisedError(UsageError):
-    """A user's function, or a library's, that raised an exception or returned something else."""
+    """A function of a user or library that raised an exception or returned a malformed result."""
 
 
 class DeclinedError(RaisedError):
-    """A case for which the code raised NotImplementedError: it does not claim to handle it."""
+    """A case that the code declined by NotImplementedError."""
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What is checked, by its name in reports: FILE.py:NAME, or a library's class and version."""
+    """The code under check."""
 
     name: str
+    """Name in reports: FILE.py:NAME, or a library's class and version."""
 
     @contextmanager
     def called_for(self, case: str) -> Iterator[None]:
-        """Turn whatever the code inside raises into a RaisedError that names `case`."""
+        """Turn any exception in the block into a RaisedError that names `case`."""
         try:
             yield
         except AssayError:
@@ -36,5 +37,5 @@ class Subject:
             ) from error
 
     def returned(self, what: str, wanted: str) -> RaisedError:
-        """The error for a result of another form."""
-        return RaisedError(f"{self.name} returned {what}; it has to return {wanted}")
+        """Make the error for a malformed result."""
+        return RaisedError(f"{self.name} returned {what}; it must return {wanted}")

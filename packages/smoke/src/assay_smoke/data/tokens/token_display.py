@@ -1,4 +1,4 @@
-"""Tokens in a failing example: their positions, texts, ids and labels."""
+"""Displays tokens in a failing example: positions, texts, ids and labels."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -17,10 +17,7 @@ def show_tokens(
     labels: Sequence[int] | None,
     at: int,
 ) -> list[str]:
-    """The token at `at` and its neighbours, a line each; the one meant is marked.
-
-    labels: of the same length; None where there are none to show.
-    """
+    """Show the token at `at` and its neighbors, one per line, with a mark at the token itself."""
     lines = []
     for position in range(max(0, at - _AROUND), min(len(ids), at + _AROUND + 1)):
         mark = ">" if position == at else " "
@@ -34,14 +31,14 @@ def show_tokens(
 
 
 def show_token(tokenizer: "PreTrainedTokenizerBase", id_: int) -> str:
-    """A token's text and id: '<|eos|>' (257)."""
+    """Show a token's text and id: '<|eos|>' (257)."""
     if not 0 <= id_ < len(tokenizer):
         return f"no token ({id_})"
     return f"{tokenizer.decode([id_], skip_special_tokens=False)!r} ({id_})"
 
 
 def show_row(tokenizer: "PreTrainedTokenizerBase", ids: Sequence[int], most: int = 16) -> str:
-    """The tokens of a row in one line, each with its text."""
+    """Show the tokens of a row in one line."""
     shown = " ".join(show_token(tokenizer, id_) for id_ in ids[:most])
     rest = len(ids) - most
     return f"{shown} and {rest} more" if rest > 0 else shown

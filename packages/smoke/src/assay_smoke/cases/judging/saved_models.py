@@ -1,4 +1,4 @@
-"""What users make of the last checkpoint's model: the logits of the run that wrote it, or others."""
+"""Judges saved models: the one that users load, and a run that restarts from it."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -9,19 +9,20 @@ from assay.verdicts import Level, Location, Measurement, Outcome
 from assay_smoke.cases.judging.evidence import CaseEvidence
 from assay_smoke.cases.requests import ReadAnswer
 
-# Merging multiplies and adds in float64; weights, and so logits, change by its rounding alone. A
-# merge into float32 would leave 1e-8.
+# Merging in float64 changes weights and logits by rounding alone. A merge in float32 would leave 1e-8.
 EXACT_IN_FLOAT64 = 1e-10
 
-# By which limit the logits where a run ends are judged: they follow from where its parameters end.
+# Final logits follow from the final parameters, so they share this limit.
 _STATISTIC: Final = "trajectory-error"
+
+RANKS_DRAW = "each rank draws its own dropout masks"
 
 
 def judge_reading(evidence: CaseEvidence) -> tuple[LevelResult, Finding | None]:
-    """Whether the model that users load computes what the trained one has to."""
+    """Judge the logits of the last checkpoint's model, loaded as users load it."""
     answer = evidence.read
     if answer is None:
-        return failed_checkpoint(evidence, "no last checkpoint was left to be read")
+        return failed_checkpoint(evidence, "there is no last checkpoint")
     if answer.problem is not None or answer.logits_error is None:
         return failed_checkpoint(evidence, f"the model cannot be loaded: {answer.problem}")
     if wrong := _adapter_problem(answer):
@@ -30,14 +31,12 @@ def judge_reading(evidence: CaseEvidence) -> tuple[LevelResult, Finding | None]:
     ratio = Ratio(_STATISTIC, answer.logits_error, max(evidence.reference.logits_noise, floor))
     judged = JudgedRatio(ratio, evidence.limits.of(_STATISTIC))
     if evidence.reference.training.draws and evidence.free.on_ranks:
-        reason = "each rank draws the numbers of its own dropout"
-        return LevelResult(Level(verdict=Outcome.NOT_COMPARED, reason=reason)), None
+        return LevelResult(Level(verdict=Outcome.NOT_COMPARED, reason=RANKS_DRAW)), None
     rows = [judged.measurement("users", "logits")]
     if judged.failed:
         reason = (
-            f"the model that users load computes other logits: relative error"
-            f" {answer.logits_error:.2e}, {ratio.value:.3g}x the noise run's (limit"
-            f" {judged.limit:.3g}x)"
+            f"the saved model computes different logits: relative error {answer.logits_error:.2e},"
+            f" {ratio.value:.3g}x the noise run's (limit {judged.limit:.3g}x)"
         )
         return failed_checkpoint(evidence, reason, 1, rows)
     level = level_of(1, 0, {"noise_ratio": ratio.value, "limit": judged.limit})
@@ -45,11 +44,11 @@ def judge_reading(evidence: CaseEvidence) -> tuple[LevelResult, Finding | None]:
 
 
 def judge_restart(evidence: CaseEvidence) -> tuple[LevelResult, Finding | None]:
-    """Whether a run that starts from the saved model begins with the loss that the saving run had."""
+    """Compare the first loss of a run from the saved model with the next loss of the saving run."""
     if evidence.request.kind != "hugging-face":
-        return LevelResult.not_run("only what is saved for Hugging Face is restarted from"), None
+        return LevelResult.not_run("only a Hugging Face checkpoint is restarted from"), None
     if not evidence.restarted:
-        return failed_checkpoint(evidence, "no checkpoint was left to start another run from")
+        return failed_checkpoint(evidence, "there is no checkpoint to start another run from")
     resume_at = evidence.request.candidate.options.resume_at
     expected = evidence.free.report.free.steps[resume_at].loss
     error = abs(evidence.restarted[0].loss - expected) / abs(expected)
@@ -59,8 +58,8 @@ def judge_restart(evidence: CaseEvidence) -> tuple[LevelResult, Finding | None]:
     if not judged.failed:
         return LevelResult(level_of(1, 0, {"noise_ratio": judged.ratio.value}), rows), None
     reason = (
-        f"a run that starts from the saved model begins with the loss {evidence.restarted[0].loss}, the"
-        f" run that saved it went on with {expected}"
+        f"a run from the saved model begins with the loss {evidence.restarted[0].loss}; the run that"
+        f" saved it continued with {expected}"
     )
     return failed_checkpoint(evidence, reason, 1, rows)
 
@@ -74,19 +73,19 @@ def _adapter_problem(answer: ReadAnswer) -> str | None:
         return None
     errors = {
         "merged into the weights": answer.merged_error,
-        "merged and taken out again": answer.unmerged_error,
+        "merged and unmerged": answer.unmerged_error,
         "merged, saved and loaded": answer.exported_error,
     }
     for how, error in errors.items():
         if error is None or not error <= EXACT_IN_FLOAT64:
-            return f"the adapter {how} gives other logits than beside the weights: relative error {error}"
+            return f"the adapter {how} changes the logits: relative error {error}"
     return None
 
 
 def failed_checkpoint(
     evidence: CaseEvidence, reason: str, compared: int = 0, rows: Sequence[Measurement] = ()
 ) -> tuple[LevelResult, Finding]:
-    """A level that fails for what was saved, or was not."""
+    """Return a failed level for a checkpoint."""
     options = evidence.request.candidate.options
     location = Location(phase="checkpoint", step=options.steps)
     level = Level(verdict=Outcome.FAIL, reason=reason, compared=compared)

@@ -1,4 +1,4 @@
-"""One run of a training library, from its launch line to the last of its processes."""
+"""Runs a training library from its launch line to the end of its last process."""
 
 import os
 import re
@@ -17,7 +17,7 @@ from assay.runs import Progress, Task
 from assay.watchdog import temporary_folder, watched
 from assay_smoke.external.library import fill
 from assay_smoke.external.running import stacks
-from assay_smoke.external.running.launches import Launch, Phase, RunEvidence, search_path
+from assay_smoke.external.running.launch import Launch, Phase, RunEvidence, search_path
 from assay_smoke.external.running.losses import LossReader
 from assay_smoke.machine.leftovers import (
     Snapshot,
@@ -29,14 +29,14 @@ from assay_smoke.machine.process_tree import ProcessTree
 _POLL_SECONDS = 0.02
 _CHUNK_BYTES = _LONGEST_LINE_BYTES = 1 << 16
 _LINE_END = re.compile(rb"[\r\n]")
-# After the end of the launched process, for what it has still in the pipe.
+# Time to read the rest of the pipe after the launched process has ended.
 _DRAIN_SECONDS = 2.0
 
 
 def run(launch: Launch, progress: Progress) -> RunEvidence:
-    """Run it to its end, or to a limit of time; nothing of it runs after that.
+    """Run it to its end or to a time limit, after which none of its processes is left.
 
-    Raises: MachineError if it cannot be started; LossesError for a log that is misread.
+    Raises: MachineError if it cannot start; LossesError for a malformed log.
     """
     tree = ProcessTree()
     evidence = RunEvidence(launch)
@@ -47,7 +47,7 @@ def run(launch: Launch, progress: Progress) -> RunEvidence:
             with MemoryWatch(tree, launch.device) as memory:
                 progress.note(f"{launch.name}: prints to {launch.log}")
                 _Running(launch, tree, evidence, temporary, progress).until_end()
-                if evidence.hung_in is None:  # else it was ended before it could clean up
+                if evidence.hung_in is None:  # otherwise it could not clean up
                     evidence.leftovers = find_leftovers(
                         before, tree, allowed=launch.library.leftovers_allowed
                     )
@@ -58,7 +58,7 @@ def run(launch: Launch, progress: Progress) -> RunEvidence:
 
 
 class _Running:
-    """The launched process, its log, its losses, and the time that it has."""
+    """The launched process with its log, losses and time limits."""
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class _Running:
             raise MachineError(f"cannot start {command[0]}: {error.strerror or error}") from error
 
     def _watch(self, process: "subprocess.Popen[bytes]") -> None:
-        """Until the process has ended, or a limit of time is over."""
+        """Wait for the end of the process or of a time limit."""
         begun = time.monotonic()
         num_expected = self._library.steps - self._launch.first_step
         ended_at: float | None = None
@@ -169,11 +169,11 @@ class _Running:
     def _listen(self, process: "subprocess.Popen[bytes]", log: IO[bytes]) -> None:
         stream = cast("IO[bytes]", process.stdout)
         line = b""
-        with stream, suppress(ValueError):  # the log was closed: a process holds the pipe open
+        with stream, suppress(ValueError):  # a leftover process may keep the pipe open
             while chunk := os.read(stream.fileno(), _CHUNK_BYTES):
                 with suppress(OSError):  # a full disk must not block the run
                     log.write(chunk)
-                # Bars redraw their line after a carriage return, and may never end it.
+                # Progress bars redraw their line after a carriage return and may never end it.
                 *lines, line = _LINE_END.split(line + chunk)
                 for whole in lines:
                     self._take_line(whole)
@@ -188,7 +188,7 @@ class _Running:
 
 
 class _PhaseDisplay:
-    """Shows the phases of a run: until its first loss, until its last, until its end."""
+    """Displays the phases of a run: until its first loss, until its last, until its end."""
 
     def __init__(self, launch: Launch, progress: Progress) -> None:
         self._name, self._progress = launch.name, progress
@@ -204,7 +204,7 @@ class _PhaseDisplay:
         self._end()
 
     def show(self, num_losses: int) -> None:
-        """Go on to the phase in which so many losses are logged."""
+        """Switch to the phase that `num_losses` implies."""
         if num_losses == self._shown:
             return
         if self.phase == "set-up":

@@ -3,8 +3,8 @@
 import pytest
 
 from assay.verdicts import Outcome
+from assay_smoke.session.page import describe_extent, describe_outcomes, format_duration
 from assay_smoke.session.results import CaseResult, SessionReport
-from assay_smoke.session.summary import duration, extent_in_words, outcomes_in_words
 
 
 def _report(*cases: CaseResult, pairs: tuple[int, int]) -> SessionReport:
@@ -25,27 +25,27 @@ def test_a_case_that_could_not_be_judged_is_no_failure_of_training() -> None:
     )
     report = _report(passed, unjudged, passed, pairs=(3, 575))
 
-    assert outcomes_in_words(report) == "1 ERROR, 2 PASS on cpu"
+    assert describe_outcomes(report) == "1 ERROR, 2 PASS on cpu"
     assert (
-        extent_in_words(report) == "3 cases in 2 min 05 s, 3 of 575 pairs of values that can meet"
+        describe_extent(report) == "3 cases in 2 min 05 s, 3 of 575 pairs of values that can meet"
     )
 
 
 def test_of_named_cases_no_pairs_are_counted() -> None:
     passed = CaseResult(name="ddp-2", outcome=Outcome.PASS, seconds=1.0)
 
-    assert extent_in_words(_report(passed, pairs=(0, 0))) == "1 case in 2 min 05 s"
+    assert describe_extent(_report(passed, pairs=(0, 0))) == "1 case in 2 min 05 s"
 
 
 @pytest.mark.parametrize(
     ("seconds", "words"), [(0.44, "0.4 s"), (59.9, "59.9 s"), (60, "1 min 00 s")]
 )
 def test_durations_are_told_in_minutes_from_one_on(seconds: float, words: str) -> None:
-    assert duration(seconds) == words
+    assert format_duration(seconds) == words
 
 
 def test_a_pass_that_left_something_unchecked_is_counted() -> None:
     whole = CaseResult(name="ddp-2", outcome=Outcome.PASS, seconds=1.0)
     partly = CaseResult(name="plain", outcome=Outcome.PASS, seconds=1.0, reason="equivalent: no")
     report = _report(whole, partly, pairs=(3, 575))
-    assert outcomes_in_words(report) == "2 PASS (1 left something unchecked) on cpu"
+    assert describe_outcomes(report) == "2 PASS (1 left something unchecked) on cpu"

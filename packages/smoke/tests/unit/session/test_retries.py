@@ -1,4 +1,4 @@
-"""Items that are run again, what a session's exit code says of them, and its page."""
+"""Retried items, exit codes of a session, and its page."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from assay.runs import SilentProgress
 from assay.runs.results import write_results
 from assay.verdicts import Level, Outcome, Verdict
 from assay_smoke.cases.timeline import PhaseTime
-from assay_smoke.session import trying
+from assay_smoke.session import retries
 from assay_smoke.session.items import SessionItem
 from assay_smoke.session.page import write_page
 from assay_smoke.session.results import CaseResult, SessionReport, phases_of
@@ -20,7 +20,7 @@ ITEM = SessionItem(name="fsdp-2", command="assay smoke run fsdp-2")
 def _try_with(
     monkeypatch: pytest.MonkeyPatch, folder: Path, *ends: str | Exception | None
 ) -> CaseResult:
-    """The result of an item whose tries end one after the other: with a reason, an error, or well."""
+    """Run an item whose tries end in turn with a reason, an error, or None for a pass."""
     left = list(ends)
 
     def run(item: SessionItem, at: Path, progress: object) -> Verdict:
@@ -32,8 +32,8 @@ def _try_with(
         level = Level(verdict=outcome, reason=end, compared=1)
         return write_results(Verdict(verdict=outcome, levels={"run": level}), [], at)
 
-    monkeypatch.setattr(trying, "run_item", run)
-    result = trying.try_item(ITEM, folder, SilentProgress())
+    monkeypatch.setattr(retries, "run_item", run)
+    result = retries.run_with_retry(ITEM, folder, SilentProgress())
     assert not left
     return result
 

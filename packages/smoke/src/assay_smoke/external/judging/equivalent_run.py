@@ -1,4 +1,4 @@
-"""Another split of the same rows must give the same losses and last checkpoint."""
+"""Judges a run with another split of the same rows: its losses and last checkpoint must be equal."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,22 +11,28 @@ from assay.noise import Ratio
 from assay.verdicts import Location, Measurement
 from assay_smoke.external.evidence import Evidence
 from assay_smoke.external.judging.endings import describe_bad_end
-from assay_smoke.external.judging.outcomes import JudgedLevel, failed, not_compared, not_run, passed
-from assay_smoke.external.running.launches import RunEvidence
+from assay_smoke.external.judging.judged_levels import (
+    JudgedLevel,
+    failed,
+    not_compared,
+    not_run,
+    passed,
+)
+from assay_smoke.external.running.launch import RunEvidence
 
-# Adam moves an element by its whole learning rate in a random direction where rounding decides the
-# sign of its gradient. The share of such elements is proportional to the unit roundoff u, and the
-# norm of their updates to its root. Over 144 clean pairs of 6 micro models (float32, bfloat16 under
-# autocast, bfloat16; learning rates of 1e-5 to 5e-3, 9 and 20 steps) the largest was 0.21 sqrt(u) in
-# float32 and 1.8 sqrt(u) in bfloat16. Weight decay of 0.01 that is applied once a micro-batch gives
-# 12 sqrt(u) or more in float32, a lost micro-batch 3,000.
+# Limit of the ends, in units of sqrt(u), with u the unit roundoff. If rounding decides the sign of an
+# element's gradient, Adam moves the element by its whole learning rate in a random direction. The share
+# of such elements is proportional to u, and the norm of their updates to sqrt(u). The largest distance
+# of 144 clean pairs of 6 micro models (float32, bfloat16 under autocast, bfloat16; learning rates of
+# 1e-5 to 5e-3; 9 and 20 steps) was 0.21 sqrt(u) in float32 and 1.8 sqrt(u) in bfloat16. In float32,
+# weight decay of 0.01 once per micro-batch gives at least 12 sqrt(u), and a lost micro-batch 3,000.
 _ENDS = 3.0
-# Of losses: at most 0.0066 sqrt(u) in float32 and 0.071 sqrt(u) in bfloat16 in those runs.
+# Limit of the losses. Those runs had at most 0.0066 sqrt(u) in float32 and 0.071 sqrt(u) in bfloat16.
 _LOSSES = 1 / 8
 
 _FIRST = (
-    "the runs take other rows, or normalize the loss otherwise, as by a mean over micro-batches of"
-    " unequal token counts, or update within a step"
+    "the runs take other rows, or normalize the loss differently, such as by a mean over micro-batches"
+    " of unequal token counts, or update within a step"
 )
 _LATER = (
     "accumulation, reduction over ranks, clipping, optimizer or schedule depend on how the rows are"
@@ -36,7 +42,7 @@ _LATER = (
 
 @dataclass(frozen=True, slots=True)
 class _Difference:
-    """The first difference beyond rounding, described in words, and its step."""
+    """The first difference beyond rounding."""
 
     step: int
     words: str
@@ -47,20 +53,20 @@ def judge_equivalent(evidence: Evidence) -> JudgedLevel:
     one = evidence.equivalent
     if evidence.library.split_otherwise() is None:
         return not_run(
-            "the launch line has no {batch_size} and {accumulation} to split the rows of a step"
-            " otherwise, and no `equivalent` is declared: that accumulation, reduction over ranks,"
-            " clipping and schedule do not depend on the split was not checked",
+            "the launch line has no {batch_size} and {accumulation} to split the rows of a step another"
+            " way, and no `equivalent` is declared: it was not checked whether accumulation, reduction"
+            " over ranks, clipping and schedule depend on the split",
             unchecked=True,
         )
     if evidence.split_dependence is not None:
         return not_compared(
-            f"the checkpoint's configuration has {evidence.split_dependence}, by which training depends"
-            " on the split: train without it, or write equivalent = [] to leave this out"
+            f"the checkpoint's configuration has {evidence.split_dependence}, which makes training"
+            " depend on the split: train without it, or write equivalent = [] to skip this level"
         )
     if one is None:
         return not_run(
-            "there is no whole last checkpoint, so whether training depends on the split was not"
-            " checked",
+            "there is no whole last checkpoint: it was not checked whether training depends on the"
+            " split",
             unchecked=True,
         )
     if evidence.apart is None:
@@ -97,8 +103,8 @@ def _judge(one: RunEvidence, apart: float, evidence: Evidence) -> JudgedLevel:
         noise = load_limits("training").of("trajectory-error") * repeated
         if noise > _ratio_of_ends(apart, _dtype(evidence)).expected and not apart > noise:
             return not_compared(
-                f"{reason}; but two uninterrupted runs of one seed end {repeated:.2g} of it apart. Are"
-                " data, their order and what is drawn all from {seed}?"
+                f"{reason}; but two uninterrupted runs of one seed differ by {repeated:.2g} of that"
+                " change. Do data, their order and all random numbers depend on {seed} alone?"
             )
     undeclared = evidence.library.precision is None
     if undeclared and _find_difference(one, apart, evidence, "bfloat16") is None:
@@ -130,8 +136,8 @@ def _find_difference(
         if not ratio.value <= 1:
             cause = _FIRST if step == 1 else f"the loss of step {step - 1} agrees: {_LATER}"
             words = (
-                f"the loss of step {step} is {expected.value!r}, and {actual.value!r} where the rows"
-                f" are split otherwise; {cause}. Relative error {ratio.actual:.2g}, limit"
+                f"the loss of step {step} is {expected.value!r}, and {actual.value!r} with another split"
+                f" of the rows; {cause}. Relative error {ratio.actual:.2g}, limit"
                 f" {ratio.expected:.2g} from rounding in {dtype}"
             )
             return _Difference(step, words)
@@ -139,15 +145,15 @@ def _find_difference(
     if ends.value <= 1:
         return None
     words = (
-        f"the losses agree, and the last checkpoints differ by {ends.actual:.2g} of what training"
-        f" changed (85th percentile of tensors; limit {ends.expected:.2g} from rounding in {dtype}):"
+        f"the losses agree, but the last checkpoints differ by {ends.actual:.2g} of the change by"
+        f" training (85th percentile of tensors; limit {ends.expected:.2g} from rounding in {dtype}):"
         f" {_LATER}"
     )
     return _Difference(evidence.library.steps, words)
 
 
 def _ratios_of_losses(one: RunEvidence, evidence: Evidence, dtype: str) -> list[Ratio]:
-    """Return each loss's relative error and the error that rounding and logged digits explain."""
+    """Return each loss's relative error over the error that rounding and logged digits explain."""
     expected = [loss.value for loss in evidence.uninterrupted.losses]
     actual = [loss.value for loss in one.losses]
     units = [unit_in_log(value, [*expected, *actual]) for value in expected]

@@ -1,4 +1,4 @@
-"""One level of the verdict on a training library, as it was judged."""
+"""Judged levels of the verdict on a training library."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,7 +8,7 @@ from assay.verdicts import Diagnosis, Level, Location, Outcome
 
 @dataclass(frozen=True, slots=True)
 class JudgedLevel:
-    """A level, and what its failure says of the cause; None where no diagnosis or place fits."""
+    """A judged level, with the diagnosis and place of its failure if they are known."""
 
     level: Level
     diagnosis: Diagnosis | None = None
@@ -16,12 +16,12 @@ class JudgedLevel:
 
     @property
     def failed(self) -> bool:
-        """Whether the level failed."""
+        """Return whether the level failed."""
         return self.level.verdict is Outcome.FAIL
 
 
 def passed(compared: int, **facts: Any) -> JudgedLevel:  # noqa: ANN401 - of a level
-    """All `compared` are as they should be; none is no pass."""
+    """Return a passed level. Without comparisons, it is not compared."""
     if not compared:
         return not_compared("nothing was compared")
     return JudgedLevel(Level(verdict=Outcome.PASS, compared=compared, **facts))
@@ -33,21 +33,21 @@ def failed(
     diagnosis: Diagnosis | None = None,
     location: Location | None = None,
 ) -> JudgedLevel:
-    """Something of what was compared is wrong, as `reason` says."""
+    """Return a failed level."""
     level = Level(verdict=Outcome.FAIL, reason=reason, compared=compared)
     return JudgedLevel(level, diagnosis, location)
 
 
 def failed_checkpoint(step: int, compared: int, reason: str) -> JudgedLevel:
-    """The checkpoint of `step`, or what went on from it, is wrong."""
+    """Return a level that failed for the checkpoint of `step` or for the run that resumed from it."""
     return failed(compared, reason, "checkpoint-mismatch", Location(phase="checkpoint", step=step))
 
 
 def not_compared(reason: str) -> JudgedLevel:
-    """What should have been compared could not be."""
+    """Return a level that could not be compared."""
     return JudgedLevel(Level(verdict=Outcome.NOT_COMPARED, reason=reason))
 
 
 def not_run(reason: str, **facts: Any) -> JudgedLevel:  # noqa: ANN401 - of a level
-    """A level that was not asked for, or for which a level before it left nothing."""
+    """Return a level that was not requested, or that earlier levels left without input."""
     return JudgedLevel(Level(verdict=None, reason=reason, **facts))

@@ -1,4 +1,4 @@
-"""The order in which cases are worth their time."""
+"""Orders cases by value: new pairs of words per second."""
 
 import heapq
 from collections import defaultdict
@@ -11,25 +11,20 @@ from assay_smoke.matrix.search import Pair, pairs_of
 
 
 @dataclass(frozen=True, slots=True)
-class ValuedCase:
-    """A case at its place in the order.
-
-    new_pairs: pairs of words that no case before it has.
-    """
+class OrderedCase:
+    """A case at its place in the order."""
 
     case: Case
     new_pairs: tuple[Pair, ...]
+    """Pairs of words that no earlier case has."""
 
 
-def by_value(
+def order_by_value(
     cases: Sequence[Case],
     urgency: Callable[[Case], tuple[bool, ...]],
     expected_seconds: Callable[[Case], float],
-) -> list[ValuedCase]:
-    """`cases`, the most valuable first.
-
-    urgency: the largest first; among the equally urgent, most new pairs for each second come first.
-    """
+) -> list[OrderedCase]:
+    """Order `cases` by falling urgency, then by new pairs per second."""
     groups: defaultdict[tuple[bool, ...], list[Case]] = defaultdict(list)
     for case in cases:
         groups[urgency(case)].append(case)
@@ -39,25 +34,24 @@ def by_value(
     for group in sorted(groups, reverse=True):
         for case, new in _by_new_pairs(groups[group], expected_seconds, bits, seen):
             seen |= new
-            ordered.append(ValuedCase(case, bits.pairs_in(new)))
+            ordered.append(OrderedCase(case, bits.pairs_in(new)))
     return ordered
 
 
 class _Bits:
-    """Sets of pairs as integers with a bit for each: thousands of cases are ordered at once."""
+    """Sets of pairs as integers with one bit per pair, for the speed of set operations."""
 
     def __init__(self) -> None:
         self._numbers: dict[Pair, int] = {}
 
     def of(self, case: Case) -> int:
-        """The pairs of `case`."""
         bits = 0
         for pair in pairs_of(values_of(case)):
             bits |= 1 << self._numbers.setdefault(pair, len(self._numbers))
         return bits
 
     def pairs_in(self, bits: int) -> tuple[Pair, ...]:
-        """The pairs in a set, in their order."""
+        """Return the pairs of a set, sorted."""
         if not bits:
             return ()
         return tuple(sorted(pair for pair, number in self._numbers.items() if bits >> number & 1))
@@ -66,7 +60,7 @@ class _Bits:
 def _by_new_pairs(
     cases: Sequence[Case], expected_seconds: Callable[[Case], float], bits: _Bits, seen: int
 ) -> Iterator[tuple[Case, int]]:
-    """Each case with the set of its new pairs; `seen` are those of cases before all of these."""
+    """Yield each case with the set of its new pairs. seen: the pairs of all earlier cases."""
     sets = [bits.of(case) for case in cases]
     seconds = [max(expected_seconds(case), 1e-9) for case in cases]
 
@@ -78,7 +72,7 @@ def _by_new_pairs(
     heapq.heapify(queue)
     while queue:
         number = queue[0][-1]
-        # Gains only shrink: what is still first after its gain was counted anew is first.
+        # Gains only shrink, so a case that stays first after its gain is recounted is the best.
         if (renewed := entry(number)) > queue[0]:
             heapq.heapreplace(queue, renewed)
             continue

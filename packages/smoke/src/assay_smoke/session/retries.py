@@ -1,4 +1,4 @@
-"""One item of a session: run, and run again where the machine failed."""
+"""Runs an item of a session, and once more after a failure of the machine."""
 
 import time
 from pathlib import Path
@@ -10,16 +10,15 @@ from assay.runs import Progress
 from assay.runs.results import write_results
 from assay.verdicts import Level, Outcome, Verdict
 from assay_smoke import COMPARED_UNIT
-from assay_smoke.session.infrastructure import failed_part
+from assay_smoke.machine.failures import failed_part
 from assay_smoke.session.items import SessionItem, run_item
 from assay_smoke.session.results import CaseResult, peak_memory, phases_of, reason_of
 
-# A failure of the machine is tried once more; anything else is as it is.
 MOST_TRIES = 2
 
 
-def try_item(item: SessionItem, session: Path, progress: Progress) -> CaseResult:
-    """Run an item in a folder of its own below that of the session."""
+def run_with_retry(item: SessionItem, session: Path, progress: Progress) -> CaseResult:
+    """Run an item in a subfolder of the session."""
     tries: list[str] = []
     while True:
         folder = session / "cases" / item.name
@@ -40,7 +39,7 @@ def _run_once(item: SessionItem, session: Path, folder: Path, progress: Progress
     try:
         verdict = run_item(item, folder, progress)
     except AssayError as error:
-        # Of a library nothing is known but what its file says; a case was planned to be possible.
+        # A library may contradict its file, which is an error. A planned case has to be possible.
         not_judged = None if item.toml is None else str(error)
         verdict = write_results(_could_not_run(item, error), [], folder)
     publish_one(read_report(folder))
@@ -64,8 +63,8 @@ def _run_once(item: SessionItem, session: Path, folder: Path, progress: Progress
 
 
 def _could_not_run(item: SessionItem, error: AssayError) -> Verdict:
-    """A case that its plan holds to be possible, and that raised: as much of a failure as any."""
-    level = Level(verdict=Outcome.FAIL, reason=f"it could not be run: {error}")
+    """Return a failed verdict for a planned case that raised."""
+    level = Level(verdict=Outcome.FAIL, reason=f"could not run: {error}")
     return Verdict(
         verdict=Outcome.FAIL,
         candidate={"case": item.name},

@@ -1,4 +1,4 @@
-"""What is launched, what has to be there for it, and what was seen of it."""
+"""The launch of a run, its requirements, and the evidence from it."""
 
 import os
 import re
@@ -10,6 +10,8 @@ from typing import Literal
 
 from assay.devices.base import Device
 from assay.errors import MachineError
+from assay.files import write_whole
+from assay_smoke.cases.timeline import CyclePhase, PhaseTime
 from assay_smoke.external.library import ExternalLibrary, LibraryFileError, fill
 from assay_smoke.external.running.losses import LoggedLoss
 from assay_smoke.machine.leftovers import Leftover, free_port, ports_taken
@@ -18,6 +20,10 @@ from assay_smoke.machine.memory import MemoryUse
 Phase = Literal["set-up", "steps", "tear-down"]
 
 _TAIL_LINES = 20
+
+# Names of worlds in timelines for runs that have a counterpart among the worlds of a case.
+_WORLDS = {"uninterrupted": "train", "interrupted": "terminate", "resumed": "resume"}
+
 _MISSING_MODULE = re.compile(
     r"^(?:\[.*?\]:\s*)?ModuleNotFoundError: No module named '([^']+)'", re.MULTILINE
 )
@@ -25,12 +31,7 @@ _MISSING_MODULE = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """What is launched: NAME.log and the library's own output go into `folder`.
-
-    resume_from: the checkpoint to resume from; None: from the start.
-    first_step: the number of steps that were made before.
-    sigterm_after: after how many logged losses the process is sent SIGTERM; None: never.
-    """
+    """A launch of the library. Its log NAME.log and its output go to `folder`."""
 
     name: str
     library: ExternalLibrary
@@ -38,23 +39,26 @@ class Launch:
     folder: Path
     working_folder: Path
     resume_from: Path | None = None
+    """Checkpoint to resume from."""
     first_step: int = 0
+    """Number of steps made before."""
     sigterm_after: int | None = None
+    """Number of logged losses after which the process gets SIGTERM; None for never."""
     device: Device | None = None
 
     @property
     def log(self) -> Path:
-        """All that the processes print."""
+        """Return the file with all output of the processes."""
         return self.folder / f"{self.name}.log"
 
     @property
     def output(self) -> Path:
-        """What {output} is."""
+        """Return the folder of {output}."""
         return self.folder / f"{self.name}-output"
 
     @property
     def values(self) -> dict[str, object]:
-        """The values of the placeholders but for the port."""
+        """Return the values of all placeholders except the port."""
         library = self.library
         values = {
             "python": sys.executable, "model": self.model, "output": self.output.resolve(),
@@ -69,7 +73,7 @@ class Launch:
         return values
 
     def command(self) -> list[str]:
-        """The words of the launch line; a {port} is one that is free now."""
+        """Return the words of the launch line, with a free port for {port}."""
         values = self.values | {"port": free_port()}
         words = [fill(word, values) for word in self.library.launch]
         if self.resume_from is not None:
@@ -80,30 +84,28 @@ class Launch:
 
 @dataclass(slots=True)
 class RunEvidence:
-    """What was seen of one run.
-
-    signalled_after: how many losses there were when SIGTERM was sent; None: it was not.
-    hung_in: the phase in which a limit of time was over; waits: where its processes then were.
-    began_at, logged_at, ended_at: when it was started, when each loss was seen, and when it had ended,
-        in seconds since the epoch.
-    """
+    """The evidence from one run. Times are in seconds since the epoch."""
 
     launch: Launch
     exit_code: int = 0
     losses: list[LoggedLoss] = field(default_factory=list)
     signalled_after: int | None = None
+    """Number of losses when SIGTERM was sent."""
     hung_in: Phase | None = None
+    """Phase in which a time limit passed."""
     waits: list[str] = field(default_factory=list)
+    """Where the processes of a hung run were."""
     leftovers: list[Leftover] = field(default_factory=list)
     host: MemoryUse = field(default_factory=lambda: MemoryUse(0, 0, 0))
     on_device: MemoryUse | None = None
     began_at: float = 0.0
     logged_at: list[float] = field(default_factory=list)
+    """Time at which each loss was seen."""
     ended_at: float = 0.0
 
     @property
     def seconds(self) -> dict[Phase, float]:
-        """How long each phase took: until the first loss, until the last, until the end."""
+        """Return the duration of each phase: until the first loss, until the last, until the end."""
         first, last = (
             (self.logged_at or [self.ended_at])[0],
             (self.logged_at or [self.ended_at])[-1],
@@ -115,16 +117,21 @@ class RunEvidence:
         }
 
     @property
+    def log_lines(self) -> list[str]:
+        """Read the log."""
+        return self.launch.log.read_text(encoding="utf-8", errors="replace").splitlines()
+
+    @property
     def last_line(self) -> str:
-        """The last thing that it printed, and where the rest is, in words for a message."""
-        lines = self.launch.log.read_text(encoding="utf-8", errors="replace").splitlines()
+        """Describe the last line of the log, for a message."""
+        lines = self.log_lines
         last = next((line.strip() for line in reversed(lines) if line.strip()), "")
         return f"its last line is {last!r} ({self.launch.log})" if last else "it printed nothing"
 
     @property
     def last_lines(self) -> str:
-        """The end of what it printed, in words for a message."""
-        lines = self.launch.log.read_text(encoding="utf-8", errors="replace").splitlines()
+        """Describe the end of the log, for a message."""
+        lines = self.log_lines
         if not lines:
             return f" It printed nothing ({self.launch.log} is empty)."
         shown = "\n".join(f"  {line}" for line in lines[-_TAIL_LINES:])
@@ -132,12 +139,12 @@ class RunEvidence:
 
 
 def search_path() -> str:
-    """Where programs are searched: beside the Python that runs this first, as if it were activated."""
+    """Return the search path of programs, with the folder of this Python first, as if it were activated."""
     return f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
 
 
-def find_program(library: ExternalLibrary, working_folder: Path) -> None:
-    """Make sure that the launch line names a program. Raises: LibraryFileError."""
+def require_program(library: ExternalLibrary, working_folder: Path) -> None:
+    """Check that the launch line names a program. Raises: LibraryFileError."""
     program = fill(library.launch[0], {"python": sys.executable})
     path = search_path()
     if not any(shutil.which(name, path=path) for name in (program, str(working_folder / program))):
@@ -146,8 +153,8 @@ def find_program(library: ExternalLibrary, working_folder: Path) -> None:
 
 
 def require_modules(run: RunEvidence) -> None:
-    """Make sure that a run did not end because a Python package is absent. Raises: MachineError."""
-    missing = _MISSING_MODULE.search(run.launch.log.read_text(encoding="utf-8", errors="replace"))
+    """Check that the run did not fail for lack of a Python package. Raises: MachineError."""
+    missing = _MISSING_MODULE.search("\n".join(run.log_lines))
     if run.exit_code and not run.losses and missing:
         name = missing[1].partition(".")[0]
         hint = run.launch.library.install or f"install it there, as by pip install {name}"
@@ -157,9 +164,37 @@ def require_modules(run: RunEvidence) -> None:
 
 
 def require_free_ports(library: ExternalLibrary) -> None:
-    """Make sure that nobody listens on the ports of the launch line. Raises: MachineError."""
+    """Check that nothing listens on the ports of the launch line. Raises: MachineError."""
     if taken := ports_taken(library.ports):
         raise MachineError(
-            f"port {taken[0]} of `ports` is taken: end what listens there (ss -ltnp), or write {{port}}"
-            " in the launch line, which is a free one"
+            f"port {taken[0]} of `ports` is taken: end the process that listens there (ss -ltnp), or"
+            " write {port} in the launch line for a free one"
         )
+
+
+def write_timeline(run: RunEvidence, folder: Path) -> None:
+    """Write the phases of a run to timelines/WORLD/rank-0.jsonl, for the page of a session.
+
+    A step ends when its loss is logged. A checkpoint after it counts to the next step.
+    """
+    launch = run.launch
+    device = 0 if run.on_device is None else run.on_device.peak_bytes
+    ends = [*run.logged_at, run.ended_at]
+    names: list[tuple[CyclePhase, int | None]] = [("set-up", None)]
+    names += [("step", launch.first_step + 2 + index) for index in range(len(run.logged_at) - 1)]
+    if run.logged_at:
+        names.append(("tear-down", None))
+    rows = [
+        PhaseTime(
+            phase=phase,
+            number=number,
+            begin=begin,
+            end=None if run.hung_in is not None and end == run.ended_at else end,
+            host_bytes=run.host.peak_bytes,
+            device_bytes=device,
+        )
+        for (phase, number), begin, end in zip(names, [run.began_at, *ends], ends, strict=False)
+    ]
+    path = folder / "timelines" / _WORLDS.get(launch.name, launch.name) / "rank-0.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, "".join(row.model_dump_json() + "\n" for row in rows))

@@ -1,4 +1,4 @@
-"""A candidate's side whose trainers note their phases, and what they hold at their end."""
+"""A candidate whose trainers record their phases and their final values."""
 
 import gc
 from collections.abc import Callable
@@ -31,9 +31,9 @@ _SHOWN = 3
 
 
 class WatchedSide(CandidateSide):
-    """Opens trainers each of whose calls is a phase of the timeline.
+    """Opens trainers that record each call as a phase.
 
-    ended: what each of its trainers held when it was torn down, the first one's first.
+    ended: hashes of each trainer's model at its teardown, in order.
     """
 
     def __init__(self, request: CaseRequest, rank: Rank) -> None:
@@ -43,7 +43,7 @@ class WatchedSide(CandidateSide):
         self.ended: list[Hashes] = []
 
     def open(self) -> OpenedTrainer:
-        """A trainer of the candidate, fresh after its `setup`."""
+        """Open and set up a trainer."""
         with self.timeline.phase("set-up"):
             opened = super().open()
         num_steps = 0
@@ -51,7 +51,7 @@ class WatchedSide(CandidateSide):
             original = getattr(opened.trainer, method)
 
             def call(
-                *args: Any,  # noqa: ANN401 - a method of any trainer
+                *args: Any,  # noqa: ANN401 - of any trainer
                 original: Callable[..., Any] = original,
                 phase: CyclePhase = phase,
             ) -> Any:  # noqa: ANN401
@@ -72,19 +72,19 @@ class WatchedSide(CandidateSide):
 
 
 def hash_model(opened: OpenedTrainer, torch_device: str) -> Hashes:
-    """A hash of every parameter and buffer, whole; a collective on several ranks."""
+    """Hash every whole parameter and buffer. A collective."""
     return fingerprint({"model": collect_state(opened.trainer, torch_device)["model"]})
 
 
 def hash_held(opened: OpenedTrainer) -> Hashes:
-    """A hash of every part of a parameter or moment that this rank has."""
+    """Hash every part of a parameter or moment that this rank holds."""
     return {str(part): digest for part, digest in hash_held_parts(opened.trainer).items()}
 
 
 def held_parameter_bytes(opened: OpenedTrainer, num_ranks: int) -> int:
-    """The size of what this rank has of the parameters: of sharded ones its shards.
+    """Return the size of this rank's parameters or shards.
 
-    Of one that is whole only while it is used, as under ZeRO-3, an even share of the ranks.
+    A parameter that is whole only during its use, as under ZeRO-3, counts as an even share.
     """
     total = 0
     for item in named_parameters(opened.trainer.model):
@@ -94,14 +94,14 @@ def held_parameter_bytes(opened: OpenedTrainer, num_ranks: int) -> int:
 
 
 def live_tensors() -> dict[int, Tensor]:
-    """Every tensor that Python still knows, by its identity."""
+    """Return every tensor that Python's garbage collector knows, by identity."""
     gc.collect()
-    # By type(): to ask an object for its `__class__` may run code of its own.
+    # type() instead of isinstance(): `__class__` of an arbitrary object may run code.
     return {id(item): item for item in gc.get_objects() if issubclass(type(item), Tensor)}
 
 
 def survivors(before: dict[int, Tensor]) -> Survivors:
-    """Tensors that are alive and were not `before`, one for each storage."""
+    """Return live tensors that are not in `before`, one per storage."""
     new = [tensor for key, tensor in live_tensors().items() if key not in before]
     storages = {
         tensor.untyped_storage().data_ptr(): tensor for tensor in new if _has_storage(tensor)
@@ -114,7 +114,7 @@ def survivors(before: dict[int, Tensor]) -> Survivors:
 
 
 def _has_storage(tensor: Tensor) -> bool:
-    if isinstance(tensor, DTensor):  # the tensor of its shard has, and is found by itself
+    if isinstance(tensor, DTensor):  # the garbage collector also knows the local tensor
         return False
-    # The stand-ins that compilers trace with name a device, and their storage says that it is on none.
+    # Fake tensors of compilers name a real device, and their storage is on `meta`.
     return tensor.layout is torch.strided and tensor.untyped_storage().device.type != "meta"

@@ -1,4 +1,4 @@
-"""What the ranks of a case leave on the machine, and the level of it."""
+"""Processes, ports, shared memory and files that the ranks of a case leave behind."""
 
 import os
 from collections.abc import Iterator
@@ -16,12 +16,12 @@ _TEMPORARY = "TMPDIR"
 
 
 @contextmanager
-def leftovers_noted(temporary: Path, found: list[Leftover]) -> Iterator[None]:
-    """Add to `found` what the worlds inside leave; they are given `temporary` for their files.
+def record_leftovers(temporary: Path, found: list[Leftover]) -> Iterator[None]:
+    """Add to `found` what worlds within the block leave behind, then end their processes.
 
-    What processes they leave is then ended.
+    temporary: the TMPDIR of the worlds.
     """
-    start_ahead()  # else fork server and watchdog would be counted among what the worlds start
+    start_ahead()  # otherwise the fork server and the watchdog would count as leftovers
     temporary.mkdir(parents=True, exist_ok=True)
     tree = ProcessTree()
     before = Snapshot.take(temporary)
@@ -43,7 +43,7 @@ def leftovers_noted(temporary: Path, found: list[Leftover]) -> Iterator[None]:
 
 
 def judge_leftovers(found: list[Leftover]) -> LevelResult:
-    """Processes, ports, shared memory, lock files and temporary files: nothing may be left."""
+    """Fail if anything was left behind."""
     outcome = Outcome.FAIL if found else Outcome.PASS
     reason = name_some([str(one) for one in found]) if found else None
     return LevelResult(Level(verdict=outcome, reason=reason, compared=1))
