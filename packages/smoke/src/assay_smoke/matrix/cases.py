@@ -45,7 +45,7 @@ class FeatureEntry:
     options: Mapping[str, Any] = field(default_factory=dict)
     """Fields of `TrainOptions`."""
     micro_batches: int = 1
-    """Micro-batches of each rank in a step."""
+    """Factor on the number of micro-batches in a step."""
     extra_seconds: float = 0.0
     """Rough estimate of the additional time of a case on two CPU cores."""
 
@@ -66,9 +66,7 @@ FEATURES: Mapping[str, FeatureEntry] = {
     "recompute": FeatureEntry(
         meaning="activations are recomputed in backward", trainer_feature="recompute"
     ),
-    "accumulation": FeatureEntry(
-        meaning="each rank has two micro-batches in a step", micro_batches=2
-    ),
+    "accumulation": FeatureEntry(meaning="a step has twice as many micro-batches", micro_batches=2),
     "compile": FeatureEntry(
         meaning="torch.compile of every decoder layer",
         trainer_feature="compile",
