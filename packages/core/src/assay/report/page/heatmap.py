@@ -16,7 +16,7 @@ from assay.report.run_report import Report, StageKey
 from assay.sites import Phase
 from assay.verdicts import Measurement
 
-# Three numbers and a port are 8 bytes a cell, 10.7 in base64: 1.3 MB of the 7 MB of a report.
+# Three numbers and a port are about 8 bytes a cell, compressed: 1 MB of the 7 MB of a report.
 MAX_CELLS = 120_000
 # A larger map cannot be read: at 13 px the lines fill six screens, at 4 px the columns ten.
 MAX_STAGES = 400
@@ -82,7 +82,7 @@ class HeatMap:
             "ratio": pack_numbers([cell.ratio if cell else None for cell in self.cells]),
             "actual": pack_numbers([cell.actual if cell else None for cell in self.cells]),
             "expected": pack_numbers([cell.expected if cell else None for cell in self.cells]),
-            "port": pack_labels([cell.port if cell else None for cell in self.cells]),
+            "port": pack_labels([cell.port if cell else "" for cell in self.cells]),
             "located": self.located,
             "worst": self.worst,
             "top": self.top,

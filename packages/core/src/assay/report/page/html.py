@@ -14,6 +14,7 @@ from assay.comparing.wording.numerals import format_number
 from assay.output.pages import page_environment
 from assay.report.page.curves import draw_depth, draw_kl, draw_losses
 from assay.report.page.heatmap import MAX_CELLS, draw_heat_map
+from assay.report.page.packing import pack_data
 from assay.report.page.ranks import draw_ranks
 from assay.report.page.table import MAX_ROWS, draw_table
 from assay.report.page.tree import draw_tree, is_over_limit
@@ -73,11 +74,13 @@ def _render_report(report: Report, max_cells: int, max_rows: int) -> str:
         ranks=draw_ranks(report),
         **drawn,
         table=table,
-        data={
-            "heatMap": heat_map.packed() if heat_map else None,
-            "charts": charts,
-            "table": table.packed(),
-        },
+        data=pack_data(
+            {
+                "heatMap": heat_map.packed() if heat_map else None,
+                "charts": charts,
+                "table": table.packed(),
+            }
+        ),
         max_suspects=MAX_SUSPECTS,
         max_unmatched=MAX_UNMATCHED,
     )
