@@ -13,9 +13,11 @@ from assay.comparing.wording.phrases import (
     LEVEL_QUESTIONS,
     describe_error,
     describe_judged,
+    describe_level,
     describe_place,
     describe_sides,
     describe_stage,
+    describe_suspect,
 )
 from assay.foreign_text import one_line
 from assay.runs.results import read_measurements, read_verdict
@@ -26,6 +28,9 @@ from assay.verdicts import Level, Measurement, Outcome, Suspect, Verdict
 _SHOWN_ELSEWHERE = {"statistic", "noise_ratio", "limit", "limits_origin", "worst_element"}
 
 TOP_SUSPECTS = 5  # number shown by formats without space for all
+
+# Columns that every format aligns on the right.
+NUMERIC_COLUMNS = ("compared", "ratio / limit")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -51,10 +56,29 @@ class LadderRung:
     worst: Measurement | None
 
     @property
+    def cells(self) -> dict[str, str]:
+        """Return the line of this level in every format, by column."""
+        level, row = self.level, self.worst
+        return {
+            "level": one_line(self.name),
+            "verdict": describe_level(level),
+            "compared": f"{level.compared:,}" if level.compared else "",
+            "ratio / limit": "" if row is None else describe_judged(row.ratio, row.limit or 0.0),
+            "worst": one_line(level.reason or self._error),
+        }
+
+    @property
+    def _error(self) -> str:
+        return describe_error(self.worst.statistic, self.worst.actual) if self.worst else ""
+
+    @property
     def facts(self) -> list[tuple[str, str]]:
-        """The other results of the level, as names and values."""
+        """Return the other results of the level as names and values."""
         extra = self.level.model_extra or {}
-        return _flatten({name: extra[name] for name in extra if name not in _SHOWN_ELSEWHERE})
+        facts = {name: extra[name] for name in extra if name not in _SHOWN_ELSEWHERE}
+        if self.level.reason and self.worst:
+            facts["worst"] = self._error
+        return _flatten(facts)
 
 
 @dataclass(frozen=True)
@@ -127,6 +151,17 @@ class Report:
         """Return the worst suspects, worst first, including the one that the verdict names."""
         shown, others = self.verdict.suspects[:TOP_SUSPECTS], self.verdict.suspects[TOP_SUSPECTS:]
         return shown + [one for one in others if one.location == self.verdict.location]
+
+    def suspect_cells(self, suspects: list[Suspect]) -> list[dict[str, str]]:
+        """Return the lines of `suspects` in every format, by column."""
+        return [
+            {
+                "suspect": describe_suspect(suspect, self.verdict.location),
+                "what": describe_error(suspect.statistic, suspect.error),
+                "ratio / limit": describe_judged(suspect.noise_ratio, suspect.limit),
+            }
+            for suspect in suspects
+        ]
 
     @property
     def notes(self) -> list[str]:

@@ -18,7 +18,7 @@ from assay.report.page.packing import pack_data
 from assay.report.page.ranks import draw_ranks
 from assay.report.page.table import MAX_ROWS, draw_table
 from assay.report.page.tree import draw_tree, is_over_limit
-from assay.report.run_report import LadderRung, Report
+from assay.report.run_report import NUMERIC_COLUMNS, Report
 
 REPORT_FILE = "report.html"
 INDEX_FILE = "index.html"
@@ -86,19 +86,11 @@ def _render_report(report: Report, max_cells: int, max_rows: int) -> str:
     )
 
 
-def describe_worst(rung: LadderRung) -> str:
-    """The worst ratio of a level and its limit, as text."""
-    row = rung.worst
-    if row is None or row.limit is None:
-        return ""
-    return phrases.describe_judged(row.ratio, row.limit)
-
-
 @cache
 def _environment() -> Environment:
     environment = page_environment(_TEMPLATES)
     environment.globals["phrases"] = phrases
-    environment.globals["describe_worst"] = describe_worst
+    environment.globals["numeric_columns"] = NUMERIC_COLUMNS
     environment.globals["is_over_limit"] = is_over_limit
     environment.globals["over_limit"] = over_limit
     environment.filters["number"] = format_number

@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Sequence
 
-from assay.comparing.wording.deciding_rows import severity
 from assay.comparing.wording.numerals import DIGITS, format_number
 from assay.foreign_text import one_line
 
@@ -21,7 +20,7 @@ def pack_numbers(values: Sequence[float | None]) -> dict[str, object]:
     """Pack numbers with the digits that are printed. NaN is ranked above infinity, None lowest."""
     # Rounding first leaves few distinct numbers to format.
     texts = ["" if value is None else f"{value:.{DIGITS - 1}e}" for value in values]
-    distinct = sorted(set(texts), key=lambda text: severity(float(text)) if text else -math.inf)
+    distinct = sorted(set(texts), key=lambda text: (text == "nan", float(text or -math.inf)))
     codes = {text: code for code, text in enumerate(distinct)}
     return {
         "labels": [format_number(float(text)) if text else None for text in distinct],
