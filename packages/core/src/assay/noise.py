@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from assay.metrics import FEWEST_IN_ROW, PairSums
-from assay.stages import Statistic
+from assay.statistics import Statistic
 
 # Floors of the noise, in unit roundoffs of the values' dtype: no rounded computation can be
 # required to be more accurate. Half a unit for single values; means over many values are more

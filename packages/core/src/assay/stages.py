@@ -11,27 +11,6 @@ from typing import Literal
 
 from assay.sites import Call, Phase
 
-# The statistics by which stages and the model's outputs are judged; `assay.noise` defines them. Of
-# several over their limits at one stage the first of this order is reported: the easiest to read.
-Statistic = Literal[
-    "non-finite", "exact",
-    "replay-tensor", "replay-row", "replay-slope", "replay-bins", "replay-channel",
-    "replay-row-slope", "replay-share",
-    "logits-kl", "logits-kl-worst", "logits-error", "logits-worst", "logits-whole", "loss-error",
-    "trajectory-error", "accumulated", "norm-error",
-    "cosine-distance", "kl-divergence",
-]  # fmt: skip
-
-# Metrics of a pair of tensors, which have limits of their own and are compared with no noise run:
-# 1 - cosine similarity, and the KL divergence of logits.
-METRICS: frozenset[Statistic] = frozenset({"cosine-distance", "kl-divergence"})
-
-# Those of an error that is in every row of a stage, small in each: no single row shows it.
-SYSTEMATIC: frozenset[Statistic] = frozenset({
-    "replay-slope", "replay-bins", "replay-channel", "replay-row-slope", "replay-share",
-})  # fmt: skip
-
-
 # Faults of training labels: a prompt or padding is trained on, tokens to be trained on are masked,
 # another token is the label, all labels are shifted by one.
 LabelFault = Literal["not-shifted", "shifted-twice", "prompt", "padding", "masked", "other"]

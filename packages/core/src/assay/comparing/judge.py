@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
-from typing import Any, get_args
+from typing import Any
 
 from assay.comparing.levels import (
     MOST_LISTED,
@@ -25,7 +25,8 @@ from assay.noise import (
     error_ratios,
     share_ratio,
 )
-from assay.stages import Stage, Statistic
+from assay.stages import Stage
+from assay.statistics import STATISTICS
 from assay.verdicts import Location, Suspect
 
 # A stage is where the error is made if its severity is within this factor of the worst one; of
@@ -206,7 +207,7 @@ def _device_bias(candidate: ReplayResults, noise: ReplayResults) -> DeviceBias |
     )
 
 
-_REPORTED_FIRST = get_args(Statistic)
+_REPORTED_FIRST = list(STATISTICS)
 
 
 @dataclass(frozen=True, slots=True)

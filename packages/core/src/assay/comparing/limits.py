@@ -10,15 +10,9 @@ from assay.dtypes import FORMATS
 from assay.errors import UsageError
 from assay.files import read_toml
 from assay.foreign_text import shorten
-from assay.stages import METRICS, Statistic
+from assay.statistics import METRICS, STATISTICS, Statistic
 
 CALIBRATED = "noise"
-# Statistics that have the limit of another one unless they have their own. An error that was carried on
-# grows with the noise; norms of two tensors differ by no more than the norm of their difference.
-_LIMITED_LIKE: dict[Statistic, Statistic] = {
-    "accumulated": "replay-tensor",
-    "norm-error": "replay-tensor",
-}
 _SHIPPED = Path(__file__).with_name("named_limits")
 
 
@@ -45,9 +39,9 @@ class Limits:
 
     def of(self, statistic: Statistic) -> float:
         """The limit of `statistic`; what must be exact has the limit 0."""
-        if statistic in ("exact", "non-finite"):
+        if STATISTICS[statistic].judged_by == "zero":
             return 0.0
-        for name in (statistic, _LIMITED_LIKE.get(statistic, statistic)):
+        for name in (statistic, STATISTICS[statistic].limit_of):
             if name in self.by_statistic:
                 return self.by_statistic[name]
         raise UsageError(f"limits {self.name!r} have none for {statistic}")

@@ -16,7 +16,8 @@ from assay.comparing.judge import (
 from assay.comparing.limits import Limits
 from assay.comparing.results import PortResult, ReplayResults
 from assay.noise import Ratio
-from assay.stages import Stage, Statistic
+from assay.stages import Stage
+from assay.statistics import Statistic
 
 LIMITS = Limits(
     "test",

@@ -7,7 +7,7 @@ import math
 
 import numpy as np
 
-from assay.stages import Statistic
+from assay.statistics import Statistic
 from assay_expectations.judging.numbers import (
     Array,
     JudgedSignature,

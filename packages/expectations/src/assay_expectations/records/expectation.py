@@ -3,7 +3,7 @@
 import xxhash
 from pydantic import Field
 
-from assay.stages import Statistic
+from assay.statistics import Statistic
 from assay.verdicts import Number, Record
 from assay_expectations.records.keys import Key
 from assay_expectations.records.provenance import Provenance

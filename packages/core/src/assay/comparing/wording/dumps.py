@@ -9,7 +9,7 @@ from assay.comparing.wording.numerals import format_against, format_count, forma
 from assay.comparing.wording.phrases import describe_error, describe_location, describe_statistic
 from assay.dtypes import FORMATS
 from assay.errors import name_some
-from assay.stages import METRICS
+from assay.statistics import METRICS
 from assay.verdicts import Location
 
 EXPECTED_NOISE = "the noise expected of its dtype and depth"

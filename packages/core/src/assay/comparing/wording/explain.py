@@ -22,15 +22,10 @@ from assay.comparing.wording.phrases import (
 from assay.errors import name_some
 from assay.foreign_text import one_line
 from assay.sites import Phase
+from assay.statistics import STATISTICS
 from assay.verdicts import Coverage, Location, Measurement, Outcome, Verdict
 
 MAX_LISTED = 5  # names of a longer list that a message prints
-
-# No noise excuses these: their limit is 0.
-_ABSOLUTE = {
-    "exact": "values that must be equal (integers, indices, masks) differ",
-    "non-finite": "NaN or infinity where the reference is finite",
-}
 
 # What the noise was measured over, by level.
 _SAME = {"logits": "of the same tokens", "tokens": "of the same token"}
@@ -190,7 +185,7 @@ def _explain_failure(verdict: Verdict, evidence: DecidingRows) -> tuple[str, lis
         return _explain_load(verdict, location)
     reason = _reason_at(verdict, location)
     details: list[str | None] = [reason]
-    if verdict.noise_ratio is not None and not (reason and verdict.statistic in _ABSOLUTE):
+    if verdict.noise_ratio is not None and not (reason and _must_be_zero(verdict.statistic)):
         details.append(_describe_ratio(verdict, evidence))
     details += [_describe_worst(evidence), describe_first_affected_token(verdict)]
     tokens = verdict.levels.get("tokens")
@@ -304,8 +299,9 @@ def _describe_ratio(verdict: Verdict, evidence: DecidingRows) -> str:
     if ratio is None:
         return ""
     row = evidence.deciding
-    if verdict.statistic in _ABSOLUTE:
-        return _ABSOLUTE[verdict.statistic]
+    if verdict.statistic is not None and _must_be_zero(verdict.statistic):
+        entry = STATISTICS[verdict.statistic]
+        return entry.failure or entry.words
     what = describe_error(verdict.statistic or "error", evidence.error)
     if is_against_target(verdict.statistic):
         target = f" of {format_number(row.expected)}" if row else ""
@@ -318,6 +314,10 @@ def _describe_ratio(verdict: Verdict, evidence: DecidingRows) -> str:
     source = f", {evidence.limits_origin}" if evidence.limits_origin else ""
     end = f" (limit {shown_limit}x{source})" if shown_limit else ""
     return f"{what} = {shown}x the {_describe_noise(verdict, row)}{end}"
+
+
+def _must_be_zero(statistic: str | None) -> bool:
+    return statistic in STATISTICS and STATISTICS[statistic].judged_by == "zero"
 
 
 def _describe_limit(limit: float | None, evidence: DecidingRows) -> str:

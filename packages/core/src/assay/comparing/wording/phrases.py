@@ -6,7 +6,7 @@ from collections import Counter
 from assay.comparing.wording.numerals import format_against, format_number
 from assay.foreign_text import one_line
 from assay.sites import Phase
-from assay.stages import METRICS
+from assay.statistics import STATISTICS
 from assay.verdicts import Level, Location, Outcome, Suspect, Verdict
 
 # A sign next to the word, for readers who do not see the color.
@@ -29,41 +29,6 @@ LEVEL_QUESTIONS = {
     "replicas": "Do all ranks hold the same parameters?",
     "checkpoint": "Is what was saved what is loaded?",
     "overfit": "Does it memorize a few sequences, as the reference does?",
-}
-
-# What the value of a statistic is called in a sentence.
-_STATISTICS = {
-    "replay-tensor": "relative error",
-    "norm-error": "relative difference of the norms",
-    "replay-row": "relative error of the worst row",
-    "replay-slope": "systematic scale error",
-    "replay-channel": "systematic error of the worst channel",
-    "replay-row-slope": "wrong scale of single rows",
-    "replay-bins": "systematic error by size of the value",
-    "replay-share": "share of wrongly rounded elements",
-    "accumulated": "accumulated relative error",
-    "token": "relative error of the row",
-    "exact": "share of unequal values",
-    "non-finite": "NaN or infinity where the reference is finite",
-    "kl": "KL divergence of the token",
-    "logits-kl": "mean KL divergence",
-    "logits-kl-worst": "KL divergence of the worst token",
-    "logits-error": "relative error of the logits",
-    "logits-worst": "relative error of the worst token's logits",
-    "logits-whole": "relative error over the whole vocabulary",
-    "loss-error": "relative error of the losses",
-    "trajectory-error": "median distance of a trained parameter from the reference's",
-    "overfit-loss": "loss of the last steps",
-    "overfit-memorization": "loss that the trained weights have on the trusted device",
-    "candidate-loss": "loss of a step beside the yardstick's",
-    "candidate-grad-norm": "gradient norm of a step beside the yardstick's",
-    "noise-loss": "loss of the noise run's step beside the yardstick's",
-    "noise-grad-norm": "gradient norm of the noise run's step beside the yardstick's",
-    "cosine-distance": "cosine distance",
-    "kl-divergence": "KL divergence of the worst row",
-    "top1-agreement": "agreement of the most likely token",
-    "max-abs": "largest absolute difference of logits",
-    "first-difference": "logit gap where the tokens first differ",
 }
 
 _SUBJECTS: dict[Phase, str] = {
@@ -181,7 +146,7 @@ def describe_tokens(prompt: int, first: int, last: int, step: int) -> str:
 
 def is_against_target(statistic: str | None) -> bool:
     """Return True if the ratio of `statistic` is to a target instead of the noise run's error."""
-    return statistic in ("overfit-loss", "overfit-memorization", *METRICS)
+    return statistic in STATISTICS and STATISTICS[statistic].judged_by in ("metric", "target")
 
 
 def name_ratio(statistic: str | None) -> str:
@@ -191,7 +156,7 @@ def name_ratio(statistic: str | None) -> str:
 
 def describe_statistic(statistic: str) -> str:
     """Name the value of `statistic`."""
-    return _STATISTICS.get(statistic, statistic)
+    return STATISTICS[statistic].words if statistic in STATISTICS else statistic
 
 
 def describe_error(statistic: str, error: float | None) -> str:

@@ -21,7 +21,8 @@ from assay.generate.judging.heads import describe_wrong_head
 from assay.generate.judging.replay_rows import drift_rows, replay_rows
 from assay.generate.processes.requests import REPLAY
 from assay.metrics import RowErrors
-from assay.stages import SYSTEMATIC, Stage
+from assay.stages import Stage
+from assay.statistics import SYSTEMATIC
 from assay.verdicts import Level, Location, Outcome, TokenPosition, Unmatched
 
 
