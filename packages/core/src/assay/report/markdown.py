@@ -1,4 +1,4 @@
-"""The Markdown format of a report, for job summaries of GitHub."""
+"""The Markdown format of reports, for job summaries of GitHub."""
 
 import shlex
 from collections.abc import Iterable

@@ -1,4 +1,4 @@
-"""The content of a report, for all formats. It selects and orders; no number is computed here."""
+"""The content of a report, selected and ordered for all formats."""
 
 import math
 from dataclasses import dataclass, field
@@ -35,7 +35,7 @@ NUMERIC_COLUMNS = ("compared", "ratio / limit")
 
 @dataclass(frozen=True, slots=True, order=True)
 class StageKey:
-    """A stage as a line of tables and pictures; `order` is that of the forward pass."""
+    """A stage as a line of tables and pictures, in the order of the forward pass."""
 
     order: int
     module: str
@@ -43,17 +43,18 @@ class StageKey:
 
     @property
     def label(self) -> str:
-        """The name in tables and pictures."""
+        """Return the name in tables and pictures."""
         return describe_stage(self.module, self.phase)
 
 
 @dataclass(frozen=True, slots=True)
 class LadderRung:
-    """One level of the ladder and its worst judged measurement. For a failure, the deciding one."""
+    """One level of the ladder."""
 
     name: str
     level: Level
     worst: Measurement | None
+    """The worst judged measurement; of the failed level, the deciding one."""
 
     @property
     def cells(self) -> dict[str, str]:
@@ -83,7 +84,7 @@ class LadderRung:
 
 @dataclass(frozen=True)
 class Report:
-    """A finished run, from `read_report`."""
+    """A finished run, read by `read_report`."""
 
     folder: Path
     verdict: Verdict
@@ -92,12 +93,12 @@ class Report:
 
     @cached_property
     def decided(self) -> DecidingRows:
-        """Return the measurements that decided the verdict."""
+        """Select the measurements that decided the verdict."""
         return find_deciding_rows(self.verdict, self.measurements)
 
     @cached_property
     def explanation(self) -> Explanation:
-        """The verdict in words."""
+        """Put the verdict into words."""
         return explain_verdict(self.verdict, self.decided)
 
     @property
@@ -110,7 +111,7 @@ class Report:
 
     @property
     def index_cells(self) -> dict[str, str]:
-        """The line of this run in a table of several, by column."""
+        """Return the line of this run in a table of runs, by column."""
         verdict, judged = self.verdict, ""
         what = self.what_decided
         if verdict.verdict is Outcome.NOT_COMPARED or not what:
@@ -128,7 +129,7 @@ class Report:
 
     @cached_property
     def ladder(self) -> list[LadderRung]:
-        """The levels, lowest first."""
+        """Return the levels, lowest first."""
         worst: dict[str, Measurement] = {}
         for row in self.measurements:
             if row.limit is None:
@@ -137,7 +138,7 @@ class Report:
             if known is None or over_limit(row) > over_limit(known):
                 worst[row.level] = row
         if self.decided.deciding is not None:
-            # One fault is reported by one number: the headline's.
+            # The headline and the ladder report one number.
             worst[self.decided.deciding.level] = self.decided.deciding
         known_order = list(LEVEL_QUESTIONS)
         levels = sorted(
@@ -165,12 +166,12 @@ class Report:
 
     @property
     def notes(self) -> list[str]:
-        """The notes of the verdict, and complaints about the files."""
+        """Return the notes of the verdict, and complaints about the files."""
         return [*self.verdict.notes, *self.complaints]
 
     @cached_property
     def stages(self) -> dict[tuple[str, Phase], StageKey]:
-        """Every stage of the modules level, by module and phase."""
+        """Return the stages of the level `modules`, by module and phase."""
         first: dict[tuple[str, Phase], int] = {}
         for row in self.measurements:
             if row.level == "modules":
@@ -180,12 +181,12 @@ class Report:
 
     @property
     def judged_side(self) -> str:
-        """Return what the command calls the side that is judged."""
+        """Return the command's name for the judged side."""
         return "ACTUAL" if "format" in self.verdict.candidate else "candidate"
 
     @property
     def facts(self) -> dict[str, list[tuple[str, str]]]:
-        """Model, environment and sides as names and values; the command is shown separately."""
+        """Return model, environment and sides as names and values, without the command."""
         verdict, is_of_dumps = self.verdict, self.judged_side == "ACTUAL"
         groups = {
             "Model": verdict.model,

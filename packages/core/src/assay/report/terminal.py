@@ -14,23 +14,23 @@ from assay.foreign_text import one_line
 from assay.report.run_report import NUMERIC_COLUMNS, Report
 from assay.verdicts import Outcome
 
-# Colours that also differ in brightness, and that only add to the word.
+# Colors that also differ in brightness, in addition to the word.
 _STYLES = {
     Outcome.PASS: "bold blue",
     Outcome.FAIL: "bold red",
     Outcome.NOT_COMPARED: "bold yellow",
 }
 
-# In columns; no row is as long.
+# Number of columns, more than any row has.
 _UNLIMITED = 100_000
 
 _WORDS = ("level", "verdict")
 
 
 def print_report(report: Report, console: Console, html: Path | None = None) -> None:
-    """Print `report`: the verdict first, `html` (its page) last.
+    """Print `report`, from the verdict to `html`, the path of its page.
 
-    Long lines that may be copied are left for the terminal to wrap. A file gets each row on one line.
+    The terminal wraps long lines, so that they can be copied. A file gets each row on one line.
     """
     if not console.is_terminal:
         console.width = _UNLIMITED
@@ -42,7 +42,7 @@ def print_report(report: Report, console: Console, html: Path | None = None) -> 
 
 
 def print_index(reports: list[Report], console: Console, html: Path) -> None:
-    """Print one line for each of several runs, and `html`, the page of all of them."""
+    """Print one line for each of several runs, and `html`, the path of their index."""
     verdicts = [report.verdict.verdict for report in reports]
     console.print(Text(describe_counts(verdicts)))
     console.print(_table([report.index_cells for report in reports], verdicts))

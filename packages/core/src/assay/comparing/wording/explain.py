@@ -1,4 +1,4 @@
-"""A verdict in words. Faces colour and arrange them; none adds its own."""
+"""A verdict in words, which all formats share."""
 
 import math
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ from assay.verdicts import Coverage, Location, Measurement, Outcome, Verdict
 
 MAX_LISTED = 5  # names of a longer list that a message prints
 
-# What the noise was measured over, by level.
+# Scope of the noise, by level.
 _SAME = {"logits": "of the same tokens", "tokens": "of the same token"}
 
 _PLURAL_SUBJECTS = ("The inputs of the model", "The gradients of all parameters")
@@ -44,10 +44,7 @@ _MADE_HERE: dict[Phase, str] = {
 }
 
 
-_MADE_AFTER_LOADING = (
-    "it was loaded rightly, and changed before anything was computed: it counts whether an input"
-    " reaches it or not"
-)
+_MADE_AFTER_LOADING = "it was loaded correctly, and changed before any computation: it counts even if no input uses it"
 _MADE_BY_LOADING: dict[Phase, str] = {
     "checkpoint": "no setup function has run yet: the error is made by the code that loads",
     "inputs": "no module has run yet: the error is made by the tokenizer or its chat template",
@@ -56,21 +53,20 @@ _MADE_BY_LOADING: dict[Phase, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """A verdict in words.
-
-    title: the verdict itself, in one line; headline: what differs or agrees;
-    details: one fact each; next_command: what to type next.
-    """
+    """A verdict in words."""
 
     outcome: Outcome
     title: str
+    """Outcome and sides in one line."""
     headline: str
+    """The difference, or the agreement."""
     details: tuple[str, ...] = ()
+    """One fact each."""
     next_command: str | None = None
 
     @property
     def message(self) -> str:
-        """Headline, details and next command, as a failing test shows them."""
+        """Return headline, details and next command, as a failing test shows them."""
         lines = [self.headline, *(f"  {detail}" for detail in self.details)]
         if self.next_command:
             lines.append(f"Next: {self.next_command}")
@@ -78,14 +74,14 @@ class Explanation:
 
 
 def explain_verdict(verdict: Verdict, evidence: DecidingRows) -> Explanation:
-    """The words for `verdict`."""
+    """Put `verdict` into words."""
     if verdict.headline:
         headline, details = verdict.headline, _reasons(verdict)
     elif verdict.verdict is Outcome.FAIL:
         headline, details = _explain_failure(verdict, evidence)
     elif verdict.verdict is Outcome.PASS and set(verdict.levels) == {"load"}:
         headline, details = (
-            "What is in memory is what the files say.",
+            "The loaded model equals its files.",
             [_describe_compared(verdict)],
         )
     elif verdict.verdict is Outcome.PASS:
@@ -162,7 +158,7 @@ def _explain_pass(verdict: Verdict, evidence: DecidingRows) -> list[str]:
     if verdict.compared_unit is None:
         details.append(
             describe_resolution(verdict)
-            or "no resolution is known: how small an error it saw is open"
+            or "the resolution is unknown: a small error may not have been seen"
         )
     if verdict.diagnosis:
         details.append(_describe_diagnosis(verdict.diagnosis, verdict.location))
@@ -173,11 +169,11 @@ def _explain_failure(verdict: Verdict, evidence: DecidingRows) -> tuple[str, lis
     location = verdict.location
     overfit = verdict.levels.get("overfit")
     if overfit is not None:
-        # Nothing was injected into any stage: what is wrong shows in what was memorized.
+        # Nothing was injected into any stage: a fault appears in the memorized sequences.
         found: list[str | None] = [overfit.reason]
         found += [_describe_ratio(verdict, evidence)] if verdict.noise_ratio is not None else []
         found += [_describe_diagnosis(verdict.diagnosis, location)] if verdict.diagnosis else []
-        headline = "The candidate does not memorize what the reference memorizes."
+        headline = "The candidate does not memorize the sequences that the reference memorizes."
         return headline, [detail for detail in found if detail]
     if verdict.compared_unit and verdict.levels:
         return _explain_failed_levels(verdict, evidence)
@@ -201,7 +197,7 @@ def _explain_failure(verdict: Verdict, evidence: DecidingRows) -> tuple[str, lis
 
 
 def _describe_origin(location: Location, reason: str | None) -> str | None:
-    """Say that the error is made at `location`; None where it is not made at one place."""
+    """State that the error is made at `location`; None if it is not made at one place."""
     is_in_all_modules = location.module is None and location.phase in ("forward", "backward")
     if is_in_all_modules or (location.phase == "inputs" and reason):
         return None
@@ -215,7 +211,7 @@ def _reason_at(verdict: Verdict, location: Location | None) -> str | None:
 
 
 def _explain_failed_levels(verdict: Verdict, evidence: DecidingRows) -> tuple[str, list[str]]:
-    """Headline and details where no stage was replayed: the levels have words."""
+    """Return headline and details from the reasons of levels, if no stage was replayed."""
     failed = [
         (name, level.reason or "over its limit")
         for name, level in verdict.levels.items()
@@ -231,20 +227,19 @@ def _explain_failed_levels(verdict: Verdict, evidence: DecidingRows) -> tuple[st
 
 
 def _is_decided_by_load(verdict: Verdict) -> bool:
-    """Return True if the error was there before anything was computed, so that no ratio shows it."""
+    """Return True if the error precedes all computation, so that no ratio shows it."""
     load = verdict.levels.get("load")
     return load is not None and load.verdict is Outcome.FAIL and verdict.noise_ratio is None
 
 
 def _explain_load(verdict: Verdict, location: Location | None) -> tuple[str, list[str]]:
-    """Headline and details where the level `load` decided."""
+    """Return headline and details if the level `load` decided."""
     changed = location is not None and location.phase == "forward"
-    expected = "the reference" if changed else "what the files say"
-    headline = f"What is in memory is not {expected}."
-    if location is not None and location.parameter:
-        headline = f"{describe_place(location)} is not {expected}."
-        if changed:
-            headline = f"{describe_place(location)} differs from the reference."
+    has_name = location is not None and location.parameter
+    what = describe_place(location) if location is not None and has_name else "The loaded model"
+    headline = f"{what} differs from {'the reference' if changed else 'its files'}."
+    if has_name and not changed:
+        headline = f"{what} differs from the files."
     details = [verdict.levels["load"].reason]
     if location is not None:
         details.append(_MADE_AFTER_LOADING if changed else _MADE_BY_LOADING[location.phase])

@@ -1,4 +1,4 @@
-"""The heat map of tokens by modules: where a candidate's errors exceed the noise run's."""
+"""The heat map of tokens by modules: the candidate's errors relative to the noise run's."""
 
 import math
 from collections.abc import Hashable, Iterator
@@ -23,7 +23,7 @@ MAX_STAGES = 400
 MAX_COLUMNS = 2_000
 MAX_PROMPTS = 200
 
-# The ratio of the strongest colour is at least this, so that a clean run does not look alarming.
+# Smallest ratio of the strongest color, so that a clean run does not look alarming.
 SMALLEST_TOP = 10.0
 
 Token = tuple[int, int]  # prompt and position
@@ -33,7 +33,7 @@ _Key = TypeVar("_Key", bound=Hashable)
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A token, or adjacent tokens, of one prompt; `step` is that of the first."""
+    """A token, or adjacent tokens, of one prompt, with the step of the first."""
 
     prompt: int
     first: int
@@ -42,7 +42,7 @@ class Column:
 
     @property
     def label(self) -> str:
-        """Prompt, token and, if it was decoded, decode step."""
+        """Return prompt, token and decode step in words."""
         return describe_tokens(self.prompt, self.first, self.last, self.step)
 
 
@@ -59,7 +59,7 @@ class HeatMap:
 
     @property
     def worst(self) -> int:
-        """Index of the worst cell; the first of several."""
+        """Return the index of the worst cell."""
         return max(
             range(len(self.cells)),
             key=lambda index: severity(cell.ratio) if (cell := self.cells[index]) else -1.0,
@@ -67,12 +67,12 @@ class HeatMap:
 
     @property
     def top(self) -> float:
-        """The ratio of the strongest colour."""
+        """Return the ratio of the strongest color."""
         finite = [cell.ratio for cell in self.cells if cell and math.isfinite(cell.ratio)]
         return max([SMALLEST_TOP, *finite])
 
     def packed(self) -> dict[str, object]:
-        """The data for the page."""
+        """Return the data for the page."""
         return {
             "stages": [stage.label for stage in self.stages],
             "columns": [column.label for column in self.columns],
@@ -90,10 +90,10 @@ class HeatMap:
 
 
 def draw_heat_map(report: Report, max_cells: int = MAX_CELLS) -> HeatMap | None:
-    """The heat map of `report`; None if it has no measurements of tokens.
+    """Draw the heat map of `report`; None without measurements of tokens.
 
-    To fit `max_cells`, the modules and prompts with the lowest ratios are left out, then adjacent
-    tokens are pooled by their worst; the map's statements report it.
+    To fit `max_cells`, the map leaves out the modules and prompts with the lowest ratios, then shows
+    the worst of adjacent tokens. Its statements report that.
     """
     of_stage: dict[StageName, float] = {}
     of_prompt: dict[int, float] = {}
@@ -142,7 +142,7 @@ def _cells(report: Report) -> Iterator[tuple[StageName, Token, Measurement]]:
 def keep_worst(
     worst: dict[_Key, float], limit: int, things: str, statements: list[str]
 ) -> list[_Key]:
-    """The `limit` worst keys, the worst first; a statement tells of the others."""
+    """Return the `limit` worst keys, worst first, and add a statement about the others."""
     ranked = sorted(worst, key=lambda key: -worst[key])
     if len(ranked) > limit:
         statements.append(describe_left_out(limit, len(ranked), things, worst[ranked[limit]]))
@@ -152,7 +152,7 @@ def keep_worst(
 def _fit_columns(
     steps: dict[Token, int], limit: int, statements: list[str]
 ) -> tuple[list[Column], dict[Token, int]]:
-    """At most `limit` columns, as narrow as possible, and the column of each token."""
+    """Return at most `limit` columns, as narrow as possible, and the column of each token."""
     num_prompts = len({prompt for prompt, _ in steps})
     width = max(1, len(steps) // limit)
     columns, column_of = _columns(steps, width)

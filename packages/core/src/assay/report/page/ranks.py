@@ -1,11 +1,11 @@
-"""The ranks of a run, each with its worst place and the worst of each layer."""
+"""The ranks of a run, each with its worst place and its worst row in each layer."""
 
 from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import TypeVar
 
 from assay.comparing.wording.deciding_rows import over_limit
-from assay.report.page.curves import layer_of
+from assay.report.page.charts import layer_of
 from assay.report.page.heatmap import keep_worst
 from assay.report.run_report import Report
 from assay.verdicts import Measurement
@@ -18,26 +18,27 @@ _Key = TypeVar("_Key", bound=Hashable)
 
 @dataclass(frozen=True, slots=True)
 class RankLine:
-    """One rank. layers: the worst row of each layer of the view; None where it has none."""
+    """The line of one rank."""
 
     rank: int
     worst: Measurement
     layers: list[Measurement | None]
+    """The worst row in each layer of the table; None without rows."""
 
 
 @dataclass(frozen=True)
-class RankView:
-    """Lines in the order of the ranks, and what they leave out."""
+class RankTable:
+    """One line for each rank, and statements about omissions."""
 
     layers: list[int]
     lines: list[RankLine]
     statements: list[str]
 
 
-def draw_ranks(report: Report) -> RankView | None:
-    """The view of a run with several ranks; None for one rank.
+def draw_ranks(report: Report) -> RankTable | None:
+    """Make the table of a run with several ranks; None for one rank.
 
-    Of too many ranks or layers, those with the lowest ratio / limit are left out.
+    It leaves out the ranks and layers with the lowest ratio / limit if there are too many.
     """
     of_rank: dict[int, Measurement] = {}
     of_layer: dict[int, Measurement] = {}
@@ -59,7 +60,7 @@ def draw_ranks(report: Report) -> RankView | None:
         RankLine(rank, of_rank[rank], [cells.get((rank, layer)) for layer in layers])
         for rank in ranks
     ]
-    return RankView(layers, lines, statements)
+    return RankTable(layers, lines, statements)
 
 
 def _keep_worse(known: dict[_Key, Measurement], key: _Key, row: Measurement) -> None:

@@ -1,7 +1,7 @@
-"""Curves along the depth and along the tokens, as SVG geometry that stretches with the page.
+"""Charts along the depth, the tokens and the steps, as SVG geometry that stretches with the page.
 
-Coordinates are thousandths of the plot's width and height; texts are not part of the SVG, so that
-they keep their size on any screen.
+Coordinates are thousandths of the plot's width and height. Texts are not part of the SVG, so that they
+keep their size.
 """
 
 import math
@@ -21,7 +21,7 @@ from assay.report.run_report import Report, StageKey
 from assay.sites import Phase
 from assay.verdicts import Measurement
 
-MAX_POINTS = 1000  # about one a pixel
+MAX_POINTS = 1000  # about one for each pixel
 _SPAN = 1000
 _MAX_X_TICKS = 12
 _MANY_DECADES = 100.0
@@ -37,24 +37,23 @@ class Tick:
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
-    """One series: a line where neighbours are connected, or bars, and a dot for every value.
-
-    kind: the style class; path, dots, outside: SVG path data; `outside` marks NaN and infinity.
-    """
+class ChartSeries:
+    """One series as SVG paths: a line or bars, and a dot for every value."""
 
     name: str
     kind: str
+    """The style class."""
     path: str
     dots: str
     outside: str
+    """Marks of NaN and infinity."""
 
 
 @dataclass(frozen=True)
 class Chart:
-    """Curves over one logarithmic axis, and the text shown on hovering at each place."""
+    """Series over one logarithmic axis, and the text that each place shows under the pointer."""
 
-    curves: list[Curve]
+    series: list[ChartSeries]
     x_ticks: list[Tick]
     y_ticks: list[Tick]
     points: list[tuple[float, list[str]]]
@@ -63,7 +62,7 @@ class Chart:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """One place of the x axis: its texts and the value of every series there."""
+    """One place of the x axis: its title, and the value of every series there."""
 
     title: str
     values: tuple[float | None, ...]
@@ -71,7 +70,7 @@ class _Place:
 
 
 def draw_depth(report: Report) -> Chart | None:
-    """Accumulated, added and replayed error, candidate and noise, along the forward pass."""
+    """Draw accumulated, added and replayed error of candidate and noise run along the forward pass."""
     accumulated = _worst_of_outputs(report, "accumulated")
     replayed = _worst_of_outputs(report, "replay-tensor")
     stages = sorted({*accumulated, *replayed})
@@ -106,13 +105,13 @@ def draw_depth(report: Report) -> Chart | None:
 
 
 def layer_of(module: str) -> int | None:
-    """The number of the repeated block that `module` belongs to."""
+    """Return the number of the layer that `module` belongs to."""
     found = _LAYER.search(module)
     return int(found[1]) if found else None
 
 
 def added_errors(report: Report) -> dict[tuple[str, Phase], float]:
-    """By module and phase, the error of the output beyond that of the inputs, where both are known."""
+    """Return the error of outputs beyond that of inputs, where both are known, by module and phase."""
     inputs: dict[tuple[str, Phase], float] = {}
     for row in report.measurements:
         if row.level == "modules" and row.statistic == "accumulated" and _is_input(row):
@@ -143,7 +142,7 @@ def _is_input(row: Measurement) -> bool:
 
 
 def draw_kl(report: Report) -> Chart | None:
-    """KL divergence of every token, candidate and noise run."""
+    """Draw the KL divergence of every token, for candidate and noise run."""
     rows = [
         row
         for row in report.measurements
@@ -170,7 +169,7 @@ def draw_kl(report: Report) -> Chart | None:
 
 
 def draw_losses(report: Report) -> Chart | None:
-    """Losses of overfitting, step by step, and the target."""
+    """Draw the losses of the overfit check, step by step, and the target."""
     sides = {"candidate-loss": "candidate", "noise-loss": "noise run"}
     curves: dict[str, dict[int, float]] = {name: {} for name in ("yardstick", *sides.values())}
     for row in report.measurements:
@@ -217,7 +216,7 @@ def _keep_worst(
 
 
 def _grouped(rows: list[Measurement], width: int) -> Iterable[list[Measurement]]:
-    """Up to `width` neighbours of one prompt at a time."""
+    """Yield groups of up to `width` adjacent tokens of one prompt."""
     group: list[Measurement] = []
     for row in rows:
         if group and (len(group) == width or group[0].prompt != row.prompt):
@@ -238,19 +237,21 @@ def _chart(
             if value is not None:
                 lines.append(f"{name}: {format_number(value)}")
         points.append((_x(number, len(places)), lines))
-    curves = [
-        _curve(name, kind, [(p.values[index], p.group) for p in places], axis)
+    drawn = [
+        _draw_series(name, kind, [(p.values[index], p.group) for p in places], axis)
         for index, (name, kind) in enumerate(series)
     ]
-    curves = [curve for curve in curves if curve.path]
-    return Chart(curves, x_ticks, axis.ticks(), points, statements)
+    drawn = [one for one in drawn if one.path]
+    return Chart(drawn, x_ticks, axis.ticks(), points, statements)
 
 
 def _x(number: int, count: int) -> float:
     return round((number + 0.5) * _SPAN / count, 1)
 
 
-def _curve(name: str, kind: str, values: list[tuple[float | None, int]], axis: "LogAxis") -> Curve:
+def _draw_series(
+    name: str, kind: str, values: list[tuple[float | None, int]], axis: "LogAxis"
+) -> ChartSeries:
     path: list[str] = []
     dots: list[str] = []
     outside: list[str] = []
@@ -265,26 +266,26 @@ def _curve(name: str, kind: str, values: list[tuple[float | None, int]], axis: "
         )  # fmt: skip
         (dots if math.isfinite(value) else outside).append(f"M{x:g} {y:g}h0")
         last_group = group
-    return Curve(name, kind, "".join(path), "".join(dots), "".join(outside))
+    return ChartSeries(name, kind, "".join(path), "".join(dots), "".join(outside))
 
 
 @dataclass(frozen=True, slots=True)
 class LogAxis:
-    """A logarithmic axis from `low` to `high`; zero is drawn at its foot, NaN and infinity on top."""
+    """A logarithmic axis from `low` to `high`. Zero is at the bottom, NaN and infinity are at the top."""
 
     low: float
     high: float
 
     @classmethod
     def over(cls, values: Iterable[float]) -> "LogAxis":
-        """The axis that includes all positive finite `values`, with a margin."""
+        """Make the axis that includes all positive finite `values`, with a margin."""
         positive = [value for value in values if 0 < value < math.inf]
         if not positive:
             return cls(0.1, 10.0)
         return cls(min(positive) / 1.5, max(positive) * 1.5)
 
     def y(self, value: float) -> float:
-        """Distance from the top, in thousandths."""
+        """Return the distance from the top, in thousandths."""
         if not math.isfinite(value):
             return 0.0
         if value <= 0:
@@ -293,7 +294,7 @@ class LogAxis:
         return round(_SPAN * (1 - share), 1)
 
     def ticks(self) -> list[Tick]:
-        """Ticks at decades if there are several, otherwise at 1, 2 and 5 of each."""
+        """Return ticks at decades if there are several, otherwise at 1, 2 and 5 of each."""
         first, last = math.floor(math.log10(self.low)), math.ceil(math.log10(self.high))
         step = max(1, (last - first) // 6)
         mantissas = (1,) if self.high > _MANY_DECADES * self.low else (1, 2, 5)
