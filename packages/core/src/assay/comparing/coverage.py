@@ -66,16 +66,14 @@ class Usage(Record):
 
 @dataclass(frozen=True, slots=True)
 class ComparedStages:
-    """The modules whose work was compared at module boundaries.
-
-    recorded: modules for which the reference has values.
-    compared: modules for which the candidate's values were compared.
-    replaced: modules that other code of the candidate replaces.
-    """
+    """The modules whose work was compared at module boundaries."""
 
     recorded: frozenset[str] = frozenset()
+    """Modules for which the reference has values."""
     compared: frozenset[str] = frozenset()
-    replaced: frozenset[str] = frozenset()
+    """Modules for which the candidate's values were compared."""
+    uncalled: frozenset[str] = frozenset()
+    """Modules that the candidate does not call, inside a called module."""
 
     @classmethod
     def of(cls, noise: "ReplayResults", candidates: Sequence["ReplayResults"]) -> Self:
@@ -88,7 +86,7 @@ class ComparedStages:
                 for port in results.ports.values()
                 if _num_compared(port)
             ),
-            frozenset(name for results in candidates for name in results.replaced_by_ancestor),
+            frozenset(name for results in candidates for name in results.uncalled_modules),
         )
 
     def includes(self, module: str) -> bool:
@@ -96,26 +94,23 @@ class ComparedStages:
         for path in _around(module):
             if path in self.compared:
                 return True
-            if path in self.recorded and path not in self.replaced:
+            if path in self.recorded and path not in self.uncalled:
                 return False
-        return not self.recorded  # a level that compares outputs only
+        return not self.recorded  # the level compares outputs only
 
 
 @dataclass(slots=True)
 class CoverageParts:
-    """The inputs of the coverage judgment.
-
-    reference, candidate: parts that each side used; candidate is None if it could not be watched.
-    stages: modules whose work was compared.
-    untouched: trained parameters without any gradient.
-    allowed: GLOBs of parts that may stay uncompared.
-    """
+    """The inputs of the coverage judgment."""
 
     reference: Usage
     candidate: Usage | None
+    """None if the candidate could not be watched."""
     stages: ComparedStages = field(default_factory=ComparedStages)
     untouched: Sequence[str] = ()
+    """Trained parameters without any gradient."""
     allowed: Sequence[str] = ()
+    """GLOBs of parts that may stay uncompared."""
 
 
 def judge_coverage(parts: CoverageParts) -> Coverage:
