@@ -67,10 +67,7 @@ NO_SHARE = DeviceShare()
 
 
 def tensor_ratio(
-    actual: PairSums,
-    noise: PairSums | None,
-    unit_roundoff: float,
-    share: DeviceShare = NO_SHARE,
+    actual: PairSums, noise: PairSums | None, unit_roundoff: float, share: DeviceShare = NO_SHARE
 ) -> Ratio:
     """Compare the relative errors of the whole tensor, pooled over calls. Ignores `share`."""
     del share
@@ -80,10 +77,7 @@ def tensor_ratio(
 
 
 def row_ratio(
-    actual: PairSums,
-    noise: PairSums | None,
-    unit_roundoff: float,
-    share: DeviceShare = NO_SHARE,
+    actual: PairSums, noise: PairSums | None, unit_roundoff: float, share: DeviceShare = NO_SHARE
 ) -> Ratio | None:
     """Compare the errors of the worst rows: an average hides a fault in a few tokens. Ignores `share`.
 
@@ -105,10 +99,7 @@ def at_least(floor: float, noise: float) -> float:
 
 
 def slope_ratio(
-    actual: PairSums,
-    noise: PairSums | None,
-    unit_roundoff: float,
-    share: DeviceShare = NO_SHARE,
+    actual: PairSums, noise: PairSums | None, unit_roundoff: float, share: DeviceShare = NO_SHARE
 ) -> Ratio:
     """Compare the slopes of the errors on the yardstick: finds a wrong scale far below the noise."""
     chance = max(sums.slope_standard_error for sums in (actual, noise) if sums is not None)
@@ -139,10 +130,7 @@ def device_share(slope: float, common: float, is_product: bool) -> DeviceShare: 
 
 
 def bins_ratio(
-    actual: PairSums,
-    noise: PairSums | None,
-    unit_roundoff: float,
-    share: DeviceShare = NO_SHARE,
+    actual: PairSums, noise: PairSums | None, unit_roundoff: float, share: DeviceShare = NO_SHARE
 ) -> Ratio | None:
     """Compare the mean errors by size of the value: finds a function of another shape."""
     if not actual.num_used_bins:
@@ -155,10 +143,7 @@ def bins_ratio(
 
 
 def row_slope_ratio(
-    actual: PairSums,
-    noise: PairSums | None,
-    unit_roundoff: float,
-    share: DeviceShare = NO_SHARE,
+    actual: PairSums, noise: PairSums | None, unit_roundoff: float, share: DeviceShare = NO_SHARE
 ) -> Ratio | None:
     """Compare the slopes of single rows: finds a factor whose error differs between tokens.
 
@@ -173,10 +158,7 @@ def row_slope_ratio(
 
 
 def channel_ratio(
-    actual: PairSums,
-    noise: PairSums | None,
-    unit_roundoff: float,
-    share: DeviceShare = NO_SHARE,
+    actual: PairSums, noise: PairSums | None, unit_roundoff: float, share: DeviceShare = NO_SHARE
 ) -> Ratio | None:
     """Compare the worst channel's slope or mean error, in standard errors of the noise run.
 
@@ -233,10 +215,7 @@ _RATIOS = (tensor_ratio, row_ratio, slope_ratio, bins_ratio, channel_ratio, row_
 
 
 def error_ratios(
-    actual: PairSums,
-    noise: PairSums | None,
-    unit_roundoff: float,
-    share: DeviceShare = NO_SHARE,
+    actual: PairSums, noise: PairSums | None, unit_roundoff: float, share: DeviceShare = NO_SHARE
 ) -> list[Ratio]:
     """Return all statistics of the error that are defined for these sums."""
     ratios = [ratio_of(actual, noise, unit_roundoff, share) for ratio_of in _RATIOS]

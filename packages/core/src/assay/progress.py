@@ -80,8 +80,7 @@ class _SilentTask:
 
 # The display of the innermost task, the task, and its unit.
 _INNERMOST: ContextVar[tuple[Progress, Task, str]] = ContextVar(
-    "assay_innermost_task",
-    default=(SilentProgress(), _SilentTask(), ""),
+    "assay_innermost_task", default=(SilentProgress(), _SilentTask(), "")
 )
 
 

@@ -33,35 +33,24 @@ class Outcome(StrEnum):
         return {Outcome.PASS: 0, Outcome.FAIL: 1, Outcome.NOT_COMPARED: 3}[self]
 
 
-def _to_json(value: float) -> float | str:
-    if math.isnan(value):
-        return "nan"
-    if math.isinf(value):
-        return "inf" if value > 0 else "-inf"
-    return value
-
-
-def _to_json_values(value: object) -> object:
+def _to_json(value: object) -> Any:  # noqa: ANN401 - a JSON value
     if isinstance(value, float):
-        return _to_json(value)
+        return value if math.isfinite(value) else str(value)
     if isinstance(value, dict):
-        return {key: _to_json_values(item) for key, item in value.items()}
+        return {key: _to_json(item) for key, item in value.items()}
     return value
 
 
-def _from_json_values(value: object) -> object:
+def _from_json(value: object) -> object:
     if isinstance(value, str) and value in ("inf", "-inf", "nan"):
         return float(value)
     if isinstance(value, dict):
-        return {key: _from_json_values(item) for key, item in value.items()}
+        return {key: _from_json(item) for key, item in value.items()}
     return value
 
 
 # JSON has neither infinity nor NaN: they become the strings "inf", "-inf" and "nan".
-Number = Annotated[
-    float,
-    PlainSerializer(_to_json, return_type=float | str, when_used="json"),
-]
+Number = Annotated[float, PlainSerializer(_to_json, return_type=float | str, when_used="json")]
 
 Diagnosis = Literal[
     "module-error", "non-finite", "inputs-differ", "weight-mismatch", "sampler", "loss-scale",
@@ -122,7 +111,7 @@ class Level(Record):
     @model_validator(mode="before")
     @classmethod
     def _read_details(cls, data: object) -> object:
-        return _from_json_values(data)
+        return _from_json(data)
 
     @model_validator(mode="after")
     def _require_reason(self) -> Self:
@@ -133,7 +122,7 @@ class Level(Record):
     @model_serializer(mode="wrap", when_used="json")
     def _write_details(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
         fields: dict[str, object] = write(self)
-        return fields | {key: _to_json_values(v) for key, v in (self.model_extra or {}).items()}
+        return fields | {key: _to_json(value) for key, value in (self.model_extra or {}).items()}
 
 
 class Unmatched(Record):

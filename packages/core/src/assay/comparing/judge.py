@@ -7,12 +7,7 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
-from assay.comparing.levels import (
-    MOST_LISTED,
-    JudgedRatio,
-    describe_judged_level,
-    find_reported,
-)
+from assay.comparing.levels import MOST_LISTED, JudgedRatio, describe_judged_level, find_reported
 from assay.comparing.limits import Limits
 from assay.comparing.results import PortResult, ReplayResults
 from assay.dtypes import FORMATS, float_format

@@ -13,6 +13,9 @@ from assay.stages import Stage
 
 _NUMBERS = tuple(item.name for item in fields(PairSums) if item.type in (int, float))
 _TENSORS = tuple(item.name for item in fields(PairSums) if item.type in (Tensor, Tensor | None))
+_PORT_FIELDS = (
+    "module", "port", "order", "dtype", "kind", "pointwise", "num_nonfinite_padding",
+)  # fmt: skip
 _ROW_FIELDS = tuple(item.name for item in fields(RowErrors))
 # Attributes of `ReplayResults` by their names in files.
 _LISTS = {
@@ -139,14 +142,8 @@ class ReplayResults:
                 tensors[f"{number}.rows.{item}"] = getattr(rows, item)
             table.append(
                 {
-                    "module": result.module,
-                    "port": result.port,
+                    **{item: getattr(result, item) for item in _PORT_FIELDS},
                     "stage": asdict(result.stage),
-                    "order": result.order,
-                    "dtype": result.dtype,
-                    "kind": result.kind,
-                    "pointwise": result.pointwise,
-                    "num_nonfinite_padding": result.num_nonfinite_padding,
                     "exact": asdict(result.exact),
                     "sums": {item: getattr(sums, item) for item in _NUMBERS},
                     "worst": asdict(sums.worst),
@@ -171,8 +168,8 @@ class ReplayResults:
             )
             exact = ExactCount(**row["exact"] | {"first": tuple(row["exact"]["first"])})
             result = PortResult(
-                row["module"], row["port"], Stage(**row["stage"]), row["order"], row["dtype"],
-                row["kind"], row["pointwise"], row["num_nonfinite_padding"], sums, exact,
+                **{item: row[item] for item in _PORT_FIELDS},
+                stage=Stage(**row["stage"]), sums=sums, exact=exact,
             )  # fmt: skip
             results.ports[result.module, result.port] = result
         return results

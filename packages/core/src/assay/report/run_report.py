@@ -6,7 +6,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from assay.comparing.wording.deciding_rows import DecidingRows, find_deciding_rows, over_limit
+from assay.comparing.wording.deciding_rows import DecidingRows, find_deciding_rows, find_worst_rows
 from assay.comparing.wording.explain import Explanation, describe_cause, explain_verdict
 from assay.comparing.wording.numerals import format_number
 from assay.comparing.wording.phrases import (
@@ -130,13 +130,9 @@ class Report:
     @cached_property
     def ladder(self) -> list[LadderRung]:
         """Return the levels, lowest first."""
-        worst: dict[str, Measurement] = {}
-        for row in self.measurements:
-            if row.limit is None:
-                continue
-            known = worst.get(row.level)
-            if known is None or over_limit(row) > over_limit(known):
-                worst[row.level] = row
+        worst = find_worst_rows(
+            (row.level, row) for row in self.measurements if row.limit is not None
+        )
         if self.decided.deciding is not None:
             # The headline and the ladder report one number.
             worst[self.decided.deciding.level] = self.decided.deciding

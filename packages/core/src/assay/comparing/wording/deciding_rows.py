@@ -1,14 +1,17 @@
 """Selection of the measurements that decided a verdict."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from assay.verdicts import Location, Measurement, Number, Record, Verdict
 
 # The statistic of single tokens, which is never judged: rows of clean runs reach a ratio of 20.
 TOKEN_STATISTIC = "token"  # noqa: S105 - not a password
+
+
+Key = TypeVar("Key", bound=Hashable)
 
 
 class ShownElement(Record):
@@ -42,6 +45,11 @@ def severity(value: float) -> float:
     return math.inf if math.isnan(value) else value
 
 
+def rank_by_ratio(measurement: Measurement) -> float:
+    """Return a key that ranks rows of one statistic."""
+    return severity(measurement.ratio)
+
+
 def shown_ratio(measurement: Measurement) -> float | None:
     """Return the ratio of a row; None for values that are shown without noise."""
     values = measurement.actual, measurement.expected
@@ -64,23 +72,28 @@ def over_limit(measurement: Measurement) -> float:
     return severity(measurement.ratio / limit)
 
 
+def find_worst_rows(
+    rows: Iterable[tuple[Key, Measurement]],
+    rank: Callable[[Measurement], float] = over_limit,
+) -> dict[Key, Measurement]:
+    """Return the row of highest rank for each key, the first of equal ones."""
+    worst: dict[Key, Measurement] = {}
+    for key, row in rows:
+        if key not in worst or rank(row) > rank(worst[key]):
+            worst[key] = row
+    return worst
+
+
 def find_deciding_rows(verdict: Verdict, measurements: Iterable[Measurement]) -> DecidingRows:
     """Find the rows behind the numbers of `verdict`."""
-    deciding: Measurement | None = None
-    worst_token: Measurement | None = None
-    for row in measurements:
-        if not _is_at(row, verdict.location):
-            continue
-        if row.statistic == TOKEN_STATISTIC and row.prompt is not None:
-            if worst_token is None or severity(row.ratio) > severity(worst_token.ratio):
-                worst_token = row
-        elif deciding is None and _decided(row, verdict):
-            deciding = row
+    near = [row for row in measurements if _is_at(row, verdict.location)]
+    tokens = [row for row in near if row.statistic == TOKEN_STATISTIC and row.prompt is not None]
+    deciding = next((row for row in near if _decided(row, verdict)), None)
     extras = _extras(verdict, deciding)
     element = extras.get("worst_element", {})  # for older runs, which have only an index
     return DecidingRows(
         deciding=deciding,
-        worst_token=worst_token if verdict.location else None,
+        worst_token=max(tokens, key=rank_by_ratio, default=None) if verdict.location else None,
         worst_element=ShownElement.model_validate(element) if "channel" in element else None,
         limits_origin=extras.get("limits_origin"),
         error=deciding.actual if deciding else _error_of_suspect(verdict),

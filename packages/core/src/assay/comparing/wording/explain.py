@@ -80,15 +80,9 @@ def explain_verdict(verdict: Verdict, evidence: DecidingRows) -> Explanation:
     elif verdict.verdict is Outcome.FAIL:
         headline, details = _explain_failure(verdict, evidence)
     elif verdict.verdict is Outcome.PASS and set(verdict.levels) == {"load"}:
-        headline, details = (
-            "The loaded model equals its files.",
-            [_describe_compared(verdict)],
-        )
+        headline, details = ("The loaded model equals its files.", [_describe_compared(verdict)])
     elif verdict.verdict is Outcome.PASS:
-        headline, details = (
-            _headline_of_pass(verdict.coverage),
-            _explain_pass(verdict, evidence),
-        )
+        headline, details = (_headline_of_pass(verdict.coverage), _explain_pass(verdict, evidence))
     else:
         headline = _headline_of_gaps(verdict.coverage)
         details = _explain_not_compared(verdict)
@@ -301,25 +295,18 @@ def _describe_ratio(verdict: Verdict, evidence: DecidingRows) -> str:
     if is_against_target(verdict.statistic):
         target = f" of {format_number(row.expected)}" if row else ""
         return f"{what} = {format_number(ratio)}x the target{target}"
-    if not math.isfinite(ratio):
-        return f"{what}: no noise explains it (ratio {ratio}{_describe_limit(limit, evidence)})"
-    shown, shown_limit = format_number(ratio), format_number(limit) if limit is not None else None
-    if limit is not None:
-        shown, shown_limit = format_against(ratio, limit)
+    shown, shown_limit = format_against(ratio, ratio if limit is None else limit)
     source = f", {evidence.limits_origin}" if evidence.limits_origin else ""
-    end = f" (limit {shown_limit}x{source})" if shown_limit else ""
+    of_limit = "" if limit is None else f"limit {shown_limit}x{source}"
+    if not math.isfinite(ratio):
+        with_limit = f", {of_limit}" if of_limit else ""
+        return f"{what}: no noise explains it (ratio {ratio}{with_limit})"
+    end = f" ({of_limit})" if of_limit else ""
     return f"{what} = {shown}x the {_describe_noise(verdict, row)}{end}"
 
 
 def _must_be_zero(statistic: str | None) -> bool:
     return statistic in STATISTICS and STATISTICS[statistic].judged_by == "zero"
-
-
-def _describe_limit(limit: float | None, evidence: DecidingRows) -> str:
-    if limit is None:
-        return ""
-    source = f", {evidence.limits_origin}" if evidence.limits_origin else ""
-    return f", limit {format_number(limit)}x{source}"
 
 
 def _describe_noise(verdict: Verdict, row: Measurement | None) -> str:

@@ -28,10 +28,7 @@ def recorded_names(arguments: Mapping[str, Any], ports: Iterable[str]) -> dict[s
 
 
 def missing_ports(
-    ports: Iterable[str],
-    seen: AbstractSet[str],
-    arguments: Mapping[str, Any],
-    output: object,
+    ports: Iterable[str], seen: AbstractSet[str], arguments: Mapping[str, Any], output: object
 ) -> list[str]:
     """Return the recorded `ports` that are missing in a call.
 

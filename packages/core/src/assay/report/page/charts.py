@@ -6,10 +6,10 @@ keep their size.
 
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from assay.comparing.wording.deciding_rows import severity
+from assay.comparing.wording.deciding_rows import Key, find_worst_rows, rank_by_ratio, severity
 from assay.comparing.wording.numerals import format_number
 from assay.comparing.wording.phrases import (
     describe_left_out,
@@ -76,8 +76,10 @@ def draw_depth(report: Report) -> Chart | None:
     stages = sorted({*accumulated, *replayed})
     if not stages:
         return None
-    decisive = replayed or accumulated
-    stages, statements = _keep_worst(stages, decisive.get)
+    severities = dict.fromkeys(stages, -1.0)
+    severities |= {stage: rank_by_ratio(row) for stage, row in (replayed or accumulated).items()}
+    statements: list[str] = []
+    stages = sorted(keep_worst(severities, MAX_POINTS, "stages", statements))
     added = added_errors(report)
     places = [
         _Place(
@@ -99,7 +101,7 @@ def draw_depth(report: Report) -> Chart | None:
             (f"replayed, {report.judged_side}", "replayed"),
             ("replayed, noise", "replayed noise"),
         ],
-        _layer_ticks(stages),
+        _ticks_at_first("layer", [layer_of(stage.module) for stage in stages]),
         statements,
     )
 
@@ -127,14 +129,12 @@ def added_errors(report: Report) -> dict[tuple[str, Phase], float]:
 
 
 def _worst_of_outputs(report: Report, statistic: str) -> dict[StageKey, Measurement]:
-    worst: dict[StageKey, Measurement] = {}
-    for row in report.measurements:
-        if row.level == "modules" and row.statistic == statistic and not _is_input(row):
-            stage = report.stages[row.module, row.phase]
-            known = worst.get(stage)
-            if known is None or severity(row.ratio) > severity(known.ratio):
-                worst[stage] = row
-    return worst
+    rows = (
+        (report.stages[row.module, row.phase], row)
+        for row in report.measurements
+        if row.level == "modules" and row.statistic == statistic and not _is_input(row)
+    )
+    return find_worst_rows(rows, rank_by_ratio)
 
 
 def _is_input(row: Measurement) -> bool:
@@ -163,7 +163,7 @@ def draw_kl(report: Report) -> Chart | None:
     return _chart(
         places,
         [(report.judged_side, "replayed"), ("noise run", "replayed noise")],
-        _prompt_ticks([row for _, row in kept]),
+        _ticks_at_first("prompt", [row.prompt or 0 for _, row in kept]),
         [describe_pooling(width)] if width > 1 else [],
     )
 
@@ -200,19 +200,14 @@ def _both(row: Measurement | None) -> tuple[float | None, float | None]:
     return (row.actual, row.expected) if row else (None, None)
 
 
-def _keep_worst(
-    stages: list[StageKey], row_of: Callable[[StageKey], Measurement | None]
-) -> tuple[list[StageKey], list[str]]:
-    if len(stages) <= MAX_POINTS:
-        return stages, []
-
-    def rank(stage: StageKey) -> float:
-        row = row_of(stage)
-        return severity(row.ratio) if row else -1.0
-
-    ranked = sorted(stages, key=rank, reverse=True)
-    statement = describe_left_out(MAX_POINTS, len(stages), "stages", rank(ranked[MAX_POINTS]))
-    return sorted(ranked[:MAX_POINTS]), [statement]
+def keep_worst(
+    severities: Mapping[Key, float], limit: int, things: str, statements: list[str]
+) -> list[Key]:
+    """Return the `limit` worst keys, worst first, and add a statement about the others."""
+    ranked = sorted(severities, key=lambda key: -severities[key])
+    if len(ranked) > limit:
+        statements.append(describe_left_out(limit, len(ranked), things, severities[ranked[limit]]))
+    return ranked[:limit]
 
 
 def _grouped(rows: list[Measurement], width: int) -> Iterable[list[Measurement]]:
@@ -310,24 +305,14 @@ class LogAxis:
         ]
 
 
-def _layer_ticks(stages: list[StageKey]) -> list[Tick]:
+def _ticks_at_first(word: str, numbers: list[int | None]) -> list[Tick]:
+    """Return a tick at the first place of each number, such as that of a layer."""
     firsts: dict[int, int] = {}
-    for number, stage in enumerate(stages):
-        layer = layer_of(stage.module)
-        if layer is not None:
-            firsts.setdefault(layer, number)
-    ticks = [
-        Tick(_x(number, len(stages)), f"layer {layer}") for layer, number in sorted(firsts.items())
-    ]
-    return _thinned(ticks)
-
-
-def _prompt_ticks(rows: list[Measurement]) -> list[Tick]:
-    firsts: dict[int, int] = {}
-    for number, row in enumerate(rows):
-        firsts.setdefault(row.prompt or 0, number)
+    for place, number in enumerate(numbers):
+        if number is not None:
+            firsts.setdefault(number, place)
     return _thinned([
-        Tick(_x(number, len(rows)), f"prompt {prompt}") for prompt, number in firsts.items()
+        Tick(_x(place, len(numbers)), f"{word} {number}") for number, place in sorted(firsts.items())
     ])  # fmt: skip
 
 

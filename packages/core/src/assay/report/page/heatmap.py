@@ -1,16 +1,17 @@
 """The heat map of tokens by modules: the candidate's errors relative to the noise run's."""
 
 import math
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TypeVar
 
-from assay.comparing.wording.deciding_rows import TOKEN_STATISTIC, severity
-from assay.comparing.wording.phrases import (
-    describe_left_out,
-    describe_pooling,
-    describe_tokens,
+from assay.comparing.wording.deciding_rows import (
+    TOKEN_STATISTIC,
+    find_worst_rows,
+    rank_by_ratio,
+    severity,
 )
+from assay.comparing.wording.phrases import describe_pooling, describe_tokens
+from assay.report.page.charts import keep_worst
 from assay.report.page.packing import pack_labels, pack_numbers
 from assay.report.run_report import Report, StageKey
 from assay.sites import Phase
@@ -28,7 +29,6 @@ SMALLEST_TOP = 10.0
 
 Token = tuple[int, int]  # prompt and position
 StageName = tuple[str, Phase]
-_Key = TypeVar("_Key", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,14 +117,15 @@ def draw_heat_map(report: Report, max_cells: int = MAX_CELLS) -> HeatMap | None:
     first_of_line = {
         (stage.module, stage.phase): line * len(columns) for line, stage in enumerate(stages)
     }
-    cells: list[Measurement | None] = [None] * (len(stages) * len(columns))
-    for name, token, row in _cells(report):
-        if name not in first_of_line or token not in column_of:
-            continue
-        index = first_of_line[name] + column_of[token]
-        known = cells[index]
-        if known is None or severity(row.ratio) > severity(known.ratio):
-            cells[index] = row
+    worst = find_worst_rows(
+        (
+            (first_of_line[name] + column_of[token], row)
+            for name, token, row in _cells(report)
+            if name in first_of_line and token in column_of
+        ),
+        rank_by_ratio,
+    )
+    cells = [worst.get(index) for index in range(len(stages) * len(columns))]
     return HeatMap(stages, columns, cells, _located(report, stages), report.judged_side, statements)
 
 
@@ -137,16 +138,6 @@ def _cells(report: Report) -> Iterator[tuple[StageName, Token, Measurement]]:
             and row.position is not None
         ):
             yield (row.module, row.phase), (row.prompt, row.position), row
-
-
-def keep_worst(
-    worst: dict[_Key, float], limit: int, things: str, statements: list[str]
-) -> list[_Key]:
-    """Return the `limit` worst keys, worst first, and add a statement about the others."""
-    ranked = sorted(worst, key=lambda key: -worst[key])
-    if len(ranked) > limit:
-        statements.append(describe_left_out(limit, len(ranked), things, worst[ranked[limit]]))
-    return ranked[:limit]
 
 
 def _fit_columns(

@@ -47,9 +47,7 @@ class MeasurementTable:
 def draw_table(report: Report, max_rows: int = MAX_ROWS) -> MeasurementTable:
     """Keep at most `max_rows`: judged rows first, then those with the highest ratios."""
     ranked = sorted(
-        report.measurements,
-        key=lambda row: (row.limit is not None, rank_of(row)),
-        reverse=True,
+        report.measurements, key=lambda row: (row.limit is not None, rank_of(row)), reverse=True
     )
     kept, left_out = ranked[:max_rows], ranked[max_rows:]
     statements = []

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from assay.comparing.wording.deciding_rows import over_limit
+from assay.comparing.wording.deciding_rows import find_worst_rows, over_limit
 from assay.comparing.wording.phrases import describe_nodes_left_out
 from assay.report.page.charts import added_errors
 from assay.report.run_report import Report
@@ -73,16 +73,13 @@ def draw_tree(report: Report, max_nodes: int = MAX_NODES) -> ModuleTree | None:
 
 def _worst_of_subtrees(measurements: Iterable[Measurement]) -> dict[Path, Measurement]:
     """Return the worst judged row of each subtree by path, in the order of the network."""
-    worst: dict[Path, Measurement] = {}
-    for row in sorted(measurements, key=lambda row: row.order):
-        if row.limit is None:
-            continue
-        path = _path(row.module)
-        for depth in range(len(path) + 1):
-            known = worst.get(path[:depth])
-            if known is None or over_limit(row) > over_limit(known):
-                worst[path[:depth]] = row
-    return worst
+    judged = [row for row in measurements if row.limit is not None]
+    return find_worst_rows(
+        (path[:depth], row)
+        for row in sorted(judged, key=lambda row: row.order)
+        for path in [_path(row.module)]
+        for depth in range(len(path) + 1)
+    )
 
 
 def _link_nodes(worst: dict[Path, Measurement]) -> dict[Path, Node]:
