@@ -202,6 +202,15 @@ def pairs_table(judged: Sequence[Judged]) -> str:
     return markdown_table(head, rows)
 
 
+def pairs_totals(judged: Sequence[Judged]) -> str:
+    """Return the number of pairs with each verdict, in a sentence."""
+    counts = Counter(one.verdict.verdict for one in judged)
+    return (
+        f"Of {len(judged)} pairs of correct dumps {counts[Outcome.PASS]} pass,"
+        f" {counts[Outcome.NOT_COMPARED]} are NOT_COMPARED and {counts[Outcome.FAIL]} fail."
+    )
+
+
 def describe_all(judged: Sequence[Judged], outcome: Outcome) -> list[str]:
     """Return the pairs with this verdict, each with the reason."""
     return [

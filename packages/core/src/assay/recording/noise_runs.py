@@ -49,9 +49,10 @@ class NoiseRun:
         mine = {name: self._convert(name, value) for name, value in arguments.items()}
         rest = mine.pop("args", ())
         device = next(self._copy.parameters(), torch.empty(0)).device
-        devices = [] if device.type == "cpu" else [device]
-        kind = "cuda" if device.type == "cpu" else device.type
-        with resumed(), torch.no_grad(), torch.random.fork_rng(devices, device_type=kind):
+        devices: dict[str, Any] = {"devices": []}
+        if device.type != "cpu":
+            devices = {"devices": [device], "device_type": device.type}
+        with resumed(), torch.no_grad(), torch.random.fork_rng(**devices):
             self._copy(*rest, **mine)
 
     def enter(self, active: ActiveCall) -> None:

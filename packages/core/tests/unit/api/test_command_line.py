@@ -1,44 +1,15 @@
-"""Functions and commands have the same options, and a call says which command it is."""
+"""The command that a call of a function stands for, and calls that are refused."""
 
-import inspect
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import click
 import pytest
-import typer.main
 
 from assay.api.command_line import command_line
 from assay.api.generation import check_generate
-from assay.api.loading import check_load
 from assay.api.training import check_train
-from assay.cli.application import app
 from assay.errors import UsageError
-
-CHECKS: dict[str, Callable[..., object]] = {
-    "generate": check_generate, "load": check_load, "train": check_train,
-}  # fmt: skip
-
-
-def options_of_command(name: str) -> dict[str, Any]:
-    application: Any = typer.main.get_command(app)
-    command = application.commands["check"].commands[name]
-    context = click.Context(command)
-    return {
-        option.name: inspect.Parameter.empty if option.required else option.get_default(context)
-        for option in command.params
-        if option.name not in ("as_json", "help")
-    }
-
-
-@pytest.mark.parametrize("name", CHECKS)
-def test_function_and_command_have_the_same_options_and_defaults(name: str) -> None:
-    parameters = inspect.signature(CHECKS[name]).parameters
-    of_function = {key: value.default for key, value in parameters.items()}
-    # There is no live model on a command line.
-    assert of_function.pop("candidate_model", None) is None
-    assert of_function == options_of_command(name)
 
 
 def test_a_command_holds_what_differs_from_the_defaults() -> None:
