@@ -263,10 +263,8 @@ class PairSums:
             e, d = e[finite], d[finite]
         e, d = e / rms, d.double() / rms
         index = bin_of(e)
-        self.bins[0] += torch.bincount(index, minlength=NUM_BINS)
-        self.bins[1] += torch.bincount(index, weights=d, minlength=NUM_BINS)
-        self.bins[2] += torch.bincount(index, weights=d * d, minlength=NUM_BINS)
-        self.bins[3] += torch.bincount(index, weights=e.double(), minlength=NUM_BINS)
+        for sums, weights in zip(self.bins, (None, d, d * d, e.double()), strict=True):
+            sums += torch.bincount(index, weights=weights, minlength=NUM_BINS)  # noqa: PLW2901 - a view
 
     def _add_row_slopes(self, actual: Tensor, expected: Tensor, scale: float) -> None:
         num_rows, num_channels = actual.shape

@@ -76,13 +76,14 @@ class Explanation:
 def explain_verdict(verdict: Verdict, evidence: DecidingRows) -> Explanation:
     """Put `verdict` into words."""
     if verdict.headline:
-        headline, details = verdict.headline, _reasons(verdict)
+        headline = verdict.headline
+        details = _list_reasons(verdict, Outcome.FAIL, Outcome.NOT_COMPARED, None)
     elif verdict.verdict is Outcome.FAIL:
         headline, details = _explain_failure(verdict, evidence)
     elif verdict.verdict is Outcome.PASS and set(verdict.levels) == {"load"}:
-        headline, details = ("The loaded model equals its files.", [_describe_compared(verdict)])
+        headline, details = "The loaded model equals its files.", [_describe_compared(verdict)]
     elif verdict.verdict is Outcome.PASS:
-        headline, details = (_headline_of_pass(verdict.coverage), _explain_pass(verdict, evidence))
+        headline, details = _headline_of_pass(verdict.coverage), _explain_pass(verdict, evidence)
     else:
         headline = _headline_of_gaps(verdict.coverage)
         details = _explain_not_compared(verdict)
@@ -103,11 +104,7 @@ def describe_cause(verdict: Verdict) -> str:
     """State in one line why `verdict` is not a PASS; "" for a PASS, or if only a ratio says it."""
     if verdict.verdict is Outcome.PASS:
         return ""
-    causes = [
-        f"{name}: {level.reason}"
-        for name, level in verdict.levels.items()
-        if level.verdict is verdict.verdict and level.reason
-    ]
+    causes = _list_reasons(verdict, verdict.verdict)
     causes += [verdict.headline] if verdict.headline else []
     if verdict.verdict is Outcome.NOT_COMPARED:
         causes += [*_list_missing(verdict), _headline_of_gaps(verdict.coverage)]
@@ -126,12 +123,12 @@ def _headline_of_gaps(coverage: Coverage | None) -> str:
     return f"Part of the model was not compared: {'; '.join(list_gaps(coverage))}."
 
 
-def _reasons(verdict: Verdict) -> list[str]:
-    """Return the reason of every level that did not pass."""
+def _list_reasons(verdict: Verdict, *outcomes: Outcome | None) -> list[str]:
+    """Return the reasons of all levels with one of these outcomes."""
     return [
         f"{name}: {level.reason}"
         for name, level in verdict.levels.items()
-        if level.verdict is not Outcome.PASS and level.reason
+        if level.verdict in outcomes and level.reason
     ]
 
 
@@ -160,34 +157,45 @@ def _explain_pass(verdict: Verdict, evidence: DecidingRows) -> list[str]:
 
 
 def _explain_failure(verdict: Verdict, evidence: DecidingRows) -> tuple[str, list[str]]:
-    location = verdict.location
     overfit = verdict.levels.get("overfit")
+    details: list[str | None]
     if overfit is not None:
         # Nothing was injected into any stage: a fault appears in the memorized sequences.
-        found: list[str | None] = [overfit.reason]
-        found += [_describe_ratio(verdict, evidence)] if verdict.noise_ratio is not None else []
-        found += [_describe_diagnosis(verdict.diagnosis, location)] if verdict.diagnosis else []
         headline = "The candidate does not memorize the sequences that the reference memorizes."
-        return headline, [detail for detail in found if detail]
-    if verdict.compared_unit and verdict.levels:
-        return _explain_failed_levels(verdict, evidence)
-    if _is_decided_by_load(verdict):
-        return _explain_load(verdict, location)
+        details = [overfit.reason, _describe_ratio(verdict, evidence)]
+    elif verdict.compared_unit and verdict.levels:
+        # No stage was replayed: the levels give the reasons.
+        failed = [
+            (n, level) for n, level in verdict.levels.items() if level.verdict is Outcome.FAIL
+        ]
+        headline, *others = [
+            f"{name}: {level.reason or 'over its limit'}" for name, level in failed
+        ]
+        details = [*others, _describe_ratio(verdict, evidence)]
+    elif _is_decided_by_load(verdict):
+        headline, details = _explain_load(verdict, verdict.location)
+    else:
+        headline = _failure_headline(verdict, verdict.location)
+        details = _explain_place(verdict, evidence)
+    if verdict.diagnosis:
+        details.append(_describe_diagnosis(verdict.diagnosis, verdict.location))
+    return headline, [detail for detail in details if detail]
+
+
+def _explain_place(verdict: Verdict, evidence: DecidingRows) -> list[str | None]:
+    """Return details of the place that the verdict names, or of its absence."""
+    location = verdict.location
     reason = _reason_at(verdict, location)
     details: list[str | None] = [reason]
-    if verdict.noise_ratio is not None and not (reason and _must_be_zero(verdict.statistic)):
+    if not (reason and _must_be_zero(verdict.statistic)):
         details.append(_describe_ratio(verdict, evidence))
     details += [_describe_worst(evidence), describe_first_affected_token(verdict)]
     tokens = verdict.levels.get("tokens")
     if tokens is not None and tokens.verdict is Outcome.FAIL:
         details.append(tokens.reason)
     if location is None:
-        details += _explain_no_place(verdict)
-    else:
-        details.append(_describe_origin(location, reason))
-    if verdict.diagnosis:
-        details.append(_describe_diagnosis(verdict.diagnosis, location))
-    return _failure_headline(verdict, location), [detail for detail in details if detail]
+        return details + _explain_no_place(verdict)
+    return [*details, _describe_origin(location, reason)]
 
 
 def _describe_origin(location: Location, reason: str | None) -> str | None:
@@ -204,29 +212,13 @@ def _reason_at(verdict: Verdict, location: Location | None) -> str | None:
     return level.reason if level is not None and level.verdict is Outcome.FAIL else None
 
 
-def _explain_failed_levels(verdict: Verdict, evidence: DecidingRows) -> tuple[str, list[str]]:
-    """Return headline and details from the reasons of levels, if no stage was replayed."""
-    failed = [
-        (name, level.reason or "over its limit")
-        for name, level in verdict.levels.items()
-        if level.verdict is Outcome.FAIL
-    ]
-    (first, reason), *others = failed
-    details = [f"{name}: {other}" for name, other in others]
-    if verdict.noise_ratio is not None:
-        details.append(_describe_ratio(verdict, evidence))
-    if verdict.diagnosis:
-        details.append(_describe_diagnosis(verdict.diagnosis, verdict.location))
-    return f"{first}: {reason}", details
-
-
 def _is_decided_by_load(verdict: Verdict) -> bool:
     """Return True if the error precedes all computation, so that no ratio shows it."""
     load = verdict.levels.get("load")
     return load is not None and load.verdict is Outcome.FAIL and verdict.noise_ratio is None
 
 
-def _explain_load(verdict: Verdict, location: Location | None) -> tuple[str, list[str]]:
+def _explain_load(verdict: Verdict, location: Location | None) -> tuple[str, list[str | None]]:
     """Return headline and details if the level `load` decided."""
     changed = location is not None and location.phase == "forward"
     has_name = location is not None and location.parameter
@@ -237,17 +229,15 @@ def _explain_load(verdict: Verdict, location: Location | None) -> tuple[str, lis
     details = [verdict.levels["load"].reason]
     if location is not None:
         details.append(_MADE_AFTER_LOADING if changed else _MADE_BY_LOADING[location.phase])
-    if verdict.diagnosis:
-        details.append(_describe_diagnosis(verdict.diagnosis, location))
-    return headline, [detail for detail in details if detail]
+    return headline, details
 
 
-def _explain_no_place(verdict: Verdict) -> list[str]:
+def _explain_no_place(verdict: Verdict) -> list[str | None]:
     """Describe the result of the level that looks for a place, and the failures of other levels."""
-    details = [
-        f"{name}: {level.reason}"
-        for name, level in verdict.levels.items()
-        if level.verdict is Outcome.FAIL and level.reason and name != "tokens"
+    details: list[str | None] = [
+        reason
+        for reason in _list_reasons(verdict, Outcome.FAIL)
+        if not reason.startswith("tokens: ")
     ]
     modules = verdict.levels.get("modules")
     if modules is not None and modules.verdict is Outcome.PASS:

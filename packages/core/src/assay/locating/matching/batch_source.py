@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from assay.hooks.timeline import RowLayout
@@ -35,9 +36,4 @@ class BatchSource:
 
     def selected_shape(self, shape: tuple[int, ...], rows: RowMap | None) -> tuple[int, ...]:
         """Return the shape of the result of `select`."""
-        if self.row is None or rows is None:
-            return shape
-        layout = RowLayout.of_shape(shape, rows)
-        if layout.batch_dim is None:
-            return shape
-        return (rows.length if layout.flattened else 1, *shape[1:])
+        return tuple(self.select(torch.empty(shape, device="meta"), rows).shape)
