@@ -90,7 +90,11 @@ def limits_file(
         f"# Made by: {command}",
         f"# A limit is {MARGIN} times the largest ratio of {len(runs)} clean runs. At 95% fewer",
         f"# than {bound:.1%} of such runs have a ratio over even the largest, for each statistic.",
-        *(line for name, known in derived.items() for line in _comment(name, known)),
+        *(
+            line
+            for name, known in derived.items()
+            for line in ["#", *_wrap(f"{name}, at least {known.limit}: {known.reason}")]
+        ),
         f'origin = "calibrated on {len(runs)} clean runs"',
         "",
         "[limits]",
@@ -105,9 +109,8 @@ def limits_file(
     return "\n".join(lines) + "\n"
 
 
-def _comment(name: str, derived: DerivedLimit) -> list[str]:
-    text = f"{name}, at least {derived.limit}: {derived.reason}"
-    return ["#", *textwrap.wrap(text, 98, initial_indent="# ", subsequent_indent="# ")]
+def _wrap(text: str) -> list[str]:
+    return textwrap.wrap(text, 98, initial_indent="# ", subsequent_indent="# ")
 
 
 def _round_up(value: float) -> float:

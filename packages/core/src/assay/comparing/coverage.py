@@ -13,7 +13,7 @@ from pydantic import Field
 from assay.verdicts import Coverage, Record, is_part_of
 
 if TYPE_CHECKING:
-    from assay.comparing.results import PortResult, ReplayResults
+    from assay.comparing.results import ReplayResults
 
 
 class Usage(Record):
@@ -84,7 +84,7 @@ class ComparedStages:
                 port.stage.module
                 for results in candidates
                 for port in results.ports.values()
-                if _num_compared(port)
+                if port.sums.num_elements or port.exact.num_compared
             ),
             frozenset(name for results in candidates for name in results.uncalled_modules),
         )
@@ -155,15 +155,13 @@ def judge_coverage(parts: CoverageParts) -> Coverage:
     named = {*owners, *experts, *itertools.chain(*reference.parameters.values())}
     paths = {path for name in named for path in _around(name) if path}
     coverage.unmatched_globs = {
-        glob: [] if fnmatch.filter(paths, glob) else _find_nearest(glob, paths)
+        glob: []
+        if fnmatch.filter(paths, glob)
+        else difflib.get_close_matches(glob.strip("*"), sorted(paths))
         for glob in parts.allowed
         if not any(is_part_of(name, glob) for name in coverage.gaps)
     }
     return coverage
-
-
-def _find_nearest(glob: str, paths: Collection[str]) -> list[str]:
-    return difflib.get_close_matches(glob.strip("*"), sorted(paths))
 
 
 def _unread(usage: Usage, modules: Collection[str]) -> Iterator[str]:
@@ -194,7 +192,3 @@ def _around(module: str) -> list[str]:
     """Return the path of a module and of its enclosing modules, innermost first."""
     parts = module.split(".") if module else []
     return [".".join(parts[:count]) for count in range(len(parts), -1, -1)]
-
-
-def _num_compared(port: "PortResult") -> int:
-    return int(port.sums.num_elements) + port.exact.num_compared

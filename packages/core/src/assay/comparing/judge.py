@@ -241,10 +241,10 @@ def find_nonfinite_padding(results: ReplayResults) -> FailedStage | None:
     Some kernels leave padding undefined, and usually nothing reads it. It is a fault only if values
     that are read became NaN too: attention multiplies padding by zero, which keeps a NaN.
     """
-    nonfinite_padding = [port for port in results.ports.values() if port.num_nonfinite_padding]
-    if not nonfinite_padding:
+    found = [port for port in results.ports.values() if port.num_nonfinite_padding]
+    if not found:
         return None
-    first = min(nonfinite_padding, key=lambda port: port.order)
+    first = min(found, key=lambda port: port.order)
     reported = Judged(Ratio("non-finite", math.nan, 0.0), 0.0, first)
     return FailedStage(first.stage, reported, math.inf, first.order)
 
@@ -288,7 +288,7 @@ def list_suspects(
             found.append((place, item.reported))
     own = [_suspect(*named)] if named is not None else []
     listed = [*own, *(_suspect(*pair) for pair in found)]
-    listed.sort(key=lambda one: -_severity(one))
+    listed.sort(key=lambda one: -one.noise_ratio / one.limit if one.limit else -math.inf)
     kept = listed[:MOST_LISTED]
     return kept if not own or own[0] in kept else [*kept[:-1], *own]
 
@@ -304,10 +304,6 @@ def _suspect(location: Location, item: Judged | None) -> Suspect:
         noise_ratio=ratio.value,
         limit=item.limit,
     )
-
-
-def _severity(suspect: Suspect) -> float:
-    return suspect.noise_ratio / suspect.limit if suspect.limit else math.inf
 
 
 def _key_of(location: Location) -> tuple[object, ...]:

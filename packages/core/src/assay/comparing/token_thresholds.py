@@ -7,7 +7,7 @@ percentile of pooled tokens, as it is published, fails clean runs.
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -96,8 +96,14 @@ def thresholds_file(runs: Sequence[CleanTokens], command: str) -> str:
         "",
         "# What a threshold must be above for each run to pass.",
         "[runs]",
-        *_lines_of(runs),
     ]
+    for run in runs:
+        needed = ", ".join(
+            f"{name} = {passing_value(values, FAILURE_RATE):.6g}"
+            for name, values in run.values.items()
+        )
+        num_tokens = len(run.values["cross_entropy"])
+        lines.append(f"{json.dumps(run.name)} = {{ tokens = {num_tokens}, {needed} }}")
     return "\n".join(lines) + "\n"
 
 
@@ -105,13 +111,3 @@ def published_pair(thresholds: Mapping[str, float]) -> str:
     """Return the variable that sets the thresholds of test_decoders.py in aiu-fms-testing-utils."""
     pair = ",".join(f"{thresholds[name]:.6g}" for name in ("cross_entropy", "diff_mean"))
     return f"FMS_TEST_SHAPES_METRICS_THRESHOLD={pair}"
-
-
-def _lines_of(runs: Iterable[CleanTokens]) -> Iterable[str]:
-    for run in runs:
-        needed = ", ".join(
-            f"{name} = {passing_value(values, FAILURE_RATE):.6g}"
-            for name, values in run.values.items()
-        )
-        num_tokens = len(run.values["cross_entropy"])
-        yield f"{json.dumps(run.name)} = {{ tokens = {num_tokens}, {needed} }}"

@@ -44,11 +44,6 @@ from assay.sites import Call, CallSite, RowMap
 from assay.stages import Stage, stage_that_made
 
 
-def _is_every_call(site: CallSite) -> bool:
-    del site
-    return True
-
-
 @dataclass(slots=True)
 class _Matched:
     """A running call, matched to one in the trace."""
@@ -116,7 +111,9 @@ class Replayer:
             self._chosen.clear()
             self._index = RowIndex(None)
         if active.call.site.module in self.partial_modules:
-            self._enter_partial_module(active)
+            whole = self._find_call(active) if active.call.caller is None else None
+            if whole is not None:  # its rows are those of the calls inside it
+                self._index = RowIndex(self.source.select_rows(whole.rows))
             return
         expected = self._find_partner(active)
         if expected is None:
@@ -181,7 +178,7 @@ class Replayer:
         matched: _Matched = active.state
         return matched.in_order(made)
 
-    def finish(self, is_own: Callable[[CallSite], bool] = _is_every_call) -> ReplayResults:
+    def finish(self, is_own: Callable[[CallSite], bool] = lambda _: True) -> ReplayResults:
         """Note expected calls that were not made, and return the results. Called after the last batch.
 
         is_own: returns True for a recorded call that this process had to make.
@@ -189,21 +186,13 @@ class Replayer:
         self.results.flush()
         made = {(site.step, site.micro_batch, site.module) for site in self._called}
         for call in self.trace.calls:
-            if call.site.phase == "forward" and call.site not in self._called:
-                at = call.site
-                if not is_own(at):
-                    continue
+            at = call.site
+            if at.phase == "forward" and at not in self._called and is_own(at):
                 is_inside_called = any(
                     (at.step, at.micro_batch, parent) in made for parent in ancestors(at.module)
                 )
                 self.results.note_missing_call(at, is_inside_called=is_inside_called)
         return self.results
-
-    def _enter_partial_module(self, active: ActiveCall) -> None:
-        """Measure nothing; keep the rows of a root call for the calls inside it."""
-        expected = self._find_call(active)
-        if expected is not None and active.call.caller is None:
-            self._index = RowIndex(self.source.select_rows(expected.rows))
 
     def _find_call(self, active: ActiveCall) -> Call | None:
         """Find the recorded call at the same place."""

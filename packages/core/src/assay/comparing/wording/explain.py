@@ -94,8 +94,8 @@ def explain_verdict(verdict: Verdict, evidence: DecidingRows) -> Explanation:
         f"{verdict.verdict.value}: {describe_sides(verdict)}",
         one_line(headline),
         tuple(one_line(detail) for detail in details),
-        _next_command(verdict)
-        if verdict.verdict is Outcome.FAIL and not verdict.headline
+        f"assay explain {verdict.diagnosis}"
+        if verdict.verdict is Outcome.FAIL and verdict.diagnosis and not verdict.headline
         else None,
     )
 
@@ -172,7 +172,8 @@ def _explain_failure(verdict: Verdict, evidence: DecidingRows) -> tuple[str, lis
             f"{name}: {level.reason or 'over its limit'}" for name, level in failed
         ]
         details = [*others, _describe_ratio(verdict, evidence)]
-    elif _is_decided_by_load(verdict):
+    elif _fails(verdict, "load") and verdict.noise_ratio is None:
+        # The error precedes all computation, so that no ratio shows it.
         headline, details = _explain_load(verdict, verdict.location)
     else:
         headline = _failure_headline(verdict, verdict.location)
@@ -185,14 +186,14 @@ def _explain_failure(verdict: Verdict, evidence: DecidingRows) -> tuple[str, lis
 def _explain_place(verdict: Verdict, evidence: DecidingRows) -> list[str | None]:
     """Return details of the place that the verdict names, or of its absence."""
     location = verdict.location
-    reason = _reason_at(verdict, location)
+    level = LEVEL_OF_PHASE[location.phase] if location else ""
+    reason = verdict.levels[level].reason if _fails(verdict, level) else None
     details: list[str | None] = [reason]
     if not (reason and _must_be_zero(verdict.statistic)):
         details.append(_describe_ratio(verdict, evidence))
     details += [_describe_worst(evidence), describe_first_affected_token(verdict)]
-    tokens = verdict.levels.get("tokens")
-    if tokens is not None and tokens.verdict is Outcome.FAIL:
-        details.append(tokens.reason)
+    if _fails(verdict, "tokens"):
+        details.append(verdict.levels["tokens"].reason)
     if location is None:
         return details + _explain_no_place(verdict)
     return [*details, _describe_origin(location, reason)]
@@ -206,16 +207,8 @@ def _describe_origin(location: Location, reason: str | None) -> str | None:
     return _MADE_HERE[location.phase]
 
 
-def _reason_at(verdict: Verdict, location: Location | None) -> str | None:
-    """Return the reason that the level of the named place gives."""
-    level = verdict.levels.get(LEVEL_OF_PHASE[location.phase]) if location else None
-    return level.reason if level is not None and level.verdict is Outcome.FAIL else None
-
-
-def _is_decided_by_load(verdict: Verdict) -> bool:
-    """Return True if the error precedes all computation, so that no ratio shows it."""
-    load = verdict.levels.get("load")
-    return load is not None and load.verdict is Outcome.FAIL and verdict.noise_ratio is None
+def _fails(verdict: Verdict, level: str) -> bool:
+    return level in verdict.levels and verdict.levels[level].verdict is Outcome.FAIL
 
 
 def _explain_load(verdict: Verdict, location: Location | None) -> tuple[str, list[str | None]]:
@@ -310,14 +303,10 @@ def _describe_noise(verdict: Verdict, row: Measurement | None) -> str:
         dtype = str((level.model_extra or {}).get("noise_dtype", dtype))
     noise = f"{dtype} noise" if dtype else "noise"
     same = _SAME.get(row.level, "of the same module") if row else "of the same place"
-    if row and _floor_decided(row):
+    # The ratio is to the smallest noise if the noise run's error is below it.
+    if row and row.ratio > 0 and row.actual / row.ratio > 1.01 * row.expected:
         return f"{noise} floor (the noise run {same} is below it)"
     return f"{noise} {same}"
-
-
-def _floor_decided(row: Measurement) -> bool:
-    """Return True if the ratio is to the floor, because the noise run's error was smaller."""
-    return row.ratio > 0 and row.actual / row.ratio > 1.01 * row.expected
 
 
 def _describe_worst(evidence: DecidingRows) -> str | None:
@@ -347,10 +336,6 @@ def _describe_compared(verdict: Verdict) -> str:
     )
     text = f"compared {count}"
     return f"{text} ({by_level})" if by_level else text
-
-
-def _next_command(verdict: Verdict) -> str | None:
-    return None if verdict.diagnosis is None else f"assay explain {verdict.diagnosis}"
 
 
 def _describe_diagnosis(name: str, location: Location | None) -> str:

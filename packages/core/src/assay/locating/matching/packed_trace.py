@@ -8,7 +8,7 @@ Shape legend: B rows, T tokens, S columns of a mask.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -92,8 +92,7 @@ class ReplayedTrace(Protocol):
         """Return the tensor at a port of a call."""
 
 
-@dataclass(frozen=True, slots=True)
-class _PackedTensor:
+class _PackedTensor(NamedTuple):
     shape: tuple[int, ...]
     digest: str
 

@@ -126,7 +126,10 @@ def draw_heat_map(report: Report, max_cells: int = MAX_CELLS) -> HeatMap | None:
         rank_by_ratio,
     )
     cells = [worst.get(index) for index in range(len(stages) * len(columns))]
-    return HeatMap(stages, columns, cells, _located(report, stages), report.judged_side, statements)
+    location = report.verdict.location
+    stage = location and report.stages.get((location.module or "", location.phase))
+    located = stages.index(stage) if stage in stages else None
+    return HeatMap(stages, columns, cells, located, report.judged_side, statements)
 
 
 def _cells(report: Report) -> Iterator[tuple[StageName, Token, Measurement]]:
@@ -169,9 +172,3 @@ def _columns(steps: dict[Token, int], width: int) -> tuple[list[Column], dict[To
             members = 1
         column_of[prompt, position] = len(columns) - 1
     return columns, column_of
-
-
-def _located(report: Report, stages: list[StageKey]) -> int | None:
-    location = report.verdict.location
-    stage = location and report.stages.get((location.module or "", location.phase))
-    return stages.index(stage) if stage in stages else None
