@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from assay.hooks.timeline import RowLayout
+from assay.hooks.row_positions import RowLayout
 from assay.sites import RowMap
 
 
