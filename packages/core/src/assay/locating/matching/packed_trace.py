@@ -42,7 +42,7 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
-class Packing:
+class PackedBatch:
     """A running batch of shape (num_rows, length) that consists of whole recorded micro-batches."""
 
     segments: tuple[Segment, ...]
@@ -102,13 +102,13 @@ class PackedTrace:
     """A trace with packed micro-batches, each found under the number of its first micro-batch."""
 
     trace: Trace
-    packings: dict[tuple[int, int], Packing] = field(default_factory=dict)
+    packings: dict[tuple[int, int], PackedBatch] = field(default_factory=dict)
     """Packings by step and number."""
     _found: dict[CallSite, Call | None] = field(default_factory=dict)
     _last: tuple[CallSite, str, Tensor] | None = None
     """The last assembled tensor: callers read its shape before its values."""
 
-    def pack(self, step: int, packing: Packing) -> None:
+    def pack(self, step: int, packing: PackedBatch) -> None:
         """Present the micro-batches of `packing` as one, in `step`."""
         self.packings[step, packing.number] = packing
         self._found.clear()
@@ -163,16 +163,16 @@ class PackedTrace:
             self._last = call.site, port, pack_tensors(recorded, packing)
         return self._last[2].clone()
 
-    def _packing_of(self, call: Call) -> Packing | None:
+    def _packing_of(self, call: Call) -> PackedBatch | None:
         return self.packings.get((call.site.step, call.site.micro_batch))
 
-    def _parts(self, site: CallSite, packing: Packing) -> list[Call]:
+    def _parts(self, site: CallSite, packing: PackedBatch) -> list[Call]:
         found = (
             self.trace.find(replace(site, micro_batch=number)) for number in packing.micro_batches
         )
         return [call for call in found if call is not None]
 
-    def _assemble(self, site: CallSite, packing: Packing) -> Call | None:
+    def _assemble(self, site: CallSite, packing: PackedBatch) -> Call | None:
         parts = self._parts(site, packing)
         if len(parts) < len(packing.micro_batches):
             return None
@@ -231,7 +231,7 @@ Form = Literal["tokens", "flattened", "shared", "mask", "rows", "alike"]
 _ONE_ROW = RowMap((-1,), ((),))
 
 
-def form_of(recorded: Recorded, packing: Packing) -> Form | None:
+def form_of(recorded: Recorded, packing: PackedBatch) -> Form | None:
     """Return how to assemble tensors of these shapes; None if no rule fits all of them."""
     ranks = {tensor.ndim for tensor in recorded.tensors.values()}
     if ranks == {4} and recorded.port.endswith("mask"):
@@ -263,7 +263,7 @@ def _form_of_one(layout: RowLayout) -> Form | None:
     return "alike" if layout.batch_dim is None else "rows"
 
 
-def pack_tensors(recorded: Recorded, packing: Packing) -> Tensor:
+def pack_tensors(recorded: Recorded, packing: PackedBatch) -> Tensor:
     """Assemble the tensors of several micro-batches at a port into one of the running batch.
 
     Padding is zero, or not allowed. Raises: ValueError if `form_of` returns None.
@@ -289,7 +289,7 @@ def pack_tensors(recorded: Recorded, packing: Packing) -> Tensor:
             raise ValueError(f"the layout of rows at {recorded.port} is unknown")
 
 
-def _pack_tokens(recorded: Recorded, packing: Packing) -> Tensor:
+def _pack_tokens(recorded: Recorded, packing: PackedBatch) -> Tensor:
     dim = recorded.token_dim
     shape = list(recorded.row_of(packing.segments[0]).shape)
     shape[dim - 1] = packing.length
@@ -300,7 +300,7 @@ def _pack_tokens(recorded: Recorded, packing: Packing) -> Tensor:
     return made
 
 
-def _pack_shared(recorded: Recorded, packing: Packing) -> Tensor:
+def _pack_shared(recorded: Recorded, packing: PackedBatch) -> Tensor:
     """Assemble values by column, such as positions: the longest row, or starting again for each row."""
     if not packing.has_single_rows:
         from_first = tuple(replace(segment, start=0) for segment in packing.segments)
@@ -315,7 +315,7 @@ def _pack_shared(recorded: Recorded, packing: Packing) -> Tensor:
     return made
 
 
-def _pack_masks(recorded: Recorded, packing: Packing) -> Tensor:
+def _pack_masks(recorded: Recorded, packing: PackedBatch) -> Tensor:
     """Assemble masks (B, 1, T, S), or one for all rows: no token sees another recorded row."""
     first = recorded.first
     closed = torch.finfo(first.dtype).min if first.is_floating_point() else 0
@@ -327,7 +327,7 @@ def _pack_masks(recorded: Recorded, packing: Packing) -> Tensor:
     return made
 
 
-def _row_map(rows: Mapping[int, RowMap | None], packing: Packing) -> RowMap | None:
+def _row_map(rows: Mapping[int, RowMap | None], packing: PackedBatch) -> RowMap | None:
     prompts = [-1] * packing.num_rows
     positions = [[-1] * packing.length for _ in range(packing.num_rows)]
     for segment in packing.segments:
