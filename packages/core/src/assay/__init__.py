@@ -1,6 +1,6 @@
-"""assay: does this model train and generate on this accelerator as it does on the reference?
+"""assay: check that a model trains and generates on an accelerator as it does on a reference.
 
-Importing this package imports no torch: what it offers is loaded when it is first used.
+Importing this package imports no torch: each name is loaded when it is first used.
 """
 
 from typing import TYPE_CHECKING

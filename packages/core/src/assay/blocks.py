@@ -1,4 +1,4 @@
-"""Sums over a pair of tensors, block by block: a block fits into the caches of a core.
+"""Sums over a pair of tensors, computed in blocks that fit into the caches of a core.
 
 Shape legend: R rows (tokens), C channels (last dim).
 """
@@ -16,19 +16,19 @@ from typing import Self, TypeVar
 import torch
 from torch import Tensor
 
-# Fastest of 2**17 to 2**21: smaller blocks need more calls, larger ones do not fit the caches.
+# Fastest of 2**17 to 2**21: smaller blocks need more calls, and larger ones exceed the caches.
 BLOCK_BYTES = 1 << 20
 
-# Threads compute spans of rows of about so many elements. The spans do not depend on the number of
-# threads, so neither do the sums.
+# Number of elements in the rows that one thread computes. It does not depend on the number of threads,
+# so neither do the sums.
 SPAN_ELEMENTS = 1 << 20
 
-# Largest values of tensors whose sums of squared products neither overflow nor vanish in float32;
-# tensors of other size (gradients, logits masked by the lowest number) are summed in float64.
+# Range of a tensor's largest value in which sums of squared products neither overflow nor vanish in
+# float32. Other tensors (gradients, logits masked by the lowest number) are summed in float64.
 USUAL_SIZE = (2.0**-20, 2.0**20)
 
-# Larger than any activation. Masks contain the lowest number of their dtype, whose difference from
-# that of another dtype would exceed all other errors.
+# Larger than any activation. Masks contain the lowest number of their dtype. The difference between
+# those of two dtypes would exceed all other errors.
 MASKED_SIZE = 2.0**120
 
 NUM_CHANNEL_SUMS = 5
@@ -51,24 +51,22 @@ class WorstElement:
 
 @dataclass(slots=True)
 class BlockSums:
-    """Sums over one pair; d = actual - expected, e = expected; non-finite values are left out.
-
-    rows: (2, R), sums over the channels of e e and d d; d d is nan where a value is not finite.
-    channels: (5, C), sums over the rows of d, d e, e e, d d, e.
-    dede: sum of (d e)**2.
-    num_nan, num_inf: of actual where expected is finite.
-    """
+    """Sums over the finite values of one pair; d = actual - expected, e = expected."""
 
     rows: Tensor
+    """(2, R): sums over the channels of e e and d d; d d is nan if a value is not finite."""
     channels: Tensor
+    """(5, C): sums over the rows of d, d e, e e, d d, e."""
     dede: float = 0.0
+    """Sum of (d e)**2."""
     num_nan: int = 0
+    """Number of actual NaN values where the expected value is finite."""
     num_inf: int = 0
     worst: WorstElement = field(default_factory=WorstElement)
 
     @classmethod
     def of(cls, actual_RC: Tensor, expected_RC: Tensor) -> Self:
-        """All sums of one pair; blocks are added up in float64."""
+        """Compute all sums of one pair; blocks are added in float64."""
         num_rows, num_channels = actual_RC.shape
         sums = cls(
             torch.zeros(2, num_rows, dtype=torch.float64),
@@ -110,33 +108,33 @@ class BlockSums:
         self.dede += products.sum_dede()
 
     def _count_nonfinite(self, actual: Tensor, expected: Tensor, d: Tensor) -> Tensor:
-        """Count NaN and infinities; returns which rows have any, (R,)."""
+        """Count NaN and infinity, and return the rows that have any, (R,) bool."""
         wrong = ~actual.isfinite() & expected.isfinite()
         self.num_nan += int((actual.isnan() & wrong).sum())
         self.num_inf += int((actual.isinf() & wrong).sum())
-        # Two infinities of one sign agree: additive masks contain them.
+        # Infinities of one sign agree: additive masks contain them.
         same = (actual == expected) | (actual.isnan() & expected.isnan())
         return (~d.isfinite() & ~same).any(dim=1)
 
 
 class _Products:
-    """d, d e, e e and d d of one block, (4, R, C), in memory that is reused for the next."""
+    """d, d e, e e and d d of one block, (4, R, C), in memory that all blocks share."""
 
     def __init__(self, expected: Tensor) -> None:
         num_rows, num_channels = expected.shape
-        # Rows a power of two apart map to the same cache lines: sums over them take twice as long.
-        # The padding of zeros changes no sum and no maximum.
+        # Rows a power of two apart share cache lines, which doubles the time of a sum. The zeros of
+        # the padding change no sum and no maximum.
         apart = num_channels + _LINE_BYTES // expected.itemsize
         self._whole = torch.zeros(4, num_rows, apart, dtype=expected.dtype)
         self._used = self._whole[:, :, :num_channels]
         self.d = self._used[0]
 
     def fit(self, expected: Tensor) -> bool:
-        """Whether `expected` has the shape and dtype of the memory."""
+        """Return True if `expected` has the shape and dtype of the memory."""
         return self.d.shape == expected.shape and self.d.dtype == expected.dtype
 
     def multiply(self, e: Tensor) -> Tensor:
-        """Compute the products of d; returns the sums over rows of all four, (4, C)."""
+        """Compute the products of d, and return the sums over rows of all four, (4, C)."""
         d, de, ee, dd = self._used
         torch.mul(d, e, out=de)
         torch.mul(e, e, out=ee)
@@ -144,31 +142,31 @@ class _Products:
         return self._used.sum(1)
 
     def sum_rows(self) -> Tensor:
-        """Sums over channels of e e and d d, (2, R)."""
+        """Return the sums over channels of e e and d d, (2, R)."""
         return self._used[2:].sum(2)
 
     def sum_dede(self) -> float:
-        """Sum of (d e)**2; overwrites d e."""
-        # Not torch.dot: its library starts more threads.
+        """Return the sum of (d e)**2, and overwrite d e."""
+        # Not torch.dot: its library starts threads.
         return float(self._whole[1].square_().sum())
 
     def largest_difference(self) -> float:
-        """Largest absolute d."""
+        """Return the largest absolute d."""
         low, high = torch.aminmax(self._whole[0])
         return max(-float(low), float(high))
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which differences from values of `dtype` are computed.
+    """Return the dtype in which differences from values of `dtype` are computed.
 
-    Low-precision values differ from the expected ones by 2**-12 and more, which float32 resolves
-    to a relative 2**-12; differences of float32 values need float64.
+    Low-precision values differ from the expected ones by 2**-12 and more. float32 resolves such a
+    difference to a relative 2**-12. Differences of float32 values need float64.
     """
     return torch.float64 if dtype in (torch.float32, torch.float64) else torch.float32
 
 
 def prepare_pair(actual: Tensor, expected: Tensor) -> tuple[Tensor, Tensor]:
-    """A pair whose mask values are infinities, with `expected` in the dtype to compute in."""
+    """Return the pair with infinities as mask values, and `expected` in the dtype to compute in."""
     low, high = torch.aminmax(expected)
     largest = max(-float(low), float(high))
     usual = USUAL_SIZE[0] <= largest <= USUAL_SIZE[1]
@@ -189,7 +187,7 @@ def _mask_infinitely(actual: Tensor, expected: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def sum_pair(actual_RC: Tensor, expected_RC: Tensor) -> BlockSums:
-    """The result of `BlockSums.of`, computed by as many threads as torch has."""
+    """Compute the result of `BlockSums.of` on as many threads as torch has."""
     num_rows, num_channels = actual_RC.shape
     height = max(1, SPAN_ELEMENTS // num_channels)
 
@@ -201,38 +199,38 @@ def sum_pair(actual_RC: Tensor, expected_RC: Tensor) -> BlockSums:
 
 
 def map_on_threads(function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
-    """Return the results of `function` for each item, computed by as many threads as torch has."""
+    """Return the results of `function` for each item, computed on as many threads as torch has."""
     num_threads = torch.get_num_threads()
     if num_threads == 1:
         return [function(item) for item in items]
-    return list(_lone_threads(num_threads).map(function, items))
+    return list(_single_threaded_pool(num_threads).map(function, items))
 
 
 @cache
-def _lone_threads(number: int) -> ThreadPoolExecutor:
-    """Threads whose torch operations run on that thread alone.
+def _single_threaded_pool(number: int) -> ThreadPoolExecutor:
+    """Start threads whose torch operations start no further threads.
 
-    Operations on several threads synchronise after each one: on a busy machine that takes ten
-    times as long.
+    An operation on several threads synchronizes them at its end, which takes ten times as long on a
+    busy machine.
     """
     pool = ThreadPoolExecutor(number)
-    all_there = Barrier(number)
+    all_started = Barrier(number)
 
     def prepare(_: int) -> None:
         torch.set_num_threads(1)
-        all_there.wait()
+        all_started.wait()
 
     list(pool.map(prepare, range(number)))
-    torch.set_num_threads(number)  # the last call sets the number for threads started later
+    torch.set_num_threads(number)  # the last call applies to threads started later
     return pool
 
 
-# A forked process has none of its parent's threads.
-os.register_at_fork(after_in_child=_lone_threads.cache_clear)
+# A forked process does not have its parent's threads.
+os.register_at_fork(after_in_child=_single_threaded_pool.cache_clear)
 
 
 def count_misrounded(actual_RC: Tensor, expected_RC: Tensor) -> int:
-    """Number of elements of `actual` that differ from the expected value rounded to their dtype."""
+    """Count the elements of `actual` that differ from the expected value rounded to their dtype."""
     count = 0
     for at in list_blocks(actual_RC.shape, compute_dtype(actual_RC.dtype).itemsize):
         actual, expected = prepare_pair(actual_RC[at], expected_RC[at])
@@ -251,7 +249,7 @@ def list_blocks(shape: Sequence[int], itemsize: int) -> Iterator[tuple[slice, sl
 
 
 def _join(parts: list[BlockSums], height: int) -> BlockSums:
-    """The sums of a whole pair from those of its spans of `height` rows."""
+    """Combine the sums of spans of `height` rows into those of the whole pair."""
     number, worst = max(enumerate(parts), key=lambda item: item[1].worst.difference)
     index = (number * height + worst.worst.index[0], worst.worst.index[1])
     return BlockSums(

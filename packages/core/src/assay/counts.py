@@ -1,8 +1,8 @@
-"""Whole numbers from users, as text or as numbers, checked against a range."""
+"""Range checks of whole numbers from users."""
 
 from assay.errors import UsageError
 
-# Larger than the steps, prompts, ranks or threads of any check. Lists of this length fit into memory.
+# More than any check has steps, prompts, ranks or threads. Lists of this length fit into memory.
 MOST = 1_000_000
 # torch generators take signed 64-bit seeds.
 LARGEST_SEED = 2**63 - 1

@@ -11,19 +11,18 @@ from assay.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class FloatFormat:
-    """A binary floating-point format.
-
-    smallest: positive number, subnormal ones included.
-    """
+    """A binary floating-point format."""
 
     name: str
-    significand_bits: int  # with the hidden bit
+    significand_bits: int
+    """Includes the hidden bit."""
     largest: float
     smallest: float
+    """The smallest positive number, which may be subnormal."""
 
     @property
     def unit_roundoff(self) -> float:
-        """Largest relative error of rounding to nearest, 2**-significand_bits.
+        """Return the largest relative error of rounding to nearest, 2**-significand_bits.
 
         Source: Higham, Accuracy and Stability of Numerical Algorithms, 2.1.
         """
@@ -31,7 +30,7 @@ class FloatFormat:
 
     @property
     def is_narrow(self) -> bool:
-        """Whether it is narrower than float32, in which mixed precision keeps weights."""
+        """Return True if it is narrower than float32, in which mixed precision keeps weights."""
         return self.significand_bits < FORMATS["float32"].significand_bits
 
 
@@ -40,7 +39,7 @@ def _largest(significand_bits: int, max_exponent: int) -> float:
 
 
 def _ieee(name: str, significand_bits: int, max_exponent: int) -> FloatFormat:
-    """A format whose smallest exponent is 1 - `max_exponent`."""
+    """Make a format whose smallest exponent is 1 - `max_exponent`."""
     smallest = 2.0 ** (2 - max_exponent - significand_bits)
     return FloatFormat(name, significand_bits, _largest(significand_bits, max_exponent), smallest)
 
@@ -59,7 +58,7 @@ FORMATS = {
 
 
 def float_format(name: str) -> FloatFormat:
-    """The format called `name`.
+    """Return the format called `name`.
 
     Raises: UsageError for a name that is not in `FORMATS`.
     """

@@ -1,7 +1,6 @@
-"""Base classes of all errors.
+"""Base classes of all errors, and wording for messages.
 
-A numerical mismatch is never an exception: it is an `assay.verdicts.Verdict`.
-Each package derives its own errors from these two, with their messages.
+A numerical mismatch is a `assay.verdicts.Verdict`, never an exception.
 """
 
 import re
@@ -16,7 +15,7 @@ _PATTERNS_SHOWN = 8
 
 
 class AssayError(Exception):
-    """Anything that stops a command before a verdict. The command line exits with 2."""
+    """An error that stops a command before a verdict. The command line exits with 2."""
 
     exit_code = 2
 
@@ -30,7 +29,7 @@ class MachineError(AssayError):
 
 
 def name_some(names: Sequence[str], num_shown: int = _NAMES_SHOWN) -> str:
-    """The first `num_shown` of `names`, and the number of the others."""
+    """List the first `num_shown` of `names`, and count the others."""
     rest = len(names) - num_shown
     shown = ", ".join(names[:num_shown])
     return f"{shown} and {rest:,} more" if rest > 0 else shown
@@ -53,7 +52,7 @@ def name_alike(names: Iterable[str]) -> str:
 
 
 def raised_in_words(error: BaseException) -> str:
-    """What the code of a user raised, and its innermost line that is of no installed package."""
+    """Describe an exception from user code, with its innermost line outside installed packages."""
     text = f"{type(error).__name__}: {error}".removesuffix(": ")
     frames = traceback.extract_tb(error.__traceback__)[1:]  # the first is the caller's
     installed = tuple(sysconfig.get_paths()[key] for key in ("stdlib", "purelib", "platlib"))
@@ -65,7 +64,7 @@ def raised_in_words(error: BaseException) -> str:
 
 
 def exit_in_words(code: int) -> str:
-    """How a process ended, by its exit code, as in "was ended by SIGKILL"."""
+    """Describe the end of a process by its exit code, as in "was ended by SIGKILL"."""
     if code >= 0:
         return f"ended with exit code {code}"
     try:

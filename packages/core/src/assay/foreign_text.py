@@ -1,8 +1,8 @@
-r"""Foreign text, made safe to show: names in models and files, messages, values of records.
+r"""Escaping of foreign text: names in models and files, messages, values of records.
 
 Every output format escapes with these functions. A character that moves the cursor, changes the writing
-direction or is invisible appears as its JSON escape, such as `\u001b`, so escaped JSON stays the
-same JSON.
+direction or is invisible is replaced by its JSON escape, such as `\u001b`, so that escaped JSON keeps
+its meaning.
 """
 
 import re
@@ -22,14 +22,14 @@ _CONTROL_IN_LINES = re.compile(f"[{_CONTROLS}]".replace("\x00-\x1f", "\x00-\x08\
 _WORKFLOW_COMMAND = re.compile(r"^(\s*):(?=:)|#(?=#\[)", re.MULTILINE)
 
 _MARKDOWN = re.compile(r"[\\`*{}\[\]#|~]|(?<![^\W_])_+|_+(?![^\W_])")  # `_` within a word is text
-# GitHub makes links of `@name`, `#1`, `GH-1` and addresses after it has removed backslashes. An
-# empty comment within them prevents that, and is not shown.
+# GitHub makes links of `@name`, `#1`, `GH-1` and addresses after it removes backslashes. An empty
+# comment inside prevents that, and is not shown.
 # Source: GitHub Docs, "Autolinked references and URLs".
 _MARKDOWN_LINK = re.compile(r"(@(?=\w)|#(?=\d)|\bGH-(?=\d)|:(?=//)|\bwww(?=\.))", re.IGNORECASE)
 _NOTHING_SHOWN = "<!-- -->"
 
-# A spreadsheet takes a cell that begins so for a formula, which can run programs. Full-width signs
-# work in some languages.
+# A spreadsheet takes a cell that begins with one of these for a formula, which can run programs.
+# Full-width signs work in some languages.
 # Source: OWASP, "CSV Injection".
 _FORMULA_STARTS = ("=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 

@@ -1,8 +1,8 @@
-"""The numbers between two tensors, in one pass over both.
+"""Sums over pairs of tensors, in one pass, and the error statistics that follow from them.
 
-`PairSums` pools every call of one port: sums over elements, over channels (the last dim) and over
-bins of the expected value. All statistics by which a stage is judged are functions of these sums:
-the process that runs the candidate computes the sums, the one that judges the statistics.
+`PairSums` pools all calls of one port: sums over elements, over channels (the last dim) and over
+bins of the expected value. The process that runs the candidate computes the sums. The judging process
+computes the statistics from them.
 
 Shape legend: R rows (tokens), C channels (last dim), K bins.
 """
@@ -19,11 +19,11 @@ from torch import Tensor
 from assay.blocks import NUM_CHANNEL_SUMS, WorstElement, count_misrounded, prepare_pair, sum_pair
 from assay.errors import UsageError
 
-# Small calls are collected until they have so many elements: a decode step has a few hundred.
+# Small calls are collected up to this number of elements: a decode step has a few hundred.
 CHUNK_ELEMENTS = 1 << 16
 
-# Of each call at most this many elements take part in the bins, and as many in the slopes of rows:
-# binning costs ten times a sum.
+# Bins use at most this many elements of each call, and slopes of rows as many: binning costs ten
+# times a sum.
 BINNED_ELEMENTS = 1 << 14
 
 # The slope of a row of fewer elements would be mostly chance.
@@ -36,12 +36,12 @@ _TAIL = [2.5, 3.5, 5.0, 8.0]
 BIN_EDGES = tuple([-edge for edge in reversed(_TAIL)] + _CENTRE + _TAIL)
 NUM_BINS = len(BIN_EDGES) + 1
 
-# A bin is looked up by cells of equal width, so narrow that no two edges share one: the bin at the
-# start of each cell, and the next edge. A search would take four times as long.
+# Lookup table of bins by cells of equal width. No cell contains two edges, so the bin at its start and
+# the next edge suffice. A search takes four times as long.
 _CELLS_PER_UNIT = 16
 _REACH = 9.0
-# Not by torch.bucketize: `assay.runs.forking` imports this before it forks, and the child of a
-# process that runs threads of OpenMP would wait for them for ever.
+# Not by torch.bucketize: `assay.runs.forking` imports this file before it forks, and the child of a
+# process with OpenMP threads waits for them forever.
 _FIRST_BIN = torch.tensor(
     [
         bisect_left(BIN_EDGES, cell / _CELLS_PER_UNIT - _REACH)
@@ -50,8 +50,8 @@ _FIRST_BIN = torch.tensor(
 )
 _NEXT_EDGE = torch.tensor([*BIN_EDGES, math.inf], dtype=torch.float64)
 
-# A row counts with at least this share of the root mean square row norm, so that a nearly zero
-# row does not turn rounding into a large relative error.
+# Smallest norm of a row, as a share of the root mean square row norm: otherwise the rounding of a
+# nearly zero row is a large relative error.
 ROW_FLOOR = 0.1
 
 
@@ -60,12 +60,12 @@ class ShapeMismatchError(UsageError):
 
     @classmethod
     def of(cls, actual: Tensor, expected: Tensor) -> Self:
-        """`actual` and `expected`: the pair that was to be compared."""
+        """Make the error for a pair."""
         return cls(f"actual has shape {tuple(actual.shape)}, expected {tuple(expected.shape)}")
 
 
 def bin_of(values: Tensor) -> Tensor:
-    """Index of the bin of each value; values are finite, in units of the root mean square."""
+    """Return the bin of each value; values are finite, in units of the root mean square."""
     cell = values.clamp(-_REACH, _REACH).add_(_REACH).mul_(_CELLS_PER_UNIT).long()
     index = _FIRST_BIN.index_select(0, cell)
     return index.add_(values > _NEXT_EDGE.to(values.dtype).index_select(0, index))
@@ -91,14 +91,14 @@ class RowErrors:
 
     @classmethod
     def concatenate(cls, parts: "list[RowErrors]") -> "RowErrors":
-        """All rows of `parts`, in order."""
+        """Join the rows of `parts`, in order."""
         names = cls.__slots__
         if not parts:
             return cls(*(torch.zeros(0) for _ in names))
         return cls(*(torch.cat([getattr(part, name) for part in parts]) for name in names))
 
     def relative(self) -> Tensor:
-        """Relative error of each row, (R,); nan where the actual row holds a NaN."""
+        """Return the relative error of each row, (R,); nan if the actual row holds a NaN."""
         floor = ROW_FLOOR * self.scale
         denominator = torch.maximum(self.expected, floor)
         ratio = self.error / denominator
@@ -107,19 +107,17 @@ class RowErrors:
 
 
 @dataclass(slots=True)
-class _Waiting:
-    """A buffer in which small calls of one width are collected.
-
-    parts: actual and expected (R, C), prompt and position (R,); the first rows are in use.
-    """
+class _CallBuffer:
+    """A buffer that collects small calls of one width."""
 
     parts: tuple[Tensor, Tensor, Tensor, Tensor]
+    """actual and expected (R, C), prompt and position (R,); only the first rows are used."""
     num_rows: int = 0
     num_calls: int = 0
 
     @classmethod
-    def for_calls_like(cls, actual_RC: Tensor, expected_RC: Tensor) -> "_Waiting":
-        """An empty buffer for calls of this width and these dtypes."""
+    def for_calls_like(cls, actual_RC: Tensor, expected_RC: Tensor) -> "_CallBuffer":
+        """Make an empty buffer for calls of this width and these dtypes."""
         width = actual_RC.shape[1]
         num_rows = max(len(actual_RC), CHUNK_ELEMENTS // max(width, 1))
         values = (
@@ -129,7 +127,7 @@ class _Waiting:
         return cls((*values, *addresses))  # type: ignore[arg-type]  # four of them
 
     def has_room_for(self, actual_RC: Tensor, expected_RC: Tensor) -> bool:
-        """Whether this call has the width and dtypes of the buffer, and fits."""
+        """Return True if this call has the width and dtypes of the buffer, and fits."""
         actual, expected, *_ = self.parts
         return (
             actual.shape[1] == actual_RC.shape[1]
@@ -145,8 +143,8 @@ class _Waiting:
         self.num_rows = end
         self.num_calls += 1
 
-    def __deepcopy__(self, memo: dict[int, object]) -> "_Waiting":
-        """A copy whose unused rows cost nothing."""
+    def __deepcopy__(self, memo: dict[int, object]) -> "_CallBuffer":
+        """Copy the rows in use only."""
         del memo
         actual, expected, prompt, position = map(torch.empty_like, self.parts)
         copies = actual, expected, prompt, position
@@ -155,59 +153,60 @@ class _Waiting:
         return replace(self, parts=copies)
 
     def all_rows(self) -> tuple[Tensor, ...]:
-        """The collected calls as one call."""
+        """Return the collected calls as one call."""
         return tuple(part[: self.num_rows] for part in self.parts)
 
 
 @dataclass(slots=True)
 class PairSums:
-    """Sums over all compared pairs of one port; d = actual - expected, e = expected.
-
-    counts_misrounded: whether to count `num_misrounded`, which is meaningful only for stages that
-        round element by element.
-    """
+    """Sums over all compared pairs of one port; d = actual - expected, e = expected."""
 
     counts_misrounded: bool = True
+    """Count `num_misrounded`, which has a meaning only if the stage rounds element by element."""
     num_elements: int = 0
     num_calls: int = 0
     dd: float = 0.0
     ee: float = 0.0
     de: float = 0.0
-    dede: float = 0.0  # of (d e)**2: the variance of `de` under independent errors
-    num_nan: int = 0  # of actual where expected is finite
+    dede: float = 0.0
+    """Sum of (d e)**2: the variance of `de` under independent errors."""
+    num_nan: int = 0
+    """Number of actual NaN values where the expected value is finite."""
     num_inf: int = 0
     num_misrounded: int = 0
     channel_rows: int = 0
-    channel: Tensor | None = None  # (5, C): sums of d, d e, e e, d d, e
-    # (4, K): count, sums of d, d d, e; d and e over the root mean square of e
+    channel: Tensor | None = None
+    """(5, C): sums of d, d e, e e, d d, e."""
     bins: Tensor = field(default_factory=lambda: _zeros(4, NUM_BINS))
-    # (4,): number of rows, sums of their slopes, of the squares of these, of their variances
+    """(4, K): count, sums of d, d d, e; d and e over the root mean square of e."""
     row_slopes: Tensor = field(default_factory=lambda: _zeros(4))
+    """(4,): number of rows; sums of their slopes, squared slopes and variances."""
     rows: list[RowErrors] = field(default_factory=list)
-    worst: WorstElement = field(default_factory=WorstElement)  # at (prompt, position, channel)
-    _waiting: "_Waiting | None" = None
+    worst: WorstElement = field(default_factory=WorstElement)
+    """Its index is (prompt, position, channel)."""
+    _collected: "_CallBuffer | None" = None
 
     def add_later(
         self, actual_RC: Tensor, expected_RC: Tensor, prompt: Tensor, position: Tensor
     ) -> None:
-        """Add one call, or copy a small one and add it later with others: decode steps are small."""
+        """Add a large call at once, and collect small ones: decode steps are small."""
         if actual_RC.shape != expected_RC.shape:
             raise ShapeMismatchError.of(actual_RC, expected_RC)
-        if self._waiting is not None and not self._waiting.has_room_for(actual_RC, expected_RC):
+        if self._collected is not None and not self._collected.has_room_for(actual_RC, expected_RC):
             self.flush()
         if actual_RC.numel() >= CHUNK_ELEMENTS:
             self.add(actual_RC, expected_RC, prompt, position)
             return
-        if self._waiting is None:
-            self._waiting = _Waiting.for_calls_like(actual_RC, expected_RC)
-        self._waiting.take(actual_RC, expected_RC, prompt, position)
+        if self._collected is None:
+            self._collected = _CallBuffer.for_calls_like(actual_RC, expected_RC)
+        self._collected.take(actual_RC, expected_RC, prompt, position)
 
     def flush(self) -> None:
         """Add the calls that `add_later` has collected."""
-        if self._waiting is not None:
-            waiting, self._waiting = self._waiting, None
-            self.add(*waiting.all_rows())
-            self.num_calls += waiting.num_calls - 1
+        if self._collected is not None:
+            collected, self._collected = self._collected, None
+            self.add(*collected.all_rows())
+            self.num_calls += collected.num_calls - 1
 
     def add(self, actual_RC: Tensor, expected_RC: Tensor, prompt: Tensor, position: Tensor) -> None:
         """Add one call.
@@ -264,10 +263,8 @@ class PairSums:
             e, d = e[finite], d[finite]
         e, d = e / rms, d.double() / rms
         index = bin_of(e)
-        self.bins[0] += torch.bincount(index, minlength=NUM_BINS)
-        self.bins[1] += torch.bincount(index, weights=d, minlength=NUM_BINS)
-        self.bins[2] += torch.bincount(index, weights=d * d, minlength=NUM_BINS)
-        self.bins[3] += torch.bincount(index, weights=e.double(), minlength=NUM_BINS)
+        for sums, weights in zip(self.bins, (None, d, d * d, e.double()), strict=True):
+            sums += torch.bincount(index, weights=weights, minlength=NUM_BINS)  # noqa: PLW2901 - a view
 
     def _add_row_slopes(self, actual: Tensor, expected: Tensor, scale: float) -> None:
         num_rows, num_channels = actual.shape
@@ -297,7 +294,7 @@ class PairSums:
 
     @property
     def relative_error(self) -> float:
-        """||d|| / ||e||, dimensionless; inf if only e is zero, nan if a value was not finite.
+        """Return ||d|| / ||e||; inf if only e is zero, nan if a value was not finite.
 
         Source: Golub & Van Loan, Matrix Computations, 2.3 (norms).
         """
@@ -309,12 +306,12 @@ class PairSums:
 
     @property
     def slope(self) -> float:
-        """Least-squares slope of d on e through the origin: the relative error of a scale."""
+        """Return the least-squares slope of d on e through the origin: the relative error of a scale."""
         return self.de / self.ee if self.ee else 0.0
 
     @property
     def slope_standard_error(self) -> float:
-        """Standard error of `slope` under independent errors of unequal variance.
+        """Return the standard error of `slope` under independent errors of unequal variance.
 
         Source: White, Econometrica 48 (1980) 817, for one regressor.
         """
@@ -322,11 +319,11 @@ class PairSums:
 
     @property
     def num_row_slopes(self) -> int:
-        """Number of rows that are long and large enough to have a slope."""
+        """Return the number of rows that are long and large enough for a slope."""
         return int(self.row_slopes[0])
 
     def row_slope(self, allowed_slope: float = 0.0) -> tuple[float, float]:
-        """Root mean square over the rows of the slope of d on e, and its expectation by chance.
+        """Return the root mean square of the rows' slopes of d on e, and its expectation by chance.
 
         allowed_slope: subtracted from every row's slope.
         """
@@ -338,25 +335,25 @@ class PairSums:
 
     @property
     def num_used_bins(self) -> int:
-        """Number of bins with at least 16 elements."""
+        """Return the number of bins with at least 16 elements."""
         return int((self.bins[0] >= 16).sum())
 
     def bin_spread(self) -> float:
-        """Root mean square over the bins of the mean of e, over the root mean square of e."""
+        """Return the root mean square of the bins' means of e, over the root mean square of e."""
         count, _, _, size = self.bins
         used = count >= 16
         return float((size[used] / count[used]).pow(2).mean().sqrt()) if bool(used.any()) else 0.0
 
     @property
     def misrounded_share(self) -> float:
-        """Share of elements that are not the expected value rounded to the actual dtype."""
+        """Return the share of elements that differ from the expected value rounded to their dtype."""
         return self.num_misrounded / self.num_elements if self.num_elements else 0.0
 
     def bin_bias(self, allowed_slope: float = 0.0) -> tuple[float, float]:
-        """Root mean square over the bins of the mean error, and its expectation by chance.
+        """Return the root mean square of the bins' mean errors, and its expectation by chance.
 
         allowed_slope: this many times e is subtracted from the error.
-        Both in units of the root mean square of e. Bins with under 16 elements are left out.
+        Both are in units of the root mean square of e. Bins with under 16 elements are ignored.
         """
         count, total, square, size = self.bins
         used = count >= 16
@@ -368,7 +365,7 @@ class PairSums:
         return float((bias**2).mean().sqrt()), float((variance / n).mean().sqrt())
 
     def channel_scores(self) -> Tensor:
-        """Slope and mean error of each channel, in standard errors.
+        """Return slope and mean error of each channel, in standard errors.
 
         Shape: (2, C); empty if there are under 32 rows or the ports had different widths.
         """
@@ -388,7 +385,7 @@ class PairSums:
         return scores
 
     def worst_row(self) -> tuple[float, int, int]:
-        """Largest relative error of a row, with its prompt and position; nan counts as largest."""
+        """Return the largest relative error of a row, with its prompt and position; nan is largest."""
         rows = RowErrors.concatenate(self.rows)
         if rows.error.numel() == 0:
             return 0.0, -1, -1

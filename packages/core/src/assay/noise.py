@@ -1,9 +1,9 @@
-"""Noise ratios: by how much a candidate's error exceeds that of a healthy run in its dtype.
+"""Noise ratios: the candidate's error, divided by the error of a healthy run in its dtype.
 
-Each statistic is a pair of numbers of the same kind, one of the candidate and one of the noise
-run (trusted device, candidate's dtype), both against the yardstick. The ratio is judged by a limit
-that was calibrated for this statistic (docs/noise.md). A statistic that is not defined for a place
-(too few rows, too short ones) is None there: it finds nothing and has no resolution.
+Each statistic has two values, that of the candidate and that of the noise run (trusted device,
+candidate's dtype). Both are errors against the yardstick. The limit of their ratio was calibrated for
+the statistic (docs/noise.md). A function returns None where its statistic is undefined: too few rows, or
+too short ones.
 """
 
 import math
@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import torch
 
 from assay.metrics import FEWEST_IN_ROW, PairSums
-from assay.stages import Statistic
+from assay.statistics import Statistic
 
-# Floors of the noise, in unit roundoffs of the values' dtype: no rounded computation can be
-# required to be more accurate. Half a unit for single values; means over many values are more
-# accurate, measured on trained models in bfloat16: slopes to 1/1000, bin means to 1/200.
+# Smallest noise, in unit roundoffs of the values' dtype: no rounded computation can be required to
+# be more accurate. Half a unit for single values. Means over many values are more accurate, measured
+# on trained models in bfloat16: slopes to 1/1000, bin means to 1/200.
 TENSOR_FLOOR = 1 / 2
 SLOPE_FLOOR = 1 / 1000
 BINS_FLOOR = 1 / 200
@@ -28,27 +28,24 @@ SLOPE_STANDARD_ERRORS = 3.0
 # this share of the mean, ln 2 units.
 TRUNCATION_SHAPE = 0.25
 
-# Floor of the share of misrounded elements where every operation rounds by itself: an accurate
-# float32 function rounded to bfloat16 misrounds under 0.01%, the wrong GELU 8.7%.
+# Smallest noise of the share of misrounded elements in element-wise stages: an accurate float32
+# function rounded to bfloat16 misrounds under 0.01%, the wrong GELU 8.7%.
 SHARE_FLOOR = 0.005
 
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """One statistic at one place.
-
-    actual, expected: error of the candidate and of the noise run, as they are judged: relative
-        errors, shares of elements or divergences, of one kind for one statistic, so that
-        limit * expected is the smallest that would have failed.
-    """
+    """One statistic at one place."""
 
     statistic: Statistic
     actual: float
+    """Error of the candidate, as it is judged."""
     expected: float
+    """Error of the noise run, in the same unit: an error above limit * expected fails."""
 
     @property
     def value(self) -> float:
-        """Ratio of the two errors; inf where the candidate's is not a number."""
+        """Return the ratio of the two errors; inf if the candidate's error is NaN."""
         if math.isnan(self.actual):
             return math.inf
         if self.actual == 0:
@@ -58,25 +55,21 @@ class Ratio:
 
 @dataclass(frozen=True, slots=True)
 class DeviceShare:
-    """The part of a stage's systematic error that its device's arithmetic explains.
-
-    slope: subtracted from the error's slope; floor: smallest noise for the slope that remains.
-    """
+    """The part of a stage's systematic error that its device's arithmetic explains."""
 
     slope: float = 0.0
+    """Subtracted from the slope of the error."""
     floor: float = 0.0
+    """Smallest noise for the remaining slope."""
 
 
 NO_SHARE = DeviceShare()
 
 
 def tensor_ratio(
-    actual: PairSums,
-    noise: PairSums | None,
-    unit_roundoff: float,
-    share: DeviceShare = NO_SHARE,
+    actual: PairSums, noise: PairSums | None, unit_roundoff: float, share: DeviceShare = NO_SHARE
 ) -> Ratio:
-    """Relative error of the whole tensor, pooled over calls; no part of it is subtracted."""
+    """Compare the relative errors of the whole tensor, pooled over calls. Ignores `share`."""
     del share
     expected = noise.relative_error if noise is not None else 0.0
     floor = TENSOR_FLOOR * unit_roundoff
@@ -84,15 +77,13 @@ def tensor_ratio(
 
 
 def row_ratio(
-    actual: PairSums,
-    noise: PairSums | None,
-    unit_roundoff: float,
-    share: DeviceShare = NO_SHARE,
+    actual: PairSums, noise: PairSums | None, unit_roundoff: float, share: DeviceShare = NO_SHARE
 ) -> Ratio | None:
-    """Error of the worst row of each run: a fault in a few tokens is lost in the average.
+    """Compare the errors of the worst rows: an average hides a fault in a few tokens. Ignores `share`.
 
-    None for short rows, whose error is no average: where a sum cancels, that of one value may be
-    many times the noise run's worst (scores of 8 experts from partial sums in bfloat16: 9.4 times).
+    None for short rows. Their errors are not averages: after a cancellation the error of one value
+    can be many times the noise run's worst (scores of 8 experts from partial sums in bfloat16: 9.4
+    times).
     """
     del share
     if actual.channel is not None and actual.channel.shape[1] < FEWEST_IN_ROW:
@@ -103,17 +94,14 @@ def row_ratio(
 
 
 def at_least(floor: float, noise: float) -> float:
-    """The noise, or `floor` where that is larger or the noise run itself is not finite."""
+    """Return the noise, or `floor` if that is larger or the noise is not finite."""
     return max(noise, floor) if math.isfinite(noise) else floor
 
 
 def slope_ratio(
-    actual: PairSums,
-    noise: PairSums | None,
-    unit_roundoff: float,
-    share: DeviceShare = NO_SHARE,
+    actual: PairSums, noise: PairSums | None, unit_roundoff: float, share: DeviceShare = NO_SHARE
 ) -> Ratio:
-    """Slope of the error on the yardstick: finds a wrong scale far below the rounding noise."""
+    """Compare the slopes of the errors on the yardstick: finds a wrong scale far below the noise."""
     chance = max(sums.slope_standard_error for sums in (actual, noise) if sums is not None)
     expected = max(
         abs(noise.slope) if noise is not None else 0.0,
@@ -125,13 +113,13 @@ def slope_ratio(
 
 
 def device_share(slope: float, common: float, is_product: bool) -> DeviceShare:  # noqa: FBT001
-    """The part of a stage's slope that the arithmetic of its device explains.
+    """Return the part of a stage's slope that the arithmetic of its device explains.
 
-    common: the slope that all matrix products of the device have.
-    is_product: whether the stage is one matrix product, which has this slope or none. Others may
-        have it several times (attention, experts), not at all, or negated where they divide by a
-        sum (norms), and a function of a product (softmax) turns it into an error of another shape:
-        there an error below its size cannot be distinguished from it.
+    common: the slope of all matrix products of the device.
+    is_product: the stage is one matrix product, which has this slope or none. Another stage can have
+        it several times (attention, experts), or negated after a division by a sum (norms). A function
+        of a product (softmax) turns it into an error of another shape, so that a smaller error there
+        cannot be told from it.
     """
     if is_product:
         low, high = sorted((1.25 * common, 0.75 * common))
@@ -142,12 +130,9 @@ def device_share(slope: float, common: float, is_product: bool) -> DeviceShare: 
 
 
 def bins_ratio(
-    actual: PairSums,
-    noise: PairSums | None,
-    unit_roundoff: float,
-    share: DeviceShare = NO_SHARE,
+    actual: PairSums, noise: PairSums | None, unit_roundoff: float, share: DeviceShare = NO_SHARE
 ) -> Ratio | None:
-    """Mean error by size of the value: finds a function of another shape."""
+    """Compare the mean errors by size of the value: finds a function of another shape."""
     if not actual.num_used_bins:
         return None
     bias, chance = actual.bin_bias(share.slope)
@@ -158,14 +143,11 @@ def bins_ratio(
 
 
 def row_slope_ratio(
-    actual: PairSums,
-    noise: PairSums | None,
-    unit_roundoff: float,
-    share: DeviceShare = NO_SHARE,
+    actual: PairSums, noise: PairSums | None, unit_roundoff: float, share: DeviceShare = NO_SHARE
 ) -> Ratio | None:
-    """Slopes of single rows: finds a factor whose error differs from token to token.
+    """Compare the slopes of single rows: finds a factor whose error differs between tokens.
 
-    A root, a sum of exponentials or a scale of a quantised token in too low a precision causes one.
+    A cause is too low a precision in a root, a sum of exponentials or the scale of a quantized token.
     """
     if not actual.num_row_slopes:
         return None
@@ -176,14 +158,11 @@ def row_slope_ratio(
 
 
 def channel_ratio(
-    actual: PairSums,
-    noise: PairSums | None,
-    unit_roundoff: float,
-    share: DeviceShare = NO_SHARE,
+    actual: PairSums, noise: PairSums | None, unit_roundoff: float, share: DeviceShare = NO_SHARE
 ) -> Ratio | None:
-    """The worst channel's slope or mean error, in standard errors of the noise run's errors.
+    """Compare the worst channel's slope or mean error, in standard errors of the noise run.
 
-    Returned as relative errors of a channel: the score times the noise of a channel's mean.
+    Both are returned as relative errors of a channel: the score times the noise of a channel's mean.
     """
     scale = channel_noise(actual, noise, unit_roundoff)
     if scale is None:
@@ -201,7 +180,7 @@ def channel_ratio(
 def channel_noise(
     actual: PairSums, noise: PairSums | None, unit_roundoff: float
 ) -> torch.Tensor | None:
-    """Root mean square error of each channel in the noise run, at least half a unit, (C,)."""
+    """Return the root mean square error of each channel in the noise run, at least half a unit, (C,)."""
     if actual.channel is None or actual.channel_scores().numel() == 0:
         return None
     floor = TENSOR_FLOOR * unit_roundoff * (actual.channel[2] / actual.channel_rows).sqrt()
@@ -211,7 +190,7 @@ def channel_noise(
     if noise is None or noise.channel is None:
         return floor
     if noise.channel.shape != actual.channel.shape:
-        return None  # of a rank that holds some of the channels
+        return None  # the rank holds some of the channels only
     return torch.maximum(floor, (noise.channel[3] / max(noise.channel_rows, 1)).sqrt())
 
 
@@ -227,7 +206,7 @@ def _largest_score(sums: PairSums, scale: torch.Tensor, allowed: float = 0.0) ->
 
 
 def share_ratio(actual: PairSums, noise: PairSums | None) -> Ratio:
-    """Share of misrounded elements, for stages in which every operation rounds by itself."""
+    """Compare the shares of misrounded elements of a stage that rounds element by element."""
     expected = noise.misrounded_share if noise is not None else 0.0
     return Ratio("replay-share", actual.misrounded_share, max(expected, SHARE_FLOOR))
 
@@ -236,11 +215,8 @@ _RATIOS = (tensor_ratio, row_ratio, slope_ratio, bins_ratio, channel_ratio, row_
 
 
 def error_ratios(
-    actual: PairSums,
-    noise: PairSums | None,
-    unit_roundoff: float,
-    share: DeviceShare = NO_SHARE,
+    actual: PairSums, noise: PairSums | None, unit_roundoff: float, share: DeviceShare = NO_SHARE
 ) -> list[Ratio]:
-    """Every statistic of the error that is defined for these sums, by name."""
+    """Return all statistics of the error that are defined for these sums."""
     ratios = [ratio_of(actual, noise, unit_roundoff, share) for ratio_of in _RATIOS]
     return [ratio for ratio in ratios if ratio is not None]

@@ -1,4 +1,4 @@
-"""Code of users, given as `FILE.py:NAME`, and imported only in the process that runs it."""
+"""User code given as `FILE.py:NAME`, which is imported only in the process that runs it."""
 
 import importlib.util
 import os
@@ -11,11 +11,11 @@ from assay.errors import UsageError, raised_in_words
 
 
 class PluginError(UsageError):
-    """A FILE.py:NAME that cannot be found or imported."""
+    """A `FILE.py:NAME` that cannot be found or imported."""
 
 
 def find_plugin_file(reference: str) -> tuple[Path, str]:
-    """File and name of `FILE.py:NAME`, without importing it.
+    """Return file and name of `FILE.py:NAME`, without importing it.
 
     Raises: PluginError if it has another form, or the file is missing.
     """
@@ -29,7 +29,7 @@ def find_plugin_file(reference: str) -> tuple[Path, str]:
 
 
 def load_object(reference: str) -> Callable[..., Any]:
-    """The function or class that `FILE.py:NAME` names.
+    """Import the function or class that `FILE.py:NAME` names.
 
     Raises: PluginError if the file is missing, raises while it is imported, or lacks the name.
     """

@@ -36,14 +36,14 @@ class Progress(ABC):
         """Show one line."""
 
     def number_phases(self, total: int) -> None:
-        """Number the following tasks out of the `total` of this process."""
+        """Show the numbers of the tasks to come, out of the `total` of this process."""
         self._num_phases = total
 
     @contextmanager
     def task(self, description: str, total: float | None, unit: str = "") -> Iterator[Task]:
         """Begin a task of `total` parts (None if unknown), which ends on exit.
 
-        unit: the plural of a part, such as "tensors".
+        unit: the name of the parts, in the plural, such as "tensors".
         """
         if self._num_phases and _INNERMOST.get()[0] is not self:
             self._phase += 1
@@ -80,8 +80,7 @@ class _SilentTask:
 
 # The display of the innermost task, the task, and its unit.
 _INNERMOST: ContextVar[tuple[Progress, Task, str]] = ContextVar(
-    "assay_innermost_task",
-    default=(SilentProgress(), _SilentTask(), ""),
+    "assay_innermost_task", default=(SilentProgress(), _SilentTask(), "")
 )
 
 
@@ -100,7 +99,7 @@ def advance_task(unit: str, amount: float = 1) -> None:
 def subtask(
     description: str, total: float | None = None, unit: str = ""
 ) -> AbstractContextManager[Task]:
-    """Begin a task within the innermost open one. See `Progress.task` for arguments."""
+    """Begin a task within the innermost open one, with the arguments of `Progress.task`."""
     return _INNERMOST.get()[0].task(description, total, unit)
 
 

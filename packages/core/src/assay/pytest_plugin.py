@@ -1,4 +1,4 @@
-"""The pytest plugin: hooks only, what they decide stands in `assay.testing`. Imports no torch."""
+"""The hooks and fixtures of the pytest plugin. `assay.testing` decides. Imports no torch."""
 
 import inspect
 import os
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
     from assay.testing.worlds import MeshOfRanks
 
 _MARKERS = (
-    'accelerator(vendor, count=1): the test needs so many devices of one vendor ("nvidia").',
-    "world(dp=2, tp=2): the test runs on every rank of such a mesh.",
+    'accelerator(vendor, count=1): the test needs this number of devices of a vendor ("nvidia").',
+    "world(dp=2, tp=2): the test runs on every rank of a mesh with these axes.",
     'tier(name): the tier that the test belongs to, such as "smoke"; see --assay-tier.',
     "budget(seconds): the test fails when its body takes longer.",
 )
 
 
-class Session:
-    """What one pytest process knows: its options, the machine, and what ran."""
+class PluginState:
+    """The options of one pytest process, the devices of its machine, and its collected goldens."""
 
     def __init__(self, config: pytest.Config) -> None:
         run: str | None = config.getoption("assay_device")
@@ -49,25 +49,24 @@ class Session:
                 "--capture-expectation: nothing is captured under CI=true, where nobody reviews it"
             )
         self.policy = hardware_policy(os.environ)
-        # By file, every collected test that uses the fixture golden. None where the command line
-        # names single tests: those that it leaves out are unknown.
         self.golden_tests: dict[Path, list[str]] | None = None
+        """By file, all tests with the fixture golden; None if the command line names single tests."""
         if self.world is not None and self.world < 1:
             raise UsageError(f"--assay-world is {self.world}; a world has at least 1 rank")
 
     @cached_property
     def listed(self) -> "tuple[ListedDevice, ...]":
-        """The devices of this machine."""
+        """List the devices of this machine."""
         from assay.devices.detection.isolation import DETECTION_TIMEOUT_SECONDS
         from assay.devices.detection.listing import list_devices
 
         return list_devices(DETECTION_TIMEOUT_SECONDS)
 
     def count_accelerators(self) -> int | None:
-        """How many devices of the kind under test this machine has; None if ranks share one."""
+        """Count this machine's devices of the kind under test; None if ranks share one."""
         from assay.devices.registry import is_host_adapter
 
-        if self.run is None:  # the host; asking its adapter would import torch
+        if self.run is None:  # the host, whose adapter would import torch
             return None
         kind = parse_device(self.run.device).kind
         if is_host_adapter(kind):
@@ -75,14 +74,14 @@ class Session:
         return sum(len(line.products) for line in self.listed if line.device == kind)
 
     def refuse(self, reason: str) -> NoReturn:
-        """Skip the test, or fail it where the hardware is required."""
+        """Skip the test, or fail it if the hardware is required."""
         if self.policy == "fail":
             pytest.fail(f"{reason} ({REQUIRE_HARDWARE}=1)", pytrace=False)
-        # Its location is the test's, not this line's, as for a skip by marker.
+        # Reported at the location of the test, as for a skip by marker.
         raise pytest.skip.Exception(reason, _use_item_location=True)
 
 
-SESSION = pytest.StashKey[Session]()
+STATE = pytest.StashKey[PluginState]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -95,49 +94,49 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--assay-world",
         metavar="N",
         type=int,
-        help="Ranks that this machine can run: tests whose world has more are skipped.",
+        help="Ranks that this machine can run: tests with more ranks are skipped.",
     )
     group.addoption("--assay-tier", metavar="NAME", help="Run only the tests marked tier(NAME).")
     group.addoption(
         "--capture-expectation",
         action="store_true",
-        help="Capture what the fixture golden compares with, on a device that is trusted.",
+        help="Capture the goldens of the tests, on a trusted device, instead of comparing with them.",
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Read the options and name the markers."""
+    """Read the options and declare the markers."""
     for marker in _MARKERS:
         config.addinivalue_line("markers", marker)
     try:
-        session = config.stash[SESSION] = Session(config)
+        state = config.stash[STATE] = PluginState(config)
     except UsageError as error:
         raise pytest.UsageError(str(error)) from None
-    # A worker of xdist sees a part of the reports; its controller sees them all.
+    # A worker of xdist sees a part of the reports, and its controller all of them.
     is_worker = hasattr(config, "workerinput")
-    if session.policy == "fail" and not is_worker and not config.option.collectonly:
+    if state.policy == "fail" and not is_worker and not config.option.collectonly:
         config.pluginmanager.register(RequiredHardware(), "assay-required-hardware")
 
 
 def pytest_report_header(config: pytest.Config) -> str | None:
-    """Say what is tested, where that was asked for."""
-    session = config.stash[SESSION]
-    facts = [f"device {session.run}"] if session.run else []
-    facts += [f"tier {session.tier}"] if session.tier else []
-    facts += ["hardware required"] if session.policy == "fail" else []
+    """Name the device, tier and policy that options or the environment set."""
+    state = config.stash[STATE]
+    facts = [f"device {state.run}"] if state.run else []
+    facts += [f"tier {state.tier}"] if state.tier else []
+    facts += ["hardware required"] if state.policy == "fail" else []
     return f"assay: {', '.join(facts)}" if facts else None
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep the tests of the tier that was asked for; note all that have a golden."""
-    session = config.stash[SESSION]
+    """Note all tests with a golden, and keep those of the selected tier."""
+    state = config.stash[STATE]
     if not any("::" in argument for argument in config.args):
-        session.golden_tests = {}
+        state.golden_tests = {}
         for item in items:
             if "golden" in getattr(item, "fixturenames", ()):
-                session.golden_tests.setdefault(item.path, []).append(_test_name(item))
-    tier = session.tier
+                state.golden_tests.setdefault(item.path, []).append(_test_name(item))
+    tier = state.tier
     if tier is None:
         return
     others = [item for item in items if not _is_in_tier(item, tier)]
@@ -148,7 +147,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _is_in_tier(item: pytest.Item, tier: str) -> bool:
     try:
         return any(read_tier(mark.args, mark.kwargs) == tier for mark in item.iter_markers("tier"))
-    except MarkError:  # kept, for its set-up to say so
+    except MarkError:  # the setup of the test reports it
         return True
 
 
@@ -159,12 +158,12 @@ def _test_name(item: pytest.Item) -> str:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip or fail a test that this machine cannot run."""
     try:
-        _set_up(item, item.config.stash[SESSION])
+        _set_up(item, item.config.stash[STATE])
     except AssayError as error:
         raise pytest.fail.Exception(str(error), pytrace=False) from None
 
 
-def _set_up(item: pytest.Item, session: Session) -> None:
+def _set_up(item: pytest.Item, state: PluginState) -> None:
     for mark in item.iter_markers("tier"):
         read_tier(mark.args, mark.kwargs)
     for mark in item.iter_markers("budget"):
@@ -172,32 +171,32 @@ def _set_up(item: pytest.Item, session: Session) -> None:
     for mark in item.iter_markers("world"):
         _refuse_unlaunchable(item)
         world = WorldMark.read(mark.args, mark.kwargs)
-        missing = missing_ranks(world, session.world, os.environ, session.count_accelerators)
+        missing = missing_ranks(world, state.world, os.environ, state.count_accelerators)
         if missing:
-            session.refuse(f"needs {world}; {missing}")
+            state.refuse(f"needs {world}; {missing}")
     for mark in item.iter_markers("accelerator"):
         accelerators = AcceleratorMark.read(mark.args, mark.kwargs)
-        missing = missing_accelerators(accelerators, session.listed)
+        missing = missing_accelerators(accelerators, state.listed)
         if missing:
-            session.refuse(f"needs {accelerators}; {missing}")
+            state.refuse(f"needs {accelerators}; {missing}")
 
 
 def _refuse_unlaunchable(item: pytest.Item) -> None:
-    """Such a test would run in this process alone, and pass."""
+    """Fail a test that would run in this process only, and pass."""
     if (
         not isinstance(item, pytest.Function)
         or (item.cls and issubclass(item.cls, TestCase))
         or inspect.iscoroutinefunction(item.obj)
     ):
         pytest.fail(
-            "marker world: only plain functions, and such methods of plain classes, run on ranks",
+            "marker world: only plain functions, and methods of plain classes, run on ranks",
             pytrace=False,
         )
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
-    """Run a test that is marked world on every rank of one."""
+    """Run a test marked world on every rank."""
     __tracebackhide__ = True
     mark = pyfuncitem.get_closest_marker("world")
     if mark is None:
@@ -206,7 +205,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     from assay.testing.worlds import run_test_in_world
 
     config = pyfuncitem.config
-    run = config.stash[SESSION].run
+    run = config.stash[STATE].run
     seconds = _timeout_seconds(pyfuncitem)
     limits = TimeLimits.within(seconds) if seconds else TimeLimits()
     stops: bool = config.getoption("usepdb", default=False)
@@ -214,7 +213,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
         from assay.testing.debugging import DEBUGGING_LIMITS
 
         limits = DEBUGGING_LIMITS
-        # Plugins that end tests wait from now on.
+        # Plugins that end slow tests wait from now on.
         config.hook.pytest_enter_pdb(config=config, pdb=None)
     world = World(
         WorldMark.read(mark.args, mark.kwargs).axes,
@@ -235,7 +234,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 
 def _timeout_seconds(item: pytest.Item) -> float | None:
-    """When pytest-timeout ends the test; None if it does not."""
+    """Return the time after which pytest-timeout ends the test; None if it does not."""
     if not item.config.pluginmanager.hasplugin("timeout"):
         return None
     mark = item.get_closest_marker("timeout")
@@ -257,14 +256,14 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
 
 
 class RequiredHardware:
-    """Under ASSAY_REQUIRE_HARDWARE=1 a session in which no test ran is a failure."""
+    """Makes a session in which no test ran a failure, under ASSAY_REQUIRE_HARDWARE=1."""
 
     def __init__(self) -> None:
         self._num_ran = 0
         self._failed = False
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Count the tests whose body ran; an expected failure is one."""
+        """Count the tests whose body ran, expected failures included."""
         if report.when == "call" and (not report.skipped or hasattr(report, "wasxfail")):
             self._num_ran += 1
 
@@ -276,7 +275,7 @@ class RequiredHardware:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Say why."""
+        """Explain the failure."""
         if self._failed:
             terminalreporter.write_line(
                 f"assay: 0 tests ran; under {REQUIRE_HARDWARE}=1 that is a failure", red=True
@@ -285,19 +284,19 @@ class RequiredHardware:
 
 @pytest.fixture(scope="session")
 def assay_run(request: pytest.FixtureRequest) -> Run:
-    """The RUN under test: --assay-device, by default cpu/float32."""
-    session = request.config.stash[SESSION]
-    if session.run is None and session.policy == "fail":
+    """Return the RUN under test: --assay-device, by default cpu/float32."""
+    state = request.config.stash[STATE]
+    if state.run is None and state.policy == "fail":
         pytest.fail(
             f"{REQUIRE_HARDWARE}=1, but --assay-device does not say which device is tested",
             pytrace=False,
         )
-    return session.run or Run("cpu", "float32")
+    return state.run or Run("cpu", "float32")
 
 
 @pytest.fixture(scope="session")
 def device(assay_run: Run) -> "Device":
-    """The device under test, opened."""
+    """Open the device under test."""
     from assay.devices.registry import open_run
 
     try:
@@ -308,20 +307,20 @@ def device(assay_run: Run) -> "Device":
 
 @pytest.fixture
 def golden(request: pytest.FixtureRequest, assay_run: Run, tmp_path: Path) -> "Golden":
-    """The golden of this test: `golden.check("micro:llama")`."""
+    """Return the golden of this test, for `golden.check("micro:llama")`."""
     from assay.testing.golden import Golden, golden_folder, refuse_stale_goldens
 
     item: pytest.Item = request.node
-    session = request.config.stash[SESSION]
-    if session.mode == "check" and session.golden_tests is not None:
-        refuse_stale_goldens(item.path, session.golden_tests[item.path])
+    state = request.config.stash[STATE]
+    if state.mode == "check" and state.golden_tests is not None:
+        refuse_stale_goldens(item.path, state.golden_tests[item.path])
     folder = golden_folder(item.path, _test_name(item))
-    return Golden(folder, tmp_path / "assay", assay_run, session.mode)
+    return Golden(folder, tmp_path / "assay", assay_run, state.mode)
 
 
 @pytest.fixture
 def mesh(request: pytest.FixtureRequest) -> "MeshOfRanks":
-    """The `DeviceMesh` of the ranks that a test marked world runs on; each has its own."""
+    """Return the `DeviceMesh` of a test marked world; each rank has its own."""
     from assay.testing.worlds import MeshFixtureError, MeshOfRanks
 
     if request.node.get_closest_marker("world") is None:

@@ -1,4 +1,4 @@
-"""Addresses of tensors: the place in a run where a value was computed."""
+"""Addresses of tensors: where in a run a value was computed."""
 
 import re
 from collections.abc import Mapping
@@ -9,8 +9,8 @@ Phase = Literal[
     "inputs", "forward", "backward", "reduce", "clip", "optimizer", "checkpoint", "sampler"
 ]
 
-# Depth has one word where something is recorded, and one where something is judged. Each goes
-# from the least to the most; by default a check is `auto`: it goes as deep as it can.
+# Levels of depth, from the least to the most, where something is recorded and where it is judged.
+# By default a check is `auto`: it goes as deep as it can.
 RecordedLevel = Literal["logits", "module"]
 CapturedLevel = Literal["logits", "module", "op"]
 ComparedLevel = Literal["logits", "layer", "module", "op"]
@@ -29,12 +29,12 @@ _WRAPPERS = ("module", "base_model", "base_model.model")
 
 
 def recorded_for(level: JudgedLevel) -> RecordedLevel:
-    """What has to be recorded of the reference, so that a candidate can be judged at `level`."""
+    """Return the level at which to record the reference for a judgment at `level`."""
     return "module" if level == "modules" else "logits"
 
 
 def unwrapped_path(path: str) -> str:
-    """The path in the unwrapped Hugging Face model for `path`, a module path in a wrapped one.
+    """Return the path in the unwrapped Hugging Face model for a module path in a wrapped one.
 
     >>> unwrapped_path("module._orig_mod.model.layers.0._checkpoint_wrapped_module.mlp")
     'model.layers.0.mlp'
@@ -58,25 +58,23 @@ def strip_model_prefixes(path: str) -> str:
 
 @dataclass(frozen=True, slots=True, order=True)
 class CallSite:
-    """The address of one call of one module (or of one training stage).
-
-    step: generation: number of the model's forward call, 0 is the prefill (or its first chunk);
-        training: number of the optimizer step.
-    micro_batch: generation: number of the batch of prompts; training: of the micro-batch.
-    call: number of earlier calls of this module in the same step and micro-batch.
-    module: path in the unwrapped Hugging Face model; "" is the model itself.
-    """
+    """The address of one call of a module, or of one training stage."""
 
     step: int
+    """Generation: number of the model's forward call; 0 is the prefill or its first chunk.
+    Training: number of the optimizer step."""
     module: str
+    """Path in the unwrapped Hugging Face model; "" is the model itself."""
     call: int = 0
+    """Number of earlier calls of this module in the same step and micro-batch."""
     phase: Phase = "forward"
     micro_batch: int = 0
+    """Number of the micro-batch; in generation, of the batch of prompts."""
     rank: int = 0
 
     @property
     def backward(self) -> "CallSite":
-        """The address of the gradients of this call."""
+        """Return the address of the gradients of this call."""
         return CallSite(self.step, self.module, self.call, "backward", self.micro_batch, self.rank)
 
 
@@ -84,10 +82,10 @@ class CallSite:
 class Site:
     """The address of one tensor: a call and one of its ports.
 
-    Ports: `input.NAME` (NAME from the forward signature), `output`, `changed.NAME`
-    (an argument that the call changed, such as a cache). Keys of nested structures are appended:
-    `output.0`, `input.position_embeddings.1`, `changed.past_key_values.3.keys`.
-    Ports inside a module, recorded by operation: `op.INDEX.NAME.output`.
+    Ports are `input.NAME` (a name of the forward signature), `output`, `changed.NAME` (an argument
+    that the call changed, such as a cache) and, for an operation inside a module,
+    `op.INDEX.NAME.output`. Keys of nested structures are appended: `output.0`,
+    `input.position_embeddings.1`, `changed.past_key_values.3.keys`.
     """
 
     at: CallSite
@@ -103,43 +101,37 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class RowMap:
-    """The prompt and positions of the rows of a call's tensors.
-
-    prompts: the prompt number of each batch row, shape (B,).
-    positions: for each batch row the position in its prompt of every token of the call, -1 for
-        padding, shape (B, T): padding is not compared.
-    """
+    """The prompt and positions of the rows of a call's tensors."""
 
     prompts: tuple[int, ...]
+    """The prompt number of each batch row, (B,)."""
     positions: tuple[tuple[int, ...], ...]
+    """The position of each token in its prompt, (B, T); -1 for padding, which is not compared."""
 
     @property
     def num_rows(self) -> int:
-        """Number of rows of the batch, B."""
+        """Return the number of rows of the batch, B."""
         return len(self.prompts)
 
     @property
     def length(self) -> int:
-        """Number of tokens of each row in this call, T."""
+        """Return the number of tokens of each row in this call, T."""
         return len(self.positions[0]) if self.positions else 0
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One finished call of a module, with the ports of its tensors.
-
-    caller: path of the module whose code called this one and computed its inputs; None for the
-        root call.
-    order: number of the call in order of its start, over the whole trace.
-    constants: arguments that are no tensors, by port, as JSON values.
-    placements: by port, the placement of the tensor over ranks; whole if absent.
-    """
+    """One finished call of a module, with the ports of its tensors."""
 
     site: CallSite
     class_name: str
     caller: str | None
+    """Path of the module whose code called this one and computed its inputs; None for the root call."""
     order: int
+    """Number of the call, in the order of starts over the whole trace."""
     ports: tuple[str, ...] = ()
     rows: RowMap | None = None
     constants: Mapping[str, object] = field(default_factory=dict)
+    """Arguments other than tensors, by port, as JSON values."""
     placements: Mapping[str, str] = field(default_factory=dict)
+    """By port, the placement of a tensor over ranks; a tensor without one is whole."""

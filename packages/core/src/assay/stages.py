@@ -1,9 +1,9 @@
 """Stages: the parts of a run that are replayed from the reference's inputs and judged separately.
 
-In the forward pass a stage is the code of one module outside of its children: a module computes
-the arguments of its children, a child its results. With the reference's values injected at every
-one of these boundaries, an error stays in the stage that makes it.
-Training adds stages of other phases; a trainer declares which of them can be observed.
+In the forward pass a stage is the code of one module without its children: a module computes the
+arguments of its children, and a child its results. The reference's values are injected at each of these
+boundaries, so that an error stays in the stage that makes it.
+Training adds stages of other phases. A trainer declares which of them can be observed.
 """
 
 from dataclasses import dataclass
@@ -11,29 +11,8 @@ from typing import Literal
 
 from assay.sites import Call, Phase
 
-# The statistics by which stages and the model's outputs are judged; `assay.noise` defines them. Of
-# several over their limits at one stage the first of this order is reported: the easiest to read.
-Statistic = Literal[
-    "non-finite", "exact",
-    "replay-tensor", "replay-row", "replay-slope", "replay-bins", "replay-channel",
-    "replay-row-slope", "replay-share",
-    "logits-kl", "logits-kl-worst", "logits-error", "logits-worst", "logits-whole", "loss-error",
-    "trajectory-error", "accumulated", "norm-error",
-    "cosine-distance", "kl-divergence",
-]  # fmt: skip
-
-# Metrics of a pair of tensors, which have limits of their own and are compared with no noise run:
-# 1 - cosine similarity, and the KL divergence of logits.
-METRICS: frozenset[Statistic] = frozenset({"cosine-distance", "kl-divergence"})
-
-# Those of an error that is in every row of a stage, small in each: no single row shows it.
-SYSTEMATIC: frozenset[Statistic] = frozenset({
-    "replay-slope", "replay-bins", "replay-channel", "replay-row-slope", "replay-share",
-})  # fmt: skip
-
-
-# Faults of training labels: a prompt or padding is trained on, tokens to be trained on are masked,
-# another token is the label, all labels are shifted by one.
+# Faults of training labels: labels shifted by one, a prompt or padding trained on, trained tokens
+# masked, another token as the label.
 LabelFault = Literal["not-shifted", "shifted-twice", "prompt", "padding", "masked", "other"]
 
 
@@ -49,12 +28,12 @@ class Stage:
 
 
 def stage_that_made(call: Call, port: str) -> Stage:
-    """The stage whose code computed the tensor at `port` of `call`.
+    """Return the stage whose code computed the tensor at `port` of `call`.
 
-    An input is computed by the caller's code, for the root call by the generation loop (phase
-    `inputs`); an output or a changed argument by the called module's own code. Gradients go the
-    other way: that of an input is computed by the called module's own code, that of an output by
-    the caller's, of the root call's output by the loss (the model's own stage).
+    The caller computes an input; the generation loop (phase `inputs`) computes those of the root call.
+    The called module computes an output or a changed argument. Gradients go the other way: the called
+    module computes that of an input, the caller that of an output, and the loss (the model's own
+    stage) that of the root call's output.
     """
     if call.site.phase == "backward":
         made_here = port.startswith("input.") or call.caller is None

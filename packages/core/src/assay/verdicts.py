@@ -1,4 +1,4 @@
-"""The results of every command: a verdict with one of three outcomes, and its measurements."""
+"""The result of a command: a verdict with one of three outcomes, and its measurements."""
 
 import math
 from enum import StrEnum
@@ -23,45 +23,34 @@ SCHEMA = 1
 class Outcome(StrEnum):
     """The outcome of a verdict, and of each of its levels."""
 
-    PASS = "PASS"  # noqa: S105 - a verdict, no password
+    PASS = "PASS"  # noqa: S105 - not a password
     FAIL = "FAIL"
     NOT_COMPARED = "NOT_COMPARED"
 
     @property
     def exit_code(self) -> int:
-        """The exit code of the command line for this outcome."""
+        """Return the exit code of the command line for this outcome."""
         return {Outcome.PASS: 0, Outcome.FAIL: 1, Outcome.NOT_COMPARED: 3}[self]
 
 
-def _to_json(value: float) -> float | str:
-    if math.isnan(value):
-        return "nan"
-    if math.isinf(value):
-        return "inf" if value > 0 else "-inf"
-    return value
-
-
-def _to_json_values(value: object) -> object:
+def _to_json(value: object) -> Any:  # noqa: ANN401 - a JSON value
     if isinstance(value, float):
-        return _to_json(value)
+        return value if math.isfinite(value) else str(value)
     if isinstance(value, dict):
-        return {key: _to_json_values(item) for key, item in value.items()}
+        return {key: _to_json(item) for key, item in value.items()}
     return value
 
 
-def _from_json_values(value: object) -> object:
+def _from_json(value: object) -> object:
     if isinstance(value, str) and value in ("inf", "-inf", "nan"):
         return float(value)
     if isinstance(value, dict):
-        return {key: _from_json_values(item) for key, item in value.items()}
+        return {key: _from_json(item) for key, item in value.items()}
     return value
 
 
-# JSON has no infinity and no NaN: they are written as the strings "inf", "-inf" and "nan".
-Number = Annotated[
-    float,
-    PlainSerializer(_to_json, return_type=float | str, when_used="json"),
-]
+# JSON has neither infinity nor NaN: they become the strings "inf", "-inf" and "nan".
+Number = Annotated[float, PlainSerializer(_to_json, return_type=float | str, when_used="json")]
 
 Diagnosis = Literal[
     "module-error", "non-finite", "inputs-differ", "weight-mismatch", "sampler", "loss-scale",
@@ -102,28 +91,27 @@ class Suspect(Record):
 
     location: Location
     statistic: str
-    # The candidate's error behind `noise_ratio`; None in older files.
     error: Number | None = None
+    """The candidate's error behind `noise_ratio`; None in older files."""
     noise_ratio: Number
     limit: Number
 
 
 class Level(Record):
-    """The result of one level of a check; `verdict` is null if it was not run.
-
-    reason: in words, what decided. A level that was not compared, or not run, always has one.
-    """
+    """The result of one level of a check."""
 
     model_config = ConfigDict(extra="allow")
 
     verdict: Outcome | None
+    """Null if the level was not run."""
     reason: str | None = None
+    """The cause in words. Required of a level that was not compared or not run."""
     compared: int = 0
 
     @model_validator(mode="before")
     @classmethod
     def _read_details(cls, data: object) -> object:
-        return _from_json_values(data)
+        return _from_json(data)
 
     @model_validator(mode="after")
     def _require_reason(self) -> Self:
@@ -134,7 +122,7 @@ class Level(Record):
     @model_serializer(mode="wrap", when_used="json")
     def _write_details(self, write: SerializerFunctionWrapHandler) -> dict[str, object]:
         fields: dict[str, object] = write(self)
-        return fields | {key: _to_json_values(v) for key, v in (self.model_extra or {}).items()}
+        return fields | {key: _to_json(value) for key, value in (self.model_extra or {}).items()}
 
 
 class Unmatched(Record):
@@ -202,14 +190,7 @@ def is_part_of(name: str, glob: str) -> bool:
 
 
 class Verdict(Record):
-    """Schema 1 of verdict.json.
-
-    headline: the first sentence, if the default text for tensors of two runs does not fit; else None.
-    files: digests of the files of the run that belong to the verdict, by name.
-    digest: of the content of verdict.json, which `assay.runs.results.read_verdict` verifies.
-    compared_unit: what `compared` counts, as "items", in a verdict that judges no tensor pairs.
-    coverage: how much of the model was compared; null if the command does not run a model.
-    """
+    """Schema 1 of verdict.json."""
 
     schema_: int = Field(default=SCHEMA, alias="schema")
     verdict: Outcome
@@ -230,31 +211,31 @@ class Verdict(Record):
     resolution: Number | None = None
     compared: int = 0
     compared_unit: str | None = None
+    """The unit of `compared` unless it counts tensor pairs, such as "items"."""
     unmatched: Unmatched = Field(default_factory=Unmatched)
     headline: str | None = None
+    """The first sentence, if the default text about tensors of two runs does not fit."""
     files: dict[str, str] = Field(default_factory=dict)
+    """Digests of the files of the run that belong to the verdict, by name."""
     coverage: Coverage | None = None
+    """Null if the command does not run a model."""
     digest: str | None = Field(default=None, exclude=True)
+    """Digest of the content of verdict.json, which `assay.runs.results.read_verdict` verifies."""
 
     model_config = ConfigDict(extra="forbid", populate_by_name=True)
 
     @property
     def passed(self) -> bool:
-        """Whether everything that was expected was compared and agrees."""
+        """Return True if everything that was expected was compared and agrees."""
         return self.verdict is Outcome.PASS
 
     def to_json(self) -> str:
-        """The text of verdict.json."""
+        """Return the text of verdict.json."""
         return self.model_dump_json(by_alias=True, indent=1)
 
 
 class Measurement(Record):
-    """One row of measurements.jsonl: one statistic at one stage and, for some, one token.
-
-    actual: error of the candidate; expected: error of the noise run (both against the
-    yardstick); ratio: actual / max(expected, floor), as judged.
-    order: position of the stage in the forward pass.
-    """
+    """One row of measurements.jsonl: one statistic at one stage, or at one token of it."""
 
     level: str
     module: str
@@ -263,17 +244,21 @@ class Measurement(Record):
     step: int = 0
     rank: int = 0
     order: int = 0
+    """Position of the stage in the forward pass."""
     statistic: str
     actual: Number
+    """Error of the candidate against the yardstick."""
     expected: Number
+    """Error of the noise run against the yardstick."""
     ratio: Number
+    """actual / max(expected, smallest noise), as it is judged."""
     limit: Number | None = None
     prompt: int | None = None
     position: int | None = None
 
 
 def overall_outcome(outcomes: list[Outcome]) -> Outcome:
-    """FAIL if any failed, else NOT_COMPARED if any was not or if there is none, else PASS."""
+    """Return FAIL if any failed, NOT_COMPARED if any was not compared or there is none, else PASS."""
     if Outcome.FAIL in outcomes:
         return Outcome.FAIL
     if not outcomes or Outcome.NOT_COMPARED in outcomes:
@@ -284,7 +269,7 @@ def overall_outcome(outcomes: list[Outcome]) -> Outcome:
 def find_contradiction(verdict: Verdict) -> str | None:
     """Recompute the outcome of a verdict from its parts.
 
-    Returns: how the two differ; None if they agree.
+    Returns: a description of the contradiction; None if they agree.
     """
     outcome = verdict.verdict
     judged = [level.verdict for level in verdict.levels.values() if level.verdict is not None]

@@ -1,9 +1,8 @@
-"""Ends the processes and removes the folders that a killed process leaves behind.
+"""A process that ends the processes and removes the folders that a killed process leaves behind.
 
-A process that is killed cannot clean up, and a child that holds the interpreter's lock, in a
-vendor's call or a regular expression, cannot see that its parent is gone. A third process can: the
-watchdog, of which each process that watches anything has one. It is this file, run without any
-package: small, quick to start, and without code that could hang.
+A killed process cannot clean up. A child that holds the interpreter's lock, in a vendor's call or a
+regular expression, does not notice that its parent is gone. Each process that needs it starts one
+watchdog: this file, run without any package, so that it starts quickly and cannot hang.
 """
 
 import atexit
@@ -24,7 +23,7 @@ from typing import Any, Literal
 
 # Time between SIGTERM and SIGKILL, in which a process can flush its files.
 GRACE_SECONDS = 5.0
-# The parent's end also closes the pipe, but not where a fork of the parent holds it open.
+# The pipe closes when the parent ends, unless a fork of the parent holds it open.
 _PARENT_SECONDS = 1.0
 _POLL_SECONDS = 0.02
 _OWN_END_SECONDS = 1.0
@@ -35,15 +34,15 @@ _Watched = tuple[Kind, int | str]
 
 
 class Watchdog:
-    """This process's side: what its watchdog is to end and remove if this process is killed."""
+    """The processes and folders that the watchdog of this process cleans up if it is killed."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._watched: dict[_Watched, None] = {}
 
-    def start_anew(self) -> None:
-        """Forget all; called in a fork, where neither watchdog nor lock are those of this process."""
+    def reset_in_fork(self) -> None:
+        """Forget all: watchdog and lock belong to the parent of the fork."""
         process = self._process
         self.__init__()  # type: ignore[misc]
         if process is not None:
@@ -53,30 +52,30 @@ class Watchdog:
 
     @property
     def pid(self) -> int | None:
-        """Process id of the watchdog; None before anything was watched."""
+        """Return the process id of the watchdog; None before its start."""
         return self._process.pid if self._process else None
 
     def watch(self, kind: Kind, of: int | str) -> None:
-        """End or remove it if this process is killed. The first call starts the watchdog."""
+        """Clean up `of` if this process is killed. The first call starts the watchdog."""
         with self._lock:
             self._watched[kind, of] = None
             self._send({"watch": kind, "of": of})
 
     def start(self) -> None:
-        """Start the watchdog, if it does not run: with the variables of now."""
+        """Start the watchdog, unless it runs, with the current environment variables."""
         with self._lock:
             if self._process is None:
                 self._start()
 
     def forget(self, kind: Kind, of: int | str) -> None:
-        """The opposite of `watch`; called when it has ended or was removed."""
+        """Stop watching a process that ended, or a folder that was removed."""
         with self._lock:
             if self._watched.pop((kind, of), self) is None:
                 self._send({"forget": kind, "of": of})
 
     def _send(self, line: dict[str, Any]) -> None:
         if self._process is not None:
-            with suppress(OSError):  # somebody killed it
+            with suppress(OSError):  # it was killed
                 _write_line(self._process, line)
                 return
             self._close()
@@ -84,19 +83,19 @@ class Watchdog:
 
     def _start(self) -> None:
         self._process = subprocess.Popen(
-            # -I -S: neither variables nor installed packages can change or delay it.
+            # -I -S: environment variables and installed packages can neither change nor delay it.
             [sys.executable, "-I", "-S", __file__],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             cwd="/",
-            process_group=0,  # what is sent to the group of this process must not end it
+            process_group=0,  # a signal to the group of this process must not end it
         )
         for kind, of in self._watched:
             _write_line(self._process, {"watch": kind, "of": of})
 
     def close(self) -> None:
-        """End the watchdog, which ends processes that still run; called when this process ends."""
+        """End the watchdog, which ends the processes that still run. Called at exit."""
         with self._lock:
             for kind, of in self._watched:
                 if self._process is not None and kind == "folder":  # its owner removes it
@@ -120,12 +119,12 @@ def _write_line(process: "subprocess.Popen[bytes]", line: dict[str, Any]) -> Non
 
 WATCHDOG = Watchdog()
 atexit.register(WATCHDOG.close)
-os.register_at_fork(after_in_child=WATCHDOG.start_anew)
+os.register_at_fork(after_in_child=WATCHDOG.reset_in_fork)
 
 
 @contextmanager
 def watched(kind: Kind, of: int | str) -> Iterator[None]:
-    """Inside, the watchdog ends or removes it if this process is killed."""
+    """Watch a process, group or folder within the context."""
     WATCHDOG.watch(kind, of)
     try:
         yield
@@ -135,13 +134,13 @@ def watched(kind: Kind, of: int | str) -> Iterator[None]:
 
 @contextmanager
 def temporary_folder(prefix: str) -> Iterator[Path]:
-    """A new folder, removed on exit, or by the watchdog if this process is killed."""
+    """Make a folder, removed on exit, or by the watchdog if this process is killed."""
     with TemporaryDirectory(prefix=prefix) as made, watched("folder", made):
         yield Path(made)
 
 
 def _serve() -> None:
-    """Read lines of `Watchdog` until its process is gone, then end and remove what is left."""
+    """Read lines of `Watchdog` until its process is gone, then clean up."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     parent = os.getppid()
@@ -166,31 +165,31 @@ def _clean_up(left: list[_Watched]) -> None:
     groups = [-int(of) for kind, of in left if kind == "group"]
     _signal_all(groups, signal.SIGTERM)
     _wait_for(groups, GRACE_SECONDS)
-    # Last the single processes, such as a fork server, which reap the ended ones.
+    # Single processes are last: one such as a fork server reaps those that ended.
     ended = groups + [int(of) for kind, of in left if kind == "process"]
     _signal_all(ended, signal.SIGKILL)
     if folders := [Path(str(of)) for kind, of in left if kind == "folder"]:
-        _wait_for(ended, _OWN_END_SECONDS)  # what still runs may write to them
+        _wait_for(ended, _OWN_END_SECONDS)  # a running process may write to them
     for folder in folders:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _signal_all(targets: list[int], number: int) -> None:
-    """Send a signal to each process, and to each process group, whose number is negative."""
-    for target in targets:
+def _signal_all(ids: list[int], number: int) -> None:
+    """Send a signal to processes, and to process groups, which have negative numbers."""
+    for process_id in ids:
         with suppress(ProcessLookupError, PermissionError):
-            os.kill(target, number)
+            os.kill(process_id, number)
 
 
-def _wait_for(targets: list[int], seconds: float) -> None:
+def _wait_for(ids: list[int], seconds: float) -> None:
     deadline = time.monotonic() + seconds
-    while any(map(_exists, targets)) and time.monotonic() < deadline:
+    while any(map(_exists, ids)) and time.monotonic() < deadline:
         time.sleep(_POLL_SECONDS)
 
 
-def _exists(target: int) -> bool:
+def _exists(process_id: int) -> bool:
     try:
-        os.kill(target, 0)
+        os.kill(process_id, 0)
     except ProcessLookupError:
         return False
     except PermissionError:

@@ -1,1 +1,1 @@
-"""What recorded values mean: pairing them, judging them, and the words for it."""
+"""Limits, judgment of measured values, and its wording."""

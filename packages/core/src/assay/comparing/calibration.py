@@ -1,4 +1,4 @@
-"""Limits from clean runs: the largest ratio that a correct variant gave, and a margin."""
+"""Limits from clean runs: the largest ratio of a correct variant, times a margin."""
 
 import math
 import textwrap
@@ -9,17 +9,16 @@ from types import MappingProxyType
 from assay.errors import UsageError
 from assay.verdicts import Measurement
 
-# A limit is this many times the largest clean ratio. The ratios of clean runs are maxima over
-# hundreds of places, whose tail is short.
+# The ratios of clean runs are maxima over hundreds of places, so their distribution has a short tail.
 MARGIN = 1.25
 
-# No limit is below this: a ratio of 2 is what two healthy ways to sum may differ by.
+# Two correct orders of summation can differ by a ratio of 2.
 SMALLEST_LIMIT = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class CleanRun:
-    """A correct variant and its largest ratio for each statistic."""
+    """A correct variant and its largest ratio of each statistic."""
 
     name: str
     ratios: Mapping[str, float]
@@ -27,19 +26,17 @@ class CleanRun:
 
 @dataclass(frozen=True, slots=True)
 class DerivedLimit:
-    """A limit that follows from a distribution; clean runs can only widen it.
-
-    reason: from which, in whole sentences.
-    """
+    """A limit that follows from a distribution; clean runs can only raise it."""
 
     limit: float
     reason: str
+    """The distribution, in whole sentences."""
 
 
 def largest_ratios(measurements: Iterable[Measurement]) -> dict[str, float]:
-    """The largest judged ratio of each statistic; what must be exact has no ratio to calibrate.
+    """Return the largest judged ratio of each statistic that has a limit above zero.
 
-    Raises: UsageError if a ratio is not finite: no clean run has one.
+    Raises: UsageError if a ratio is not finite, so that the run is not clean.
     """
     largest: dict[str, float] = {}
     for row in measurements:
@@ -52,9 +49,9 @@ def largest_ratios(measurements: Iterable[Measurement]) -> dict[str, float]:
 
 
 def calibrate_limits(runs: Iterable[CleanRun]) -> dict[str, float]:
-    """For each statistic `MARGIN` times the largest clean ratio, rounded up to two digits.
+    """Return `MARGIN` times the largest clean ratio of each statistic, rounded up to two digits.
 
-    Raises: UsageError if there is no clean run.
+    Raises: UsageError without a clean run.
     """
     runs = list(runs)
     if not runs:
@@ -69,11 +66,11 @@ def calibrate_limits(runs: Iterable[CleanRun]) -> dict[str, float]:
 
 
 def false_alarm_bound(num_runs: int) -> float:
-    """Upper bound, at 95%, of the share of clean runs whose ratio is over the largest of these.
+    """Return the upper bound, at 95%, of the share of clean runs over the largest of these ratios.
 
-    It holds for the runs that the largest was taken from (Wilks, Annals of Mathematical Statistics
-    12 (1941) 91: tolerance limits), and for runs that limits from elsewhere let pass (Hanley &
-    Lippman-Hand, JAMA 249 (1983) 1743: the rule of three).
+    It holds for runs that the largest ratio was taken from (Wilks, Annals of Mathematical Statistics 12
+    (1941) 91: tolerance limits), and for runs that passed other limits (Hanley & Lippman-Hand, JAMA
+    249 (1983) 1743: the rule of three).
     """
     return min(1.0, 3.0 / num_runs)
 
@@ -83,10 +80,7 @@ def limits_file(
     command: str,
     derived: Mapping[str, DerivedLimit] = MappingProxyType({}),
 ) -> str:
-    """The text of a limits file, with the runs that it comes from.
-
-    derived: by statistic.
-    """
+    """Return the text of a limits file, with its runs. derived: by statistic."""
     runs = list(runs)
     limits = calibrate_limits(runs)
     for name, known in derived.items():
@@ -96,7 +90,11 @@ def limits_file(
         f"# Made by: {command}",
         f"# A limit is {MARGIN} times the largest ratio of {len(runs)} clean runs. At 95% fewer",
         f"# than {bound:.1%} of such runs have a ratio over even the largest, for each statistic.",
-        *(line for name, known in derived.items() for line in _comment(name, known)),
+        *(
+            line
+            for name, known in derived.items()
+            for line in ["#", *_wrap(f"{name}, at least {known.limit}: {known.reason}")]
+        ),
         f'origin = "calibrated on {len(runs)} clean runs"',
         "",
         "[limits]",
@@ -111,9 +109,8 @@ def limits_file(
     return "\n".join(lines) + "\n"
 
 
-def _comment(name: str, derived: DerivedLimit) -> list[str]:
-    text = f"{name}, at least {derived.limit}: {derived.reason}"
-    return ["#", *textwrap.wrap(text, 98, initial_indent="# ", subsequent_indent="# ")]
+def _wrap(text: str) -> list[str]:
+    return textwrap.wrap(text, 98, initial_indent="# ", subsequent_indent="# ")
 
 
 def _round_up(value: float) -> float:

@@ -13,7 +13,7 @@ from pydantic import Field
 from assay.verdicts import Coverage, Record, is_part_of
 
 if TYPE_CHECKING:
-    from assay.comparing.results import PortResult, ReplayResults
+    from assay.comparing.results import ReplayResults
 
 
 class Usage(Record):
@@ -66,16 +66,14 @@ class Usage(Record):
 
 @dataclass(frozen=True, slots=True)
 class ComparedStages:
-    """The modules whose work was compared at module boundaries.
-
-    recorded: modules for which the reference has values.
-    compared: modules for which the candidate's values were compared.
-    replaced: modules that other code of the candidate replaces.
-    """
+    """The modules whose work was compared at module boundaries."""
 
     recorded: frozenset[str] = frozenset()
+    """Modules for which the reference has values."""
     compared: frozenset[str] = frozenset()
-    replaced: frozenset[str] = frozenset()
+    """Modules for which the candidate's values were compared."""
+    uncalled: frozenset[str] = frozenset()
+    """Modules that the candidate does not call, inside a called module."""
 
     @classmethod
     def of(cls, noise: "ReplayResults", candidates: Sequence["ReplayResults"]) -> Self:
@@ -86,9 +84,9 @@ class ComparedStages:
                 port.stage.module
                 for results in candidates
                 for port in results.ports.values()
-                if _num_compared(port)
+                if port.sums.num_elements or port.exact.num_compared
             ),
-            frozenset(name for results in candidates for name in results.replaced_by_ancestor),
+            frozenset(name for results in candidates for name in results.uncalled_modules),
         )
 
     def includes(self, module: str) -> bool:
@@ -96,26 +94,23 @@ class ComparedStages:
         for path in _around(module):
             if path in self.compared:
                 return True
-            if path in self.recorded and path not in self.replaced:
+            if path in self.recorded and path not in self.uncalled:
                 return False
-        return not self.recorded  # a level that compares outputs only
+        return not self.recorded  # the level compares outputs only
 
 
 @dataclass(slots=True)
 class CoverageParts:
-    """The inputs of the coverage judgment.
-
-    reference, candidate: parts that each side used; candidate is None if it could not be watched.
-    stages: modules whose work was compared.
-    untouched: trained parameters without any gradient.
-    allowed: GLOBs of parts that may stay uncompared.
-    """
+    """The inputs of the coverage judgment."""
 
     reference: Usage
     candidate: Usage | None
+    """None if the candidate could not be watched."""
     stages: ComparedStages = field(default_factory=ComparedStages)
     untouched: Sequence[str] = ()
+    """Trained parameters without any gradient."""
     allowed: Sequence[str] = ()
+    """GLOBs of parts that may stay uncompared."""
 
 
 def judge_coverage(parts: CoverageParts) -> Coverage:
@@ -160,15 +155,13 @@ def judge_coverage(parts: CoverageParts) -> Coverage:
     named = {*owners, *experts, *itertools.chain(*reference.parameters.values())}
     paths = {path for name in named for path in _around(name) if path}
     coverage.unmatched_globs = {
-        glob: [] if fnmatch.filter(paths, glob) else _find_nearest(glob, paths)
+        glob: []
+        if fnmatch.filter(paths, glob)
+        else difflib.get_close_matches(glob.strip("*"), sorted(paths))
         for glob in parts.allowed
         if not any(is_part_of(name, glob) for name in coverage.gaps)
     }
     return coverage
-
-
-def _find_nearest(glob: str, paths: Collection[str]) -> list[str]:
-    return difflib.get_close_matches(glob.strip("*"), sorted(paths))
 
 
 def _unread(usage: Usage, modules: Collection[str]) -> Iterator[str]:
@@ -199,7 +192,3 @@ def _around(module: str) -> list[str]:
     """Return the path of a module and of its enclosing modules, innermost first."""
     parts = module.split(".") if module else []
     return [".".join(parts[:count]) for count in range(len(parts), -1, -1)]
-
-
-def _num_compared(port: "PortResult") -> int:
-    return int(port.sums.num_elements) + port.exact.num_compared

@@ -1,18 +1,13 @@
-"""From measured sums to ratios, from ratios to the stage that is wrong."""
+"""Ratios from measured sums, and the faulty stage from the ratios."""
 
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
-from typing import Any, get_args
+from typing import Any
 
-from assay.comparing.levels import (
-    MOST_LISTED,
-    JudgedRatio,
-    describe_judged_level,
-    find_reported,
-)
+from assay.comparing.levels import MOST_LISTED, JudgedRatio, describe_judged_level, find_reported
 from assay.comparing.limits import Limits
 from assay.comparing.results import PortResult, ReplayResults
 from assay.dtypes import FORMATS, float_format
@@ -25,21 +20,22 @@ from assay.noise import (
     error_ratios,
     share_ratio,
 )
-from assay.stages import Stage, Statistic
+from assay.stages import Stage
+from assay.statistics import STATISTICS
 from assay.verdicts import Location, Suspect
 
-# A stage is where the error is made if its severity is within this factor of the worst one; of
-# several, the first in the forward pass. One wrong mask gave 1e6 at its place and 3.9 elsewhere.
+# The error is made at the first stage in the forward pass whose severity is within this factor of
+# the worst one. One wrong mask gave 1e6 at its place and 3.9 elsewhere.
 SEVERITY_RANGE = 10.0
 
-# Where the noise run rounds more of its elements wrongly than this, an operation of the stage adds
-# in some order, and the share is not comparable. Twenty times what an accurate float32 function
+# If the noise run rounds a larger share of its elements wrongly, an operation of the stage adds values
+# in some order, and the share cannot be compared. Twenty times what an accurate float32 function
 # misrounds in bfloat16 (SHARE_FLOOR in noise.py), less than half of the floor itself.
 PURE_ROUNDING_SHARE = 0.002
 
 # Truncated sums shrink every matrix product by half a unit roundoff (large significands) to a whole
-# one (small ones): all lie within a factor of two of each other, and of their median. Fewer products
-# have no median that one wrong product could not move; one in ten may be the fault looked for.
+# one (small ones): all lie within a factor of two of each other, and of their median. One wrong
+# product can move the median of fewer products; one product in ten may be the fault.
 FEWEST_PRODUCTS = 4
 LEAST_OF_MEDIAN, MOST_OF_MEDIAN = 0.5, 2.0
 SHARE_ALIKE = 0.9
@@ -54,14 +50,14 @@ class Judged(JudgedRatio):
 
 @dataclass(frozen=True, slots=True)
 class DeviceBias:
-    """A slope that all matrix products share: how the device rounds, not where it is wrong."""
+    """A slope that all matrix products share because of the device's rounding."""
 
     slope: float
     num_modules: int
 
     @property
     def note(self) -> str:
-        """The note of a verdict on it."""
+        """Return the note for a verdict."""
         return (
             f"all {self.num_modules} matrix products shrink their results by about"
             f" {-self.slope:.1e}: the device truncates sums. This is not counted as an error;"
@@ -71,14 +67,12 @@ class DeviceBias:
 
 @dataclass(frozen=True, slots=True)
 class Allowances:
-    """What a correct run may show in addition to the error that the noise run has at the same place.
-
-    least_units: by stage, the relative error that one rounding in it may give whole rows.
-    other_work: by module, what the noise run measured of other modules whose work its stage does too.
-    """
+    """Errors that a correct run may have beyond those of the noise run at the same place."""
 
     least_units: Mapping[Stage, float] = field(default_factory=dict)
+    """By stage, the relative error of whole rows that one rounding in it may cause."""
     other_work: Mapping[str, Sequence[PairSums]] = field(default_factory=dict)
+    """By module, the noise run's sums of other modules whose work its stage also does."""
 
 
 NO_ALLOWANCES = Allowances()
@@ -90,15 +84,15 @@ def judge_replay(
     limits: Limits,
     allowances: Allowances = NO_ALLOWANCES,
 ) -> tuple[list[Judged], DeviceBias | None]:
-    """Every statistic of every port, in the order of the forward pass."""
+    """Judge every statistic of every port, in the order of the forward pass."""
     bias = _device_bias(candidate, noise)
-    replaced_by_ancestor = _noise_of_replaced(candidate, noise)
+    noise_of_uncalled = _noise_of_uncalled(candidate, noise)
     judged = []
     for key, port in candidate.ports.items():
         reference = noise.ports.get(key)
         common = bias.slope if bias else 0.0
         module = port.stage.module
-        others = [*replaced_by_ancestor.get(module, ()), *allowances.other_work.get(module, ())]
+        others = [*noise_of_uncalled.get(module, ()), *allowances.other_work.get(module, ())]
         least = allowances.least_units.get(port.stage, 0.0)
         judged += [
             Judged(ratio, limits.of(ratio.statistic), port)
@@ -107,15 +101,15 @@ def judge_replay(
     return judged, bias
 
 
-def _noise_of_replaced(candidate: ReplayResults, noise: ReplayResults) -> dict[str, list[PairSums]]:
-    """What the noise run measured of modules that the candidate never calls, by their ancestor.
+def _noise_of_uncalled(candidate: ReplayResults, noise: ReplayResults) -> dict[str, list[PairSums]]:
+    """Return the noise run's sums of modules that the candidate never calls, by nearest called ancestor.
 
-    By the nearest ancestor that is called: a fused replacement does its children's work as well as
-    its own, and may round as often, also where its own code makes their inputs and outputs.
+    A fused ancestor does its children's work as well as its own, and may round as often. That
+    includes the values that its code passes to its children or gets from them.
     """
     found: dict[str, list[PairSums]] = {}
-    uncalled = set(candidate.replaced_by_ancestor)
-    # One whose own arguments and results are all another's is known by what its code made.
+    uncalled = set(candidate.uncalled_modules)
+    # A module whose arguments and results all come from other stages appears only as a stage.
     called = {
         name for port in candidate.ports.values() for name in (port.module, port.stage.module)
     }
@@ -123,7 +117,7 @@ def _noise_of_replaced(candidate: ReplayResults, noise: ReplayResults) -> dict[s
         if module not in uncalled or not result.sums.num_elements:
             continue
         ancestor = module
-        # Containers such as a ModuleList are never called themselves.
+        # Containers such as a ModuleList are never called.
         while ancestor and ancestor not in called:
             ancestor = ancestor.rpartition(".")[0]
         if result.stage.module in (module, ancestor):
@@ -152,7 +146,7 @@ def _ratios(
     if least_unit:
         share = replace(share, floor=max(share.floor, least_unit))
     if port.stage.phase == "clip":
-        share = replace(share, floor=max(share.floor, unit))  # of the one factor for all gradients
+        share = replace(share, floor=max(share.floor, unit))  # one factor multiplies all gradients
     of_others = [
         {ratio.statistic: ratio.expected for ratio in error_ratios(other, other, unit)}
         for other in others
@@ -164,7 +158,7 @@ def _ratios(
     if others:
         return
     noise_share = reference.misrounded_share if reference is not None else 0.0
-    # Roundings to another dtype are no more or fewer of the same.
+    # Counts of wrong roundings are comparable in one dtype only.
     alike = noise is not None and noise.pointwise and noise.dtype == port.dtype
     if alike and noise_share <= PURE_ROUNDING_SHARE:
         yield share_ratio(sums, reference)
@@ -180,11 +174,10 @@ def _is_product(port: PortResult) -> bool:
 
 
 def _device_bias(candidate: ReplayResults, noise: ReplayResults) -> DeviceBias | None:
-    """The median slope of matrix products, if nearly all shrink alike.
+    """Return the median slope of matrix products if nearly all shrink alike.
 
-    Truncated sums shrink every product by up to one unit roundoff, see `sim:truncate`. What
-    differs from the median by more than chance is judged as if there were no bias; what grows, or
-    shrinks more than truncation can, is not the device's arithmetic.
+    Truncated sums shrink every product by up to one unit roundoff (see `sim:truncate`). A product
+    that grows, or shrinks by more, is wrong for another reason.
     """
     products = [
         (port.sums, noise.ports[key].sums, _unit_roundoff(port, noise.ports[key]))
@@ -206,24 +199,23 @@ def _device_bias(candidate: ReplayResults, noise: ReplayResults) -> DeviceBias |
     )
 
 
-_REPORTED_FIRST = get_args(Statistic)
+_REPORTED_FIRST = list(STATISTICS)
 
 
 @dataclass(frozen=True, slots=True)
 class FailedStage:
-    """A stage with at least one statistic over its limit.
-
-    reported: the statistic that the stage is reported by; severity: that of its worst one.
-    """
+    """A stage with at least one statistic over its limit."""
 
     stage: Stage
     reported: Judged
+    """The statistic that describes the failure."""
     severity: float
+    """The severity of the worst statistic."""
     order: int
 
 
 def rank_stages(judged: Iterable[Judged]) -> list[FailedStage]:
-    """All failed stages, worst first."""
+    """Return all failed stages, worst first."""
     by_stage: dict[Stage, list[Judged]] = {}
     for item in judged:
         if item.failed:
@@ -244,24 +236,24 @@ def rank_stages(judged: Iterable[Judged]) -> list[FailedStage]:
 
 
 def find_nonfinite_padding(results: ReplayResults) -> FailedStage | None:
-    """The first stage that writes NaN or infinity into padding, where the reference does not.
+    """Return the first stage that writes NaN or infinity into padding where the reference is finite.
 
-    Some kernels leave padding undefined and nothing reads it, so it is a fault only where values
-    that are read became NaN as well: attention multiplies padding by zero, which keeps a NaN.
+    Some kernels leave padding undefined, and usually nothing reads it. It is a fault only if values
+    that are read became NaN too: attention multiplies padding by zero, which keeps a NaN.
     """
-    nonfinite_padding = [port for port in results.ports.values() if port.num_nonfinite_padding]
-    if not nonfinite_padding:
+    found = [port for port in results.ports.values() if port.num_nonfinite_padding]
+    if not found:
         return None
-    first = min(nonfinite_padding, key=lambda port: port.order)
+    first = min(found, key=lambda port: port.order)
     reported = Judged(Ratio("non-finite", math.nan, 0.0), 0.0, first)
     return FailedStage(first.stage, reported, math.inf, first.order)
 
 
 def find_origin(ranked: list[FailedStage]) -> FailedStage | None:
-    """The stage where the error is made: the first of those that are about as bad as the worst.
+    """Return the stage that makes the error: the first of those that are about as bad as the worst.
 
-    Where the same stage of an earlier layer fails as well, however mildly, it is that one: what is
-    wrong in all layers shows by chance more in some.
+    If the same stage of an earlier layer fails too, however mildly, return that one: the severity of
+    a fault in all layers varies by chance.
     """
     if not ranked:
         return None
@@ -274,7 +266,7 @@ def find_origin(ranked: list[FailedStage]) -> FailedStage | None:
 
 
 def _of_any_layer(stage: Stage) -> Stage:
-    """The stage without the numbers in its path: the same for all layers."""
+    """Return the stage without the numbers in its path, which is the same for all layers."""
     return replace(stage, module=re.sub(r"\d+", "*", stage.module))
 
 
@@ -285,8 +277,8 @@ def list_suspects(
 ) -> list[Suspect]:
     """List failed stages by ratio / limit of their reported statistic, worst first.
 
-    named: the place that the verdict names, with its statistic. It is always listed, once. None for a
-        fact that noise does not explain.
+    named: the place that the verdict names, which is always listed, once. Its statistic is None for a
+        fact without a noise ratio.
     """
     found: list[tuple[Location, Judged | None]] = []
     for item in sorted(ranked, key=lambda item: item.order):
@@ -296,7 +288,7 @@ def list_suspects(
             found.append((place, item.reported))
     own = [_suspect(*named)] if named is not None else []
     listed = [*own, *(_suspect(*pair) for pair in found)]
-    listed.sort(key=lambda one: -_severity(one))
+    listed.sort(key=lambda one: -one.noise_ratio / one.limit if one.limit else -math.inf)
     kept = listed[:MOST_LISTED]
     return kept if not own or own[0] in kept else [*kept[:-1], *own]
 
@@ -314,10 +306,6 @@ def _suspect(location: Location, item: Judged | None) -> Suspect:
     )
 
 
-def _severity(suspect: Suspect) -> float:
-    return suspect.noise_ratio / suspect.limit if suspect.limit else math.inf
-
-
 def _key_of(location: Location) -> tuple[object, ...]:
     """Return the key of a place: its location without the step and the operation."""
     return location.phase, location.rank, location.module, location.parameter
@@ -326,7 +314,7 @@ def _key_of(location: Location) -> tuple[object, ...]:
 def describe_stages_level(
     judged: Sequence[Judged], deciding: Judged | None = None
 ) -> dict[str, Any]:
-    """As `describe_judged_level`, with the module of the ratio."""
+    """Extend `describe_judged_level` by the module of the ratio."""
     if not judged:
         return {}
     reported = find_reported(judged, deciding)

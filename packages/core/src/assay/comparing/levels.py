@@ -1,7 +1,4 @@
-"""What every kind of check makes of judged ratios: levels, findings, the numbers of a verdict.
-
-Importing it imports no torch.
-"""
+"""Levels, findings and deciding numbers of a verdict, from judged ratios. Imports no torch."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,20 +28,20 @@ LEVEL_OF_PHASE: dict[Phase, str] = {
     "clip": "gradients", "optimizer": "updates", "checkpoint": "checkpoint", "sampler": "sampler",
 }  # fmt: skip
 
-# Names and suspects that a verdict lists; the rest is in the measurements.
+# Largest number of names or suspects in a verdict; the measurements hold all.
 MOST_LISTED = 50
 
 
 @dataclass(frozen=True, slots=True)
 class JudgedRatio:
-    """One statistic beside its limit."""
+    """The ratio of one statistic, with its limit."""
 
     ratio: "Ratio"
     limit: float
 
     @property
     def severity(self) -> float:
-        """How many times over its limit; inf for what must be exact and is not."""
+        """Return ratio / limit; inf for unequal values that must be equal."""
         value = self.ratio.value
         if self.limit == 0:
             return math.inf if value > 0 else 0.0
@@ -52,16 +49,16 @@ class JudgedRatio:
 
     @property
     def failed(self) -> bool:
-        """Whether the ratio is over the limit."""
+        """Return True if the ratio is over the limit."""
         return self.severity > 1
 
     @property
     def resolution(self) -> float:
-        """The smallest relative error that would have failed here."""
+        """Return the smallest relative error that would have failed here."""
         return self.limit * self.ratio.expected
 
     def measurement(self, level: str, port: str) -> Measurement:
-        """The row of measurements.jsonl, for a ratio that belongs to no single module."""
+        """Make the row of measurements.jsonl of a ratio that belongs to no single module."""
         return Measurement(
             level=level, module="", port=port, statistic=self.ratio.statistic,
             actual=self.ratio.actual, expected=self.ratio.expected, ratio=self.ratio.value,
@@ -74,34 +71,34 @@ Item = TypeVar("Item", bound=JudgedRatio)
 
 @dataclass(slots=True)
 class LevelResult:
-    """A judged level: its entry in the verdict, and the rows behind it.
-
-    judged: the ratios that decided it. first_bad: the first token with a wrong value.
-    """
+    """A judged level: its entry in the verdict, and the rows behind it."""
 
     level: Level
     measurements: list[Measurement] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     judged: Sequence[JudgedRatio] = ()
+    """The ratios that decided."""
     first_bad: TokenPosition | None = None
+    """The first token with a wrong value."""
 
     @classmethod
     def not_run(cls, reason: str) -> "LevelResult":
-        """A level that was not run."""
+        """Make the result of a level that was not run."""
         return cls(Level(verdict=None, reason=reason))
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A diagnosis and the place that it names; `reason`: in words, where no ratio shows it."""
+    """A diagnosis and its place."""
 
     diagnosis: Diagnosis
     location: Location
     reason: str | None = None
+    """The cause in words, if no ratio shows it."""
 
 
-def describe_replaced(modules: Sequence[str]) -> str:
-    """The note on modules of the reference that the candidate never calls."""
+def describe_uncalled(modules: Sequence[str]) -> str:
+    """Describe modules of the reference that the candidate never calls."""
     return (
         f"{len(modules)} modules of the reference are not called here; the modules that contain"
         f" them are compared instead: {name_some(modules)}"
@@ -109,7 +106,7 @@ def describe_replaced(modules: Sequence[str]) -> str:
 
 
 def level_of(num_compared: int, num_failed: int, facts: Mapping[str, Any]) -> Level:
-    """One level's entry in a verdict, with `facts`: nothing compared is never a pass."""
+    """Make a level's entry in a verdict, with `facts`. A level that compared nothing never passes."""
     if num_compared == 0:
         return Level(verdict=Outcome.NOT_COMPARED, reason="nothing was compared", **facts)
     outcome = Outcome.FAIL if num_failed else Outcome.PASS
@@ -117,7 +114,7 @@ def level_of(num_compared: int, num_failed: int, facts: Mapping[str, Any]) -> Le
 
 
 def outcome_of_levels(levels: Mapping[str, Level], coverage: Coverage | None = None) -> Outcome:
-    """Return the outcome of a verdict from its levels and their coverage."""
+    """Combine the outcomes of levels and coverage into that of a verdict."""
     outcomes = [level.verdict for level in levels.values() if level.verdict]
     if outcomes and coverage is not None:
         outcomes.append(coverage.outcome)
@@ -125,12 +122,12 @@ def outcome_of_levels(levels: Mapping[str, Level], coverage: Coverage | None = N
 
 
 def find_worst(judged: Iterable[Item]) -> Item:
-    """The ratio that is furthest over its limit, or the one nearest to its limit. Raises: ValueError if none."""
+    """Return the ratio furthest over its limit, or nearest to it. Raises: ValueError without a ratio."""
     return max(judged, key=lambda item: item.severity)
 
 
 def pool_resolutions(judged: Iterable[JudgedRatio]) -> dict[str, float]:
-    """The coarsest resolution of each statistic that has a limit of noise."""
+    """Return the coarsest resolution of each statistic that has a limit above zero."""
     pooled: dict[str, float] = {}
     for item in judged:
         if item.limit:
@@ -140,14 +137,14 @@ def pool_resolutions(judged: Iterable[JudgedRatio]) -> dict[str, float]:
 
 
 def find_reported(judged: Sequence[Item], deciding: Item | None) -> Item:
-    """Return the ratio that a level is reported by: the verdict's own, if it is here, else the worst."""
+    """Return the verdict's deciding ratio if it belongs to this level, otherwise the worst."""
     return next((item for item in judged if item is deciding), None) or find_worst(judged)
 
 
 def describe_judged_level(
     judged: Sequence[JudgedRatio], deciding: JudgedRatio | None = None
 ) -> dict[str, Any]:
-    """Facts of a level's entry in verdict.json: the ratio that reports it, and the resolutions."""
+    """Return the reported ratio of a level and its resolutions, as facts for verdict.json."""
     if not judged:
         return {}
     reported = find_reported(judged, deciding)
@@ -160,7 +157,7 @@ def describe_judged_level(
 
 
 class DecidingNumbers(TypedDict, total=False):
-    """The fields of a verdict for the ratio that decided it."""
+    """The fields of a verdict for its deciding ratio."""
 
     noise_ratio: float | None
     limit: float | None
@@ -168,7 +165,7 @@ class DecidingNumbers(TypedDict, total=False):
     resolution: float | None
 
 
-# Of what must be bitwise equal, or is known without any measurement.
+# The numbers of a verdict about values that must be equal, or that rests on no measurement.
 EXACT_NUMBERS: DecidingNumbers = {
     "noise_ratio": None,
     "limit": 0.0,
@@ -178,7 +175,7 @@ EXACT_NUMBERS: DecidingNumbers = {
 
 
 def deciding_numbers(decided: JudgedRatio, resolution: float | None) -> DecidingNumbers:
-    """The numbers of the ratio that decided; `resolution`: what the run could not have seen."""
+    """Return the numbers of the deciding ratio. resolution: the smallest error that the run sees."""
     return {
         "noise_ratio": decided.ratio.value,
         "limit": decided.limit,
@@ -188,10 +185,10 @@ def deciding_numbers(decided: JudgedRatio, resolution: float | None) -> Deciding
 
 
 def list_unmatched(expected: Sequence[str], actual: Sequence[str]) -> Unmatched:
-    """What found no partner, as far as a verdict lists it."""
+    """Return the names without a partner, as far as a verdict lists them."""
     return Unmatched(expected=list(expected[:MOST_LISTED]), actual=list(actual[:MOST_LISTED]))
 
 
 def note_on_weights(names: Sequence[str]) -> str:
-    """What a passed verdict notes of parameters that are not the reference's."""
+    """Describe parameters of a passed run that differ from the reference's."""
     return f"weights differ from the reference's, within the limits: {name_some(names)}"

@@ -10,27 +10,20 @@ from assay.dtypes import FORMATS
 from assay.errors import UsageError
 from assay.files import read_toml
 from assay.foreign_text import shorten
-from assay.stages import METRICS, Statistic
+from assay.statistics import METRICS, STATISTICS, Statistic
 
 CALIBRATED = "noise"
-# Statistics that have the limit of another one unless they have their own. An error that was carried on
-# grows with the noise; norms of two tensors differ by no more than the norm of their difference.
-_LIMITED_LIKE: dict[Statistic, Statistic] = {
-    "accumulated": "replay-tensor",
-    "norm-error": "replay-tensor",
-}
 _SHIPPED = Path(__file__).with_name("named_limits")
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits by statistic.
-
-    name: as given to `--limits`; origin: one line for messages, saying where they come from.
-    """
+    """Limits by statistic."""
 
     name: str
+    """The value of `--limits`."""
     origin: str
+    """The source of the limits, in one line for messages."""
     by_statistic: dict[str, float]
 
     @property
@@ -44,20 +37,20 @@ class Limits:
         return not METRICS.issuperset(self.by_statistic)
 
     def of(self, statistic: Statistic) -> float:
-        """The limit of `statistic`; what must be exact has the limit 0."""
-        if statistic in ("exact", "non-finite"):
+        """Return the limit of `statistic`: 0 if values must be equal. Raises: UsageError without one."""
+        if STATISTICS[statistic].judged_by == "zero":
             return 0.0
-        for name in (statistic, _LIMITED_LIKE.get(statistic, statistic)):
+        for name in (statistic, STATISTICS[statistic].limit_of):
             if name in self.by_statistic:
                 return self.by_statistic[name]
         raise UsageError(f"limits {self.name!r} have none for {statistic}")
 
 
 def load_limits(name: str = CALIBRATED, dtype: str | None = None) -> Limits:
-    """The shipped limits called `name`, or those of a TOML file of that path.
+    """Load the shipped limits called `name`, or those of the TOML file of that path.
 
-    dtype: chooses among limits that a file gives by dtype; without it they are left out.
-    Raises: UsageError if there are none, or the file has not the form of `assay calibrate`.
+    dtype: selects among limits by dtype. Without it they are ignored.
+    Raises: UsageError for an unknown name, or a file in another format than that of `assay calibrate`.
     """
     if name.endswith(".toml"):
         file = Path(name)
@@ -83,7 +76,7 @@ def _parse(name: str, data: Mapping[str, Any], dtype: str | None) -> Limits:
         for key, limit in by_dtype.items():
             if key not in (dtype, *FORMATS):
                 raise ValueError(f"the limit of {statistic} is for an unknown dtype {key!r}")
-            # By a NaN or an infinity nothing would ever fail.
+            # With a limit of NaN or infinity nothing would ever fail.
             if not isinstance(limit, int | float) or not 0 < limit <= sys.float_info.max:
                 raise ValueError(f"the limit of {statistic} is not a positive number: {limit!r}")
         if dtype in by_dtype:
@@ -94,5 +87,5 @@ def _parse(name: str, data: Mapping[str, Any], dtype: str | None) -> Limits:
 
 
 def shipped_limits() -> list[str]:
-    """Names of the limits that come with the package."""
+    """Return the names of the limits in this package."""
     return sorted(file.stem for file in _SHIPPED.glob("*.toml"))

@@ -1,7 +1,4 @@
-"""The level `load`: is what is in memory what the files say, and what was changed of it since?
-
-Importing it imports no torch.
-"""
+"""The level `load`: compare the loaded model with its files, and list later changes. Imports no torch."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -18,22 +15,20 @@ _NOT_INSPECTED = "captured by a version of assay that did not compare models wit
 
 @dataclass(frozen=True, slots=True)
 class JudgedLoad:
-    """The level, and what is wrong, the first of each list the one to name.
-
-    loading: what was wrong right after loading; changed: weights that a setup function, or a
-    trainer before its first step, changed by more than their rounding.
-    """
+    """The judged level, and its findings, the most important one first."""
 
     result: LevelResult
     loading: list[Finding] = field(default_factory=list)
+    """Findings right after loading."""
     changed: list[Finding] = field(default_factory=list)
+    """Weights that a setup function, or a trainer before its first step, changed beyond rounding."""
 
 
 def judge_load(reports: Sequence[LoadReport], changes: Sequence[SetupChanges] = ()) -> JudgedLoad:
-    """Judge what the processes of a check found when each had loaded the model.
+    """Judge the load reports of all processes of a check.
 
-    reports: of the trusted process and of every one of the candidate's; what several found is said
-        once. changes: what the candidate's changed after loading.
+    reports: from the trusted process and all processes of the candidate. Equal findings are merged.
+    changes: from the candidate's processes, after loading.
     """
     if not reports:
         return JudgedLoad(LevelResult.not_run(_NOT_INSPECTED))
@@ -71,7 +66,7 @@ def _find_in(report: LoadReport) -> list[Finding]:
         if key.problem != "unread"
     ]
     found += [_without_place("checkpoint-mismatch", "checkpoint", text) for text in report.settings]
-    # A wrong setting explains values that the model's code makes, so it comes before them.
+    # A wrong setting explains values that the model's code computes, so it comes first.
     found += [_of_weight(one, "checkpoint", "as stored") for one in made]
     found += [
         _without_place("checkpoint-mismatch", "checkpoint", text) for text in report.generation
@@ -90,24 +85,24 @@ def _without_place(diagnosis: Diagnosis, phase: Phase, reason: str) -> Finding:
 
 
 def describe_weight(weight: WeightDifference, expected: str) -> str:
-    """What is wrong with a parameter or buffer; expected: as what it should be."""
+    """Describe a wrong parameter or buffer. expected: the value that it should have, in words."""
     if weight.problem == "not-stored":
-        return f"{weight.name} is made of no tensor of the files"
+        return f"{weight.name} is loaded from no tensor of the files"
     where = _describe_rows(weight)
     if weight.problem == "varies":
         return (
-            f"{weight.name} is in no file, and a second load gives other values in {where}: it depends"
+            f"{weight.name} is in no file, and a second load has other values in {where}: it depends"
             " on the seed, or was never written"
         )
     if weight.problem == "not-built":
         return (
-            f"{weight.name} is in no file, and its class gives it other values in {where} where it is"
-            f" built from config.json alone: relative error {format_number(weight.error)}"
+            f"{weight.name} is in no file, and building its class from config.json alone makes other"
+            f" values in {where}: relative error {format_number(weight.error)}"
         )
     text = (
         f"{weight.name} is not {expected} in {where}: relative error {format_number(weight.error)}"
     )
-    return f"{text}; it holds what belongs to {weight.values_of}" if weight.values_of else text
+    return f"{text}; it holds the values of {weight.values_of}" if weight.values_of else text
 
 
 def _describe_rows(weight: WeightDifference) -> str:
@@ -123,7 +118,7 @@ def _describe_rows(weight: WeightDifference) -> str:
 
 
 def describe_key(key: UnreadKey) -> str:
-    """What is wrong with a key of config.json that no code reads."""
+    """Describe a key of config.json that no code reads."""
     if key.problem == "overridden":
         stored = key.stored or "another value"  # reports of earlier versions
         return f"config.json: {key.key} is {key.used} in memory, {stored} in the file"
@@ -149,7 +144,7 @@ def _notes_on(report: LoadReport) -> list[str]:
         if weight.problem == "differs" and not weight.beyond_rounding
     ]
     if rounded:
-        notes.append(f"rounded in another way than to nearest: {name_some(rounded)}")
+        notes.append(f"not rounded to nearest: {name_some(rounded)}")
     return notes + report.notes
 
 

@@ -1,4 +1,4 @@
-"""What a replay measured, port by port; written by the process that ran, read by the one that judges."""
+"""The measurements of a replay, port by port: written by the process that ran, read by the judge."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -11,9 +11,18 @@ from assay.metrics import PairSums, RowErrors
 from assay.sites import CallSite
 from assay.stages import Stage
 
-_SUM_FIELDS = tuple(item.name for item in fields(PairSums) if item.type in (int, float))
-_LIST_FIELDS = ("replaced_by_ancestor", "unmatched_expected", "unmatched_actual")
+_NUMBERS = tuple(item.name for item in fields(PairSums) if item.type in (int, float))
+_TENSORS = tuple(item.name for item in fields(PairSums) if item.type in (Tensor, Tensor | None))
+_PORT_FIELDS = (
+    "module", "port", "order", "dtype", "kind", "pointwise", "num_nonfinite_padding",
+)  # fmt: skip
 _ROW_FIELDS = tuple(item.name for item in fields(RowErrors))
+# Attributes of `ReplayResults` by their names in files.
+_LISTS = {
+    "replaced_by_ancestor": "uncalled_modules",
+    "unmatched_expected": "unmatched_expected",
+    "unmatched_actual": "unmatched_actual",
+}
 
 
 @dataclass(slots=True)
@@ -23,7 +32,8 @@ class ExactCount:
     num_compared: int = 0
     num_different: int = 0
     num_near_ties: int = 0
-    first: tuple[int, int] = (-1, -1)  # prompt, position
+    first: tuple[int, int] = (-1, -1)
+    """Prompt and position of the first difference."""
 
     def add(self, num_compared: int, num_different: int) -> None:
         """Count one more comparison."""
@@ -33,47 +43,43 @@ class ExactCount:
 
 @dataclass(slots=True)
 class PortResult:
-    """Everything measured at one port of one module, over all its calls.
-
-    stage: the stage whose code made these values.
-    order: number of the port in the order in which ports were first measured.
-    dtype: of the values as they were made.
-    kind: class of the stage's module.
-    pointwise: no operation of the stage adds anything up; each rounds element by element.
-    num_nonfinite_padding: values in padding, which is not compared, that are not finite where the
-        reference's are.
-    rank: of the process that measured it, among those of one candidate.
-    step: of a training run whose steps are measured one by one; else 0.
-    """
+    """The measurements at one port of one module, over all its calls."""
 
     module: str
     port: str
     stage: Stage
+    """The stage whose code computed the values."""
     order: int
+    """Number of the port, in the order of first measurements."""
     dtype: str
+    """Dtype of the computed values."""
     kind: str
+    """Class of the stage's module."""
     pointwise: bool = False
+    """Every operation of the stage rounds element by element; none adds values up."""
     num_nonfinite_padding: int = 0
+    """Number of non-finite values in padding where the reference is finite. Padding is not compared."""
     sums: PairSums = field(default_factory=PairSums)
     exact: ExactCount = field(default_factory=ExactCount)
     rank: int = 0
+    """Rank of the process that measured, within one candidate."""
     step: int = 0
+    """Step of a training run that is measured step by step; otherwise 0."""
 
 
 @dataclass(slots=True)
 class ReplayResults:
-    """All ports of a replay, and what found no partner.
-
-    num_identical: values that were the very objects injected before, and so not measured again.
-    replaced_by_ancestor: modules that were not called, inside of one that was and has other code.
-    unmatched_expected: what only the reference has; unmatched_actual: what only this run has.
-    """
+    """The measurements at all ports of a replay, and the names without a partner."""
 
     ports: dict[tuple[str, str], PortResult] = field(default_factory=dict)
     num_identical: int = 0
-    replaced_by_ancestor: list[str] = field(default_factory=list)
+    """Number of values that were injected objects passed on, which are not measured again."""
+    uncalled_modules: list[str] = field(default_factory=list)
+    """Modules that were not called, inside a called module: its code replaces theirs."""
     unmatched_expected: list[str] = field(default_factory=list)
+    """Calls and ports that only the reference has."""
     unmatched_actual: list[str] = field(default_factory=list)
+    """Calls and ports that only this run has."""
 
     def at(
         self,
@@ -85,7 +91,7 @@ class ReplayResults:
         *,
         pointwise: bool = False,
     ) -> PortResult:
-        """The result of a port, made on the first call for it; the arguments are fields of it."""
+        """Return the result of a port, which the first request creates from the arguments."""
         result = self.ports.get((module, port))
         if result is None:
             sums = PairSums(counts_misrounded=pointwise)
@@ -95,79 +101,75 @@ class ReplayResults:
         return result
 
     def note_extra_call(self, site: CallSite) -> None:
-        """The model makes a call that the trace does not have."""
+        """Note a call of the model that the trace lacks."""
         _append_new(self.unmatched_actual, site.module or "(model)")
 
     def note_extra_port(self, module: str, port: str) -> None:
-        """The model has a tensor that the trace does not have."""
+        """Note a tensor of the model that the trace lacks."""
         _append_new(self.unmatched_actual, f"{module or '(model)'}:{port}")
 
     def note_missing_port(self, module: str, port: str) -> None:
-        """The trace has a tensor that the model does not have."""
+        """Note a tensor of the trace that the model lacks."""
         _append_new(self.unmatched_expected, f"{module or '(model)'}:{port}")
 
-    def note_missing_call(self, site: CallSite, *, replaced_by_ancestor: bool) -> None:
-        """The trace has a call that the model does not make."""
+    def note_missing_call(self, site: CallSite, *, is_inside_called: bool) -> None:
+        """Note a call of the trace that the model does not make.
+
+        is_inside_called: the model called an enclosing module.
+        """
         _append_new(
-            self.replaced_by_ancestor if replaced_by_ancestor else self.unmatched_expected,
+            self.uncalled_modules if is_inside_called else self.unmatched_expected,
             site.module or "(model)",
         )
 
     def flush(self) -> None:
-        """Add up what waits for more calls of its port."""
+        """Add the small calls that are still collected."""
         for result in self.ports.values():
             result.sums.flush()
 
     def to_parts(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """As JSON values and named tensors; what waits is added up first."""
+        """Return the results as JSON values and named tensors, after a flush."""
         self.flush()
         tensors: dict[str, Tensor] = {}
         table = []
         for number, result in enumerate(self.ports.values()):
             sums = result.sums
             rows = RowErrors.concatenate(sums.rows)
-            tensors[f"{number}.bins"] = sums.bins
-            tensors[f"{number}.row_slopes"] = sums.row_slopes
-            if sums.channel is not None:
-                tensors[f"{number}.channel"] = sums.channel
+            for item in _TENSORS:
+                if (tensor := getattr(sums, item)) is not None:
+                    tensors[f"{number}.{item}"] = tensor
             for item in _ROW_FIELDS:
                 tensors[f"{number}.rows.{item}"] = getattr(rows, item)
             table.append(
                 {
-                    "module": result.module,
-                    "port": result.port,
+                    **{item: getattr(result, item) for item in _PORT_FIELDS},
                     "stage": asdict(result.stage),
-                    "order": result.order,
-                    "dtype": result.dtype,
-                    "kind": result.kind,
-                    "pointwise": result.pointwise,
-                    "num_nonfinite_padding": result.num_nonfinite_padding,
                     "exact": asdict(result.exact),
-                    "sums": {item: getattr(sums, item) for item in _SUM_FIELDS},
+                    "sums": {item: getattr(sums, item) for item in _NUMBERS},
                     "worst": asdict(sums.worst),
                 }
             )
-        lists = {item: getattr(self, item) for item in _LIST_FIELDS}
+        lists = {name: getattr(self, attribute) for name, attribute in _LISTS.items()}
         return {"ports": table, "num_identical": self.num_identical, **lists}, tensors
 
     @classmethod
     def from_parts(cls, data: dict[str, Any], tensors: Mapping[str, Tensor]) -> Self:
-        """The results of which `to_parts` made `data` and `tensors`."""
-        results = cls({}, data["num_identical"], **{item: data[item] for item in _LIST_FIELDS})
+        """Restore results from the return values of `to_parts`."""
+        lists = {attribute: data[name] for name, attribute in _LISTS.items()}
+        results = cls({}, data["num_identical"], **lists)
         for number, row in enumerate(data["ports"]):
             rows = RowErrors(*(tensors[f"{number}.rows.{item}"] for item in _ROW_FIELDS))
+            of_sums: dict[str, Any] = {item: tensors.get(f"{number}.{item}") for item in _TENSORS}
             sums = PairSums(
                 **row["sums"],
-                channel=tensors.get(f"{number}.channel"),
-                bins=tensors[f"{number}.bins"],
-                row_slopes=tensors[f"{number}.row_slopes"],
+                **of_sums,
                 rows=[rows],
                 worst=WorstElement(**row["worst"] | {"index": tuple(row["worst"]["index"])}),
             )
             exact = ExactCount(**row["exact"] | {"first": tuple(row["exact"]["first"])})
             result = PortResult(
-                row["module"], row["port"], Stage(**row["stage"]), row["order"], row["dtype"],
-                row["kind"], row["pointwise"], row["num_nonfinite_padding"], sums, exact,
+                **{item: row[item] for item in _PORT_FIELDS},
+                stage=Stage(**row["stage"]), sums=sums, exact=exact,
             )  # fmt: skip
             results.ports[result.module, result.port] = result
         return results

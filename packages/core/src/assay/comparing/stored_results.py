@@ -1,4 +1,4 @@
-"""Measurements of a replay beside a trace: left by the process that ran, for the one that judges."""
+"""Measurements of a replay, stored with a trace by the process that ran and read by the judge."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ def attach_results(writer: TraceWriter, name: str, results: ReplayResults) -> No
 
 
 def read_results(trace: Trace, name: str) -> ReplayResults:
-    """What `attach_results` stored under `name`. Raises: as `Trace.attachment`."""
+    """Read the results that `attach_results` stored under `name`. Raises: as `Trace.attachment`."""
     data: Any = trace.attachment_json(name)
     return ReplayResults.from_parts(data, trace.attachment(_sums_of(name)))
 

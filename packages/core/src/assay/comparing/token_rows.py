@@ -31,24 +31,22 @@ class TokenPort:
     floor: float
     """The smallest noise that an error is divided by."""
     place: dict[str, Any]
-    """Columns of the rows that say where: level, module, port, phase, order."""
+    """Columns that locate the rows: level, module, port, phase, order."""
 
 
 @dataclass(frozen=True)
 class TokenRows(Iterable[Measurement]):
-    """The row of the worst port for every stage and token. Rows are computed during iteration, not stored.
-
-    step_of: from prompt and position to the forward pass.
-    max_rows: keep the tokens with the highest ratios, each in all stages.
-    """
+    """The row of the worst port for every stage and token, computed during iteration."""
 
     ports: Sequence[TokenPort]
     step_of: Callable[[int, int], int]
+    """Map prompt and position to the number of the forward pass."""
     max_rows: int | None = None
+    """Keep only the tokens with the highest ratios, each in all stages."""
 
     @cached_property
     def kept(self) -> list[tuple[int, tuple[int, int]]]:
-        """Number, prompt and position of the tokens that are kept."""
+        """Return number, prompt and position of the tokens that are kept."""
         addresses = self._tokens.addresses_T2.tolist()
         numbers = list(range(len(addresses)))
         if self.is_bounded and self.max_rows is not None:
@@ -87,7 +85,7 @@ class TokenRows(Iterable[Measurement]):
 
     @cached_property
     def _stages(self) -> list[list[int]]:
-        """The numbers of the ports of each stage."""
+        """Return the numbers of the ports of each stage."""
         stages: dict[Stage, list[int]] = {}
         for number, port in enumerate(self.ports):
             stages.setdefault(port.result.stage, []).append(number)
@@ -104,7 +102,7 @@ class TokenRows(Iterable[Measurement]):
             if port.noise is not None:
                 expected = self._tokens.worst(port.noise).clamp(min=0)
             ratio = torch.where(actual < 0, -1.0, actual / expected.clamp(min=port.floor))
-            # Not written as "is larger": nothing is worse than a NaN.
+            # Written so that a NaN counts as the worst.
             worse = ~(ratio <= worst.ratio) & ~worst.ratio.isnan()
             worst = _Worst(
                 torch.where(worse, ratio, worst.ratio),
@@ -117,18 +115,16 @@ class TokenRows(Iterable[Measurement]):
 
 @dataclass(frozen=True, slots=True)
 class _Tokens:
-    """Tokens, numbered in the order of prompt and position.
-
-    numbers_PS: by prompt and position; -1 where there is no token.
-    addresses_T2: prompt and position of each token.
-    """
+    """Tokens, numbered in the order of prompt and position."""
 
     numbers_PS: Tensor
+    """Numbers by prompt and position; -1 without a token."""
     addresses_T2: Tensor
+    """Prompt and position of each token."""
 
     @classmethod
     def of(cls, ports: Iterable[PortResult]) -> Self:
-        """All tokens of these ports."""
+        """Collect all tokens of these ports."""
         is_token_PS = torch.zeros(0, 0, dtype=torch.bool)
         for port in ports:
             for rows in port.sums.rows:
@@ -155,13 +151,13 @@ class _Tokens:
 
 
 def _grow(table: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Return a table of at least these sizes, with the values of `table`; False elsewhere."""
+    """Return `table`, padded with False to at least these sizes."""
     missing = [max(0, size - known) for size, known in zip(sizes, table.shape, strict=True)]
     return torch.nn.functional.pad(table, (0, missing[1], 0, missing[0])) if any(missing) else table
 
 
 def _addresses(rows: RowErrors) -> Tensor:
-    """Prompt and position of each row, (R, 2); one is -1 where a row belongs to no token."""
+    """Return prompt and position of each row, (R, 2); a row without a token has a -1."""
     return torch.stack([rows.prompt.long(), rows.position.long()], dim=1)
 
 

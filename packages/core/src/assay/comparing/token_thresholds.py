@@ -1,13 +1,13 @@
-"""Thresholds of the published metrics of tokens, from files of metrics of clean runs.
+"""Thresholds for the published metrics of tokens, calibrated on the metrics of clean runs.
 
 A run fails by a metric when the share of its tokens at or over the threshold reaches the failure
-rate. So what a threshold must be above is, of each run, the value that this share of its tokens
-reaches: the pooled 99th percentile, as it is published, is below that of every other run.
+rate. So the threshold must exceed, for each run, the value that this share of its tokens reaches. A 99th
+percentile of pooled tokens, as it is published, fails clean runs.
 """
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,25 +18,25 @@ from assay.verdicts import Measurement
 
 PUBLISHED_METRICS = ("cross_entropy", "prob_mean", "prob_std", "diff_mean")
 
-# Half of float32's relative spacing: no metric of softmaxed float32 logits tells less apart.
+# Half of float32's relative spacing: metrics of softmaxed float32 logits resolve no less.
 _SMALLEST = 2.0**-24
 
-# Of the published tests. Source: FMS_TEST_SHAPES_FAILURE_THRESHOLD of aiu-fms-testing-utils.
+# Source: FMS_TEST_SHAPES_FAILURE_THRESHOLD of aiu-fms-testing-utils.
 FAILURE_RATE = 0.01
 
 
 @dataclass(frozen=True, slots=True)
 class CleanTokens:
-    """A clean run: of each published metric the values of all its tokens."""
+    """The values of each published metric at all tokens of a clean run."""
 
     name: str
     values: Mapping[str, Sequence[float]]
 
 
 def read_clean_tokens(file: Path) -> CleanTokens:
-    """The published metrics in a measurements.jsonl.
+    """Read the published metrics in a measurements.jsonl.
 
-    Raises: UsageError if it cannot be read, has none, or one that is not finite.
+    Raises: UsageError if it cannot be read, or a metric is missing or not finite.
     """
     values: dict[str, list[float]] = {name: [] for name in PUBLISHED_METRICS}
     for row in read_record_lines(Measurement, file):
@@ -51,19 +51,19 @@ def read_clean_tokens(file: Path) -> CleanTokens:
 
 
 def passing_value(values: Sequence[float], failure_rate: float) -> float:
-    """What a threshold must be above for a run to pass: the largest value that too many reach.
+    """Return the value that a threshold must exceed for a run to pass.
 
-    It passes while fewer than `failure_rate` of its tokens are at or over the threshold.
+    A run passes if fewer than `failure_rate` of its tokens are at or over the threshold.
     """
     num_allowed = math.ceil(failure_rate * len(values)) - 1
     return sorted(values, reverse=True)[num_allowed]
 
 
 def calibrate_thresholds(runs: Sequence[CleanTokens]) -> dict[str, float]:
-    """For each metric what a threshold must be above for all of `runs` to pass, and a margin.
+    """Return for each metric the threshold with which all `runs` pass, with a margin.
 
-    A metric that is exact in all runs, or signed and below zero, has the smallest threshold that there is.
-    Raises: UsageError if there is no run, or two of the same content: they count as one.
+    A metric that is exact in all runs, or signed and below zero, gets the smallest threshold.
+    Raises: UsageError without a run, or for two runs of the same content.
     """
     if not runs:
         raise UsageError("no metrics to calibrate on")
@@ -81,7 +81,7 @@ def calibrate_thresholds(runs: Sequence[CleanTokens]) -> dict[str, float]:
 
 
 def thresholds_file(runs: Sequence[CleanTokens], command: str) -> str:
-    """The text of a file of thresholds, with the runs that they come from."""
+    """Return the text of a file of thresholds, with the runs that they come from."""
     thresholds = calibrate_thresholds(runs)
     lines = [
         f"# Made by: {command}",
@@ -96,22 +96,18 @@ def thresholds_file(runs: Sequence[CleanTokens], command: str) -> str:
         "",
         "# What a threshold must be above for each run to pass.",
         "[runs]",
-        *_lines_of(runs),
     ]
-    return "\n".join(lines) + "\n"
-
-
-def published_pair(thresholds: Mapping[str, float]) -> str:
-    """The variable that holds tests/models/test_decoders.py of aiu-fms-testing-utils to them."""
-    pair = ",".join(f"{thresholds[name]:.6g}" for name in ("cross_entropy", "diff_mean"))
-    return f"FMS_TEST_SHAPES_METRICS_THRESHOLD={pair}"
-
-
-def _lines_of(runs: Iterable[CleanTokens]) -> Iterable[str]:
     for run in runs:
         needed = ", ".join(
             f"{name} = {passing_value(values, FAILURE_RATE):.6g}"
             for name, values in run.values.items()
         )
         num_tokens = len(run.values["cross_entropy"])
-        yield f"{json.dumps(run.name)} = {{ tokens = {num_tokens}, {needed} }}"
+        lines.append(f"{json.dumps(run.name)} = {{ tokens = {num_tokens}, {needed} }}")
+    return "\n".join(lines) + "\n"
+
+
+def published_pair(thresholds: Mapping[str, float]) -> str:
+    """Return the variable that sets the thresholds of test_decoders.py in aiu-fms-testing-utils."""
+    pair = ",".join(f"{thresholds[name]:.6g}" for name in ("cross_entropy", "diff_mean"))
+    return f"FMS_TEST_SHAPES_METRICS_THRESHOLD={pair}"

@@ -1,1 +1,1 @@
-"""Which stage made an error, and which operation in it."""
+"""Location of an error: its stage, and the operation in the stage."""

@@ -1,4 +1,4 @@
-"""Accumulated error: how far each module's result is off in an ordinary run, with inherited error."""
+"""Accumulated error: the error of each module's result in a run without injected values."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,19 +16,17 @@ from assay.trace import Trace
 
 @dataclass
 class DriftMeter:
-    """A handler that compares the main result of every module and changes nothing.
-
-    source: where in the trace the running batch is found; set before each batch.
-    sums: by module, of squared errors and of squared expected values.
-    """
+    """A handler that compares the main result of every module and changes nothing."""
 
     trace: Trace
     source: BatchSource = field(default_factory=lambda: BatchSource(0))
+    """The running batch in the trace. The caller sets it before each batch."""
     sums: dict[str, list[float]] = field(default_factory=dict)
+    """By module, the sums of squared errors and of squared expected values."""
     _index: RowIndex = field(default_factory=lambda: RowIndex(None))
 
     def enter(self, active: ActiveCall) -> None:
-        """Begin a root call anew; arguments are not compared."""
+        """Begin a root call; arguments are not compared."""
         if active.call.caller is None:
             self._index = RowIndex(None)
 
@@ -51,10 +49,10 @@ class DriftMeter:
         return output
 
     def finish_root(self, active: ActiveCall) -> None:
-        """Keep all as it is: sums are over all root calls."""
+        """Do nothing: sums are over all root calls."""
 
     def relative_errors(self) -> dict[str, float]:
-        """||actual - expected|| / ||expected|| of each module, over all its calls."""
+        """Return ||actual - expected|| / ||expected|| of each module, over all its calls."""
         return {
             module: (dd / ee) ** 0.5 if ee > 0 else float(dd > 0)
             for module, (dd, ee) in self.sums.items()

@@ -1,4 +1,4 @@
-"""Gradients at module boundaries, measured against the reference's and replaced by them."""
+"""Gradients at module boundaries: measured, and replaced by the reference's."""
 
 from dataclasses import dataclass, field
 
@@ -18,24 +18,22 @@ from assay.stages import Stage, stage_that_made
 
 @dataclass
 class GradientReplayer:
-    """A handler that measures gradients against those of `GradientRecorder`, and injects these.
-
-    scales: scale of the first gradient of the loss in each backward pass.
-    labels: labels that this gradient shows to be wrong.
-    layout: how a rank's tensors are sharded; None if they are whole.
-    unmeasured: modules and ports without expected values.
-    loss_scale: factor of a trainer that scales its loss. Gradients are measured without the factor
-        and injected with it. None if a factor is an error.
-    """
+    """A handler that measures gradients against those of `GradientRecorder`, and injects these."""
 
     trace: ReplayedTrace
     boundary: Boundary
     layout: RankLayout | None = None
+    """The sharding of a rank's tensors; None if they are whole."""
     unmeasured: frozenset[tuple[str, str]] = frozenset()
+    """Modules and ports without expected values."""
     loss_scale: LossScale | None = None
+    """The factor of a trainer that scales its loss: gradients are measured without it and injected
+    with it. None if a factor is an error."""
     results: ReplayResults = field(default_factory=ReplayResults)
     scales: list[GradientScale] = field(default_factory=list)
+    """Scale of the first gradient of the loss in each backward pass."""
     labels: list[LabelDifference] = field(default_factory=list)
+    """Wrong labels, derived from that gradient."""
     _index: RowIndex = field(default_factory=lambda: RowIndex(None))
     _expected: set[tuple[CallSite, str]] = field(default_factory=set)
     _loss_gradient: float = 1.0
@@ -46,7 +44,7 @@ class GradientReplayer:
         self._loss_gradient = float(gradient)
 
     def expects(self, call: Call, port: str, value: Tensor) -> bool:
-        """Whether the reference has a gradient there, also if this run would not compute it."""
+        """Return True if the reference has a gradient there, even if this run would not compute it."""
         if (call.site.module, port) in self.unmeasured:
             return False
         partner = self._find_partner(call)
@@ -86,20 +84,20 @@ class GradientReplayer:
         result = self._result(partner, port, gradient)
         self._find_scale(partner, result.stage, actual, expected)
         if partner.caller is None and port.startswith("output"):
-            # Elsewhere padding may hold anything, but nothing of it goes into the loss.
+            # Padding may hold any value, but must not contribute to the loss.
             padding, expected_padding = self._index.padding(actual, expected)
             wrong = (padding != 0).any(-1) & (expected_padding == 0).all(-1)
             result.exact.add(max(len(padding), 1), int(wrong.sum()))
         if self.loss_scale is not None:
             actual_RC = actual_RC.double() / self.loss_scale.factor
         if actual_RC.dtype.itemsize > expected.dtype.itemsize:
-            actual_RC = actual_RC.to(expected.dtype)  # the yardstick, as it was stored
+            actual_RC = actual_RC.to(expected.dtype)  # the yardstick, in the dtype of the trace
         result.sums.add_later(actual_RC, expected_RC, prompt, position)
         if self.loss_scale is not None and self.loss_scale.has_overflown(gradient):
             return gradient
         injected = self.boundary.injected(expected, gradient.dtype)
         if self.loss_scale is not None:
-            # Not kept within range: what is too large for the dtype has to overflow.
+            # Not clamped: a value too large for the dtype has to overflow.
             injected = (injected.double() * self.loss_scale.factor).to(gradient.dtype)
         injected = injected.to(gradient.device)
         if layout is not None:
@@ -111,7 +109,7 @@ class GradientReplayer:
         return sorted({micro_batch for _, micro_batch, _ in self._begun})
 
     def finish_backward(self) -> None:
-        """Note what was announced and did not arrive."""
+        """Note announced gradients that did not arrive."""
         for site, port in sorted(self._expected):
             call = self.trace.find(site)
             # No gradient is the same as a gradient of zero.
@@ -122,7 +120,7 @@ class GradientReplayer:
         self._loss_gradient = 1.0
 
     def _find_scale(self, call: Call, stage: Stage, actual: Tensor, expected: Tensor) -> None:
-        """Of the first gradient of a micro-batch: none that comes later is known before it."""
+        """Keep the scale of the first gradient of a micro-batch; later ones arrive after it."""
         site = call.site
         key = site.step, site.micro_batch, stage.module
         is_first = all(begun[:2] != key[:2] for begun in self._begun)
@@ -131,14 +129,14 @@ class GradientReplayer:
         self._begun.add(key)
         (actual_RC, expected_RC), *_ = self._index.flatten(actual, expected)
         found = GradientScale.of(site, actual_RC, expected_RC, self._loss_gradient)
-        if not stage.module:  # others were made by a stage of a pipeline, or by a second loss
+        if not stage.module:  # others come from a pipeline stage or a second loss
             self.scales.append(found)
             self.labels += find_label_differences(site, actual, expected, call.rows)
         if self.loss_scale is not None and is_first:
             self.loss_scale.learn(found)
 
     def _find_partner(self, call: Call) -> Call | None:
-        """The recorded gradients of the call at the same place."""
+        """Find the recorded gradients of a call."""
         return self.trace.find(call.site.backward)
 
     def _result(self, call: Call, port: str, gradient: Tensor) -> PortResult:

@@ -25,17 +25,14 @@ _ALIKE = 0.9
 
 @dataclass(frozen=True, slots=True)
 class LabelDifference:
-    """Labels of one row of a micro-batch that differ from the reference's.
-
-    fault: trained on a prompt's tokens or on padding where the reference masks them, masked where
-        it trains, another token, or the row's labels shifted by one position; count: of labels.
-    """
+    """Labels of one row of a micro-batch that differ from the reference's."""
 
     step: int
     micro_batch: int
     row: int
     fault: LabelFault
     count: int
+    """Number of wrong labels."""
 
 
 def find_label_differences(

@@ -1,8 +1,8 @@
-"""The factor by which a trainer scales its loss, and so all gradients until a phase takes it off.
+"""The factor by which a trainer scales its loss, and all gradients until a later phase removes it.
 
-GradScaler multiplies the loss by 65536 and divides the gradients before they are clipped; a loss
-times the number of ranks is divided where gradients are averaged over them. What lies between is
-the reference's times one factor.
+GradScaler multiplies the loss by 65536 and divides the gradients before they are clipped. A loss times the
+number of ranks is divided by averaging the gradients. In between, gradients are the reference's times
+one factor.
 """
 
 import math
@@ -15,33 +15,32 @@ from torch import Tensor
 
 from assay.sites import CallSite, Phase
 
-# A gradient of the right direction and another length: what is left after scaling, relative to
-# what the scale changes. One wrong element in a thousand would leave 3%.
+# Largest error that remains in a gradient of the right direction after scaling, relative to the change
+# by the scale. One wrong element in a thousand leaves 3%.
 PARALLEL = 0.02
 
-# Rounding moves the mean of many elements by less than one unit; four are none of its errors.
+# Rounding moves the mean of many elements by less than one unit; four units have another cause.
 UNITS_OF_NOISE = 4
 
 
 @dataclass(frozen=True, slots=True)
 class GradientScale:
-    """How much longer the gradient that the loss made is than the reference's, in one backward.
-
-    slope: of the error on the expected value; rest: what it leaves, as a relative error.
-    loss_gradient: the gradient of what `compute_loss` returned: what its caller multiplied it by.
-    """
+    """The length of the loss's first gradient over the reference's, in one backward pass."""
 
     step: int
     micro_batch: int
     slope: float
+    """Slope of the error on the expected value."""
     rest: float
+    """The error beyond this slope, as a relative error."""
     loss_gradient: float = 1.0
+    """Gradient of the return value of `compute_loss`: the factor that its caller applied."""
 
     @classmethod
     def of(
         cls, site: CallSite, actual: Tensor, expected: Tensor, loss_gradient: float = 1.0
     ) -> "GradientScale":
-        """The scale of `actual` against `expected`, in the call at `site`."""
+        """Measure the scale of `actual` against `expected`, in the call at `site`."""
         a, e = actual.double(), expected.double()
         ee = float((e * e).sum())
         slope = float(((a - e) * e).sum()) / ee if ee else 0.0
@@ -50,7 +49,7 @@ class GradientScale:
 
     @property
     def factor(self) -> float:
-        """By which the reference's gradient was multiplied."""
+        """Return the factor on the reference's gradient."""
         return 1 + self.slope
 
     @property
@@ -59,17 +58,17 @@ class GradientScale:
         return self.factor if self.rest <= PARALLEL * max(1.0, self.factor) else 1.0
 
     def is_parallel(self, unit: float) -> bool:
-        """Whether the gradient is the reference's but for its length, in a dtype of this unit."""
+        """Return True if only the length differs from the reference's. unit: unit roundoff."""
         allowed = max(PARALLEL, UNITS_OF_NOISE * unit)
         return self.factor > 0 and self.rest <= allowed * self.factor
 
 
 def is_scaled_alike(scales: Sequence[GradientScale], unit: float) -> bool:
-    """Whether every step has one factor on the loss of all its micro-batches, somewhere not 1.
+    """Return True if the micro-batches of every step share one factor, and some factor is not 1.
 
-    scales: of all ranks; unit: unit roundoff of the candidate's dtype. The length of a gradient is
-        known as well as its direction: one that was computed through a fused head has that head's
-        rounding, which is above the unit.
+    scales: of all ranks.
+    unit: unit roundoff of the candidate's dtype. The length of a gradient is no more accurate than its
+        direction: the rounding of a fused head exceeds the unit.
     """
     if not scales or not all(one.is_parallel(unit) for one in scales):
         return False
@@ -84,49 +83,44 @@ def is_scaled_alike(scales: Sequence[GradientScale], unit: float) -> bool:
 
 @dataclass(slots=True)
 class ScaledStep:
-    """The scale of one step.
-
-    factor: on all gradients at module boundaries; of_loss: on what `compute_loss` returned.
-    taken_off: the phase after which gradients no longer have the factor; None if they still have
-        it when the optimizer gets them.
-    norm: the norm that clipping found, over the reference's, where the factor was on when it began.
-    left: the length of gradients once it is taken off, over the reference's; None where it is not one
-        number for most parameters.
-    averaged: the phase that took off the number of ranks alone, as a mean over them; None if none did.
-    """
+    """The scale of one step."""
 
     step: int
     factor: float
+    """Factor on all gradients at module boundaries."""
     of_loss: float
+    """Factor on the return value of `compute_loss`."""
     taken_off: Phase | None = None
+    """The phase that removed the factor; None if the optimizer gets scaled gradients."""
     norm: float | None = None
+    """The norm that clipping computed, over the reference's, if the gradients were scaled then."""
     left: float | None = None
+    """The length of the unscaled gradients over the reference's; None if most parameters disagree."""
     averaged: Phase | None = None
+    """The phase that removed the number of ranks only, by averaging; None if none did."""
 
 
 @dataclass
 class LossScale:
-    """Finds the factor of each step in its first backward, and divides it out of what is measured.
-
-    unit: unit roundoff of the candidate's dtype.
-    num_ranks: of dp. A loss may be multiplied by it as well as by a scale: gradients that are averaged
-        over ranks lose the one, and those that are unscaled the other.
-    steps: those that have run, in their order.
-    of_gradients: the factor that `.grad` has now.
-    """
+    """Finds the factor of each step in its first backward pass, and the phase that removes it."""
 
     unit: float
+    """Unit roundoff of the candidate's dtype."""
     num_ranks: int = 1
+    """Data-parallel ranks. A loss may be multiplied by their number in addition to a scale: averaging
+    over ranks removes the one, unscaling the other."""
     steps: list[ScaledStep] = field(default_factory=list)
+    """The steps so far, in order."""
     of_gradients: float = 1.0
+    """The current factor on `.grad`."""
     _running: ScaledStep | None = None
 
     def begin_step(self) -> None:
-        """Called before a step runs: its factor is not known yet."""
+        """Forget the factor of the previous step. Called before a step runs."""
         self._running, self.of_gradients = None, 1.0
 
     def learn(self, found: GradientScale) -> None:
-        """Called as each backward begins; the first one of a step decides."""
+        """Take the factor from the first backward pass of a step. Called as each pass begins."""
         if self._running is not None:
             self._running.of_loss = self._running.factor / found.loss_gradient
             return
@@ -140,25 +134,25 @@ class LossScale:
 
     @property
     def factor(self) -> float:
-        """Of the running step."""
+        """Return the factor of the running step."""
         return 1.0 if self._running is None else self._running.factor
 
     @property
     def of_loss(self) -> float:
-        """Of what `compute_loss` returned for the micro-batch whose backward ran last."""
+        """Return the factor on the return value of `compute_loss` in the last backward pass."""
         return 1.0 if self._running is None else self._running.of_loss
 
     def has_overflown(self, gradient: Tensor) -> bool:
-        """Whether a scaled gradient is not finite: nothing is injected there.
+        """Return True if a scaled gradient is not finite, so that nothing may be injected.
 
-        A trainer has to see it, which then skips the step and scales the next one by less.
+        The trainer has to see the overflow: it skips the step and lowers its scale.
         """
         return self.factor != 1 and not bool(gradient.isfinite().all())
 
     def end_phase(self, phase: Phase, pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
-        """Find out whether a phase took the factor off, or the number of ranks of it.
+        """Find out if a phase removed the factor, or only the number of ranks from it.
 
-        Gradients are then nearer to what is left of it.
+        The remaining factor is the one that is nearest to the length of the gradients.
 
         pairs: each gradient after the phase, and the reference's.
         """
@@ -169,7 +163,7 @@ class LossScale:
             a, e = actual.double().cpu(), expected.double()
             if square := float((e * e).sum()):
                 lengths.append(float((a * e).sum()) / square)
-        # Of most parameters: one that kept the factor would outweigh all others in a sum.
+        # The median: in a sum, one parameter that kept the factor would outweigh all others.
         length = median(lengths) if lengths else math.nan
         if not 0 < length < math.inf:
             return
@@ -182,35 +176,35 @@ class LossScale:
             self._running.left = length if _most_agree(lengths) else None
 
     def note_norm(self, ratio: float) -> None:
-        """Keep the norm that clipping found, over the reference's."""
+        """Keep the norm that clipping computed, over the reference's."""
         if self._running is not None and self._running.taken_off is None:
             self._running.norm = ratio
 
 
 def was_read_scaled(step: ScaledStep) -> bool:
-    """Whether clipping measured gradients that still had the factor."""
+    """Return True if clipping measured gradients that still had the factor."""
     return step.norm is not None and _is_nearer(step.norm, step.factor, 1.0)
 
 
 def _most_agree(lengths: Sequence[float]) -> bool:
-    """Whether the middle half of them is one number."""
+    """Return True if the middle half of `lengths` is about one number."""
     ordered = sorted(lengths)
     low, high = (ordered[part * (len(ordered) - 1) // 4] for part in (1, 3))
     return low > 0 and high <= (1 + PARALLEL) * low
 
 
 def _is_nearer(value: float, to: float, than_to: float) -> bool:
-    """Whether `value` is nearer to one factor than to another; one without a size is to neither."""
+    """Return True if `value` is positive, finite and nearer to one factor than to another."""
     if not 0 < value < math.inf:
         return False
     return abs(math.log(value / to)) < abs(math.log(value / than_to))
 
 
 def _nearest_plain(factor: float, unit: float) -> float:
-    """The whole number, or one divided by one, that `factor` is but for rounding; else itself.
+    """Round `factor` to a whole number, or the reciprocal of one, if that is within rounding.
 
-    A number of ranks, micro-batches or tokens, or a power of two. Above 1 / (2 unit) several whole
-    numbers are within a rounding.
+    Such a factor is a number of ranks, micro-batches or tokens, or a power of two. Above 1 / (2 unit)
+    several whole numbers are within rounding.
     """
     turned = factor < 1
     number = 1 / factor if turned else factor

@@ -1,4 +1,4 @@
-"""Measuring one tensor against the reference's."""
+"""The comparison of one tensor with the reference's."""
 
 import torch
 from torch import Tensor
@@ -16,10 +16,10 @@ def measure(
     actual: Tensor,
     expected: Tensor,
 ) -> tuple[Tensor, Tensor]:
-    """Add the error of `actual`, or for values that are not rounded the rows that differ.
+    """Add the error of `actual` to `result`. Integers and flags count as equal or different rows.
 
-    rows: of the call; index: addresses of rows for it.
-    excluded: batch rows that are left out, (B,) bool; None for none.
+    index: addresses of the rows of the call.
+    excluded: batch rows to leave out, (B,) bool.
     Shapes: actual and expected alike.
     Returns: the compared rows of both, (R, C).
     """
@@ -38,7 +38,7 @@ def measure(
         nonfinite_padding = ~padding.isfinite() & expected_padding.isfinite()
         result.num_nonfinite_padding += int(nonfinite_padding.sum())
         if actual.dtype is torch.float64:
-            actual_RC = actual_RC.to(expected.dtype)  # the yardstick, as it was stored
+            actual_RC = actual_RC.to(expected.dtype)  # the yardstick, in the dtype of the trace
         result.sums.add_later(actual_RC, expected_RC, prompt, position)
         return actual_RC, expected_RC
     different = (actual_RC != expected_RC).any(-1)
@@ -50,7 +50,7 @@ def measure(
 
 
 def as_real(tensor: Tensor) -> Tensor:
-    """Complex numbers as pairs of real ones along the last dim; all else as it is.
+    """Return complex numbers as pairs of real ones along the last dim, and other tensors unchanged.
 
     Shapes: complex (..., C) to (..., 2 C).
     """
@@ -60,5 +60,5 @@ def as_real(tensor: Tensor) -> Tensor:
 
 
 def is_broadcast_over_rows(expected: tuple[int, ...], actual: tuple[int, ...]) -> bool:
-    """Whether the reference has once what this run has for each row, as positions are written."""
+    """Return True if the reference has one row for all rows of this run, as for positions."""
     return expected[:1] == (1,) and actual[:1] > (1,) and expected[1:] == actual[1:]

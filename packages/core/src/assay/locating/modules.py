@@ -1,7 +1,7 @@
-"""One pass over the reference's calls: every stage gets the reference's inputs and is measured.
+"""Replay: one pass over the reference's calls that measures every stage on the reference's inputs.
 
-What the running model's own code passes to a child, or returns from one, is measured against what
-the reference recorded there, and then replaced by it.
+Each value that the running model passes to a child or returns from one is measured against the recorded
+value, and then replaced by it.
 """
 
 from collections.abc import Callable, Mapping
@@ -44,32 +44,26 @@ from assay.sites import Call, CallSite, RowMap
 from assay.stages import Stage, stage_that_made
 
 
-def _is_every_call(site: CallSite) -> bool:
-    del site
-    return True
-
-
 @dataclass(slots=True)
 class _Matched:
-    """A call under way, matched to one in the trace.
-
-    seen: its ports so far. changes: of its arguments, from when it began.
-    excluded: batch rows of a router whose choice is a near tie; scores: the port by which it
-        chooses, which is measured in all rows.
-    order: columns of its indices and weights in the reference's order; None where they are in it.
-    """
+    """A running call, matched to one in the trace."""
 
     call: Call
     rows: RowMap | None
     caches: dict[Any, Any]
     changes: InPlaceChanges | None = None
+    """Changes of its arguments since its start."""
     seen: set[str] = field(default_factory=set)
+    """Its ports so far."""
     excluded: Tensor | None = None
+    """Batch rows in which the choice of a router is a near tie."""
     scores: str = ""
+    """The port of the scores by which the router chooses. It is measured in all rows."""
     order: Tensor | None = None
+    """Columns of the router's results in the reference's order; None if they are in that order."""
 
     def in_order(self, value: Tensor) -> Tensor:
-        """A router's result with its columns in the reference's order; others as they are."""
+        """Put the columns of a router's result in the reference's order; return others unchanged."""
         if self.order is None or value.shape != self.order.shape:
             return value
         return value.gather(-1, self.order.to(value.device))
@@ -77,50 +71,49 @@ class _Matched:
 
 @dataclass
 class Replayer:
-    """A handler that measures a model against `trace`, and injects the trace's values.
-
-    attention: the attention implementation of the model that runs.
-    pointwise: modules whose own code only rounds element by element.
-    score_noise: root mean square error, in a healthy run, of the scores by which a router chooses,
-        by module and port; the candidate's own error would excuse a wrong router.
-    layout: how a rank's tensors are parts of whole ones; None where they are whole.
-    partial_modules: those of which this process has only some children: run, and not measured.
-    unmeasured: modules and ports that are left as they are, and may be absent.
-    judged: whose values are in error: the running model's, or those of the trace if the model is
-        the yardstick.
-    results: of first calls; recomputed: of those that backward makes again.
-    source: where in the trace the running batch is found; set before each batch.
-    """
+    """A handler that measures a model against `trace`, and injects the trace's values."""
 
     trace: ReplayedTrace
     boundary: Boundary
     attention: str = "eager"
+    """The attention implementation of the running model."""
     pointwise: frozenset[str] = frozenset()
+    """Modules whose own code only rounds element by element."""
     score_noise: Mapping[tuple[str, str], float] | None = None
+    """Root mean square error of a router's scores in a healthy run, by module and port. The
+    candidate's own error would excuse a wrong router."""
     layout: RankLayout | None = None
+    """The sharding of a rank's tensors; None if they are whole."""
     partial_modules: frozenset[str] = frozenset()
+    """Modules of which this process has only some children. They run and are not measured."""
     unmeasured: frozenset[tuple[str, str]] = frozenset()
+    """Modules and ports that are neither measured nor replaced, and may be absent."""
     judged: Literal["model", "trace"] = "model"
+    """The side with the errors: the running model, or the trace if the model is the yardstick."""
     results: ReplayResults = field(default_factory=ReplayResults)
     recomputed: ReplayResults = field(default_factory=ReplayResults)
+    """Results of calls that backward repeats."""
     source: BatchSource = field(default_factory=lambda: BatchSource(0))
-    # By injected value the digest of the recorded one from which it was made.
+    """The running batch in the trace. The caller sets it before each batch."""
     _injected: TensorMap[str] = field(default_factory=TensorMap)
+    """By injected value, the digest of the recorded value."""
     _caches: CacheTracker = field(default_factory=CacheTracker)
     _index: RowIndex = field(default_factory=lambda: RowIndex(None))
     _called: set[CallSite] = field(default_factory=set)
-    # What the calls of the last root call chose themselves, such as experts, by call and port.
     _chosen: dict[tuple[CallSite, str], Tensor] = field(default_factory=dict)
+    """Own choices, such as experts, in the last root call, by call and port."""
 
     def enter(self, active: ActiveCall) -> None:
-        """Measure and replace the arguments of a call that the trace has too."""
+        """Measure and replace the arguments of a call that is in the trace."""
         if active.call.caller is None:
             self._caches.begin_root()
             self._injected.clear()
             self._chosen.clear()
             self._index = RowIndex(None)
         if active.call.site.module in self.partial_modules:
-            self._enter_partial_module(active)
+            whole = self._find_call(active) if active.call.caller is None else None
+            if whole is not None:  # its rows are those of the calls inside it
+                self._index = RowIndex(self.source.select_rows(whole.rows))
             return
         expected = self._find_partner(active)
         if expected is None:
@@ -142,7 +135,7 @@ class Replayer:
         matched.changes = InPlaceChanges(active.arguments)
 
     def leave(self, active: ActiveCall, output: Any) -> Any:  # noqa: ANN401 - see TraceHandler
-        """Measure and replace the results of a call that the trace has too."""
+        """Measure and replace the results of a call that is in the trace."""
         matched: _Matched | None = active.state
         if matched is None:
             return output
@@ -153,7 +146,7 @@ class Replayer:
         )
         length = matched.rows.length if matched.rows is not None else None
         for addition in self._caches.additions(active.arguments, matched.caches, length):
-            # Measured later: the cache itself is about to be overwritten.
+            # Measured later: the cache is about to be overwritten.
             added = addition.tensor.clone()
             injected = self._measure_and_replace(active, addition.port, added)
             if injected is not added:
@@ -166,62 +159,54 @@ class Replayer:
         return output
 
     def finish_root(self, active: ActiveCall) -> None:
-        """Forget the injected values: nothing is kept over root calls but the sums."""
+        """Forget the injected values; only sums outlive a root call."""
         del active
         self._injected.clear()
 
     def recognizes(self, value: Tensor) -> bool:
-        """Whether this very object was injected."""
+        """Return True if this object was injected."""
         return self._injected.get(value) is not None
 
     def alias(self, new: Tensor, known: Tensor) -> None:
-        """From now on treat `new` as the injected value `known`."""
+        """Treat `new` as the injected value `known` from now on."""
         content = self._injected.get(known)
         if content is not None:
             self._injected.put(new, content)
 
     def in_order(self, active: ActiveCall, made: Tensor) -> Tensor:
-        """What a call made, with a router's columns in the reference's order."""
+        """Return a result of a call, with a router's columns in the reference's order."""
         matched: _Matched = active.state
         return matched.in_order(made)
 
-    def finish(self, is_own: Callable[[CallSite], bool] = _is_every_call) -> ReplayResults:
-        """The results, with every expected call that was not made; called after the last batch.
+    def finish(self, is_own: Callable[[CallSite], bool] = lambda _: True) -> ReplayResults:
+        """Note expected calls that were not made, and return the results. Called after the last batch.
 
-        is_own: whether this process had to make a call that the trace has.
+        is_own: returns True for a recorded call that this process had to make.
         """
         self.results.flush()
         made = {(site.step, site.micro_batch, site.module) for site in self._called}
         for call in self.trace.calls:
-            if call.site.phase == "forward" and call.site not in self._called:
-                at = call.site
-                if not is_own(at):
-                    continue
-                replaced_by_ancestor = any(
+            at = call.site
+            if at.phase == "forward" and at not in self._called and is_own(at):
+                is_inside_called = any(
                     (at.step, at.micro_batch, parent) in made for parent in ancestors(at.module)
                 )
-                self.results.note_missing_call(at, replaced_by_ancestor=replaced_by_ancestor)
+                self.results.note_missing_call(at, is_inside_called=is_inside_called)
         return self.results
 
-    def _enter_partial_module(self, active: ActiveCall) -> None:
-        """Leave the call alone; of a root call the rows are those of all calls in it."""
-        expected = self._find_call(active)
-        if expected is not None and active.call.caller is None:
-            self._index = RowIndex(self.source.select_rows(expected.rows))
-
     def _find_call(self, active: ActiveCall) -> Call | None:
-        """The recorded call at the same place."""
+        """Find the recorded call at the same place."""
         site = active.call.site
         return self.trace.find(
             CallSite(site.step, site.module, site.call, micro_batch=self.source.batch)
         )
 
     def _recorded(self, call: Call, port: str) -> Tensor:
-        """What the reference has at a port, for the rows that are run."""
+        """Return the recorded tensor at a port, for the running rows."""
         return self.source.select(self.trace.tensor(call, port), call.rows)
 
     def _find_partner(self, active: ActiveCall) -> Call | None:
-        """The recorded call at the same place, if its arguments have the same shapes."""
+        """Find the recorded call at the same place, if its arguments have the same shapes."""
         expected = self._find_call(active)
         if expected is None:
             return None
@@ -240,7 +225,7 @@ class Replayer:
         return expected
 
     def _measure_and_replace(self, active: ActiveCall, port: str, actual: Tensor) -> Tensor:
-        """Measure `actual` and return what takes its place."""
+        """Measure `actual` and return its replacement."""
         matched: _Matched = active.state
         if port not in matched.call.ports:
             self.results.note_extra_port(active.call.site.module, port)
@@ -270,7 +255,7 @@ class Replayer:
             return actual
         value = matched.in_order(value)
         injected = self.boundary.injected(expected, actual.dtype)
-        # What was kept for a recomputation is what was injected before.
+        # A recomputation gets the values that were injected before.
         kept = active.is_recompute and port.startswith("input.") and torch.equal(value, injected)
         if not kept:
             self._measure(result, active, value, expected)
@@ -284,7 +269,7 @@ class Replayer:
     def _measure(
         self, result: PortResult, active: ActiveCall, value: Tensor, expected: Tensor
     ) -> None:
-        """Measure a whole value at a port, without rows of near ties where a tie may decide."""
+        """Measure a whole value at a port, without rows that a near tie may decide."""
         matched: _Matched = active.state
         excluded = matched.excluded if result.port != matched.scores else None
         chosen = self._choice_of_forward(active, result.port, value)
@@ -295,9 +280,9 @@ class Replayer:
         measure(result, self._index, matched.rows, excluded, value, expected)
 
     def _choice_of_forward(self, active: ActiveCall, port: str, value: Tensor) -> Tensor | None:
-        """What the same call chose in forward, such as experts, where it is made again; else None.
+        """Return the choice, such as experts, of the same call in forward, if this is a recomputation.
 
-        It is made from the same values: the candidate's own first choice is the only right one.
+        It has the same inputs, so the candidate's own first choice is the expected one.
         """
         if port.startswith("input.") or value.is_floating_point():
             return None
@@ -307,7 +292,7 @@ class Replayer:
         return None
 
     def _replace_changes(self, active: ActiveCall) -> None:
-        """Measure arguments that were changed in place: no others than the reference changes."""
+        """Measure arguments that were changed in place. Only those that the reference changes may be."""
         matched: _Matched = active.state
         if matched.changes is None:
             return
@@ -335,7 +320,7 @@ class Replayer:
         return laid_out_as(in_form_of(actual, expected).to(actual.device), actual)
 
     def _supply_masks(self, active: ActiveCall) -> None:
-        """Where the reference has a mask and the model none, it must mean the causal one."""
+        """Check that an absent mask means the causal one if the reference has a mask."""
         matched: _Matched = active.state
         if self.attention not in COMPARABLE_IMPLEMENTATIONS:
             return
@@ -353,7 +338,7 @@ class Replayer:
                 active.arguments[name] = mask_for(active.module, expected)
 
     def _find_near_ties(self, active: ActiveCall, output: object) -> None:
-        """Set which rows of a router's results are left out, its choice being a near tie."""
+        """Find the rows of a router's results to exclude because its choice is a near tie."""
         matched: _Matched = active.state
         actual = {
             port: tensor.detach().cpu()

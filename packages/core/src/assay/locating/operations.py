@@ -1,7 +1,7 @@
-"""Which operation of a stage is the first that is wrong.
+"""The first wrong operation of a stage.
 
-The stage is run three times on the same inputs: yardstick, noise run, candidate. Their operations
-are aligned by name, and compared as the ports of stages are.
+The stage runs three times on the same inputs: as yardstick, noise run and candidate. Their operations are
+aligned by name, and compared like the ports of stages.
 """
 
 from collections.abc import Sequence
@@ -24,14 +24,13 @@ SOFTMAX = "softmax"
 
 @dataclass(frozen=True, slots=True)
 class WrongOperation:
-    """The first operation that is wrong, and its number among those that compute.
-
-    ratio: None where the reference has no such operation at all.
-    """
+    """The first wrong operation."""
 
     name: str
     number: int
+    """Its number among the operations that compute."""
     ratio: Ratio | None
+    """None if the reference has no such operation."""
 
 
 def find_wrong_operation(
@@ -42,16 +41,16 @@ def find_wrong_operation(
     unit_roundoff: float,
     rows: RowMap | None = None,
 ) -> WrongOperation | None:
-    """The first operation over a limit; else the first that the reference does not have.
+    """Find the first operation over a limit, or else the first that the reference lacks.
 
-    rows: of the call; padding takes no part.
-    Returns: None if all operations have partners within the limits.
+    rows: of the call; padding is ignored.
+    Returns: None if all operations have partners and are within the limits.
     """
     actual, expected, noise = (_computing(side) for side in (actual, expected, noise))
     found = _find_first(actual, expected, noise, limits, unit_roundoff, rows)
     if [one.name for one in actual] == [one.name for one in expected]:
         return found
-    # A softmax is wrong by itself if what it got has a partner, and so was compared.
+    # A softmax is wrong by itself if its input has a partner, and was compared.
     is_softmax = found is not None and found.name == SOFTMAX
     if is_softmax and found is not None and found.number - 1 in _align(actual, expected):
         return found
@@ -83,9 +82,9 @@ def _find_first(
 
 
 def _computing(operations: Sequence[Operation]) -> list[Operation]:
-    """Casts and copies follow from a run's dtype and kernels: they are no step of the computation.
+    """Drop casts and copies, which depend on the dtype and kernels of a run.
 
-    What they move wrongly shows in the next operation that computes.
+    Their errors appear in the next operation that computes.
     """
     return [operation for operation in operations if operation.name not in MOVING]
 
@@ -113,7 +112,7 @@ def _with_attention(operations: Sequence[Operation]) -> list[Operation]:
 
 
 def _align(actual: Sequence[Operation], expected: Sequence[Operation]) -> dict[int, int]:
-    """Number of each operation -> number of its partner, in order."""
+    """Map the number of each operation to the number of its partner, in order."""
     matcher = SequenceMatcher(
         None, [item.name for item in actual], [item.name for item in expected], autojunk=False
     )
@@ -123,7 +122,7 @@ def _align(actual: Sequence[Operation], expected: Sequence[Operation]) -> dict[i
         for offset in range(block.size)
     }
     partners = {i: j for i, j in partners.items() if _have_one_size(actual[i], expected[j])}
-    # A fused operation has the result of the last one that it stands for.
+    # A fused operation has the result of the last operation that it replaces.
     if actual and expected and len(actual) - 1 not in partners:
         last = len(expected) - 1
         if last not in partners.values() and _have_one_size(actual[-1], expected[last]):
@@ -173,7 +172,7 @@ def _sums(actual: Tensor, expected: Tensor, rows: RowMap | None) -> PairSums:
     shape = tuple(actual.shape)
     if rows is not None and len(shape) == 3 and shape[1] == rows.length:
         heads, rest = divmod(shape[0], rows.num_rows)
-        if heads > 1 and not rest:  # batched products have batch and heads in one dim
+        if heads > 1 and not rest:  # batched products join batch and heads in one dim
             shape = (rows.num_rows, heads, *shape[1:])
     sums = PairSums()
     (actual_RC, expected_RC), prompt, position = RowIndex(rows).flatten(

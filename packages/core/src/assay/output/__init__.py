@@ -1,4 +1,4 @@
-"""Output of text to a terminal, a log or a page. Foreign text is escaped here.
+"""Output of text to a terminal, a log or a page, with foreign text escaped.
 
-No other package of assay prints, opens a `rich` console or makes a `jinja2` environment for pages.
+Only this package prints, opens a `rich` console or makes a `jinja2` environment for pages.
 """

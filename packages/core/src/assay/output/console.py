@@ -1,4 +1,4 @@
-"""Consoles of `rich` for tables and progress bars."""
+"""`rich` consoles for tables and progress bars."""
 
 from collections.abc import Iterable
 from typing import IO
@@ -25,13 +25,13 @@ class _EscapingConsole(Console):
 def open_console(stream: IO[str] | None = None, *, width: int | None = None) -> Console:
     """Open a console on `stream`, by default standard output.
 
-    width: in columns; None for the terminal's.
+    width: number of columns; None for the width of the terminal.
     """
     return _EscapingConsole(file=stream, width=width, markup=False, highlight=False)
 
 
 def open_text_console(stream: IO[str]) -> Console:
-    """Open a console that writes plain text to `stream`, in a notebook too."""
+    """Open a console that writes plain text to `stream`, even in a notebook."""
     return _EscapingConsole(
         file=stream, color_system=None, force_jupyter=False, markup=False, highlight=False
     )

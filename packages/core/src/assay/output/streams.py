@@ -1,4 +1,4 @@
-"""Standard output and standard error, guarded against foreign text."""
+"""Standard output and standard error that escape foreign text."""
 
 import codecs
 import io
@@ -15,10 +15,10 @@ _ERRORS = "assay-escapes"
 class GuardedStream(io.TextIOWrapper):
     """A text stream that escapes log commands and characters that its encoding lacks.
 
-    On a terminal it keeps escape sequences, which colors and progress bars need. There the
-    writers `print_text` and `open_console` escape.
-    A closed pipe, as of `assay check ... | head -1`, swallows the rest: the command goes on to its
-    verdict and its exit code.
+    On a terminal it keeps escape sequences, which colors and progress bars need. There, `print_text`
+    and `open_console` escape instead.
+    After its pipe is closed, as by `assay check ... | head -1`, it drops all text, so that the command
+    still reaches its verdict and exit code.
     """
 
     def write(self, text: str) -> int:
@@ -28,7 +28,7 @@ class GuardedStream(io.TextIOWrapper):
         return len(text)
 
     def flush(self) -> None:
-        """Flush, unless nobody reads."""
+        """Flush, and ignore a closed pipe."""
         with self._closed_pipe_ignored():
             super().flush()
 
@@ -42,7 +42,7 @@ class GuardedStream(io.TextIOWrapper):
         try:
             yield
         except BrokenPipeError:
-            # What is buffered would be flushed again, at the latest when Python ends.
+            # Otherwise the buffer would be flushed again, at the latest when Python ends.
             os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
 
 
@@ -59,7 +59,7 @@ def guard_standard_streams() -> None:
                 line_buffering=stream.line_buffering,
                 write_through=stream.write_through,
             )
-            stream.detach()  # otherwise its finalizer would close the buffer of the guarded stream
+            stream.detach()  # its finalizer would close the buffer of the guarded stream
             setattr(sys, name, guarded)
             setattr(sys, f"__{name}__", guarded)
 

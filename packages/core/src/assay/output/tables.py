@@ -1,4 +1,4 @@
-"""Tables as files for spreadsheets and data frames: CSV, XLSX and Parquet."""
+"""Table files for spreadsheets and data frames: CSV, XLSX and Parquet."""
 
 import csv
 import io
@@ -19,7 +19,7 @@ _MOST_XLSX_ROWS = 1 << 20  # Source: Microsoft, "Excel specifications and limits
 
 
 class TableError(UsageError):
-    """A table that cannot be written as asked."""
+    """A table that cannot be written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +31,9 @@ class Table:
 
 
 def is_table_file(path: str | Path) -> bool:
-    """Return True for the name of a table, and False for that of a folder.
+    """Return True for the name of a table, and False for the name of a folder.
 
-    Raises: TableError for a name like that of another kind of file, unless it is a folder.
+    Raises: TableError for a name with another suffix, unless it is a folder.
     """
     path = Path(path).expanduser()
     suffix = path.suffix.lower()
@@ -68,7 +68,7 @@ def format_table(table: Table, suffix: str) -> bytes:
 
 def _format_csv(table: Table) -> bytes:
     stream = io.StringIO()
-    # All text is quoted, so that a spreadsheet with another delimiter splits no cell.
+    # Text is quoted, so that a spreadsheet with another delimiter does not split cells.
     writer = csv.writer(stream, quoting=csv.QUOTE_NONNUMERIC, lineterminator="\n")
     for row in (table.columns, *table.rows):
         writer.writerow([escape_cell(cell) if isinstance(cell, str) else cell for cell in row])
@@ -78,7 +78,7 @@ def _format_csv(table: Table) -> bytes:
 def _format_xlsx(table: Table) -> bytes:
     if len(table.rows) >= _MOST_XLSX_ROWS:
         raise TableError(f"{len(table.rows):,} rows are too many for .xlsx: write .csv or .parquet")
-    # By name: types are checked where it is not installed, too.
+    # By name, so that types can be checked without the package.
     openpyxl: Any = import_module("openpyxl")
     new_cell: Any = import_module("openpyxl.cell").WriteOnlyCell
     book = openpyxl.Workbook(write_only=True)
@@ -115,7 +115,7 @@ def _format_parquet(table: Table) -> bytes:
     return stream.getvalue()
 
 
-# By suffix, the package that it needs, and the function that writes it.
+# The required package and the writer, by suffix.
 _FORMATS: Mapping[str, tuple[str, Callable[[Table], bytes]]] = {
     ".csv": ("", _format_csv),
     ".xlsx": ("openpyxl", _format_xlsx),

@@ -1,1 +1,1 @@
-"""Reports of a finished run in three formats: terminal, HTML, Markdown for job summaries."""
+"""Reports of finished runs for the terminal, as HTML, and as Markdown for job summaries."""

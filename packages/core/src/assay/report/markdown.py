@@ -1,28 +1,21 @@
-"""The Markdown format of a report, for job summaries of GitHub."""
+"""The Markdown format of reports, for job summaries of GitHub."""
 
 import shlex
 from collections.abc import Iterable
 
-from assay.comparing.wording.phrases import (
-    OUTCOME_SIGNS,
-    describe_error,
-    describe_judged,
-    describe_level,
-    describe_resolution,
-    describe_suspect,
-)
+from assay.comparing.wording.phrases import OUTCOME_SIGNS, describe_resolution
 from assay.foreign_text import escape_markdown, markdown_block
-from assay.report.run_report import Report
+from assay.report.run_report import NUMERIC_COLUMNS, Report
 from assay.verdicts import Outcome
 
 
 def render_markdown(report: Report) -> str:
-    """A short summary of `report`."""
+    """Return a short summary of `report`."""
     verdict, words = report.verdict, report.explanation
     blocks = [
         f"## {OUTCOME_SIGNS[verdict.verdict]} {escape_markdown(words.title)}",
         markdown_block(words.message),
-        _ladder(report),
+        _table([rung.cells for rung in report.ladder]) if report.ladder else "",
     ]
     if len(verdict.suspects) > 1:
         blocks.append(_suspects(report))
@@ -38,55 +31,32 @@ def render_markdown(report: Report) -> str:
 
 
 def render_markdown_of(reports: list[Report]) -> str:
-    """The summaries of all `reports`; of several, a table of them first."""
+    """Return the summaries of all `reports`, after a table of them if there are several."""
     texts = [render_markdown(report) for report in reports]
     if len(reports) > 1:
-        rows = [report.index_cells for report in reports]
-        lines = [
-            _line(rows[0]),
-            _line(["---"] * len(rows[0])),
-            *(_line(row.values()) for row in rows),
-        ]
-        texts.insert(0, "\n".join(lines) + "\n")
+        texts.insert(0, _table([report.index_cells for report in reports]) + "\n")
     return "\n".join(texts)
+
+
+def _table(lines: list[dict[str, str]]) -> str:
+    """Return lines of cells as a table; all have the columns of the first."""
+    rules = ["--:" if column in NUMERIC_COLUMNS else "---" for column in lines[0]]
+    rows = [_line(lines[0]), f"|{'|'.join(rules)}|", *(_line(line.values()) for line in lines)]
+    return "\n".join(rows)
 
 
 def _line(cells: Iterable[str]) -> str:
     return f"| {' | '.join(map(escape_markdown, cells))} |"
 
 
-def _ladder(report: Report) -> str:
-    lines = ["| level | verdict | compared | ratio / limit | worst |", "|---|---|--:|--:|---|"]
-    for rung in report.ladder:
-        level, row = rung.level, rung.worst
-        judged = describe_judged(row.ratio, row.limit) if row and row.limit is not None else ""
-        worst = describe_error(row.statistic, row.actual) if row else ""
-        cells = [
-            rung.name,
-            describe_level(level),
-            f"{level.compared:,}" if level.compared else "",
-            judged,
-            level.reason or worst,
-        ]
-        lines.append(_line(cells))
-    return "\n".join(lines) if report.ladder else ""
-
-
 def _suspects(report: Report) -> str:
-    lines = ["| suspect | what | ratio / limit |", "|---|---|--:|"]
-    for suspect in report.top_suspects:
-        cells = [
-            describe_suspect(suspect, report.verdict.location),
-            describe_error(suspect.statistic, suspect.error),
-            describe_judged(suspect.noise_ratio, suspect.limit),
-        ]
-        lines.append(_line(cells))
     left_out = len(report.verdict.suspects) - len(report.top_suspects)
-    return "\n".join(lines) + (f"\n\n{left_out:,} more are in verdict.json." if left_out else "")
+    table = _table(report.suspect_cells(report.top_suspects))
+    return table + (f"\n\n{left_out:,} more are in verdict.json." if left_out else "")
 
 
 def _facts(report: Report) -> str:
-    """Where it ran and with what, folded: what a repetition has to be the same in."""
+    """Return where and with what the run was made, folded."""
     lines = ["<details><summary>Where it ran, and with what</summary>", "", "| | |", "|---|---|"]
     for group, facts in report.facts.items():
         lines += [

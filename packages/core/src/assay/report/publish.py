@@ -1,4 +1,4 @@
-"""Writing the pages of reports."""
+"""Files of HTML reports, and the job summary."""
 
 import os
 from pathlib import Path
@@ -14,20 +14,20 @@ _WORST_FIRST = (Outcome.FAIL, Outcome.NOT_COMPARED, Outcome.PASS)
 
 
 def publish_one(report: Report, output: Path | None = None) -> Path:
-    """Write the page of `report` into the new folder `output`, by default into the run's folder.
+    """Write the page of `report` to the new folder `output`, by default to the run's folder.
 
     Returns: the path of the page.
-    Raises: FolderError if `output` holds anything, DiskError if it cannot be written.
+    Raises: FolderError if `output` is not empty, DiskError if it cannot be written.
     """
     folder = RunFolder.create("report", output).path if output else report.folder
     return write_whole(folder / REPORT_FILE, render_html(report))
 
 
 def publish_several(reports: list[Report], output: Path | None = None) -> Path:
-    """Write each run's page into its folder, and an index of all into the new folder `output`.
+    """Write each run's page to its folder, and an index of all to the new folder `output`.
 
     Returns: the path of the index.
-    Raises: FolderError if `output` holds anything, DiskError if it cannot be written.
+    Raises: FolderError if `output` is not empty, DiskError if it cannot be written.
     """
     folder = RunFolder.create("report", output)
     link_of = {}

@@ -1,4 +1,4 @@
-"""The content of a report, for all formats. It selects and orders; no number is computed here."""
+"""The content of a report, selected and ordered for all formats."""
 
 import math
 from dataclasses import dataclass, field
@@ -6,16 +6,18 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from assay.comparing.wording.deciding_rows import DecidingRows, find_deciding_rows, over_limit
+from assay.comparing.wording.deciding_rows import DecidingRows, find_deciding_rows, find_worst_rows
 from assay.comparing.wording.explain import Explanation, describe_cause, explain_verdict
 from assay.comparing.wording.numerals import format_number
 from assay.comparing.wording.phrases import (
     LEVEL_QUESTIONS,
     describe_error,
     describe_judged,
+    describe_level,
     describe_place,
     describe_sides,
     describe_stage,
+    describe_suspect,
 )
 from assay.foreign_text import one_line
 from assay.runs.results import read_measurements, read_verdict
@@ -27,10 +29,13 @@ _SHOWN_ELSEWHERE = {"statistic", "noise_ratio", "limit", "limits_origin", "worst
 
 TOP_SUSPECTS = 5  # number shown by formats without space for all
 
+# Columns that every format aligns on the right.
+NUMERIC_COLUMNS = ("compared", "ratio / limit")
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class StageKey:
-    """A stage as a line of tables and pictures; `order` is that of the forward pass."""
+    """A stage as a line of tables and pictures, in the order of the forward pass."""
 
     order: int
     module: str
@@ -38,28 +43,48 @@ class StageKey:
 
     @property
     def label(self) -> str:
-        """The name in tables and pictures."""
+        """Return the name in tables and pictures."""
         return describe_stage(self.module, self.phase)
 
 
 @dataclass(frozen=True, slots=True)
 class LadderRung:
-    """One level of the ladder and its worst judged measurement. For a failure, the deciding one."""
+    """One level of the ladder."""
 
     name: str
     level: Level
     worst: Measurement | None
+    """The worst judged measurement; of the failed level, the deciding one."""
+
+    @property
+    def cells(self) -> dict[str, str]:
+        """Return the line of this level in every format, by column."""
+        level, row = self.level, self.worst
+        return {
+            "level": one_line(self.name),
+            "verdict": describe_level(level),
+            "compared": f"{level.compared:,}" if level.compared else "",
+            "ratio / limit": "" if row is None else describe_judged(row.ratio, row.limit or 0.0),
+            "worst": one_line(level.reason or self._error),
+        }
+
+    @property
+    def _error(self) -> str:
+        return describe_error(self.worst.statistic, self.worst.actual) if self.worst else ""
 
     @property
     def facts(self) -> list[tuple[str, str]]:
-        """The other results of the level, as names and values."""
+        """Return the other results of the level as names and values."""
         extra = self.level.model_extra or {}
-        return _flatten({name: extra[name] for name in extra if name not in _SHOWN_ELSEWHERE})
+        facts = {name: extra[name] for name in extra if name not in _SHOWN_ELSEWHERE}
+        if self.level.reason and self.worst:
+            facts["worst"] = self._error
+        return _flatten(facts)
 
 
 @dataclass(frozen=True)
 class Report:
-    """A finished run, from `read_report`."""
+    """A finished run, read by `read_report`."""
 
     folder: Path
     verdict: Verdict
@@ -68,12 +93,12 @@ class Report:
 
     @cached_property
     def decided(self) -> DecidingRows:
-        """Return the measurements that decided the verdict."""
+        """Select the measurements that decided the verdict."""
         return find_deciding_rows(self.verdict, self.measurements)
 
     @cached_property
     def explanation(self) -> Explanation:
-        """The verdict in words."""
+        """Put the verdict into words."""
         return explain_verdict(self.verdict, self.decided)
 
     @property
@@ -86,7 +111,7 @@ class Report:
 
     @property
     def index_cells(self) -> dict[str, str]:
-        """The line of this run in a table of several, by column."""
+        """Return the line of this run in a table of runs, by column."""
         verdict, judged = self.verdict, ""
         what = self.what_decided
         if verdict.verdict is Outcome.NOT_COMPARED or not what:
@@ -104,16 +129,12 @@ class Report:
 
     @cached_property
     def ladder(self) -> list[LadderRung]:
-        """The levels, lowest first."""
-        worst: dict[str, Measurement] = {}
-        for row in self.measurements:
-            if row.limit is None:
-                continue
-            known = worst.get(row.level)
-            if known is None or over_limit(row) > over_limit(known):
-                worst[row.level] = row
+        """Return the levels, lowest first."""
+        worst = find_worst_rows(
+            (row.level, row) for row in self.measurements if row.limit is not None
+        )
         if self.decided.deciding is not None:
-            # One fault is reported by one number: the headline's.
+            # The headline and the ladder report one number.
             worst[self.decided.deciding.level] = self.decided.deciding
         known_order = list(LEVEL_QUESTIONS)
         levels = sorted(
@@ -128,14 +149,25 @@ class Report:
         shown, others = self.verdict.suspects[:TOP_SUSPECTS], self.verdict.suspects[TOP_SUSPECTS:]
         return shown + [one for one in others if one.location == self.verdict.location]
 
+    def suspect_cells(self, suspects: list[Suspect]) -> list[dict[str, str]]:
+        """Return the lines of `suspects` in every format, by column."""
+        return [
+            {
+                "suspect": describe_suspect(suspect, self.verdict.location),
+                "what": describe_error(suspect.statistic, suspect.error),
+                "ratio / limit": describe_judged(suspect.noise_ratio, suspect.limit),
+            }
+            for suspect in suspects
+        ]
+
     @property
     def notes(self) -> list[str]:
-        """The notes of the verdict, and complaints about the files."""
+        """Return the notes of the verdict, and complaints about the files."""
         return [*self.verdict.notes, *self.complaints]
 
     @cached_property
     def stages(self) -> dict[tuple[str, Phase], StageKey]:
-        """Every stage of the modules level, by module and phase."""
+        """Return the stages of the level `modules`, by module and phase."""
         first: dict[tuple[str, Phase], int] = {}
         for row in self.measurements:
             if row.level == "modules":
@@ -145,12 +177,12 @@ class Report:
 
     @property
     def judged_side(self) -> str:
-        """Return what the command calls the side that is judged."""
+        """Return the command's name for the judged side."""
         return "ACTUAL" if "format" in self.verdict.candidate else "candidate"
 
     @property
     def facts(self) -> dict[str, list[tuple[str, str]]]:
-        """Model, environment and sides as names and values; the command is shown separately."""
+        """Return model, environment and sides as names and values, without the command."""
         verdict, is_of_dumps = self.verdict, self.judged_side == "ACTUAL"
         groups = {
             "Model": verdict.model,

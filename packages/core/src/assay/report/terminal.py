@@ -1,6 +1,7 @@
 """The terminal format of a report."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import zip_longest
 from pathlib import Path
 
 from rich.console import Console, RenderableType
@@ -8,37 +9,24 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from assay.comparing.wording.phrases import (
-    OUTCOME_SIGNS,
-    describe_counts,
-    describe_error,
-    describe_judged,
-    describe_level,
-    describe_resolution,
-    describe_suspect,
-)
+from assay.comparing.wording.phrases import OUTCOME_SIGNS, describe_counts, describe_resolution
 from assay.foreign_text import one_line
-from assay.report.run_report import LadderRung, Report
+from assay.report.run_report import NUMERIC_COLUMNS, Report
 from assay.verdicts import Outcome
 
-# Colours that also differ in brightness, and that only add to the word.
-_STYLES = {
-    Outcome.PASS: "bold blue",
-    Outcome.FAIL: "bold red",
-    Outcome.NOT_COMPARED: "bold yellow",
-}
+# Colors that also differ in brightness, in addition to the word.
+_STYLES = {Outcome.PASS: "bold blue", Outcome.FAIL: "bold red", Outcome.NOT_COMPARED: "bold yellow"}
 
-# In columns; no row is as long.
+# Number of columns, more than any row has.
 _UNLIMITED = 100_000
 
-_NUMBERS = ("compared", "ratio / limit")
 _WORDS = ("level", "verdict")
 
 
 def print_report(report: Report, console: Console, html: Path | None = None) -> None:
-    """Print `report`: the verdict first, `html` (its page) last.
+    """Print `report`, from the verdict to `html`, the path of its page.
 
-    Long lines that may be copied are left for the terminal to wrap. A file gets each row on one line.
+    The terminal wraps long lines, so that they can be copied. A file gets each row on one line.
     """
     if not console.is_terminal:
         console.width = _UNLIMITED
@@ -50,13 +38,10 @@ def print_report(report: Report, console: Console, html: Path | None = None) -> 
 
 
 def print_index(reports: list[Report], console: Console, html: Path) -> None:
-    """Print one line for each of several runs, and `html`, the page of all of them."""
-    console.print(Text(describe_counts([report.verdict.verdict for report in reports])))
-    table = _plain_table(*reports[0].index_cells)
-    for report in reports:
-        word, *cells = report.index_cells.values()
-        table.add_row(Text(word, style=_STYLES[report.verdict.verdict]), *map(Text, cells))
-    console.print(table)
+    """Print one line for each of several runs, and `html`, the path of their index."""
+    verdicts = [report.verdict.verdict for report in reports]
+    console.print(Text(describe_counts(verdicts)))
+    console.print(_table([report.index_cells for report in reports], verdicts))
     console.print(Text(f"report: {html}"), soft_wrap=True)
 
 
@@ -68,15 +53,16 @@ def _pieces(report: Report, html: Path | None) -> Iterator[RenderableType]:
         yield Text(f"  {detail}")
     if words.next_command:
         yield Text.assemble("Next: ", (words.next_command, "bold"))
-    if verdict.verdict is not Outcome.PASS:
+    if verdict.verdict is not Outcome.PASS and report.ladder:
+        verdicts = [rung.level.verdict for rung in report.ladder]
         yield Text("")
-        yield Padding(_ladder(report.ladder), (0, 0, 0, 2), expand=False)
+        yield _indented(_table([rung.cells for rung in report.ladder], verdicts))
     if len(verdict.suspects) > 1:
         yield Text("")
         yield Text(
             f"Suspects, worst first ({len(report.top_suspects)} of {len(verdict.suspects)}):"
         )
-        yield Padding(_suspects(report), (0, 0, 0, 2), expand=False)
+        yield _indented(_table(report.suspect_cells(report.top_suspects)))
     for note in report.notes:
         yield Text(f"note: {one_line(note)}")
     resolution = describe_resolution(verdict)
@@ -86,44 +72,26 @@ def _pieces(report: Report, html: Path | None) -> Iterator[RenderableType]:
         yield Text(f"report: {html}")
 
 
+def _indented(table: Table) -> Padding:
+    return Padding(table, (0, 0, 0, 2), expand=False)
+
+
 def _title(title: str, outcome: Outcome) -> Text:
     word, _, sides = title.partition(": ")
     return Text.assemble(f"{OUTCOME_SIGNS[outcome]} ", (word, _STYLES[outcome]), f": {sides}")
 
 
-def _plain_table(*columns: str) -> Table:
+def _table(lines: list[dict[str, str]], verdicts: Iterable[Outcome | None] = ()) -> Table:
+    """Return lines of cells as a table. verdicts: of the lines, where they have one."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for column in columns:
-        if column in _NUMBERS:
+    for column in lines[0]:
+        if column in NUMERIC_COLUMNS:
             table.add_column(column, no_wrap=True, justify="right")
         else:
             table.add_column(column, no_wrap=column in _WORDS, overflow="fold")
-    return table
-
-
-def _ladder(rungs: list[LadderRung]) -> Table:
-    table = _plain_table("level", "verdict", "compared", "ratio / limit", "worst")
-    for rung in rungs:
-        level, row = rung.level, rung.worst
-        judged = describe_judged(row.ratio, row.limit) if row and row.limit is not None else ""
+    for line, verdict in zip_longest(lines, verdicts):
+        style = _STYLES[verdict] if verdict else "dim"
         table.add_row(
-            Text(one_line(rung.name)),
-            Text(describe_level(level), style=_STYLES[level.verdict] if level.verdict else "dim"),
-            f"{level.compared:,}" if level.compared else "",
-            judged,
-            Text(
-                one_line(level.reason or (describe_error(row.statistic, row.actual) if row else ""))
-            ),
-        )
-    return table
-
-
-def _suspects(report: Report) -> Table:
-    table = _plain_table("where", "what", "ratio / limit")
-    for suspect in report.top_suspects:
-        table.add_row(
-            Text(describe_suspect(suspect, report.verdict.location)),
-            Text(describe_error(suspect.statistic, suspect.error)),
-            describe_judged(suspect.noise_ratio, suspect.limit),
+            *(Text(text, style if name == "verdict" else "") for name, text in line.items())
         )
     return table

@@ -64,6 +64,8 @@ class Chromium:
         page.on("pageerror", lambda error: opened.complaints.append(str(error)))
         page.on("dialog", lambda dialog: opened.complaints.append(f"dialog {dialog.message}"))
         page.goto(path.as_uri())
+        if page.locator("#data").count():
+            page.wait_for_selector("html[data-drawn]")  # the script decompresses in the background
         return opened
 
 

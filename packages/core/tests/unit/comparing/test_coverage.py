@@ -77,9 +77,7 @@ def test_a_glob_that_covers_nothing_is_told() -> None:
     assert mistyped == (
         "--allow-unused visaul* covers nothing: the model has no such name; the nearest are visual"
     )
-    assert compared.endswith(
-        "all parts of such a name were compared, or the model has no such name"
-    )
+    assert compared.endswith("all parts that it matches were compared, or it matches none")
 
 
 def test_modules_whose_parameters_other_code_reads_ran() -> None:

@@ -16,7 +16,8 @@ from assay.comparing.judge import (
 from assay.comparing.limits import Limits
 from assay.comparing.results import PortResult, ReplayResults
 from assay.noise import Ratio
-from assay.stages import Stage, Statistic
+from assay.stages import Stage
+from assay.statistics import Statistic
 
 LIMITS = Limits(
     "test",
@@ -106,7 +107,7 @@ def test_fused_module_may_round_as_often_as_the_children_whose_work_it_does() ->
         measured("mlp", noise()), measured("mlp.gate", noise(3 * UNIT)), measured("other", noise())
     )
     candidate = results(measured("mlp", noise(3 * UNIT)), measured("other", noise(3 * UNIT)))
-    candidate.replaced_by_ancestor = ["mlp.gate"]
+    candidate.uncalled_modules = ["mlp.gate"]
 
     items, _ = judge_replay(candidate, reference, LIMITS)
 
@@ -120,7 +121,7 @@ def test_module_known_only_by_what_it_made_for_its_children_has_the_allowance() 
     wider = measured("model.mlp.down", noise(3 * UNIT))
     wider.stage = Stage("model.mlp")
     candidate = results(wider)
-    candidate.replaced_by_ancestor = ["model.mlp.up"]
+    candidate.uncalled_modules = ["model.mlp.up"]
 
     items, _ = judge_replay(candidate, reference, LIMITS)
 
@@ -130,7 +131,7 @@ def test_module_known_only_by_what_it_made_for_its_children_has_the_allowance() 
 def test_container_that_is_never_called_passes_the_allowance_on_to_its_ancestor() -> None:
     reference = results(measured("model", noise()), measured("model.layers.1", noise(3 * UNIT)))
     candidate = results(measured("model", noise(3 * UNIT)))
-    candidate.replaced_by_ancestor = ["model.layers.1"]  # in a ModuleList, model.layers
+    candidate.uncalled_modules = ["model.layers.1"]  # in a ModuleList, model.layers
 
     items, _ = judge_replay(candidate, reference, LIMITS)
 
@@ -160,7 +161,7 @@ def test_gradients_of_a_fused_module_may_round_as_often_as_those_that_its_childr
         backward("mlp.gate", name, made_by, noise(3 * UNIT)),
     )
     candidate = results(backward("mlp", "input.x", "mlp", noise(3 * UNIT)))
-    candidate.replaced_by_ancestor = ["mlp.gate"]
+    candidate.uncalled_modules = ["mlp.gate"]
 
     items, _ = judge_replay(candidate, reference, LIMITS)
 

@@ -5,7 +5,7 @@ import pytest
 
 from assay.comparing.limits import Limits, load_limits, shipped_limits
 from assay.errors import UsageError
-from assay.stages import METRICS, Statistic
+from assay.statistics import METRICS, Statistic
 
 WHOLE = "origin = 'here'\n[limits]\nreplay-tensor = 2\n"
 

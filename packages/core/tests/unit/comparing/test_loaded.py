@@ -41,10 +41,10 @@ def test_weights_that_cannot_be_compared_are_no_pass_and_named() -> None:
          ("model.embed_tokens.weight is not as stored in rows 0 to 7 of 260:"
          " relative error 1.0")),
         ({"weights": [WeightDifference(name="b", problem="not-stored")]}, "weight-mismatch",
-         "b is made of no tensor of the files"),
+         "b is loaded from no tensor of the files"),
         ({"weights": [ROUNDED.model_copy(update={"problem": "varies", "rows": (3, 3), "num_differing": 1})]},
          "weight-mismatch",
-         ("model.embed_tokens.weight is in no file, and a second load gives other values in row 3 of"
+         ("model.embed_tokens.weight is in no file, and a second load has other values in row 3 of"
          " 260: it depends on the seed, or was never written")),
         ({"keys": [UnreadKey(key="softcaping", problem="misspelt", nearest="softcapping")]},
          "checkpoint-mismatch",
@@ -90,7 +90,7 @@ def test_changed_setting_is_named_before_the_buffer_that_is_made_of_it() -> None
         ({"non_finite": ["a.weight (3 of 384 values)"]},
          "NaN or infinity in loaded weights: a.weight (3 of 384 values)"),
         ({"weights": [ROUNDED]},
-         "rounded in another way than to nearest: model.embed_tokens.weight"),
+         "not rounded to nearest: model.embed_tokens.weight"),
         ({"notes": ["padding is EOS"]}, "padding is EOS"),
     ],
 )  # fmt: skip

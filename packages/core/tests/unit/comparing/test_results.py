@@ -28,7 +28,7 @@ def results() -> ReplayResults:
     found = ReplayResults({("mlp", "output"): one, ("", "input.input_ids"): two}, num_identical=9)
     found.note_extra_port("mlp", "output.1")
     found.note_missing_port("attn", "output")
-    found.note_missing_call(CallSite(0, "mlp.act"), replaced_by_ancestor=True)
+    found.note_missing_call(CallSite(0, "mlp.act"), is_inside_called=True)
     return found
 
 
@@ -67,7 +67,7 @@ def test_exact_counts_and_lists_survive(results: ReplayResults, tmp_path: Path) 
 
     assert read.ports["", "input.input_ids"].exact == results.ports["", "input.input_ids"].exact
     assert read.num_identical == 9
-    assert (read.replaced_by_ancestor, read.unmatched_expected, read.unmatched_actual) == (
+    assert (read.uncalled_modules, read.unmatched_expected, read.unmatched_actual) == (
         ["mlp.act"], ["attn:output"], ["mlp:output.1"],
     )  # fmt: skip
 
@@ -92,7 +92,7 @@ def test_parts_are_json_without_numbers_that_json_lacks(results: ReplayResults) 
 def test_what_is_noted_twice_is_listed_once() -> None:
     results = ReplayResults()
     for step in range(3):
-        results.note_missing_call(CallSite(step, "mlp"), replaced_by_ancestor=False)
+        results.note_missing_call(CallSite(step, "mlp"), is_inside_called=False)
         results.note_extra_call(CallSite(step, ""))
 
     assert results.unmatched_expected == ["mlp"]

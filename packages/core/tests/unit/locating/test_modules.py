@@ -30,7 +30,7 @@ def test_yardstick_replayed_on_itself_is_exact_to_the_bit(llama_rig: Rig) -> Non
     assert len(results.ports) > 40
     for port in results.ports.values():
         assert (port.sums.dd, port.sums.num_misrounded, port.exact.num_different) == (0, 0, 0)
-    assert (results.unmatched_expected, results.replaced_by_ancestor) == ([], [])
+    assert (results.unmatched_expected, results.uncalled_modules) == ([], [])
 
 
 def test_replay_leaves_the_trace_as_it_was(llama_rig: Rig) -> None:

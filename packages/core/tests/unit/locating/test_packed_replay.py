@@ -16,7 +16,7 @@ from assay.hooks.module_tracer import ModuleTracer
 from assay.hooks.values.boundary import Boundary
 from assay.hooks.values.exact_double import ExactDouble
 from assay.locating.gradients import GradientReplayer
-from assay.locating.matching.packed_trace import PackedTrace, Packing, Segment
+from assay.locating.matching.packed_trace import PackedBatch, PackedTrace, Segment
 from assay.locating.modules import Replayer
 from assay.recording.gradients import GradientRecorder
 from assay.recording.modules import Recorder
@@ -26,8 +26,10 @@ BOUNDARY = Boundary.exact_inputs_for(torch.float32)
 IDS = torch.randint(1, 64, (3, 9), generator=torch.Generator().manual_seed(1))
 # Two micro-batches: rows of 7 and 4 tokens, and one of 9.
 LENGTHS = {0: (7, 4), 1: (9,)}
-STACKED = Packing((Segment(0, 0, 7, 0, 0), Segment(0, 1, 4, 1, 0), Segment(1, 0, 9, 2, 0)), 3, 9)
-END_TO_END = Packing(
+STACKED = PackedBatch(
+    (Segment(0, 0, 7, 0, 0), Segment(0, 1, 4, 1, 0), Segment(1, 0, 9, 2, 0)), 3, 9
+)
+END_TO_END = PackedBatch(
     (Segment(0, 0, 7, 0, 0), Segment(0, 1, 4, 0, 7), Segment(1, 0, 9, 0, 11)), 1, 20
 )
 
@@ -91,7 +93,7 @@ def recorded(llama: nn.Module, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 
 def replayed(
-    llama: nn.Module, recorded: Path, packing: Packing, batch: tuple[Inputs, Tensor]
+    llama: nn.Module, recorded: Path, packing: PackedBatch, batch: tuple[Inputs, Tensor]
 ) -> list[ReplayResults]:
     """Forward and backward of the packed batch, measured."""
     trace = PackedTrace(Trace.open(recorded))
@@ -118,7 +120,7 @@ def errors(results: list[ReplayResults]) -> dict[tuple[str, str], float]:
 def test_packed_micro_batches_agree_with_each_by_itself(
     llama: nn.Module,
     recorded: Path,
-    packing: Packing,
+    packing: PackedBatch,
     batch: Callable[[], tuple[Inputs, Tensor]],
 ) -> None:
     results = replayed(llama, recorded, packing, batch())

@@ -48,7 +48,7 @@ def test_failure_is_printed_whole() -> None:
         "  sampler  not run                           greedy decoding has no sampler\n"
         "\n"
         "Suspects, worst first (3 of 3):\n"
-        f"  where{'':38}what{'':38}ratio / limit\n"
+        f"  suspect{'':36}what{'':38}ratio / limit\n"
         f"  model.layers.0.mlp.down_proj (forward,     relative error 4.09e-2{'':21}14.6x / 3.0x\n"
         "  step 0) (named above)\n"
         f"  model.layers.0.mlp (forward, step 0)       systematic scale error 2.52e-2{'':14}9.0x / 7.0x\n"

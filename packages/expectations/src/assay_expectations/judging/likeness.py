@@ -5,7 +5,7 @@ Shapes: R tokens, K kept ids and the rest.
 
 import numpy as np
 
-from assay.stages import Statistic
+from assay.statistics import Statistic
 from assay_expectations.judging.numbers import (
     Array,
     JudgedSignature,

@@ -16,7 +16,7 @@ from assay.comparing.levels import JudgedRatio, find_worst
 from assay.dtypes import float_format
 from assay.models import RECIPES
 from assay.noise import Ratio
-from assay.stages import Statistic
+from assay.statistics import Statistic
 from assay.verdicts import Measurement
 from assay_expectations.records import Distributions, LogProbabilities, Machine, Signature
 

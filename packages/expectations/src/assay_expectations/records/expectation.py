@@ -5,7 +5,7 @@ from typing import Any
 import xxhash
 from pydantic import Field
 
-from assay.stages import Statistic
+from assay.statistics import Statistic
 from assay.verdicts import Number
 from assay_expectations.records.keys import Key, PublishedRecord
 from assay_expectations.records.values import Signature

@@ -1,1 +1,1 @@
-"""Verdicts in words."""
+"""Wording of verdicts."""

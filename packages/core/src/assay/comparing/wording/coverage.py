@@ -1,4 +1,4 @@
-"""Coverage in words: one line for the first screen, and notes."""
+"""Wording of coverage: one line for the first screen, and notes."""
 
 from assay.errors import name_some
 from assay.verdicts import Coverage
@@ -39,7 +39,7 @@ def notes_on_coverage(coverage: Coverage) -> list[str]:
     if coverage.gaps and not coverage.forbidden_gaps:
         notes.append(f"not compared, as --allow-unused allows: {'; '.join(list_gaps(coverage))}")
     for glob, nearest in coverage.unmatched_globs.items():
-        why = "all parts of such a name were compared, or the model has no such name"
+        why = "all parts that it matches were compared, or it matches none"
         if nearest:
             why = f"the model has no such name; the nearest are {name_some(nearest)}"
         notes.append(f"--allow-unused {glob} covers nothing: {why}")

@@ -1,24 +1,25 @@
-"""The measurements that a verdict rests on. Selection only: nothing is computed here."""
+"""Selection of the measurements that decided a verdict."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from assay.verdicts import Location, Measurement, Number, Record, Verdict
 
-# The statistic of single tokens: shown, never judged. Row by row, clean runs reach a ratio of 20.
-TOKEN_STATISTIC = "token"  # noqa: S105 - a statistic, no password
+# The statistic of single tokens, which is never judged: rows of clean runs reach a ratio of 20.
+TOKEN_STATISTIC = "token"  # noqa: S105 - not a password
+
+
+Key = TypeVar("Key", bound=Hashable)
 
 
 class ShownElement(Record):
-    """The element with the largest difference at the place that decided.
-
-    prompt, position: those of its token; -1 if it does not belong to a token.
-    """
+    """The element with the largest difference at the place that decided."""
 
     prompt: int
     position: int
+    """Prompt and position are -1 if the element does not belong to a token."""
     channel: int
     actual: Number
     expected: Number
@@ -26,28 +27,31 @@ class ShownElement(Record):
 
 @dataclass(frozen=True, slots=True)
 class DecidingRows:
-    """Measurements that the text of a verdict quotes.
-
-    deciding: the row whose ratio decided; None if no row holds exactly that ratio.
-    worst_token: the worst single token at the place of the error.
-    limits_origin: the origin of the limit, as in "calibrated on 312 clean runs".
-    error: the candidate's error that the verdict's ratio was computed from; None if no file holds it.
-    """
+    """Measurements that the text of a verdict quotes."""
 
     deciding: Measurement | None = None
+    """The row whose ratio decided; None if no row holds exactly that ratio."""
     worst_token: Measurement | None = None
+    """The worst single token at the place of the error."""
     worst_element: ShownElement | None = None
     limits_origin: str | None = None
+    """The origin of the limit, as in "calibrated on 312 clean runs"."""
     error: float | None = None
+    """The candidate's error behind the deciding ratio; None if no file holds it."""
 
 
 def severity(value: float) -> float:
-    """A key that ranks ratios: NaN is as bad as infinity."""
+    """Return a key that ranks ratios: NaN is as bad as infinity."""
     return math.inf if math.isnan(value) else value
 
 
+def rank_by_ratio(measurement: Measurement) -> float:
+    """Return a key that ranks rows of one statistic."""
+    return severity(measurement.ratio)
+
+
 def shown_ratio(measurement: Measurement) -> float | None:
-    """The ratio of a row; None for values that are only shown, and held against no noise."""
+    """Return the ratio of a row; None for values that are shown without noise."""
     values = measurement.actual, measurement.expected
     if math.isnan(measurement.ratio) and all(math.isfinite(value) for value in values):
         return None
@@ -55,36 +59,41 @@ def shown_ratio(measurement: Measurement) -> float | None:
 
 
 def rank_of(measurement: Measurement) -> float:
-    """A key that ranks rows, the worst highest; rows without a ratio come last."""
+    """Return a key that ranks rows, the worst highest; rows without a ratio are lowest."""
     ratio = shown_ratio(measurement)
     return -1.0 if ratio is None else severity(ratio)
 
 
 def over_limit(measurement: Measurement) -> float:
-    """A key that ranks judged rows of different statistics: ratio / limit."""
+    """Return a key that ranks judged rows of different statistics: ratio / limit."""
     limit = measurement.limit
     if not limit:
         return severity(measurement.ratio)
     return severity(measurement.ratio / limit)
 
 
+def find_worst_rows(
+    rows: Iterable[tuple[Key, Measurement]],
+    rank: Callable[[Measurement], float] = over_limit,
+) -> dict[Key, Measurement]:
+    """Return the row of highest rank for each key, the first of equal ones."""
+    worst: dict[Key, Measurement] = {}
+    for key, row in rows:
+        if key not in worst or rank(row) > rank(worst[key]):
+            worst[key] = row
+    return worst
+
+
 def find_deciding_rows(verdict: Verdict, measurements: Iterable[Measurement]) -> DecidingRows:
-    """The rows behind the numbers of `verdict`."""
-    deciding: Measurement | None = None
-    worst_token: Measurement | None = None
-    for row in measurements:
-        if not _is_at(row, verdict.location):
-            continue
-        if row.statistic == TOKEN_STATISTIC and row.prompt is not None:
-            if worst_token is None or severity(row.ratio) > severity(worst_token.ratio):
-                worst_token = row
-        elif deciding is None and _decided(row, verdict):
-            deciding = row
+    """Find the rows behind the numbers of `verdict`."""
+    near = [row for row in measurements if _is_at(row, verdict.location)]
+    tokens = [row for row in near if row.statistic == TOKEN_STATISTIC and row.prompt is not None]
+    deciding = next((row for row in near if _decided(row, verdict)), None)
     extras = _extras(verdict, deciding)
     element = extras.get("worst_element", {})  # for older runs, which have only an index
     return DecidingRows(
         deciding=deciding,
-        worst_token=worst_token if verdict.location else None,
+        worst_token=max(tokens, key=rank_by_ratio, default=None) if verdict.location else None,
         worst_element=ShownElement.model_validate(element) if "channel" in element else None,
         limits_origin=extras.get("limits_origin"),
         error=deciding.actual if deciding else _error_of_suspect(verdict),
@@ -102,7 +111,7 @@ def _error_of_suspect(verdict: Verdict) -> float | None:
 def _is_at(row: Measurement, location: Location | None) -> bool:
     if location is None:
         return True
-    # What is wrong in no single module is shown by the row that decided, whichever it is.
+    # A fault without a single module is shown by the row that decided, in any module.
     return row.phase == location.phase and location.module in (None, row.module)
 
 

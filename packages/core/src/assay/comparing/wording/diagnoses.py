@@ -10,14 +10,12 @@ from assay.verdicts import Outcome, Record
 
 
 class DiagnosisEntry(Record):
-    """One entry of diagnoses.toml.
-
-    summary_without_place: the summary where a verdict names no place; "": the same.
-    """
+    """One entry of diagnoses.toml."""
 
     verdict: Outcome
     summary: str
     summary_without_place: str = ""
+    """The summary for a verdict without a place; "" for the same."""
     meaning: str
     causes: list[str]
     advice: str
@@ -25,15 +23,15 @@ class DiagnosisEntry(Record):
 
 @cache
 def load_diagnoses() -> dict[str, DiagnosisEntry]:
-    """Every diagnosis that a verdict can have, by name."""
+    """Load all diagnoses, by name."""
     entries = read_toml(Path(__file__).with_name("diagnoses.toml"))
     return {name: DiagnosisEntry.model_validate(entry) for name, entry in entries.items()}
 
 
 def find_diagnosis(name: str) -> DiagnosisEntry:
-    """The entry of diagnosis `name`.
+    """Return the entry of diagnosis `name`.
 
-    Raises: UsageError for a name that is none, with the nearest one.
+    Raises: UsageError for an unknown name, with the nearest one.
     """
     diagnoses = load_diagnoses()
     if name in diagnoses:
@@ -44,9 +42,9 @@ def find_diagnosis(name: str) -> DiagnosisEntry:
 
 
 def describe_diagnosis(name: str) -> str:
-    """The text of `assay explain` for one diagnosis, in paragraphs.
+    """Return the text of `assay explain` for one diagnosis, in paragraphs.
 
-    Raises: UsageError for a name that is none.
+    Raises: UsageError for an unknown name.
     """
     entry = find_diagnosis(name)
     return "\n\n".join([
@@ -58,5 +56,5 @@ def describe_diagnosis(name: str) -> str:
 
 
 def list_diagnoses() -> list[tuple[str, str, str]]:
-    """Name, verdict and summary of every diagnosis."""
+    """Return name, verdict and summary of every diagnosis."""
     return [(name, entry.verdict.value, entry.summary) for name, entry in load_diagnoses().items()]

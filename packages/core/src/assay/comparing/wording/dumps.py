@@ -9,7 +9,7 @@ from assay.comparing.wording.numerals import format_against, format_count, forma
 from assay.comparing.wording.phrases import describe_error, describe_location, describe_statistic
 from assay.dtypes import FORMATS
 from assay.errors import name_some
-from assay.stages import METRICS
+from assay.statistics import METRICS
 from assay.verdicts import Location
 
 EXPECTED_NOISE = "the noise expected of its dtype and depth"
@@ -36,7 +36,7 @@ _EVIDENCE = {
 def describe_origin(item: JudgedRatio, noise: str, evidence: str) -> str:
     """Describe the ratio over its limit that names the place, and how the place was found.
 
-    noise: whose noise it is, as in "the noise of DUMP".
+    noise: the source of the noise, as in "the noise of DUMP".
     """
     return f"{_describe_difference(item, noise, evidence)}; {_EVIDENCE[evidence]}"
 
@@ -51,14 +51,14 @@ def _describe_difference(item: JudgedRatio, noise: str, evidence: str) -> str:
         shown, shown_limit = format_against(ratio.actual, ratio.expected)
         return f"{describe_statistic(ratio.statistic)} {shown} (limit {shown_limit})"
     shown, shown_limit = format_against(ratio.value, limit)
-    # An error that is made at the place has accumulated nowhere.
+    # An error that is made at the place is not accumulated.
     is_accumulated = evidence == _FIRST_RESULT or ratio.statistic != "accumulated"
     error = describe_error(ratio.statistic if is_accumulated else "replay-tensor", ratio.actual)
     return f"{error} = {shown}x {noise} (limit {shown_limit}x)"
 
 
 def note_on_metric_limits(limits: Limits, dtype: str) -> list[str]:
-    """State which metrics decide, and their limits; nothing if none does."""
+    """List the metrics that decide, and their limits."""
     listed = ", ".join(
         f"{describe_statistic(name)} {format_number(limit)}"
         for name, limit in limits.by_statistic.items()
@@ -69,7 +69,7 @@ def note_on_metric_limits(limits: Limits, dtype: str) -> list[str]:
 
 
 def describe_token_rows(num_tokens: int) -> str:
-    """State that the rows of single tokens are a selection."""
+    """State which rows of single tokens are kept."""
     return (
         f"errors of single tokens are kept for the outer modules and for the {num_tokens:,} tokens with"
         " the largest ones; all were judged"
@@ -82,7 +82,7 @@ def headline_of_place(location: Location) -> str:
 
 
 def headline_of_weight(name: str, result: PortResult, num_others: int) -> str:
-    """State which parameter differs, and where most."""
+    """State which parameter differs, and the largest difference."""
     worst, count = result.sums.worst, result.exact
     row, column = worst.index[1:] if worst.index else (0, 0)
     others = f"; so do {format_count(num_others, 'other parameter')}" if num_others else ""
@@ -99,23 +99,23 @@ def headline_of_quantized(module: str, side: str, sign: str) -> str:
 
 
 def describe_stored(dtype: str) -> str:
-    """Give a stored dtype as the sign of quantization."""
+    """Describe a stored dtype that shows quantization."""
     return f"its weight is stored as {dtype}"
 
 
 def describe_coarse(what: str, actual: float, expected: float) -> str:
-    """Give coarse values as the sign of quantization. actual, expected: parts that are distinct."""
+    """Describe coarse values that show quantization. actual, expected: shares of distinct values."""
     return f"{actual:.0%} of the {what} in a row are distinct, expected {expected:.0%}"
 
 
 def note_on_quantized(modules: list[str]) -> list[str]:
-    """Name the layers that one side only quantizes; return an empty list without any."""
+    """List the layers that only one side quantizes."""
     text = f"quantized on one side only ({len(modules):,}): {name_some(modules)}"
     return [text] if modules else []
 
 
 def headline_of_agreement(compared: int, missing: list[str], norms: int) -> str:
-    """State that all pairs agree, and what has no partner. norms: places compared by norms only."""
+    """State that all pairs agree, and count the missing. norms: places compared by norms only."""
     if not compared:
         return "Nothing could be compared."
     if not missing:
@@ -127,7 +127,7 @@ def headline_of_agreement(compared: int, missing: list[str], norms: int) -> str:
 
 
 def describe_missing(missing: list[str]) -> str:
-    """Name expected items without a partner."""
+    """List expected items without a partner."""
     return f"without a partner ({len(missing):,}): {name_some(missing)}"
 
 
@@ -137,7 +137,7 @@ def describe_unknown_rows(port: str) -> str:
 
 
 def describe_left_out(places: list[str]) -> str:
-    """Name places of which no token is comparable."""
+    """List places without a comparable token."""
     return (
         f"no comparable token is left at {format_count(len(places), 'place')}, after different tokens or expert"
         f" choices: {name_some(places)}"
@@ -145,12 +145,12 @@ def describe_left_out(places: list[str]) -> str:
 
 
 def describe_unknown(places: list[str]) -> str:
-    """Name places where EXPECTED holds NaN or infinity and ACTUAL another value."""
+    """List places where EXPECTED holds NaN or infinity and ACTUAL another value."""
     return f"EXPECTED holds NaN or infinity at {len(places):,} places: {name_some(places)}"
 
 
 def describe_wrong_replica(port: str, rank: int, error: float) -> str:
-    """State that ranks of EXPECTED which must hold the same values do not."""
+    """State that ranks of EXPECTED differ where they must hold the same values."""
     return f"EXPECTED holds another {port} on rank {rank} than on the first one: error {error:.2g}"
 
 
@@ -168,7 +168,7 @@ def describe_residuals(side: str) -> str:
 
 
 def describe_reused(steps: list[int], modules: list[str]) -> str:
-    """State that a dump holds one decode step under the names of others."""
+    """State that a dump holds one decode step in place of others."""
     return (
         f"the same values in steps {', '.join(map(str, steps))}, though their tokens differ:"
         f" a buffer was reused, as by a captured graph ({format_count(len(modules), 'module')}:"
@@ -177,7 +177,7 @@ def describe_reused(steps: list[int], modules: list[str]) -> str:
 
 
 def describe_cut_off(step: int, rank: int, module: str) -> str:
-    """State where a dump ends that does not hold a whole run. module: the last one."""
+    """State where an incomplete dump ends. module: the last one."""
     where = f"rank {rank}, step {step}" if rank else f"step {step}"
     return f"the run was cut off in {where}: its last results are those of {module or '(model)'}"
 
@@ -212,7 +212,7 @@ def describe_flips(count: int, module: str, prompt: int, position: int) -> str:
 
 
 def describe_noise(origin: str, resolution: float, *, coarse: bool) -> str:
-    """State what an error was compared with. coarse: whether a noise dump would show much more."""
+    """State the noise that errors were compared with. coarse: a noise dump would show smaller ones."""
     advice = "; --noise DUMP shows smaller ones" if coarse else ""
     return (
         f"judged by {origin}: a relative error below {format_number(resolution)} may not have been"
@@ -221,7 +221,7 @@ def describe_noise(origin: str, resolution: float, *, coarse: bool) -> str:
 
 
 def describe_lacking_noise(places: list[str]) -> str:
-    """Name places that the noise dump lacks."""
+    """List places that the noise dump lacks."""
     return (
         f"the noise dump lacks {format_count(len(places), 'place')}, judged by {EXPECTED_NOISE}:"
         f" {name_some(places)}"
@@ -229,12 +229,12 @@ def describe_lacking_noise(places: list[str]) -> str:
 
 
 def describe_extra(names: list[str]) -> str:
-    """Name what only ACTUAL holds."""
+    """List items that only ACTUAL holds."""
     return f"only in ACTUAL ({len(names):,}): {name_some(names)}"
 
 
 def describe_allowed(count: int) -> str:
-    """State how much a GLOB excused."""
+    """Count the items that a GLOB excused."""
     return f"expected items that --allow-unmatched excuses: {count:,}"
 
 
@@ -246,5 +246,5 @@ def describe_dtypes(expected: str, actual: str) -> str:
 
 
 def describe_replay(num_ports: int, model: str) -> str:
-    """State how much was replayed."""
+    """Count the replayed module boundaries."""
     return f"module boundaries of ACTUAL that are replayed with {model}: {num_ports:,}"

@@ -1,4 +1,4 @@
-"""A verdict in words. Faces colour and arrange them; none adds its own."""
+"""A verdict in words, which all formats share."""
 
 import math
 from dataclasses import dataclass
@@ -22,17 +22,12 @@ from assay.comparing.wording.phrases import (
 from assay.errors import name_some
 from assay.foreign_text import one_line
 from assay.sites import Phase
+from assay.statistics import STATISTICS
 from assay.verdicts import Coverage, Location, Measurement, Outcome, Verdict
 
 MAX_LISTED = 5  # names of a longer list that a message prints
 
-# No noise excuses these: their limit is 0.
-_ABSOLUTE = {
-    "exact": "values that must be equal (integers, indices, masks) differ",
-    "non-finite": "NaN or infinity where the reference is finite",
-}
-
-# What the noise was measured over, by level.
+# Scope of the noise, by level.
 _SAME = {"logits": "of the same tokens", "tokens": "of the same token"}
 
 _PLURAL_SUBJECTS = ("The inputs of the model", "The gradients of all parameters")
@@ -49,10 +44,7 @@ _MADE_HERE: dict[Phase, str] = {
 }
 
 
-_MADE_AFTER_LOADING = (
-    "it was loaded rightly, and changed before anything was computed: it counts whether an input"
-    " reaches it or not"
-)
+_MADE_AFTER_LOADING = "it was loaded correctly, and changed before any computation: it counts even if no input uses it"
 _MADE_BY_LOADING: dict[Phase, str] = {
     "checkpoint": "no setup function has run yet: the error is made by the code that loads",
     "inputs": "no module has run yet: the error is made by the tokenizer or its chat template",
@@ -61,21 +53,20 @@ _MADE_BY_LOADING: dict[Phase, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """A verdict in words.
-
-    title: the verdict itself, in one line; headline: what differs or agrees;
-    details: one fact each; next_command: what to type next.
-    """
+    """A verdict in words."""
 
     outcome: Outcome
     title: str
+    """Outcome and sides in one line."""
     headline: str
+    """The difference, or the agreement."""
     details: tuple[str, ...] = ()
+    """One fact each."""
     next_command: str | None = None
 
     @property
     def message(self) -> str:
-        """Headline, details and next command, as a failing test shows them."""
+        """Return headline, details and next command, as a failing test shows them."""
         lines = [self.headline, *(f"  {detail}" for detail in self.details)]
         if self.next_command:
             lines.append(f"Next: {self.next_command}")
@@ -83,21 +74,16 @@ class Explanation:
 
 
 def explain_verdict(verdict: Verdict, evidence: DecidingRows) -> Explanation:
-    """The words for `verdict`."""
+    """Put `verdict` into words."""
     if verdict.headline:
-        headline, details = verdict.headline, _reasons(verdict)
+        headline = verdict.headline
+        details = _list_reasons(verdict, Outcome.FAIL, Outcome.NOT_COMPARED, None)
     elif verdict.verdict is Outcome.FAIL:
         headline, details = _explain_failure(verdict, evidence)
     elif verdict.verdict is Outcome.PASS and set(verdict.levels) == {"load"}:
-        headline, details = (
-            "What is in memory is what the files say.",
-            [_describe_compared(verdict)],
-        )
+        headline, details = "The loaded model equals its files.", [_describe_compared(verdict)]
     elif verdict.verdict is Outcome.PASS:
-        headline, details = (
-            _headline_of_pass(verdict.coverage),
-            _explain_pass(verdict, evidence),
-        )
+        headline, details = _headline_of_pass(verdict.coverage), _explain_pass(verdict, evidence)
     else:
         headline = _headline_of_gaps(verdict.coverage)
         details = _explain_not_compared(verdict)
@@ -108,8 +94,8 @@ def explain_verdict(verdict: Verdict, evidence: DecidingRows) -> Explanation:
         f"{verdict.verdict.value}: {describe_sides(verdict)}",
         one_line(headline),
         tuple(one_line(detail) for detail in details),
-        _next_command(verdict)
-        if verdict.verdict is Outcome.FAIL and not verdict.headline
+        f"assay explain {verdict.diagnosis}"
+        if verdict.verdict is Outcome.FAIL and verdict.diagnosis and not verdict.headline
         else None,
     )
 
@@ -118,11 +104,7 @@ def describe_cause(verdict: Verdict) -> str:
     """State in one line why `verdict` is not a PASS; "" for a PASS, or if only a ratio says it."""
     if verdict.verdict is Outcome.PASS:
         return ""
-    causes = [
-        f"{name}: {level.reason}"
-        for name, level in verdict.levels.items()
-        if level.verdict is verdict.verdict and level.reason
-    ]
+    causes = _list_reasons(verdict, verdict.verdict)
     causes += [verdict.headline] if verdict.headline else []
     if verdict.verdict is Outcome.NOT_COMPARED:
         causes += [*_list_missing(verdict), _headline_of_gaps(verdict.coverage)]
@@ -141,12 +123,12 @@ def _headline_of_gaps(coverage: Coverage | None) -> str:
     return f"Part of the model was not compared: {'; '.join(list_gaps(coverage))}."
 
 
-def _reasons(verdict: Verdict) -> list[str]:
-    """Return the reason of every level that did not pass."""
+def _list_reasons(verdict: Verdict, *outcomes: Outcome | None) -> list[str]:
+    """Return the reasons of all levels with one of these outcomes."""
     return [
         f"{name}: {level.reason}"
         for name, level in verdict.levels.items()
-        if level.verdict is not Outcome.PASS and level.reason
+        if level.verdict in outcomes and level.reason
     ]
 
 
@@ -167,7 +149,7 @@ def _explain_pass(verdict: Verdict, evidence: DecidingRows) -> list[str]:
     if verdict.compared_unit is None:
         details.append(
             describe_resolution(verdict)
-            or "no resolution is known: how small an error it saw is open"
+            or "the resolution is unknown: a small error may not have been seen"
         )
     if verdict.diagnosis:
         details.append(_describe_diagnosis(verdict.diagnosis, verdict.location))
@@ -175,95 +157,80 @@ def _explain_pass(verdict: Verdict, evidence: DecidingRows) -> list[str]:
 
 
 def _explain_failure(verdict: Verdict, evidence: DecidingRows) -> tuple[str, list[str]]:
-    location = verdict.location
     overfit = verdict.levels.get("overfit")
+    details: list[str | None]
     if overfit is not None:
-        # Nothing was injected into any stage: what is wrong shows in what was memorized.
-        found: list[str | None] = [overfit.reason]
-        found += [_describe_ratio(verdict, evidence)] if verdict.noise_ratio is not None else []
-        found += [_describe_diagnosis(verdict.diagnosis, location)] if verdict.diagnosis else []
-        headline = "The candidate does not memorize what the reference memorizes."
-        return headline, [detail for detail in found if detail]
-    if verdict.compared_unit and verdict.levels:
-        return _explain_failed_levels(verdict, evidence)
-    if _is_decided_by_load(verdict):
-        return _explain_load(verdict, location)
-    reason = _reason_at(verdict, location)
+        # Nothing was injected into any stage: a fault appears in the memorized sequences.
+        headline = "The candidate does not memorize the sequences that the reference memorizes."
+        details = [overfit.reason, _describe_ratio(verdict, evidence)]
+    elif verdict.compared_unit and verdict.levels:
+        # No stage was replayed: the levels give the reasons.
+        failed = [
+            (n, level) for n, level in verdict.levels.items() if level.verdict is Outcome.FAIL
+        ]
+        headline, *others = [
+            f"{name}: {level.reason or 'over its limit'}" for name, level in failed
+        ]
+        details = [*others, _describe_ratio(verdict, evidence)]
+    elif _fails(verdict, "load") and verdict.noise_ratio is None:
+        # The error precedes all computation, so that no ratio shows it.
+        headline, details = _explain_load(verdict, verdict.location)
+    else:
+        headline = _failure_headline(verdict, verdict.location)
+        details = _explain_place(verdict, evidence)
+    if verdict.diagnosis:
+        details.append(_describe_diagnosis(verdict.diagnosis, verdict.location))
+    return headline, [detail for detail in details if detail]
+
+
+def _explain_place(verdict: Verdict, evidence: DecidingRows) -> list[str | None]:
+    """Return details of the place that the verdict names, or of its absence."""
+    location = verdict.location
+    level = LEVEL_OF_PHASE[location.phase] if location else ""
+    reason = verdict.levels[level].reason if _fails(verdict, level) else None
     details: list[str | None] = [reason]
-    if verdict.noise_ratio is not None and not (reason and verdict.statistic in _ABSOLUTE):
+    if not (reason and _must_be_zero(verdict.statistic)):
         details.append(_describe_ratio(verdict, evidence))
     details += [_describe_worst(evidence), describe_first_affected_token(verdict)]
-    tokens = verdict.levels.get("tokens")
-    if tokens is not None and tokens.verdict is Outcome.FAIL:
-        details.append(tokens.reason)
+    if _fails(verdict, "tokens"):
+        details.append(verdict.levels["tokens"].reason)
     if location is None:
-        details += _explain_no_place(verdict)
-    else:
-        details.append(_describe_origin(location, reason))
-    if verdict.diagnosis:
-        details.append(_describe_diagnosis(verdict.diagnosis, location))
-    return _failure_headline(verdict, location), [detail for detail in details if detail]
+        return details + _explain_no_place(verdict)
+    return [*details, _describe_origin(location, reason)]
 
 
 def _describe_origin(location: Location, reason: str | None) -> str | None:
-    """Say that the error is made at `location`; None where it is not made at one place."""
+    """State that the error is made at `location`; None if it is not made at one place."""
     is_in_all_modules = location.module is None and location.phase in ("forward", "backward")
     if is_in_all_modules or (location.phase == "inputs" and reason):
         return None
     return _MADE_HERE[location.phase]
 
 
-def _reason_at(verdict: Verdict, location: Location | None) -> str | None:
-    """Return the reason that the level of the named place gives."""
-    level = verdict.levels.get(LEVEL_OF_PHASE[location.phase]) if location else None
-    return level.reason if level is not None and level.verdict is Outcome.FAIL else None
+def _fails(verdict: Verdict, level: str) -> bool:
+    return level in verdict.levels and verdict.levels[level].verdict is Outcome.FAIL
 
 
-def _explain_failed_levels(verdict: Verdict, evidence: DecidingRows) -> tuple[str, list[str]]:
-    """Headline and details where no stage was replayed: the levels have words."""
-    failed = [
-        (name, level.reason or "over its limit")
-        for name, level in verdict.levels.items()
-        if level.verdict is Outcome.FAIL
-    ]
-    (first, reason), *others = failed
-    details = [f"{name}: {other}" for name, other in others]
-    if verdict.noise_ratio is not None:
-        details.append(_describe_ratio(verdict, evidence))
-    if verdict.diagnosis:
-        details.append(_describe_diagnosis(verdict.diagnosis, verdict.location))
-    return f"{first}: {reason}", details
-
-
-def _is_decided_by_load(verdict: Verdict) -> bool:
-    """Return True if the error was there before anything was computed, so that no ratio shows it."""
-    load = verdict.levels.get("load")
-    return load is not None and load.verdict is Outcome.FAIL and verdict.noise_ratio is None
-
-
-def _explain_load(verdict: Verdict, location: Location | None) -> tuple[str, list[str]]:
-    """Headline and details where the level `load` decided."""
+def _explain_load(verdict: Verdict, location: Location | None) -> tuple[str, list[str | None]]:
+    """Return headline and details if the level `load` decided."""
     changed = location is not None and location.phase == "forward"
-    expected = "the reference" if changed else "what the files say"
-    headline = f"What is in memory is not {expected}."
-    if location is not None and location.parameter:
-        headline = f"{describe_place(location)} is not {expected}."
-        if changed:
-            headline = f"{describe_place(location)} differs from the reference."
+    has_name = location is not None and location.parameter
+    what = describe_place(location) if location is not None and has_name else "The loaded model"
+    headline = f"{what} differs from {'the reference' if changed else 'its files'}."
+    if has_name and not changed:
+        headline = f"{what} differs from the files."
     details = [verdict.levels["load"].reason]
     if location is not None:
         details.append(_MADE_AFTER_LOADING if changed else _MADE_BY_LOADING[location.phase])
-    if verdict.diagnosis:
-        details.append(_describe_diagnosis(verdict.diagnosis, location))
-    return headline, [detail for detail in details if detail]
+    return headline, details
 
 
-def _explain_no_place(verdict: Verdict) -> list[str]:
+def _explain_no_place(verdict: Verdict) -> list[str | None]:
     """Describe the result of the level that looks for a place, and the failures of other levels."""
-    details = [
-        f"{name}: {level.reason}"
-        for name, level in verdict.levels.items()
-        if level.verdict is Outcome.FAIL and level.reason and name != "tokens"
+    details: list[str | None] = [
+        reason
+        for reason in _list_reasons(verdict, Outcome.FAIL)
+        if not reason.startswith("tokens: ")
     ]
     modules = verdict.levels.get("modules")
     if modules is not None and modules.verdict is Outcome.PASS:
@@ -304,27 +271,25 @@ def _describe_ratio(verdict: Verdict, evidence: DecidingRows) -> str:
     if ratio is None:
         return ""
     row = evidence.deciding
-    if verdict.statistic in _ABSOLUTE:
-        return _ABSOLUTE[verdict.statistic]
+    if verdict.statistic is not None and _must_be_zero(verdict.statistic):
+        entry = STATISTICS[verdict.statistic]
+        return entry.failure or entry.words
     what = describe_error(verdict.statistic or "error", evidence.error)
     if is_against_target(verdict.statistic):
         target = f" of {format_number(row.expected)}" if row else ""
         return f"{what} = {format_number(ratio)}x the target{target}"
-    if not math.isfinite(ratio):
-        return f"{what}: no noise explains it (ratio {ratio}{_describe_limit(limit, evidence)})"
-    shown, shown_limit = format_number(ratio), format_number(limit) if limit is not None else None
-    if limit is not None:
-        shown, shown_limit = format_against(ratio, limit)
+    shown, shown_limit = format_against(ratio, ratio if limit is None else limit)
     source = f", {evidence.limits_origin}" if evidence.limits_origin else ""
-    end = f" (limit {shown_limit}x{source})" if shown_limit else ""
+    of_limit = "" if limit is None else f"limit {shown_limit}x{source}"
+    if not math.isfinite(ratio):
+        with_limit = f", {of_limit}" if of_limit else ""
+        return f"{what}: no noise explains it (ratio {ratio}{with_limit})"
+    end = f" ({of_limit})" if of_limit else ""
     return f"{what} = {shown}x the {_describe_noise(verdict, row)}{end}"
 
 
-def _describe_limit(limit: float | None, evidence: DecidingRows) -> str:
-    if limit is None:
-        return ""
-    source = f", {evidence.limits_origin}" if evidence.limits_origin else ""
-    return f", limit {format_number(limit)}x{source}"
+def _must_be_zero(statistic: str | None) -> bool:
+    return statistic in STATISTICS and STATISTICS[statistic].judged_by == "zero"
 
 
 def _describe_noise(verdict: Verdict, row: Measurement | None) -> str:
@@ -338,14 +303,10 @@ def _describe_noise(verdict: Verdict, row: Measurement | None) -> str:
         dtype = str((level.model_extra or {}).get("noise_dtype", dtype))
     noise = f"{dtype} noise" if dtype else "noise"
     same = _SAME.get(row.level, "of the same module") if row else "of the same place"
-    if row and _floor_decided(row):
+    # The ratio is to the smallest noise if the noise run's error is below it.
+    if row and row.ratio > 0 and row.actual / row.ratio > 1.01 * row.expected:
         return f"{noise} floor (the noise run {same} is below it)"
     return f"{noise} {same}"
-
-
-def _floor_decided(row: Measurement) -> bool:
-    """Return True if the ratio is to the floor, because the noise run's error was smaller."""
-    return row.ratio > 0 and row.actual / row.ratio > 1.01 * row.expected
 
 
 def _describe_worst(evidence: DecidingRows) -> str | None:
@@ -375,10 +336,6 @@ def _describe_compared(verdict: Verdict) -> str:
     )
     text = f"compared {count}"
     return f"{text} ({by_level})" if by_level else text
-
-
-def _next_command(verdict: Verdict) -> str | None:
-    return None if verdict.diagnosis is None else f"assay explain {verdict.diagnosis}"
 
 
 def _describe_diagnosis(name: str, location: Location | None) -> str:

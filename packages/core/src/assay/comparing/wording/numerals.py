@@ -1,4 +1,4 @@
-"""The form of numbers in every message, table and picture."""
+"""Format of numbers in every message, table and picture."""
 
 import math
 
@@ -10,7 +10,7 @@ _MOST_DIGITS = 17  # enough to tell any two float64 values apart
 
 
 def format_number(value: float, digits: int = DIGITS) -> str:
-    """`value` in few digits, for people.
+    """Format `value` with few digits.
 
     >>> [format_number(v) for v in (0.041, 14.62, 3.0, 518.4, 1.23e6, 0.0)]
     ['4.1e-2', '14.6', '3.0', '518', '1.23e6', '0']
@@ -41,7 +41,7 @@ def format_count(count: int, noun: str) -> str:
 
 
 def format_against(value: float, limit: float) -> tuple[str, str]:
-    """Both numbers with as many digits as it takes to see which one is larger.
+    """Format both numbers with enough digits to show which one is larger.
 
     A ratio of 3.004 over a limit of 3 must not be printed as 3.0 over 3.0.
     """

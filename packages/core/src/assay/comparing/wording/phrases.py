@@ -1,4 +1,4 @@
-"""The phrases that messages, tables and pictures are put together from."""
+"""Phrases of messages, tables and pictures."""
 
 import math
 from collections import Counter
@@ -6,16 +6,16 @@ from collections import Counter
 from assay.comparing.wording.numerals import format_against, format_number
 from assay.foreign_text import one_line
 from assay.sites import Phase
-from assay.stages import METRICS
+from assay.statistics import STATISTICS
 from assay.verdicts import Level, Location, Outcome, Suspect, Verdict
 
-# A sign next to the word, for readers who do not see the color.
+# Signs in addition to colors, which some readers do not see.
 OUTCOME_SIGNS = {Outcome.PASS: "✓", Outcome.FAIL: "✗", Outcome.NOT_COMPARED: "?"}
 
 LEVEL_QUESTIONS = {
     "completeness": "Do both dumps hold everything?",
     "weights": "Are the weights the same?",
-    "load": "Is what is in memory what the files say?",
+    "load": "Does the loaded model equal its files?",
     "inputs": "Is the model called with the same inputs?",
     "tokens": "Are the same tokens generated?",
     "logits": "Are the distributions the same under teacher forcing?",
@@ -25,45 +25,10 @@ LEVEL_QUESTIONS = {
     "loss": "Is the loss the same?",
     "activations": "Does every part compute the same in the forward pass?",
     "gradients": "Are the gradients the same?",
-    "updates": "Does the optimizer change the parameters alike?",
+    "updates": "Does the optimizer make the same updates?",
     "replicas": "Do all ranks hold the same parameters?",
-    "checkpoint": "Is what was saved what is loaded?",
+    "checkpoint": "Is the loaded state equal to the saved state?",
     "overfit": "Does it memorize a few sequences, as the reference does?",
-}
-
-# What the value of a statistic is called in a sentence.
-_STATISTICS = {
-    "replay-tensor": "relative error",
-    "norm-error": "relative difference of the norms",
-    "replay-row": "relative error of the worst row",
-    "replay-slope": "systematic scale error",
-    "replay-channel": "systematic error of the worst channel",
-    "replay-row-slope": "wrong scale of single rows",
-    "replay-bins": "systematic error by size of the value",
-    "replay-share": "share of wrongly rounded elements",
-    "accumulated": "accumulated relative error",
-    "token": "relative error of the row",
-    "exact": "share of unequal values",
-    "non-finite": "NaN or infinity where the reference is finite",
-    "kl": "KL divergence of the token",
-    "logits-kl": "mean KL divergence",
-    "logits-kl-worst": "KL divergence of the worst token",
-    "logits-error": "relative error of the logits",
-    "logits-worst": "relative error of the worst token's logits",
-    "logits-whole": "relative error over the whole vocabulary",
-    "loss-error": "relative error of the losses",
-    "trajectory-error": "median distance of a trained parameter from the reference's",
-    "overfit-loss": "loss of the last steps",
-    "overfit-memorization": "loss that the trained weights have on the trusted device",
-    "candidate-loss": "loss of a step beside the yardstick's",
-    "candidate-grad-norm": "gradient norm of a step beside the yardstick's",
-    "noise-loss": "loss of the noise run's step beside the yardstick's",
-    "noise-grad-norm": "gradient norm of the noise run's step beside the yardstick's",
-    "cosine-distance": "cosine distance",
-    "kl-divergence": "KL divergence of the worst row",
-    "top1-agreement": "agreement of the most likely token",
-    "max-abs": "largest absolute difference of logits",
-    "first-difference": "logit gap where the tokens first differ",
 }
 
 _SUBJECTS: dict[Phase, str] = {
@@ -80,39 +45,36 @@ READ_MEASUREMENTS = (
     "Every measurement, with all digits, is in measurements.jsonl next to this report."
 )
 TOKENS_ARE_NOT_JUDGED = (
-    "Error of each token's row relative to the noise run's, the reference's own inputs injected into "
-    "each module. Single cells are shown and not judged: clean ones scatter, up to 20 times. A fault "
-    "stands out as a line."
+    "Error of each token's row relative to the noise run's, with the reference's inputs injected into "
+    "each module. Single cells are not judged: those of clean runs scatter up to 20 times. A fault "
+    "appears as a line."
 )
 _TOKENS_OF_DUMPS = (
     "Error of each token's row at the output of each module, relative to the noise there. Single cells "
-    "are shown and not judged. An error travels down from the module, and right from the token, that "
-    "made it."
+    "are not judged. An error spreads down from the module, and right from the token, that made it."
 )
 _DEPTH_OF_DUMPS = (
-    "Accumulated error drifts down the depth and hides where it began. What a module adds is the error "
-    "of its output beyond that of its inputs (the root of the difference of the squares), where both "
-    "dumps hold them. Past a fault, it includes what the module amplifies."
+    "Accumulated error grows along the depth and hides its origin. The added error of a module is the "
+    "error of its output beyond that of its inputs (the root of the difference of the squares), where "
+    "both dumps hold them. After a fault, it includes amplified error."
 )
 TREE_MEANING = (
-    "Each line shows the statistic furthest over its limit, or nearest to it, of the module and all that "
-    "it contains. The worst child of each module is marked. What a module adds is the error of its output "
-    "beyond that of its inputs."
+    "Each line shows the statistic furthest over its limit, or nearest to it, in the module and all that "
+    "it contains. The worst child of each module is marked. The added error is the error of a module's "
+    "output beyond that of its inputs."
 )
-RANKS_MEANING = "What is worst on each rank, and the highest ratio / limit in each of its layers."
+RANKS_MEANING = "The worst place on each rank, and the highest ratio / limit in each of its layers."
 DEPTH_MEANING = (
-    "Accumulated error drifts down the depth and hides where it began. Replayed error is what each "
-    "stage adds by itself: there a fault is a single peak."
+    "Accumulated error grows along the depth and hides its origin. Replayed error is the error that each "
+    "stage adds by itself: there, a fault is a single peak."
 )
 KL_MEANING = (
-    "How far the candidate's distribution over the whole vocabulary is from the reference's at "
-    "each token, beside the same for the noise run."
+    "KL divergence of the distribution over the whole vocabulary from the yardstick's, for candidate "
+    "and noise run."
 )
-
 LOSSES_MEANING = (
-    "Loss of every step on the same few sequences. The target is the highest loss that yardstick or "
-    "noise run still have in the second half of their steps; the median of the candidate's last fifth "
-    "has to reach it."
+    "Loss of every step on the same few sequences. The target is the highest loss of yardstick or noise "
+    "run in the second half of their steps. The median of the candidate's last fifth has to reach it."
 )
 
 
@@ -167,13 +129,13 @@ def describe_suspect(suspect: Suspect, named: Location | None) -> str:
 
 
 def describe_stage(module: str, phase: Phase) -> str:
-    """The name of a stage in tables and pictures."""
+    """Name a stage in tables and pictures."""
     name = module or "(model)"
     return one_line(name if phase == "forward" else f"{name} ({phase})")
 
 
 def describe_tokens(prompt: int, first: int, last: int, step: int) -> str:
-    """A token of a prompt, or several that are neighbours, and the decode step if it is one."""
+    """Name one or several adjacent tokens of a prompt, with their decode step."""
     tokens = f"token {first}" if first == last else f"tokens {first} to {last}"
     decode = f" (decode step {step})" if step else ""
     return f"prompt {prompt}, {tokens}{decode}"
@@ -181,7 +143,7 @@ def describe_tokens(prompt: int, first: int, last: int, step: int) -> str:
 
 def is_against_target(statistic: str | None) -> bool:
     """Return True if the ratio of `statistic` is to a target instead of the noise run's error."""
-    return statistic in ("overfit-loss", "overfit-memorization", *METRICS)
+    return statistic in STATISTICS and STATISTICS[statistic].judged_by in ("metric", "target")
 
 
 def name_ratio(statistic: str | None) -> str:
@@ -191,7 +153,7 @@ def name_ratio(statistic: str | None) -> str:
 
 def describe_statistic(statistic: str) -> str:
     """Name the value of `statistic`."""
-    return _STATISTICS.get(statistic, statistic)
+    return STATISTICS[statistic].words if statistic in STATISTICS else statistic
 
 
 def describe_error(statistic: str, error: float | None) -> str:
@@ -201,7 +163,7 @@ def describe_error(statistic: str, error: float | None) -> str:
 
 
 def describe_resolution(verdict: Verdict) -> str | None:
-    """State the smallest relative error that the run would have seen; None if unknown, or not relative."""
+    """State the smallest relative error that the run sees; None if unknown, or not relative."""
     if verdict.resolution is None or verdict.compared_unit:
         return None
     return (
@@ -240,7 +202,7 @@ def describe_measurements_left_out(kept: int, total: int, worst: float) -> str:
 
 
 def describe_nodes_left_out(kept: int, total: int) -> str:
-    """The same for the tree of modules."""
+    """State how much the tree of modules leaves out."""
     return f"{kept:,} of {total:,} modules are shown, those nearest to or over their limits."
 
 
@@ -253,7 +215,7 @@ def describe_judged(ratio: float, limit: float) -> str:
 
 
 def describe_ratio(ratio: float) -> str:
-    """A ratio by itself."""
+    """Show a ratio without its limit."""
     return f"{format_number(ratio)}x" if math.isfinite(ratio) and ratio else format_number(ratio)
 
 
@@ -265,8 +227,8 @@ def describe_counts(outcomes: list[Outcome]) -> str:
 
 
 def describe_pooling(width: int) -> str:
-    """Explain a place of a picture that stands for several tokens."""
-    return f"One place is the worst of up to {width} neighbouring tokens."
+    """Explain a picture in which one place shows several tokens."""
+    return f"One place is the worst of up to {width} adjacent tokens."
 
 
 def describe_thinning(width: int) -> str:

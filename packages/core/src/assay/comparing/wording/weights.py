@@ -5,7 +5,7 @@ from assay.models.quantization.results import WeightComparison, WeightFault, Wei
 
 
 def describe_finding(finding: WeightFault) -> str:
-    """Describe one fault: where it is, what it looks like, and its error next to the best one."""
+    """Describe one fault: its place, its cause, and its error with the best possible one."""
     if finding.cause == "shard":
         return (
             f"{finding.weight}: {finding.amount:.0f} of its weights are other weights;"

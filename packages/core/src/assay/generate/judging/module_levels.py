@@ -12,7 +12,7 @@ from assay.comparing.judge import (
     judge_replay,
     rank_stages,
 )
-from assay.comparing.levels import LevelResult, describe_replaced, level_of, list_unmatched
+from assay.comparing.levels import LevelResult, describe_uncalled, level_of, list_unmatched
 from assay.comparing.results import ReplayResults
 from assay.comparing.stored_results import read_results
 from assay.errors import name_some
@@ -21,7 +21,8 @@ from assay.generate.judging.heads import describe_wrong_head
 from assay.generate.judging.replay_rows import drift_rows, replay_rows
 from assay.generate.processes.requests import REPLAY
 from assay.metrics import RowErrors
-from assay.stages import SYSTEMATIC, Stage
+from assay.stages import Stage
+from assay.statistics import SYSTEMATIC
 from assay.verdicts import Level, Location, Outcome, TokenPosition, Unmatched
 
 
@@ -115,8 +116,8 @@ def _notes(replay: ReplayResults, bias: DeviceBias | None) -> list[str]:
     notes = []
     if bias is not None:
         notes.append(bias.note)
-    if replay.replaced_by_ancestor:
-        notes.append(describe_replaced(replay.replaced_by_ancestor))
+    if replay.uncalled_modules:
+        notes.append(describe_uncalled(replay.uncalled_modules))
     ties = sum(port.exact.num_near_ties for port in replay.ports.values())
     if ties:
         notes.append(

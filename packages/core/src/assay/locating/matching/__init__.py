@@ -1,1 +1,1 @@
-"""Which recorded call, tensor, row or choice belongs to the one that runs."""
+"""Matching of recorded calls, tensors, rows and choices with those of a running model."""

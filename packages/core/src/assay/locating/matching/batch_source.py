@@ -1,7 +1,8 @@
-"""Where in a trace the batch that runs is found."""
+"""The place of the running batch in a trace."""
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from assay.hooks.row_positions import RowLayout
@@ -10,22 +11,21 @@ from assay.sites import RowMap
 
 @dataclass(frozen=True, slots=True)
 class BatchSource:
-    """Where in the trace the running batch is found.
-
-    batch: number of the trace's batch; row: the only row of it that is run, None for all.
-    """
+    """The place of the running batch in a trace."""
 
     batch: int
+    """Number of the batch in the trace."""
     row: int | None = None
+    """The only row of it that runs; None for all."""
 
     def select_rows(self, rows: RowMap | None) -> RowMap | None:
-        """The row map of what is run."""
+        """Return the row map of the running rows."""
         if self.row is None or rows is None:
             return rows
         return RowMap((rows.prompts[self.row],), (rows.positions[self.row],))
 
     def select(self, tensor: Tensor, rows: RowMap | None) -> Tensor:
-        """The part of a recorded tensor that belongs to what is run."""
+        """Return the part of a recorded tensor that belongs to the running rows."""
         if self.row is None or rows is None:
             return tensor
         layout = RowLayout.of_shape(tensor.shape, rows)
@@ -35,10 +35,5 @@ class BatchSource:
         return tensor[self.row * size : (self.row + 1) * size]
 
     def selected_shape(self, shape: tuple[int, ...], rows: RowMap | None) -> tuple[int, ...]:
-        """The shape of what `select` returns."""
-        if self.row is None or rows is None:
-            return shape
-        layout = RowLayout.of_shape(shape, rows)
-        if layout.batch_dim is None:
-            return shape
-        return (rows.length if layout.flattened else 1, *shape[1:])
+        """Return the shape of the result of `select`."""
+        return tuple(self.select(torch.empty(shape, device="meta"), rows).shape)

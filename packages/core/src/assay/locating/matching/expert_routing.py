@@ -1,9 +1,9 @@
-"""Free runs with the reference's choice of experts where noise alone would decide otherwise.
+"""Choices of experts in free runs, replaced by the reference's where noise alone changes them.
 
-With errors inherited from the layers before, a router's nearly equal scores change their order,
-and another expert computes the token: a difference far above all rounding that is none of the
-candidate's faults. Such a choice is replaced by the reference's, and everything that follows
-from it can be compared. A choice that differs by more than the noise stays as it is.
+Errors inherited from earlier layers change the order of a router's nearly equal scores, and another
+expert computes the token. The difference is far above rounding, and not a fault of the candidate. Such a
+choice is replaced by the reference's, so that later values can be compared. A choice that differs by more
+than the noise is kept.
 
 Shape legend: R tokens, k experts for each, E experts, G groups of experts.
 """
@@ -24,22 +24,22 @@ _PARTS = ("indices", "weights", "scores", "groups", "num_groups")
 
 @dataclass(frozen=True, slots=True)
 class RecordedChoice:
-    """A choice of the reference, and what decided it.
-
-    indices, weights: (R, k); scores: (R, E), of which `indices` are the largest.
-    groups: scores of the groups of experts, (R, G), of which `num_groups` were open to the choice;
-        None where all experts were.
-    """
+    """A choice of the reference, and the scores that decided it."""
 
     indices: Tensor
+    """(R, k)."""
     weights: Tensor
+    """(R, k)."""
     scores: Tensor | None
+    """(R, E); `indices` are the largest."""
     groups: Tensor | None = None
+    """Scores of the groups of experts, (R, G); None if every expert could be chosen."""
     num_groups: int = 0
+    """Number of groups that the choice was limited to."""
 
     @classmethod
     def of(cls, choice: ExpertChoice) -> "RecordedChoice":
-        """A choice as it is kept, on the host."""
+        """Copy a choice to the host."""
         indices = choice.indices.detach().cpu()
         selections = [
             Selection(item.scores.cpu(), item.count)
@@ -54,19 +54,19 @@ class RecordedChoice:
         return replace(recorded, groups=groups.scores, num_groups=groups.count)
 
     def to_tensors(self, prefix: str) -> dict[str, Tensor]:
-        """Named tensors for a trace."""
+        """Return named tensors for a trace."""
         parts = {name: getattr(self, name) for name in _PARTS if name != "num_groups"}
         parts["num_groups"] = torch.tensor(self.num_groups)
         return {f"{prefix}/{name}": part for name, part in parts.items() if part is not None}
 
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor], prefix: str) -> "RecordedChoice":
-        """What `to_tensors` made."""
+        """Restore a choice from the result of `to_tensors`."""
         parts: dict[str, Any] = {name: tensors.get(f"{prefix}/{name}") for name in _PARTS}
         return cls(**{**parts, "num_groups": int(parts["num_groups"])})
 
     def select_row(self, row: int | None, num_rows: int) -> "RecordedChoice":
-        """The part of one of the batch's `num_rows` texts; all for None."""
+        """Return the part of one of the batch's `num_rows` texts; all for None."""
         if row is None:
             return self
         size = len(self.indices) // num_rows
@@ -79,14 +79,14 @@ class RecordedChoice:
 
 @dataclass(frozen=True, slots=True)
 class ScoreNoise:
-    """Root mean square error of a router's scores in a healthy free run: of experts, of groups."""
+    """Root mean square errors of a router's scores of experts and of groups in a healthy free run."""
 
     scores: float
     groups: float = 0.0
 
 
 def _deciding_scores(indices: Tensor, selections: list[Selection]) -> Tensor | None:
-    """The last scores that were picked from of which `indices` are the largest."""
+    """Return the scores of the last selection whose largest entries `indices` are."""
     for item in reversed(selections):
         if find_scores(indices, {"scores": item.scores}) is not None:
             return item.scores
@@ -94,7 +94,7 @@ def _deciding_scores(indices: Tensor, selections: list[Selection]) -> Tensor | N
 
 
 def _deciding_groups(scores: Tensor | None, selections: list[Selection]) -> Selection | None:
-    """What was picked of groups of experts before: fewer columns, a whole number of experts each."""
+    """Find an earlier selection of groups: fewer columns, each for the same number of experts."""
     if scores is None:
         return None
     num_experts = scores.shape[1]
@@ -108,7 +108,7 @@ def _deciding_groups(scores: Tensor | None, selections: list[Selection]) -> Sele
 
 
 def chosen_experts(indices: Tensor, num_experts: int) -> Tensor:
-    """Which experts compute each token, (R, E) bool, from (R, k); an index beyond E is none."""
+    """Return which experts compute each token, (R, E) bool, from (R, k); ignores indices beyond E."""
     wide = torch.zeros(len(indices), num_experts + 1, dtype=torch.bool)
     beyond = (indices < 0) | (indices >= num_experts)
     wide.scatter_(1, indices.long().masked_fill(beyond, num_experts), value=True)
@@ -116,11 +116,11 @@ def chosen_experts(indices: Tensor, num_experts: int) -> Tensor:
 
 
 def within_noise(actual_Rk: Tensor, expected: RecordedChoice, noise: ScoreNoise) -> Tensor:
-    """Rows in which noise alone may have changed the choice to `actual`, (R,) bool.
+    """Return the rows in which noise alone may have changed the choice to `actual`, (R,) bool.
 
-    As many experts are chosen, and of those that are open to the choice none that is left out has
-    a score above a chosen one's by more than the margin. Where groups of experts are chosen first,
-    another group may take the place of the worst one under the same condition.
+    The same number of experts is chosen, and no open expert that was not chosen has a score above that
+    of a chosen one by more than the margin. If groups are chosen first, another group may replace the
+    worst one under the same condition.
     """
     if expected.scores is None:
         return torch.zeros(len(actual_Rk), dtype=torch.bool)
@@ -134,22 +134,22 @@ def within_noise(actual_Rk: Tensor, expected: RecordedChoice, noise: ScoreNoise)
         open_RE, groups_agree = _open_experts(taken, of_groups, noise.groups)
     left_out = scores.masked_fill(taken | ~open_RE, -torch.inf).amax(1)
     least = scores.masked_fill(~taken | ~open_RE, torch.inf).amin(1)
-    # Written so that a NaN is no near tie.
+    # Written so that a NaN is not a near tie.
     small = left_out - least <= TIE_MARGIN * noise.scores
     return small & groups_agree & (taken.sum(1) == actual_Rk.shape[1])
 
 
 def _open_experts(taken: Tensor, expected: Selection, error: float) -> tuple[Tensor, Tensor]:
-    """Experts whose recorded scores decide, (R, E) bool, and rows whose groups agree, (R,) bool.
+    """Return the experts whose scores decide, (R, E) bool, and the rows with equal groups, (R,) bool.
 
-    Of a group that was closed to the reference the experts' scores are not known.
+    The scores of experts in a group that the reference excluded are unknown.
     """
     groups = expected.scores.double()
     size = taken.shape[1] // groups.shape[1]
     opened = chosen_experts(groups.topk(expected.count, dim=1).indices, groups.shape[1])
     used = taken.unflatten(1, (-1, size)).any(2)
     intruders = used & ~opened
-    # The worst opened groups that nothing was chosen from made room for them.
+    # They replaced the worst opened groups from which nothing was chosen.
     num_needed = intruders.sum(1, keepdim=True)
     spare = opened & ~used
     rank = groups.masked_fill(~spare, torch.inf).argsort(1).argsort(1)
@@ -166,19 +166,17 @@ Key = tuple[int, int, str]
 
 @dataclass
 class ChoiceRecorder:
-    """A handler that keeps every choice of a run, and changes none.
-
-    choices: by step, call and module.
-    """
+    """A handler that keeps every choice of a run, and changes none."""
 
     choices: dict[Key, RecordedChoice] = field(default_factory=dict)
+    """Choices by step, call and module."""
 
     def choose(self, choice: ExpertChoice) -> None:
-        """Keep it."""
+        """Keep a choice."""
         self.choices[choice.step, choice.call, choice.module] = RecordedChoice.of(choice)
 
     def to_tensors(self) -> dict[str, Tensor]:
-        """Named tensors for a trace."""
+        """Return named tensors for a trace."""
         return {
             name: tensor
             for (step, call, module), choice in self.choices.items()
@@ -187,7 +185,7 @@ class ChoiceRecorder:
 
 
 def read_choices(tensors: Mapping[str, Tensor]) -> dict[Key, RecordedChoice]:
-    """What `ChoiceRecorder.to_tensors` made, by step, call and module."""
+    """Restore the choices of `ChoiceRecorder.to_tensors`, by step, call and module."""
     found: dict[Key, RecordedChoice] = {}
     for prefix in dict.fromkeys(name.rpartition("/")[0] for name in tensors):
         step, call, module = prefix.split("/", 2)
@@ -213,24 +211,22 @@ class _ErrorSum:
 
 @dataclass
 class NoiseOfChoices:
-    """A handler for the noise run: every other choice than the recorded one is noise, and replaced.
-
-    expected: choices of the batch that runs; set before each.
-    """
+    """A handler for the noise run: a choice that differs from the recorded one is noise, and replaced."""
 
     expected: Mapping[Key, RecordedChoice] = field(default_factory=dict)
+    """Choices of the running batch. The caller sets it before each batch."""
     _scores: dict[str, _ErrorSum] = field(default_factory=dict)
     _groups: dict[str, _ErrorSum] = field(default_factory=dict)
 
     def choose(self, choice: ExpertChoice) -> tuple[Tensor, Tensor] | None:
-        """Measure the scores' error; the recorded choice, where another one was made."""
+        """Measure the scores' error, and return the recorded choice if another one was made."""
         expected = self.expected.get((choice.step, choice.call, choice.module))
         if expected is None or expected.indices.shape != choice.indices.shape:
             return None
         actual = RecordedChoice.of(choice)
         if actual.scores is not None and expected.scores is not None:
             num_experts = expected.scores.shape[1]
-            # Where other groups are open, scores are masked otherwise.
+            # Scores are masked differently if other groups are open.
             alike = (
                 chosen_experts(actual.indices, num_experts)
                 == chosen_experts(expected.indices, num_experts)
@@ -251,7 +247,7 @@ class NoiseOfChoices:
         return replaced_choice(choice, expected, _differs(choice, expected))
 
     def noise(self) -> dict[str, ScoreNoise]:
-        """By group of experts."""
+        """Return the noise of each group of experts."""
         nothing = _ErrorSum()
         return {
             module: ScoreNoise(
@@ -263,20 +259,18 @@ class NoiseOfChoices:
 
 @dataclass
 class NearTieChoices:
-    """A handler for the candidate: the recorded choice, where noise alone decided otherwise.
-
-    expected: choices of the batch that runs; set before each.
-    num_replaced, num_kept: tokens that another expert would have computed within the noise, and
-        those where the difference is beyond it.
-    """
+    """A handler for the candidate: restores the recorded choice where noise alone changed it."""
 
     noise: Mapping[str, ScoreNoise]
     expected: Mapping[Key, RecordedChoice] = field(default_factory=dict)
+    """Choices of the running batch. The caller sets it before each batch."""
     num_replaced: int = 0
+    """Number of tokens whose choice differs within the noise."""
     num_kept: int = 0
+    """Number of tokens whose choice differs by more."""
 
     def choose(self, choice: ExpertChoice) -> tuple[Tensor, Tensor] | None:
-        """The recorded choice, in those rows."""
+        """Return the choice with the recorded one in the rows of near ties."""
         expected = self.expected.get((choice.step, choice.call, choice.module))
         noise = self.noise.get(choice.module)
         if expected is None or noise is None or expected.indices.shape != choice.indices.shape:
@@ -291,7 +285,7 @@ class NearTieChoices:
 
 
 def _differs(choice: ExpertChoice, expected: RecordedChoice) -> Tensor:
-    """Rows that other experts compute, in whatever order they are named."""
+    """Return the rows with other experts, ignoring their order."""
     actual = choice.indices.detach().cpu().long()
     return (actual.sort(1).values != expected.indices.long().sort(1).values).any(1)
 
@@ -299,7 +293,7 @@ def _differs(choice: ExpertChoice, expected: RecordedChoice) -> Tensor:
 def replaced_choice(
     choice: ExpertChoice, expected: RecordedChoice, rows: Tensor
 ) -> tuple[Tensor, Tensor] | None:
-    """Indices and weights of a call with the recorded ones in some rows; None if there are none."""
+    """Return indices and weights of a call with the recorded ones in `rows`; None without such rows."""
     if not bool(rows.any()):
         return None
     indices, weights = choice.indices, choice.weights

@@ -1,19 +1,19 @@
-"""Attention masks by what they allow, whatever form an attention implementation gives them."""
+"""Attention masks, compared by the pairs that they allow, in any form."""
 
 import torch
 from torch import Tensor, nn
 
 from assay.sites import RowMap
 
-# Attention implementations whose masks hold all there is: others (flash, flex) get the padding and
-# the window by other ways; their masks are left as they are, and what attention returns is judged.
+# Attention implementations whose masks are complete. Others (flash, flex) get padding and window by
+# other arguments; their masks are neither compared nor replaced, and the result of attention is judged.
 COMPARABLE_IMPLEMENTATIONS = frozenset({"eager", "sdpa"})
 
 
 def is_attention_mask(port: str, expected: Tensor) -> bool:
-    """Whether the tensor at `port` holds for each query which keys it may see, and nothing else.
+    """Return True if the tensor at `port` only states which keys each query may see.
 
-    An additive one holds zeros and lowest numbers only; biases by distance are values.
+    An additive mask contains zeros and lowest numbers only; biases by distance are values.
     """
     if not _is_named_mask(port) or expected.ndim != 4:
         return False
@@ -21,7 +21,7 @@ def is_attention_mask(port: str, expected: Tensor) -> bool:
 
 
 def is_unnamed_mask(value: Tensor) -> bool:
-    """Return True for values that only an attention mask has, (B, 1, T, S), whatever its port is called."""
+    """Return True if the values are those of an attention mask, (B, 1, T, S), under any port name."""
     if value.ndim != 4 or value.shape[1] != 1:
         return False
     if value.dtype is torch.bool:
@@ -34,27 +34,27 @@ def is_unnamed_mask(value: Tensor) -> bool:
 
 
 def is_any_mask(port: str, expected: Tensor) -> bool:
-    """Return True for an attention mask, and for one of the keys of each prompt that are padding, (B, S)."""
+    """Return True for an attention mask, or a mask of padding keys, (B, S)."""
     is_of_keys = _is_named_mask(port) and expected.ndim == 2 and not expected.is_floating_point()
     return is_of_keys or is_attention_mask(port, expected)
 
 
 def is_mask_of_pairs_for_padding(port: str, actual: Tensor, expected: tuple[int, ...]) -> bool:
-    """Whether a trainer says which keys each query may see, (B, 1, T, S), and not what is padding.
+    """Return True if a trainer passes a mask of pairs, (B, 1, T, S), instead of the padding, (B, S).
 
-    expected: the shape of what the reference has there.
-    What a trainer says is judged at attention, by its own mask or by what it returns.
+    expected: the shape in the reference.
+    Such a mask is judged at attention, by the mask there or by the result.
     """
     return _is_named_mask(port) and len(expected) == 2 and actual.ndim == 4
 
 
 def _is_named_mask(port: str) -> bool:
-    """Return True if a port is named a mask, or lies in a dict of masks by kind of attention."""
+    """Return True if a port is named a mask, or is in a dict of masks by kind of attention."""
     return any(part.endswith("mask") for part in port.split(".")[-2:])
 
 
 def allowed(mask: Tensor) -> Tensor:
-    """Which columns each row of an additive or boolean mask lets through."""
+    """Return the columns that each row of an additive or boolean mask allows."""
     if mask.dtype is torch.bool:
         return mask
     if not mask.is_floating_point():
@@ -65,11 +65,11 @@ def allowed(mask: Tensor) -> Tensor:
 def count_differences(
     actual: Tensor | None, expected: Tensor, rows: RowMap | None
 ) -> tuple[int, int]:
-    """How many valid (query, key) pairs were compared and how many differ.
+    """Count the compared (query, key) pairs, and those that differ.
 
     actual: a mask, or None for an implementation's own causal mask.
-    expected: the mask that the reference made, (B, 1, T, S).
-    Rows of padding queries take no part.
+    expected: the reference's mask, (B, 1, T, S).
+    Rows of padding queries are ignored.
     """
     expected_BT1S = allowed(expected)
     batch, _, length, num_keys = expected_BT1S.shape
@@ -84,13 +84,13 @@ def count_differences(
     num_compared = int(valid.sum()) * num_keys
     try:
         different = actual_BT1S.broadcast_to(expected_BT1S.shape) != expected_BT1S
-    except RuntimeError:  # another shape: no pair agrees
+    except RuntimeError:  # shapes differ: no pair agrees
         return num_compared, num_compared
     return num_compared, int(different[valid[:, None, :, None].expand_as(different)].sum())
 
 
 def in_form_of(actual: Tensor, expected: Tensor) -> Tensor:
-    """`expected` as a mask of the kind and dtype of `actual`."""
+    """Convert `expected` to the kind and dtype of the mask `actual`."""
     if not actual.is_floating_point():
         return allowed(expected).to(actual.dtype)
     lowest = torch.finfo(actual.dtype).min
@@ -98,7 +98,7 @@ def in_form_of(actual: Tensor, expected: Tensor) -> Tensor:
 
 
 def mask_for(module: nn.Module, expected: Tensor) -> Tensor:
-    """`expected` in the dtype and on the device in which `module` computes."""
+    """Convert `expected` to the dtype and device of `module`."""
     parameters = list(module.parameters())
     device = next((p.device for p in parameters), expected.device)
     dtype = next((p.dtype for p in parameters if p.is_floating_point()), torch.float32)

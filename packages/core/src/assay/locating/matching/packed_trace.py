@@ -1,14 +1,14 @@
-"""A trace in which several recorded micro-batches are found as one, as a trainer runs them.
+"""A trace that presents several recorded micro-batches as one, as a trainer runs them.
 
-A trainer may concatenate the micro-batches of a step and pad them to the longest, or lay their rows
-end to end without padding. What the reference recorded of each of them is put together row by row.
+A trainer may concatenate the micro-batches of a step and pad them to the longest, or join their rows end to
+end without padding. The recorded tensors are assembled row by row.
 
 Shape legend: B rows, T tokens, S columns of a mask.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -20,10 +20,7 @@ from assay.trace import Trace
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """The tokens of one recorded row, and where the running batch has them.
-
-    start: the column of its first token in the recorded batch: before it is padding.
-    """
+    """The tokens of one recorded row, and their place in the running batch."""
 
     micro_batch: int
     row: int
@@ -31,48 +28,46 @@ class Segment:
     at_row: int
     at_column: int
     start: int = 0
+    """Column of the first token in the recorded batch, after padding."""
 
     @property
     def recorded_columns(self) -> slice:
-        """Where they are in their row of the recorded batch."""
+        """Return the columns of the tokens in the recorded batch."""
         return slice(self.start, self.start + self.length)
 
     @property
     def columns(self) -> slice:
-        """Where they are in their row of the running batch."""
+        """Return the columns of the tokens in the running batch."""
         return slice(self.at_column, self.at_column + self.length)
 
 
 @dataclass(frozen=True, slots=True)
-class Packing:
-    """A running batch that consists of whole recorded micro-batches.
-
-    segments: in the order of its rows and columns, all rows of each micro-batch.
-    num_rows, length: its shape.
-    """
+class PackedBatch:
+    """A running batch of shape (num_rows, length) that consists of whole recorded micro-batches."""
 
     segments: tuple[Segment, ...]
+    """All rows of each micro-batch, in the order of rows and columns of the running batch."""
     num_rows: int
     length: int
 
     @property
     def micro_batches(self) -> tuple[int, ...]:
-        """Numbers of the recorded micro-batches, each once."""
+        """Return the numbers of the recorded micro-batches, each once."""
         return tuple(sorted({segment.micro_batch for segment in self.segments}))
 
     @property
     def number(self) -> int:
-        """The number by which it is found: that of its first micro-batch."""
+        """Return the number of the first micro-batch, by which the batch is found."""
         return self.micro_batches[0]
 
     @property
     def has_single_rows(self) -> bool:
-        """Whether every row is one recorded row."""
+        """Return True if every row is one recorded row."""
         return len(self.segments) == self.num_rows
 
 
 class _Stored(Protocol):
-    """What an index knows of a tensor."""
+    """The entry of a tensor in an index."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -81,50 +76,47 @@ class _Stored(Protocol):
 
 
 class ReplayedTrace(Protocol):
-    """What a replay reads of a trace; each method as `Trace` has it."""
+    """The part of `Trace` that a replay reads."""
 
     @property
     def calls(self) -> Sequence[Call]:
-        """All calls, in order of their start."""
+        """Return all calls, in order of their start."""
 
     def find(self, site: CallSite) -> Call | None:
-        """The call at `site`; None if there is none."""
+        """Return the call at `site`; None without one."""
 
     def stored(self, call: Call, port: str) -> _Stored:
-        """Shape and content hash of a tensor."""
+        """Return shape and content hash of a tensor."""
 
     def tensor(self, call: Call, port: str) -> Tensor:
-        """The tensor at a port of a call."""
+        """Return the tensor at a port of a call."""
 
 
-@dataclass(frozen=True, slots=True)
-class _PackedTensor:
+class _PackedTensor(NamedTuple):
     shape: tuple[int, ...]
     digest: str
 
 
 @dataclass
 class PackedTrace:
-    """A trace; micro-batches that `pack` named are found as one, under the first one's number.
-
-    packings: by step and number.
-    """
+    """A trace with packed micro-batches, each found under the number of its first micro-batch."""
 
     trace: Trace
-    packings: dict[tuple[int, int], Packing] = field(default_factory=dict)
+    packings: dict[tuple[int, int], PackedBatch] = field(default_factory=dict)
+    """Packings by step and number."""
     _found: dict[CallSite, Call | None] = field(default_factory=dict)
-    # The tensor that was put together last: its shape is asked for before its values.
     _last: tuple[CallSite, str, Tensor] | None = None
+    """The last assembled tensor: callers read its shape before its values."""
 
-    def pack(self, step: int, packing: Packing) -> None:
-        """From now on find the micro-batches of `packing` as one, in `step`."""
+    def pack(self, step: int, packing: PackedBatch) -> None:
+        """Present the micro-batches of `packing` as one, in `step`."""
         self.packings[step, packing.number] = packing
         self._found.clear()
         self._last = None
 
     @property
     def calls(self) -> list[Call]:
-        """All calls; those of packed micro-batches once."""
+        """Return all calls; those of packed micro-batches once."""
         packed = {
             (step, number): packing.number
             for (step, _), packing in self.packings.items()
@@ -140,16 +132,16 @@ class PackedTrace:
         return found
 
     def find(self, site: CallSite) -> Call | None:
-        """The call at `site`; None if some micro-batch lacks it, or it cannot be put together."""
+        """Return the call at `site`; None if a micro-batch lacks it, or it cannot be assembled."""
         packing = self.packings.get((site.step, site.micro_batch))
         if packing is None:
             return self.trace.find(site)
         if site not in self._found:
-            self._found[site] = self._put_together(site, packing)
+            self._found[site] = self._assemble(site, packing)
         return self._found[site]
 
     def stored(self, call: Call, port: str) -> _Stored:
-        """Shape and content hash of a tensor."""
+        """Return shape and content hash of a tensor."""
         packing = self._packing_of(call)
         if packing is None:
             return self.trace.stored(call, port)
@@ -157,7 +149,7 @@ class PackedTrace:
         return _PackedTensor(tuple(self.tensor(call, port).shape), " ".join(digests))
 
     def tensor(self, call: Call, port: str) -> Tensor:
-        """The tensor at a port of a call."""
+        """Return the tensor at a port of a call."""
         packing = self._packing_of(call)
         if packing is None:
             return self.trace.tensor(call, port)
@@ -171,16 +163,16 @@ class PackedTrace:
             self._last = call.site, port, pack_tensors(recorded, packing)
         return self._last[2].clone()
 
-    def _packing_of(self, call: Call) -> Packing | None:
+    def _packing_of(self, call: Call) -> PackedBatch | None:
         return self.packings.get((call.site.step, call.site.micro_batch))
 
-    def _parts(self, site: CallSite, packing: Packing) -> list[Call]:
+    def _parts(self, site: CallSite, packing: PackedBatch) -> list[Call]:
         found = (
             self.trace.find(replace(site, micro_batch=number)) for number in packing.micro_batches
         )
         return [call for call in found if call is not None]
 
-    def _put_together(self, site: CallSite, packing: Packing) -> Call | None:
+    def _assemble(self, site: CallSite, packing: PackedBatch) -> Call | None:
         parts = self._parts(site, packing)
         if len(parts) < len(packing.micro_batches):
             return None
@@ -200,7 +192,7 @@ class PackedTrace:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What each of several micro-batches has at one port; all by number of the micro-batch."""
+    """The tensors and rows of several micro-batches at one port, by number of the micro-batch."""
 
     port: str
     tensors: Mapping[int, Tensor]
@@ -208,12 +200,12 @@ class Recorded:
 
     @property
     def first(self) -> Tensor:
-        """That of the first micro-batch."""
+        """Return the tensor of the first micro-batch."""
         return next(iter(self.tensors.values()))
 
     @property
     def layouts(self) -> list[RowLayout]:
-        """How rows and tokens lie in each."""
+        """Return the layout of rows and tokens in each tensor."""
         return [
             RowLayout.of_shape(tensor.shape, self.rows[number])
             for number, tensor in self.tensors.items()
@@ -221,30 +213,30 @@ class Recorded:
 
     @property
     def token_dim(self) -> int:
-        """In which dim the tokens are, with batch rows before them; of flattened ones once apart."""
+        """Return the dim of the tokens, after that of the batch rows; of flattened tensors, once split."""
         return self.layouts[0].token_dim or 1
 
     def row_of(self, segment: Segment) -> Tensor:
-        """The recorded row of a segment, its tokens in dim `token_dim` - 1; shared rows are the first."""
+        """Return the row of a segment, with tokens in dim `token_dim` - 1; a shared row is the first."""
         tensor, rows = self.tensors[segment.micro_batch], self.rows[segment.micro_batch]
         if rows is not None and RowLayout.of_shape(tensor.shape, rows).flattened:
             tensor = tensor.unflatten(0, (rows.num_rows, rows.length))
         return tensor[segment.row if len(tensor) > 1 else 0]
 
 
-# How tensors are put together: row by row and token by token; the same with both in one dim; a row for
-# all of a micro-batch; attention masks; one value a row; one value alike for all micro-batches.
+# Ways to assemble tensors: row by row and token by token; the same with both in one dim; one row shared
+# by a micro-batch; attention masks; one value for each row; one value for all micro-batches.
 Form = Literal["tokens", "flattened", "shared", "mask", "rows", "alike"]
 
 _ONE_ROW = RowMap((-1,), ((),))
 
 
-def form_of(recorded: Recorded, packing: Packing) -> Form | None:
-    """How tensors of these shapes are put together; None where no rule fits all of them."""
+def form_of(recorded: Recorded, packing: PackedBatch) -> Form | None:
+    """Return how to assemble tensors of these shapes; None if no rule fits all of them."""
     ranks = {tensor.ndim for tensor in recorded.tensors.values()}
     if ranks == {4} and recorded.port.endswith("mask"):
         return "mask"
-    # Of a micro-batch with one row nobody can tell whether it is that row's, or shared by all.
+    # In a micro-batch of one row, a shared tensor looks like the tensor of that row.
     several = [
         layout
         for number, layout in zip(recorded.tensors, recorded.layouts, strict=True)
@@ -271,10 +263,10 @@ def _form_of_one(layout: RowLayout) -> Form | None:
     return "alike" if layout.batch_dim is None else "rows"
 
 
-def pack_tensors(recorded: Recorded, packing: Packing) -> Tensor:
-    """What several micro-batches have at a port, as one batch has it.
+def pack_tensors(recorded: Recorded, packing: PackedBatch) -> Tensor:
+    """Assemble the tensors of several micro-batches at a port into one of the running batch.
 
-    What is padding in the batch is zero, or not allowed. Raises: ValueError where `form_of` is None.
+    Padding is zero, or not allowed. Raises: ValueError if `form_of` returns None.
     """
     first = recorded.first
     match form_of(recorded, packing):
@@ -294,10 +286,10 @@ def pack_tensors(recorded: Recorded, packing: Packing) -> Tensor:
         case "alike":
             return first
         case None:
-            raise ValueError(f"nothing tells how rows lie at {recorded.port}")
+            raise ValueError(f"the layout of rows at {recorded.port} is unknown")
 
 
-def _pack_tokens(recorded: Recorded, packing: Packing) -> Tensor:
+def _pack_tokens(recorded: Recorded, packing: PackedBatch) -> Tensor:
     dim = recorded.token_dim
     shape = list(recorded.row_of(packing.segments[0]).shape)
     shape[dim - 1] = packing.length
@@ -308,8 +300,8 @@ def _pack_tokens(recorded: Recorded, packing: Packing) -> Tensor:
     return made
 
 
-def _pack_shared(recorded: Recorded, packing: Packing) -> Tensor:
-    """Of what is counted by columns, such as positions: the longest, or for each row anew."""
+def _pack_shared(recorded: Recorded, packing: PackedBatch) -> Tensor:
+    """Assemble values by column, such as positions: the longest row, or starting again for each row."""
     if not packing.has_single_rows:
         from_first = tuple(replace(segment, start=0) for segment in packing.segments)
         return _pack_tokens(recorded, replace(packing, segments=from_first))
@@ -323,8 +315,8 @@ def _pack_shared(recorded: Recorded, packing: Packing) -> Tensor:
     return made
 
 
-def _pack_masks(recorded: Recorded, packing: Packing) -> Tensor:
-    """Masks (B, 1, T, S), or one of all rows: no token sees one of another recorded row."""
+def _pack_masks(recorded: Recorded, packing: PackedBatch) -> Tensor:
+    """Assemble masks (B, 1, T, S), or one for all rows: no token sees another recorded row."""
     first = recorded.first
     closed = torch.finfo(first.dtype).min if first.is_floating_point() else 0
     shape = (packing.num_rows, first.shape[1], packing.length, packing.length)
@@ -335,7 +327,7 @@ def _pack_masks(recorded: Recorded, packing: Packing) -> Tensor:
     return made
 
 
-def _row_map(rows: Mapping[int, RowMap | None], packing: Packing) -> RowMap | None:
+def _row_map(rows: Mapping[int, RowMap | None], packing: PackedBatch) -> RowMap | None:
     prompts = [-1] * packing.num_rows
     positions = [[-1] * packing.length for _ in range(packing.num_rows)]
     for segment in packing.segments:

@@ -1,4 +1,4 @@
-"""Ports of a running call, matched to those of its recorded partner."""
+"""Matching of the ports of a running call with those of its recorded partner."""
 
 from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
@@ -6,14 +6,14 @@ from typing import Any
 
 from assay.hooks.values.nested import iterate_leaves, iterate_tensors
 
-# Arguments of Hugging Face models: each means the same wherever it stands, and none is another.
+# Argument names with one meaning in all Hugging Face models.
 _STANDARD = frozenset(
     {"input_ids", "inputs_embeds", "attention_mask", "position_ids", "labels", "cache_position"}
 )
 
 
 def recorded_names(arguments: Mapping[str, Any], ports: Iterable[str]) -> dict[str, str]:
-    """For each argument the name that it has in the trace: another class may use another one."""
+    """Map each argument to its name in the trace, which may differ between classes."""
     recorded = list(dict.fromkeys(port.split(".")[1] for port in ports if _is_input(port)))
     names = {name: name for name in arguments}
     ours = [
@@ -28,15 +28,11 @@ def recorded_names(arguments: Mapping[str, Any], ports: Iterable[str]) -> dict[s
 
 
 def missing_ports(
-    ports: Iterable[str],
-    seen: AbstractSet[str],
-    arguments: Mapping[str, Any],
-    output: object,
+    ports: Iterable[str], seen: AbstractSet[str], arguments: Mapping[str, Any], output: object
 ) -> list[str]:
-    """The recorded `ports` that a call does not have, and should.
+    """Return the recorded `ports` that are missing in a call.
 
-    seen: those that it has. An optional argument that its code does not use, and a result that it
-    leaves out, are None here, and not missing.
+    seen: the ports that it has. An optional argument or result that is None is not missing.
     """
     absent = set(ports) - seen
     if not absent:
@@ -52,7 +48,7 @@ def missing_ports(
 
 
 def ancestors(module: str) -> list[str]:
-    """Paths of the modules around `module`, the model itself ("") first."""
+    """Return the paths of the modules around `module`, the model itself ("") first."""
     parts = module.split(".")
     return [".".join(parts[:count]) for count in range(len(parts))] if module else []
 

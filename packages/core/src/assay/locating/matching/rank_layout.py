@@ -1,4 +1,4 @@
-"""How what one rank holds at a module's boundary is a part of the whole tensor."""
+"""The relation between a rank's tensor at a module boundary and the whole tensor."""
 
 from typing import Protocol
 
@@ -6,39 +6,39 @@ from torch import Tensor
 
 
 class RankLayout(Protocol):
-    """Of which whole tensors a rank's local ones are parts, as its trainer divides them.
+    """The sharding of tensors over ranks by a trainer.
 
-    Every method is called by all ranks that share the tensor, in the same order. A tensor that has
-    the whole shape is whole.
+    All ranks that share a tensor call each method, in the same order. A tensor of the whole shape is
+    whole.
     """
 
     def holds_part(self, module: str, port: str, local: Tensor, shape: tuple[int, ...]) -> bool:
-        """Whether `local` can be this rank's part of a tensor of `shape`."""
+        """Return True if `local` can be this rank's part of a tensor of `shape`."""
         ...
 
     def whole(self, module: str, port: str, local: Tensor, shape: tuple[int, ...]) -> Tensor:
-        """The tensor of `shape`, put together from what the ranks hold."""
+        """Return the tensor of `shape`, assembled from the parts of all ranks."""
         ...
 
     def whole_gradient(
         self, module: str, port: str, local: Tensor, shape: tuple[int, ...]
     ) -> Tensor:
-        """The gradient of the whole, where ranks that hold the same part add up."""
+        """Return the gradient of the whole tensor, the sum over ranks that hold the same part."""
         ...
 
     def part(self, module: str, port: str, whole: Tensor) -> Tensor:
-        """This rank's part of `whole`."""
+        """Return this rank's part of `whole`."""
         ...
 
     def part_of_gradient(self, module: str, port: str, whole: Tensor) -> Tensor:
-        """This rank's share of a whole gradient: all shares add up to it."""
+        """Return this rank's share of a whole gradient, the sum of all shares."""
         ...
 
 
 def layout_of(
     layout: RankLayout | None, module: str, port: str, local: Tensor, shape: tuple[int, ...]
 ) -> RankLayout | None:
-    """`layout` where `local` is a part of a tensor of `shape`; None where it is whole, or neither."""
+    """Return `layout` if `local` is a part of a tensor of `shape`; None if it is whole, or neither."""
     if layout is None or tuple(local.shape) == shape:
         return None
     return layout if layout.holds_part(module, port, local, shape) else None

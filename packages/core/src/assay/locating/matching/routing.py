@@ -1,4 +1,4 @@
-"""Choices between nearly equal scores: an expert router's ties are not errors."""
+"""Near ties of expert routers: choices between nearly equal scores, which are not errors."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# A choice can flip where the margin is within this many times the rms error of the scores in a
-# healthy run: scores may have 3.2 times that error before they fail themselves (the limit of
-# replay-tensor), and eight standard deviations of it are over five of a difference of two.
+# A choice can flip if the margin is within this many times the rms error of the scores in a healthy
+# run: scores may have 3.2 times that error before they fail (the limit of replay-tensor), and eight of
+# its standard deviations are over five of a difference of two scores.
 TIE_MARGIN = 8.0 * 3.2
 
 # Indices are a choice by these scores if they are their largest in most rows.
@@ -16,12 +16,12 @@ _MOSTLY = 0.5
 
 
 def near_tie_rows(actual: Tensor, expected: Tensor, scores: Tensor, error: float) -> Tensor:
-    """Rows whose choice differs only because the scores are nearly equal, (R,) bool.
+    """Return the rows whose choice differs only because scores are nearly equal, (R,) bool.
 
     error: root mean square error of the scores in a healthy run of the same dtype.
     Shapes: actual and expected (R, k) indices, best first; scores (R, E).
-    A row counts only if `expected` are in fact the k largest of `scores`, and if at every rank the
-    score of what was chosen is within the margin of the score of what should have been.
+    In such a row, `expected` are the k largest of `scores`, and the score of each choice is within the
+    margin of the score of the expected choice in its column.
     """
     scores = scores.double()
     top = scores.topk(expected.shape[-1], dim=-1).indices.sort(-1).values
@@ -33,19 +33,19 @@ def near_tie_rows(actual: Tensor, expected: Tensor, scores: Tensor, error: float
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The ports of a router's results: indices of what it chooses, and the scores it chooses by."""
+    """The ports of a router's results: the chosen indices, and the scores that decide."""
 
     indices: str
     scores: str
 
 
 def may_be_routing(outputs: Mapping[str, Tensor]) -> bool:
-    """Whether there are both indices and scores among these results."""
+    """Return True if there are both indices and scores among these results."""
     return len({tensor.is_floating_point() for tensor in outputs.values()}) > 1
 
 
 def find_choice(actual: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> Choice | None:
-    """The first indices that are a choice by other results of the same call, by port.
+    """Find the first indices that other results of the same call decide, by port.
 
     Shapes: of both sides the results of two dims.
     """
@@ -59,11 +59,11 @@ def find_choice(actual: Mapping[str, Tensor], expected: Mapping[str, Tensor]) ->
 
 
 def columns_in_order(actual: Tensor, expected: Tensor) -> Tensor | None:
-    """The columns of `actual` in the order of `expected`; None if no row is in another order.
+    """Return the columns of `actual` in the order of `expected`; None if they are in that order.
 
-    An unsorted top-k names the same experts in whatever order a device finds them. Experts that only
-    `actual` names take the places of those that only `expected` does.
-    Shapes: all (R, k); a row that names an expert twice keeps its order.
+    An unsorted top-k returns experts in any order. Experts that only `actual` has take the places of
+    those that only `expected` has.
+    Shapes: all (R, k); a row with an expert twice keeps its order.
     """
     alike_Rke = expected[:, :, None] == actual[:, None, :]
     is_shared, column = alike_Rke.any(2), alike_Rke.int().argmax(2)
@@ -79,7 +79,7 @@ def columns_in_order(actual: Tensor, expected: Tensor) -> Tensor | None:
 
 
 def find_order(actual: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> Tensor | None:
-    """`columns_in_order` of the first indices that have one table of weights beside them.
+    """Return `columns_in_order` of the first indices for which one result has the same shape.
 
     Shapes: of both sides the results of two dims.
     """
@@ -92,12 +92,12 @@ def find_order(actual: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> 
 
 
 def root_mean_square(actual: Tensor, expected: Tensor) -> float:
-    """Of the error of `actual`."""
+    """Return the root mean square of the error of `actual`."""
     return float((actual.double() - expected.double()).pow(2).mean().sqrt())
 
 
 def find_scores(indices: Tensor, siblings: dict[str, Tensor]) -> str | None:
-    """The name of the sibling output of which `indices` are the largest entries, if one is."""
+    """Return the name of the sibling output whose largest entries `indices` are."""
     for name, scores in siblings.items():
         if scores.is_floating_point() and scores.ndim == 2 and indices.ndim == 2:
             num_rows, k = indices.shape

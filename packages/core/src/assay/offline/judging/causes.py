@@ -12,7 +12,7 @@ from assay.offline.replaying import Replayed
 from assay.offline.tokens.alignment import TokenAlignment
 from assay.offline.tokens.ids import TokenComparison
 from assay.sites import Phase
-from assay.stages import SYSTEMATIC
+from assay.statistics import SYSTEMATIC
 from assay.verdicts import Diagnosis, Location, TokenPosition
 
 # A sum of squares that is as small as this, relative to another, is its rounding.

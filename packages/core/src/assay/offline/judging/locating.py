@@ -23,7 +23,7 @@ from assay.offline.measuring.measured import Measured
 from assay.offline.measuring.norm_sums import NormSums
 from assay.offline.measuring.routing import ScoreNoise
 from assay.offline.ports.lanes import Port
-from assay.stages import Statistic
+from assay.statistics import Statistic
 
 # By port and rank, the values of metrics.
 MetricValues = Mapping[tuple[Port, int], Mapping[Statistic, float]]

@@ -11,7 +11,7 @@ from assay.offline.metrics.custom import CustomMetric
 from assay.offline.metrics.published import MeasurePair, PairMetrics
 from assay.offline.ports.lanes import Port
 from assay.output.tables import Cell
-from assay.stages import Statistic
+from assay.statistics import Statistic
 
 
 @dataclass(frozen=True, slots=True)

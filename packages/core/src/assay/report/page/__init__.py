@@ -1,1 +1,1 @@
-"""The HTML page of a report: pictures, tables and templates in one file."""
+"""The HTML page of a report: pictures, tables and templates, in one file."""

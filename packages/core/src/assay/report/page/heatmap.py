@@ -1,39 +1,39 @@
-"""The heat map of tokens by modules: where a candidate's errors exceed the noise run's."""
+"""The heat map of tokens by modules: the candidate's errors relative to the noise run's."""
 
 import math
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TypeVar
 
-from assay.comparing.wording.deciding_rows import TOKEN_STATISTIC, severity
-from assay.comparing.wording.phrases import (
-    describe_left_out,
-    describe_pooling,
-    describe_tokens,
+from assay.comparing.wording.deciding_rows import (
+    TOKEN_STATISTIC,
+    find_worst_rows,
+    rank_by_ratio,
+    severity,
 )
+from assay.comparing.wording.phrases import describe_pooling, describe_tokens
+from assay.report.page.charts import keep_worst
 from assay.report.page.packing import pack_labels, pack_numbers
 from assay.report.run_report import Report, StageKey
 from assay.sites import Phase
 from assay.verdicts import Measurement
 
-# Three numbers and a port are 8 bytes a cell, 10.7 in base64: 1.3 MB of the 7 MB of a report.
+# Three numbers and a port are about 8 bytes a cell, compressed: 1 MB of the 7 MB of a report.
 MAX_CELLS = 120_000
 # A larger map cannot be read: at 13 px the lines fill six screens, at 4 px the columns ten.
 MAX_STAGES = 400
 MAX_COLUMNS = 2_000
 MAX_PROMPTS = 200
 
-# The ratio of the strongest colour is at least this, so that a clean run does not look alarming.
+# Smallest ratio of the strongest color, so that a clean run does not look alarming.
 SMALLEST_TOP = 10.0
 
 Token = tuple[int, int]  # prompt and position
 StageName = tuple[str, Phase]
-_Key = TypeVar("_Key", bound=Hashable)
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A token, or adjacent tokens, of one prompt; `step` is that of the first."""
+    """A token, or adjacent tokens, of one prompt, with the step of the first."""
 
     prompt: int
     first: int
@@ -42,7 +42,7 @@ class Column:
 
     @property
     def label(self) -> str:
-        """Prompt, token and, if it was decoded, decode step."""
+        """Return prompt, token and decode step in words."""
         return describe_tokens(self.prompt, self.first, self.last, self.step)
 
 
@@ -59,7 +59,7 @@ class HeatMap:
 
     @property
     def worst(self) -> int:
-        """Index of the worst cell; the first of several."""
+        """Return the index of the worst cell."""
         return max(
             range(len(self.cells)),
             key=lambda index: severity(cell.ratio) if (cell := self.cells[index]) else -1.0,
@@ -67,12 +67,12 @@ class HeatMap:
 
     @property
     def top(self) -> float:
-        """The ratio of the strongest colour."""
+        """Return the ratio of the strongest color."""
         finite = [cell.ratio for cell in self.cells if cell and math.isfinite(cell.ratio)]
         return max([SMALLEST_TOP, *finite])
 
     def packed(self) -> dict[str, object]:
-        """The data for the page."""
+        """Return the data for the page."""
         return {
             "stages": [stage.label for stage in self.stages],
             "columns": [column.label for column in self.columns],
@@ -82,7 +82,7 @@ class HeatMap:
             "ratio": pack_numbers([cell.ratio if cell else None for cell in self.cells]),
             "actual": pack_numbers([cell.actual if cell else None for cell in self.cells]),
             "expected": pack_numbers([cell.expected if cell else None for cell in self.cells]),
-            "port": pack_labels([cell.port if cell else None for cell in self.cells]),
+            "port": pack_labels([cell.port if cell else "" for cell in self.cells]),
             "located": self.located,
             "worst": self.worst,
             "top": self.top,
@@ -90,10 +90,10 @@ class HeatMap:
 
 
 def draw_heat_map(report: Report, max_cells: int = MAX_CELLS) -> HeatMap | None:
-    """The heat map of `report`; None if it has no measurements of tokens.
+    """Draw the heat map of `report`; None without measurements of tokens.
 
-    To fit `max_cells`, the modules and prompts with the lowest ratios are left out, then adjacent
-    tokens are pooled by their worst; the map's statements report it.
+    To fit `max_cells`, the map leaves out the modules and prompts with the lowest ratios, then shows
+    the worst of adjacent tokens. Its statements report that.
     """
     of_stage: dict[StageName, float] = {}
     of_prompt: dict[int, float] = {}
@@ -117,15 +117,19 @@ def draw_heat_map(report: Report, max_cells: int = MAX_CELLS) -> HeatMap | None:
     first_of_line = {
         (stage.module, stage.phase): line * len(columns) for line, stage in enumerate(stages)
     }
-    cells: list[Measurement | None] = [None] * (len(stages) * len(columns))
-    for name, token, row in _cells(report):
-        if name not in first_of_line or token not in column_of:
-            continue
-        index = first_of_line[name] + column_of[token]
-        known = cells[index]
-        if known is None or severity(row.ratio) > severity(known.ratio):
-            cells[index] = row
-    return HeatMap(stages, columns, cells, _located(report, stages), report.judged_side, statements)
+    worst = find_worst_rows(
+        (
+            (first_of_line[name] + column_of[token], row)
+            for name, token, row in _cells(report)
+            if name in first_of_line and token in column_of
+        ),
+        rank_by_ratio,
+    )
+    cells = [worst.get(index) for index in range(len(stages) * len(columns))]
+    location = report.verdict.location
+    stage = location and report.stages.get((location.module or "", location.phase))
+    located = stages.index(stage) if stage in stages else None
+    return HeatMap(stages, columns, cells, located, report.judged_side, statements)
 
 
 def _cells(report: Report) -> Iterator[tuple[StageName, Token, Measurement]]:
@@ -139,20 +143,10 @@ def _cells(report: Report) -> Iterator[tuple[StageName, Token, Measurement]]:
             yield (row.module, row.phase), (row.prompt, row.position), row
 
 
-def keep_worst(
-    worst: dict[_Key, float], limit: int, things: str, statements: list[str]
-) -> list[_Key]:
-    """The `limit` worst keys, the worst first; a statement tells of the others."""
-    ranked = sorted(worst, key=lambda key: -worst[key])
-    if len(ranked) > limit:
-        statements.append(describe_left_out(limit, len(ranked), things, worst[ranked[limit]]))
-    return ranked[:limit]
-
-
 def _fit_columns(
     steps: dict[Token, int], limit: int, statements: list[str]
 ) -> tuple[list[Column], dict[Token, int]]:
-    """At most `limit` columns, as narrow as possible, and the column of each token."""
+    """Return at most `limit` columns, as narrow as possible, and the column of each token."""
     num_prompts = len({prompt for prompt, _ in steps})
     width = max(1, len(steps) // limit)
     columns, column_of = _columns(steps, width)
@@ -178,9 +172,3 @@ def _columns(steps: dict[Token, int], width: int) -> tuple[list[Column], dict[To
             members = 1
         column_of[prompt, position] = len(columns) - 1
     return columns, column_of
-
-
-def _located(report: Report, stages: list[StageKey]) -> int | None:
-    location = report.verdict.location
-    stage = location and report.stages.get((location.module or "", location.phase))
-    return stages.index(stage) if stage in stages else None

@@ -1,4 +1,4 @@
-"""The HTML format: one file without references to others, readable from disk."""
+"""The HTML format: one file without references to others."""
 
 import base64
 import hashlib
@@ -12,12 +12,13 @@ from assay.comparing.wording import phrases
 from assay.comparing.wording.deciding_rows import over_limit
 from assay.comparing.wording.numerals import format_number
 from assay.output.pages import page_environment
-from assay.report.page.curves import draw_depth, draw_kl, draw_losses
+from assay.report.page.charts import draw_depth, draw_kl, draw_losses
 from assay.report.page.heatmap import MAX_CELLS, draw_heat_map
+from assay.report.page.packing import pack_data
 from assay.report.page.ranks import draw_ranks
 from assay.report.page.table import MAX_ROWS, draw_table
 from assay.report.page.tree import draw_tree, is_over_limit
-from assay.report.run_report import LadderRung, Report
+from assay.report.run_report import NUMERIC_COLUMNS, Report
 
 REPORT_FILE = "report.html"
 INDEX_FILE = "index.html"
@@ -30,10 +31,10 @@ _TEMPLATES = Path(__file__).with_name("templates")
 
 
 def render_html(report: Report) -> str:
-    """The page of `report`, of at most `MAX_PAGE_BYTES`.
+    """Render the page of `report`, of at most `MAX_PAGE_BYTES`.
 
-    Long names can make a page larger than estimated from its number of cells and rows; it is then
-    drawn again with half of them, and reports how many are left out.
+    Long names can make a page larger than its number of cells and rows suggests. It is then drawn again
+    with half of them, and reports how many it leaves out.
     """
     max_cells, max_rows = MAX_CELLS, MAX_ROWS
     while True:
@@ -44,15 +45,15 @@ def render_html(report: Report) -> str:
 
 
 def render_first_screen(report: Report) -> str:
-    """What the page of `report` begins with, to be shown inside of another page.
+    """Render the start of the page, for display inside another page.
 
-    Without its pictures, so without a script; its style reaches no other part of that page.
+    It has neither pictures nor a script, and its style applies to no other part of that page.
     """
     return _render("first_screen.html.j2", report=report)
 
 
 def render_index(reports: list[Report], link_of: dict[Path, str]) -> str:
-    """One page for several runs; `link_of`: from a run's folder to the address of its own page."""
+    """Render one page for several runs. link_of: addresses of their pages, by folder."""
     return _render("index.html.j2", reports=reports, link_of=link_of)
 
 
@@ -73,29 +74,23 @@ def _render_report(report: Report, max_cells: int, max_rows: int) -> str:
         ranks=draw_ranks(report),
         **drawn,
         table=table,
-        data={
-            "heatMap": heat_map.packed() if heat_map else None,
-            "charts": charts,
-            "table": table.packed(),
-        },
+        data=pack_data(
+            {
+                "heatMap": heat_map.packed() if heat_map else None,
+                "charts": charts,
+                "table": table.packed(),
+            }
+        ),
         max_suspects=MAX_SUSPECTS,
         max_unmatched=MAX_UNMATCHED,
     )
-
-
-def describe_worst(rung: LadderRung) -> str:
-    """The worst ratio of a level and its limit, as text."""
-    row = rung.worst
-    if row is None or row.limit is None:
-        return ""
-    return phrases.describe_judged(row.ratio, row.limit)
 
 
 @cache
 def _environment() -> Environment:
     environment = page_environment(_TEMPLATES)
     environment.globals["phrases"] = phrases
-    environment.globals["describe_worst"] = describe_worst
+    environment.globals["numeric_columns"] = NUMERIC_COLUMNS
     environment.globals["is_over_limit"] = is_over_limit
     environment.globals["over_limit"] = over_limit
     environment.filters["number"] = format_number
@@ -103,7 +98,7 @@ def _environment() -> Environment:
 
 
 def _render(template: str, **context: object) -> str:
-    # A page contains strings of the run, so its policy allows only this script, and no request.
+    # A page contains strings from the run, so its policy allows only this script, and no request.
     script = (_TEMPLATES / "report.js").read_text(encoding="utf-8")
     style = (_TEMPLATES / "report.css").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")

@@ -1,11 +1,11 @@
-"""The network as a tree of its modules, each with the worst judged measurement of its subtree."""
+"""The tree of modules, each with the worst judged measurement of its subtree."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from assay.comparing.wording.deciding_rows import over_limit
+from assay.comparing.wording.deciding_rows import find_worst_rows, over_limit
 from assay.comparing.wording.phrases import describe_nodes_left_out
-from assay.report.page.curves import added_errors
+from assay.report.page.charts import added_errors
 from assay.report.run_report import Report
 from assay.verdicts import Measurement
 
@@ -17,7 +17,7 @@ Path = tuple[str, ...]
 
 @dataclass
 class Node:
-    """A module, or a part of a path that several share."""
+    """A module, or a part of a path that several modules share."""
 
     name: str
     worst: Measurement
@@ -36,7 +36,7 @@ class Node:
 
 @dataclass(frozen=True)
 class ModuleTree:
-    """The tree from its root, and what it leaves out."""
+    """The root of the tree, and statements about omissions."""
 
     root: Node
     statements: list[str]
@@ -48,15 +48,15 @@ def is_over_limit(row: Measurement) -> bool:
 
 
 def draw_tree(report: Report, max_nodes: int = MAX_NODES) -> ModuleTree | None:
-    """The tree of all modules with judged rows; None if there are none.
+    """Draw the tree of all modules with judged rows; None without any.
 
-    It is open along the path to the verdict's location, and of clean runs at its first two levels.
-    Of too many modules, those with the lowest ratios are left out.
+    It is open along the path to the verdict's location, or at its first two levels in a clean run.
+    It leaves out the modules with the lowest ratios if there are too many.
     """
     worst = _worst_of_subtrees(report.measurements)
     if len(worst) <= 1:
         return None
-    # A subtree is as bad as its worst member, so the parent of a kept node is kept too.
+    # A subtree is as bad as its worst member, so that the parents of kept nodes are kept too.
     ranked = sorted(worst, key=lambda path: (-over_limit(worst[path]), len(path)))
     kept = set(ranked[:max_nodes])
     nodes = _link_nodes({path: row for path, row in worst.items() if path in kept})
@@ -72,21 +72,18 @@ def draw_tree(report: Report, max_nodes: int = MAX_NODES) -> ModuleTree | None:
 
 
 def _worst_of_subtrees(measurements: Iterable[Measurement]) -> dict[Path, Measurement]:
-    """By path, in network order, the worst judged row of a module and all that it contains."""
-    worst: dict[Path, Measurement] = {}
-    for row in sorted(measurements, key=lambda row: row.order):
-        if row.limit is None:
-            continue
-        path = _path(row.module)
-        for depth in range(len(path) + 1):
-            known = worst.get(path[:depth])
-            if known is None or over_limit(row) > over_limit(known):
-                worst[path[:depth]] = row
-    return worst
+    """Return the worst judged row of each subtree by path, in the order of the network."""
+    judged = [row for row in measurements if row.limit is not None]
+    return find_worst_rows(
+        (path[:depth], row)
+        for row in sorted(judged, key=lambda row: row.order)
+        for path in [_path(row.module)]
+        for depth in range(len(path) + 1)
+    )
 
 
 def _link_nodes(worst: dict[Path, Measurement]) -> dict[Path, Node]:
-    """Make the nodes, parents before children, and mark the worst child of each."""
+    """Make the nodes, parents first, and mark the worst child of each."""
     nodes: dict[Path, Node] = {}
     for path, row in worst.items():
         nodes[path] = Node(path[-1] if path else "(model)", row)

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from assay.comparing.judge import Allowances, DeviceBias, Judged, judge_replay
-from assay.comparing.levels import describe_replaced
+from assay.comparing.levels import describe_uncalled
 from assay.comparing.results import PortResult, ReplayResults
 from assay.comparing.stored_results import read_results
 from assay.dtypes import float_format
@@ -70,7 +70,7 @@ def judge_groups(evidence: TrainEvidence) -> dict[str, JudgedGroup]:
     least_unit = _unit_of_loss(measured)
     of_late_phases = _noise_of_late_phases(measured, evidence.report.invisible)
     of_groups = _read_ranks(evidence)
-    replaced = [results.replaced_by_ancestor for results in of_groups["modules"]]  # by rank
+    replaced = [results.uncalled_modules for results in of_groups["modules"]]  # by rank
     near_tie_modules: set[str] = set()
     for name, noise in measured.items():
         not_finite = {
@@ -114,7 +114,7 @@ def _read_ranks(evidence: TrainEvidence) -> dict[str, list[ReplayResults]]:
             if name in ("recomputed", "gradients"):
                 # An ancestor that replaces a module in forward replaces it in recomputation and
                 # backward too.
-                results.replaced_by_ancestor = of_groups["modules"][rank].replaced_by_ancestor
+                results.uncalled_modules = of_groups["modules"][rank].uncalled_modules
             for port in results.ports.values():
                 port.order += num_before
                 port.rank = rank
@@ -124,7 +124,7 @@ def _read_ranks(evidence: TrainEvidence) -> dict[str, list[ReplayResults]]:
 
 def _notes_on_replaced(of_ranks: Sequence[Sequence[str]]) -> list[str]:
     replaced = {module for of_rank in of_ranks for module in of_rank}
-    return [describe_replaced(sorted(replaced))] if replaced else []
+    return [describe_uncalled(sorted(replaced))] if replaced else []
 
 
 def _near_tie_modules(results: ReplayResults) -> set[str]:

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Collection, Mapping, Sequence
 
-from assay.locating.matching.packed_trace import Packing
+from assay.locating.matching.packed_trace import PackedBatch
 from assay.training.protocol import COMPILE, LOSS_SCALING, PACKED
 
 # At which level a feature that is missing is named, and what a run without it does.
@@ -24,7 +24,7 @@ def count_compiled_graphs() -> int:
 
 
 def find_unapplied(
-    features: Collection[str], packings: Sequence[Packing], *, num_graphs: int, num_scaled: int
+    features: Collection[str], packings: Sequence[PackedBatch], *, num_graphs: int, num_scaled: int
 ) -> list[str]:
     """Which of `features` are not seen in a run.
 

@@ -14,7 +14,7 @@ from assay.hooks.values.boundary import Boundary
 from assay.locating.gradients import GradientReplayer
 from assay.locating.label_gradients import LabelDifference
 from assay.locating.loss_scale import GradientScale, LossScale, ScaledStep
-from assay.locating.matching.packed_trace import PackedTrace, Packing
+from assay.locating.matching.packed_trace import PackedBatch, PackedTrace
 from assay.locating.modules import Replayer
 from assay.sites import Phase
 from assay.trace import Trace, TraceWriter
@@ -193,7 +193,7 @@ class ReplayedSteps:
         return self._observer.of_parameters.norms
 
     @property
-    def packings(self) -> list[Packing]:
+    def packings(self) -> list[PackedBatch]:
         """Micro-batches that were run as one."""
         return list(self._packed.packings.values())
 

@@ -36,14 +36,13 @@ def test_a_diagnosis_is_described_whole() -> None:
     assert describe_diagnosis("near-tie") == (
         "near-tie (PASS): another token was chosen between two that are equally likely.\n"
         "\n"
-        "Greedy decoding chose another token at a position where the reference's two best logits "
-        "are closer than the noise of this dtype. Either choice is right, and the texts differ "
-        "from there on.\n"
+        "Greedy decoding chose another token where the reference's two best logits differ by less "
+        "than the noise of this dtype. Either choice is right, and the texts differ after it.\n"
         "\n"
         "Typical causes: two nearly equal logits, ordinary rounding.\n"
         "\n"
-        "What to do next: Nothing has to be done. All later levels were judged by teacher "
-        "forcing, beyond this token."
+        "What to do next: No action is needed. Later levels used teacher forcing, which continues "
+        "after this token."
     )
 
 

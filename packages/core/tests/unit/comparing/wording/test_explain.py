@@ -348,7 +348,7 @@ def test_a_pass_without_a_resolution_admits_it() -> None:
     assert message(verdict) == (
         "The candidate agrees with the reference.\n"
         "  compared 1 tensor pair\n"
-        "  no resolution is known: how small an error it saw is open"
+        "  the resolution is unknown: a small error may not have been seen"
     )
 
 
@@ -389,7 +389,7 @@ def test_what_was_not_memorized_is_reported_by_its_reason_and_the_target() -> No
     )  # fmt: skip
 
     assert message(verdict, row) == (
-        "The candidate does not memorize what the reference memorizes.\n"
+        "The candidate does not memorize the sequences that the reference memorizes.\n"
         "  its loss is 4\n"
         "  loss of the last steps 4.0 = 8.0x the target of 0.5\n"
         "  diagnosis optimizer-update: equal gradients, another update\n"

@@ -9,7 +9,8 @@ from assay.comparing.judge import Judged
 from assay.comparing.results import PortResult
 from assay.generate.processes.equivalence import is_representation
 from assay.noise import Ratio
-from assay.stages import Stage, Statistic
+from assay.stages import Stage
+from assay.statistics import Statistic
 
 STAGE = Stage("model.layers.1.mlp")
 

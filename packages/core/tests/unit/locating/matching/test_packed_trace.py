@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from assay.locating.matching.packed_trace import (
+    PackedBatch,
     PackedTrace,
-    Packing,
     Recorded,
     Segment,
     form_of,
@@ -22,8 +22,12 @@ ROWS = {
     0: RowMap((0, 1), ((0, 1, 2), (0, 1, -1))),
     1: RowMap((2,), ((0, 1, 2, 3),)),
 }
-STACKED = Packing((Segment(0, 0, 3, 0, 0), Segment(0, 1, 2, 1, 0), Segment(1, 0, 4, 2, 0)), 3, 4)
-END_TO_END = Packing((Segment(1, 0, 4, 0, 0), Segment(0, 0, 3, 0, 4), Segment(0, 1, 2, 0, 7)), 1, 9)
+STACKED = PackedBatch(
+    (Segment(0, 0, 3, 0, 0), Segment(0, 1, 2, 1, 0), Segment(1, 0, 4, 2, 0)), 3, 4
+)
+END_TO_END = PackedBatch(
+    (Segment(1, 0, 4, 0, 0), Segment(0, 0, 3, 0, 4), Segment(0, 1, 2, 0, 7)), 1, 9
+)
 
 # One channel of tokens numbered by row; padding has 99.
 TOKENS = {

@@ -17,7 +17,7 @@ def test_child_that_is_never_called_is_replaced_by_its_ancestor(llama_rig: Rig) 
 
     results = llama_rig.replay(replace_forward("model.layers.0.mlp", forward))
 
-    assert sorted(results.replaced_by_ancestor) == [
+    assert sorted(results.uncalled_modules) == [
         f"model.layers.0.mlp.{name}" for name in ("act_fn", "down_proj", "gate_proj", "up_proj")
     ]
     assert results.unmatched_expected == []

@@ -127,7 +127,7 @@ def test_adjacent_tokens_are_pooled_by_their_worst_and_it_is_stated() -> None:
         "prompt 0, tokens 2 to 3",
         "prompt 0, token 4",
     ]
-    assert found.statements == ["One place is the worst of up to 2 neighbouring tokens."]
+    assert found.statements == ["One place is the worst of up to 2 adjacent tokens."]
 
 
 def test_modules_with_the_lowest_ratios_are_left_out_and_it_is_stated(

@@ -165,7 +165,7 @@ def test_no_gradient_is_injected_for_parameters_of_a_module_that_is_never_called
     """What comes to the module is rounded, and handed on as it is."""
     noise = step_results({("gradients", "b", "output"): FOUR_UNITS})
     candidate = step_results({gradient("b"): SIX_UNITS})
-    candidate["modules"].replaced_by_ancestor = replaced_by_ancestor
+    candidate["modules"].uncalled_modules = replaced_by_ancestor
 
     assert failed(judge_groups(evidence(candidate, noise=noise))) == wrong
 
@@ -201,7 +201,7 @@ def test_head_that_is_fused_with_the_loss_rounds_as_the_loss_does(
         ("modules", "b", "output.logits"), rounding(), 64.0, "float32", stage=Stage("b")
     )
     candidate = step_results({gradient("b"): rounding(2.0**-18)}, dtype="float32")
-    candidate["modules"].replaced_by_ancestor = replaced_by_ancestor
+    candidate["modules"].uncalled_modules = replaced_by_ancestor
 
     groups = judge_groups(evidence(candidate, noise=noise, dtype="float32"))
 

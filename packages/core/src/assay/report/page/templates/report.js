@@ -1,50 +1,15 @@
 // Reads what packing.py packed, draws the heat map, and shows values under the pointer.
 // Texts of the run are only ever set as textContent.
-(() => {
+(async () => {
   "use strict";
 
   const source = document.getElementById("data");
   if (!source) return;
-  const data = JSON.parse(source.textContent);
+  const bytes = Uint8Array.from(atob(source.textContent), (letter) => letter.charCodeAt(0));
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+  const data = await new Response(stream).json();
 
-  const [ZERO, TINY, HUGE, INFINITE, NOT_A_NUMBER, ABSENT] = [0, 1, 65532, 65533, 65534, 65535];
-  const SMALLEST_EXPONENT = -30;
-  const LARGEST_EXPONENT = 41;
-  const CODES_PER_DECADE = 900;
-
-  const unpack = (text, isWide = false) => {
-    const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
-    return isWide ? new Uint32Array(bytes.buffer) : new Uint16Array(bytes.buffer);
-  };
-  const split = (code) => [
-    ((code - TINY - 1) % CODES_PER_DECADE) + 100,
-    Math.floor((code - TINY - 1) / CODES_PER_DECADE) + SMALLEST_EXPONENT,
-  ];
-  const logarithm = (code) => {
-    if (code === ZERO || code === TINY) return -Infinity;
-    const [mantissa, exponent] = split(Math.min(code, HUGE - 1));
-    return Math.log10(mantissa) - 2 + exponent;
-  };
-  // The same digits as numerals.format_number.
-  const numberText = (code, negative) => {
-    const sign = negative ? "-" : "";
-    if (code === ABSENT) return "";
-    if (code === NOT_A_NUMBER) return "nan";
-    if (code === INFINITE) return `${sign}inf`;
-    if (code === ZERO) return "0";
-    if (code === TINY) return `${sign}<1e${SMALLEST_EXPONENT}`;
-    if (code === HUGE) return `${sign}>1e${LARGEST_EXPONENT}`;
-    const [mantissa, exponent] = split(code);
-    const digits = String(mantissa);
-    if (exponent < -1 || exponent > 3) {
-      const rest = digits.slice(1).replace(/0+$/, "");
-      return `${sign}${digits[0]}${rest && "."}${rest}e${exponent}`;
-    }
-    const decimals = Math.max(0, 2 - exponent);
-    const plain = (mantissa * 10 ** (exponent - 2)).toFixed(decimals);
-    if (!decimals) return sign + plain;
-    return sign + plain.replace(/0+$/, "").replace(/\.$/, ".0");
-  };
+  const unpack = ({ labels, codes }) => codes.map((code) => labels[code]);
 
   const make = (tag, className, text) => {
     const element = document.createElement(tag);
@@ -72,10 +37,8 @@
     const host = document.getElementById("heat-map");
     const rows = map.stages.length;
     const columns = map.columns.length;
-    const ratio = unpack(map.ratio.codes);
-    const actual = unpack(map.actual.codes);
-    const expected = unpack(map.expected.codes);
-    const ports = unpack(map.port.codes);
+    const [ratio, actual, expected, ports] =
+      [map.ratio, map.actual, map.expected, map.port].map(unpack);
     const top = Math.log10(map.top);
     const rowHeight = rows <= 60 ? 17 : 13;
 
@@ -117,17 +80,17 @@
       const { stops, nonfinite } = colours();
       const context = canvas.getContext("2d");
       const image = context.createImageData(columns, rows);
-      ratio.forEach((code, index) => {
-        if (code === ABSENT) return;
-        let colour = nonfinite;
-        if (code !== NOT_A_NUMBER && code !== INFINITE) {
-          const place = clamp(logarithm(code) / top, 0, 1) * (stops.length - 1);
-          const low = Math.min(Math.floor(place), stops.length - 2);
-          colour = stops[low].map((value, channel) =>
-            value + (stops[low + 1][channel] - value) * (place - low));
-        }
-        image.data.set([...colour, 255], 4 * index);
-      });
+      const colourOf = (text) => {
+        if (text === null) return [0, 0, 0, 0];
+        if (!Number.isFinite(Number(text))) return [...nonfinite, 255];
+        const place = clamp(Math.log10(Number(text)) / top, 0, 1) * (stops.length - 1);
+        const low = Math.min(Math.floor(place), stops.length - 2);
+        const mixed = stops[low].map((value, channel) =>
+          value + (stops[low + 1][channel] - value) * (place - low));
+        return [...mixed, 255];
+      };
+      const ofLabel = map.ratio.labels.map(colourOf);
+      map.ratio.codes.forEach((code, index) => image.data.set(ofLabel[code], 4 * index));
       context.putImageData(image, 0, 0);
     };
 
@@ -161,12 +124,13 @@
 
     const describe = (index) => {
       const lines = [map.stages[Math.floor(index / columns)], map.columns[index % columns]];
-      if (ratio[index] === ABSENT) return [...lines, "not compared"];
+      if (ratio[index] === null) return [...lines, "not compared"];
+      const isFinite = Number.isFinite(Number(ratio[index]));
       return [
         ...lines,
-        ratio[index] < INFINITE ? `${numberText(ratio[index])}x the noise of this row` : "not finite",
-        `${map.judgedSide} ${numberText(actual[index])}, noise ${numberText(expected[index])}`,
-        map.port.labels[ports[index]],
+        isFinite ? `${ratio[index]}x the noise of this row` : "not finite",
+        `${map.judgedSide} ${actual[index]}, noise ${expected[index]}`,
+        ports[index],
       ];
     };
     let current = map.worst;
@@ -246,35 +210,16 @@
   const OVERSCAN = 12;
   const WIDTHS = { module: 300, port: 130, statistic: 130, level: 80 };
 
-  const rankLabels = (labels) => {
-    const numbers = labels.map((_, number) => number).sort((one, other) => {
-      const [left, right] = [labels[one] ?? -1, labels[other] ?? -1];
-      return left < right ? -1 : left > right ? 1 : 0;
-    });
-    const places = new Float64Array(labels.length);
-    numbers.forEach((number, place) => { places[number] = place; });
-    return places;
-  };
-
   function drawTable(packed) {
     const host = document.getElementById("table");
     const filter = document.getElementById("filter");
-    const columns = packed.columns.map((column) => {
-      const codes = unpack(column.codes, column.wide);
-      const negative = new Set(column.negative ?? []);
-      const numeric = !column.labels || column.labels.some((label) => typeof label === "number");
-      const text = column.labels
-        ? (row) => String(column.labels[codes[row]] ?? "")
-        : (row) => numberText(codes[row], negative.has(row));
-      // Comparing numbers is fast: a text is ranked once, not at every comparison.
-      const places = column.labels && rankLabels(column.labels);
-      const rank = column.labels
-        ? (row) => places[codes[row]]
-        : (row) => (codes[row] === ABSENT ? -Infinity : negative.has(row) ? -codes[row] : codes[row]);
-      const searched = column.labels && !numeric &&
-        column.labels.map((label) => String(label ?? "").toLowerCase());
-      return { title: column.title, numeric, text, rank, codes, searched };
-    });
+    const columns = packed.columns.map(({ title, labels, codes, isNumeric }) => ({
+      title,
+      codes,
+      isNumeric,
+      texts: labels.map((label) => String(label ?? "")),
+      searched: !isNumeric && labels.map((label) => label.toLowerCase()),
+    }));
     let order = Uint32Array.from({ length: packed.count }, (_, row) => row);
     const all = order;
     let sorted = { column: null, sign: 1 };
@@ -285,14 +230,14 @@
     const body = make("tbody");
     columns.forEach((column) => {
       const group = make("col");
-      group.style.width = `${WIDTHS[column.title] ?? (column.numeric ? 84 : 90)}px`;
+      group.style.width = `${WIDTHS[column.title] ?? (column.isNumeric ? 84 : 90)}px`;
       groups.append(group);
-      const cell = make("th", column.numeric ? "number" : "");
+      const cell = make("th", column.isNumeric ? "number" : "");
       cell.scope = "col";
       const button = make("button", "", column.title);
       button.addEventListener("click", () => {
         const again = sorted.column === column;
-        sorted = { column, sign: again ? -sorted.sign : column.numeric ? -1 : 1 };
+        sorted = { column, sign: again ? -sorted.sign : column.isNumeric ? -1 : 1 };
         head.querySelectorAll("th").forEach((other) => other.removeAttribute("aria-sort"));
         cell.setAttribute("aria-sort", sorted.sign < 0 ? "descending" : "ascending");
         columns.forEach((other, number) => {
@@ -325,7 +270,7 @@
       for (let place = first; place < last; place += 1) {
         const row = make("tr");
         for (const column of columns) {
-          const cell = make("td", column.numeric ? "number" : "", column.text(order[place]));
+          const cell = make("td", column.isNumeric ? "number" : "", column.texts[column.codes[order[place]]]);
           if (column.searched) cell.title = cell.textContent;
           row.append(cell);
         }
@@ -341,11 +286,8 @@
       order = all.filter((row) => !wanted || hits.some(([codes, isHit]) => isHit[codes[row]]));
       const { column, sign } = sorted;
       if (column) {
-        const ranks = Float64Array.from(all, column.rank);
-        order.sort((one, other) => {
-          const [left, right] = [ranks[one], ranks[other]];
-          return sign * (left < right ? -1 : left > right ? 1 : 0) || one - other;
-        });
+        const { codes } = column;  // labels are sorted
+        order.sort((one, other) => sign * (codes[one] - codes[other]) || one - other);
       }
       const counted = order.length.toLocaleString("en");
       document.getElementById("filter-count").textContent = `${counted} rows`;
@@ -366,4 +308,5 @@
   document.querySelectorAll("[data-chart]").forEach((figure) =>
     watchChart(figure, data.charts[figure.dataset.chart]));
   if (data.table.count) drawTable(data.table);
+  document.documentElement.dataset.drawn = "yes";
 })();

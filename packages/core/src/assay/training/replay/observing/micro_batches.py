@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from assay.hooks.row_positions import BatchPositions
-from assay.locating.matching.packed_trace import Packing, Segment
+from assay.locating.matching.packed_trace import PackedBatch, Segment
 from assay.stages import Stage
 from assay.training.batches import IGNORED, MicroBatch
 from assay.training.replay.run_rows import RunRows
@@ -25,7 +25,7 @@ def find_micro_batch(
     known: Sequence[MicroBatch],
     done: Collection[int],
     order: Literal["as given", "any"],
-) -> int | Packing:
+) -> int | PackedBatch:
     """Which micro-batch of a step `batch` is, or which ones packed into one.
 
     done: numbers of those that have run. order: in which a process takes them. What is none of them
@@ -38,11 +38,11 @@ def find_micro_batch(
 
 
 def timeline_of(
-    batch: Mapping[str, Tensor], own: int | Packing, rows: RunRows, step: int
+    batch: Mapping[str, Tensor], own: int | PackedBatch, rows: RunRows, step: int
 ) -> BatchPositions:
     """To which rows of the run, and to which of their tokens, the tokens of `batch` belong."""
     ids = batch["input_ids"]
-    if not isinstance(own, Packing):
+    if not isinstance(own, PackedBatch):
         single = BatchPositions.of_call(ids, batch.get("attention_mask"))
         return BatchPositions(rows.of_micro_batch(step, own, len(ids)), single.positions)
     numbers, positions = [-1] * own.num_rows, torch.full(ids.shape, -1)
@@ -57,7 +57,7 @@ def timeline_of(
 def observe_labels(
     handler: StepValueHandler,
     batch: Mapping[str, Tensor],
-    own: int | Packing,
+    own: int | PackedBatch,
     known: Sequence[MicroBatch],
 ) -> None:
     """Have the labels of `batch` compared, those of packed micro-batches each by itself.
@@ -69,8 +69,8 @@ def observe_labels(
         return
     labels = labels.clone()
     labels[:, 0] = IGNORED
-    packed = unpacked_labels(labels, own, known) if isinstance(own, Packing) else None
-    number = own.number if isinstance(own, Packing) else own
+    packed = unpacked_labels(labels, own, known) if isinstance(own, PackedBatch) else None
+    number = own.number if isinstance(own, PackedBatch) else own
     for index, value in (packed or {number: labels}).items():
         handler.observe(ValueAddress(Stage("", "inputs"), "labels", index), value)
 
@@ -102,7 +102,7 @@ def find_equal(
 
 def find_packing(
     batch: Mapping[str, Tensor], known: Sequence[MicroBatch], done: Collection[int]
-) -> Packing | None:
+) -> PackedBatch | None:
     """How `batch` is put together of whole micro-batches; None if it is something else.
 
     Each row of it is one or several of their rows, end to end, with padding around them or none.
@@ -128,7 +128,7 @@ def find_packing(
             number, row, tokens, start = found
             segments.append(Segment(number, row, len(tokens), at_row, column, start))
             column += len(tokens)
-    packing = Packing(tuple(segments), *ids_BT.shape)
+    packing = PackedBatch(tuple(segments), *ids_BT.shape)
     of_rest = {number for number, *_ in left}
     if not segments or of_rest & set(packing.micro_batches):
         return None
@@ -136,7 +136,7 @@ def find_packing(
 
 
 def unpacked_labels(
-    labels_BT: Tensor, packing: Packing, known: Sequence[MicroBatch]
+    labels_BT: Tensor, packing: PackedBatch, known: Sequence[MicroBatch]
 ) -> dict[int, Tensor] | None:
     """The labels of each micro-batch in its own shape; None if padding has labels."""
     labels_BT = labels_BT.cpu()

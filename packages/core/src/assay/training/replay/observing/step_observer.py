@@ -15,7 +15,7 @@ from assay.hooks.module_tracer import ModuleTracer
 from assay.hooks.suspension import suspended_modes
 from assay.locating.loss_scale import LossScale
 from assay.locating.matching.batch_source import BatchSource
-from assay.locating.matching.packed_trace import PackedTrace, Packing
+from assay.locating.matching.packed_trace import PackedBatch, PackedTrace
 from assay.locating.modules import Replayer
 from assay.sites import Phase
 from assay.stages import Stage
@@ -156,7 +156,7 @@ class StepObserver:
                 f" {_described(loss)}; it must return one number with its graph"
             )
         with suspended_modes():
-            numbers = own.micro_batches if isinstance(own, Packing) else (own,)
+            numbers = own.micro_batches if isinstance(own, PackedBatch) else (own,)
             self._losses.append((numbers, loss.detach().reshape(1, 1)))
             if self.loss_scale is None:
                 self._observe_losses()
@@ -169,8 +169,8 @@ class StepObserver:
             observe_loss(self.handler, numbers, loss, scale)
         self._losses.clear()
 
-    def _begin_micro_batch(self, own: int | Packing, batch: object) -> None:
-        packing = own if isinstance(own, Packing) else None
+    def _begin_micro_batch(self, own: int | PackedBatch, batch: object) -> None:
+        packing = own if isinstance(own, PackedBatch) else None
         numbers = packing.micro_batches if packing else (cast("int", own),)
         self.micro_batches_run += [(self._step, number) for number in numbers]
         if self.rank_view is not None:
@@ -200,7 +200,7 @@ class StepObserver:
         if torch.is_grad_enabled() and "input_ids" in batch and done < len(self._batch):
             self._begin_micro_batch(self._find_micro_batch(batch), batch)
 
-    def _find_micro_batch(self, batch: object) -> int | Packing:
+    def _find_micro_batch(self, batch: object) -> int | PackedBatch:
         done = [number for step, number in self.micro_batches_run if step == self._step]
         if self.packed is None or not isinstance(batch, Mapping) or "input_ids" not in batch:
             return len(done)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from assay.locating.matching.packed_trace import Packing, Segment
+from assay.locating.matching.packed_trace import PackedBatch, Segment
 from assay.training.batches import MicroBatch
 from assay.training.replay.observing.micro_batches import (
     find_micro_batch,
@@ -29,8 +29,12 @@ def batch(*rows: Sequence[int], length: int | None = None, masked: bool = True) 
 
 # The first row begins as the third does.
 KNOWN = [batch([5, 6, 7], [8, 9]), batch([5, 6, 7, 4])]
-STACKED = Packing((Segment(0, 0, 3, 0, 0), Segment(0, 1, 2, 1, 0), Segment(1, 0, 4, 2, 0)), 3, 4)
-END_TO_END = Packing((Segment(1, 0, 4, 0, 0), Segment(0, 1, 2, 0, 4), Segment(0, 0, 3, 0, 6)), 1, 9)
+STACKED = PackedBatch(
+    (Segment(0, 0, 3, 0, 0), Segment(0, 1, 2, 1, 0), Segment(1, 0, 4, 2, 0)), 3, 4
+)
+END_TO_END = PackedBatch(
+    (Segment(1, 0, 4, 0, 0), Segment(0, 1, 2, 0, 4), Segment(0, 0, 3, 0, 6)), 1, 9
+)
 
 
 @pytest.mark.parametrize(
@@ -39,12 +43,15 @@ END_TO_END = Packing((Segment(1, 0, 4, 0, 0), Segment(0, 1, 2, 0, 4), Segment(0,
         (KNOWN[0], 0),
         (batch([5, 6, 7], [8, 9], [5, 6, 7, 4]), STACKED),
         (batch([5, 6, 7, 4, 8, 9, 5, 6, 7], masked=False), END_TO_END),
-        (batch([5, 6, 7], [8, 9], length=8), Packing(STACKED.segments[:2], 2, 8)),
-        (batch([8, 9], [5, 6, 7]), Packing((Segment(0, 1, 2, 0, 0), Segment(0, 0, 3, 1, 0)), 2, 3)),
+        (batch([5, 6, 7], [8, 9], length=8), PackedBatch(STACKED.segments[:2], 2, 8)),
+        (
+            batch([8, 9], [5, 6, 7]),
+            PackedBatch((Segment(0, 1, 2, 0, 0), Segment(0, 0, 3, 1, 0)), 2, 3),
+        ),
     ],
     ids=["as it is", "stacked", "end to end", "padded further", "rows exchanged"],
 )
-def test_whole_micro_batches_are_recognised(given: MicroBatch, expected: int | Packing) -> None:
+def test_whole_micro_batches_are_recognised(given: MicroBatch, expected: int | PackedBatch) -> None:
     assert find_micro_batch(given, KNOWN, (), "as given") == expected
 
 
@@ -68,7 +75,7 @@ def test_ranks_take_their_micro_batches_in_any_order_and_each_once() -> None:
     assert find_micro_batch(KNOWN[0], KNOWN, (0,), "any") == 1
 
 
-def labels_of(given: MicroBatch, packing: Packing) -> dict[int, Tensor] | None:
+def labels_of(given: MicroBatch, packing: PackedBatch) -> dict[int, Tensor] | None:
     return unpacked_labels(given["labels"], packing, KNOWN)
 
 
@@ -79,7 +86,7 @@ def labels_of(given: MicroBatch, packing: Packing) -> dict[int, Tensor] | None:
         (batch([5, 6, 7, 4, 8, 9, 5, 6, 7], masked=False), END_TO_END),
     ],
 )
-def test_labels_go_back_to_their_micro_batches(given: MicroBatch, packing: Packing) -> None:
+def test_labels_go_back_to_their_micro_batches(given: MicroBatch, packing: PackedBatch) -> None:
     given["labels"][0, [segment.at_column for segment in packing.segments]] = -100
 
     found = labels_of(given, packing)

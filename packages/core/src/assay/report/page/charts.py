@@ -1,15 +1,15 @@
-"""Curves along the depth and along the tokens, as SVG geometry that stretches with the page.
+"""Charts along the depth, the tokens and the steps, as SVG geometry that stretches with the page.
 
-Coordinates are thousandths of the plot's width and height; texts are not part of the SVG, so that
-they keep their size on any screen.
+Coordinates are thousandths of the plot's width and height. Texts are not part of the SVG, so that they
+keep their size.
 """
 
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from assay.comparing.wording.deciding_rows import severity
+from assay.comparing.wording.deciding_rows import Key, find_worst_rows, rank_by_ratio, severity
 from assay.comparing.wording.numerals import format_number
 from assay.comparing.wording.phrases import (
     describe_left_out,
@@ -21,7 +21,7 @@ from assay.report.run_report import Report, StageKey
 from assay.sites import Phase
 from assay.verdicts import Measurement
 
-MAX_POINTS = 1000  # about one a pixel
+MAX_POINTS = 1000  # about one for each pixel
 _SPAN = 1000
 _MAX_X_TICKS = 12
 _MANY_DECADES = 100.0
@@ -37,24 +37,23 @@ class Tick:
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
-    """One series: a line where neighbours are connected, or bars, and a dot for every value.
-
-    kind: the style class; path, dots, outside: SVG path data; `outside` marks NaN and infinity.
-    """
+class ChartSeries:
+    """One series as SVG paths: a line or bars, and a dot for every value."""
 
     name: str
     kind: str
+    """The style class."""
     path: str
     dots: str
     outside: str
+    """Marks of NaN and infinity."""
 
 
 @dataclass(frozen=True)
 class Chart:
-    """Curves over one logarithmic axis, and the text shown on hovering at each place."""
+    """Series over one logarithmic axis, and the text that each place shows under the pointer."""
 
-    curves: list[Curve]
+    series: list[ChartSeries]
     x_ticks: list[Tick]
     y_ticks: list[Tick]
     points: list[tuple[float, list[str]]]
@@ -63,7 +62,7 @@ class Chart:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """One place of the x axis: its texts and the value of every series there."""
+    """One place of the x axis: its title, and the value of every series there."""
 
     title: str
     values: tuple[float | None, ...]
@@ -71,14 +70,16 @@ class _Place:
 
 
 def draw_depth(report: Report) -> Chart | None:
-    """Accumulated, added and replayed error, candidate and noise, along the forward pass."""
+    """Draw accumulated, added and replayed error of candidate and noise run along the forward pass."""
     accumulated = _worst_of_outputs(report, "accumulated")
     replayed = _worst_of_outputs(report, "replay-tensor")
     stages = sorted({*accumulated, *replayed})
     if not stages:
         return None
-    decisive = replayed or accumulated
-    stages, statements = _keep_worst(stages, decisive.get)
+    severities = dict.fromkeys(stages, -1.0)
+    severities |= {stage: rank_by_ratio(row) for stage, row in (replayed or accumulated).items()}
+    statements: list[str] = []
+    stages = sorted(keep_worst(severities, MAX_POINTS, "stages", statements))
     added = added_errors(report)
     places = [
         _Place(
@@ -100,19 +101,19 @@ def draw_depth(report: Report) -> Chart | None:
             (f"replayed, {report.judged_side}", "replayed"),
             ("replayed, noise", "replayed noise"),
         ],
-        _layer_ticks(stages),
+        _ticks_at_first("layer", [layer_of(stage.module) for stage in stages]),
         statements,
     )
 
 
 def layer_of(module: str) -> int | None:
-    """The number of the repeated block that `module` belongs to."""
+    """Return the number of the layer that `module` belongs to."""
     found = _LAYER.search(module)
     return int(found[1]) if found else None
 
 
 def added_errors(report: Report) -> dict[tuple[str, Phase], float]:
-    """By module and phase, the error of the output beyond that of the inputs, where both are known."""
+    """Return the error of outputs beyond that of inputs, where both are known, by module and phase."""
     inputs: dict[tuple[str, Phase], float] = {}
     for row in report.measurements:
         if row.level == "modules" and row.statistic == "accumulated" and _is_input(row):
@@ -128,14 +129,12 @@ def added_errors(report: Report) -> dict[tuple[str, Phase], float]:
 
 
 def _worst_of_outputs(report: Report, statistic: str) -> dict[StageKey, Measurement]:
-    worst: dict[StageKey, Measurement] = {}
-    for row in report.measurements:
-        if row.level == "modules" and row.statistic == statistic and not _is_input(row):
-            stage = report.stages[row.module, row.phase]
-            known = worst.get(stage)
-            if known is None or severity(row.ratio) > severity(known.ratio):
-                worst[stage] = row
-    return worst
+    rows = (
+        (report.stages[row.module, row.phase], row)
+        for row in report.measurements
+        if row.level == "modules" and row.statistic == statistic and not _is_input(row)
+    )
+    return find_worst_rows(rows, rank_by_ratio)
 
 
 def _is_input(row: Measurement) -> bool:
@@ -143,7 +142,7 @@ def _is_input(row: Measurement) -> bool:
 
 
 def draw_kl(report: Report) -> Chart | None:
-    """KL divergence of every token, candidate and noise run."""
+    """Draw the KL divergence of every token, for candidate and noise run."""
     rows = [
         row
         for row in report.measurements
@@ -164,13 +163,13 @@ def draw_kl(report: Report) -> Chart | None:
     return _chart(
         places,
         [(report.judged_side, "replayed"), ("noise run", "replayed noise")],
-        _prompt_ticks([row for _, row in kept]),
+        _ticks_at_first("prompt", [row.prompt or 0 for _, row in kept]),
         [describe_pooling(width)] if width > 1 else [],
     )
 
 
 def draw_losses(report: Report) -> Chart | None:
-    """Losses of overfitting, step by step, and the target."""
+    """Draw the losses of the overfit check, step by step, and the target."""
     sides = {"candidate-loss": "candidate", "noise-loss": "noise run"}
     curves: dict[str, dict[int, float]] = {name: {} for name in ("yardstick", *sides.values())}
     for row in report.measurements:
@@ -201,23 +200,18 @@ def _both(row: Measurement | None) -> tuple[float | None, float | None]:
     return (row.actual, row.expected) if row else (None, None)
 
 
-def _keep_worst(
-    stages: list[StageKey], row_of: Callable[[StageKey], Measurement | None]
-) -> tuple[list[StageKey], list[str]]:
-    if len(stages) <= MAX_POINTS:
-        return stages, []
-
-    def rank(stage: StageKey) -> float:
-        row = row_of(stage)
-        return severity(row.ratio) if row else -1.0
-
-    ranked = sorted(stages, key=rank, reverse=True)
-    statement = describe_left_out(MAX_POINTS, len(stages), "stages", rank(ranked[MAX_POINTS]))
-    return sorted(ranked[:MAX_POINTS]), [statement]
+def keep_worst(
+    severities: Mapping[Key, float], limit: int, things: str, statements: list[str]
+) -> list[Key]:
+    """Return the `limit` worst keys, worst first, and add a statement about the others."""
+    ranked = sorted(severities, key=lambda key: -severities[key])
+    if len(ranked) > limit:
+        statements.append(describe_left_out(limit, len(ranked), things, severities[ranked[limit]]))
+    return ranked[:limit]
 
 
 def _grouped(rows: list[Measurement], width: int) -> Iterable[list[Measurement]]:
-    """Up to `width` neighbours of one prompt at a time."""
+    """Yield groups of up to `width` adjacent tokens of one prompt."""
     group: list[Measurement] = []
     for row in rows:
         if group and (len(group) == width or group[0].prompt != row.prompt):
@@ -238,19 +232,21 @@ def _chart(
             if value is not None:
                 lines.append(f"{name}: {format_number(value)}")
         points.append((_x(number, len(places)), lines))
-    curves = [
-        _curve(name, kind, [(p.values[index], p.group) for p in places], axis)
+    drawn = [
+        _draw_series(name, kind, [(p.values[index], p.group) for p in places], axis)
         for index, (name, kind) in enumerate(series)
     ]
-    curves = [curve for curve in curves if curve.path]
-    return Chart(curves, x_ticks, axis.ticks(), points, statements)
+    drawn = [one for one in drawn if one.path]
+    return Chart(drawn, x_ticks, axis.ticks(), points, statements)
 
 
 def _x(number: int, count: int) -> float:
     return round((number + 0.5) * _SPAN / count, 1)
 
 
-def _curve(name: str, kind: str, values: list[tuple[float | None, int]], axis: "LogAxis") -> Curve:
+def _draw_series(
+    name: str, kind: str, values: list[tuple[float | None, int]], axis: "LogAxis"
+) -> ChartSeries:
     path: list[str] = []
     dots: list[str] = []
     outside: list[str] = []
@@ -265,26 +261,26 @@ def _curve(name: str, kind: str, values: list[tuple[float | None, int]], axis: "
         )  # fmt: skip
         (dots if math.isfinite(value) else outside).append(f"M{x:g} {y:g}h0")
         last_group = group
-    return Curve(name, kind, "".join(path), "".join(dots), "".join(outside))
+    return ChartSeries(name, kind, "".join(path), "".join(dots), "".join(outside))
 
 
 @dataclass(frozen=True, slots=True)
 class LogAxis:
-    """A logarithmic axis from `low` to `high`; zero is drawn at its foot, NaN and infinity on top."""
+    """A logarithmic axis from `low` to `high`. Zero is at the bottom, NaN and infinity are at the top."""
 
     low: float
     high: float
 
     @classmethod
     def over(cls, values: Iterable[float]) -> "LogAxis":
-        """The axis that includes all positive finite `values`, with a margin."""
+        """Make the axis that includes all positive finite `values`, with a margin."""
         positive = [value for value in values if 0 < value < math.inf]
         if not positive:
             return cls(0.1, 10.0)
         return cls(min(positive) / 1.5, max(positive) * 1.5)
 
     def y(self, value: float) -> float:
-        """Distance from the top, in thousandths."""
+        """Return the distance from the top, in thousandths."""
         if not math.isfinite(value):
             return 0.0
         if value <= 0:
@@ -293,7 +289,7 @@ class LogAxis:
         return round(_SPAN * (1 - share), 1)
 
     def ticks(self) -> list[Tick]:
-        """Ticks at decades if there are several, otherwise at 1, 2 and 5 of each."""
+        """Return ticks at decades if there are several, otherwise at 1, 2 and 5 of each."""
         first, last = math.floor(math.log10(self.low)), math.ceil(math.log10(self.high))
         step = max(1, (last - first) // 6)
         mantissas = (1,) if self.high > _MANY_DECADES * self.low else (1, 2, 5)
@@ -309,24 +305,14 @@ class LogAxis:
         ]
 
 
-def _layer_ticks(stages: list[StageKey]) -> list[Tick]:
+def _ticks_at_first(word: str, numbers: list[int | None]) -> list[Tick]:
+    """Return a tick at the first place of each number, such as that of a layer."""
     firsts: dict[int, int] = {}
-    for number, stage in enumerate(stages):
-        layer = layer_of(stage.module)
-        if layer is not None:
-            firsts.setdefault(layer, number)
-    ticks = [
-        Tick(_x(number, len(stages)), f"layer {layer}") for layer, number in sorted(firsts.items())
-    ]
-    return _thinned(ticks)
-
-
-def _prompt_ticks(rows: list[Measurement]) -> list[Tick]:
-    firsts: dict[int, int] = {}
-    for number, row in enumerate(rows):
-        firsts.setdefault(row.prompt or 0, number)
+    for place, number in enumerate(numbers):
+        if number is not None:
+            firsts.setdefault(number, place)
     return _thinned([
-        Tick(_x(number, len(rows)), f"prompt {prompt}") for prompt, number in firsts.items()
+        Tick(_x(place, len(numbers)), f"{word} {number}") for number, place in sorted(firsts.items())
     ])  # fmt: skip
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from assay.report.page import curves
-from assay.report.page.curves import LogAxis, draw_depth, draw_kl, draw_losses
+from assay.report.page import charts
+from assay.report.page.charts import LogAxis, draw_depth, draw_kl, draw_losses
 from assay.report.run_report import Report
 from assay.verdicts import Measurement, Outcome, Verdict
 
@@ -116,7 +116,7 @@ def test_layers_are_marked_where_they_begin() -> None:
 def test_stages_that_do_not_fit_are_left_out_by_their_ratio(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(curves, "MAX_POINTS", 2)
+    monkeypatch.setattr(charts, "MAX_POINTS", 2)
     rows = [
         stage(name, order, "replay-tensor", error)
         for order, (name, error) in enumerate([("a", 0.004), ("b", 0.001), ("c", 0.009)])
@@ -137,20 +137,20 @@ def test_line_of_kl_breaks_between_prompts() -> None:
     assert [lines[0] for _, lines in chart.points] == [
         "prompt 0, token 0", "prompt 0, token 1", "prompt 1, token 0", "prompt 1, token 1",
     ]  # fmt: skip
-    commands = [letter for letter in chart.curves[0].path if letter in "ML"]
+    commands = [letter for letter in chart.series[0].path if letter in "ML"]
     assert commands == ["M", "L", "M", "L"]
 
 
 def test_kl_that_is_not_finite_is_marked_apart() -> None:
     chart = draw_kl(report_of(token(0, 0, 0.1), token(0, 1, math.nan)))
     assert chart is not None
-    candidate = chart.curves[0]
+    candidate = chart.series[0]
     assert candidate.dots.count("M") == 1
     assert candidate.outside == "M750 0h0"
 
 
 def test_tokens_that_do_not_fit_are_pooled_by_their_worst(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(curves, "MAX_POINTS", 2)
+    monkeypatch.setattr(charts, "MAX_POINTS", 2)
     chart = draw_kl(
         report_of(token(0, 0, 0.1), token(0, 1, 0.7), token(0, 2, 0.2), token(1, 0, 0.3))
     )
@@ -160,7 +160,7 @@ def test_tokens_that_do_not_fit_are_pooled_by_their_worst(monkeypatch: pytest.Mo
         ["prompt 0, token 2", "candidate: 0.2"],
         ["prompt 1, token 0", "candidate: 0.3"],
     ]
-    assert chart.statements == ["One place is the worst of up to 2 neighbouring tokens."]
+    assert chart.statements == ["One place is the worst of up to 2 adjacent tokens."]
 
 
 def test_without_measurements_there_are_no_curves() -> None:
@@ -184,14 +184,14 @@ def test_losses_are_drawn_for_every_side_with_the_target() -> None:
     chart = draw_losses(report_of(target, *rows))
 
     assert chart is not None
-    assert [curve.name for curve in chart.curves] == [
+    assert [curve.name for curve in chart.series] == [
         "candidate", "yardstick", "noise run", "target",
     ]  # fmt: skip
     assert chart.points[1] == (
         750.0,
         ["step 1", "candidate: 10.0", "yardstick: 1.0", "noise run: nan", "target: 1.0"],
     )
-    candidate, yardstick, noise, _ = chart.curves
+    candidate, yardstick, noise, _ = chart.series
     # 1 to 100 with a margin of 1.5 both ways: ln(1.5) of ln(225) from an end.
     assert candidate.path == "M250 74.9L750 500"
     assert yardstick.path == "M250 74.9L750 925.1"

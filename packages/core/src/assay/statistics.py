@@ -1,0 +1,84 @@
+"""The statistics of verdicts and measurements, one entry each. `assay.noise` computes those of stages."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+# Statistics that decide verdicts.
+Statistic = Literal[
+    "non-finite", "exact",
+    "replay-tensor", "replay-row", "replay-slope", "replay-bins", "replay-channel",
+    "replay-row-slope", "replay-share",
+    "logits-kl", "logits-kl-worst", "logits-error", "logits-worst", "logits-whole", "loss-error",
+    "trajectory-error", "accumulated", "norm-error",
+    "cosine-distance", "kl-divergence",
+]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class StatisticEntry:
+    """The wording of one statistic, and how it is judged."""
+
+    words: str
+    """Name of the value in a sentence."""
+    judged_by: Literal["noise", "zero", "metric", "target", "nothing"] = "noise"
+    """The error of the noise run, exact equality, a limit of its own, a training target."""
+    limit_of: Statistic | None = None
+    """The statistic whose limit applies unless this one has a limit."""
+    is_systematic: bool = False
+    """The error is small in every row, so that no single row shows it."""
+    failure: str = ""
+    """Description of a failure that has no ratio, if `words` does not describe it."""
+
+
+# Of several statistics over their limits at one stage, the first in this order is reported: the
+# easiest one to read.
+STATISTICS: dict[str, StatisticEntry] = {
+    "non-finite": StatisticEntry("NaN or infinity where the reference is finite", "zero"),
+    "exact": StatisticEntry(
+        "share of unequal values",
+        "zero",
+        failure="values that must be equal (integers, indices, masks) differ",
+    ),
+    "replay-tensor": StatisticEntry("relative error"),
+    "replay-row": StatisticEntry("relative error of the worst row"),
+    "replay-slope": StatisticEntry("systematic scale error", is_systematic=True),
+    "replay-bins": StatisticEntry("systematic error by size of the value", is_systematic=True),
+    "replay-channel": StatisticEntry("systematic error of the worst channel", is_systematic=True),
+    "replay-row-slope": StatisticEntry("wrong scale of single rows", is_systematic=True),
+    "replay-share": StatisticEntry("share of wrongly rounded elements", is_systematic=True),
+    "logits-kl": StatisticEntry("mean KL divergence"),
+    "logits-kl-worst": StatisticEntry("KL divergence of the worst token"),
+    "logits-error": StatisticEntry("relative error of the logits"),
+    "logits-worst": StatisticEntry("relative error of the worst token's logits"),
+    "logits-whole": StatisticEntry("relative error over the whole vocabulary"),
+    "loss-error": StatisticEntry("relative error of the losses"),
+    "trajectory-error": StatisticEntry(
+        "median distance of a trained parameter from the reference's"
+    ),
+    # An error that was carried on grows with the noise.
+    "accumulated": StatisticEntry("accumulated relative error", limit_of="replay-tensor"),
+    # Two norms differ by no more than the norm of the difference.
+    "norm-error": StatisticEntry("relative difference of the norms", limit_of="replay-tensor"),
+    "cosine-distance": StatisticEntry("cosine distance", "metric"),
+    "kl-divergence": StatisticEntry("KL divergence of the worst row", "metric"),
+    "overfit-loss": StatisticEntry("loss of the last steps", "target"),
+    "overfit-memorization": StatisticEntry(
+        "loss that the trained weights have on the trusted device", "target"
+    ),
+    "token": StatisticEntry("relative error of the row", "nothing"),
+    "kl": StatisticEntry("KL divergence of the token", "nothing"),
+    "candidate-loss": StatisticEntry("loss of a step beside the yardstick's", "nothing"),
+    "candidate-grad-norm": StatisticEntry(
+        "gradient norm of a step beside the yardstick's", "nothing"
+    ),
+    "noise-loss": StatisticEntry("loss of the noise run's step beside the yardstick's", "nothing"),
+    "noise-grad-norm": StatisticEntry(
+        "gradient norm of the noise run's step beside the yardstick's", "nothing"
+    ),
+    "top1-agreement": StatisticEntry("agreement of the most likely token", "nothing"),
+    "max-abs": StatisticEntry("largest absolute difference of logits", "nothing"),
+    "first-difference": StatisticEntry("logit gap where the tokens first differ"),
+}
+
+METRICS = frozenset(name for name, entry in STATISTICS.items() if entry.judged_by == "metric")
+SYSTEMATIC = frozenset(name for name, entry in STATISTICS.items() if entry.is_systematic)
