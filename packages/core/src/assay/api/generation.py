@@ -83,9 +83,10 @@ def check_generate(  # noqa: PLR0913 - one for each option
     """
     arguments = dict(locals())
     from assay.api.inputs import globs, input_options
+    from assay.devices.run_string import parse_run
     from assay.generate.check import check_generate as run_check
-    from assay.generate.processes.ranks import AXES
     from assay.generate.processes.requests import GenerateCheck
+    from assay.generate.processes.worker import AXES
     from assay.launch.mesh_string import parse_mesh
     from assay.models.given import candidate_code
     from assay.models.remote_code import remote_code_of
@@ -107,14 +108,16 @@ def check_generate(  # noqa: PLR0913 - one for each option
     )
     chosen = {name: str(value) for name, value in (candidate_option or {}).items()}
     ranks = parse_mesh(mesh, AXES) if mesh else {}
+    candidate_run = parse_run(candidate)
+    reference_run = None if reference is None else parse_run(reference)
     code = candidate_code(candidate_setup, arguments.pop("candidate_model"), candidate)
     folder = RunFolder.create("check generate", output).path
     setup = code.write(folder)
     arguments |= {"candidate_setup": setup, "candidate_option": chosen or None}
     check = GenerateCheck(
         model=str(model),
-        candidate=candidate,
-        reference=reference,
+        candidate=candidate_run,
+        reference=reference_run,
         golden=None if golden is None else Path(golden),
         verify_golden=not no_verify,
         inputs=inputs,

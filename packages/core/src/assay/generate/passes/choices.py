@@ -1,4 +1,4 @@
-"""Choices of experts in free runs: kept of the yardstick, and replaced where they are near ties."""
+"""Expert choices in free runs: recorded from the yardstick, replaced in near ties."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,14 +27,14 @@ _NOISE = "choice-noise"
 
 
 class RecordingChoices:
-    """Writes the choices of each run into a trace."""
+    """Recorder of the choices of each run, into a trace."""
 
     def __init__(self, writer: TraceWriter) -> None:
         self._writer = writer
 
     @contextmanager
     def attached(self, model: nn.Module, work: Work) -> Iterator[None]:
-        """Inside, one run is recorded."""
+        """Record one run inside the context."""
         recorder = ChoiceRecorder()
         with ChoiceTracer(recorder).attached(model):
             yield
@@ -45,14 +45,14 @@ class RecordingChoices:
 
 @dataclass(frozen=True, slots=True)
 class RecordedChoices:
-    """The choices in a trace, by number of the batch; empty for a model without experts."""
+    """The choices in a trace, by batch number; empty for a model without experts."""
 
     by_batch: Mapping[int, Mapping[Key, RecordedChoice]]
     num_rows: Mapping[int, int]
 
     @classmethod
     def read(cls, trace: Trace, batches: Sequence[Batch]) -> "RecordedChoices":
-        """Those of `batches`; none in a golden that was captured before they were kept."""
+        """Read the choices of `batches`; older goldens have none."""
         stored: dict[int, dict[str, Tensor]] = {
             batch.number: dict(tensors)
             for batch in batches
@@ -65,11 +65,11 @@ class RecordedChoices:
 
     @property
     def modules(self) -> frozenset[str]:
-        """Paths of the groups of experts."""
+        """Return the module paths of the groups of experts."""
         return frozenset(key[2] for choices in self.by_batch.values() for key in choices)
 
     def of_work(self, work: Work) -> dict[Key, RecordedChoice]:
-        """Those of what is run."""
+        """Return the choices for `work`."""
         number, row = work.source.batch, work.source.row
         return {
             key: choice.select_row(row, self.num_rows[number])
@@ -79,14 +79,14 @@ class RecordedChoices:
 
 @dataclass(frozen=True, slots=True)
 class ReplacedChoices:
-    """Replaces the choices of each run by recorded ones, as `handler` decides."""
+    """Replacement of the choices of each run by recorded ones, where `handler` decides so."""
 
     recorded: RecordedChoices
     handler: NoiseOfChoices | NearTieChoices
 
     @contextmanager
     def attached(self, model: nn.Module, work: Work) -> Iterator[None]:
-        """Inside, one run has its choices replaced."""
+        """Replace the choices of one run inside the context."""
         self.handler.expected = self.recorded.of_work(work)
         measures = isinstance(self.handler, NoiseOfChoices)
         tracer = ChoiceTracer(self.handler, None if measures else self.recorded.modules)
@@ -95,13 +95,13 @@ class ReplacedChoices:
 
 
 def attach_choice_noise(writer: TraceWriter, noise: Mapping[str, ScoreNoise]) -> None:
-    """Store the noise of routers' scores, by group of experts; nothing for a model without."""
+    """Store the noise of router scores, by group of experts, if there is any."""
     if noise:
         writer.attach_json(_NOISE, {module: asdict(item) for module, item in noise.items()})
 
 
 def read_choice_noise(trace: Trace) -> dict[str, ScoreNoise]:
-    """What `attach_choice_noise` stored; empty in a golden without it."""
+    """Return the noise that `attach_choice_noise` stored; empty in a golden without it."""
     if _NOISE not in trace.attachments:
         return {}
     stored: Any = trace.attachment_json(_NOISE)
