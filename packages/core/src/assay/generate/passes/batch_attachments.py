@@ -3,7 +3,7 @@
 Each batch is a separate attachment, so that it can be written as soon as it is computed.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from torch import Tensor
 
@@ -15,26 +15,14 @@ _KEY = "values"
 
 def attach_batch(writer: TraceWriter, name: str, number: int, tensor: Tensor) -> None:
     """Store the tensor of batch `number`. Raises: as `TraceWriter.attach`."""
-    writer.attach(_attachment(name, number), {_KEY: tensor})
+    writer.attach(batch_attachment(name, number), {_KEY: tensor})
 
 
 def attached_batches(trace: Trace, name: str, batches: Iterable[Batch]) -> list[Tensor]:
     """Return the tensor of each of `batches`, memory-mapped. Raises: as `Trace.attachment`."""
-    return [trace.attachment(_attachment(name, batch.number))[_KEY] for batch in batches]
+    return [trace.attachment(batch_attachment(name, batch.number))[_KEY] for batch in batches]
 
 
-def attach_batch_tensors(
-    writer: TraceWriter, name: str, number: int, tensors: Mapping[str, Tensor]
-) -> None:
-    """Store several named tensors of batch `number`. Raises: as `TraceWriter.attach`."""
-    writer.attach(_attachment(name, number), tensors)
-
-
-def attached_batch_tensors(trace: Trace, name: str, number: int) -> Mapping[str, Tensor]:
-    """Return the tensors that `attach_batch_tensors` stored, if any."""
-    attachment = _attachment(name, number)
-    return trace.attachment(attachment) if attachment in trace.attachments else {}
-
-
-def _attachment(name: str, number: int) -> str:
+def batch_attachment(name: str, number: int) -> str:
+    """Return the name of the attachment for batch `number`."""
     return f"{name}.{number}"

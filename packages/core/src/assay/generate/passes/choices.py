@@ -5,9 +5,9 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
-from assay.generate.passes.batch_attachments import attach_batch_tensors, attached_batch_tensors
+from assay.generate.passes.batch_attachments import batch_attachment
 from assay.generate.passes.passes import Work
 from assay.hooks.expert_choices import ChoiceTracer
 from assay.inputs import Batch
@@ -40,7 +40,7 @@ class RecordingChoices:
             yield
         tensors = recorder.to_tensors()
         if tensors:
-            attach_batch_tensors(self._writer, _NAME, work.batch.number, tensors)
+            self._writer.attach(batch_attachment(_NAME, work.batch.number), tensors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +53,13 @@ class RecordedChoices:
     @classmethod
     def read(cls, trace: Trace, batches: Sequence[Batch]) -> "RecordedChoices":
         """Read the choices of `batches`; older goldens have none."""
-        stored: dict[int, dict[str, Tensor]] = {
-            batch.number: dict(tensors)
-            for batch in batches
-            if (tensors := attached_batch_tensors(trace, _NAME, batch.number))
-        }
+        names = {batch.number: batch_attachment(_NAME, batch.number) for batch in batches}
         return cls(
-            {number: read_choices(tensors) for number, tensors in stored.items()},
+            {
+                number: read_choices(dict(trace.attachment(name)))
+                for number, name in names.items()
+                if name in trace.attachments
+            },
             {batch.number: len(batch.prompts) for batch in batches},
         )
 
