@@ -1,4 +1,4 @@
-"""The command line that asks for the same as a call of one of the functions here."""
+"""Convert the call of an API function to a command line."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -10,10 +10,10 @@ def command_line(
     arguments: Mapping[str, Any],
     positional: Sequence[str] = ("model",),
 ) -> tuple[str, ...]:
-    """Return the words of the command for a call of `function`, without arguments that are defaults.
+    """Return the command line that repeats a call of `function`, without default arguments.
 
     positional: names of the positional arguments.
-    Without `output`: a folder is written to once, and this is for doing it again.
+    Omits `output`, as a folder is written only once.
     """
     parameters = inspect.signature(function).parameters
     words = ["assay", *function.__name__.split("_"), *(str(arguments[name]) for name in positional)]

@@ -64,19 +64,13 @@ def check_generate(  # noqa: PLR0913 - one for each option
     Progress goes to standard error. Each side runs in its own process. The candidate's process does
     not see definitions or patches of this process, only what it imports.
 
-    model: a folder, a hub name, or micro:RECIPE.
-    candidate: the device and dtype to judge, as DEVICE/DTYPE, such as "cuda/bfloat16".
-    reference: the trusted device, such as "cpu/float32"; or `golden`, a folder captured by
-        `assay capture` or kept by an earlier check, whose bytes are compared with the hashes that
-        were captured with it, unless `no_verify`.
-    candidate_setup: FILE.py:FUNC, or a function that can be imported; called with the loaded
-        model, which it changes or replaces.
-    candidate_model: the model that is judged, or a function that makes it, in place of the one
-        that is loaded from `model`. It gets the candidate's device and dtype.
-    candidate_option: by name, such as {"attention": "eager"}.
-    mesh: ranks over which the candidate's model is divided, such as "tp=2": heads, features and
-        vocabulary.
-    allow_unused: GLOBs of modules, parameters and experts that may stay uncompared.
+    Each option is described at its parameter. In addition:
+    golden: a folder captured by `assay capture` or kept by an earlier check; its bytes are compared
+        with their recorded hashes, unless `no_verify`.
+    candidate_setup: also an importable function; it changes the loaded model or returns another.
+    candidate_model: the model under test, or a function that makes it, instead of `model`. It is moved
+        to the candidate's device and dtype.
+    candidate_option: such as {"attention": "eager"}.
 
     Returns: the verdict; `verdict.passed`, `str(verdict)`, `verdict.folder`.
     Raises: UsageError for what cannot be checked, MachineError for what this machine lacks.

@@ -21,12 +21,8 @@ def check_load(
 ) -> "CheckedVerdict":
     """Check that a loaded model holds what its files say.
 
-    Look for every tensor of the weight files in the loaded model. Load a second time under another
-    seed. Follow which keys of config.json are read. Try the tokenizer and the chat template.
-
-    model: a folder, a hub name, or micro:RECIPE.
-    run: where it is loaded, as DEVICE/DTYPE, such as "cuda/bfloat16"; by default on the host, in the
-        dtype that the files have.
+    Find every tensor of the weight files in the loaded model. Load again under another seed. Record
+    which keys of config.json are read. Test the tokenizer and the chat template.
 
     Returns: the verdict; `verdict.passed`, `str(verdict)`, `verdict.folder`.
     Raises: UsageError for what cannot be loaded, MachineError for what this machine lacks.

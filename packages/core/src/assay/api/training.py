@@ -137,5 +137,5 @@ def check_train(  # noqa: PLR0913 - one for each option
 
 
 def _default_micro_batches(ranks: dict[str, int]) -> int:
-    """Two, or one for every stage of every rank of dp."""
+    """Return two, or one for every stage of every rank of dp."""
     return max(2, ranks.get("dp", 1) * ranks.get("pp", 1))

@@ -1,4 +1,4 @@
-"""`assay calibrate`: limits from clean runs, of noise ratios or of the published metrics."""
+"""`assay calibrate`: set limits of noise ratios or published metrics from clean runs."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`assay capture`: record the reference, for candidates elsewhere, or the models of a command."""
+"""`assay capture`: record the reference as a golden, or the models of any command."""
 
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -19,10 +19,10 @@ _MIN_PARAMETERS = 1_000_000
 
 
 class CaptureCommand(TyperCommand):
-    """Keeps all that follows `--`, which click would take for arguments of its own."""
+    """A command that keeps the words after `--`, which click would parse."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - click's or typer's
-        """Parse what comes before `--`."""
+        """Parse the words before `--`."""
         if "--" in args:
             at = args.index("--")
             ctx.meta[_COMMAND] = args[at + 1 :]
