@@ -1,8 +1,13 @@
-"""Convert the call of an API function to a command line."""
+"""Helpers of the API functions: their command line, and the run of a check."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from assay.api.verdict import CheckedVerdict
+    from assay.runs import Progress
 
 
 def command_line(
@@ -28,3 +33,15 @@ def command_line(
         else:
             words += [option] if value is True else [option, str(value)]
     return tuple(words)
+
+
+def run_and_publish(run: "Callable[[Path, Progress], object]", folder: Path) -> "CheckedVerdict":
+    """Show the progress of `run`, which writes a verdict into `folder`, and write its report."""
+    from assay.runs import open_progress
+
+    with open_progress() as progress:
+        run(folder, progress)
+        with progress.step("writes the report"):
+            from assay.api.verdict import CheckedVerdict  # jinja2 and rich are not needed before
+
+            return CheckedVerdict.publish(folder)

@@ -1,11 +1,13 @@
 """`assay.check_generate`."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from assay.api import options
-from assay.api.command_line import command_line
+from assay.api.command_line import command_line, run_and_publish
 from assay.api.options import Option
 from assay.errors import UsageError
 from assay.sites import CheckLevel
@@ -84,21 +86,12 @@ def check_generate(  # noqa: PLR0913 - one for each option
     from assay.launch.mesh_string import parse_mesh
     from assay.models.given import candidate_code
     from assay.models.remote_code import remote_code_of
-    from assay.runs import RunFolder, open_progress
+    from assay.runs import RunFolder
 
     if (reference is None) == (golden is None):
         raise UsageError("give either --reference RUN or --golden TRACE")
     inputs = input_options(
-        prompts=prompts,
-        prompt_length=prompt_length,
-        batch_size=batch_size,
-        max_new_tokens=max_new_tokens,
-        chat=chat,
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        generation_config=generation_config,
-        seed=seed,
+        **{name: arguments[name] for name in signature(input_options).parameters}
     )
     chosen = {name: str(value) for name, value in (candidate_option or {}).items()}
     ranks = parse_mesh(mesh, AXES) if mesh else {}
@@ -125,9 +118,4 @@ def check_generate(  # noqa: PLR0913 - one for each option
         remote_code=remote_code_of(trusted=trust_remote_code),
         command=command_line(check_generate, arguments),
     )
-    with open_progress() as progress:
-        run_check(check, folder, progress)
-        with progress.step("writes the report"):
-            from assay.api.verdict import CheckedVerdict  # imported while the check ran
-
-            return CheckedVerdict.publish(folder)
+    return run_and_publish(partial(run_check, check), folder)

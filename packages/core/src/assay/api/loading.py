@@ -1,9 +1,10 @@
 """`assay.check_load`."""
 
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 from assay.api import options
-from assay.api.command_line import command_line
+from assay.api.command_line import command_line, run_and_publish
 from assay.api.options import Option
 
 if TYPE_CHECKING:
@@ -32,16 +33,11 @@ def check_load(
     from assay.load.check import check_load as run_check
     from assay.load.requests import LoadRequest
     from assay.models.remote_code import remote_code_of
-    from assay.runs import RunFolder, open_progress
+    from assay.runs import RunFolder
 
     folder = RunFolder.create("check load", output).path
     request = LoadRequest(
         model=str(model), run=run, remote_code=remote_code_of(trusted=trust_remote_code)
     )
     check = LoadCheck(request, command_line(check_load, arguments))
-    with open_progress() as progress:
-        run_check(check, folder, progress)
-        with progress.step("writes the report"):
-            from assay.api.verdict import CheckedVerdict  # jinja2 and rich are not needed before
-
-            return CheckedVerdict.publish(folder)
+    return run_and_publish(partial(run_check, check), folder)
