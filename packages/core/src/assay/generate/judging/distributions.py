@@ -23,20 +23,23 @@ _LARGEST_IN_SERIES = 4.0
 _LARGE_CHANGE = 50.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class WholeMetrics:
-    """`TokenMetrics` over the whole vocabulary, each (T,) in float64."""
+    """Metrics of every token over the whole vocabulary, each (T,) in float64."""
 
     kl: Tensor
+    """KL(P, Q), nats."""
     error: Tensor
+    """Root mean square of the difference of the centered logits."""
     scale: Tensor
+    """Root mean square of the centered reference logits."""
     max_difference: Tensor
     cosine: Tensor
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TopMetrics:
-    """`TokenMetrics` over the k largest reference logits, each (T,) in float64."""
+    """The four published metrics over the k largest reference logits, each (T,) in float64."""
 
     cross_entropy: Tensor
     prob_mean: Tensor

@@ -4,13 +4,14 @@ Shape legend: B prompts, N generated tokens, V vocabulary, k largest reference l
 """
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from assay.blocks import map_on_threads
 from assay.generate.judging.distributions import (
+    TopMetrics,
     WholeMetrics,
     compare_largest,
     compare_whole,
@@ -24,29 +25,14 @@ TOP_K = 20
 _CHUNK_ELEMENTS = 1 << 18
 
 
-@dataclass(frozen=True, slots=True)
-class TokenMetrics:
-    """Metrics of every token, each (B, N) in float64; P is the reference, Q the candidate.
+@dataclass(frozen=True)
+class TokenMetrics(TopMetrics, WholeMetrics):
+    """All metrics of every token, each (B, N) in float64."""
 
-    The last four are published metrics, over the k largest reference logits and their softmax.
-    """
-
-    kl: Tensor
-    """KL(P, Q) over the whole vocabulary, nats."""
-    error: Tensor
-    """Root mean square of the difference of the centered logits."""
-    scale: Tensor
-    """Root mean square of the centered reference logits."""
-    max_difference: Tensor
-    cosine: Tensor
     top1: Tensor
     """1 where the largest logits agree."""
     top_k: Tensor
     """Share of the k largest in common."""
-    cross_entropy: Tensor
-    prob_mean: Tensor
-    prob_std: Tensor
-    diff_mean: Tensor
 
     @property
     def relative_error(self) -> Tensor:
@@ -75,9 +61,8 @@ def compare_logits(actual_BNV: Tensor, expected_BNV: Tensor, k: int = TOP_K) -> 
     starts = range(0, max(1, len(expected)), num_tokens)
     whole, chosen, top = zip(*map_on_threads(compare, starts), strict=True)
     chosen_Tk, top_Tk = torch.cat(chosen), torch.cat(top)
-    columns = {
-        name: torch.cat([getattr(part, name) for part in whole]) for name in WholeMetrics.__slots__
-    } | asdict(compare_largest(actual, expected, top_Tk))
+    columns = {name: torch.cat([vars(part)[name] for part in whole]) for name in vars(whole[0])}
+    columns |= vars(compare_largest(actual, expected, top_Tk))
     columns["top1"] = (chosen_Tk[:, 0] == top_Tk[:, 0]).double()
     columns["top_k"] = (chosen_Tk[:, :, None] == top_Tk[:, None, :]).any(-1).double().mean(-1)
     finite = columns["error"].isfinite()

@@ -179,10 +179,12 @@ def _metrics(
 ) -> TokenMetrics:
     parts = [compare_logits(a, e) for a, e in zip(actual, expected, strict=True)]
     return TokenMetrics(
-        *(
-            torch.cat([getattr(part, name)[mask] for part, mask in zip(parts, valid, strict=True)])
-            for name in TokenMetrics.__slots__
-        )
+        **{
+            name: torch.cat(
+                [vars(part)[name][mask] for part, mask in zip(parts, valid, strict=True)]
+            )
+            for name in vars(parts[0])
+        }
     )
 
 

@@ -18,8 +18,8 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata, TensorSt
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from assay.errors import MachineError, name_some
-from assay.parallel.checkpoints.weight_loading import tied_names
+from assay.errors import MachineError
+from assay.parallel.checkpoints.weight_loading import name_difference, tied_names
 
 _Stored = Mapping[str, TensorStorageMetadata | BytesStorageMetadata]
 
@@ -41,12 +41,8 @@ class ShardedStateError(MachineError):
         cls, folder: Path, missing: Iterable[str], extra: Iterable[str]
     ) -> "ShardedStateError":
         """Make the error for names that the checkpoint lacks (`missing`) or no rank has (`extra`)."""
-        parts = [
-            f"{what}: {name_some(sorted(names))}"
-            for what, names in (("missing", [*missing]), ("extra", [*extra]))
-            if names
-        ]
-        return cls(f"{folder} does not hold the state of this model; {'; '.join(parts)}")
+        names = name_difference(missing, extra)
+        return cls(f"{folder} does not hold the state of this model; {names}")
 
     @classmethod
     def misshapen(

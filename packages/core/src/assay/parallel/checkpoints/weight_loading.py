@@ -31,6 +31,12 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 
+def name_difference(missing: Iterable[str], extra: Iterable[str]) -> str:
+    """Name the missing and the extra tensors of a file."""
+    kinds = (("missing", sorted(missing)), ("extra", sorted(extra)))
+    return "; ".join(f"{kind}: {name_some(names)}" for kind, names in kinds if names)
+
+
 class WeightsError(UsageError):
     """A folder whose tensors are not exactly those of the model, or cannot be read by name."""
 
@@ -44,12 +50,8 @@ class WeightsError(UsageError):
         cls, folder: Path, missing: Iterable[str], extra: Iterable[str]
     ) -> "WeightsError":
         """Make the error for names that the folder (`missing`) or the model (`extra`) lacks."""
-        parts = [
-            f"{what}: {name_some(names)}"
-            for what, names in (("missing", sorted(missing)), ("extra", sorted(extra)))
-            if names
-        ]
-        return cls(f"{folder} does not hold the tensors of its model; {'; '.join(parts)}")
+        names = name_difference(missing, extra)
+        return cls(f"{folder} does not hold the tensors of its model; {names}")
 
     @classmethod
     def misshapen(
