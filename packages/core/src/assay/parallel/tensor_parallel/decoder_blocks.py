@@ -95,8 +95,13 @@ class Experts:
 
 Block = Attention | Mlp | Experts
 
-_ATTENTION: tuple[tuple[str, ...], ...] = (("q_proj", "k_proj", "v_proj"), ("qkv_proj",))
-_MLP: tuple[tuple[str, ...], ...] = (("gate_proj", "up_proj"), ("gate_up_proj",))
+# Class of a block, names of its column-parallel linears, name of its row-parallel one.
+_LINEARS: tuple[tuple[type[Attention | Mlp], tuple[str, ...], str], ...] = (
+    (Attention, ("q_proj", "k_proj", "v_proj"), "o_proj"),
+    (Attention, ("qkv_proj",), "o_proj"),
+    (Mlp, ("gate_proj", "up_proj"), "down_proj"),
+    (Mlp, ("gate_up_proj",), "down_proj"),
+)
 
 
 def find_blocks(model: nn.Module) -> list[Block]:
@@ -114,18 +119,13 @@ def _blocks(model: nn.Module) -> Iterator[Block]:
     for path, module in model.named_modules():
         children = dict(module.named_children())
         parameters = dict(module.named_parameters(recurse=False))
-        for names in _ATTENTION:
-            if {*names, "o_proj"} <= children.keys():
-                columns = tuple(_projection(path, name, children[name]) for name in names)
-                yield Attention(
-                    path, module, columns, _projection(path, "o_proj", children["o_proj"])
+        for block, columns, row in _LINEARS:
+            if {*columns, row} <= children.keys():
+                *found, last = (
+                    projection_at(f"{path}.{name}".removeprefix("."), children[name])
+                    for name in (*columns, row)
                 )
-        for names in _MLP:
-            if {*names, "down_proj"} <= children.keys():
-                columns = tuple(_projection(path, name, children[name]) for name in names)
-                yield Mlp(
-                    path, module, columns, _projection(path, "down_proj", children["down_proj"])
-                )
+                yield block(path, module, tuple(found), last)
         if {"gate_up_proj", "down_proj"} <= parameters.keys():
             for name, parameter in parameters.items():
                 if name not in ("gate_up_proj", "down_proj") or parameter.dim() != 3:
@@ -138,12 +138,6 @@ def projection_at(path: str, module: nn.Module) -> Projection:
 
     Raises: BlockError for another kind of adapter.
     """
-    parent, _, name = path.rpartition(".")
-    return _projection(parent, name, module)
-
-
-def _projection(parent: str, name: str, module: nn.Module) -> Projection:
-    path = f"{parent}.{name}" if parent else name
     base = getattr(module, "base_layer", None)
     if base is None:
         return Projection(path, path, module)
