@@ -13,12 +13,13 @@ import torch
 from transformers import LlamaForCausalLM
 
 from assay.comparing.limits import load_limits
+from assay.devices.run_string import Run
 from assay.generate.judging.evidence import GenerateEvidence
 from assay.generate.judging.verdict import judge_generation
 from assay.generate.processes.candidate import run_candidate
 from assay.generate.processes.golden import capture_golden
 from assay.generate.processes.golden_folder import GoldenSection, read_golden
-from assay.generate.processes.requests import CandidateRequest, CaptureRequest, InputOptions
+from assay.generate.processes.requests import CandidateRequest, GoldenRequest, InputOptions
 from assay.runs import SilentProgress
 from assay.trace import Trace
 from packages.core.tests.perf.conftest import VOCABULARY, Table
@@ -36,16 +37,19 @@ def whole_check(model_folder: Path, prompts: Path, folder: Path, new_tokens: int
     """
     inputs = InputOptions(prompts=str(prompts), batch_size=2, max_new_tokens=new_tokens)
     golden, actual = folder / "golden", folder / "candidate"
-    capture = CaptureRequest(
+    capture = GoldenRequest(
         model=str(model_folder),
-        reference="cpu/float32",
+        reference=Run("cpu", "float32"),
         noise_for=["float32"],
         inputs=inputs,
         folder=str(golden),
     )
     capture_golden(capture, SilentProgress())
     candidate = CandidateRequest(
-        model=str(model_folder), candidate="cpu/float32", golden=str(golden), folder=str(actual)
+        model=str(model_folder),
+        candidate=Run("cpu", "float32"),
+        golden=str(golden),
+        folder=str(actual),
     )
     report = run_candidate(candidate, SilentProgress())
     section = GoldenSection.open(golden, "float32")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from assay.devices.run_string import Run
 from assay.generate.check import check_generate
 from assay.generate.processes.requests import GenerateCheck, InputOptions
 from assay.runs import Progress
@@ -62,7 +63,8 @@ def test_phases_of_a_generation_check(
 ) -> None:
     inputs = InputOptions(prompt_length="4", max_new_tokens=3)
     progress = Recorded()
-    check = GenerateCheck("micro:llama", "cpu/bfloat16", "cpu/float32", inputs=inputs, level=level)
+    candidate, reference = Run("cpu", "bfloat16"), Run("cpu", "float32")
+    check = GenerateCheck("micro:llama", candidate, reference, inputs=inputs, level=level)
 
     check_generate(check, tmp_path, progress)
 

@@ -14,9 +14,10 @@ from typing import TypeVar
 import torch
 from rich.console import Console
 
+from assay.devices.run_string import parse_run
 from assay.generate.check import capture as capture_golden
 from assay.generate.check import check_generate
-from assay.generate.processes.requests import CaptureRequest, GenerateCheck, InputOptions
+from assay.generate.processes.requests import GenerateCheck, GoldenRequest, InputOptions
 from assay.runs import SilentProgress
 from assay.runs.results import MEASUREMENTS_FILE
 from assay.stages import Stage
@@ -108,9 +109,9 @@ def capture(golden: Golden) -> float:
     """Capture it, unless it is there; returns the seconds that it took."""
     started = time.monotonic()
     if not (golden.folder / "golden.json").is_file():
-        request = CaptureRequest(
+        request = GoldenRequest(
             model=golden.model,
-            reference="cpu/float32",
+            reference=parse_run("cpu/float32"),
             noise_for=[golden.dtype],
             inputs=golden.inputs,
             folder=str(golden.folder),
@@ -125,7 +126,7 @@ def hold(trial: Trial) -> Outcome:
     started = time.monotonic()
     check = GenerateCheck(
         model=trial.golden.model,
-        candidate=trial.run,
+        candidate=parse_run(trial.run),
         golden=trial.golden.folder,
         setup=trial.setup,
         options=dict(trial.options),

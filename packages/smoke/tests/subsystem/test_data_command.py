@@ -10,9 +10,9 @@ import pytest
 PLANTS = Path(__file__).parents[1] / "data_plants"
 COMMAND = """
 import typer
-from assay.cli.ending import exceptions_ended
+from assay.cli.ending import exit_on_error
 from assay_smoke.commands.data import data
-with exceptions_ended():
+with exit_on_error():
     typer.run(data)
 """
 

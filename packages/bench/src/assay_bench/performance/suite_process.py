@@ -2,7 +2,6 @@
 
 import os
 import select
-import signal
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -14,8 +13,9 @@ from pydantic import ValidationError
 from assay.errors import MachineError, UsageError
 from assay.files import read_json_object
 from assay.runs import ProcessError
-from assay.runs.hashing import SAME_HASHES
-from assay.watchdog import GRACE_SECONDS, watched
+from assay.runs.processes import end_group
+from assay.runs.worker import SAME_HASHES
+from assay.watchdog import watched
 from assay_bench.performance.environments import Environment
 from assay_bench.performance.requests import REQUEST_VARIABLE, SuiteEvent, SuiteRequest
 from assay_bench.performance.results import SuiteResult
@@ -153,22 +153,7 @@ def suite_process(
             try:
                 yield SuiteProcess(environment, folder, process, go, events)
             finally:
-                _end(process)
+                end_group(process)
     finally:
         os.close(go)
         os.close(events)
-
-
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    """End the process and all of its children."""
-    if process.poll() is None:
-        _signal_group(process, signal.SIGTERM)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(GRACE_SECONDS)
-    _signal_group(process, signal.SIGKILL)
-    process.wait()
-
-
-def _signal_group(process: "subprocess.Popen[bytes]", number: signal.Signals) -> None:
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, number)

@@ -1,8 +1,13 @@
-"""The command line that asks for the same as a call of one of the functions here."""
+"""Helpers of the API functions: their command line, and the run of a check."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from assay.api.verdict import CheckedVerdict
+    from assay.runs import Progress
 
 
 def command_line(
@@ -10,10 +15,10 @@ def command_line(
     arguments: Mapping[str, Any],
     positional: Sequence[str] = ("model",),
 ) -> tuple[str, ...]:
-    """Return the words of the command for a call of `function`, without arguments that are defaults.
+    """Return the command line that repeats a call of `function`, without default arguments.
 
     positional: names of the positional arguments.
-    Without `output`: a folder is written to once, and this is for doing it again.
+    Omits `output`, as a folder is written only once.
     """
     parameters = inspect.signature(function).parameters
     words = ["assay", *function.__name__.split("_"), *(str(arguments[name]) for name in positional)]
@@ -28,3 +33,15 @@ def command_line(
         else:
             words += [option] if value is True else [option, str(value)]
     return tuple(words)
+
+
+def run_and_publish(run: "Callable[[Path, Progress], object]", folder: Path) -> "CheckedVerdict":
+    """Show the progress of `run`, which writes a verdict into `folder`, and write its report."""
+    from assay.runs import open_progress
+
+    with open_progress() as progress:
+        run(folder, progress)
+        with progress.step("writes the report"):
+            from assay.api.verdict import CheckedVerdict  # jinja2 and rich are not needed before
+
+            return CheckedVerdict.publish(folder)

@@ -68,21 +68,12 @@ def compare(  # noqa: PLR0913 - one for each option
 ) -> "CheckedVerdict":
     """Compare two dumps on disk and locate the first place that differs.
 
-    expected, actual: folders or files that any supported tool wrote; see docs/foreign-formats.md.
-    model: a trusted model (folder, hub name or micro:RECIPE) that replays the inputs of `actual`.
-    noise: a third dump of the same model in the precision of `actual`, from a trusted machine.
-    level: compare no deeper than "logits", "layer" (repeated blocks), "module" or "op"; default: everything.
-    map: a TOML or JSON file of module names, expected to actual; `*` is the same text on both sides.
-    stats: compare the norms of tensors only; the dumps may hold statistics instead of values.
-    allow_unmatched: globs of expected ports or modules that may lack a partner.
-    rank: compare this rank alone.
-    token_shift: number of an actual pass minus that of its expected one; default: found from shapes.
-    format: format of both dumps; default: recognized.
-    limits: name or TOML file of the limits: noise ratios, or metrics such as those of "ascend".
-    metric: FILE.py:FUNC of functions `(golden, my) -> (value, message)`; they become columns.
-    compat: compute the metrics by the formulas as published, instead of the corrected ones.
-    output: the folder of the run; or a new .csv, .xlsx or .parquet file for a table of all tensors. With
-        `metric` or `compat` and no such file, the table is tensors.csv in the folder.
+    Each option is described at its parameter. In addition:
+    model: a folder, a hub name or micro:RECIPE.
+    level: "logits", "layer" (repeated blocks), "module" or "op".
+    map: `*` is the same text on both sides.
+    limits: noise ratios, or metrics such as those of "ascend".
+    output: with `metric` or `compat` and a folder, the table is tensors.csv in the folder.
 
     Under torchrun every rank calls this: the ranks share the work, on one machine or several.
 

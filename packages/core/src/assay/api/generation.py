@@ -1,11 +1,13 @@
 """`assay.check_generate`."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from assay.api import options
-from assay.api.command_line import command_line
+from assay.api.command_line import command_line, run_and_publish
 from assay.api.options import Option
 from assay.errors import UsageError
 from assay.sites import CheckLevel
@@ -64,57 +66,45 @@ def check_generate(  # noqa: PLR0913 - one for each option
     Progress goes to standard error. Each side runs in its own process. The candidate's process does
     not see definitions or patches of this process, only what it imports.
 
-    model: a folder, a hub name, or micro:RECIPE.
-    candidate: the device and dtype to judge, as DEVICE/DTYPE, such as "cuda/bfloat16".
-    reference: the trusted device, such as "cpu/float32"; or `golden`, a folder captured by
-        `assay capture` or kept by an earlier check, whose bytes are compared with the hashes that
-        were captured with it, unless `no_verify`.
-    candidate_setup: FILE.py:FUNC, or a function that can be imported; called with the loaded
-        model, which it changes or replaces.
-    candidate_model: the model that is judged, or a function that makes it, in place of the one
-        that is loaded from `model`. It gets the candidate's device and dtype.
-    candidate_option: by name, such as {"attention": "eager"}.
-    mesh: ranks over which the candidate's model is divided, such as "tp=2": heads, features and
-        vocabulary.
-    allow_unused: GLOBs of modules, parameters and experts that may stay uncompared.
+    Each option is described at its parameter. In addition:
+    golden: a folder captured by `assay capture` or kept by an earlier check; its bytes are compared
+        with their recorded hashes, unless `no_verify`.
+    candidate_setup: also an importable function; it changes the loaded model or returns another.
+    candidate_model: the model under test, or a function that makes it, instead of `model`. It is moved
+        to the candidate's device and dtype.
+    candidate_option: such as {"attention": "eager"}.
 
     Returns: the verdict; `verdict.passed`, `str(verdict)`, `verdict.folder`.
     Raises: UsageError for what cannot be checked, MachineError for what this machine lacks.
     """
     arguments = dict(locals())
     from assay.api.inputs import globs, input_options
+    from assay.devices.run_string import parse_run
     from assay.generate.check import check_generate as run_check
-    from assay.generate.processes.ranks import AXES
     from assay.generate.processes.requests import GenerateCheck
+    from assay.generate.processes.worker import AXES
     from assay.launch.mesh_string import parse_mesh
     from assay.models.candidate_code import candidate_code
     from assay.models.remote_code import remote_code_of
-    from assay.runs import RunFolder, open_progress
+    from assay.runs import RunFolder
 
     if (reference is None) == (golden is None):
         raise UsageError("give either --reference RUN or --golden TRACE")
     inputs = input_options(
-        prompts=prompts,
-        prompt_length=prompt_length,
-        batch_size=batch_size,
-        max_new_tokens=max_new_tokens,
-        chat=chat,
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        generation_config=generation_config,
-        seed=seed,
+        **{name: arguments[name] for name in signature(input_options).parameters}
     )
     chosen = {name: str(value) for name, value in (candidate_option or {}).items()}
     ranks = parse_mesh(mesh, AXES) if mesh else {}
+    candidate_run = parse_run(candidate)
+    reference_run = None if reference is None else parse_run(reference)
     code = candidate_code(candidate_setup, arguments.pop("candidate_model"), candidate)
     folder = RunFolder.create("check generate", output).path
     setup = code.write(folder)
     arguments |= {"candidate_setup": setup, "candidate_option": chosen or None}
     check = GenerateCheck(
         model=str(model),
-        candidate=candidate,
-        reference=reference,
+        candidate=candidate_run,
+        reference=reference_run,
         golden=None if golden is None else Path(golden),
         verify_golden=not no_verify,
         inputs=inputs,
@@ -128,9 +118,4 @@ def check_generate(  # noqa: PLR0913 - one for each option
         remote_code=remote_code_of(trusted=trust_remote_code),
         command=command_line(check_generate, arguments),
     )
-    with open_progress() as progress:
-        run_check(check, folder, progress)
-        with progress.step("writes the report"):
-            from assay.api.verdict import CheckedVerdict  # imported while the check ran
-
-            return CheckedVerdict.publish(folder)
+    return run_and_publish(partial(run_check, check), folder)

@@ -1,4 +1,4 @@
-"""A generation_config.json as options of `generate`: what is passed on, left out and refused."""
+"""Convert a generation_config.json to options of `generate`."""
 
 import json
 import math
@@ -9,25 +9,25 @@ from assay.errors import UsageError
 from assay.files import read_json_object
 from assay.foreign_text import shorten
 
-# Numbers by their range. What only sampling reads:
+# Options by range. Only sampling reads:
 _SAMPLING = {
     "temperature": (0.0, None), "top_k": (0, None), "top_p": (0.0, 1.0), "min_p": (0.0, 1.0),
     "typical_p": (0.0, 1.0), "epsilon_cutoff": (0.0, 1.0), "eta_cutoff": (0.0, 1.0),
 }  # fmt: skip
 _FLAGS = {"temperature": (0.0, None), "top_k": (1, None), "top_p": (0.0, 1.0)}
-# What greedy decoding reads as well:
+# Greedy decoding also reads:
 _PENALTIES = {"repetition_penalty": (0.0, None), "no_repeat_ngram_size": (0, None)}
 _LISTS = ("bad_words_ids", "suppress_tokens", "begin_suppress_tokens", "sequence_bias")
 _PASSED_ON = (*_SAMPLING, *_PENALTIES, *_LISTS)
 
-# assay decides about the length and what is kept; ids are the tokenizer's and the model's.
+# Ignored: assay sets length and outputs; ids come from the tokenizer and the model.
 _LEFT_OUT = {
     "_commit_hash", "_from_model_config", "bos_token_id", "decoder_start_token_id", "eos_token_id",
     "max_length", "max_new_tokens", "min_length", "min_new_tokens", "output_attentions",
     "output_hidden_states", "output_logits", "output_scores", "pad_token_id",
     "return_dict_in_generate", "transformers_version",
 }  # fmt: skip
-# Values that ask for nothing but what is done anyway.
+# Values without effect.
 _NEUTRAL: dict[str, tuple[object, ...]] = {
     "cache_implementation": ("dynamic", "hybrid"), "diversity_penalty": (0,),
     "early_stopping": (False,), "encoder_no_repeat_ngram_size": (0,),
@@ -38,7 +38,7 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
 
 
 class GenerationConfigError(UsageError):
-    """A file that says something else than how one sequence is chosen."""
+    """A file with an unsupported option."""
 
     @classmethod
     def of(cls, path: str | Path, problem: object) -> "GenerationConfigError":
@@ -47,13 +47,17 @@ class GenerationConfigError(UsageError):
 
 
 def read_generation_config(path: str | Path) -> dict[str, Any]:
-    """Read the options of the file that decide which tokens are chosen.
+    """Read the options of the file that affect the choice of tokens.
 
     Raises: UnreadableFileError; GenerationConfigError for keys and values that are not supported.
     """
     data = read_json_object(Path(path))
     given = {name: value for name, value in data.items() if value is not None}
-    refused = [f"{name}={json.dumps(value)}" for name, value in given.items() if _odd(name, value)]
+    refused = [
+        f"{name}={json.dumps(value)}"
+        for name, value in given.items()
+        if _is_unsupported(name, value)
+    ]
     if refused:
         raise GenerationConfigError.of(
             path,
@@ -64,9 +68,9 @@ def read_generation_config(path: str | Path) -> dict[str, Any]:
 
 
 def choose_sampling(from_file: dict[str, Any], from_flags: dict[str, Any]) -> dict[str, Any]:
-    """Options of `generate`: flags before the file; empty for plain greedy decoding.
+    """Merge the options of `generate`; flags override the file. Empty for plain greedy decoding.
 
-    A flag asks for sampling; so does the file by `do_sample`, or without it by an option that only
+    A flag requests sampling. So does the file, by `do_sample` or, without it, by an option that only
     sampling reads. A temperature of 0 is greedy.
 
     Raises: UsageError for a flag that is out of range.
@@ -85,8 +89,7 @@ def choose_sampling(from_file: dict[str, Any], from_flags: dict[str, Any]) -> di
     return greedy | {"do_sample": False} if greedy else {}
 
 
-def _odd(name: str, value: object) -> bool:
-    """Return True if it is neither passed on nor without effect."""
+def _is_unsupported(name: str, value: object) -> bool:
     if name == "do_sample":
         return not isinstance(value, bool)
     if name in _LISTS:
@@ -100,7 +103,7 @@ def _odd(name: str, value: object) -> bool:
 
 
 def _is_outside(value: object, low: float, high: float | None) -> bool:
-    """Return True unless it is a number of the kind of `low` within the bounds."""
+    """Return True unless `value` is a number of the type of `low` within the bounds."""
     if isinstance(value, bool) or not isinstance(value, int | type(low)):
         return True
     return not low <= value < math.inf or (high is not None and value > high)

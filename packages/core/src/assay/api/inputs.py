@@ -1,4 +1,4 @@
-"""Prompts and the choice of tokens, from options that may be left out."""
+"""Input options of generation, for the API and `assay capture`."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,7 @@ def input_options(  # noqa: PLR0913 - one for each option
     generation_config: options.GenerationConfigFile = None,
     seed: options.Seed = None,
 ) -> "InputOptions":
-    """Return the requested inputs. `model_fields_set` names the options that were given.
+    """Return the requested inputs. `model_fields_set` names the given options.
 
     Raises: UsageError for a value out of range, and for a file with an unsupported setting.
     """
@@ -54,5 +54,5 @@ def input_options(  # noqa: PLR0913 - one for each option
 
 
 def globs(given: str | Sequence[str] | None) -> tuple[str, ...]:
-    """Return the GLOBs of an option that takes one or several."""
+    """Return the GLOBs of an option that accepts one or several."""
     return (given,) if isinstance(given, str) else tuple(given or ())

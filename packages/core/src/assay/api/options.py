@@ -1,6 +1,6 @@
 """Options of the API functions, from which the command line is derived.
 
-A parameter with an `Option` in its annotation is an option of the command; others exist in Python only.
+Parameters without an `Option` in their annotation exist in Python only.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from typing import Annotated
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """How the command line describes a parameter."""
+    """The command line's description of a parameter."""
 
     help: str
     metavar: str | None = None

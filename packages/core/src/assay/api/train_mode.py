@@ -1,4 +1,4 @@
-"""Length and purpose of a training in `assay check train`: options that exclude one another."""
+"""The mutually exclusive modes of `assay check train`: compare some steps, or overfit."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class TrainMode:
-    """Options as they were given; None for those that were not."""
+    """The given options; None for others."""
 
     steps: int | None
     resume_at: int | None
@@ -23,7 +23,7 @@ class TrainMode:
     track: str | None
 
     def check_consistency(self) -> None:
-        """Raise UsageError for options that do not go with one another."""
+        """Raise UsageError for options that exclude each other."""
         of_steps = {"--steps": self.steps, "--resume-at": self.resume_at}
         of_overfit = {"--overfit-steps": self.overfit_steps, "--track": self.track}
         given = [name for name, value in of_steps.items() if value is not None]
@@ -37,7 +37,7 @@ class TrainMode:
             raise UsageError(f"{' and '.join(given)} without --overfit: nothing would come of it")
 
     def run(self, check: "TrainCheck", folder: Path, progress: "Progress") -> None:
-        """Check, and leave the verdict in `folder`."""
+        """Run the check, and write the verdict into `folder`."""
         from assay.training.check import check_train
         from assay.training.overfit.check import check_overfit, overfit_options
 

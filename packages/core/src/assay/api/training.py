@@ -1,10 +1,11 @@
 """`assay.check_train`."""
 
+from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Annotated
 
 from assay.api import options
-from assay.api.command_line import command_line
+from assay.api.command_line import command_line, run_and_publish
 from assay.api.options import Option
 from assay.api.train_mode import TrainMode
 from assay.errors import UsageError
@@ -88,7 +89,7 @@ def check_train(  # noqa: PLR0913 - one for each option
     from assay.launch.mesh_string import parse_mesh
     from assay.models.candidate_code import candidate_code
     from assay.models.remote_code import remote_code_of
-    from assay.runs import RunFolder, open_progress
+    from assay.runs import RunFolder
     from assay.training.check import TrainCheck
     from assay.training.processes.requests import TrainOptions
 
@@ -128,14 +129,9 @@ def check_train(  # noqa: PLR0913 - one for each option
         features=tuple(name for name, wanted in features.items() if wanted),
         command=command_line(check_train, arguments),
     )
-    with open_progress() as progress:
-        mode.run(check, folder, progress)
-        with progress.step("writes the report"):
-            from assay.api.verdict import CheckedVerdict  # jinja2 and rich are not needed before
-
-            return CheckedVerdict.publish(folder)
+    return run_and_publish(partial(mode.run, check), folder)
 
 
 def _default_micro_batches(ranks: dict[str, int]) -> int:
-    """Two, or one for every stage of every rank of dp."""
+    """Return two, or one for every stage of every rank of dp."""
     return max(2, ranks.get("dp", 1) * ranks.get("pp", 1))

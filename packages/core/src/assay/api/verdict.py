@@ -1,4 +1,4 @@
-"""A verdict that can be looked at: as text, as HTML, and as files in the folder of its run."""
+"""The verdict of a finished run, as text, as HTML, and as files in the run's folder."""
 
 import io
 from pathlib import Path
@@ -16,9 +16,9 @@ from assay.verdicts import Verdict
 
 
 class CheckedVerdict(Verdict):
-    """The verdict of a finished run, and the folder with all that is known of it.
+    """The verdict of a finished run, and the run's folder.
 
-    `str(verdict)` is what the command line shows; a notebook shows the report's first screen.
+    `str(verdict)` is the output of the command line; a notebook shows the report's first screen.
     """
 
     _report: Report = PrivateAttr()
@@ -29,7 +29,7 @@ class CheckedVerdict(Verdict):
     def publish(cls, folder: Path) -> "CheckedVerdict":
         """Write the report's page next to the files of the run in `folder`.
 
-        Returns: the verdict of that run, even if the page cannot be written: see `unwritten`.
+        Returns: the verdict of that run, even if the page cannot be written (`unwritten`).
         Raises: UnreadableFileError if the folder has no verdict.
         """
         report = read_report(folder)
@@ -46,21 +46,21 @@ class CheckedVerdict(Verdict):
 
     @property
     def unwritten(self) -> str:
-        """Reason why the report's page could not be written; empty if it was."""
+        """Return the reason why the report's page could not be written; empty if it was."""
         return self._unwritten
 
     @property
     def folder(self) -> Path:
-        """Folder of verdict.json, report.html, the measurements and the golden."""
+        """Return the folder of verdict.json, report.html, the measurements and the golden."""
         return self._report.folder
 
     def print_to(self, console: Console) -> None:
-        """Print what the command line shows."""
+        """Print the output of the command line."""
         print_report(self._report, console, self._page)
 
     def __str__(self) -> str:
         text = io.StringIO()
-        # In a notebook rich would display what it prints, and leave the stream empty.
+        # In a notebook rich would display the text, and leave the stream empty.
         self.print_to(open_text_console(text))
         return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
 

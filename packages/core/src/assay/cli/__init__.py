@@ -3,13 +3,13 @@
 import sys
 from typing import NoReturn
 
-from assay.cli.ending import exceptions_ended
+from assay.cli.ending import exit_on_error
 
 
 def main() -> NoReturn:
     """Run the command line and exit with its code."""
-    with exceptions_ended():
-        # Here, so that Ctrl-C during these imports is one message, too.
+    with exit_on_error():
+        # Imported here, so that Ctrl-C during the import prints one message.
         from assay.cli import application, extensions
 
         extensions.add_extensions(application.app, extensions.find_extensions())

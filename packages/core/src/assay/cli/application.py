@@ -52,4 +52,4 @@ def _assay(
         ),
     ] = False,
 ) -> None:
-    """Only for --version."""
+    """Add --version."""

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 def derive_command(
     function: "Callable[..., CheckedVerdict]", help_text: str
 ) -> Callable[..., None]:
-    """Return the command that calls `function` and exits with the code of its verdict.
+    """Return a command that calls `function` and exits with the code of its verdict.
 
-    Options that are not given keep the function's default.
+    Omitted options keep the function's default.
     """
 
     @with_options_of(function)
@@ -105,7 +105,7 @@ def _derive_parameter(parameter: inspect.Parameter, option: Option) -> inspect.P
 
 
 def _command_line_type(annotation: object) -> Any:  # noqa: ANN401 - a type that typer parses
-    """Return the type in which the command line parses a parameter."""
+    """Return the type that the command line parses."""
     members = [one for one in _members(annotation) if one is not type(None)]
     if any(get_origin(one) in (Sequence, Mapping) for one in members):
         return list[str]

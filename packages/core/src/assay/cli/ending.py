@@ -1,4 +1,4 @@
-"""How a command ends that has no verdict to show: one message, and an exit code."""
+"""End a command without a verdict: one message, and an exit code."""
 
 import errno
 import json
@@ -19,7 +19,7 @@ from assay.output.streams import guard_standard_streams, print_error, print_text
 
 _BUG = "this is a bug in assay, and no verdict: please report it with the lines above"
 
-# Longer imports are taken to hang. Torch takes a second or two, on a busy machine tens of them.
+# A longer import hangs. Torch takes a second or two, on a busy machine tens of seconds.
 _IMPORT_SECONDS = 30.0
 _AGAIN_SECONDS = 0.05
 
@@ -30,19 +30,19 @@ Kind = Literal["usage", "machine", "bug", "interrupted"]
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM, as `timeout` and job schedulers send it: the command cleans up as on Ctrl-C."""
+    """SIGTERM, from `timeout` or a job scheduler; the command cleans up as on Ctrl-C."""
 
 
 @runtime_checkable
 class _WrongUsage(Protocol):
-    """The errors of click, which typer has a copy of in some versions."""
+    """The errors of click, or of the copy that some versions of typer have."""
 
     def format_message(self) -> str: ...
 
 
 @contextmanager
-def exceptions_ended() -> Iterator[None]:
-    """Turn what the command inside raises into one message and `sys.exit`."""
+def exit_on_error() -> Iterator[None]:
+    """Convert exceptions inside the context to one message and `sys.exit`."""
     guard_standard_streams()
     try:
         with _signals_raise():
@@ -52,21 +52,21 @@ def exceptions_ended() -> Iterator[None]:
         _end_as_typer(end)
     except (AssayError, KeyboardInterrupt, OSError) as error:
         _end_with(error)
-    except Exception:  # noqa: BLE001 - Python would end with 1, which is a verdict
+    except Exception:  # noqa: BLE001 - Python would exit with 1, a verdict
         traceback.print_exc()
         _end("bug", _BUG, 2)
 
 
 def _end_as_typer(end: SystemExit) -> NoReturn:
-    """Look for what typer has turned into an exit code: it is in the context of `end`."""
+    """Find the exception that typer has converted to `end`, in its context."""
     cause: BaseException | None = end
     while cause is not None:
         if isinstance(cause, KeyboardInterrupt):
             _end_with(cause)
         if isinstance(cause, _WrongUsage):
-            _print_json("usage", cause.format_message())  # its words are on standard error
+            _print_json("usage", cause.format_message())  # typer has printed it
         if isinstance(cause, OSError):
-            # Nobody reads the output any more: typer ends with 1, which is a verdict.
+            # The output is closed: typer would exit with 1, a verdict.
             _end_without_output()
         cause = cause.__context__
     try:
@@ -117,7 +117,7 @@ def _print_json(kind: Kind, message: str) -> None:
 
 
 def _files_so_far() -> str:
-    """Where the interrupted run wrote files; without an import, which takes time."""
+    """Name the folder of the interrupted run, without a slow import."""
     folders = sys.modules.get("assay.runs.folders")
     begun = folders.begun_folders() if folders is not None else ()
     return f"; files so far in {begun[-1]}" if begun else ""
@@ -125,7 +125,7 @@ def _files_so_far() -> str:
 
 @contextmanager
 def _signals_raise() -> Iterator[None]:
-    """Inside, Ctrl-C and SIGTERM raise, but not while a module is imported."""
+    """Make Ctrl-C and SIGTERM raise inside the context, but not during an import."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -143,8 +143,8 @@ def _signals_raise() -> Iterator[None]:
 class _Raise:
     """A signal handler that raises `error`.
 
-    An exception within the import of torch ends in C++, which aborts the process; so the signal is
-    sent again a moment later, as long as an import does not hang.
+    An exception during the import of torch aborts the process in C++. So the signal is sent again a
+    moment later, unless the import hangs.
     """
 
     def __init__(self, error: type[KeyboardInterrupt]) -> None:
@@ -159,7 +159,7 @@ class _Raise:
             again.start()
             return
         if self._error is Terminated:
-            signal.signal(number, signal.SIG_IGN)  # a second one would interrupt the cleaning up
+            signal.signal(number, signal.SIG_IGN)  # a second one would interrupt the cleanup
         raise self._error
 
 

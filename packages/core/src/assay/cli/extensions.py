@@ -9,7 +9,7 @@ from assay.errors import MachineError
 
 GROUP = "assay.commands"
 
-# Whatever was meant for a command that cannot be loaded is left to it, --help too.
+# A command that fails to import accepts any arguments, including --help.
 _TAKES_ALL = {
     "allow_extra_args": True, "allow_interspersed_args": False, "ignore_unknown_options": True,
     "help_option_names": list[str](),
@@ -17,11 +17,11 @@ _TAKES_ALL = {
 
 
 class BrokenExtensionError(MachineError):
-    """A command whose package is installed and cannot be loaded."""
+    """An installed command that cannot be loaded."""
 
     @classmethod
     def of(cls, entry_point: EntryPoint, error: BaseException) -> "BrokenExtensionError":
-        """What loading it raised."""
+        """Make the error from the exception of the import."""
         return cls(
             f"the command {entry_point.name} cannot be loaded: {entry_point.value} raised"
             f" {type(error).__name__}: {error}; repair or uninstall its package"
@@ -29,12 +29,12 @@ class BrokenExtensionError(MachineError):
 
 
 def find_extensions() -> Iterable[EntryPoint]:
-    """The entry points of all installed packages."""
+    """Return the entry points of all installed packages."""
     return entry_points(group=GROUP)
 
 
 def add_extensions(app: typer.Typer, entry_points: Iterable[EntryPoint]) -> None:
-    """Add the command of each entry point; one that cannot be loaded says so when it is called."""
+    """Add the command of each entry point; a broken one raises when it is called."""
     for entry_point in entry_points:
         try:
             extension = _load(entry_point)

@@ -1,4 +1,4 @@
-"""The end of every command that returns a verdict: its faces and its exit code."""
+"""Print a verdict, and exit with its code."""
 
 import sys
 from pathlib import Path
@@ -21,7 +21,7 @@ def finish(folder: Path, *, as_json: bool) -> None:
 
 
 def end_with(verdict: "CheckedVerdict", *, as_json: bool) -> None:
-    """Show `verdict` and exit with its code. Under torchrun the first rank does."""
+    """Print `verdict` and exit with its code; under torchrun only rank 0 prints."""
     from assay.launch import is_first_rank
     from assay.output.console import open_console
     from assay.runs.results import format_verdict

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from assay.comparing.calibration import CleanRun, largest_ratios
+from assay.devices.run_string import Run
 from assay.errors import UsageError
 from assay.generate.check import capture, check_generate
-from assay.generate.processes.requests import CaptureRequest, GenerateCheck
+from assay.generate.processes.requests import GenerateCheck, GoldenRequest
 from assay.runs import Progress
 from assay.runs.results import VERDICT_FILE, read_measurements
 from assay.verdicts import Outcome, Verdict
@@ -15,28 +16,27 @@ MODELS = ("micro:llama", "micro:mistral", "micro:gemma2", "micro:mixtral")
 
 
 def run_clean(
-    runs: Sequence[str], models: Sequence[str], reference: str, folder: Path, progress: Progress
+    runs: Sequence[Run], models: Sequence[str], reference: Run, folder: Path, progress: Progress
 ) -> list[CleanRun]:
     """Check every model on every run, which must be correct, and keep the largest ratios.
 
-    Raises: UsageError if something of a run could not be compared, or differs where it must not.
+    Raises: UsageError if a run has something that cannot be compared, or an exact difference.
     """
     clean = []
     for model in models:
         goldens: dict[str, Path] = {}
         for run in runs:
-            dtype = run.rpartition("/")[2]
             name = f"{model} {run}".replace("/", "-").replace(":", "-").replace(" ", "-")
-            if dtype not in goldens:
-                goldens[dtype] = folder / f"{name}-golden"
-                goldens[dtype].mkdir()
-                request = CaptureRequest(
-                    model=model, reference=reference, noise_for=[dtype], folder=str(goldens[dtype])
+            if run.dtype not in goldens:
+                golden = goldens[run.dtype] = folder / f"{name}-golden"
+                golden.mkdir()
+                request = GoldenRequest(
+                    model=model, reference=reference, noise_for=[run.dtype], folder=str(golden)
                 )
-                capture(request, goldens[dtype], progress)
+                capture(request, golden, progress)
             part = folder / name
             part.mkdir()
-            check = GenerateCheck(model=model, candidate=run, golden=goldens[dtype])
+            check = GenerateCheck(model=model, candidate=run, golden=goldens[run.dtype])
             verdict = check_generate(check, part, progress)
             if not _is_clean(verdict):
                 raise UsageError(f"{model} on {run} is no clean run: see {part / VERDICT_FILE}")
@@ -48,7 +48,7 @@ def run_clean(
 
 
 def _is_clean(verdict: Verdict) -> bool:
-    """Whether limits may be taken from a run: all agrees that no limit of noise is needed for."""
+    """Return True if everything agrees that must agree exactly."""
     exact = ("inputs", "tokens", "sampler")
     return (
         not any(item.limit == 0 for item in verdict.suspects)

@@ -1,4 +1,4 @@
-"""Runs both sides of `assay check generate` in processes, judges, and writes the verdict."""
+"""`assay check generate`: run both sides in processes, judge, and write the verdict."""
 
 import sys
 import threading
@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 from assay.comparing.limits import load_limits
 from assay.devices.detection.isolation import require_run
-from assay.devices.run_string import parse_run
 from assay.errors import UsageError
 from assay.generate.processes.options import CandidateOptions
-from assay.generate.processes.ranks import run_ranks
 from assay.generate.processes.requests import (
+    CandidateReport,
     CandidateRequest,
-    CaptureRequest,
     GenerateCheck,
+    GoldenRequest,
     InputOptions,
+    SetupRequest,
 )
-from assay.generate.processes.workers import PRELOAD, Workers
+from assay.generate.processes.worker import PRELOAD, ask, run_ranks
 from assay.inputs import parse_lengths, read_prompts
 from assay.plugins import find_plugin_file
 from assay.runs import Answer, Progress
@@ -37,11 +37,11 @@ if TYPE_CHECKING:
     from assay.generate.judging.verdict import Judgement
 
 
-def capture(request: CaptureRequest, folder: Path, progress: Progress) -> Answer:
-    """Capture a golden in a process of its own; logs go to `folder`."""
-    require_run(parse_run(request.reference))
+def capture(request: GoldenRequest, folder: Path, progress: Progress) -> Answer:
+    """Capture a golden in its own process, whose log goes to `folder`."""
+    require_run(request.reference)
     _require_readable(request.inputs)
-    return Workers(folder, progress).ask("capture", request.model_dump(), "reference")
+    return ask("capture", request, "reference", folder, progress)
 
 
 def _require_readable(inputs: InputOptions) -> None:
@@ -67,18 +67,17 @@ def check_generate(check: GenerateCheck, folder: Path, progress: Progress) -> Ve
     with progress.step("looks for the devices"):  # before anything is computed
         for run in (check.reference, check.candidate):
             if run is not None:
-                require_run(parse_run(run))
+                require_run(run)
     _import_meanwhile("assay.generate.judging.verdict", "assay.report.publish")
-    workers = Workers(folder, progress)
     if check.setup is not None and check.golden is None:
-        # In a process of its own, as it may patch globals; a typo costs no reference run.
-        workers.ask("setup", {"setup": check.setup}, "candidate-setup")
+        # In its own process, as it may patch globals; a typo costs no reference run.
+        ask("setup", SetupRequest(setup=check.setup), "candidate-setup", folder, progress)
     if check.golden is not None and check.verify_golden:
         from assay.generate.processes.golden_folder import verify_golden  # torch
 
         with progress.step("verifies the golden"):
             verify_golden(check.golden, check.dtype)
-    golden = check.golden or _capture_golden(check, workers)
+    golden = check.golden or _capture_golden(check, folder, progress)
     candidate = CandidateRequest(
         model=check.model,
         candidate=check.candidate,
@@ -91,22 +90,22 @@ def check_generate(check: GenerateCheck, folder: Path, progress: Progress) -> Ve
         inputs=check.inputs.model_dump(include=set(check.given)) if check.golden else {},
         remote_code=check.remote_code,
     )
-    judgement = _run_and_judge(golden, check, candidate, workers)
-    # Before the closer look: whatever ends that, the verdict is there.
+    judgement = _run_and_judge(golden, check, candidate, folder, progress)
+    # Written before the follow-up, so that the verdict exists if the follow-up fails.
     verdict = write_results(judgement.verdict, judgement.measurements, folder, check.command)
-    # A closer look is one process's, whose model is whole.
+    # The follow-up needs the whole model in one process.
     if judgement.origin is not None and check.num_ranks == 1:
         from assay.generate.followup import follow_up  # torch
 
-        judgement = follow_up(judgement, check, candidate, workers)
+        judgement = follow_up(judgement, check, candidate, folder, progress)
         verdict = write_verdict(judgement.verdict, folder, check.command)
     return verdict
 
 
 def _import_meanwhile(*modules: str) -> None:
-    """Import what comes after the other processes while they run: torch takes a second or two.
+    """Import in a thread, while other processes run, what this process needs after them.
 
-    Not where torch is here already: the caller may have models, which must not be made to stay.
+    Does nothing if torch is imported: the caller may have models, which gc.freeze would keep alive.
     """
     from assay.runs.forking import import_to_stay
 
@@ -114,18 +113,18 @@ def _import_meanwhile(*modules: str) -> None:
         return
 
     def import_all() -> None:
-        # What cannot be imported is an error where it is used.
+        # An ImportError is raised again at the first use.
         with suppress(ImportError):
             import_to_stay(*modules)
 
     threading.Thread(target=import_all, daemon=True).start()
 
 
-def _capture_golden(check: GenerateCheck, workers: Workers) -> Path:
+def _capture_golden(check: GenerateCheck, folder: Path, progress: Progress) -> Path:
     if check.reference is None:
         raise UsageError("a check needs --reference RUN or --golden TRACE")
-    golden = workers.folder / GOLDEN_FOLDER
-    request = CaptureRequest(
+    golden = folder / GOLDEN_FOLDER
+    request = GoldenRequest(
         model=check.model,
         reference=check.reference,
         noise_for=[check.dtype],
@@ -134,48 +133,51 @@ def _capture_golden(check: GenerateCheck, workers: Workers) -> Path:
         folder=str(golden),
         remote_code=check.remote_code,
     )
-    workers.ask("capture", request.model_dump(), "reference")
+    ask("capture", request, "reference", folder, progress)
     return golden
 
 
 def _run_and_judge(
-    golden: Path, check: GenerateCheck, candidate: CandidateRequest, workers: Workers
+    golden: Path,
+    check: GenerateCheck,
+    candidate: CandidateRequest,
+    folder: Path,
+    progress: Progress,
 ) -> "Judgement":
-    """The judgement over the candidate: one process, or ranks, each of which is judged."""
-    folder = Path(candidate.folder)
+    """Run the candidate in one process or on its ranks, and judge it."""
+    results = Path(candidate.folder)
     if check.num_ranks == 1:
-        answer = workers.ask("candidate", candidate.model_dump(), "candidate")
-        with workers.progress.step("judges"):
-            return judge(golden, check, folder, answer.result)
+        answer = ask("candidate", candidate, "candidate", folder, progress)
+        with progress.step("judges"):
+            return _judge(golden, check, results, answer.result)
     axes = ", ".join(f"{axis}={size}" for axis, size in check.mesh.items())
-    with workers.progress.step(f"candidate on ranks of {axes}"):
-        reports = run_ranks(candidate, PRELOAD, workers.progress)
-    from assay.generate.judging.ranks import with_facts_of_all, worst_of_ranks  # torch
+    with progress.step(f"candidate on ranks of {axes}"):
+        reports = run_ranks(candidate, progress)
+    from assay.generate.judging.ranks import merge_weight_facts, worst_of_ranks  # torch
 
-    with workers.progress.step("judges"):
+    with progress.step("judges"):
         return worst_of_ranks(
             [
-                judge(golden, check, rank_folder(folder, number), report)
-                for number, report in enumerate(with_facts_of_all(reports))
+                _judge(golden, check, rank_folder(results, number), report)
+                for number, report in enumerate(merge_weight_facts(reports))
             ]
         )
 
 
-def judge(
-    golden: Path, check: GenerateCheck, candidate: Path, report: Mapping[str, Any]
+def _judge(
+    golden: Path, check: GenerateCheck, results: Path, report: Mapping[str, Any]
 ) -> "Judgement":
-    """The judgement over the results of one process, which `candidate` holds."""
+    """Judge the `results` and `report` of one process."""
     from assay.generate.judging.evidence import GenerateEvidence  # torch is not needed for --help
     from assay.generate.judging.verdict import judge_generation
     from assay.generate.processes.golden_folder import GoldenSection, read_golden
-    from assay.generate.processes.requests import CandidateReport
     from assay.models.size_policy import chosen_threads
     from assay.trace import Trace
 
     evidence = GenerateEvidence(
         read_golden(golden),
         GoldenSection.open(golden, check.dtype),
-        Trace.open(candidate),
+        Trace.open(results),
         CandidateReport.model_validate(report),
         load_limits(check.limits),
         check.level,

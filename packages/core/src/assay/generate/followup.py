@@ -1,4 +1,4 @@
-"""What is asked once a stage has failed: is it only another representation, and which operation?"""
+"""The follow-up of a failed stage: test for a mere change of representation, find the operation."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -26,8 +26,9 @@ from assay.generate.processes.requests import (
     GenerateCheck,
     OperationsRequest,
 )
-from assay.generate.processes.workers import Workers
+from assay.generate.processes.worker import ask
 from assay.locating.operations import find_wrong_operation
+from assay.runs import Progress
 from assay.sites import CallSite
 from assay.trace import Trace
 from assay.verdicts import Outcome
@@ -40,23 +41,31 @@ _NAMED = 5
 
 
 def follow_up(
-    judgement: Judgement, check: GenerateCheck, candidate: CandidateRequest, workers: Workers
+    judgement: Judgement,
+    check: GenerateCheck,
+    candidate: CandidateRequest,
+    folder: Path,
+    progress: Progress,
 ) -> Judgement:
-    """The judgement after a closer look; where that is not possible, as it was, with a note."""
+    """Return the judgement after the follow-up, or with a note if the follow-up cannot run.
+
+    folder: for the files of the processes.
+    """
     levels = judgement.verdict.levels
     if check.setup is not None and all(
         levels[name].verdict in (None, Outcome.PASS) for name in _TEXT_LEVELS
     ):
         try:
-            judgement = _pass_if_representation(judgement, check, candidate, workers)
+            judgement = _pass_if_representation(judgement, check, candidate, folder, progress)
         except AssayError as error:
             judgement = _with_note(judgement, f"not run in float64: {error}")
     if judgement.origin is None or judgement.call is None:
         return judgement
+    module = judgement.origin.stage.module
     try:
-        operation = _find_operation(judgement, check, candidate, workers)
+        operation = _find_operation(module, judgement.call, check, candidate, folder, progress)
     except AssayError as error:
-        # A golden from elsewhere: its device need not be here.
+        # This machine may lack the device of a golden from elsewhere.
         return _with_note(judgement, f"no operation is named: {error}")
     if operation is None or judgement.verdict.location is None:
         return judgement
@@ -77,7 +86,11 @@ def _with_note(judgement: Judgement, note: str) -> Judgement:
 
 
 def _pass_if_representation(
-    judgement: Judgement, check: GenerateCheck, candidate: CandidateRequest, workers: Workers
+    judgement: Judgement,
+    check: GenerateCheck,
+    candidate: CandidateRequest,
+    folder: Path,
+    progress: Progress,
 ) -> Judgement:
     request = EquivalenceRequest(
         model=check.model,
@@ -87,10 +100,10 @@ def _pass_if_representation(
         options=check.options,
         remote_code=check.remote_code,
     )
-    found = workers.ask("equivalence", request.model_dump(), "equivalence").result
+    found = ask("equivalence", request, "equivalence", folder, progress).result
     if not found["agrees"] or not is_representation(judgement.failed, found["stages"]):
         return judgement
-    if judgement.load is not None and not _are_tried(judgement.load, judgement.failed):
+    if judgement.load is not None and not _is_load_tested(judgement.load, judgement.failed):
         return judgement
     stages = sorted({str(item.port.stage) for item in judgement.failed})
     levels: dict[str, Any] = dict(judgement.verdict.levels)
@@ -119,36 +132,43 @@ def _pass_if_representation(
     return _with_note(replace(judgement, verdict=changed, origin=None), note)
 
 
-def _are_tried(load: JudgedLoad, failed: list[Judged]) -> bool:
-    """Whether the inputs reached all that is wrong with the weights.
+def _is_load_tested(load: JudgedLoad, failed: list[Judged]) -> bool:
+    """Return True if the inputs reach every wrong weight, so that equal logits vindicate it.
 
-    Then the agreement of the logits speaks of it. The stage of a weight that was changed has to show
-    the change; of a table that is looked up in, it shows the rows of the tokens that were used.
+    The stage of each changed weight must have failed. An embedding does not count: only the rows of
+    the used tokens are tested.
     """
     shown = {item.port.stage.module for item in failed if not item.port.kind.endswith("Embedding")}
     return not load.loading and all(finding.location.module in shown for finding in load.changed)
 
 
 def _find_operation(
-    judgement: Judgement, check: GenerateCheck, candidate: CandidateRequest, workers: Workers
+    module: str,
+    call: tuple[int, int],
+    check: GenerateCheck,
+    candidate: CandidateRequest,
+    folder: Path,
+    progress: Progress,
 ) -> str | None:
-    """The first wrong operation of the stage that made the error; None if none is over its limit."""
-    batch, step = judgement.call or (0, 0)
-    module = judgement.origin.stage.module if judgement.origin is not None else ""
+    """Return the first wrong operation of `module`; None if no operation exceeds its limit.
+
+    call: batch and step.
+    """
+    batch, step = call
     sides: dict[str, list[Operation]] = {}
     for name, parts in PARTS.items():
         request = OperationsRequest(
             model=check.model,
             golden=candidate.golden,
             dtype=check.dtype,
-            folder=str(workers.folder / f"operations-{name}"),
+            folder=str(folder / f"operations-{name}"),
             module=module,
             batch=batch,
             step=step,
             candidate=candidate if name == "candidate" else None,
             remote_code=check.remote_code,
         )
-        workers.ask("operations", request.model_dump(), f"operations-{name}")
+        ask("operations", request, f"operations-{name}", folder, progress)
         trace = Trace.open(Path(request.folder))
         sides |= {part: read_operations(trace, part) for part in parts}
     recorded = GoldenSection.open(Path(candidate.golden), check.dtype).trace.find(

@@ -1,7 +1,4 @@
-"""Worlds of ranks: fresh processes with one process group and a mesh; every failure is reported.
-
-Imports no torch: only the fork server and the ranks do.
-"""
+"""Worlds of ranks: fresh processes with one process group and a mesh. Imports no torch."""
 
 from assay.launch.errors import (
     RankSkipped,

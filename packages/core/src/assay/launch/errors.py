@@ -5,18 +5,18 @@ from collections.abc import Sequence
 from assay.errors import MachineError, UsageError
 
 
-class RankSkipped(Exception):  # noqa: N818 - no error: a body raises it where it cannot run
+class RankSkipped(Exception):  # noqa: N818 - not an error
     """Raised by a body that cannot run on this rank. The world is skipped if all ranks raise it."""
 
 
-class WorldSkipped(Exception):  # noqa: N818 - as RankSkipped
+class WorldSkipped(Exception):  # noqa: N818 - not an error
     """Raised by `launch_world` if all ranks of the world raised RankSkipped."""
 
 
 class WorldError(MachineError):
     """A world in which a rank did not return, or ended with an error after it returned.
 
-    ranks: the ranks whose failure is reported first; the others' may be its consequences.
+    ranks: the ranks whose failure is reported first; it may have caused the others' failures.
     """
 
     def __init__(self, message: str, ranks: Sequence[int] = ()) -> None:
@@ -33,26 +33,26 @@ class ForkServerError(MachineError):
 
     @classmethod
     def ended(cls, how: str) -> "ForkServerError":
-        """Its process died; `how`: as `exit_in_words` returns it."""
+        """Make the error for a dead process; `how` is from `exit_in_words`."""
         return cls(f"the process that forks ranks {how}")
 
     @classmethod
     def refused(cls, traceback: str) -> "ForkServerError":
-        """It raised, in most cases while it imported a module to preload."""
+        """Make the error for an exception, in most cases from the import of a preloaded module."""
         return cls(f"the process that forks ranks could not start a world:\n{traceback}")
 
 
 class WorldSizeError(UsageError):
-    """The world needs another number of ranks than its launcher started."""
+    """A world with another number of ranks than its launcher started."""
 
     @classmethod
     def outer(cls, world: object, size: int) -> "WorldSizeError":
-        """`world`: what the body needs; `size`: ranks that torchrun started with this process."""
+        """Make the error for a body that needs `world`, where torchrun started `size` ranks."""
         return cls(f"the body needs {world}, but the launcher of this process started {size}")
 
     @classmethod
     def nested(cls) -> "WorldSizeError":
-        """`launch_world` was called inside of a rank."""
+        """Make the error for a call of `launch_world` inside a rank."""
         return cls("a rank cannot start a world of its own: start it outside of the first")
 
 
@@ -61,7 +61,7 @@ class UnsendableError(UsageError):
 
     @classmethod
     def of(cls, what: str, value: object, error: BaseException) -> "UnsendableError":
-        """`what`: the value's name in the message; `error`: what pickle raised."""
+        """Make the error for `value`, called `what`, from pickle's `error`."""
         return cls(
             f"{what} cannot travel to the ranks: {type(value).__name__}: {error}. "
             "What reaches a rank is pickled; make it inside of the body instead"
@@ -69,7 +69,7 @@ class UnsendableError(UsageError):
 
     @classmethod
     def of_main(cls, name: str) -> "UnsendableError":
-        """`name`: a function that is defined in `__main__`, which ranks cannot import."""
+        """Make the error for a function that is defined in `__main__`, which ranks cannot import."""
         return cls(
             f"{name} is defined in the script that runs; ranks import what they call: move it to "
             "a module"

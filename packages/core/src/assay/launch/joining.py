@@ -26,8 +26,8 @@ from assay.launch.world import World
 if TYPE_CHECKING:
     from assay.devices.base import Device
 
-# Looked up once in the fork server: reading the entry points of all installed packages would take
-# each rank 30 ms. These adapters are the host's, which is always there and loads no driver.
+# Loaded once in the fork server, as reading all entry points would take each rank 30 ms. Adapters of
+# the host load no driver.
 _HOST_ADAPTERS = {kind: load_adapter(kind) for kind in adapter_names() if is_host_adapter(kind)}
 
 HOST_BACKEND = "gloo"
@@ -35,7 +35,7 @@ _LOOPBACK = Path("/sys/class/net/lo")
 
 
 def file_store(folder: Path, world: World) -> Store:
-    """A store in a file of `folder`, so that worlds need no free port."""
+    """Make a store in a file of `folder`, so that worlds need no free port."""
     store = FileStore(str(folder / "rendezvous"), world.size)
     store.set_timeout(timedelta(seconds=world.limits.start_seconds))
     return store
@@ -43,16 +43,16 @@ def file_store(folder: Path, world: World) -> Store:
 
 @contextmanager
 def joined(world: World, store: Store, number: int, local: int) -> Iterator[Rank]:
-    """Open the device of rank `number` and join the process group; leave it unless a body raises.
+    """Open the device of rank `number` and join the process group; leave it unless the body raises.
 
-    Collective: enters when all ranks have joined. Inside, the rank's device is the current one.
+    Collective. Inside the context the rank's device is the current one.
     """
     device = open_rank_device(world.device, local)
     kind = torch.device(device.torch_device).type
     on_host = kind == "cpu"
     backend = HOST_BACKEND
     if not on_host:
-        # Offloaded parameters and checkpoints need collectives of the host, too.
+        # Offloaded parameters and checkpoints also need collectives on the host.
         backend = f"cpu:{HOST_BACKEND},{kind}:{device.vendor.distributed_backend}"
     with nullcontext() if on_host else device.execution():
         dist.init_process_group(
@@ -63,16 +63,16 @@ def joined(world: World, store: Store, number: int, local: int) -> Iterator[Rank
             timeout=timedelta(seconds=world.limits.start_seconds),
         )
         mesh = init_device_mesh(kind, tuple(world.axes.values()), mesh_dim_names=tuple(world.axes))
-        # The group was made with the limit of the start; from here on that of a collective holds.
+        # The group was made with the time limit of the start.
         limit = timedelta(seconds=world.limits.collective_seconds)
         for group in (None, *(mesh.get_group(axis) for axis in world.axes)):
-            c10d._set_pg_timeout(limit, group)  # noqa: SLF001 - torch offers it by this name only
+            c10d._set_pg_timeout(limit, group)  # noqa: SLF001 - torch has no public name
         yield Rank(number, local, world.size, dict(world.axes), device, mesh)
         dist.destroy_process_group()
 
 
 def open_rank_device(name: str, local: int) -> "Device":
-    """The device called `name`; for an accelerator without an index the one numbered `local`.
+    """Open the device `name`; for an accelerator without an index, the one numbered `local`.
 
     Raises: as `assay.devices.registry.open_device`.
     """
@@ -84,7 +84,7 @@ def open_rank_device(name: str, local: int) -> "Device":
 
 
 def use_loopback() -> None:
-    """Let gloo use the loopback device, so that one machine needs no host name and no network."""
+    """Let gloo use the loopback device, so that it needs neither a host name nor a network."""
     if _LOOPBACK.exists():
         os.environ.setdefault("GLOO_SOCKET_IFNAME", _LOOPBACK.name)
 
@@ -100,9 +100,9 @@ _COMMUNICATION_WORDS = (
 
 
 def is_communication_error(error: BaseException | None) -> bool:
-    """Whether `error`, or a cause of it, means only that another rank did not answer.
+    """Return True if `error`, or a cause of it, means only that another rank did not answer.
 
-    gloo raises plain RuntimeErrors, so their messages are searched.
+    gloo raises plain RuntimeErrors, so this searches their messages.
     """
     seen: set[int] = set()
     while error is not None and id(error) not in seen:

@@ -27,18 +27,16 @@ def launch_world(
 ) -> list[T]:
     """Call `target(rank, *args, **kwargs)` in a fresh process for each rank of `world`.
 
-    The processes are forked from one that has imported torch. They and their children end with
-    this call, even if it raises or this process is killed. Under torchrun, or any launcher that
-    sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, this process is one of the ranks and calls
-    `target` itself.
+    A process that has imported torch forks them. They and their children end with this call, even if
+    it raises or this process is killed. Under torchrun, or any launcher that sets RANK, WORLD_SIZE,
+    MASTER_ADDR and MASTER_PORT, this process is one of the ranks and calls `target` itself.
 
-    target: a function of a module. It may raise `RankSkipped`. From the calling process it gets
-        its arguments, which are pickled, the environment variables, the working directory and the
-        import path.
+    target: a function of a module. It may raise `RankSkipped`. It gets pickled arguments, and this
+        process's environment variables, working directory and import path.
 
     Returns: the return value of each rank, in the order of the ranks.
-    Raises: WorldError if a rank raised, was killed, ended without returning, or skipped where
-        others did not; WorldHungError with the place where each rank waited; WorldSkipped if all
+    Raises: WorldError if a rank raised, was killed, ended without returning, or skipped when
+        others did not; WorldHungError with the line where each rank waited; WorldSkipped if all
         skipped; UsageError or MachineError as a rank raised it; UnsendableError.
     """
     outer = outer_world_size(os.environ)
@@ -72,7 +70,7 @@ def launch_world(
 
 
 def start_ahead() -> None:
-    """Start what the first world would start, and what stays for all: with the variables of now."""
+    """Start watchdog and fork server, with the current environment variables."""
     WATCHDOG.start()
     FORK_SERVER.start()
 
@@ -97,7 +95,7 @@ def _pickled_call(
 
 
 def _setup(world: World) -> dict[str, Any]:
-    """The settings of this process that a rank applies before it opens its device."""
+    """Return the settings of this process that a rank applies before it opens its device."""
     return {
         "world": replace(world, at_end=None, progress=SilentProgress()),
         "environment": dict(os.environ),

@@ -1,4 +1,4 @@
-"""Work that one process does for all: under torchrun the first rank's."""
+"""Work that one process does for all: under torchrun, rank 0."""
 
 import os
 import pickle
@@ -17,32 +17,21 @@ T = TypeVar("T")
 # The launcher ends all ranks when the first one ends; until then its work may take any time.
 _LONGEST = timedelta(days=7)
 
-# Between the ends of ranks that have had the same work: one that takes longer has died.
+# Longest time between the ends of ranks; a slower one has died.
 _LEAVING = timedelta(minutes=1)
 
 _DONE = "done"
 
 
-@dataclass(slots=True)
-class _Works:
-    """How many works this process has begun to share."""
-
-    count: int = 0
-
-    def begin(self) -> int:
-        """The number of the next."""
-        self.count += 1
-        return self.count
-
-
-_works = _Works()
+# The works that this process has begun to share, by number.
+_begun: list[int] = []
 
 
 def on_first_rank(work: Callable[[], T]) -> T:
-    """What `work` returns. Under torchrun only rank 0 does it, and every rank gets what it returned.
+    """Return the value of `work()`. Under torchrun only rank 0 calls it, and all ranks get the value.
 
-    There it may launch worlds, whose ranks are processes of their own: it sees no variable of torchrun.
-    Every rank calls this equally often. What is returned is pickled.
+    `work` sees no variable of torchrun, so that it may launch worlds. The value is pickled. Every rank
+    must call this equally often.
     Raises: on rank 0 what `work` raises, on the others WorldError.
     """
     size = outer_world_size(os.environ)
@@ -52,7 +41,8 @@ def on_first_rank(work: Callable[[], T]) -> T:
 
     from assay.launch.under_torchrun import outer_store
 
-    store = PrefixStore(f"assay-work-{_works.begin()}", outer_store())
+    _begun.append(len(_begun) + 1)
+    store = PrefixStore(f"assay-work-{_begun[-1]}", outer_store())
     number = int(os.environ["RANK"])
     if number:
         store.wait([_DONE], _LONGEST)
@@ -68,7 +58,7 @@ def on_first_rank(work: Callable[[], T]) -> T:
         raise
     finally:
         store.set(_DONE, pickle.dumps(done).hex())
-        # This process may serve the store: it stays until all have read.
+        # This process may serve the store, so it waits until all have read.
         store.wait([f"read{rank}" for rank in range(1, size)])
     return done.result()
 
@@ -88,14 +78,13 @@ def is_first_rank() -> bool:
 
 
 def leave_together() -> None:
-    """Under torchrun, wait until every rank is here: called last, when everything is written.
+    """Under torchrun, wait at most a minute until every rank calls this, after its last write.
 
-    The launcher ends all ranks as soon as one ends with an error, in the middle of what they write.
-    Nothing elsewhere, or where the ranks have shared no work. A rank that does not come within a minute
-    is not waited for.
+    The launcher ends all ranks, even while they write, as soon as one ends with an error. Does nothing
+    if the ranks have shared no work.
     """
     size = outer_world_size(os.environ)
-    if size is None or not _works.count:
+    if size is None or not _begun:
         return
     from torch._C._distributed_c10d import PrefixStore
     from torch.distributed import DistError
@@ -113,7 +102,7 @@ def leave_together() -> None:
 
 @dataclass(slots=True)
 class _Done(Generic[T]):
-    """What came of the work: a value, or the text of an error."""
+    """The result of the work: a value, or the text of an error."""
 
     value: T | None = None
     error: str = ""
@@ -126,7 +115,7 @@ class _Done(Generic[T]):
 
 @contextmanager
 def _without_outer_variables() -> Iterator[None]:
-    """Take the launcher's variables away, for this process and those that it starts."""
+    """Remove the launcher's variables from this process and those that it starts."""
     taken = {name: os.environ.pop(name) for name in OUTER_VARIABLES}
     try:
         yield

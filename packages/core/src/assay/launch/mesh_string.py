@@ -9,7 +9,7 @@ AXES = ("dp", "tp", "pp")
 
 
 def parse_mesh(text: str, known: Sequence[str] = AXES) -> dict[str, int]:
-    """Axes from a text such as "dp=2,tp=2", the outermost first. Raises: UsageError."""
+    """Parse a text such as "dp=2,tp=2" to sizes by axis, the outermost first. Raises: UsageError."""
     axes: dict[str, int] = {}
     for part in text.split(","):
         name, _, size = part.strip().partition("=")

@@ -14,19 +14,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """One process of a world; the process group is that of `torch.distributed`.
-
-    number: this rank in the world. local: this rank on its machine. size: number of ranks.
-    axes: sizes of the mesh axes by name.
-    device: the opened device of this rank.
-    mesh: the mesh over all ranks, with `axes`.
-    progress: the display of the world for the first rank.
-    """
+    """One process of a world, with the default process group of `torch.distributed`."""
 
     number: int
     local: int
+    """Number of this rank on its machine."""
     size: int
+    """Number of ranks."""
     axes: Mapping[str, int]
+    """Sizes of the mesh axes by name."""
     device: "Device"
     mesh: "DeviceMesh"
     progress: Progress = field(default_factory=SilentProgress)
+    """On rank 0, the display of the world."""

@@ -1,4 +1,4 @@
-"""Watches a world from outside: reads its ranks' reports, finds the failure, ends the group."""
+"""Supervise a world from its parent: read reports, find the failure, end the process group."""
 
 import os
 import pickle
@@ -16,12 +16,12 @@ from assay.launch.processes.fork_server_client import FORK_SERVER
 from assay.launch.processes.pipes import LinePipe, Pipe, opened, wait_for_any
 from assay.launch.processes.rank_process import STACK_SIGNAL
 from assay.launch.world import World
+from assay.runs.processes import signal_group
 from assay.runs.progress.wire import WireReader
 from assay.watchdog import watched
 
-# How long to wait after a failure for one that shows the cause more directly. A rank may see its
-# connection to a killed peer close long before the system has freed the peer's memory, and the
-# peer's exit is reported only then.
+# Time to wait after a failure for a more direct one. A rank may see the connection to a killed peer
+# close long before the system has freed the peer's memory and reports its exit.
 _SETTLE_SECONDS = {
     Directness.SIGNAL: 0.0,
     Directness.EXCEPTION: 0.1,
@@ -29,7 +29,7 @@ _SETTLE_SECONDS = {
     Directness.SKIP: 0.5,
     Directness.COMMUNICATION: 1.0,
 }
-# A rank writes its stack in milliseconds, unless it is stopped or waits inside of a driver.
+# A rank writes its stack in milliseconds, unless it is stopped or blocked in a driver.
 _STACK_SECONDS = 5.0
 _POLL_SECONDS = 0.01
 _END_SECONDS = 10.0
@@ -38,8 +38,8 @@ _LOG_TAIL_BYTES = 1 << 14
 
 @contextmanager
 def supervised(world: World, folder: Path) -> Iterator["WorldSupervisor"]:
-    """Start the ranks of `world` on the call in `folder`; on exit their process group is killed."""
-    # The leader ends when `parent` is closed, which this context does even if this process dies.
+    """Start the ranks of `world` on the call in `folder`, and kill their process group on exit."""
+    # The leader ends when `parent` is closed, which also happens if this process dies.
     with (
         opened(Pipe) as parent,
         opened(Pipe) as gate,
@@ -61,18 +61,14 @@ def supervised(world: World, folder: Path) -> Iterator["WorldSupervisor"]:
             with watched("group", leader), closing(WireReader(world.progress)) as tasks:
                 yield WorldSupervisor(world, folder, leader, gate, exits, reports, tasks)
         finally:
-            with suppress(ProcessLookupError):
-                os.killpg(leader, signal.SIGKILL)
+            signal_group(leader, signal.SIGKILL)
             deadline = time.monotonic() + _END_SECONDS
             exits.read_to_end(deadline)
             reports.read_to_end(deadline)
 
 
 class WorldSupervisor:
-    """The state of a world that runs, and the wait for its end.
-
-    group: number of the ranks' process group.
-    """
+    """The state of a running world. group: number of the ranks' process group."""
 
     def __init__(
         self, world: World, folder: Path, group: int, gate: Pipe, exits: LinePipe, reports: LinePipe,
@@ -91,7 +87,7 @@ class WorldSupervisor:
         self._num_received = 0
 
     def wait(self) -> list[bytes]:
-        """Wait until the world has ended. Returns: by rank, the pickled value of its body.
+        """Wait until the world has ended. Returns: the pickled value of each body, by rank.
 
         Raises: WorldError and WorldHungError; WorldSkipped if all ranks skipped; the UsageError
             or MachineError that a rank raised.
@@ -146,7 +142,7 @@ class WorldSupervisor:
             self._receive(left)
 
     def _failure(self, found: tuple[Directness, list[int]]) -> AssayError:
-        """The error to raise, after waiting for failures that show the cause more directly."""
+        """Wait for more direct failures. Returns: the error to raise."""
         begun = time.monotonic()
         while self._alive():
             left = begun + _SETTLE_SECONDS[found[0]] - time.monotonic()
@@ -160,7 +156,7 @@ class WorldSupervisor:
         return failure_of(self._world, self._states, found)
 
     def _at_work(self) -> list[int]:
-        """Ranks that have neither reported nor ended."""
+        """Return the ranks that have neither reported nor ended."""
         return [rank for rank in self._alive() if self._states[rank].report is None]
 
     def _alive(self) -> list[int]:
@@ -200,7 +196,7 @@ class WorldSupervisor:
         state.order = state.order or self._num_received
 
     def _collect_stacks(self, ranks: Iterable[int]) -> None:
-        """Store the stacks of `ranks`, of killed ranks too, and the end of every rank's log."""
+        """Read the stacks of `ranks` and of killed ranks, and the end of every rank's log."""
         waiting = set(ranks)
         for rank in waiting & set(self._pids):
             with suppress(ProcessLookupError):

@@ -1,4 +1,4 @@
-"""A world that another launcher started, such as torchrun: this process is one of its ranks."""
+"""A world that torchrun or another launcher started, with this process as one of its ranks."""
 
 import faulthandler
 import os
@@ -31,7 +31,7 @@ from assay.launch.world import World
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# How long a rank whose communication failed waits for a report of another rank with the cause.
+# Time that a rank with a failed collective waits for another rank's report of the cause.
 _SETTLE_SECONDS = 2.0
 # A rank that has reported answers within this time.
 _POLL_SECONDS = 0.1
@@ -42,14 +42,14 @@ _numbers = count()
 def call_under_torchrun(
     target: Callable[Concatenate[Rank, P], T], world: World, *args: P.args, **kwargs: P.kwargs
 ) -> list[T]:
-    """Call `target` as the rank that RANK names; `launch_world` calls this under torchrun.
+    """Call `target` as the rank that RANK names, for `launch_world`.
 
-    Every rank reads the reports of the others and fails or skips as the world does; an exception
-    of its own body is raised unchanged. The launcher ends the ranks.
+    Every rank reads all reports, and fails or skips as the world does. It raises an exception of its
+    own body unchanged. The launcher ends the ranks.
     Returns and raises: as `launch_world`.
     """
     number, local = int(os.environ["RANK"]), int(os.environ.get("LOCAL_RANK", os.environ["RANK"]))
-    # A new prefix for every world: the keys of the one before are still in the store.
+    # A new prefix for every world, as the store still holds earlier keys.
     store = PrefixStore(f"assay-world-{next(_numbers)}", outer_store())
     errors: list[BaseException] = []
 
@@ -63,7 +63,7 @@ def call_under_torchrun(
     threads = torch.get_num_threads()
     torch.set_num_threads(world.threads)
     limits = world.limits
-    # No supervisor asks this rank for its stack, so it is printed when the limit has passed.
+    # Without a supervisor, this rank prints its own stack after the time limit.
     faulthandler.dump_traceback_later(limits.body_seconds, exit=False)
     try:
         with joined(world, PrefixStore("group", store), number, local) as rank:
@@ -87,7 +87,7 @@ def call_under_torchrun(
 
 @cache
 def outer_store() -> Store:
-    """The store that all ranks of the launcher share."""
+    """Open the store that all ranks of the launcher share."""
     store: Store
     store, _, _ = next(rendezvous("env://"))
     return store
@@ -96,7 +96,7 @@ def outer_store() -> Store:
 def _agree(world: World, store: Store, own: RankReport, number: int, seconds: float) -> list[Any]:
     """Read the reports of all ranks. Returns and raises: as `launch_world`.
 
-    own: the report of this rank, `number`; seconds: how long to wait for the others.
+    own: the report of this rank, `number`; seconds: the time to wait for the others.
     """
     states = {number: RankState(report=own)}
     silent = []
@@ -121,6 +121,6 @@ def _agree(world: World, store: Store, own: RankReport, number: int, seconds: fl
         raise failure_of(world, states, found)
     if own.kind == "skipped":
         raise WorldSkipped(own.summary)
-    # The store is served by rank 0, which must stay until all ranks have read.
+    # Rank 0 serves the store, so it must stay until all ranks have read.
     dist.barrier()
     return [pickle.loads(state.report.value) for _, state in sorted(states.items()) if state.report]  # noqa: S301

@@ -1,4 +1,4 @@
-"""The global norm of gradients, some of which are DTensors, and clipping by it."""
+"""The global norm of plain and DTensor gradients, and clipping by it."""
 
 from collections.abc import Iterable
 
@@ -6,16 +6,16 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
-# The same as in torch.nn.utils.clip_grad_norm_, so that both clip alike.
+# As in torch.nn.utils.clip_grad_norm_.
 _EPSILON = 1e-6
 
 
 def gradient_norm(gradients: Iterable[Tensor]) -> Tensor:
-    """Euclidean norm over all elements of the whole gradients, the same on all ranks.
+    """Compute the Euclidean norm of the whole gradients, the same on all ranks.
 
     Plain gradients are the same on all ranks and count once; DTensors may have different meshes.
-    Sums are taken in float32, for float64 gradients in float64.
-    Returns: a plain scalar; 0 without any gradient; nan where one holds a NaN.
+    Sums are in float32; in float64 for float64 gradients.
+    Returns: a plain scalar; 0 without gradients; nan if one holds a NaN.
     """
     plain: list[Tensor] = []
     divided: dict[object, tuple[DTensor, list[Tensor]]] = {}

@@ -1,4 +1,4 @@
-"""Parameters sharded over data-parallel ranks by FSDP2, with gradients that are sums."""
+"""FSDP2 with summed gradients."""
 
 from typing import Any, Literal, cast
 
@@ -20,11 +20,11 @@ def shard_parameters(
 ) -> nn.Module:
     """Shard `model`, a decoder or a stage of it, in place: each layer as a unit, then the rest.
 
-    Losses are divided by the number of tokens of the whole step, over all ranks, so gradients are
-    added up over ranks, not averaged as FSDP2 does by default.
+    Gradients are summed over ranks instead of averaged, because losses are divided by the number of
+    tokens on all ranks.
     mesh: one axis, or two for replicas of shards (replicas first).
-    compute_dtype: of mixed precision; parameters and reductions stay in the parameters' dtype.
-    kept_on: the device of shards, gradients and the optimizer's state.
+    compute_dtype: for mixed precision; parameters and reductions keep the parameters' dtype.
+    kept_on: the location of shards, gradients and the optimizer's state.
     """
     options: dict[str, Any] = {"mesh": mesh}
     if compute_dtype is not None:

@@ -1,10 +1,10 @@
-"""The decoder layers of a model: what is sharded, and compiled, as a unit."""
+"""The decoder layers of a model, which are sharded and compiled as units."""
 
 from torch import nn
 
 
 def decoder_layers(model: nn.Module) -> list[nn.Module]:
-    """The decoder layers of `model`, by the classes that transformers names for sharding."""
+    """Find the decoder layers, by the classes that transformers names for sharding."""
     names = {
         name
         for module in model.modules()

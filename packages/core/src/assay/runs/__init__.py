@@ -1,7 +1,4 @@
-"""The folder, provenance, progress and processes of a run.
-
-Imports neither torch nor transformers.
-"""
+"""Folder, provenance, progress and processes of a run. Imports neither torch nor transformers."""
 
 from assay.progress import Progress, SilentProgress, Task
 from assay.runs.errors import FolderError, ProcessError

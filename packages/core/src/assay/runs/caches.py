@@ -1,4 +1,4 @@
-"""What is kept between runs and can be made again: where it lies, and who may write it."""
+"""The cache folder, and locks for its writers."""
 
 import fcntl
 import os
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def cache_folder() -> Path:
-    """The user's cache of assay, which need not exist.
+    """Return the user's cache folder of assay, which may not exist.
 
     Source: XDG Base Directory Specification 0.8, $XDG_CACHE_HOME; a relative path there is ignored.
     """
@@ -18,10 +18,7 @@ def cache_folder() -> Path:
 
 @contextmanager
 def locked(lock: Path) -> Iterator[None]:
-    """Inside, no other process is: one that asks for the same file waits.
-
-    The system frees it where a process is killed.
-    """
+    """Exclude other processes that lock the same file; they wait. A kill frees the lock."""
     with lock.open("w", encoding="utf-8") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from assay.errors import MachineError, UsageError, exit_in_words
 
-# Enough for the end of a traceback; the whole text is in the log.
+# Enough for the end of a traceback.
 _TAIL_LINES = 20
 _TAIL_BYTES = 1 << 16
 
@@ -15,12 +15,12 @@ class FolderError(UsageError):
 
     @classmethod
     def not_empty(cls, folder: Path, held: str) -> "FolderError":
-        """The output folder is not empty; `held`: what is in it."""
+        """Make the error for a folder that holds `held`."""
         return cls(f"{folder} is not empty (it holds {held}): name a new folder with --output")
 
     @classmethod
     def without_verdict(cls, folder: Path) -> "FolderError":
-        """The output folder is that of a run that has no verdict."""
+        """Make the error for the folder of a run without a verdict."""
         return cls(
             f"{folder} holds a run without a verdict: it was interrupted, or is still running. Name"
             f" a new folder with --output, or remove what is left of it: rm -r {shlex.quote(str(folder))}"
@@ -37,10 +37,7 @@ class ProcessError(MachineError):
 
     @classmethod
     def died(cls, name: str, exit_code: int, log: Path) -> "ProcessError":
-        """The message has the reason for its end and the last lines of its log.
-
-        name: of the process, such as "candidate".
-        """
+        """Make the error for the process `name`, with the reason and the last lines of its log."""
         how = exit_in_words(exit_code) if exit_code else "ended"
         if exit_code >= 0:
             how += " and no result" if exit_code else " without a result"

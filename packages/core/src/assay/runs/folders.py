@@ -1,4 +1,4 @@
-"""The folder of a run: each run writes into a new one."""
+"""The folder of a run."""
 
 import fcntl
 import json
@@ -18,7 +18,7 @@ _begun: list[Path] = []
 
 
 def begun_folders() -> tuple[Path, ...]:
-    """The folders of the runs that this process has begun, in their order."""
+    """Return the folders of the runs that this process has begun, in order."""
     return tuple(_begun)
 
 
@@ -96,10 +96,7 @@ class RunFolder:
         return folder
 
     def write_text(self, name: str, text: str) -> Path:
-        """Write a file of this folder, whole or not at all. Returns its path.
-
-        Raises: DiskError if it cannot be written.
-        """
+        """Write a file of this folder, whole or not at all. Returns: its path. Raises: DiskError."""
         return write_whole(self.path / name, text)
 
 

@@ -1,6 +1,6 @@
 """Forked copies of this process, one for each core, that apply a function to many items.
 
-The copies share what is loaded, such as the indexes of dumps. Each has one thread of torch.
+The copies share loaded data, such as the indexes of dumps. Each has one thread of torch.
 """
 
 import multiprocessing
@@ -29,10 +29,10 @@ _PARENT_SECONDS = 1.0
 def map_forked(
     function: Callable[[Item], Result], items: Sequence[Item]
 ) -> Iterator[tuple[int, Result]]:
-    """Yield number and result of each item, as they are ready. A file is open for each item.
+    """Yield number and result of each item as soon as it is ready. A file is open for each item.
 
-    With one thread of torch, or fewer items than threads, this process does all itself.
-    Raises: what `function` raises; MachineError if a process was killed.
+    With one thread of torch, or fewer items than threads, no process is forked.
+    Raises: as `function`; MachineError if a process was killed.
     """
     with ExitStack() as stack:
         files = [stack.enter_context(TemporaryFile()) for _ in items]
@@ -42,7 +42,7 @@ def map_forked(
 
         for number in _run(work, len(items)):
             yield number, load_mapped(files[number])
-            files[number].close()  # what is mapped stays
+            files[number].close()  # the mapping stays
 
 
 def _run(work: Callable[[int], None], count: int) -> Iterator[int]:
@@ -66,7 +66,7 @@ def _run(work: Callable[[int], None], count: int) -> Iterator[int]:
         pool.shutdown(cancel_futures=True)
 
 
-# In a process of the pool, what it does. A function cannot be sent there if it is not of a module.
+# The function of a pool process. Only module-level functions can be pickled, so it is inherited.
 _inherited: list[Callable[[int], None]] = []
 
 

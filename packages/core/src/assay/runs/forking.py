@@ -1,7 +1,7 @@
-"""Processes forked from one that has finished the slow imports.
+"""Processes forked from a server that has finished the slow imports.
 
-Importing torch and transformers takes longer than a small check. A fork server imports them once;
-a process forked from it is in the state of a new one, because only imports have run there.
+Importing torch and transformers takes longer than a small check. Only imports run in the fork server,
+so its forks start in the state of a new process.
 """
 
 import gc
@@ -22,13 +22,12 @@ from types import ModuleType
 from typing import IO, Any, cast
 
 from assay.errors import MachineError
-from assay.runs.hashing import SAME_HASHES
-from assay.runs.worker import end_with_parent
+from assay.runs.worker import SAME_HASHES, end_with_parent
 from assay.watchdog import WATCHDOG
 
 
 class ForkedProcess:
-    """A forked process with the members of `subprocess.Popen` that `assay.runs.processes` uses."""
+    """A forked process, with the used members of `subprocess.Popen`."""
 
     def __init__(self, process: ForkServerProcess, stdin: IO[bytes], stdout: IO[bytes]) -> None:
         self._process = process
@@ -37,12 +36,12 @@ class ForkedProcess:
         self.stdout = stdout
 
     def poll(self) -> int | None:
-        """The exit code, None while it runs; negative after a signal."""
+        """Return the exit code: None while it runs, negative after a signal."""
         self._process.join(0)
         return self._process.exitcode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for the process to end; returns its exit code. Raises: subprocess.TimeoutExpired."""
+        """Wait for the process to end. Returns: the exit code. Raises: subprocess.TimeoutExpired."""
         self._process.join(timeout)
         code = self._process.exitcode
         if code is None:
@@ -57,17 +56,17 @@ def begin_preload(modules: Sequence[str]) -> None:
     Raises: MachineError if the folder of temporary files cannot hold a socket.
     """
     multiprocessing.get_context("forkserver").set_forkserver_preload(list(modules))
-    resource_tracker.ensure_running()  # first, as it lets interrupts through at its end
+    resource_tracker.ensure_running()  # first, as it unblocks interrupts at its end
     try:
         with _interrupts_blocked(), _environment(SAME_HASHES):
             forkserver.ensure_running()
-    except OSError as error:  # the path of a Unix socket has at most 107 bytes
+    except OSError as error:  # a Unix socket path has at most 107 bytes
         folder = util.get_temp_dir()
         raise MachineError(
             f"no socket can be made in {folder} ({error.strerror or error}): set TMPDIR to a folder"
             " with a short path"
         ) from error
-    if multiprocessing.parent_process() is None:  # else both are the parent's
+    if multiprocessing.parent_process() is None:  # else the folder is the parent's
         WATCHDOG.watch("folder", util.get_temp_dir())
         # It ends by itself when no process needs it, unless an import hangs.
         WATCHDOG.watch("process", forkserver._forkserver._forkserver_pid)  # type: ignore[attr-defined] # noqa: SLF001 - kept nowhere else
@@ -75,7 +74,7 @@ def begin_preload(modules: Sequence[str]) -> None:
 
 @contextmanager
 def _environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Inside, a process is started with `variables`."""
+    """Set environment variables inside the context."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
@@ -90,7 +89,7 @@ def _environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 @contextmanager
 def _interrupts_blocked() -> Iterator[None]:
-    """Inside, a process is started that Ctrl-C does not reach: it is for this one, which ends it."""
+    """Block Ctrl-C for a process that is started inside; this process ends it."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -99,10 +98,10 @@ def _interrupts_blocked() -> Iterator[None]:
 
 
 def import_to_stay(*modules: str) -> None:
-    """Import `modules`, which all forks share; called by modules that a fork server preloads.
+    """Import `modules` for all forks; called by modules that a fork server preloads.
 
-    The garbage collector is off meanwhile, which saves a fifth of the time, and skips the imported
-    objects afterwards, since visiting them would only unshare their pages.
+    The garbage collector is off meanwhile, which saves a fifth of the time. Later it skips the
+    imported objects, as visiting them would unshare their pages.
     """
     gc.disable()
     try:
@@ -118,7 +117,7 @@ def start_forked(
 ) -> ForkedProcess:
     """Run `module` as `python -m` would, in a new process group; both output streams are one pipe.
 
-    preload: modules that the fork server imports; only the first call in a process sets them.
+    preload: as in `begin_preload`.
     """
     begin_preload(preload)
     context: ForkServerContext = multiprocessing.get_context("forkserver")
@@ -130,7 +129,7 @@ def start_forked(
             args=(
                 module,
                 request_file,
-                # The fork server has those of when it was started.
+                # The fork server has older variables.
                 {**os.environ, **environment},
                 _Inherited(child_input, child_output),
             ),
@@ -146,9 +145,9 @@ def start_forked(
 
 @contextmanager
 def _main_hidden() -> Iterator[None]:
-    """Inside, a process is started without this one's main module.
+    """Hide this process's main module from a process that is started inside.
 
-    multiprocessing would import it there: a script without a `__name__` guard would run again.
+    multiprocessing would import it there and run a script without a `__name__` guard again.
     """
     main = sys.modules["__main__"]
     sys.modules["__main__"] = ModuleType("__main__")
@@ -159,7 +158,7 @@ def _main_hidden() -> Iterator[None]:
 
 
 class _Inherited:
-    """Two descriptors that are pickled for the child."""
+    """Two descriptors, pickled for the child."""
 
     def __init__(self, *descriptors: int) -> None:
         self._descriptors = descriptors
@@ -171,7 +170,7 @@ class _Inherited:
         self._descriptors = tuple(item.detach() for item in state)
 
     def become_standard_streams(self) -> None:
-        """Make the first standard input, the second standard output and error; in the child."""
+        """Make the first standard input, the second standard output and error."""
         source, sink = self._descriptors
         os.dup2(source, 0)
         os.dup2(sink, 1)

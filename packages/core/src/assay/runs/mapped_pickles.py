@@ -1,6 +1,6 @@
 """Pickled values whose tensors stay in a file that is mapped into memory.
 
-A mapped tensor needs no memory of its own: the system drops its pages and reads them again.
+The system can drop the pages of a mapped tensor and read them again.
 """
 
 import io
@@ -10,8 +10,7 @@ from typing import IO, Any
 
 import torch
 
-# Of a cache line.
-_ALIGNMENT = 64
+_ALIGNMENT = 64  # a cache line
 _DTYPES = (torch.float64, torch.float32, torch.int64, torch.bool)
 
 
@@ -29,7 +28,7 @@ def dump_mapped(value: object, file: IO[bytes]) -> None:
 
 
 def load_mapped(file: IO[bytes]) -> Any:  # noqa: ANN401 - the value that was dumped
-    """Return the value in a file that `dump_mapped` wrote. Its tensors can be changed; the file stays.
+    """Return the value in a file that `dump_mapped` wrote. Changes to its tensors do not change the file.
 
     Only for files of this program: loading a pickle can execute code.
     """
@@ -50,7 +49,7 @@ def _align(offset: int) -> int:
 
 
 class _Pickler(pickle.Pickler):
-    """Pickles tensors as arrays, which pickle can keep apart from the value."""
+    """A pickler that writes tensors as arrays, whose data pickle can separate from the value."""
 
     def reducer_override(self, value: object) -> Any:  # noqa: ANN401 - as pickle has it
         if isinstance(value, torch.Tensor) and value.dtype in _DTYPES:

@@ -18,8 +18,8 @@ from assay.errors import MachineError, UsageError
 from assay.files import DiskError, UnreadableFileError, read_json_object, write_whole
 from assay.progress import Progress
 from assay.runs.errors import ProcessError
-from assay.runs.hashing import SAME_HASHES
 from assay.runs.progress.wire import WireReader
+from assay.runs.worker import SAME_HASHES
 from assay.watchdog import GRACE_SECONDS, watched
 
 if TYPE_CHECKING:
@@ -52,9 +52,9 @@ def run_process(
 ) -> Answer:
     """Run `python -m module`, which calls `assay.runs.worker.serve`, and wait for its answer.
 
-    Writes NAME.request.json, NAME.answer.json and NAME.log into `folder`; the log has all that the
-    process and its children wrote to standard output and standard error. `progress` shows its
-    tasks, within one called `name`, and names the log if anything is written there.
+    Writes NAME.request.json, NAME.answer.json and NAME.log into `folder`. The log holds the output of
+    the process and its children. `progress` shows its tasks within one called `name`, and names the
+    log if there is output.
 
     The process and its children end with this call, even on Ctrl-C, an exception or a kill of this
     process. They get SIGTERM (a KeyboardInterrupt in `work`), and SIGKILL a few seconds later.
@@ -66,11 +66,11 @@ def run_process(
         name: of the process in messages and file names, such as "candidate".
         progress: the display of its progress.
         environment: variables to set on top of this process's own.
-        preload: modules that take long to import. If given, the process is forked from one that
-            has only imported them, and which later calls share.
+        preload: slow modules. If given, the process is forked from a server that has imported them
+            and that later calls share.
 
-    Raises: UsageError or MachineError that `work` raised, with its message; ProcessError with the
-        end of its log if it ended without an answer; DiskError if the folder cannot be written.
+    Raises: UsageError or MachineError that `work` raised; ProcessError with the end of the log if
+        there is no answer; DiskError if the folder cannot be written.
     """
     answer_file = folder / f"{name}.answer.json"
     log_file = folder / f"{name}.log"
@@ -85,7 +85,7 @@ def run_process(
     with log, progress.step(name):
         process = _start(module, request_file, environment or {}, preload)
         listener = threading.Thread(
-            target=copy_context().run,  # otherwise its tasks would not be within the one called `name`
+            target=copy_context().run,  # keeps the enclosing task
             args=(_listen, process, log, name, progress),
             daemon=True,
         )
@@ -94,11 +94,11 @@ def run_process(
             try:
                 exit_code = process.wait()
             finally:
-                _end_group(process)
+                end_group(process)
                 listener.join(GRACE_SECONDS)
     answer = _read_answer(answer_file, name, exit_code, log_file, time.monotonic() - started)
     if exit_code:
-        # Some drivers crash when a process ends; its answer was complete before.
+        # Some drivers crash when a process ends, after its answer.
         progress.note(f"{name}: ended with exit code {exit_code} after it had answered")
     return answer
 
@@ -134,30 +134,31 @@ def _listen(process: "_Process", log: IO[bytes], name: str, progress: Progress) 
             if not is_log_named:
                 is_log_named = True
                 progress.note(f"{name}: prints to {log.name}")
-    except ValueError:  # the log was closed while a process that left the group held the pipe open
+    except ValueError:  # the log is closed; a process that left the group holds the pipe open
         pass
     finally:
         reader.close()
         stream.close()
 
 
-def _end_group(process: "_Process") -> None:
-    """End the process, if it still runs, and all of its children."""
+def end_group(process: "_Process") -> None:
+    """End the leader of a process group, if it still runs, and all of its children."""
     try:
         if process.poll() is None:
-            _signal_group(process, signal.SIGTERM)
+            signal_group(process.pid, signal.SIGTERM)
             with suppress(subprocess.TimeoutExpired):
                 process.wait(GRACE_SECONDS)
     finally:
-        _signal_group(process, signal.SIGKILL)
+        signal_group(process.pid, signal.SIGKILL)
         process.wait()
         if process.stdin is not None:
             process.stdin.close()
 
 
-def _signal_group(process: "_Process", number: signal.Signals) -> None:
+def signal_group(group: int, number: signal.Signals) -> None:
+    """Send a signal to a process group, if it exists."""
     with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, number)
+        os.killpg(group, number)
 
 
 def _read_answer(file: Path, name: str, exit_code: int, log: Path, seconds: float) -> Answer:

@@ -37,7 +37,7 @@ _GIT_TIMEOUT_SECONDS = 5
 
 
 def provenance() -> dict[str, Any]:
-    """The provenance of this process as JSON values; None for what is unknown."""
+    """Return the provenance of this process as JSON values; None for unknown ones."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": redact([Path(sys.argv[0]).name, *sys.argv[1:]]),

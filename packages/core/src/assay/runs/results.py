@@ -1,4 +1,4 @@
-"""What lies in the folder of a finished run: verdict and measurements, written and read."""
+"""Write and read the verdict and the measurements in the folder of a run."""
 
 import json
 import sys
@@ -23,7 +23,7 @@ from assay.verdicts import Measurement, Verdict, find_contradiction
 
 VERDICT_FILE = "verdict.json"
 MEASUREMENTS_FILE = "measurements.jsonl"
-# In the same folder: the recording of the reference, and the measurements of the candidate.
+# Folders in the folder of a run: the reference's recording, the candidate's results.
 GOLDEN_FOLDER = "golden"
 CANDIDATE_FOLDER = "candidate"
 
@@ -31,7 +31,7 @@ _UNSEALED = "{} has no digest: a change of it cannot be seen"
 
 
 def rank_folder(folder: Path, number: int) -> Path:
-    """Where a rank of several writes what it measured; `folder`: the candidate's."""
+    """Return the results folder of a rank; `folder`: the candidate's."""
     return folder / f"rank-{number}"
 
 
@@ -41,12 +41,12 @@ def write_results(
     folder: Path,
     command: Sequence[str] | None = None,
 ) -> Verdict:
-    """Write both files into `folder`, the verdict last: where it lies, the run is finished.
+    """Write both files into `folder`, the verdict last: it marks the run as finished.
 
-    command: what to type for the same run; None: what this process was started by.
-    Returns: the verdict as written, with the command and the environment, and with a note where
-        there was no room for the measurements.
-    Raises: DiskError, which tells the verdict, if it cannot be written.
+    command: the command that repeats the run; default: this process's own.
+    Returns: the verdict as written, with command and environment, and with a note if the
+        measurements could not be written.
+    Raises: DiskError, which names the verdict, if the verdict cannot be written.
     """
     lines = (row.model_dump_json() + "\n" for row in measurements)
     try:
@@ -57,7 +57,7 @@ def write_results(
 
 
 def write_verdict(verdict: Verdict, folder: Path, command: Sequence[str] | None = None) -> Verdict:
-    """As `write_results`, where the measurements are written already."""
+    """Write the verdict as `write_results` does, after the measurements."""
     words = ["assay", *sys.argv[1:]] if command is None else list(command)
     measurements = folder / MEASUREMENTS_FILE
     files = {MEASUREMENTS_FILE: file_digest(measurements)} if measurements.is_file() else {}

@@ -26,16 +26,21 @@ from assay.watchdog import GRACE_SECONDS
 
 Work = Callable[[dict[str, Any], Progress], dict[str, Any]]
 
+# Equal names have equal hashes in every process, so that all walk a set of names in one order.
+# transformers makes one rotary table for each kind of layer in such a set, and calls of a module are
+# matched by number.
+SAME_HASHES = {"PYTHONHASHSEED": "0"}
+
 
 def serve(work: Work) -> None:
     """Call `work` with the request in the file of the first argument, and write its answer.
 
-    An AssayError of `work` is raised in the parent; any other exception is printed and ends this
-    process, for which the parent raises a ProcessError.
+    The parent raises an AssayError of `work`. Any other exception is printed and ends this process;
+    the parent then raises a ProcessError.
     """
     envelope = read_json_object(Path(sys.argv[1]))
     signal.signal(signal.SIGTERM, _interrupt)
-    # Not if it is started by hand from its request file: its process group is then the shell's.
+    # Not if a user started it from its request file: its process group is then the shell's.
     if os.getppid() == envelope["parent"] and os.getpgrp() == os.getpid():
         threading.Thread(target=end_with_parent, daemon=True).start()
     answer: dict[str, Any]
@@ -52,7 +57,7 @@ def serve(work: Work) -> None:
 
 
 def peak_rss_bytes() -> int:
-    """The peak of this process's resident memory."""
+    """Return the peak of this process's resident memory."""
     try:
         # Not ru_maxrss, which on Linux includes the parent's peak before fork and exec.
         for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
@@ -74,12 +79,11 @@ def _interrupt(number: int, _frame: FrameType | None) -> None:
 def end_with_parent() -> None:
     """Wait until the parent ends, then kill this process group; run in a thread.
 
-    It sees a parent that was killed before it could name this process to its watchdog, which ends
-    this process where the thread cannot run.
+    Needed if the parent is killed before it registers this process with its watchdog. The watchdog
+    covers a process whose thread cannot run.
     """
-    # Standard input is a pipe to which the parent writes nothing, so that reading ends only when
-    # the parent does. By descriptor: the interpreter aborts at its end if a thread is blocked
-    # inside of sys.stdin.
+    # The parent writes nothing to standard input, so reading ends only when the parent does. Read by
+    # descriptor, as the interpreter aborts at its end if a thread is blocked in sys.stdin.
     try:
         while os.read(0, 1):
             pass

@@ -85,7 +85,7 @@ class Golden:
         self.scratch.mkdir(parents=True, exist_ok=True)
         check = GenerateCheck(
             model=model,
-            candidate=str(self.run),
+            candidate=self.run,
             golden=self.folder,
             inputs=inputs,
             given=frozenset(type(inputs).model_fields),
@@ -96,13 +96,13 @@ class Golden:
     def _capture(self, model: str, noise_for: Sequence[str], inputs: "InputOptions") -> NoReturn:
         __tracebackhide__ = True
         from assay.generate.check import capture
-        from assay.generate.processes.requests import CaptureRequest
+        from assay.generate.processes.requests import GoldenRequest
 
         captured = self.scratch / GOLDEN_FOLDER
         captured.mkdir(parents=True)
-        request = CaptureRequest(
+        request = GoldenRequest(
             model=model,
-            reference=str(self.run),
+            reference=self.run,
             noise_for=list(noise_for) or [self.run.dtype],
             inputs=inputs,
             folder=str(captured),

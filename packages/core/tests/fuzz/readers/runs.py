@@ -8,10 +8,11 @@ from typing import Any, cast
 import torch
 from safetensors.torch import save_file
 
+from assay.devices.run_string import parse_run
 from assay.files import read_json_object
 from assay.generate.check import capture
 from assay.generate.processes.golden_folder import GoldenSection, verify_golden
-from assay.generate.processes.requests import CaptureRequest, InputOptions
+from assay.generate.processes.requests import GoldenRequest, InputOptions
 from assay.output.console import open_text_console
 from assay.report.markdown import render_markdown
 from assay.report.page.html import render_html
@@ -84,9 +85,9 @@ def _read_trace(folder: Path) -> object:
 
 
 def _write_golden(folder: Path) -> None:
-    request = CaptureRequest(
+    request = GoldenRequest(
         model="micro:llama",
-        reference="cpu/float32",
+        reference=parse_run("cpu/float32"),
         noise_for=[_DTYPE],
         inputs=InputOptions(max_new_tokens=2, batch_size=2, prompt_length="4"),
         folder=str(folder / "golden"),

@@ -4,10 +4,13 @@ from pathlib import Path
 
 import pytest
 
+from assay.devices.run_string import Run
 from assay.errors import UsageError
 from assay.generate.check import capture, check_generate
-from assay.generate.processes.requests import CaptureRequest, GenerateCheck, InputOptions
+from assay.generate.processes.requests import GenerateCheck, GoldenRequest, InputOptions
 from assay.runs import SilentProgress
+
+REFERENCE, CANDIDATE = Run("cpu", "float32"), Run("cpu", "bfloat16")
 
 
 @pytest.fixture(autouse=True)
@@ -15,7 +18,7 @@ def no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: object, **kwargs: object) -> None:
         raise AssertionError("a process was started")
 
-    monkeypatch.setattr("assay.generate.processes.workers.run_process", refuse)
+    monkeypatch.setattr("assay.generate.processes.worker.run_process", refuse)
 
 
 @pytest.mark.parametrize(
@@ -34,15 +37,15 @@ def test_prompts_that_no_model_could_take(tmp_path: Path, text: str, message: st
     path = tmp_path / "prompts.jsonl"
     path.write_text(text)
     inputs = InputOptions(prompts=str(path))
-    request = CaptureRequest(
+    request = GoldenRequest(
         model="micro:llama",
-        reference="cpu/float32",
+        reference=REFERENCE,
         noise_for=["bfloat16"],
         folder=str(tmp_path),
         inputs=inputs,
     )
     check = GenerateCheck(
-        model="micro:llama", reference="cpu/float32", candidate="cpu/bfloat16", inputs=inputs
+        model="micro:llama", reference=REFERENCE, candidate=CANDIDATE, inputs=inputs
     )
 
     with pytest.raises(UsageError, match=message):
@@ -54,14 +57,14 @@ def test_prompts_that_no_model_could_take(tmp_path: Path, text: str, message: st
 def test_candidate_option_and_length_that_are_unknown(tmp_path: Path) -> None:
     options = GenerateCheck(
         model="micro:llama",
-        reference="cpu/float32",
-        candidate="cpu/bfloat16",
+        reference=REFERENCE,
+        candidate=CANDIDATE,
         options={"tempo": "fast"},
     )
     length = GenerateCheck(
         model="micro:llama",
-        reference="cpu/float32",
-        candidate="cpu/bfloat16",
+        reference=REFERENCE,
+        candidate=CANDIDATE,
         inputs=InputOptions(prompt_length="long"),
     )
 

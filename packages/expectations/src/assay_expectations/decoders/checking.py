@@ -11,7 +11,7 @@ from assay.devices.run_string import parse_run
 from assay.errors import UsageError
 from assay.files import content_digest, file_digest
 from assay.generate.check import capture, check_generate
-from assay.generate.processes.requests import CaptureRequest, GenerateCheck, InputOptions
+from assay.generate.processes.requests import GenerateCheck, GoldenRequest, InputOptions
 from assay.models.folders import local_folder
 from assay.models.sources import resolve_model
 from assay.runs import Progress
@@ -65,7 +65,7 @@ class DecoderCheck:
         golden = self._reference(inputs, lines, progress)
         check = GenerateCheck(
             model=self.model,
-            candidate=self.candidate,
+            candidate=parse_run(self.candidate),
             golden=golden,
             setup=self.setup,
             mesh={"tp": self.options.ranks},
@@ -135,9 +135,9 @@ class DecoderCheck:
 
     def _capture(self, folder: Path, dtype: str, inputs: InputOptions, progress: Progress) -> None:
         folder.mkdir()
-        request = CaptureRequest(
+        request = GoldenRequest(
             model=self.model,
-            reference=REFERENCE,
+            reference=parse_run(REFERENCE),
             noise_for=[dtype],
             inputs=inputs,
             folder=str(folder),

@@ -1,1 +1,1 @@
-"""One file for each command of `assay`."""
+"""The commands of `assay`, one file each."""

@@ -1,4 +1,4 @@
-"""`assay calibrate`: limits from clean runs, of noise ratios or of the published metrics."""
+"""`assay calibrate`: set limits of noise ratios or published metrics from clean runs."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -69,11 +69,10 @@ def _calibrate_ratios(
     from assay.generate.calibration_runs import MODELS, run_clean
     from assay.runs import RunFolder, open_progress
 
-    for text in (reference, *runs):
-        parse_run(text)
+    trusted, *judged = (parse_run(text) for text in (reference, *runs))
     folder = RunFolder.create("calibrate")
     with open_progress() as progress:
-        clean = run_clean(runs, models or MODELS, reference, folder.path, progress)
+        clean = run_clean(judged, models or MODELS, trusted, folder.path, progress)
     write_whole(output, limits_file(clean, _command()))
     print_text(output)
 

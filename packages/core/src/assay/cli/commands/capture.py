@@ -1,4 +1,4 @@
-"""`assay capture`: record the reference, for candidates elsewhere, or the models of a command."""
+"""`assay capture`: record the reference as a golden, or the models of any command."""
 
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -19,10 +19,10 @@ _MIN_PARAMETERS = 1_000_000
 
 
 class CaptureCommand(TyperCommand):
-    """Keeps all that follows `--`, which click would take for arguments of its own."""
+    """A command that keeps the words after `--`, which click would parse."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - click's or typer's
-        """Parse what comes before `--`."""
+        """Parse the words before `--`."""
         if "--" in args:
             at = args.index("--")
             ctx.meta[_COMMAND] = args[at + 1 :]
@@ -129,19 +129,21 @@ def capture(  # noqa: PLR0913 - one for each option
         raise UsageError("--level op: only for a command after --")
     from assay.comparing.coverage import CoverageParts, judge_coverage
     from assay.comparing.wording.coverage import describe_coverage
+    from assay.devices.run_string import parse_run
     from assay.generate.check import capture as capture_golden
     from assay.generate.processes.golden_folder import GoldenSection
-    from assay.generate.processes.requests import CaptureRequest
+    from assay.generate.processes.requests import GoldenRequest
     from assay.models.remote_code import remote_code_of
     from assay.runs import RunFolder, open_progress
 
     dtypes = _dtypes("bfloat16,float16" if noise_for is None else noise_for)
     if not isinstance(parse_location(output), Path):
         raise UsageError(f"--output {output}: a golden is written to a local folder")
+    reference = parse_run(run)
     folder = RunFolder.create("capture", output)
-    request = CaptureRequest(
+    request = GoldenRequest(
         model=model,
-        reference=run,
+        reference=reference,
         noise_for=dtypes,
         inputs=input_options(**read_values(input_options, inputs)),
         level=level,

@@ -1,4 +1,4 @@
-"""`assay check`: does a model compute here what it should?"""
+"""`assay check`: the commands generate, train and load."""
 
 import typer
 

@@ -1,4 +1,4 @@
-"""`assay devices`: what this machine has, and for each vendor what is missing."""
+"""`assay devices`: list the devices of this machine, and for each vendor what is missing."""
 
 import json
 from typing import TYPE_CHECKING, Annotated
@@ -78,7 +78,7 @@ def _new_table(*headings: str) -> "Table":
 
 
 def _found_or_missing(line: "ListedDevice") -> str:
-    """What a reader can do with the line: the names to use, or what to install."""
+    """Return the device names to use, or what to install."""
     if line.missing:
         return line.missing
     counted = {product: line.products.count(product) for product in line.products}

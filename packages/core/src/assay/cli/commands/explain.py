@@ -1,4 +1,4 @@
-"""`assay explain`: what a diagnosis means, its usual causes, and what to do."""
+"""`assay explain`: the meaning, causes and remedy of a diagnosis."""
 
 from typing import Annotated
 

@@ -1,4 +1,4 @@
-"""`assay inspect`: what a dump holds."""
+"""`assay inspect`: list the contents of a dump."""
 
 import json
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""`assay models`: the micro models that ship with the package, and how they were made."""
+"""`assay models`: list and rebuild the micro models of the package."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`assay report`: the faces of finished runs, drawn again from their files."""
+"""`assay report`: redraw the reports of finished runs from their files."""
 
 import sys
 from pathlib import Path

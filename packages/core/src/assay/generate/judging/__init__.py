@@ -1,1 +1,1 @@
-"""From what the processes measured to one verdict."""
+"""From measurements to one verdict."""

@@ -10,13 +10,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# The largest logits are looked for in the blocks with the largest maxima: one pass over the
+# The largest logits are searched in the blocks with the largest maxima: one pass over the
 # vocabulary, an eighth of the time of a plain topk.
 _BLOCK = 64
 
-# The series of e**c - 1 - c is added up until the next term is this share of the first one. In
-# float32 its terms cancel to 2**-24 * e**4 or 3e-6 at most; larger changes are rare, and left to
-# float64.
+# The series of e**c - 1 - c ends when the next term is this share of the first one. In float32 its
+# terms cancel to 2**-24 * e**4 or 3e-6 at most; larger changes are rare and computed in float64.
 _SERIES_REMAINDER = 1e-7
 _LARGEST_IN_SERIES = 4.0
 
@@ -24,20 +23,23 @@ _LARGEST_IN_SERIES = 4.0
 _LARGE_CHANGE = 50.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class WholeMetrics:
-    """Over the whole vocabulary, each (T,) in float64; see `TokenMetrics`."""
+    """Metrics of every token over the whole vocabulary, each (T,) in float64."""
 
     kl: Tensor
+    """KL(P, Q), nats."""
     error: Tensor
+    """Root mean square of the difference of the centered logits."""
     scale: Tensor
+    """Root mean square of the centered reference logits."""
     max_difference: Tensor
     cosine: Tensor
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TopMetrics:
-    """Over the k largest reference logits, each (T,) in float64; see `TokenMetrics`."""
+    """The four published metrics over the k largest reference logits, each (T,) in float64."""
 
     cross_entropy: Tensor
     prob_mean: Tensor
@@ -46,10 +48,10 @@ class TopMetrics:
 
 
 def compare_whole(actual_TV: Tensor, expected_TV: Tensor) -> WholeMetrics:
-    """How far the distributions are apart; nan where `actual` holds a NaN or an infinity.
+    """Measure the distance of the distributions; nan where `actual` has a NaN or an infinity.
 
-    Differences are taken in the wider of the two dtypes. Rounded to float32 they are still exact
-    to 2**-24 of themselves, which is what the sums need; so are the probabilities.
+    Differences are computed in the wider dtype, then rounded to float32: a relative error of 2**-24,
+    which the sums tolerate.
     """
     wide = torch.promote_types(actual_TV.dtype, torch.float32)
     d_TV = (actual_TV.to(wide) - expected_TV).float()
@@ -71,11 +73,11 @@ def compare_whole(actual_TV: Tensor, expected_TV: Tensor) -> WholeMetrics:
 
 
 def _divergence(actual_TV: Tensor, expected_TV: Tensor, d_TV: Tensor, range_T2: Tensor) -> Tensor:
-    """KL(P, Q) of every token, nats, (T,) in float64.
+    """Compute KL(P, Q) of every token, nats, (T,) in float64.
 
-    KL = ln E[e**d] - E[d] under P. With c = d - E[d] this is ln(1 + E[e**c - 1 - c]): a sum of
-    terms that are not negative, so nothing cancels and a divergence of 1e-30 is as exact as one
-    of 1. What rounding leaves of E[c] is taken out at the end.
+    KL = ln E[e**d] - E[d] under P. With c = d - E[d] this is ln(1 + E[e**c - 1 - c]). No term of the
+    sum is negative, so nothing cancels: a divergence of 1e-30 is as exact as one of 1. The rounding
+    error of E[c] is subtracted at the end.
     """
     p_TV = expected_TV.float().softmax(-1)
     mean_T1 = (p_TV * d_TV).sum(-1, keepdim=True)
@@ -89,14 +91,14 @@ def _divergence(actual_TV: Tensor, expected_TV: Tensor, d_TV: Tensor, range_T2: 
 
 
 def _series_divergence(p_TV: Tensor, c_TV: Tensor, largest_change: float) -> Tensor:
-    """`divergence` by the series of e**c - 1 - c; the memory of p is used up."""
+    """Sum the series of e**c - 1 - c for `_divergence`. Overwrites p."""
     product = p_TV.mul_(c_TV)
     rest = product.sum(-1).double()
     excess = torch.zeros_like(rest)
     power, remainder = 2, 1.0
     while remainder > _SERIES_REMAINDER:
         excess += product.mul_(c_TV).sum(-1).double() / math.factorial(power)
-        # The next term beside the first one, c**2 / 2.
+        # The next term over the first one, c**2 / 2.
         remainder = 2 * largest_change ** (power - 1) / math.factorial(power + 1)
         power += 1
     return (rest + excess).log1p() - rest
@@ -111,8 +113,8 @@ def _large_divergence(actual_TV: Tensor, expected_TV: Tensor) -> Tensor:
 
 
 def _cosine(pp: Tensor, pd: Tensor, dd: Tensor) -> Tensor:
-    """Cosine between p and p + d from the products of p and d: 1 less what d turns it by."""
-    # That of a zero vector and another one is 0.
+    """Compute the cosine between p and p + d from the products of p and d."""
+    # A zero vector and another vector have cosine 0.
     qq = pp + 2 * pd + dd
     longer = (2 * pd + dd) / (qq.sqrt() + pp.sqrt())  # ||q|| - ||p||
     turned = (dd - longer * longer) / (2 * (pp * qq).sqrt())
@@ -120,7 +122,7 @@ def _cosine(pp: Tensor, pd: Tensor, dd: Tensor) -> Tensor:
 
 
 def largest(values_TV: Tensor, k: int) -> Tensor:
-    """Ids of the k largest values of each token, largest first, (T, k)."""
+    """Return the ids of the k largest values of each token, largest first, (T, k)."""
     num_blocks = values_TV.shape[-1] // _BLOCK
     if num_blocks <= k:
         return values_TV.topk(k, dim=-1).indices
@@ -135,9 +137,9 @@ def largest(values_TV: Tensor, k: int) -> Tensor:
 
 
 def compare_largest(actual_TV: Tensor, expected_TV: Tensor, top_Tk: Tensor) -> TopMetrics:
-    """The four published metrics.
+    """Compute the four published metrics.
 
-    top_Tk: ids of the k largest reference logits; both sides are softmaxed over those alone.
+    top_Tk: ids of the k largest reference logits; both softmaxes cover only these.
     """
     log_p = expected_TV.gather(-1, top_Tk).double().log_softmax(-1)
     p, q = log_p.exp(), actual_TV.gather(-1, top_Tk).double().log_softmax(-1).exp()

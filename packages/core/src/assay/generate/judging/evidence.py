@@ -1,4 +1,4 @@
-"""What is there to judge: a golden, a candidate's results, and the limits."""
+"""The input of the judgement: a golden, a candidate's results, and the limits."""
 
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ from assay.verdicts import Coverage, TokenPosition
 
 @dataclass(frozen=True, slots=True)
 class GenerateEvidence:
-    """Both sides of a check, the limits by which it is judged, and how deep it went."""
+    """Both sides of a check, its limits and its level."""
 
     golden: GoldenManifest
     section: GoldenSection
@@ -30,7 +30,7 @@ class GenerateEvidence:
 
     @property
     def dtype(self) -> str:
-        """The dtype of candidate and noise run."""
+        """Return the dtype of candidate and noise run."""
         return str(self.section.trace.manifest["dtype"])
 
     @property
@@ -48,24 +48,24 @@ class GenerateEvidence:
 
     @property
     def unit_roundoff(self) -> float:
-        """That of `dtype`."""
+        """Return the unit roundoff of `dtype`."""
         return float_format(self.dtype).unit_roundoff
 
     @property
     def reference_deterministic(self) -> bool:
-        """Whether two runs on the trusted device were bitwise equal."""
+        """Return True if two runs on the reference device were bitwise equal."""
         return self.golden.sections[self.dtype].reference_deterministic
 
     def actual(self, name: str) -> list[Tensor]:
-        """The candidate's tensors of each batch: tokens, logits, scores."""
+        """Return the candidate's tensors of each batch: tokens, logits, scores."""
         return attached_batches(self.candidate, name, self.section.batches)
 
     def expected(self, name: str) -> list[Tensor]:
-        """The golden's tensors of each batch: tokens, logits, noise-logits, scores."""
+        """Return the golden's tensors of each batch: tokens, logits, noise-logits, scores."""
         return self.section.tensors(name)
 
     def token(self, prompt: int, position: int) -> TokenPosition:
-        """A token's place, with the phase in which it was seen."""
+        """Return the position of a token, with its phase."""
         lengths = {
             number: len(row)
             for batch in self.section.batches
@@ -77,7 +77,7 @@ class GenerateEvidence:
         )
 
     def call_of(self, token: TokenPosition) -> tuple[int, int]:
-        """Batch and step of the forward call in which a token was the input."""
+        """Return batch and step of the forward call that read a token."""
         for batch in self.section.batches:
             if token.prompt in batch.prompts:
                 row = batch.rows[batch.prompts.index(token.prompt)]

@@ -1,6 +1,6 @@
-"""Which head of an attention is wrong: what it hands to its output projection, head by head.
+"""Find the wrong head of an attention module, by the input of its output projection.
 
-Shape legend: C channels of all heads side by side, H heads, D channels of one head.
+Shape legend: C channels of all heads, H heads, D channels of one head.
 """
 
 from collections.abc import Iterable
@@ -10,15 +10,14 @@ from torch import Tensor
 from assay.comparing.judge import FailedStage
 from assay.comparing.results import PortResult, ReplayResults
 
-# A fault of one head leaves the others at their noise: nearly all of the excess is its own. Of two
-# wrong heads none has that much.
+# If one head is wrong, it has nearly all of the excess error; with two wrong heads neither has.
 _OWN_SHARE = 0.9
 
 
 def describe_wrong_head(
     origin: FailedStage, candidate: ReplayResults, noise: ReplayResults
 ) -> str | None:
-    """A note on the one head that is wrong in the stage `origin`; None if it is no single one."""
+    """Name the one wrong head of the stage `origin`; None if there is not exactly one."""
     ports = [port for port in candidate.ports.values() if port.stage == origin.stage]
     width = _width_of_heads(ports)
     if width is None:
@@ -38,7 +37,7 @@ def describe_wrong_head(
 
 
 def _width_of_heads(ports: Iterable[PortResult]) -> int | None:
-    """D, by what the stage added to its cache, (..., D); None for a stage without one."""
+    """Return D, read from the cache entries of the stage, (..., D); None without a cache."""
     for port in ports:
         is_cache = port.port.startswith("changed.") and port.port.endswith((".keys", ".values"))
         if is_cache and port.sums.channel is not None:
@@ -47,7 +46,7 @@ def _width_of_heads(ports: Iterable[PortResult]) -> int | None:
 
 
 def _squares(port: PortResult | None) -> Tensor | None:
-    """Sums of squared errors of each channel, (C,)."""
+    """Return the sum of squared errors of each channel, (C,)."""
     if port is None or port.sums.channel is None:
         return None
     squares: Tensor = port.sums.channel[3]

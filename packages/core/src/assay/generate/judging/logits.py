@@ -4,13 +4,14 @@ Shape legend: B prompts, N generated tokens, V vocabulary, k largest reference l
 """
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from assay.blocks import map_on_threads
 from assay.generate.judging.distributions import (
+    TopMetrics,
     WholeMetrics,
     compare_largest,
     compare_whole,
@@ -20,45 +21,31 @@ from assay.metrics import ShapeMismatchError
 from assay.noise import Ratio, at_least
 
 TOP_K = 20
-# Logits handled at a time: what fits the caches of one core.
+# Logits per chunk: these fit the caches of one core.
 _CHUNK_ELEMENTS = 1 << 18
 
 
-@dataclass(frozen=True, slots=True)
-class TokenMetrics:
-    """Metrics of every token, each (B, N) in float64; P is the reference, Q the candidate.
+@dataclass(frozen=True)
+class TokenMetrics(TopMetrics, WholeMetrics):
+    """All metrics of every token, each (B, N) in float64."""
 
-    kl: KL(P, Q) over the whole vocabulary, nats.
-    error: root mean square of the difference of the centred logits; scale: of the reference's.
-    cross_entropy, prob_mean, prob_std, diff_mean: the published four, over the k largest
-        reference logits, softmaxed over those alone.
-    top1, top_k: agreement of the largest, share of the k largest in common.
-    """
-
-    kl: Tensor
-    error: Tensor
-    scale: Tensor
-    max_difference: Tensor
-    cosine: Tensor
     top1: Tensor
+    """1 where the largest logits agree."""
     top_k: Tensor
-    cross_entropy: Tensor
-    prob_mean: Tensor
-    prob_std: Tensor
-    diff_mean: Tensor
+    """Share of the k largest in common."""
 
     @property
     def relative_error(self) -> Tensor:
-        """Error over scale of each token."""
+        """Return error over scale of each token."""
         return self.error / self.scale.clamp(min=1e-300)
 
 
 def compare_logits(actual_BNV: Tensor, expected_BNV: Tensor, k: int = TOP_K) -> TokenMetrics:
-    """All metrics of every token.
+    """Compute all metrics of every token.
 
     Shapes: both (B, N, V).
-    A NaN or infinity in `actual` makes every metric of its token NaN: it never passes a limit.
-    Raises: ShapeMismatchError if the shapes differ: the shorter side decides nothing.
+    A NaN or infinity in `actual` makes every metric of its token NaN, which passes no limit.
+    Raises: ShapeMismatchError if the shapes differ.
     """
     if actual_BNV.shape != expected_BNV.shape:
         raise ShapeMismatchError.of(actual_BNV, expected_BNV)
@@ -74,9 +61,8 @@ def compare_logits(actual_BNV: Tensor, expected_BNV: Tensor, k: int = TOP_K) -> 
     starts = range(0, max(1, len(expected)), num_tokens)
     whole, chosen, top = zip(*map_on_threads(compare, starts), strict=True)
     chosen_Tk, top_Tk = torch.cat(chosen), torch.cat(top)
-    columns = {
-        name: torch.cat([getattr(part, name) for part in whole]) for name in WholeMetrics.__slots__
-    } | asdict(compare_largest(actual, expected, top_Tk))
+    columns = {name: torch.cat([vars(part)[name] for part in whole]) for name in vars(whole[0])}
+    columns |= vars(compare_largest(actual, expected, top_Tk))
     columns["top1"] = (chosen_Tk[:, 0] == top_Tk[:, 0]).double()
     columns["top_k"] = (chosen_Tk[:, :, None] == top_Tk[:, None, :]).any(-1).double().mean(-1)
     finite = columns["error"].isfinite()
@@ -96,7 +82,7 @@ def failure_rate(values: Tensor, threshold: float) -> float:
 
 
 def judge_logits(candidate: TokenMetrics, noise: TokenMetrics, unit_roundoff: float) -> list[Ratio]:
-    """The ratios by which the level is judged: pooled, and worst token against worst token."""
+    """Compute the ratios that decide the level: pooled, and worst token against worst token."""
     relative, floor = candidate.relative_error, unit_roundoff / 2
     noise_relative = noise.relative_error
     # A relative error r of logits of spread s gives a KL of about (r s)**2 / 2.
@@ -115,5 +101,5 @@ def _rms(values: Tensor) -> float:
 
 
 def _worst(values: Tensor) -> float:
-    # amax passes a NaN on: it is worse than any number
+    # amax propagates NaN, which is worse than any number
     return float(values.amax())

@@ -1,4 +1,4 @@
-"""The levels inputs and modules: what every stage made of the reference's inputs."""
+"""The levels inputs and modules: the outputs of every stage for the reference's inputs."""
 
 from dataclasses import dataclass, field
 
@@ -28,27 +28,25 @@ from assay.verdicts import Level, Location, Outcome, TokenPosition, Unmatched
 
 @dataclass(slots=True)
 class ModuleLevels:
-    """The levels `inputs` and `modules`, and the stages that failed in them.
-
-    ranked: failed stages, worst first. origin: the stage where the error arises.
-    failed: every statistic over its limit.
-    nonfinite_padding: the first stage that writes NaN or infinity into padding, which no level
-        compares.
-    steps: for each failed stage, the first step that shows its error.
-    """
+    """The levels `inputs` and `modules`, and their failed stages."""
 
     inputs: LevelResult
     modules: LevelResult
     ranked: list[FailedStage] = field(default_factory=list)
+    """Failed stages, worst first."""
     failed: list[Judged] = field(default_factory=list)
+    """Every statistic over its limit."""
     origin: FailedStage | None = None
+    """The stage where the error arises."""
     nonfinite_padding: FailedStage | None = None
+    """The first stage that writes NaN or infinity into padding, which no level compares."""
     unmatched: Unmatched = field(default_factory=Unmatched)
     steps: dict[Stage, int] = field(default_factory=dict)
+    """For each failed stage, the first step that shows its error."""
 
 
 def judge_module_levels(evidence: GenerateEvidence) -> ModuleLevels:
-    """Judge every stage; where several fail, find the one that makes the error."""
+    """Judge every stage, and find the origin of the error among the failed ones."""
     if evidence.depth != "modules":
         reason = f"checked at level {evidence.depth}"
         return ModuleLevels(LevelResult.not_run(reason), LevelResult.not_run(reason))
@@ -85,7 +83,7 @@ def judge_module_levels(evidence: GenerateEvidence) -> ModuleLevels:
 
 
 def location_of(failed: FailedStage) -> Location:
-    """Phase and module of a stage."""
+    """Return phase and module of a stage."""
     return Location(phase=failed.stage.phase, module=failed.stage.module)
 
 
@@ -139,7 +137,7 @@ def _first_bad_token(
     if rows.error.numel() == 0 or reported.ratio.statistic == "exact":
         prompt, position = reported.port.exact.first
         return evidence.token(prompt, position) if prompt >= 0 else None
-    # A systematic error is in every row, and in none over a limit of its own.
+    # A systematic error is in every row, but no row exceeds its limit.
     threshold = 0.0
     if reported.ratio.statistic not in SYSTEMATIC:
         reference = noise.ports.get((reported.port.module, reported.port.port))

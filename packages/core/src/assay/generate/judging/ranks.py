@@ -1,4 +1,4 @@
-"""Ranks that compute one model together: each is judged, and the worst decides."""
+"""The judgement of a candidate on several ranks: each rank is judged, the worst decides."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -10,24 +10,24 @@ from assay.verdicts import Outcome
 
 _SEVERITY = (Outcome.PASS, Outcome.NOT_COMPARED, Outcome.FAIL)
 
+# Facts about a rank's own weights, which explain the results of all ranks.
+_WEIGHT_FACTS = ("weights_different", "untied")
 
-# What a rank finds of its own weights, and what then explains the results of all.
-_UNITED = ("weights_different", "untied")
 
-
-def with_facts_of_all(reports: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The reports, each with what any rank found of its weights: all compute one model together."""
-    united = {
-        name: sorted({found for report in reports for found in report[name]}) for name in _UNITED
+def merge_weight_facts(reports: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Give each report the weight facts of all ranks."""
+    merged = {
+        name: sorted({fact for report in reports for fact in report[name]})
+        for name in _WEIGHT_FACTS
     }
-    return [dict(report) | united for report in reports]
+    return [dict(report) | merged for report in reports]
 
 
 def worst_of_ranks(judgements: Sequence[Judgement]) -> Judgement:
-    """The judgement of the worst rank, with a note that names those which are as bad.
+    """Return the judgement of the worst rank, with a note on the ranks with the same outcome.
 
-    judgements: by rank. Its location names the rank, unless all ranks fail there: what is divided is
-    put together before it is measured, and is then wrong on all.
+    judgements: by rank. The location names the rank unless all ranks have the same outcome: sharded
+    values are gathered before they are measured, so an error in them appears on all ranks.
     """
     number = max(range(len(judgements)), key=lambda rank: _badness(judgements[rank]))
     worst = judgements[number]
@@ -46,8 +46,8 @@ def worst_of_ranks(judgements: Sequence[Judgement]) -> Judgement:
 
 
 def _badness(judgement: Judgement) -> tuple[int, float]:
-    """How bad it is, and of those equally bad how close to its limit or over it."""
+    """Return a sort key: the outcome, then the ratio over its limit."""
     verdict = judgement.verdict
     ratio = verdict.noise_ratio / verdict.limit if verdict.noise_ratio and verdict.limit else 0.0
-    # Written so that a NaN, which max() would hide, is the worst.
+    # Written so that NaN, which max() would ignore, is the worst.
     return _SEVERITY.index(verdict.verdict), ratio if ratio >= 0 else float("inf")

@@ -1,4 +1,4 @@
-"""Rows of measurements.jsonl that a replay gives: statistics, tokens, accumulated errors."""
+"""Rows of measurements.jsonl from a replay: statistics, tokens, accumulated errors."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from assay.verdicts import Measurement
 def replay_rows(
     judged: list[Judged], noise: ReplayResults, evidence: GenerateEvidence
 ) -> list[Measurement]:
-    """Every judged statistic, and for every stage and token the worst of its ports."""
+    """List every judged statistic, and for every stage and token the worst of its ports."""
     rows = [
         Measurement(
             **_place(item.port), statistic=item.ratio.statistic, actual=item.ratio.actual,
@@ -38,7 +38,7 @@ def _token_rows(
 
 
 def drift_rows(judged: list[Judged], evidence: GenerateEvidence) -> list[Measurement]:
-    """The error that accumulates along the depth in an ordinary run, of candidate and noise run."""
+    """List the error that accumulates along the depth in a forced run, of both runs."""
     if "drift" not in evidence.candidate.attachments:
         return []
     actual: dict[str, float] = evidence.candidate.attachment_json("drift")  # type: ignore[assignment]
@@ -59,7 +59,7 @@ def drift_rows(judged: list[Judged], evidence: GenerateEvidence) -> list[Measure
 
 
 def _place(port: PortResult) -> dict[str, Any]:
-    """Columns of a row that say where: the stage, and the port as seen from it."""
+    """Return the columns that locate a row: the stage, and the port relative to it."""
     own = port.module == port.stage.module
     return {
         "level": "inputs" if port.stage.phase == "inputs" else "modules",

@@ -1,4 +1,4 @@
-"""The levels tokens, logits and sampler: what comes out of the model."""
+"""The levels tokens, logits and sampler, which judge the model's output."""
 
 import math
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ _COLUMNS = {
 
 
 def judge_logits_level(evidence: GenerateEvidence) -> LevelResult:
-    """Are the distributions the same for the same tokens?"""
+    """Compare the distributions for the same tokens."""
     if evidence.depth == "tokens":
         return LevelResult.not_run("checked at level tokens")
     expected, noise = evidence.expected("logits"), evidence.expected("noise-logits")
@@ -84,7 +84,7 @@ def judge_logits_level(evidence: GenerateEvidence) -> LevelResult:
 
 
 def judge_tokens_level(evidence: GenerateEvidence) -> LevelResult:
-    """Does the candidate choose the same tokens, but for near ties?"""
+    """Compare the chosen tokens; near ties may differ."""
     if not evidence.golden.model.can_generate:
         return LevelResult.not_run("the model does not generate")
     if evidence.golden.inputs.sampling.get("do_sample"):
@@ -111,7 +111,7 @@ def judge_tokens_level(evidence: GenerateEvidence) -> LevelResult:
             result.first_bad = evidence.token(batch.prompts[0], len(batch.rows[0]) + last)
             return result
         differences = first_differences(actual, expected, logits, noise, NEAR_TIE)
-        # Behind its first difference a text has another history: nothing there is compared.
+        # After its first difference a text has another history, so nothing there is compared.
         behind = sum(expected.shape[1] - 1 - difference.step for difference in differences)
         compared += expected.numel() - behind
         equal += count_equal(actual, expected)
@@ -137,7 +137,7 @@ def judge_tokens_level(evidence: GenerateEvidence) -> LevelResult:
 
 
 def judge_sampler_level(evidence: GenerateEvidence) -> LevelResult:
-    """Do the same logits give the same scores?"""
+    """Compare the scores for the same logits."""
     if evidence.depth == "tokens":
         return LevelResult.not_run("checked at level tokens")
     if not evidence.golden.model.can_generate:
@@ -158,14 +158,14 @@ def judge_sampler_level(evidence: GenerateEvidence) -> LevelResult:
 
 
 def _valid_tokens(evidence: GenerateEvidence, batch: Batch, logits: Tensor) -> Tensor:
-    """Which logits belong to tokens: all generated ones, or those that are no padding, (B, T)."""
+    """Return the mask of compared logits, (B, T): all generated ones, or all but padding."""
     if evidence.golden.model.can_generate:
         return torch.ones(logits.shape[:2], dtype=torch.bool)
     return batch.attention_mask.bool()
 
 
 def _addresses(evidence: GenerateEvidence, valid: Sequence[Tensor]) -> list[tuple[int, int]]:
-    """Prompt and position of every valid token, in the order of the flattened metrics."""
+    """Return prompt and position of every valid token, in the order of the flattened metrics."""
     addresses = []
     for batch, mask in zip(evidence.section.batches, valid, strict=True):
         for row, prompt in enumerate(batch.prompts):
@@ -179,10 +179,12 @@ def _metrics(
 ) -> TokenMetrics:
     parts = [compare_logits(a, e) for a, e in zip(actual, expected, strict=True)]
     return TokenMetrics(
-        *(
-            torch.cat([getattr(part, name)[mask] for part, mask in zip(parts, valid, strict=True)])
-            for name in TokenMetrics.__slots__
-        )
+        **{
+            name: torch.cat(
+                [vars(part)[name][mask] for part, mask in zip(parts, valid, strict=True)]
+            )
+            for name in vars(parts[0])
+        }
     )
 
 

@@ -1,34 +1,33 @@
-"""The tokens level: the same text, or a first difference that is or is not a near-tie."""
+"""The tokens level: the first difference of each text, and whether it is a near tie."""
 
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-# Two tokens are nearly tied within this many times the noise of their gap, which is twice that of a
-# logit: eight times a logit's, as for the choices of a router (assay/locating/matching/routing.py).
+# Two tokens are nearly tied within this many times the noise of their gap, which is twice the noise
+# of a logit: eight times a logit's noise, as for the choices of a router (expert_routing.py).
 NEAR_TIE = 4.0
 
 
 @dataclass(frozen=True, slots=True)
 class FirstDifference:
-    """Where the candidate's own text leaves the reference's.
-
-    step: number of the generated token; gap: reference logit of the reference's token minus that
-    of the candidate's, nats; noise: how much the noise run changes this gap at such a token.
-    """
+    """The first token of a text that differs from the reference's."""
 
     row: int
     step: int
+    """Index of the generated token."""
     expected: int
     actual: int
     gap: float
+    """Reference logit of the expected token minus that of the actual one, nats."""
     noise: float
+    """Change of this gap in the noise run."""
     limit: float
 
     @property
     def is_near_tie(self) -> bool:
-        """Whether noise alone decides between the two tokens. A NaN decides nothing."""
+        """Return True if noise alone can decide between the two tokens; False for a NaN."""
         return self.gap <= self.limit * self.noise
 
 
@@ -39,11 +38,11 @@ def first_differences(
     noise_logits_BNV: Tensor,
     limit: float,
 ) -> list[FirstDifference]:
-    """The first difference of every row that has one. Lengths must agree.
+    """Find the first difference of every row that has one. Lengths must agree.
 
-    Up to there both runs saw the same tokens, so the reference's logits show how close the
-    choice was. Their noise: the largest change of any logit gap at this token between reference and noise
-    run, at least the root mean square over all tokens.
+    Both runs saw the same tokens until then, so the reference's logits show how close the choice was.
+    The noise is the larger change of the two logits between reference and noise run, and at least
+    the root mean square over all tokens; twice that for the gap.
     """
     if actual_BN.shape != expected_BN.shape:
         raise ValueError(f"{tuple(actual_BN.shape)} tokens, expected {tuple(expected_BN.shape)}")
@@ -70,6 +69,6 @@ def first_differences(
 
 
 def count_equal(actual_BN: Tensor, expected_BN: Tensor) -> int:
-    """Number of equal tokens up to the first difference of each row."""
+    """Count the equal tokens up to the first difference of each row."""
     same = torch.cummin((actual_BN == expected_BN).long(), dim=1).values
     return int(same.sum())

@@ -37,24 +37,21 @@ from assay.verdicts import (
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """A verdict, the measurements behind it, and where to look closer.
-
-    failed: every statistic of a stage that is over its limit; origin: the stage where the error is
-        made.
-    call: batch and step in which the error is seen first.
-    load: the level load; what it found wrong, no stage need show.
-    """
+    """A verdict, its measurements, and the input of the follow-up."""
 
     verdict: Verdict
     measurements: list[Measurement]
     failed: list[Judged]
+    """Every statistic of a stage over its limit."""
     origin: FailedStage | None
+    """The stage where the error arises."""
     call: tuple[int, int] | None = None
+    """Batch and step that show the error first."""
     load: JudgedLoad | None = None
 
 
 def judge_generation(evidence: GenerateEvidence) -> Judgement:
-    """Judge all levels, and diagnose what they show together."""
+    """Judge all levels, and derive outcome, location and diagnosis."""
     load_reports = evidence.section.load()
     load_reports += [] if evidence.report.load is None else [evidence.report.load]
     load = judge_load(load_reports, [evidence.report.changes])
@@ -78,7 +75,7 @@ def judge_generation(evidence: GenerateEvidence) -> Judgement:
     notes += notes_on_coverage(coverage)
     found = _find_in_load(load, origin)
     if load.loading:
-        origin = None  # whatever fails later, this was wrong before
+        origin = None  # later failures are consequences
     diagnosis = found.diagnosis if found else _diagnose(evidence, outcome, results, origin)
     if diagnosis == "below-resolution":
         notes.append(note_on_weights(evidence.report.weights_different))
@@ -122,9 +119,9 @@ def judge_generation(evidence: GenerateEvidence) -> Judgement:
 
 
 def _find_in_load(load: JudgedLoad, origin: FailedStage | None) -> Finding | None:
-    """What was wrong before the first forward pass, where no stage shows it better.
+    """Return the first loading error; without a failed stage, the first changed weight.
 
-    A weight that was changed is named by the stage that uses it, which shows what follows from it.
+    A failed stage locates a changed weight better.
     """
     if load.loading:
         return load.loading[0]
@@ -141,7 +138,7 @@ def _location(
     if outcome is not Outcome.FAIL:
         return None
     if origin is not None:
-        # A fault may be in decode steps alone: of the calls, the one where it is seen first.
+        # The error may be in decode steps only: name the first call that shows it.
         step = call[1] if call is not None else 0
         location = location_of(origin).model_copy(update={"step": step})
         if origin.stage.phase != "forward":
@@ -160,7 +157,7 @@ def _first_bad_token(results: dict[str, LevelResult], replay: ModuleLevels) -> T
 
 
 def _decide_numbers(results: dict[str, LevelResult], origin: FailedStage | None) -> DecidingNumbers:
-    """The numbers of what decided, or of the closest call."""
+    """Return the numbers that decided the verdict, or those closest to their limit."""
     if origin is not None:
         return deciding_numbers(origin.reported, origin.reported.resolution)
     name = "modules" if results["modules"].level.compared else "logits"
@@ -169,7 +166,7 @@ def _decide_numbers(results: dict[str, LevelResult], origin: FailedStage | None)
     judged = results[name].judged
     if not judged:
         return {}
-    # What any error is held to, whatever its form; systematic ones are seen far below.
+    # The limit for any form of error; systematic errors are visible far below it.
     general = "replay-tensor" if name == "modules" else "logits-error"
     return deciding_numbers(find_worst(judged), pool_resolutions(judged).get(general))
 
@@ -182,7 +179,7 @@ def _diagnose(
 ) -> Diagnosis | None:
     if outcome is Outcome.FAIL:
         return _diagnose_failure(evidence, results, origin)
-    # A near tie is a note: it is not an error and needs no action.
+    # A near tie is a note: it needs no action.
     is_different = outcome is Outcome.PASS and evidence.report.weights_different
     return "below-resolution" if is_different else None
 
@@ -213,13 +210,13 @@ def _diagnose_failure(
 
 
 def _varies_beyond_noise(spread: float, logits: Sequence[JudgedRatio]) -> bool:
-    """Whether repeated runs are further apart than the limit for the logits' error.
+    """Return True if repeated runs differ by more than the limit of the logits' error.
 
-    Within it, one run can be judged: a compiled or a parallel model may add in another order each
-    time, and what is wrong beside that is none of it.
+    Smaller differences do not explain a failure: compiled and parallel models may change the order
+    of sums between runs.
     """
     error = next((item for item in logits if item.ratio.statistic == "logits-error"), None)
-    # Written so that a NaN is a variation.
+    # Written so that NaN counts as variation.
     return error is None or not spread <= error.limit * error.ratio.expected
 
 
@@ -232,7 +229,7 @@ def _diagnose_module(evidence: GenerateEvidence, module: str) -> Diagnosis:
 
 
 def _stops_elsewhere(results: dict[str, LevelResult]) -> bool:
-    """Whether there are more or fewer tokens than the reference's: the loop ends at another one."""
+    """Return True if the number of tokens differs: the loop ended at another one."""
     tokens = results["tokens"].level
     return tokens.verdict is Outcome.FAIL and tokens.reason is not None
 
@@ -242,5 +239,5 @@ def _is_not_finite(logits: LevelResult) -> bool:
 
 
 def _parameters_of(module: str, parameters: list[str]) -> list[str]:
-    """Those of `parameters` that `module` itself owns."""
+    """Return the `parameters` that `module` itself owns."""
     return [name for name in parameters if name.rpartition(".")[0] == module]

@@ -1,13 +1,13 @@
-"""Choices of experts in free runs: kept of the yardstick, and replaced where they are near ties."""
+"""Expert choices in free runs: recorded from the yardstick, replaced in near ties."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
-from assay.generate.passes.batch_attachments import attach_batch_tensors, attached_batch_tensors
+from assay.generate.passes.batch_attachments import batch_attachment
 from assay.generate.passes.passes import Work
 from assay.hooks.expert_choices import ChoiceTracer
 from assay.inputs import Batch
@@ -27,49 +27,49 @@ _NOISE = "choice-noise"
 
 
 class RecordingChoices:
-    """Writes the choices of each run into a trace."""
+    """Recorder of the choices of each run, into a trace."""
 
     def __init__(self, writer: TraceWriter) -> None:
         self._writer = writer
 
     @contextmanager
     def attached(self, model: nn.Module, work: Work) -> Iterator[None]:
-        """Inside, one run is recorded."""
+        """Record one run inside the context."""
         recorder = ChoiceRecorder()
         with ChoiceTracer(recorder).attached(model):
             yield
         tensors = recorder.to_tensors()
         if tensors:
-            attach_batch_tensors(self._writer, _NAME, work.batch.number, tensors)
+            self._writer.attach(batch_attachment(_NAME, work.batch.number), tensors)
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedChoices:
-    """The choices in a trace, by number of the batch; empty for a model without experts."""
+    """The choices in a trace, by batch number; empty for a model without experts."""
 
     by_batch: Mapping[int, Mapping[Key, RecordedChoice]]
     num_rows: Mapping[int, int]
 
     @classmethod
     def read(cls, trace: Trace, batches: Sequence[Batch]) -> "RecordedChoices":
-        """Those of `batches`; none in a golden that was captured before they were kept."""
-        stored: dict[int, dict[str, Tensor]] = {
-            batch.number: dict(tensors)
-            for batch in batches
-            if (tensors := attached_batch_tensors(trace, _NAME, batch.number))
-        }
+        """Read the choices of `batches`; older goldens have none."""
+        names = {batch.number: batch_attachment(_NAME, batch.number) for batch in batches}
         return cls(
-            {number: read_choices(tensors) for number, tensors in stored.items()},
+            {
+                number: read_choices(dict(trace.attachment(name)))
+                for number, name in names.items()
+                if name in trace.attachments
+            },
             {batch.number: len(batch.prompts) for batch in batches},
         )
 
     @property
     def modules(self) -> frozenset[str]:
-        """Paths of the groups of experts."""
+        """Return the module paths of the groups of experts."""
         return frozenset(key[2] for choices in self.by_batch.values() for key in choices)
 
     def of_work(self, work: Work) -> dict[Key, RecordedChoice]:
-        """Those of what is run."""
+        """Return the choices for `work`."""
         number, row = work.source.batch, work.source.row
         return {
             key: choice.select_row(row, self.num_rows[number])
@@ -79,14 +79,14 @@ class RecordedChoices:
 
 @dataclass(frozen=True, slots=True)
 class ReplacedChoices:
-    """Replaces the choices of each run by recorded ones, as `handler` decides."""
+    """Replacement of the choices of each run by recorded ones, where `handler` decides so."""
 
     recorded: RecordedChoices
     handler: NoiseOfChoices | NearTieChoices
 
     @contextmanager
     def attached(self, model: nn.Module, work: Work) -> Iterator[None]:
-        """Inside, one run has its choices replaced."""
+        """Replace the choices of one run inside the context."""
         self.handler.expected = self.recorded.of_work(work)
         measures = isinstance(self.handler, NoiseOfChoices)
         tracer = ChoiceTracer(self.handler, None if measures else self.recorded.modules)
@@ -95,13 +95,13 @@ class ReplacedChoices:
 
 
 def attach_choice_noise(writer: TraceWriter, noise: Mapping[str, ScoreNoise]) -> None:
-    """Store the noise of routers' scores, by group of experts; nothing for a model without."""
+    """Store the noise of router scores, by group of experts, if there is any."""
     if noise:
         writer.attach_json(_NOISE, {module: asdict(item) for module, item in noise.items()})
 
 
 def read_choice_noise(trace: Trace) -> dict[str, ScoreNoise]:
-    """What `attach_choice_noise` stored; empty in a golden without it."""
+    """Return the noise that `attach_choice_noise` stored; empty in a golden without it."""
     if _NOISE not in trace.attachments:
         return {}
     stored: Any = trace.attachment_json(_NOISE)

@@ -1,7 +1,6 @@
-"""Running a batch through `model.generate`: freely, or with every token given.
+"""Run a batch through `model.generate`: free, or with teacher forcing.
 
-Teacher forcing goes through the generation loop as well, so that the loop itself (positions,
-masks, cache) is part of what is tested.
+Teacher forcing also uses the generation loop, so that its positions, masks and cache are tested.
 """
 
 from collections.abc import Iterable
@@ -23,19 +22,17 @@ GREEDY: dict[str, Any] = {"do_sample": False}
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """What a batch gave.
-
-    tokens: (B, N) generated ids; logits: (B, N, V) before any processor, on the CPU, in the
-    precision that the generation loop gives them. N is 0 and logits (B, T, V) for a model that
-    does not generate.
-    """
+    """The output for a batch."""
 
     tokens: Tensor
+    """(B, N) generated ids; N is 0 for a model that does not generate."""
     logits: Tensor
+    """(B, N, V) before any processor, on the CPU, in the generation loop's precision; (B, T, V) for
+    a model that does not generate."""
 
 
 class _Force(LogitsProcessor):
-    """Leaves one token possible at every step."""
+    """A processor that allows only the given token at every step."""
 
     def __init__(self, tokens_BN: Tensor, prompt_length: int) -> None:
         self._tokens_BN = tokens_BN
@@ -67,19 +64,19 @@ def count_tokens(batches: Iterable[Batch]) -> int:
 
 
 def timeline_of(batch: Batch) -> BatchPositions:
-    """Prompts and positions of all columns of `batch`."""
+    """Return prompts and positions of all columns of `batch`."""
     return BatchPositions.of_batch(batch.prompts, batch.attention_mask, batch.max_new_tokens)
 
 
 def generate(
     loaded: LoadedModel, batch: Batch, sampling: dict[str, Any] | None = None
 ) -> Generated:
-    """Let the model choose its tokens: greedily, or as `sampling` (generation options) says."""
+    """Generate greedily, or with the options `sampling`."""
     return _run(loaded, batch, LogitsProcessorList(), sampling or GREEDY)
 
 
 def generate_forced(loaded: LoadedModel, batch: Batch, tokens_BN: Tensor) -> Generated:
-    """Give the model its tokens, (B, N), and see which logits it had for each."""
+    """Generate with the tokens (B, N) forced. Returns: the logits for each."""
     force = _Force(tokens_BN, batch.input_ids.shape[1])
     return _run(loaded, batch, LogitsProcessorList([force]), GREEDY)
 
@@ -87,10 +84,10 @@ def generate_forced(loaded: LoadedModel, batch: Batch, tokens_BN: Tensor) -> Gen
 def generation_options(
     loaded: LoadedModel, batch: Batch, sampling: dict[str, Any]
 ) -> GenerationConfig:
-    """Options of `model.generate` for this batch."""
+    """Return the options of `model.generate` for this batch."""
     return GenerationConfig(
         max_new_tokens=batch.max_new_tokens,
-        # A check needs tokens, not answers: the end of the text is never chosen.
+        # A check needs a fixed number of tokens, so end-of-text is never chosen.
         min_new_tokens=batch.max_new_tokens if loaded.eos_token_ids else None,
         pad_token_id=loaded.pad_token_id,
         prefill_chunk_size=batch.prefill_chunk,
@@ -101,10 +98,10 @@ def generation_options(
 
 
 def limits_of_generation(loaded: LoadedModel) -> ModelLimits:
-    """The limits of the model's inputs, those of its generation loop included.
+    """Return the limits of the model's inputs, including those of its generation loop.
 
-    Whether a prompt can be read in chunks is tried on two tokens: it depends on the kind of cache
-    that the model has, if any, and on what its outputs call it.
+    Two tokens test if a prompt can be read in chunks, which depends on the model's cache class and
+    its name in the model's outputs.
     """
     limits = limits_of(loaded)
     if not loaded.can_generate:
@@ -113,7 +110,7 @@ def limits_of_generation(loaded: LoadedModel) -> ModelLimits:
     two_chunks = Batch(0, ((token, token),), (0,), loaded.pad_token_id, 1, prefill_chunk=1)
     try:
         generate(loaded, two_chunks)
-    except Exception as error:  # noqa: BLE001 - each model's code fails in its own way
+    except Exception as error:  # noqa: BLE001 - model code raises anything
         return replace(limits, whole_prefill=first_line(error))
     return limits
 
@@ -145,7 +142,7 @@ def _run(
 
 
 def _stack(steps: list[Tensor]) -> Tensor:
-    """(B, N, V) of N times (B, V), each freed as soon as it is copied."""
+    """Stack N logits (B, V) to (B, N, V); each is freed as soon as it is copied."""
     batch, vocabulary = steps[0].shape
     logits = torch.empty(batch, len(steps), vocabulary, dtype=steps[0].dtype)
     for number in reversed(range(len(steps))):

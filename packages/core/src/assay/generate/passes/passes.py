@@ -1,4 +1,4 @@
-"""The passes over a model that both sides of a check make: free, forced, replayed."""
+"""Passes over a model, which both sides of a check make: free, forced, replayed."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -26,35 +26,32 @@ from assay.trace import TraceWriter
 
 
 class ChoicesOfBatch(Protocol):
-    """What watches or replaces the choices of experts in the free runs of one side."""
+    """An observer or replacement of expert choices in the free runs of one side."""
 
     def attached(self, model: nn.Module, work: "Work") -> AbstractContextManager[None]:
-        """Inside, one run of `work` by `model` is watched."""
+        """Observe one run of `work` by `model` inside the context."""
 
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """A model on a device, ready to run.
-
-    choices: a context for runs on the model's own values, not for recording or replay; None if
-        choices of experts need no handling.
-    layout: how this rank's tensors are sharded; None if they are whole.
-    compiled: True if torch.compile runs the model.
-    """
+    """A model on a device, ready to run."""
 
     loaded: LoadedModel
     device: Device
     choices: ChoicesOfBatch | None = None
+    """For runs on the model's own values, not for recording or replay; None without experts."""
     layout: RankLayout | None = None
+    """The shards of this rank's tensors; None if they are whole."""
     compiled: bool = False
+    """True if torch.compile runs the model."""
 
     def choosing(self, work: "Work") -> AbstractContextManager[None]:
-        """The context of one run of `work`."""
+        """Return the context that handles the choices of one run of `work`."""
         return self.choices.attached(self.loaded.model, work) if self.choices else nullcontext()
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Run model code as the device does, and in true double precision where that is asked."""
+        """Run model code as the device does; a float64 model in true double precision."""
         with ExitStack() as stack:
             stack.enter_context(self.device.execution())
             if self.loaded.dtype == "float64":
@@ -64,21 +61,21 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A batch to run and where its rows are found in the reference's batches."""
+    """A batch to run, and the location of its rows in the reference's batches."""
 
     batch: Batch
     source: BatchSource
 
 
 def whole_batches(batches: Sequence[Batch]) -> list[Work]:
-    """The reference's batches as they are."""
+    """Return the reference's batches unchanged."""
     return [Work(batch, BatchSource(batch.number)) for batch in batches]
 
 
 def single_rows(batches: Sequence[Batch]) -> list[Work]:
-    """The reference's batches cut into single rows.
+    """Cut the reference's batches into single rows.
 
-    Rows keep the padding of their batch: every tensor then has a partner of the same shape.
+    Rows keep the padding of their batch, so that every tensor has a partner of the same shape.
     """
     return [
         Work(
@@ -96,7 +93,7 @@ def single_rows(batches: Sequence[Batch]) -> list[Work]:
 
 
 def run_free(side: Side, work: Work, sampling: dict[str, Any]) -> Generated:
-    """The tokens that the model chooses, and the logits that it had for each."""
+    """Generate freely. Returns: the chosen tokens, and the logits for each."""
     with side.running(), side.choosing(work):
         return generate(side.loaded, work.batch, sampling)
 
@@ -115,9 +112,9 @@ def run_all_free(
 def run_forced(
     side: Side, work: Work, tokens_BN: Tensor, inside: AbstractContextManager[Any] | None = None
 ) -> Generated:
-    """The logits that the model has for given tokens.
+    """Compute the model's logits for given tokens.
 
-    inside: entered after the device: of two that watch operations the inner one sees them first.
+    inside: entered last, as the innermost of two dispatch modes sees operations first.
     """
     with side.running(), side.choosing(work), inside or nullcontext():
         return generate_forced(side.loaded, work.batch, tokens_BN)
@@ -125,7 +122,7 @@ def run_forced(
 
 @contextmanager
 def watched(side: Side, watch: UsageWatch) -> Iterator[ModuleTracer]:
-    """Let `watch` observe, inside this context, which parts of its model a side uses."""
+    """Let `watch` observe inside the context which parts of its model a side uses."""
     model, tracer = side.loaded.model, ModuleTracer(watch)
     watch.add_parameters_of(model)
     # A mode around a compiled graph would make torch compile a different graph.
@@ -157,9 +154,9 @@ def record(
 def run_all_forced(
     side: Side, works: Sequence[Work], tokens: Sequence[Tensor], meter: DriftMeter | None
 ) -> Iterator[Generated]:
-    """`run_forced` for all work, one after the other as they are asked for.
+    """Call `run_forced` for each work when the caller asks for the next one.
 
-    meter: measures on the way the error that accumulates.
+    meter: measures the accumulated error.
     """
     if meter is None:
         for work, tokens_BN in zip(works, tokens, strict=True):
@@ -174,7 +171,7 @@ def run_all_forced(
 
 
 def find_pointwise(side: Side, work: Work) -> frozenset[str]:
-    """Modules whose own code, in the first forward call, only rounds element by element."""
+    """Find modules whose own code, in the first forward call, only rounds element by element."""
     batch = replace(work.batch, max_new_tokens=1)
     tracer = ModuleTracer(NullHandler())
     pointwise = PointwiseModules(tracer)
@@ -192,7 +189,7 @@ def replay(
 ) -> ReplayResults:
     """Measure every stage of a model against a recorded run, with the recorded values injected.
 
-    watch: a watch around `replayer`, if the usage of the model is wanted.
+    watch: a watch around `replayer`, to observe the usage of the model.
     """
     side = replace(side, choices=None)
     replayer.layout = side.layout

@@ -1,4 +1,4 @@
-"""Whether a model gives the same numbers again."""
+"""Test if a model computes the same numbers twice."""
 
 import math
 from collections.abc import Sequence
@@ -14,21 +14,18 @@ from assay.locating.accumulated_error import DriftMeter
 
 @dataclass(frozen=True, slots=True)
 class Repeatability:
-    """What two runs of the same work gave.
-
-    identical: bitwise equal; spread: norm of the difference over the norm of the first.
-    """
+    """The difference of two runs of the same work."""
 
     identical: bool
+    """True if bitwise equal."""
     spread: float
+    """Norm of the difference over the norm of the first run."""
 
 
 class RepeatedWorks:
-    """The works that run twice: the first, and the last, which is the longest and comes in chunks.
+    """The works that run twice: the first, and the last, which is the longest and is read in chunks.
 
-    Only the logits of these works are kept from the first run.
-
-    num_tokens: total over these works.
+    Keeps only their logits from the first run. num_tokens: total over these works.
     """
 
     def __init__(self, works: Sequence[Work]) -> None:
@@ -38,16 +35,16 @@ class RepeatedWorks:
         self.num_tokens = count_tokens(works[number].batch for number in self._numbers)
 
     def offer(self, number: int, logits: Tensor) -> None:
-        """Take the logits of work `number`, in order; keep those that are needed."""
+        """Keep the logits of work `number` if it runs twice. Called in order for every work."""
         if number in self._numbers:
             self._logits.append(logits)
 
     def run_again(
         self, side: Side, tokens: Sequence[Tensor], meter: DriftMeter | None = None
     ) -> Repeatability:
-        """Run them once more, with the tokens of every work, and compare.
+        """Run the works again, with the tokens of every work, and compare.
 
-        meter: as in the first run: a compiled model is another one where its modules are watched.
+        meter: as in the first run, because hooks change how a compiled model runs.
         """
         works = [self._works[number] for number in self._numbers]
         forced = run_all_forced(side, works, [tokens[number] for number in self._numbers], meter)

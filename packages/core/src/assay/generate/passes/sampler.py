@@ -1,7 +1,7 @@
-"""The sampler level: from logits to scores, on the reference's own logits.
+"""The sampler level: from the reference's logits to scores.
 
-The processors (temperature, top-k, top-p, penalties, minimum length) are those that the model's
-own `generate` prepares; they are given the reference's logits and tokens at every step.
+`generate` prepares the processors (temperature, top-k, top-p, penalties, minimum length). They get
+the reference's logits and tokens at every step.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from torch import Tensor
 from assay.generate.passes.generation_loop import generation_options
 from assay.generate.passes.passes import Side, Work
 
-# Scores are float32 in the generation loop: a few operations on each leave a few roundings.
+# Scores are float32 in the generation loop, with a few rounded operations on each.
 # Source: Higham, Accuracy and Stability, 3.1: n operations give at most n u / (1 - n u).
 SCORE_TOLERANCE = 16 * 2.0**-24
 
@@ -22,7 +22,7 @@ SCORE_TOLERANCE = 16 * 2.0**-24
 def processed_scores(
     side: Side, work: Work, tokens_BN: Tensor, logits_BNV: Tensor, sampling: dict[str, Any]
 ) -> Tensor:
-    """Scores after all processors, (B, N, V) float32, for given tokens and logits."""
+    """Compute the scores after all processors, (B, N, V) float32, for given tokens and logits."""
     model: Any = side.loaded.model
     scores_BNV = torch.empty(logits_BNV.shape, dtype=torch.float32)
     device = next(model.parameters()).device
@@ -54,19 +54,17 @@ def processed_scores(
 
 @dataclass(frozen=True, slots=True)
 class ScoreDifference:
-    """How two sets of scores differ.
-
-    num_masked_differently: (token, id) pairs that one side excludes and the other does not.
-    largest: largest relative difference among scores that both keep; nan if one is not a number.
-    """
+    """The difference of two sets of scores."""
 
     num_tokens: int
     num_masked_differently: int
+    """Pairs (token, id) that only one side excludes."""
     largest: float
+    """Largest relative difference among scores that both keep; nan if a score is NaN."""
 
     @property
     def agrees(self) -> bool:
-        """Whether the same ids can be drawn, with the same probabilities."""
+        """Return True if both sides draw the same ids with the same probabilities."""
         return self.num_masked_differently == 0 and self.largest <= SCORE_TOLERANCE
 
 

@@ -1,6 +1,6 @@
-"""The candidate process: runs the model as it is to be judged, and writes what it saw.
+"""The candidate process: run the model under test, and write its results.
 
-It never judges: a setup function may have patched anything in this process.
+It never judges, because a setup function may have patched anything in this process.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from assay.comparing.stored_results import attach_results
 from assay.devices.registry import describe_run, open_run
-from assay.devices.run_string import parse_run
 from assay.errors import UsageError
 from assay.generate.passes.batch_attachments import attach_batch
 from assay.generate.passes.choices import (
@@ -59,6 +58,7 @@ from assay.parallel.tensor_parallel.rank_boundaries import RankBoundaries
 from assay.plugins import load_object
 from assay.runs import Progress
 from assay.runs.results import rank_folder
+from assay.sites import JudgedLevel
 from assay.trace import TraceWriter
 
 _NAMES_SHOWN = 200
@@ -67,24 +67,28 @@ _NUM_PHASES = {"tokens": 5, "logits": 7, "modules": 8}
 
 
 def load_candidate(request: CandidateRequest, golden: GoldenManifest) -> Side:
-    """The candidate's model, set up as asked, in one process."""
-    return _compiled(request, _set_up(request, _load(request, golden)))
-
-
-def _load(request: CandidateRequest, golden: GoldenManifest, rank: Rank | None = None) -> Side:
-    """The candidate's model as it is loaded, on its device."""
-    check_deep_enough(golden, request)
-    run = parse_run(request.candidate)
+    """Load, set up and compile the candidate's model in one process."""
     options = CandidateOptions.parse(request.options)
+    return _compile(set_up(_load(request, options, golden), request.setup), options)
+
+
+def _load(
+    request: CandidateRequest,
+    options: CandidateOptions,
+    golden: GoldenManifest,
+    rank: Rank | None = None,
+) -> Side:
+    """Load the candidate's model on its device."""
+    check_deep_enough(golden, request)
     if rank is None:
-        device = open_run(run)
+        device = open_run(request.candidate)
         choose_threads(golden.model.num_parameters)
     else:
         device = rank.device
     options.apply_to_process()
     loaded = load_model(
         request.model,
-        dtype=run.dtype,
+        dtype=request.candidate.dtype,
         device=device.torch_device,
         attention=options.attention,
         experts=options.experts,
@@ -95,25 +99,22 @@ def _load(request: CandidateRequest, golden: GoldenManifest, rank: Rank | None =
     return Side(loaded, device)
 
 
-def _set_up(request: CandidateRequest, side: Side) -> Side:
-    """The same after the setup function."""
-    if request.setup is None:
+def set_up(side: Side, setup: str | None) -> Side:
+    """Apply the setup function FILE.py:FUNC, if any, to the model of a side."""
+    if setup is None:
         return side
-    loaded = side.loaded
-    model = apply_setup(load_object(request.setup), loaded.model, request.setup)
-    return replace(side, loaded=replace(loaded, model=model))
+    model = apply_setup(load_object(setup), side.loaded.model, setup)
+    return replace(side, loaded=replace(side.loaded, model=model))
 
 
-def _divided(side: Side, rank: Rank) -> Side:
-    """The same with what this rank has of its model."""
+def _shard(side: Side, rank: Rank) -> Side:
+    """Shard the model of a side, for this rank."""
     mesh = rank.mesh["tp"]
     layout = RankBoundaries(apply_tensor_parallel(side.loaded.model, mesh), mesh.get_group())
     return replace(side, layout=layout)
 
 
-def _compiled(request: CandidateRequest, side: Side) -> Side:
-    """The same, compiled where that is asked for."""
-    options = CandidateOptions.parse(request.options)
+def _compile(side: Side, options: CandidateOptions) -> Side:
     loaded = options.compiled(side.loaded, side.device)
     return replace(side, loaded=loaded, compiled=options.compile)
 
@@ -123,28 +124,28 @@ def run_candidate(
 ) -> CandidateReport:
     """Run the candidate, or one rank of it, and write its results as a trace.
 
-    Into `request.folder`, of several ranks each into a folder of its own there.
+    The trace goes to `request.folder`; with several ranks, to a folder for each rank there.
     """
     golden = read_golden(Path(request.golden))
-    run = parse_run(request.candidate)
+    run = request.candidate
+    options = CandidateOptions.parse(request.options)
     section = GoldenSection.open(Path(request.golden), run.dtype)
     progress.number_phases(_NUM_PHASES[request.level] + bool(request.setup))
     with progress.step(f"loads {request.model} on {run}"):
-        plain = _load(request, golden, rank)
+        side = _load(request, options, golden, rank)
     with progress.step("compares what is loaded with the files"):
-        inspection = inspect_load(plain.loaded, request.remote_code)
-        side = plain
+        inspection = inspect_load(side.loaded, request.remote_code)
     if request.setup is not None:
         with progress.step(f"is set up by {request.setup}"):
-            side = _set_up(request, plain)
+            side = set_up(side, request.setup)
     with progress.step("compares the weights with the reference's"):
         different = _different_weights(section, side.loaded.model)
         dtype = getattr(torch, run.dtype)
         changes = inspect_changes(side.loaded.model, dtype, inspection, different)
         untied = _untied(section, side.loaded.model)
-    side = _compiled(request, side if rank is None else _divided(side, rank))
+    side = _compile(side if rank is None else _shard(side, rank), options)
     loaded, device = side.loaded, side.device
-    candidate = _Candidate(side, golden, section, request)
+    candidate = _Candidate(side, golden, section, request.level, options)
     folder = Path(request.folder)
     if rank is not None:
         folder = rank_folder(folder, rank.number)
@@ -185,13 +186,13 @@ def check_same_model(golden: GoldenManifest, loaded: LoadedModel) -> None:
 def check_same_inputs(
     golden: GoldenManifest, loaded: LoadedModel, given: Mapping[str, Any]
 ) -> None:
-    """Raise UsageError if options that were given beside a golden ask for other inputs."""
+    """Raise UsageError if the user's input options differ from the golden's."""
     wanted = golden.inputs.model_copy(update=dict(given))
     different = [name for name in given if getattr(golden.inputs, name) != getattr(wanted, name)]
-    # Prompts that are named again may have changed in their file.
+    # A prompts file may have changed since the capture.
     if not different and "prompts" not in given:
         return
-    # The golden's own prompts are on the machine that captured it: others cannot be planned here.
+    # This machine may lack the golden's prompts file; then the inputs cannot be planned here.
     planned = "prompts" in given or wanted.prompts is None or Path(wanted.prompts).is_file()
     same_plan = planned and plan_inputs(wanted, loaded).content_hash == golden.inputs_hash
     if same_plan and wanted.sampling == golden.inputs.sampling:
@@ -206,7 +207,7 @@ def check_same_inputs(
 
 
 def check_deep_enough(golden: GoldenManifest, request: CandidateRequest) -> None:
-    """Raise UsageError if the golden holds less than is to be compared."""
+    """Raise UsageError if the golden was captured at a lower level than the check's."""
     if request.level == "modules" and golden.level != "module":
         raise UsageError(
             f"{request.golden} was captured at level {golden.level}, which says nothing of"
@@ -220,19 +221,18 @@ class _Candidate:
         side: Side,
         golden: GoldenManifest,
         section: GoldenSection,
-        request: CandidateRequest,
+        level: JudgedLevel,
+        options: CandidateOptions,
     ) -> None:
-        options = CandidateOptions.parse(request.options)
         self._choices = NearTieChoices(read_choice_noise(section.trace))
         recorded = RecordedChoices.read(section.trace, section.batches)
-        if recorded.modules and not options.compile:  # its graphs run as they were compiled
+        if recorded.modules and not options.compile:  # compiled graphs cannot be changed
             side = replace(side, choices=ReplacedChoices(recorded, self._choices))
         self._side = side
         self._golden = golden
         self._section = section
-        self._level = request.level
+        self._level = level
         self._num_replaced = 0
-        self._compiled = options.compile
         self._works = (
             whole_batches(section.batches)
             if options.batch_size is None
@@ -241,7 +241,7 @@ class _Candidate:
 
     @property
     def notes(self) -> list[str]:
-        """What the reader of a verdict has to know of how the candidate ran."""
+        """Return notes for the verdict on how the candidate ran."""
         notes = []
         if self._num_replaced:
             notes.append(
@@ -249,7 +249,7 @@ class _Candidate:
                 " reference's where the router's scores are nearly equal; levels tokens and logits"
                 " are compared with the reference's choice there"
             )
-        if self._compiled and self._level == "modules":
+        if self._side.compiled and self._level == "modules":
             notes.append(
                 "modules are measured in graphs that are cut at their boundaries; the graphs as they"
                 " were compiled ran for the levels tokens and logits"
@@ -257,7 +257,7 @@ class _Candidate:
         return notes
 
     def write(self, writer: TraceWriter, progress: Progress) -> Repeatability:
-        """Make all passes. Returns: whether the candidate gives the same numbers again."""
+        """Make all passes, and measure the candidate's repeatability."""
         repeated = RepeatedWorks(self._works)
         num_tokens = count_tokens(work.batch for work in self._works)
         with progress.task("generates", num_tokens, "tokens"):
@@ -280,7 +280,7 @@ class _Candidate:
 
     def _generate(self, writer: TraceWriter, repeated: RepeatedWorks) -> list[Tensor]:
         sampling = self._golden.inputs.sampling
-        # Usage is watched in the run that measures modules: hooks break the graph of compiled models.
+        # The replay observes usage as well. Hooks break the graphs of compiled models.
         unwatched = self._level == "modules" or self._side.compiled
         watch = None if unwatched else UsageWatch(NullHandler())
         tokens = []
@@ -294,9 +294,9 @@ class _Candidate:
         return tokens
 
     def _new_meter(self) -> DriftMeter | None:
-        """Measures what accumulates along the depth; None where its hooks would change the run."""
-        # Hooks would cut a compiled model into pieces.
-        measured = self._level == "modules" and not self._compiled
+        """Return a meter of the error accumulated along the depth; None if its hooks change the run."""
+        # Hooks break the graphs of compiled models.
+        measured = self._level == "modules" and not self._side.compiled
         return DriftMeter(self._section.trace) if measured else None
 
     def _force(self, writer: TraceWriter, tokens: list[Tensor], repeated: RepeatedWorks) -> None:
@@ -313,7 +313,7 @@ class _Candidate:
             writer.attach_json("drift", meter.relative_errors())
 
     def _score(self, writer: TraceWriter, tokens: list[Tensor]) -> None:
-        """What the sampler makes of the reference's logits."""
+        """Compute the sampler's scores for the reference's logits."""
         if not self._golden.model.can_generate:
             return
         logits = self._expected("logits")
@@ -335,7 +335,7 @@ class _Candidate:
         writer.attach_json(USAGE, watch.to_json())
 
     def _expected(self, name: str) -> list[Tensor]:
-        """The golden's tensors, cut as the work is cut."""
+        """Return the golden's tensor for each work."""
         by_batch = {
             batch.number: tensor
             for batch, tensor in zip(
@@ -349,7 +349,7 @@ class _Candidate:
         ]
 
     def _attach(self, writer: TraceWriter, name: str, tensors: Iterable[Tensor]) -> None:
-        """Store results, in the order of the work, by batch of the golden: rows put together."""
+        """Store the tensors of all works; rows of one batch are concatenated."""
         by_work = zip(self._works, tensors, strict=True)
         for batch, group in groupby(by_work, key=lambda pair: pair[0].source.batch):
             rows = [tensor for _, tensor in group]
@@ -365,7 +365,7 @@ def _different_weights(section: GoldenSection, model: nn.Module) -> list[str]:
 
 
 def _untied(section: GoldenSection, model: nn.Module) -> list[str]:
-    """Parameters that are one tensor in the reference and several in the candidate."""
+    """List parameters that are tied in the reference but not in the candidate."""
     expected = section.weights()
     ids = {_plain(n): id(p) for n, p in model.named_parameters(remove_duplicate=False)}
     embedding = next((n for n in expected if n.endswith("embed_tokens.weight")), None)

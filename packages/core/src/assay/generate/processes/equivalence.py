@@ -1,9 +1,8 @@
-"""Is a difference one of representation: other values inside, the same model?
+"""Test for a difference of representation: other intermediate values, the same model.
 
-Shifting all positions changes queries and keys and no logit. Such a difference shows in exact
-arithmetic as well: there the stages differ as much, and the logits not at all. An error of
-precision is the opposite: in exact arithmetic it is gone. So the candidate's code is run once more
-in float64 on the host.
+For example, shifting all positions changes queries and keys but no logit. In exact arithmetic the
+stages of such a model still differ, and its logits agree. A precision error vanishes there. So the
+candidate's code runs again in float64 on the host.
 """
 
 from collections.abc import Iterable
@@ -16,26 +15,24 @@ from assay.comparing.results import ReplayResults
 from assay.devices.registry import open_device
 from assay.generate.passes.generation_loop import count_tokens
 from assay.generate.passes.passes import Side, replay, run_forced, whole_batches
-from assay.generate.processes.candidate import check_same_model
+from assay.generate.processes.candidate import check_same_model, set_up
 from assay.generate.processes.golden_folder import GoldenSection, read_golden
 from assay.generate.processes.options import CandidateOptions
 from assay.generate.processes.requests import EquivalenceRequest
 from assay.locating.modules import Replayer
 from assay.models import load_model
-from assay.models.candidate_setup import apply_setup
 from assay.models.loading.configs import attention_of
 from assay.models.size_policy import choose_threads
-from assay.plugins import load_object
 from assay.runs import Progress
 
-# Logits of one model computed in float64 in two ways differ by its rounding: shifted positions and
-# permuted hidden units by 4e-16 on the micro models; this leaves a hundred times that for depth and
-# for other orders of sums. A wrong scale that the next norm takes out again is no representation:
-# the norm's epsilon shows it, by 5e-11 for 0.1 % and 4e-9 for 2 % before a norm of micro:gemma2.
+# Two float64 computations of the same logits differ by rounding: by 4e-16 on the micro models with
+# shifted positions or permuted hidden units. This limit allows a hundred times that for depth and
+# other orders of sums. A wrong scale that the next norm cancels is an error: the norm's epsilon
+# shows it, by 5e-11 for 0.1 % and 4e-9 for 2 % before a norm of micro:gemma2.
 EXACT_AGREEMENT = 1e-13
 
-# A stage whose error in float64 is at least this share of the one in the candidate's dtype differs
-# by what it computes, not by how precisely.
+# A stage with at least this share of its error in float64 computes other values; its precision is
+# not the cause.
 SAME_ERROR = 0.5
 
 
@@ -46,7 +43,7 @@ def run_equivalence(request: EquivalenceRequest, progress: Progress) -> dict[str
     options = CandidateOptions.parse(request.options)
     choose_threads(golden.model.num_parameters)
     num_tokens = count_tokens(section.batches)
-    # Two runs. The second happens only if the first agrees.
+    # Two runs; the second only if the logits of the first agree.
     with progress.task("runs the candidate's code in float64", 2 * num_tokens, "tokens"):
         loaded = load_model(
             request.model,
@@ -57,17 +54,14 @@ def run_equivalence(request: EquivalenceRequest, progress: Progress) -> dict[str
             remote_code=request.remote_code,
         )
         check_same_model(golden, loaded)
-        if request.setup is not None:
-            model = apply_setup(load_object(request.setup), loaded.model, request.setup)
-            loaded = replace(loaded, model=model)
-        side = Side(replace(loaded, dtype="float64"), open_device("cpu"))
+        side = set_up(Side(replace(loaded, dtype="float64"), open_device("cpu")), request.setup)
         works, tokens = whole_batches(section.batches), section.tensors("tokens")
         difference = scale = 0.0
         for work, forced, expected in zip(works, tokens, section.tensors("logits"), strict=True):
             logits = run_forced(side, work, forced).logits.double()
             difference += float((logits - expected.double()).pow(2).sum())
             scale += float(expected.double().pow(2).sum())
-        # Written so that a NaN is no agreement.
+        # Written so that NaN is a difference.
         if not difference <= EXACT_AGREEMENT**2 * scale:
             return {"agrees": False, "stages": []}
         replayer = Replayer(section.trace, section.boundary, attention_of(side.loaded))
@@ -89,7 +83,7 @@ def _errors(results: ReplayResults) -> list[dict[str, Any]]:
 
 
 def is_representation(failed: Iterable[Judged], in_float64: list[dict[str, Any]]) -> bool:
-    """Whether everything that failed differs as much in float64: by value, not by precision."""
+    """Return True if every failed statistic differs as much in float64."""
     exact = {(row["module"], row["port"]): row for row in in_float64}
     return all(
         _differs_as_much(item, exact.get((item.port.module, item.port.port))) for item in failed

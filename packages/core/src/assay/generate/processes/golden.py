@@ -1,4 +1,4 @@
-"""The trusted process: it captures a golden for any number of candidates (`golden_folder`)."""
+"""The reference process: capture a golden, for any number of candidates."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,7 +9,6 @@ from torch import Tensor
 from assay.comparing.stored_results import attach_results
 from assay.devices.base import Device
 from assay.devices.registry import describe_run, open_run
-from assay.devices.run_string import parse_run
 from assay.errors import UsageError, name_some
 from assay.files import write_whole
 from assay.generate.passes.batch_attachments import attach_batch, attached_batches
@@ -37,8 +36,8 @@ from assay.generate.processes.requests import (
     LOAD,
     NOISE,
     USAGE,
-    CaptureRequest,
     GoldenManifest,
+    GoldenRequest,
     InputOptions,
     ModelIdentity,
     Section,
@@ -71,11 +70,10 @@ from assay.trace import Trace, TraceWriter, read_digest
 _PHASES, _MODULE_PHASES = 7, 9
 
 
-def capture_golden(request: CaptureRequest, progress: Progress) -> GoldenManifest:
+def capture_golden(request: GoldenRequest, progress: Progress) -> GoldenManifest:
     """Run the reference and write the golden into `request.folder`."""
     folder = Path(request.folder)
-    run = parse_run(request.reference)
-    device = open_run(run)
+    device = open_run(request.reference)
     size = estimate_size(request.model)
     choose_threads(size.num_parameters)
     wide = yardstick_dtype(size.num_parameters, device.supported_dtypes())
@@ -109,7 +107,7 @@ def capture_golden(request: CaptureRequest, progress: Progress) -> GoldenManifes
         raise UsageError("a golden needs at least one dtype")
     manifest = GoldenManifest(
         model=identity,
-        reference=describe_run(device, run),
+        reference=describe_run(device, request.reference),
         inputs=request.inputs,
         inputs_hash=plan.content_hash,
         level=request.level,
@@ -123,7 +121,7 @@ def capture_golden(request: CaptureRequest, progress: Progress) -> GoldenManifes
 
 
 def plan_inputs(options: InputOptions, loaded: LoadedModel) -> InputPlan:
-    """The batches that `options` ask for, for this model."""
+    """Plan the batches that `options` ask for."""
     limits = limits_of_generation(loaded)
     prompts = None
     if options.chat and loaded.encode_chat is None:
@@ -148,12 +146,12 @@ def plan_inputs(options: InputOptions, loaded: LoadedModel) -> InputPlan:
         name for name, met in describe_hard_cases(plan.batches, limits).items() if met is False
     ]
     notes = [f"these inputs do not try: {', '.join(missed)}"] if missed else []
-    notes += _notes_on_begins(plan, getattr(loaded.config, "bos_token_id", None))
+    notes += _notes_on_double_bos(plan, getattr(loaded.config, "bos_token_id", None))
     return replace(plan, notes=(*plan.notes, *notes)) if notes else plan
 
 
-def _notes_on_begins(plan: InputPlan, bos_token_id: object) -> list[str]:
-    """A note on prompts that begin with BOS twice: text of a chat template, tokenized as any other."""
+def _notes_on_double_bos(plan: InputPlan, bos_token_id: object) -> list[str]:
+    """Note prompts that begin with two BOS tokens: the tokenizer added one to a chat template's."""
     twice = sorted(
         number
         for batch in plan.batches
@@ -167,7 +165,7 @@ def _notes_on_begins(plan: InputPlan, bos_token_id: object) -> list[str]:
 
 
 def identify(loaded: LoadedModel) -> ModelIdentity:
-    """Which model this is, by content."""
+    """Return the content hashes and sizes that identify the model."""
     return ModelIdentity(
         name=loaded.source.reference,
         architecture=type(loaded.model).__name__,
@@ -184,9 +182,9 @@ def identify(loaded: LoadedModel) -> ModelIdentity:
 def load_reference(
     model: str, device: Device, dtype: str, rounded_to: str | None, remote_code: RemoteCode
 ) -> LoadedModel:
-    """The trusted model.
+    """Load the reference model.
 
-    Its attention is eager: sdpa gets masks in forms that differ from version to version.
+    Its attention is eager, because transformers versions pass different masks to sdpa.
     """
     return load_model(
         model,
@@ -200,9 +198,9 @@ def load_reference(
 
 @dataclass
 class _Capture:
-    """The two runs behind one dtype of a golden."""
+    """The yardstick and the noise run for one dtype of a golden."""
 
-    request: CaptureRequest
+    request: GoldenRequest
     device: Device
     writer: TraceWriter
     plan: InputPlan
@@ -216,14 +214,14 @@ class _Capture:
         self.tokens: list[Tensor] = []
 
     def run_yardstick(self, side: Side) -> None:
-        """Free generation, and the replayable pass with its tokens forced."""
+        """Generate freely, then record every module with these tokens forced."""
         sampling = self.request.inputs.sampling
         self.writer.attach_json("inputs", self.plan.to_json())
         watch = None if self.request.level == "module" else UsageWatch(NullHandler())
         with self.progress.task("generates", self.num_tokens, "tokens"):
             generated = run_all_free(side, self.works, sampling, watch)
             for work, free in zip(self.works, generated, strict=True):
-                # Its logits are those of teacher forcing: the same calls with the same tokens.
+                # Teacher forcing would make the same calls with the same logits.
                 self.tokens.append(free.tokens)
                 self._attach("tokens", work, free.tokens)
                 self._attach("logits", work, free.logits)
@@ -237,7 +235,7 @@ class _Capture:
             self.writer.attach_json(USAGE, watch.to_json())
 
     def run_noise(self, wide: str) -> Section:
-        """The same work in the candidate's dtype, measured against the yardstick."""
+        """Run the same work in the candidate's dtype, and measure it against the yardstick."""
         with self.progress.step(f"noise run: loads {self.request.model} in {self.dtype}"):
             loaded = load_reference(
                 self.request.model,
@@ -283,7 +281,7 @@ class _Capture:
             advance_task("batches")
 
     def _attach_noise_logits(self, side: Side, trace: Trace) -> bool:
-        """Returns: whether two runs are bitwise equal."""
+        """Attach the forced logits. Returns: True if a second run is bitwise equal."""
         meter = DriftMeter(trace) if self.request.level == "module" else None
         forced = run_all_forced(side, self.works, self.tokens, meter)
         repeated = RepeatedWorks(self.works)

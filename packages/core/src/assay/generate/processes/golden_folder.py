@@ -1,8 +1,8 @@
-"""The folder of a golden, opened for reading and compared with its content hashes.
+"""Read the folder of a golden, and verify its content hashes.
 
-A golden is a folder: `golden.json`, and one trace for each dtype that candidates may have. The
-trace holds the yardstick's calls; attached to it are the inputs, the yardstick's tokens and
-logits, and what the noise run in this dtype measured.
+A golden has `golden.json` and one trace for each candidate dtype. The trace holds the yardstick's
+calls. Its attachments are the inputs, the yardstick's tokens and logits, and the measurements of the
+noise run in this dtype.
 """
 
 import math
@@ -21,18 +21,9 @@ from assay.errors import UsageError
 from assay.files import read_json_object, refuse_link, validate_record
 from assay.foreign_text import shorten
 from assay.generate.passes.batch_attachments import attached_batches
-from assay.generate.processes.requests import (
-    GOLDEN_SCHEMA,
-    LOAD,
-    NOISE,
-    USAGE,
-    GoldenManifest,
-)
+from assay.generate.processes.requests import GOLDEN_SCHEMA, LOAD, NOISE, USAGE, GoldenManifest
 from assay.hooks.values.boundary import Boundary
-from assay.inputs import (
-    Batch,
-    InputPlan,
-)
+from assay.inputs import Batch, InputPlan
 from assay.models.loaded.report import LoadReport
 from assay.trace import Trace, find_damage
 
@@ -41,11 +32,11 @@ _DAMAGE_SHOWN = 8
 
 
 class GoldenError(UsageError):
-    """A golden that cannot be used for what was asked."""
+    """A golden that this check cannot use."""
 
     @classmethod
     def damaged(cls, folder: Path, damage: Sequence[str]) -> "GoldenError":
-        """`damage`: one line for each file that is not as it was captured."""
+        """Make the error from one line for each changed file."""
         lines = "".join(f"\n  {line}" for line in damage[:_DAMAGE_SHOWN])
         if len(damage) > _DAMAGE_SHOWN:
             lines += f"\n  and {len(damage) - _DAMAGE_SHOWN:,} more files"
@@ -81,20 +72,20 @@ class GoldenSection:
         return cls(trace, plan.batches, Boundary.exact_inputs_for(getattr(torch, dtype)))
 
     def tensors(self, name: str) -> list[Tensor]:
-        """What is attached under `name` for each batch: tokens, logits, noise-logits, scores."""
+        """Return the tensors called `name` of each batch: tokens, logits, noise-logits, scores."""
         return attached_batches(self.trace, name, self.batches)
 
     def noise(self) -> ReplayResults:
-        """What the noise run measured."""
+        """Return the measurements of the noise run."""
         return read_results(self.trace, NOISE)
 
     def pointwise(self) -> frozenset[str]:
-        """Modules whose own code, in the noise run, only rounded element by element."""
+        """Return modules whose own code, in the noise run, only rounded element by element."""
         data: Any = self.trace.attachment_json(NOISE)
         return frozenset(port["stage"]["module"] for port in data["ports"] if port["pointwise"])
 
     def score_noise(self) -> dict[tuple[str, str], float]:
-        """Root mean square error of every port in the noise run, by module and port."""
+        """Return the root mean square error in the noise run, by module and port."""
         return {
             key: math.sqrt(port.sums.dd / port.sums.num_elements)
             for key, port in self.noise().ports.items()
@@ -102,7 +93,7 @@ class GoldenSection:
         }
 
     def load(self) -> list[LoadReport]:
-        """What the trusted process found when it had loaded the model; none in older goldens."""
+        """Return the reference's load report; older goldens have none."""
         if LOAD not in self.trace.attachments:
             return []
         return [LoadReport.model_validate(self.trace.attachment_json(LOAD))]
@@ -112,14 +103,14 @@ class GoldenSection:
         return Usage.model_validate(self.trace.attachment_json(USAGE))
 
     def weights(self) -> dict[str, str]:
-        """Hashes of the noise run's weights."""
+        """Return the hashes of the noise run's weights."""
         return dict(self.trace.attachment_json("weights"))  # type: ignore[arg-type]
 
 
 def read_golden(folder: Path) -> GoldenManifest:
-    """The manifest of the golden in `folder`.
+    """Read the manifest of the golden in `folder`.
 
-    Raises: GoldenError if there is none, or it was not finished.
+    Raises: GoldenError if there is no complete golden.
     """
     path = folder / MANIFEST
     if not path.is_file():

@@ -1,4 +1,4 @@
-"""A closer look at one call of one stage: what each of its operations gave."""
+"""Record the outputs of each operation in one module call."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -22,12 +22,12 @@ from assay.runs import Progress
 from assay.trace import Trace, TraceWriter
 
 YARDSTICK, NOISE_RUN, CANDIDATE = "yardstick", "noise", "candidate"
-# What each side records.
+# Runs of each side.
 PARTS = {"reference": (YARDSTICK, NOISE_RUN), "candidate": (CANDIDATE,)}
 
 
 def trace_operations(request: OperationsRequest, progress: Progress) -> dict[str, Any]:
-    """Record the operations of one call, on the side that the request names."""
+    """Record the operations of one call on one side."""
     golden = read_golden(Path(request.golden))
     section = GoldenSection.open(Path(request.golden), request.dtype)
     work = _shortened(section, request)
@@ -58,7 +58,7 @@ def trace_operations(request: OperationsRequest, progress: Progress) -> dict[str
 
 
 def _shortened(section: GoldenSection, request: OperationsRequest) -> Work:
-    """The batch of the call, and no more steps of it than are needed."""
+    """Return the batch of the call, without the steps after it."""
     work = next(
         (w for w in whole_batches(section.batches) if w.batch.number == request.batch), None
     )
@@ -103,7 +103,7 @@ def _store_operations(writer: TraceWriter, part: str, operations: list[Operation
 
 
 def read_operations(trace: Trace, part: str) -> list[Operation]:
-    """The operations that `trace_operations` recorded for one of `PARTS`."""
+    """Read the operations that `trace_operations` recorded for one of `PARTS`."""
     names: Any = trace.attachment_json(f"{part}-names")
     tensors = trace.attachment(part)
     return [

@@ -1,4 +1,4 @@
-"""`--candidate-option NAME=VALUE`: how the candidate runs, apart from device and dtype."""
+"""`--candidate-option NAME=VALUE`: settings of the candidate's run."""
 
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
@@ -15,20 +15,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CandidateOptions:
-    """Options by name. None leaves the choice to the libraries.
-
-    batch_size: 1: every prompt alone, with the padding that it has in its batch.
-    """
+    """Options by name. None leaves the choice to the libraries."""
 
     threads: int | None = None
     attention: str | None = None
     experts: str | None = None
     batch_size: int | None = None
+    """1: each prompt runs alone, with the padding that it has in its batch."""
     compile: bool = False
 
     @classmethod
     def parse(cls, options: dict[str, str]) -> Self:
-        """From NAME=VALUE pairs. Raises: UsageError for an unknown name or value."""
+        """Parse NAME=VALUE pairs. Raises: UsageError for an unknown name or value."""
         known: dict[str, Callable[[str], dict[str, Any]]] = {
             "threads": lambda text: {"threads": parse_count("candidate option threads", text)},
             "attention": lambda text: {"attention": text},
@@ -50,14 +48,14 @@ class CandidateOptions:
         return cls(**values)
 
     def apply_to_process(self) -> None:
-        """Set what holds for the whole process."""
-        import torch  # options are read where torch is not needed
+        """Set the options that affect the whole process."""
+        import torch  # slow; parsing options must not need it
 
         if self.threads is not None:
             torch.set_num_threads(self.threads)
 
     def compiled(self, loaded: "LoadedModel", device: "Device") -> "LoadedModel":
-        """The model as the options want it compiled."""
+        """Compile the model if the options say so."""
         import torch  # as above
 
         if not self.compile:

@@ -1,31 +1,40 @@
-"""What the two processes of a check are asked for, and what they answer, as JSON."""
+"""Requests to the processes of `assay check generate`, and their answers, as JSON."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import xxhash
-from pydantic import Field, PositiveInt
+from pydantic import BeforeValidator, Field, PlainSerializer, PositiveInt
 
 from assay.counts import LARGEST_SEED, MOST
+from assay.devices.run_string import Run, parse_run
 from assay.models.loaded.report import LoadReport, SetupChanges
 from assay.models.remote_code import RemoteCode
 from assay.sites import JudgedLevel, RecordedLevel
 from assay.verdicts import Record
 
-# Names of measurements: of the noise run beside a golden, of the candidate in its own trace.
+# Names of stored measurements: of the noise run in a golden, of the candidate in its own trace.
 NOISE, REPLAY = "noise", "replay"
 GOLDEN_SCHEMA = 3
-# What the trusted process found when it had loaded the model, attached to a golden.
+# Name of the reference's load report in a golden.
 LOAD = "load"
-# Name of the model usage of a process, attached to a golden and to a candidate's trace.
+# Name of the model usage in a golden and in a candidate's trace.
 USAGE = "usage"
 
 
+def _parse_text(value: object) -> object:
+    return parse_run(value) if isinstance(value, str) else value
+
+
+RunField = Annotated[Run, BeforeValidator(_parse_text), PlainSerializer(str)]
+"""A RUN, written to JSON as DEVICE/DTYPE."""
+
+
 class InputOptions(Record):
-    """Which prompts are run, and how many tokens are generated."""
+    """The prompts to run, and the number of tokens to generate."""
 
     prompts: str | None = None
     prompt_length: str | None = None
@@ -36,11 +45,17 @@ class InputOptions(Record):
     sampling: dict[str, Any] = Field(default_factory=dict)
 
 
-class CaptureRequest(Record):
-    """The trusted process: run the reference and keep what a candidate is judged by."""
+class SetupRequest(Record):
+    """A request to import a setup function."""
+
+    setup: str
+
+
+class GoldenRequest(Record):
+    """A request to run the reference and record a golden."""
 
     model: str
-    reference: str
+    reference: RunField
     noise_for: list[str]
     inputs: InputOptions = Field(default_factory=InputOptions)
     level: RecordedLevel = "module"
@@ -49,29 +64,24 @@ class CaptureRequest(Record):
 
 
 class CandidateRequest(Record):
-    """The candidate process: run the model as it is to be judged, against a golden.
-
-    inputs: options of the inputs that the user gave beside the golden; they must be its own.
-    mesh: ranks by axis, over which the model is divided.
-    """
+    """A request to run the candidate against a golden."""
 
     model: str
-    candidate: str
+    candidate: RunField
     mesh: dict[str, int] = Field(default_factory=dict)
+    """Number of ranks on each axis; empty for one process."""
     golden: str
     folder: str
     setup: str | None = None
     level: JudgedLevel = "modules"
     options: dict[str, str] = Field(default_factory=dict)
     inputs: dict[str, Any] = Field(default_factory=dict)
+    """Input options that the user gave with the golden; they must equal the golden's."""
     remote_code: RemoteCode = "refuse"
 
 
 class OperationsRequest(Record):
-    """Either side: the operations of one call of one stage.
-
-    candidate: None for the trusted side, which runs yardstick and noise run.
-    """
+    """A request to record the operations of one module call."""
 
     model: str
     golden: str
@@ -82,11 +92,12 @@ class OperationsRequest(Record):
     step: int
     call: int = 0
     candidate: CandidateRequest | None = None
+    """None for the reference, which runs yardstick and noise run."""
     remote_code: RemoteCode = "refuse"
 
 
 class EquivalenceRequest(Record):
-    """The candidate's code once more in float64, against the golden's part for `dtype`."""
+    """A request to run the candidate's code in float64, against the golden for `dtype`."""
 
     model: str
     golden: str
@@ -97,7 +108,7 @@ class EquivalenceRequest(Record):
 
 
 class ModelIdentity(Record):
-    """Which model it was, by content."""
+    """The model of a golden, identified by content."""
 
     name: str
     architecture: str
@@ -111,10 +122,7 @@ class ModelIdentity(Record):
 
 
 class Section(Record):
-    """One dtype of a golden. The yardstick and the noise run of this dtype.
-
-    trace_digest: the hash of all that its trace holds.
-    """
+    """The part of a golden for candidates in one dtype."""
 
     dtype: str
     yardstick_dtype: str
@@ -124,7 +132,7 @@ class Section(Record):
 
 
 class GoldenManifest(Record):
-    """golden.json: what was captured, and where; digest: the hash of all other fields."""
+    """The content of golden.json."""
 
     schema_: int = Field(default=GOLDEN_SCHEMA, alias="schema")
     model: ModelIdentity
@@ -138,16 +146,13 @@ class GoldenManifest(Record):
     digest: str = ""
 
     def content_hash(self) -> str:
-        """The hash of all fields but `digest`."""
+        """Hash all fields but `digest`."""
         text = self.model_dump_json(by_alias=True, exclude={"digest"})
         return xxhash.xxh3_128_hexdigest(text.encode())
 
 
 class CandidateReport(Record):
-    """What the candidate process says of itself, beside its measurements.
-
-    load: what it found when it had loaded the model; changes: what the setup function changed.
-    """
+    """The candidate process's answer, apart from its measurements."""
 
     run: dict[str, Any]
     deterministic: bool
@@ -155,6 +160,7 @@ class CandidateReport(Record):
     weights_different: list[str]
     load: LoadReport | None = None
     changes: SetupChanges = Field(default_factory=SetupChanges)
+    """Changes that the setup function made."""
     untied: list[str] = Field(default_factory=list)
     notes: list[str] = Field(default_factory=list)
     peak_memory_bytes: int = 0
@@ -162,37 +168,35 @@ class CandidateReport(Record):
 
 @dataclass(frozen=True, slots=True)
 class GenerateCheck:
-    """The options of a check. Exactly one of `reference` and `golden` is given.
-
-    verify_golden: True to compare the bytes of `golden` with their captured hashes.
-    given: options of `inputs` that the user set; the golden must have been captured with them.
-    mesh: number of candidate ranks on each axis of the mesh; empty for one process.
-    allow_unused: GLOBs of modules, parameters and experts that need not be compared.
-    command: the command line that repeats the check.
-    """
+    """The options of a check. Exactly one of `reference` and `golden` is given."""
 
     model: str
-    candidate: str
-    reference: str | None = None
+    candidate: Run
+    reference: Run | None = None
     golden: Path | None = None
     verify_golden: bool = True
+    """True to compare the bytes of `golden` with their recorded hashes."""
     inputs: InputOptions = field(default_factory=InputOptions)
     given: frozenset[str] = frozenset()
+    """Options of `inputs` that the user set; they must equal the golden's."""
     level: JudgedLevel = "modules"
     setup: str | None = None
     options: dict[str, str] = field(default_factory=dict)
     mesh: Mapping[str, int] = field(default_factory=dict)
+    """Number of candidate ranks on each axis; empty for one process."""
     limits: str = "noise"
     allow_unused: tuple[str, ...] = ()
+    """GLOBs of modules, parameters and experts that need not be compared."""
     remote_code: RemoteCode = "refuse"
     command: tuple[str, ...] = ()
+    """The command line that repeats the check."""
 
     @property
     def dtype(self) -> str:
-        """The candidate's dtype."""
-        return self.candidate.rpartition("/")[2]
+        """Return the candidate's dtype."""
+        return self.candidate.dtype
 
     @property
     def num_ranks(self) -> int:
-        """Processes that compute the candidate together."""
+        """Return the number of candidate processes."""
         return prod(self.mesh.values())

@@ -1,1 +1,1 @@
-"""How each rank ended, and which of several failures is the cause."""
+"""The end of each rank, and the cause among several failures."""

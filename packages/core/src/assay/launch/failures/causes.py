@@ -1,4 +1,4 @@
-"""Which of several failures is the cause, and the message of a failed world; pure."""
+"""Find the cause among several failures, and word the message of a failed world; pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,10 +14,10 @@ _TAIL_LINES = 20
 
 
 class Directness(IntEnum):
-    """How directly a failure shows its cause; the least number is reported first.
+    """The directness of a failure; the least number is reported first.
 
-    A killed rank leads to exceptions on the ranks that waited for it; one that raised, skipped or
-    exited leads to communication errors there.
+    A killed rank causes exceptions on the ranks that wait for it. A rank that raised, skipped or
+    exited causes communication errors there.
     """
 
     SIGNAL = 0
@@ -29,22 +29,20 @@ class Directness(IntEnum):
 
 @dataclass(slots=True)
 class RankState:
-    """What has been received from and about one rank.
-
-    report, exit_code: None until it reported, until it ended.
-    where: the line of its stack at the end. log: the end of what it printed.
-    order: number of its first report or exit among those of all ranks; 0 before.
-    """
+    """The data received from and about one rank."""
 
     report: RankReport | None = None
     exit_code: int | None = None
     where: str = ""
+    """The last line of its stack."""
     log: str = ""
+    """The end of its output."""
     order: int = 0
+    """Number of its first report or exit among those of all ranks; 0 before."""
 
     @property
     def directness(self) -> Directness | None:
-        """How this rank failed; None if it has not."""
+        """Return the kind of this rank's failure; None if it has not failed."""
         if self.exit_code is not None and self.exit_code < 0:
             return Directness.SIGNAL
         if self.report is None:
@@ -58,7 +56,7 @@ class RankState:
 
 
 def strongest(states: Mapping[int, RankState]) -> tuple[Directness, list[int]] | None:
-    """The most direct kind of failure, and its ranks, the earliest first; None if nothing failed.
+    """Find the most direct kind of failure, and its ranks, the earliest first; None without failure.
 
     A skip counts as a failure only if another rank failed or returned.
     """
@@ -84,7 +82,7 @@ def strongest(states: Mapping[int, RankState]) -> tuple[Directness, list[int]] |
 def failure_of(
     world: World, states: Mapping[int, RankState], found: tuple[Directness, list[int]]
 ) -> AssayError:
-    """The error for a world in which a rank failed.
+    """Make the error for a world in which a rank failed.
 
     found: the result of `strongest`.
     Returns: for a rank that raised an AssayError a UsageError or MachineError with its message,
@@ -108,7 +106,7 @@ def failure_of(
 def hang_of(
     world: World, states: Mapping[int, RankState], what: str, ranks: Iterable[int]
 ) -> WorldHungError:
-    """The error for a world whose `ranks` did not end in time.
+    """Make the error for a world whose `ranks` did not end in time.
 
     what: the limit that was passed, for the message.
     """
@@ -134,7 +132,7 @@ def _describe(directness: Directness, state: RankState) -> str:
 
 
 def _describe_others(states: Mapping[int, RankState], reported: int | None) -> list[str]:
-    """Lines about all ranks but `reported`; ranks with the same line share it."""
+    """Describe all ranks but `reported`; ranks with the same line share it."""
     ranks_of: dict[str, list[int]] = {}
     for rank, state in sorted(states.items()):
         if rank == reported:

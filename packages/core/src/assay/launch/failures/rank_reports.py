@@ -1,4 +1,4 @@
-"""The report of a rank on its body, and how it is made."""
+"""The report of a rank on the end of its body."""
 
 import pickle
 import re
@@ -15,7 +15,7 @@ from assay.launch.failures.stacks import Frame, describe_place
 
 Kind = Literal["returned", "skipped", "raised"]
 
-# Parts of gloo's messages that are not about what happened: a line of its source, advice.
+# Parts of gloo's messages that do not describe the event: a source line, advice.
 _COMMUNICATION_NOISE = (
     re.compile(r"\[[^\]]*/gloo/[^\]]*\] "),
     re.compile(r"\.? This is typically caused by .*"),
@@ -26,28 +26,26 @@ _OWN_FOLDER = str(Path(__file__).parents[1])
 
 @dataclass(frozen=True, slots=True)
 class RankReport:
-    """How the body of one rank ended.
-
-    summary: exception and message in one line, or why it skipped.
-    where: the line of the body's own code that raised.
-    is_communication: whether the exception means only that another rank did not answer.
-    words: the message of an AssayError; "" for all other exceptions.
-    is_usage: whether the exception is a UsageError.
-    value: the pickled return value of the body.
-    """
+    """The end of the body of one rank."""
 
     kind: Kind
     summary: str = ""
+    """Exception and message in one line, or the reason of a skip."""
     where: str = ""
+    """The line of the body's own code that raised."""
     traceback: str = ""
     is_communication: bool = False
+    """True if the exception means only that another rank did not answer."""
     words: str = ""
+    """The message of an AssayError; "" for all other exceptions."""
     is_usage: bool = False
+    """True if the exception is a UsageError."""
     value: bytes = b""
+    """The pickled return value of the body."""
 
 
 def report_of(body: Callable[[], object]) -> RankReport:
-    """Run `body`, and report its return value or its exception, SystemExit and Ctrl-C included."""
+    """Run `body`. Report its return value or exception, including SystemExit and Ctrl-C."""
     try:
         value = body()
         try:
@@ -61,7 +59,7 @@ def report_of(body: Callable[[], object]) -> RankReport:
 
 
 def raised_report(error: BaseException) -> RankReport:
-    """The report of an exception that left the body."""
+    """Report an exception of the body."""
     from assay.launch.joining import is_communication_error
 
     error = error.with_traceback(_trimmed(error.__traceback__))
@@ -89,7 +87,7 @@ def _place(error: BaseException) -> str:
 
 
 def _trimmed(trace: TracebackType | None) -> TracebackType | None:
-    """`trace` without its outermost frames, which are those that call the body on every rank."""
+    """Remove the outermost frames, which call the body on every rank."""
     while trace is not None and trace.tb_next is not None:
         frame = trace.tb_frame
         if not (

@@ -1,4 +1,4 @@
-"""Where a rank stands, from the stack that faulthandler wrote."""
+"""Find the line that a rank executes, in the stack that faulthandler wrote."""
 
 import re
 import sysconfig
@@ -11,7 +11,7 @@ _THREAD = re.compile(r"^(?:Current thread|Thread) (?P<ident>0x[0-9a-f]+)")
 _LIBRARIES = tuple(
     {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
 )
-# Functions that only call another one: the function that the body called is the one inside them.
+# Functions that only call the function that the body means.
 _WRAPPERS = {"wrapper", "inner", "_wrapped_call_impl", "_call_impl", "decorate_context", "_fn"}
 _OWN_FOLDER = str(Path(__file__).parents[1])
 
@@ -29,9 +29,9 @@ class Frame:
 
 
 def read_stack(text: str) -> list[Frame]:
-    """The last stack of the main thread in a rank's file of stacks, the innermost frame first.
+    """Return the last stack of the main thread, the innermost frame first.
 
-    text: the first line is the main thread's identity, as the rank wrote it.
+    text: a rank's stack file, whose first line is the main thread's identity.
     """
     identity, _, dumps = text.partition("\n")
     frames: list[Frame] = []
@@ -47,7 +47,7 @@ def read_stack(text: str) -> list[Frame]:
 
 
 def describe_place(frames: list[Frame]) -> str:
-    """The innermost line outside of libraries, and the library function that it called, if any.
+    """Return the innermost line outside libraries, and the library function that it called.
 
     frames: the innermost first. Returns: "" for no frames.
     """
@@ -57,7 +57,7 @@ def describe_place(frames: list[Frame]) -> str:
     if own is None:
         return str(frames[0])
     inside = [frame for frame in frames[: frames.index(own)] if frame.function not in _WRAPPERS]
-    # The function that the body called is more useful than the innermost one, where it waits.
+    # The function that the body called is more useful than the innermost one.
     return f"{own}, in {inside[-1].function}" if inside else str(own)
 
 

@@ -1,8 +1,7 @@
-"""The process that forks worlds: it imports torch and other slow modules once.
+"""The fork server of worlds: a process that imports torch and other slow modules once.
 
-It starts no thread and opens no device, because processes forked from it could use neither then.
-For each request it forks the leader of a world, in a new process group, and answers with the
-leader's process id.
+It starts no thread and opens no device, because a fork inherits neither in a usable state. For each
+request it forks the leader of a world in a new process group, and answers with the leader's pid.
 """
 
 import gc
@@ -41,7 +40,7 @@ def _answer(connection: socket.socket, request: dict[str, Any], descriptors: lis
     try:
         pid = _fork_leader(connection, request, descriptors)
         connection.sendall(ANSWER.pack(pid))
-    except Exception:  # noqa: BLE001 - what a preloaded module raises is sent to the parent
+    except Exception:  # noqa: BLE001 - sent to the parent
         text = traceback.format_exc().encode()
         connection.sendall(ANSWER.pack(-len(text)) + text)
     finally:
@@ -55,7 +54,7 @@ def _fork_leader(connection: socket.socket, request: dict[str, Any], descriptors
     for module in request["preload"]:
         importlib.import_module(module)
     if len(sys.modules) > before:
-        # What is imported now is never freed; a collection would only unshare its pages.
+        # Imported objects are never freed; a collection would only unshare their pages.
         gc.collect()
         gc.freeze()
     pid = os.fork()
@@ -64,7 +63,7 @@ def _fork_leader(connection: socket.socket, request: dict[str, Any], descriptors
         from assay.launch.processes.group_leader import lead
 
         lead(request, *descriptors)
-    with suppress(OSError):  # the leader does the same; whoever is first
+    with suppress(OSError):  # the leader does the same
         os.setpgid(pid, pid)
     return pid
 

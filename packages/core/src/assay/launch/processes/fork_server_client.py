@@ -15,10 +15,10 @@ from typing import Any
 from assay.errors import exit_in_words
 from assay.launch.errors import ForkServerError
 from assay.launch.processes.fork_server import ANSWER
-from assay.runs.hashing import SAME_HASHES
+from assay.runs.worker import SAME_HASHES
 from assay.watchdog import WATCHDOG
 
-# Imported for every world: torch with its modules for sharding, and the code of a rank.
+# Imported for every world.
 PRELOAD = (
     "torch",
     "torch.distributed.checkpoint",
@@ -31,8 +31,8 @@ PRELOAD = (
     "assay.launch.processes.group_leader",
 )
 
-# A process that runs threads cannot be forked safely, and a vendor's module, which torch imports
-# automatically where it is installed, may initialise a device.
+# A process with threads cannot be forked safely, and a vendor's module that torch imports
+# automatically may initialize a device.
 _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
@@ -40,12 +40,12 @@ _ENVIRONMENT = {
     "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
 }
 
-# The server ends in milliseconds, unless it still imports modules; then it is left to end later.
+# The server ends in milliseconds, or later if it still imports modules.
 _END_SECONDS = 0.5
 
 
 class _ServerGoneError(Exception):
-    """The fork server ended during a request; `is_new`: it was started for this request."""
+    """A fork server that ended during a request. is_new: it was started for this request."""
 
     def __init__(self, how: str, *, is_new: bool) -> None:
         super().__init__(how)
@@ -54,7 +54,7 @@ class _ServerGoneError(Exception):
 
 
 class ForkServer:
-    """Starts leaders of worlds; used by one process and all its threads."""
+    """The fork server of this process and all its threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -64,18 +64,18 @@ class ForkServer:
 
     @property
     def pid(self) -> int | None:
-        """Process id of the fork server; None before the first world."""
+        """Return the process id of the fork server; None before the first world."""
         return self._process.pid if self._process else None
 
     def start(self) -> None:
-        """Start the server, if it does not run: with the variables of now."""
+        """Start the server if it does not run, with the current environment variables."""
         with self._lock:
             self._connected()
 
     def start_leader(
         self, folder: Path, num_ranks: int, preload: Sequence[str], descriptors: Sequence[int]
     ) -> int:
-        """Fork the leader of a world. Returns: its process id, which is also its group's.
+        """Fork the leader of a world. Returns: the id of its process and process group.
 
         Raises: ForkServerError if a module of `preload` cannot be imported.
         """
@@ -92,12 +92,12 @@ class ForkServer:
                 except _ServerGoneError as gone:
                     if gone.is_new:
                         raise ForkServerError.ended(gone.how) from None
-                    # It was killed between two worlds: start another.
+                    # It was killed between two worlds.
                     return self._ask(request, descriptors)
             except ForkServerError:
                 raise
             except BaseException:
-                # The answer to this request must not be read as the answer to the next one.
+                # The next request must not read the answer to this one.
                 self._forget()
                 raise
 
@@ -117,7 +117,7 @@ class ForkServer:
             raise _ServerGoneError(how, is_new=is_new) from None
 
     def _connected(self) -> "tuple[subprocess.Popen[bytes], socket.socket]":
-        if self._owner != os.getpid():  # a fork of the process that started it
+        if self._owner != os.getpid():  # this process is a fork of the owner
             self._process = self._connection = None
             self._owner = os.getpid()
         if self._process is not None and self._process.poll() is not None:
@@ -145,7 +145,7 @@ class ForkServer:
                     process_group=0,  # Ctrl-C in a terminal is for this process
                 )
             self._connection = ours
-            # It ends by itself when the connection is closed, unless an import hangs.
+            # It ends when the connection is closed, unless an import hangs.
             WATCHDOG.watch("process", self._process.pid)
         return self._process, self._connection
 
@@ -156,7 +156,7 @@ class ForkServer:
                 self._forget()
 
     def _forget(self) -> None:
-        """Close the connection, at which the fork server ends, and forget its process."""
+        """Close the connection, which ends the fork server, and forget its process."""
         if self._connection is not None:
             self._connection.close()
         if self._process is not None:

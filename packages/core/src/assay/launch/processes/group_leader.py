@@ -15,14 +15,14 @@ from assay.launch.processes.rank_process import STACK_SIGNAL, run_rank
 def lead(request: dict[str, Any], parent: int, gate: int, exits: int, reports: int) -> NoReturn:
     """Fork the ranks; write a line to `exits` for each that ends; end with the parent.
 
-    It never ends by itself, so that the system cannot give its group's number to another group
-    before the parent, which kills the whole group, has done so.
+    It never ends by itself, so that the system cannot reuse the group's number before the parent
+    kills the group.
 
-    request: `folder` and `num_ranks` of the world, as `ForkServer.start_leader` sent them.
+    request: `folder` and `num_ranks` of the world, from `ForkServer.start_leader`.
     parent: a pipe whose other end only the parent holds; the group ends when it is closed.
-    gate: closed by the parent when every rank has returned; ranks wait for that.
-    exits: written by this process alone, so that its end of file shows this process's death.
-    reports: written by the ranks.
+    gate: a pipe that the parent closes when every rank has returned; ranks wait for that.
+    exits: a pipe that only this process writes, so that end of file shows its death.
+    reports: a pipe that the ranks write.
     """
     if os.getpgrp() != os.getpid():
         os.setpgid(0, 0)
@@ -32,7 +32,7 @@ def lead(request: dict[str, Any], parent: int, gate: int, exits: int, reports: i
     os.set_blocking(wake, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-    # The signal that asks for a stack stays pending until the rank has installed its handler.
+    # A request for a stack stays pending until the rank has installed its handler.
     signal.pthread_sigmask(signal.SIG_BLOCK, {STACK_SIGNAL})
     ranks: dict[int, int] = {}
     for rank in range(request["num_ranks"]):
@@ -53,8 +53,7 @@ def lead(request: dict[str, Any], parent: int, gate: int, exits: int, reports: i
             os.read(woken, 1 << 16)
             _report_exits(exits, ranks)
         if parent in readable:
-            # The parent, which removes the folder otherwise, is dead. Ranks must not write to it
-            # meanwhile.
+            # The parent is dead and cannot remove the folder. Ranks must not write to it meanwhile.
             for pid in ranks:
                 os.kill(pid, signal.SIGKILL)
             shutil.rmtree(folder, ignore_errors=True)
@@ -79,8 +78,7 @@ def _report_exits(exits: int, ranks: dict[int, int]) -> None:
 
 
 def _write_line(descriptor: int, value: dict[str, Any]) -> None:
-    # For large worlds this is more than a pipe takes in one atomic write, but only this process
-    # writes here.
+    # May exceed one atomic write; only this process writes here.
     data = json.dumps(value).encode() + b"\n"
     while data:
         data = data[os.write(descriptor, data) :]

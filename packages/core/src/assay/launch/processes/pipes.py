@@ -1,4 +1,4 @@
-"""Pipes between this process and a world; each end is closed once."""
+"""Pipes between this process and a world."""
 
 import json
 import os
@@ -27,7 +27,7 @@ class Pipe:
         self._close(self.writer)
 
     def close(self) -> None:
-        """Close both ends, where they are open."""
+        """Close both ends if they are open."""
         self.close_reader()
         self.close_writer()
 
@@ -47,7 +47,7 @@ class LinePipe(Pipe):
         self.ended = False
 
     def read_lines(self) -> list[dict[str, Any]]:
-        """The objects written since the last call; sets `ended` once all writers are closed."""
+        """Return the objects written since the last call. Sets `ended` once all writers are closed."""
         while not self.ended:
             try:
                 chunk = os.read(self.reader, _CHUNK_BYTES)
@@ -76,7 +76,7 @@ P = TypeVar("P", bound=Pipe)
 
 @contextmanager
 def opened(kind: type[P]) -> Iterator[P]:
-    """A new pipe, closed on exit."""
+    """Open a pipe, and close it on exit."""
     pipe = kind()
     try:
         yield pipe

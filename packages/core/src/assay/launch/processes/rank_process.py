@@ -19,23 +19,23 @@ from assay.launch.failures.rank_reports import RankReport, raised_report, report
 from assay.launch.world import World
 from assay.runs.progress.wire import Event, WireProgress
 
-# Makes a rank write its stack. faulthandler needs no interpreter for it, so hung ranks answer too.
+# Makes a rank write its stack. faulthandler needs no interpreter, so hung ranks answer as well.
 STACK_SIGNAL = signal.SIGUSR1
 
 _in_world = False
 
 
 def in_world() -> bool:
-    """Whether this process is a rank of a world that assay launched."""
+    """Return True in a rank of a world that assay launched."""
     return _in_world
 
 
 def run_rank(folder: Path, number: int, gate: int, reports: int) -> NoReturn:
     """Run the call in `folder/call.pickle` as rank `number`, and end this process.
 
-    number: of the rank. gate: a pipe that is closed when every rank has returned. reports: a pipe
-    for the events "ready", "progress" and the kind of the report.
-    Ends without Python's exit handlers, which are those of the fork server.
+    gate: a pipe that is closed when every rank has returned.
+    reports: a pipe for the events "ready", "progress" and the kind of the report.
+    Skips Python's exit handlers, which are the fork server's.
     """
     global _in_world  # noqa: PLW0603 - a property of the process
     _in_world = True
@@ -48,14 +48,13 @@ def run_rank(folder: Path, number: int, gate: int, reports: int) -> NoReturn:
         (folder / f"rank{number}.report").write_bytes(pickle.dumps(report))
         _report_event(reports, number, report.kind)
         if report.kind == "returned":
-            # A connection that is closed early looks like a failure to slower ranks.
+            # Slower ranks would take a closed connection for a failure.
             os.read(gate, 1)
             held.close()
-        # A rank that did not return closes its connections at once, so that ranks that wait for
-        # it raise.
+        # A rank that did not return closes its connections at once, so that waiting ranks raise.
         code = int(report.kind == "raised")
         stacks.close()
-    except BaseException as error:  # noqa: BLE001 - nothing may return into the leader's code
+    except BaseException as error:  # noqa: BLE001 - must not return to the leader's code
         code = 1
         sys.stderr.write(f"{raised_report(error).traceback}\n")
     finally:
@@ -99,7 +98,7 @@ def _prepare_streams(folder: Path, number: int) -> IO[bytes]:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
     for stream in (sys.stdout, sys.stderr):
-        # What a rank printed before it was killed must be in the log.
+        # Output before a kill must be in the log.
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr] # a text stream
     stacks = (folder / f"rank{number}.stacks").open("wb", buffering=0)
     faulthandler.enable(stacks)
@@ -124,7 +123,7 @@ def _become_rank(world: World, number: int, setup: dict[str, Any]) -> None:
     os.chdir(setup["working_directory"])
     sys.argv = setup["arguments"]
     torch.set_num_threads(world.threads)
-    # A forked process has the fork server's random state, which all ranks and worlds would share.
+    # All forks start with the fork server's random state.
     random.seed()
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()

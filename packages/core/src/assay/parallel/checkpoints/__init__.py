@@ -1,1 +1,1 @@
-"""Weights and training states of divided models, read from files and written to them."""
+"""Weights and training states of divided models, in files."""

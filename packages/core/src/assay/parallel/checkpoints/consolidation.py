@@ -1,7 +1,6 @@
-"""From sharded training states to plain folders that transformers and peft load, bitwise equal.
+"""Write sharded models as folders that transformers and peft load, bitwise equal.
 
-Tensors that were sharded, cut into stages or divided over ranks are gathered one by one on rank 0,
-which writes. Nothing is written unless every tensor of the model is there.
+Rank 0 gathers sharded tensors one by one, and writes only if every tensor of the model is there.
 """
 
 import copy
@@ -36,11 +35,11 @@ _LORA = "lora_"
 
 
 class TiedCopiesError(UsageError):
-    """Embedding and head are one parameter, but their copies differ."""
+    """Copies of a tied parameter that differ."""
 
     @classmethod
     def of(cls, name: str, copy: str, difference: float) -> "TiedCopiesError":
-        """`copy` of the last stage differs from `name` of the first by at most `difference`."""
+        """Make the error for `copy` of the last stage, which differs from `name` of the first."""
         return cls(
             f"{copy} is tied to {name}, but they differ by up to {difference:.1e}: their gradients"
             " were not added up in each step"
@@ -52,7 +51,7 @@ class AdapterKindError(UsageError):
 
     @classmethod
     def of(cls, name: str) -> "AdapterKindError":
-        """`name`: of the adapter, as peft has it."""
+        """Make the error for the adapter called `name` in peft."""
         return cls(
             f"adapter {name!r} cannot be put together from ranks: only LoRA without trained biases"
             " or modules_to_save can"
@@ -60,26 +59,26 @@ class AdapterKindError(UsageError):
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
-    """Whole shape and dtype of a tensor that a rank has, whole or as a shard."""
+class _TensorInfo:
+    """Whole shape and dtype of a tensor of which a rank has all or a shard."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
 
 
 def gather_tensors(modules: Iterable[nn.Module]) -> dict[str, Tensor] | None:
-    """All parameters and buffers of the model, gathered on rank 0; called on all ranks.
+    """Gather all parameters and buffers of the model on rank 0. Called on all ranks.
 
     modules: the modules of this rank: the model, or its stages of a pipeline.
     Returns: on rank 0 the whole tensors on the host, by name; None on the others.
     """
     own = {name: tensor for module in modules for name, tensor in module.state_dict().items()}
-    held = {name: _Held(tuple(tensor.shape), tensor.dtype) for name, tensor in own.items()}
-    ranks: list[dict[str, _Held]] = [{}] * dist.get_world_size()
+    held = {name: _TensorInfo(tuple(tensor.shape), tensor.dtype) for name, tensor in own.items()}
+    ranks: list[dict[str, _TensorInfo]] = [{}] * dist.get_world_size()
     dist.all_gather_object(ranks, held)
     gathered: dict[str, Tensor] = {}
     rank = dist.get_rank()
-    # All ranks send and receive in the same order; otherwise two could wait for each other.
+    # All ranks send and receive in the same order, which prevents deadlocks.
     for name in sorted({name for of_rank in ranks for name in of_rank}):
         owner = next(number for number, of_rank in enumerate(ranks) if name in of_rank)
         whole = _whole(own[name]) if name in own else None
@@ -95,11 +94,11 @@ def gather_tensors(modules: Iterable[nn.Module]) -> dict[str, Tensor] | None:
 
 
 def save_model(folder: Path, modules: Iterable[nn.Module]) -> None:
-    """Write the model that is divided over the ranks as a Hugging Face folder; called on all ranks.
+    """Write the sharded model as a Hugging Face folder. Called on all ranks.
 
     modules: the modules of this rank: the model, or its stages of a pipeline.
-    Raises: on rank 0 TiedCopiesError, or a WeightsError with the names of tensors that no rank has
-        or that the model lacks; on the others a WeightsError that quotes rank 0's error.
+    Raises: on rank 0 TiedCopiesError, or a WeightsError with the names of missing and extra tensors;
+        on the others a WeightsError that quotes rank 0's error.
     """
     modules = [*modules]
     gathered = gather_tensors(modules)
@@ -109,12 +108,11 @@ def save_model(folder: Path, modules: Iterable[nn.Module]) -> None:
 
 
 def save_adapters(folder: Path, modules: Iterable[nn.Module]) -> None:
-    """Write all adapters of a model, in the layout of peft; called on all ranks.
+    """Write all adapters of a model, in the layout of peft. Called on all ranks.
 
-    The adapter `default` is written into `folder`, each other one into a folder in it.
+    The adapter `default` goes to `folder`, each other one to a folder in it.
     modules: the modules of this rank: the model of peft, or its stages, each wrapped by peft.
-    Raises: AdapterKindError for any other adapter than plain LoRA; WeightsError for an adapter
-        without tensors.
+    Raises: AdapterKindError unless it is plain LoRA; WeightsError for an adapter without tensors.
     """
     modules = [*modules]
     configs = _join_configs(modules)
@@ -130,7 +128,7 @@ def save_adapters(folder: Path, modules: Iterable[nn.Module]) -> None:
 
 
 def _join_configs(modules: Sequence[Any]) -> dict[str, Any]:
-    """The configuration of each adapter, with the target modules of all ranks."""
+    """Return the configuration of each adapter, with the target modules of all ranks."""
     own = {
         name: {
             target
@@ -151,10 +149,10 @@ def _join_configs(modules: Sequence[Any]) -> dict[str, Any]:
 
 
 def consolidate_checkpoint(checkpoint: Path, config: "PretrainedConfig", folder: Path) -> None:
-    """Turn a distributed checkpoint, of any number of ranks, into a Hugging Face folder.
+    """Convert a distributed checkpoint, of any number of ranks, to a Hugging Face folder.
 
     Needs no process group. config: of the whole model.
-    Raises: WeightsError or CheckpointError if the checkpoint does not hold the whole model.
+    Raises: WeightsError or ShardedStateError if the checkpoint does not hold the whole model.
     """
     prefix = f"{MODEL}."
     tensors = {
@@ -163,7 +161,6 @@ def consolidate_checkpoint(checkpoint: Path, config: "PretrainedConfig", folder:
         if name.startswith(prefix) and isinstance(stored, TensorStorageMetadata)
     }
     with warnings.catch_warnings():
-        # torch warns of loading in one process, which is intended here.
         warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
         load(cast("dict[str, Any]", tensors), checkpoint_id=checkpoint, no_dist=True)
     write_model_folder(
@@ -176,7 +173,7 @@ def write_model_folder(
 ) -> None:
     """Write whole tensors as the folder of the model that `config` describes.
 
-    Raises: WeightsError if the tensors are not just those of the model; TiedCopiesError.
+    Raises: WeightsError for missing, extra and misshapen tensors; TiedCopiesError.
     """
     from transformers import AutoModelForCausalLM
 
@@ -226,11 +223,11 @@ def _write_adapter(
 
 @contextmanager
 def _errors_reach_all_ranks(folder: Path) -> Iterator[None]:
-    """Make every rank raise if rank 0, the only one that writes, raises inside."""
+    """Make every rank raise if rank 0, which writes, raises inside."""
     error: Exception | None = None
     try:
         yield
-    except Exception as raised:  # noqa: BLE001 - all ranks must stop, whatever it is
+    except Exception as raised:  # noqa: BLE001 - all ranks must stop
         error = raised
     words = [None if error is None else f"{type(error).__name__}: {error}"]
     dist.broadcast_object_list(words, src=0)
@@ -244,18 +241,18 @@ def _whole(tensor: Tensor) -> Tensor:
     tensor = tensor.detach()
     if not isinstance(tensor, DTensor):
         return tensor
-    # Tensors that are kept on the host are moved to the device that the group can send.
+    # The group can send only tensors on its device.
     return cast("DTensor", tensor.to(tensor.device_mesh.device_type)).full_tensor()
 
 
-def _receive(held: _Held, owner: int) -> Tensor:
+def _receive(held: _TensorInfo, owner: int) -> Tensor:
     tensor = torch.empty(held.shape, dtype=held.dtype, device=_wire_device())
     dist.recv(tensor, owner)
     return tensor
 
 
 def _wire_device() -> torch.device:
-    """The device whose tensors the process group can send."""
+    """Return the device whose tensors the process group can send."""
     if dist.get_backend() == "gloo":
         return torch.device("cpu")
     return cast("torch.device", torch.accelerator.current_accelerator())

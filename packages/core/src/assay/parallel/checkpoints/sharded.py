@@ -1,7 +1,7 @@
-"""Training states in the format of torch.distributed.checkpoint, read back on any number of ranks.
+"""Training states in the format of torch.distributed.checkpoint, for any number of ranks.
 
-Every tensor is stored under the name of its parameter in the whole model, whatever rank, stage or
-shard it came from, so that a checkpoint of one mesh can be read on another.
+Tensors are stored under the names of the whole model's parameters, so that a checkpoint of one mesh
+can be read on another.
 """
 
 import copy
@@ -18,8 +18,8 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata, TensorSt
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from assay.errors import MachineError, name_some
-from assay.parallel.checkpoints.weight_loading import tied_names
+from assay.errors import MachineError
+from assay.parallel.checkpoints.weight_loading import name_difference, tied_names
 
 _Stored = Mapping[str, TensorStorageMetadata | BytesStorageMetadata]
 
@@ -33,26 +33,22 @@ class _Pickled:
     value: Any
 
 
-class CheckpointError(MachineError):
+class ShardedStateError(MachineError):
     """A checkpoint that does not hold the state of the given modules."""
 
     @classmethod
     def differing(
         cls, folder: Path, missing: Iterable[str], extra: Iterable[str]
-    ) -> "CheckpointError":
-        """`missing`: names that the checkpoint lacks; `extra`: names that no rank has."""
-        parts = [
-            f"{what}: {name_some(sorted(names))}"
-            for what, names in (("missing", [*missing]), ("extra", [*extra]))
-            if names
-        ]
-        return cls(f"{folder} does not hold the state of this model; {'; '.join(parts)}")
+    ) -> "ShardedStateError":
+        """Make the error for names that the checkpoint lacks (`missing`) or no rank has (`extra`)."""
+        names = name_difference(missing, extra)
+        return cls(f"{folder} does not hold the state of this model; {names}")
 
     @classmethod
     def misshapen(
         cls, folder: Path, name: str, stored: tuple[int, ...], needed: tuple[int, ...]
-    ) -> "CheckpointError":
-        """The stored tensor has another shape than the model needs."""
+    ) -> "ShardedStateError":
+        """Make the error for a stored tensor of another shape than the model's."""
         return cls(f"{folder}: {name} has the shape {list(stored)}, {list(needed)} is needed")
 
 
@@ -65,7 +61,7 @@ def save_checkpoint(
     """Write this rank's part of a training state; called on all ranks.
 
     stages: the modules of this rank: the model, or its stages of a pipeline.
-    extra: other state that can be pickled, such as the number of steps; that of one rank is stored.
+    extra: other state that can be pickled, such as the number of steps; one rank's is stored.
     """
     modules = [*stages]
     state: dict[str, Any] = {f"{MODEL}.{name}": held[0] for name, held in _weights(modules).items()}
@@ -85,12 +81,11 @@ def save_checkpoint(
 def load_checkpoint(
     folder: Path, stages: Iterable[nn.Module], optimizer: torch.optim.Optimizer | None = None
 ) -> dict[str, Any]:
-    """Load a training state that any number of ranks have written; called on all ranks.
+    """Load a training state that any number of ranks have written. Called on all ranks.
 
-    Each rank reads only its parts of tensors, into the modules and the optimizer.
-    Returns: the `extra` that was saved.
-    Raises: CheckpointError, before any value is read, with the names that are missing, have another
-        shape, or are on no rank.
+    Each rank reads only its shards, into the modules and the optimizer.
+    Returns: the saved `extra`.
+    Raises: ShardedStateError, before any value is read, with the missing, misshapen and extra names.
     """
     modules = [*stages]
     stored = read_names(folder)
@@ -116,7 +111,7 @@ def load_checkpoint(
         for name, kinds in moments.items():
             for parameter in trained[name]:
                 values = {kind: state[f"{MOMENTS}.{name}.{kind}"] for kind in kinds}
-                # Each copy of a tied parameter has a state of its own.
+                # Each copy of a tied parameter has its own state.
                 optimizer.state[parameter] = copy.deepcopy(values)
         for group, kept in zip(optimizer.param_groups, state[GROUPS].value, strict=True):
             group.update(kept)
@@ -124,15 +119,15 @@ def load_checkpoint(
 
 
 def read_names(folder: Path) -> _Stored:
-    """The metadata of every stored value, by name. Raises: CheckpointError for other folders."""
+    """Read the metadata of every stored value, by name. Raises: ShardedStateError for other folders."""
     try:
         return FileSystemReader(folder).read_metadata().state_dict_metadata
     except (OSError, EOFError) as error:
-        raise CheckpointError(f"{folder} holds no distributed checkpoint: {error}") from error
+        raise ShardedStateError(f"{folder} holds no distributed checkpoint: {error}") from error
 
 
 def _weights(modules: Iterable[nn.Module]) -> dict[str, list[Tensor]]:
-    """This rank's tensors, by stored name."""
+    """Return this rank's tensors, by stored name."""
     found: dict[str, list[Tensor]] = {}
     for module in modules:
         named = module.state_dict(keep_vars=True).items()
@@ -143,7 +138,7 @@ def _weights(modules: Iterable[nn.Module]) -> dict[str, list[Tensor]]:
 def _trained(
     modules: Iterable[nn.Module], optimizer: torch.optim.Optimizer
 ) -> dict[str, list[Tensor]]:
-    """This rank's parameters that `optimizer` updates, by stored name."""
+    """Return this rank's parameters that `optimizer` updates, by stored name."""
     trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     found: dict[str, list[Tensor]] = {}
     for module in modules:
@@ -155,7 +150,7 @@ def _trained(
 def _add_by_stored_name(
     module: nn.Module, named: Iterable[tuple[str, Tensor]], found: dict[str, list[Tensor]]
 ) -> None:
-    """Add `named` to `found`; copies of a tied parameter share the name of the first stage's."""
+    """Add `named` to `found`; copies of a tied parameter get the first stage's name."""
     tied = tied_names(module)
     for name, tensor in named:
         stored = name
@@ -168,7 +163,7 @@ def _add_by_stored_name(
 
 
 def _check_all_have_a_place(folder: Path, state: Mapping[str, Any], stored: _Stored) -> None:
-    """Raise CheckpointError on all ranks if a weight is missing in `stored` or on all ranks."""
+    """Raise ShardedStateError on all ranks if a weight is missing in `stored` or on all ranks."""
     names = [{*state}]
     if dist.is_initialized():
         names = [set()] * dist.get_world_size()
@@ -176,48 +171,48 @@ def _check_all_have_a_place(folder: Path, state: Mapping[str, Any], stored: _Sto
     wanted = set().union(*names)
     held = {name for name in stored if name.startswith(f"{MODEL}.")}
     if wanted != held:
-        raise CheckpointError.differing(folder, wanted - held, held - wanted)
+        raise ShardedStateError.differing(folder, wanted - held, held - wanted)
 
 
 def _moments_of(folder: Path, trained: Iterable[str], stored: _Stored) -> dict[str, list[str]]:
-    """The kinds of moments stored for each of `trained`.
+    """Return the kinds of moments stored for each of `trained`.
 
-    Raises: CheckpointError if only some have any.
+    Raises: ShardedStateError if only some parameters have moments.
     """
     kinds: dict[str, list[str]] = {}
     for key in stored:
         if key.startswith(f"{MOMENTS}."):
             name, _, kind = key.removeprefix(f"{MOMENTS}.").rpartition(".")
             kinds.setdefault(name, []).append(kind)
-    # An optimizer that has not stepped, or keeps no moments, stored none for any parameter.
+    # An optimizer that has not stepped, or has no moments, stored none at all.
     missing = [f"{MOMENTS}.{name}" for name in trained if kinds and name not in kinds]
     if missing:
-        raise CheckpointError.differing(folder, missing, ())
+        raise ShardedStateError.differing(folder, missing, ())
     return {name: kinds[name] for name in trained if kinds}
 
 
 def _check_shapes(folder: Path, state: Mapping[str, Any], stored: _Stored) -> None:
     if missing := state.keys() - stored.keys():
-        raise CheckpointError.differing(folder, missing, ())
+        raise ShardedStateError.differing(folder, missing, ())
     for name, value in state.items():
         found = stored[name]
         if not isinstance(value, Tensor) or not isinstance(found, TensorStorageMetadata):
             continue
         if tuple(found.size) != tuple(value.shape):
-            raise CheckpointError.misshapen(folder, name, tuple(found.size), tuple(value.shape))
+            raise ShardedStateError.misshapen(folder, name, tuple(found.size), tuple(value.shape))
 
 
 def _moment_like(
     stored: TensorStorageMetadata | BytesStorageMetadata, parameter: Tensor
 ) -> Tensor | None:
-    """Empty memory for one tensor of the optimizer's state.
+    """Allocate memory for one tensor of the optimizer's state.
 
-    Laid out like the parameter if it has its shape, otherwise (counts of steps) as stored.
+    It is sharded like the parameter if it has its shape, otherwise (step counts) plain.
     """
     if not isinstance(stored, TensorStorageMetadata):
         return None
     dtype = stored.properties.dtype
     if tuple(stored.size) == tuple(parameter.shape):
         return torch.zeros_like(parameter.detach(), dtype=dtype)
-    # torch's optimizers keep counts of steps on the host.
+    # torch's optimizers keep step counts on the host.
     return torch.zeros(stored.size, dtype=dtype)

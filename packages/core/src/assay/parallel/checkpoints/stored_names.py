@@ -1,4 +1,4 @@
-"""Which stored tensors a parameter is made of, where the two have different names.
+"""Map parameters to stored tensors with other names.
 
 Since version 5, transformers keeps the experts of Mixtral in two fused parameters, but still
 stores one tensor for each expert and projection.
@@ -16,28 +16,25 @@ _Shapes = Mapping[str, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Assembly:
-    """Stored tensors, and how one parameter is made of them.
-
-    rows: groups of names; the tensors of a group are concatenated along their first dim.
-    stacked: whether the groups are stacked along a new first dim (experts); otherwise there is
-        one group.
-    """
+    """The stored tensors of one parameter."""
 
     rows: tuple[tuple[str, ...], ...]
+    """Groups of names; the tensors of a group are concatenated along their first dim."""
     stacked: bool = False
+    """True if the groups are stacked along a new first dim (experts); False for one group."""
 
     @property
     def stored_names(self) -> tuple[str, ...]:
-        """The names of all stored tensors, in order."""
+        """Return the names of all stored tensors, in order."""
         return tuple(name for row in self.rows for name in row)
 
     @property
     def is_plain(self) -> bool:
-        """Whether the parameter is one stored tensor as it is."""
+        """Return True if the parameter is one stored tensor, unchanged."""
         return not self.stacked and len(self.stored_names) == 1
 
     def shape(self, shapes: _Shapes) -> tuple[int, ...]:
-        """The shape of the parameter, from the stored `shapes`; (-1,) if groups differ in shape."""
+        """Return the parameter's shape, from the stored `shapes`; (-1,) if groups differ in shape."""
         of_rows = {(sum(shapes[name][0] for name in row), *shapes[row[0]][1:]) for row in self.rows}
         if len(of_rows) != 1 or not shapes[self.rows[0][0]]:
             return (-1,)
@@ -45,13 +42,13 @@ class Assembly:
         return (len(self.rows), *of_row) if self.stacked else of_row
 
     def assemble(self, read: Callable[[str], Tensor]) -> Tensor:
-        """The parameter; `read` returns a stored tensor by its name."""
+        """Build the parameter; `read` returns a stored tensor by its name."""
         rows = [torch.cat([read(name) for name in row]) for row in self.rows]
         return torch.stack(rows) if self.stacked else rows[0]
 
 
 def assembly_of(model_type: str, name: str, shapes: _Shapes) -> Assembly | None:
-    """How parameter `name` is made of the stored tensors; None if they are not all in `shapes`."""
+    """Find the stored tensors of parameter `name`; None if `shapes` lacks one."""
     if name in shapes:
         return Assembly(((name,),))
     return _assembly_of_mixtral(name, shapes) if model_type == "mixtral" else None

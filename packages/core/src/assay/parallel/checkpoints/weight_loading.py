@@ -1,8 +1,8 @@
-"""Weights read by name: each rank reads only the tensors of its own modules from a folder.
+"""Read weights by name: each rank reads only the tensors of its own modules from a folder.
 
-A model is built whole on the meta device, which costs no memory; modules of other ranks are removed
-and the rest is filled. Names and shapes of all tensors are checked before any value is read, on
-every rank alike, so that no rank waits for one that has failed.
+The whole model is built on the meta device, which costs no memory; modules of other ranks are removed
+and the rest is filled. Every rank checks names and shapes of all tensors before it reads a value, so
+that all ranks fail together.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -31,51 +31,49 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 
+def name_difference(missing: Iterable[str], extra: Iterable[str]) -> str:
+    """Name the missing and the extra tensors of a file."""
+    kinds = (("missing", sorted(missing)), ("extra", sorted(extra)))
+    return "; ".join(f"{kind}: {name_some(names)}" for kind, names in kinds if names)
+
+
 class WeightsError(UsageError):
     """A folder whose tensors are not exactly those of the model, or cannot be read by name."""
 
     @classmethod
     def pickled(cls, folder: Path) -> "WeightsError":
-        """The weights are pickled; such files cannot be read tensor by tensor."""
+        """Make the error for pickled weights, which cannot be read tensor by tensor."""
         return cls(f"{folder}: sharded loading needs safetensors, these weights are pickled")
 
     @classmethod
     def differing(
         cls, folder: Path, missing: Iterable[str], extra: Iterable[str]
     ) -> "WeightsError":
-        """`missing`: names that the folder lacks; `extra`: names that the model lacks."""
-        parts = [
-            f"{what}: {name_some(names)}"
-            for what, names in (("missing", sorted(missing)), ("extra", sorted(extra)))
-            if names
-        ]
-        return cls(f"{folder} does not hold the tensors of its model; {'; '.join(parts)}")
+        """Make the error for names that the folder (`missing`) or the model (`extra`) lacks."""
+        names = name_difference(missing, extra)
+        return cls(f"{folder} does not hold the tensors of its model; {names}")
 
     @classmethod
     def misshapen(
         cls, folder: Path, name: str, stored: tuple[int, ...], needed: tuple[int, ...]
     ) -> "WeightsError":
-        """The stored tensor has another shape than the model needs."""
+        """Make the error for a stored tensor of another shape than the model's."""
         return cls(f"{folder}: {name} has the shape {list(stored)}, the model needs {list(needed)}")
 
     @classmethod
     def of_rank_0(cls, folder: Path, words: str) -> "WeightsError":
-        """For all other ranks; `words`: the class and message of rank 0's error."""
+        """Make the error of all other ranks; `words`: class and message of rank 0's error."""
         return cls(f"{folder} was not written; rank 0 raised {words}")
 
     @classmethod
     def unfilled(cls, name: str, why: str) -> "WeightsError":
-        """A tensor of the model whose values can neither be read nor computed."""
+        """Make the error for a tensor whose values can neither be read nor computed."""
         return cls(f"{name} cannot be filled: {why}")
 
 
 @dataclass(frozen=True, slots=True)
-class StoredWeights:
-    """The weights of one model in a folder, read on demand; made by `open_weights`.
-
-    assemblies: for the name of each parameter or buffer the stored tensors that it is made of.
-    read_names: the stored tensors that this process has read so far.
-    """
+class ModelWeights:
+    """The weights of one model in a folder, read on demand; made by `open_weights`."""
 
     folder: Path
     config: "PretrainedConfig"
@@ -83,10 +81,12 @@ class StoredWeights:
     dtype: torch.dtype
     files: Mapping[str, Path]
     assemblies: Mapping[str, Assembly]
+    """The stored tensors of each parameter or buffer."""
     read_names: set[str] = field(default_factory=set)
+    """The stored tensors that this process has read so far."""
 
     def empty_model(self, attention: str | None = None) -> nn.Module:
-        """The whole model on the meta device, in evaluation mode.
+        """Build the whole model on the meta device, in evaluation mode.
 
         attention: name of an implementation of transformers; None for its default.
         """
@@ -95,9 +95,8 @@ class StoredWeights:
     def fill(self, module: nn.Module, device: torch.device | str = "cpu") -> None:
         """Read the weights of `module`, which is `empty_model` or a stage of it, in place.
 
-        Parameters may be DTensors: each rank then reads only its shard. Fused ones (the experts
-        of Mixtral) are assembled first. Module paths are those of the whole model.
-        Raises: WeightsError with the names of tensors of `module` that the model does not have.
+        Of DTensors each rank reads only its shard. Module paths are the whole model's.
+        Raises: WeightsError with the names of tensors of `module` that the model lacks.
         """
         state = module.state_dict(keep_vars=True)
         if unknown := state.keys() - self.assemblies.keys():
@@ -106,7 +105,7 @@ class StoredWeights:
             module.to_empty(device=device)
             state = module.state_dict(keep_vars=True)
         else:
-            _materialise(module, device)
+            _materialize(module, device)
             state = module.state_dict(keep_vars=True)
         _renew_tables(module, device)
         with torch.no_grad():
@@ -115,7 +114,7 @@ class StoredWeights:
                 local.copy_(self.read(name, local.shape, offsets))
 
     def read(self, name: str, shape: Iterable[int], offsets: Iterable[int]) -> Tensor:
-        """The part of parameter `name` with `shape` that begins at `offsets`, in the stored dtype."""
+        """Read the part of parameter `name` with `shape` at `offsets`, in the stored dtype."""
         part = tuple(
             slice(offset, offset + size) for offset, size in zip(offsets, shape, strict=True)
         )
@@ -134,10 +133,10 @@ class StoredWeights:
 @contextmanager
 def open_weights(
     reference: str, *, dtype: str, remote_code: RemoteCode = "refuse"
-) -> Iterator[StoredWeights]:
-    """Find the weights of MODEL (a folder, a hub name or a recipe); no value is read yet.
+) -> Iterator[ModelWeights]:
+    """Find the weights of MODEL (a folder, a hub name or a recipe), without reading values.
 
-    The result reads files of a folder that may be removed on exit.
+    The folder may be removed on exit.
     Raises: WeightsError if the tensors of the folder are not exactly those of the model.
     """
     if dtype not in DTYPES:
@@ -150,7 +149,7 @@ def open_weights(
         model_class = find_model_class(folder, config, remote_code)
         shapes = {tensor.name: tensor.shape for tensor in stored}
         model = _empty_model(model_class, config, DTYPES[dtype], None)
-        yield StoredWeights(
+        yield ModelWeights(
             folder=folder,
             config=config,
             model_class=model_class,
@@ -161,7 +160,7 @@ def open_weights(
 
 
 def tied_names(model: nn.Module) -> dict[str, str]:
-    """For each parameter of `model` that is tied to another one, the name of that other one.
+    """Map each tied parameter of `model` to the parameter that it is tied to.
 
     model: a whole model or a stage of it, where a partner may be absent.
     """
@@ -169,7 +168,7 @@ def tied_names(model: nn.Module) -> dict[str, str]:
     config = getattr(base, "config", None)
     if config is None or not getattr(config.get_text_config(), "tie_word_embeddings", False):
         return {}
-    # Read from the class: `cut_stage` has removed it from the instance.
+    # From the class, as `cut_stage` removes it from the instance.
     tied = getattr(type(base), "_tied_weights_keys", None)
     return dict(tied) if isinstance(tied, Mapping) else {}
 
@@ -190,7 +189,7 @@ def _empty_model(
 def _find_assemblies(
     folder: Path, model: nn.Module, shapes: Mapping[str, tuple[int, ...]]
 ) -> dict[str, Assembly]:
-    """The stored tensors that each tensor of `model` is made of.
+    """Find the stored tensors of each tensor of `model`.
 
     shapes: of all stored tensors. Raises: WeightsError for missing, extra and misshapen ones.
     """
@@ -208,8 +207,7 @@ def _find_assemblies(
             raise WeightsError.misshapen(folder, name, stored_shape, tuple(tensor.shape))
         found[name] = assembly
     used = {stored for assembly in found.values() for stored in assembly.stored_names}
-    # Both of a tied pair may be stored; transformers reads the one that the other is tied to.
-    # Rotary frequencies, which old checkpoints hold, are computed instead.
+    # Files may hold both of a tied pair, and old ones rotary frequencies, which are computed.
     extra = {
         name
         for name in shapes.keys() - used - tied.keys()
@@ -220,7 +218,7 @@ def _find_assemblies(
     return found
 
 
-def _materialise(module: nn.Module, device: torch.device | str) -> None:
+def _materialize(module: nn.Module, device: torch.device | str) -> None:
     """Allocate memory for parameters on the meta device; tied ones stay tied."""
     new: dict[int, nn.Parameter] = {}
     for owner in module.modules():
@@ -250,7 +248,7 @@ def _renew_tables(module: nn.Module, device: torch.device | str) -> None:
 
 
 def _local_part(name: str, tensor: Tensor) -> tuple[Tensor, tuple[int, ...]]:
-    """This rank's part of `tensor`, and its offsets in the whole tensor."""
+    """Return this rank's part of `tensor`, and its offsets in the whole tensor."""
     if not isinstance(tensor, DTensor):
         return tensor, (0,) * tensor.dim()
     local = tensor.to_local()

@@ -1,1 +1,1 @@
-"""Decoders cut into the stages of a pipeline, and their schedules."""
+"""Decoders cut into pipeline stages, and their schedules."""

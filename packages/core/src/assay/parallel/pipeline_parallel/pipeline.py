@@ -38,21 +38,21 @@ class PipelineError(UsageError):
 
     @classmethod
     def unequal_rows(cls, rows: Sequence[int]) -> "PipelineError":
-        """Micro-batches of different numbers of rows; tensors between stages have one shape."""
+        """Make the error for micro-batches of unequal rows; all tensors between stages have one shape."""
         return cls(f"micro-batches of a pipeline need equally many rows, not {[*rows]}")
 
     @classmethod
     def untied(cls, name: str) -> "PipelineError":
-        """A tied parameter has a gradient on one end only."""
+        """Make the error for a tied parameter with a gradient on one end only."""
         return cls(f"{name} is tied over the ends of the pipeline and has no gradient here")
 
 
 class Pipeline:
     """One rank's stages of a pipeline over the ranks of `mesh`.
 
-    Every rank is given the whole batch: the first stage uses its tokens, each stage its attention
-    mask, the last one its labels. Losses are sums over tokens, divided by the number of tokens of
-    the whole step (over all ranks), so that gradients of micro-batches add up.
+    Every rank gets the whole batch: the first stage uses the tokens, each stage the attention mask,
+    the last one the labels. Losses are sums over tokens, divided by the number of tokens of the whole
+    step (over all ranks), so that gradients of micro-batches add up.
     """
 
     def __init__(
@@ -64,14 +64,13 @@ class Pipeline:
         schedule: str = "1F1B",
         hidden_dtype: torch.dtype | None = None,
     ) -> None:
-        """Take over the stages of this rank; the optimizer is made afterwards.
+        """Make the pipeline, before the optimizer.
 
-        stages: by number, as `cut_stage` made them; tensor parallelism, LoRA and FSDP2 may have
-            been applied to them.
+        stages: by number, from `cut_stage`; tensor parallelism, LoRA and FSDP2 may be applied.
         mesh: of one axis.
-        schedule: a name of `assay.parallel.pipeline_parallel.schedules`.
-        hidden_dtype: of the hidden states between stages, by default that of the parameters; under
-            mixed precision the dtype that layers compute in.
+        schedule: a name in `SCHEDULES`.
+        hidden_dtype: of the hidden states between stages, by default the parameters' dtype; under
+            mixed precision the compute dtype.
         Raises: ScheduleError for a schedule that is unknown or incompatible with FSDP2.
         """
         self.stages = {index: called_module(stage) for index, stage in stages.items()}
@@ -94,9 +93,9 @@ class Pipeline:
         self._built: tuple[tuple[int, ...], _BuiltSchedule] | None = None
 
     def forward_backward(self, batch: Sequence[_MicroBatch], num_step_tokens: int) -> Tensor:
-        """Run forward and backward over all micro-batches of `batch`, and add up their gradients.
+        """Run forward and backward over all micro-batches of `batch`, and sum their gradients.
 
-        num_step_tokens: label tokens of the whole step, those of data-parallel ranks included.
+        num_step_tokens: label tokens of the whole step, on all data-parallel ranks.
         Returns: the loss of these micro-batches, the same on all ranks of the pipeline.
         Raises: PipelineError or ScheduleError for a batch that cannot be run.
         """
@@ -122,10 +121,9 @@ class Pipeline:
         return loss
 
     def sum_tied_gradients(self) -> None:
-        """Add up the gradients of embedding and head where they are tied.
+        """Sum the gradients of tied embedding and head, so that their copies stay bitwise equal.
 
-        Called once a step, after the last `forward_backward` and before clipping. The first and
-        the last stage then make the same update, so that their copies stay bitwise equal.
+        Called once a step, after the last `forward_backward` and before clipping.
         """
         own = self._tied_ends()
         if len(own) == 2:
@@ -135,7 +133,7 @@ class Pipeline:
         elif own:
             ((end, gradient),) = own.items()
             peer = dist.get_global_rank(self._group, self._rank_of_end(1 - end))
-            # Gradients that are kept on the host are moved to the device that the group can send.
+            # The group can send only tensors on its device.
             sent = gradient.to(self._device).contiguous()
             received = torch.empty_like(sent)
             exchange = [
@@ -147,9 +145,9 @@ class Pipeline:
             gradient.add_(received.to(gradient.device))
 
     def gradient_norm(self) -> Tensor:
-        """Euclidean norm of the gradients of the whole model, the same on all ranks.
+        """Compute the gradient norm of the whole model, the same on all ranks.
 
-        A tied parameter, of which the first and the last stage have a copy, counts once.
+        A tied parameter counts once.
         """
         norm = gradient_norm(
             parameter.grad
@@ -170,7 +168,7 @@ class Pipeline:
         return norm
 
     def parameters(self) -> list[nn.Parameter]:
-        """All parameters of this rank's stages."""
+        """List the parameters of this rank's stages."""
         return [parameter for stage in self.stages.values() for parameter in stage.parameters()]
 
     @property
@@ -178,11 +176,11 @@ class Pipeline:
         return self._num_stages - 1 in self.stages
 
     def _rank_of_end(self, end: int) -> int:
-        """The pipeline rank of the first (0) or the last (1) stage."""
+        """Return the pipeline rank of the first (0) or the last (1) stage."""
         return 0 if end == 0 or self.schedule.layout == "v" else self._mesh.size() - 1
 
     def _tied_ends(self) -> dict[int, Tensor]:
-        """The gradients of this rank's copies of the tied parameter, by end; of DTensors the shard."""
+        """Return the (local) gradients of this rank's copies of the tied parameter, by end."""
         found: dict[int, Tensor] = {}
         for end, name, parameter in self._tied_parameters():
             if parameter.grad is None:
@@ -202,7 +200,7 @@ class Pipeline:
                     yield end, name, parameter
 
     def _named_parameters_once(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """All parameters but the last stage's copy of a tied one."""
+        """Yield all parameters but the last stage's copy of a tied one."""
         copies = {id(parameter) for end, _, parameter in self._tied_parameters() if end == 1}
         for stage in self.stages.values():
             for name, parameter in stage.named_parameters():
@@ -210,10 +208,10 @@ class Pipeline:
                     yield name, parameter
 
     def _gradients_of_shards(self) -> list[tuple[nn.Parameter, Tensor]]:
-        """The gradients so far of stages that FSDP2 has sharded.
+        """Return the current gradients of stages that FSDP2 has sharded.
 
-        torch 2.13 sets them to None when a stage runs for the first time, which is right only after
-        a run that infers shapes (`PipelineStage._post_metadata_inference_cleanup`).
+        torch 2.13 sets them to None when a stage runs first, which is right only after a run that
+        infers shapes (`PipelineStage._post_metadata_inference_cleanup`).
         """
         return [
             (parameter, parameter.grad)
@@ -224,16 +222,16 @@ class Pipeline:
         ]
 
     def _built_for(self, num: int, rows: int, length: int) -> _BuiltSchedule:
-        """The schedule for `num` micro-batches of `rows` times `length` tokens; the last is kept.
+        """Build the schedule for `num` micro-batches of `rows` times `length` tokens, or reuse it.
 
-        Stages are given all shapes: to infer them, torch would run each stage on uninitialised data.
+        Stages get all shapes, as torch would infer them by running each stage on uninitialized data.
         """
         shape = (num, rows, length)
         if self._built is None or self._built[0] != shape:
             stages = [self._stage(index, rows, length) for index in sorted(self.stages)]
             name = self.schedule.name
             if name == "1F1B" and num < self._num_stages:
-                name = "GPipe"  # the same order then, which torch's 1F1B refuses
+                name = "GPipe"  # the same order; torch's 1F1B refuses
             schedule_class = cast("Any", get_schedule_class(name))
             self._built = (
                 shape,
@@ -267,10 +265,10 @@ class Pipeline:
 
 
 def pad_alike(batch: Sequence[_MicroBatch]) -> dict[str, Tensor]:
-    """The rows of all micro-batches, padded on the right to the longest, (M * B, T).
+    """Pad the rows of all micro-batches on the right to the longest, (M * B, T).
 
-    Padding has no label and is not attended to.
-    Raises: PipelineError if their numbers of rows differ.
+    Padding has no label and is masked.
+    Raises: PipelineError if the numbers of rows differ.
     """
     rows = [len(micro_batch["input_ids"]) for micro_batch in batch]
     if len({*rows}) != 1:

@@ -1,4 +1,4 @@
-"""Schedules of torch.distributed.pipelining, and which rank has which stages under each; pure."""
+"""Schedules of torch.distributed.pipelining, and their assignment of stages to ranks; pure."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -8,17 +8,15 @@ from assay.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """One way to order the forward and backward passes of a pipeline.
-
-    name: the name in torch.
-    layout: single: one stage for each rank; loop: stages are dealt out to the ranks in turn;
-        v: two for each rank, in order and back, so that the first rank also has the last stage.
-    backward: split if gradients of inputs and of weights are computed separately.
-    """
+    """An order of the forward and backward passes of a pipeline."""
 
     name: str
+    """The name in torch."""
     layout: Literal["single", "loop", "v"]
+    """single: one stage for each rank; loop: stages are assigned round-robin; v: two for each rank,
+    in order and back, so that the first rank also has the last stage."""
     backward: Literal["whole", "split"] = "whole"
+    """split: gradients of inputs and of weights are computed separately."""
 
 
 SCHEDULES = {
@@ -40,12 +38,12 @@ class ScheduleError(UsageError):
 
     @classmethod
     def unknown(cls, name: str) -> "ScheduleError":
-        """`name` is not a key of `SCHEDULES`."""
+        """Make the error for a name that is not in `SCHEDULES`."""
         return cls(f"unknown pipeline schedule {name!r}; known: {', '.join(SCHEDULES)}")
 
     @classmethod
     def stage_count(cls, schedule: Schedule, num_stages: int, num_ranks: int) -> "ScheduleError":
-        """The layout of `schedule` does not deal out `num_stages` evenly."""
+        """Make the error for a number of stages that does not fit the layout of `schedule`."""
         wanted = {
             "single": str(num_ranks),
             "loop": f"a multiple of {num_ranks}",
@@ -57,7 +55,7 @@ class ScheduleError(UsageError):
 
     @classmethod
     def sharded(cls, name: str) -> "ScheduleError":
-        """FSDP2 reduces gradients when a backward pass ends; split backward passes end twice."""
+        """Make the error for FSDP2, which loses gradients if the backward pass is split."""
         whole = ", ".join(known for known, of in SCHEDULES.items() if of.backward == "whole")
         return cls(
             f"{name} splits the backward pass, and FSDP2 then loses gradients; for sharded stages"
@@ -66,12 +64,12 @@ class ScheduleError(UsageError):
 
     @classmethod
     def too_few_micro_batches(cls, name: str, num: int, needed: int) -> "ScheduleError":
-        """The schedule is defined for at least `needed` micro-batches only."""
+        """Make the error for fewer micro-batches than the schedule needs."""
         return cls(f"{name} needs at least {needed} micro-batches in each step, not {num}")
 
 
 def find_schedule(name: str) -> Schedule:
-    """The schedule called `name`. Raises: ScheduleError."""
+    """Return the schedule called `name`. Raises: ScheduleError."""
     try:
         return SCHEDULES[name]
     except KeyError:
@@ -79,7 +77,7 @@ def find_schedule(name: str) -> Schedule:
 
 
 def stages_of_rank(name: str, rank: int, num_ranks: int, num_stages: int) -> tuple[int, ...]:
-    """The numbers of the stages of `rank`, in order.
+    """Return the numbers of the stages of `rank`, in order.
 
     Raises: ScheduleError for an unknown name or a number of stages that does not fit its layout.
     """

@@ -1,9 +1,8 @@
 """A decoder cut into pipeline stages, in which modules keep the paths of the whole model.
 
 A stage is the model without the modules of other stages. It runs transformers' own forward over
-the layers that are left, so that masks, positions, rotary tables, multipliers and scaled logits
-are those of the model. Each stage computes its masks from the attention mask, which every rank
-has: only hidden states are sent from stage to stage.
+its layers, with the model's masks, positions, rotary tables, multipliers and scaled logits. Each
+stage computes its masks from the attention mask, which every rank has. Stages send only hidden states.
 
 Shapes: B rows, T tokens, H hidden size, V vocabulary.
 """
@@ -21,9 +20,8 @@ from assay.parallel.checkpoints.weight_loading import tied_names
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-# Model types whose decoder is embedding, layers, norm and head, in this order and nothing else.
+# Model types whose decoder is exactly embedding, layers, norm and head.
 MODEL_TYPES = frozenset({"llama", "granite", "qwen3", "mistral", "mixtral", "phi3"})
-
 
 # The attribute that marks a module as a stage.
 _STAGE_NUMBER = "_assay_stage"
@@ -34,23 +32,23 @@ class StageError(UsageError):
 
     @classmethod
     def too_many(cls, num_layers: int, num_stages: int) -> "StageError":
-        """More stages than layers: a stage would have none."""
+        """Make the error for more stages than layers."""
         return cls(f"{num_layers} layers cannot be divided over {num_stages} pipeline stages")
 
     @classmethod
     def unknown(cls, model_type: str) -> "StageError":
-        """A model type outside of `MODEL_TYPES`."""
+        """Make the error for a model type that is not in `MODEL_TYPES`."""
         known = ", ".join(sorted(MODEL_TYPES))
         return cls(f"models of type {model_type!r} cannot be cut into stages; known: {known}")
 
     @classmethod
     def other_layers(cls, num_layers: int, planned: int) -> "StageError":
-        """The plan is for `planned` layers, the model has another number."""
+        """Make the error for a plan for another number of layers than the model's."""
         return cls(f"the stages are planned for {planned} layers, the model has {num_layers}")
 
     @classmethod
     def trained_auxiliary_loss(cls) -> "StageError":
-        """The model trains a router loss, which is a sum over the layers of all stages."""
+        """Make the error for a router loss, which is a sum over the layers of all stages."""
         return cls(
             "output_router_logits: the loss of the router is not known to stages; turn it off"
         )
@@ -64,9 +62,9 @@ class StagePlan:
 
     @classmethod
     def balanced(cls, num_layers: int, num_stages: int) -> "StagePlan":
-        """Equally many layers for each stage; the first stages get one more where some are left.
+        """Give each stage equally many layers, and the first stages one more if some are left.
 
-        Not the last ones: the head costs more than the embedding.
+        The last stage gets none of these, as the head costs more than the embedding.
         Raises: StageError if there are fewer layers than stages.
         """
         if not 0 < num_stages <= num_layers:
@@ -77,27 +75,27 @@ class StagePlan:
 
     @property
     def num_stages(self) -> int:
-        """Number of stages."""
+        """Return the number of stages."""
         return len(self.layers)
 
     @property
     def last(self) -> int:
-        """Index of the last stage."""
+        """Return the index of the last stage."""
         return len(self.layers) - 1
 
 
 @dataclass(frozen=True, slots=True)
 class TiedParameter:
-    """The names of one parameter, of which the first and the last stage have a copy each."""
+    """The names of a parameter's copies in the first and the last stage."""
 
     first_name: str
     last_name: str
 
 
 def tied_over_stages(model: nn.Module) -> TiedParameter | None:
-    """The parameter that the first and the last stage of `model` share.
+    """Find the parameter that the first and the last stage share; None without one.
 
-    model: the whole model or one of its stages. Returns: None where embedding and head are untied.
+    model: the whole model or one of its stages.
     """
     for last_name, first_name in tied_names(model).items():
         return TiedParameter(first_name, last_name)
@@ -105,9 +103,9 @@ def tied_over_stages(model: nn.Module) -> TiedParameter | None:
 
 
 def called_module(model: nn.Module) -> nn.Module:
-    """The module to call in training: `model`, or the stage that peft has wrapped.
+    """Return the module to call in training: `model`, or the stage that peft has wrapped.
 
-    The wrapper has another signature than a stage; the adapters are in the stage.
+    peft's wrapper has another signature; the adapters are in the stage.
     """
     if not hasattr(model, "get_base_model"):
         return model
@@ -118,9 +116,9 @@ def called_module(model: nn.Module) -> nn.Module:
 def cut_stage(model: nn.Module, plan: StagePlan, stage: int) -> nn.Module:
     """Remove from `model`, in place, the modules of all stages but number `stage`.
 
-    Best called on the meta device, before weights are read. The first stage is called with token
-    ids (B, T), later ones with hidden states (B, T, H), all of them with `attention_mask`; the last
-    stage returns logits (B, T, V), the others hidden states. `model.config` stays that of the whole.
+    Best called on the meta device, before weights are read. The first stage takes token ids (B, T),
+    later ones hidden states (B, T, H), and all an `attention_mask`; the last stage returns logits
+    (B, T, V), the others hidden states. `model.config` still describes the whole model.
     Raises: StageError if `plan` does not fit the model.
     """
     whole = cast("Any", model)
@@ -167,7 +165,7 @@ def _cut_layers(body: _Decoder, kept: range) -> None:
     for index in kept:
         layers.add_module(str(index), body.layers[index])
     body.layers = layers
-    # The decoder's forward reads the number of layers and the kinds of masks from its config.
+    # The decoder's forward reads number of layers and kinds of masks from its config.
     body.config = copy.deepcopy(body.config)
     kinds = getattr(body.config, "layer_types", None)
     if kinds is not None:
@@ -216,5 +214,5 @@ def _hidden(stage: nn.Module, **inputs: Tensor | None) -> Tensor:
 
 
 def _logits(stage: nn.Module, **inputs: Tensor | None) -> Tensor:
-    # The class's forward: `cut_stage` has replaced that of the instance.
+    # The class's forward, as `cut_stage` has replaced the instance's.
     return cast("Tensor", type(stage).forward(stage, **inputs, use_cache=False).logits)

@@ -1,8 +1,8 @@
 """Differentiable collectives over one mesh axis, from plain tensors to plain tensors.
 
 Each makes a DTensor of this rank's tensor, redistributes it, and returns the local tensor. A
-*whole* tensor is the same on all ranks, and so is its gradient; a *part* is this rank's shard along
-one dim, with that part of the gradient; the ranks' *summands* add up to the whole tensor.
+*whole* tensor and its gradient are the same on all ranks; a *part* is this rank's shard along one
+dim; the ranks' *summands* add up to the whole tensor.
 """
 
 import torch
@@ -14,19 +14,19 @@ from assay.parallel.tensor_parallel.division import divide_evenly
 
 
 def sum_gradients(whole: Tensor, mesh: DeviceMesh) -> Tensor:
-    """`whole` itself; in backward, the sum of the ranks' gradients."""
+    """Return `whole`; sum the ranks' gradients in backward."""
     entered = DTensor.from_local(whole, mesh, [Replicate()], run_check=False)
     return entered.to_local(grad_placements=[Partial()])
 
 
 def sum_over_ranks(summand: Tensor, mesh: DeviceMesh) -> Tensor:
-    """The sum of all ranks' summands, whole on every rank."""
+    """Return the sum of all ranks' summands, whole on every rank."""
     entered = DTensor.from_local(summand, mesh, [Partial()], run_check=False)
     return entered.redistribute(placements=[Replicate()]).to_local()
 
 
 def gather(part: Tensor, mesh: DeviceMesh, dim: int, size: int) -> Tensor:
-    """The whole tensor, of length `size` along `dim`, from all ranks' parts."""
+    """Gather the whole tensor, of length `size` along `dim`, from all ranks' parts."""
     shape = list(part.shape)
     shape[dim] = size
     stride = torch.empty(shape, device="meta").stride()
@@ -42,10 +42,10 @@ def gather(part: Tensor, mesh: DeviceMesh, dim: int, size: int) -> Tensor:
 
 
 def shard_tensor(whole: Tensor, mesh: DeviceMesh, dim: int) -> DTensor:
-    """`whole`, which every rank has, as a DTensor sharded along `dim`; memory is kept for the part."""
+    """Shard `whole`, which every rank has, along `dim`, and keep memory only for the part."""
     rank = mesh.get_local_rank()
     (chunk,) = divide_evenly(whole.shape[dim], mesh.size()).parts[rank]
-    # A copy: a view would keep the whole tensor's memory.
+    # A copy, as a view would keep the whole tensor's memory.
     part = (
         whole.detach()
         .narrow(dim, chunk.start, len(chunk))

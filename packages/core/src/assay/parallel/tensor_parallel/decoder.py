@@ -1,8 +1,8 @@
 """Tensor parallelism for Llama-type decoders of transformers, in place.
 
-Query, key, value, gate and up projections, fused or not, are divided by their output features;
-o_proj and down_proj by their input features; the embedding and the head by the vocabulary;
-everything else is whole on every rank. Between the blocks, hidden states are whole.
+Query, key, value, gate and up projections, fused or not, are sharded by their output features;
+o_proj and down_proj by their input features; embedding and head by the vocabulary. Everything else,
+including the hidden states between the blocks, is whole on every rank.
 """
 
 from typing import TYPE_CHECKING, Any, cast
@@ -41,24 +41,23 @@ if TYPE_CHECKING:
 
 
 class MeshAxisError(UsageError):
-    """A mesh of several axes, where one is needed."""
+    """A mesh of more than one axis."""
 
     @classmethod
     def of(cls, mesh: DeviceMesh) -> "MeshAxisError":
-        """`mesh`: the one that was given."""
+        """Make the error for `mesh`."""
         return cls(f"tensor parallelism needs a mesh of one axis, not of {mesh.ndim}: {mesh}")
 
 
 def apply_tensor_parallel(model: nn.Module, mesh_tp: DeviceMesh) -> TensorLayout:
-    """Divide `model`, which every rank has whole and alike, over the ranks of `mesh_tp`.
+    """Shard `model`, of which every rank has an equal copy, over the ranks of `mesh_tp`.
 
-    Names of modules and parameters stay. Divided parameters become DTensors sharded over
-    `mesh_tp`; the others stay plain, and get the same gradient on all ranks. LoRA is applied
-    before, FSDP2, compilation, optimizers and hooks after; experts whose parameters LoRA adapts keep
-    whole parameters on every rank, though each rank computes with its part. Dropout is not divided:
-    ranks draw different masks for their heads and features.
+    Names of modules and parameters stay. Sharded parameters become DTensors; the others stay plain
+    and get the same gradient on all ranks. Apply LoRA before; FSDP2, compilation, optimizers and hooks
+    after. Experts that LoRA adapts keep whole parameters, of which each rank uses its part. Ranks draw
+    different dropout masks for their heads and features.
 
-    Returns: which features of the whole tensors this rank has at module boundaries.
+    Returns: this rank's features of the whole tensors at module boundaries.
     Raises: UsageError for a model with unknown parts or with sizes that do not divide.
     """
     if mesh_tp.ndim != 1:
@@ -70,7 +69,7 @@ def apply_tensor_parallel(model: nn.Module, mesh_tp: DeviceMesh) -> TensorLayout
     for block in blocks:
         dividing.divide(block)
     paths = {id(module): path for path, module in model.named_modules()}
-    # Stages of a pipeline have one of them or neither.
+    # A pipeline stage may lack either.
     if (embedding := cast("Any", model).get_input_embeddings()) is not None:
         divide_vocabulary(paths[id(embedding)], embedding, dividing.shards)
     if (head := cast("Any", model).get_output_embeddings()) is not None:
@@ -79,7 +78,7 @@ def apply_tensor_parallel(model: nn.Module, mesh_tp: DeviceMesh) -> TensorLayout
 
 
 class HeadsOfThisRank:
-    """The configuration of a model with the numbers of heads of this rank."""
+    """A model's configuration with the numbers of heads of this rank."""
 
     def __init__(self, config: object, share: HeadShare) -> None:
         self.__dict__.update(
@@ -133,14 +132,14 @@ class _Dividing:
             if hasattr(module, name):
                 setattr(module, name, number)
         if len(block.columns) == 1:
-            # The attention's forward cuts the fused output by the numbers in its configuration.
+            # The attention's forward splits the fused output by the numbers in its configuration.
             module.config = HeadsOfThisRank(module.config, share)
 
     def _divide_heads(self, num_heads: int, head_dim: int, kind: str) -> Division:
         return divide_by_heads(num_heads, head_dim, [getattr(share, kind) for share in self.shares])
 
     def _divide_norms_of_heads(self, block: Attention) -> None:
-        """Divide the other modules with parameters in attention: norms of single heads."""
+        """Divide the norms of single heads, the only other modules with parameters in attention."""
         projections = {p.path for p in (*block.columns, block.row)}
         for name, child in block.module.named_children():
             path = f"{block.path}.{name}"

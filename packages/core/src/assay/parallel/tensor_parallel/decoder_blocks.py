@@ -1,8 +1,8 @@
-"""The parts of a Llama-type decoder, found by the names of their projections.
+"""Find the parts of a Llama-type decoder by the names of their projections.
 
 Attention has q_proj, k_proj, v_proj (or qkv_proj) and o_proj; an MLP has gate_proj, up_proj (or
 gate_up_proj) and down_proj; experts are one module with three-dimensional parameters
-gate_up_proj and down_proj. Any of the linears may be wrapped by LoRA layers.
+gate_up_proj and down_proj. LoRA layers may wrap any linear.
 """
 
 from collections.abc import Iterator
@@ -15,11 +15,11 @@ from assay.errors import UsageError
 
 
 class BlockError(UsageError):
-    """A model with other parts than this module can find."""
+    """A model with unknown parts."""
 
     @classmethod
     def no_attention(cls, model: nn.Module) -> "BlockError":
-        """No module of `model` is attention."""
+        """Make the error for a model without attention."""
         return cls(
             f"{type(model).__name__} has no attention with q_proj, k_proj, v_proj (or qkv_proj) "
             "and o_proj: it cannot be divided over tensor-parallel ranks"
@@ -27,14 +27,14 @@ class BlockError(UsageError):
 
     @classmethod
     def unknown_parameter(cls, path: str, shape: tuple[int, ...]) -> "BlockError":
-        """A parameter in a divided block for which no division is defined."""
+        """Make the error for a parameter without a defined division."""
         return cls(
             f"{path} has shape {shape}: what it would be on one tensor-parallel rank is not known"
         )
 
     @classmethod
     def adapter_variant(cls, path: str, variant: str) -> "BlockError":
-        """`variant`: the kind of adapter, which is not plain LoRA."""
+        """Make the error for an adapter that is not plain LoRA."""
         return cls(
             f"{path}: {variant} cannot be divided over tensor-parallel ranks, plain LoRA can"
         )
@@ -53,20 +53,19 @@ class Adapter:
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """A linear and the LoRA adapters that wrap it.
-
-    path: of the outermost module; base_path: of the linear, the same without LoRA.
-    """
+    """A linear and its LoRA adapters."""
 
     path: str
+    """Path of the outermost module."""
     base_path: str
+    """Path of the linear; equal to `path` without LoRA."""
     base: nn.Module
     adapters: tuple[Adapter, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnsAndRow:
-    """A module of linears that are divided by columns, and one by rows whose results add up."""
+    """A module of column-parallel linears and one row-parallel linear."""
 
     path: str
     module: nn.Module
@@ -86,24 +85,27 @@ class Mlp(ColumnsAndRow):
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """All experts of a layer.
-
-    has_adapters: whether LoRA adapts their parameters, which it changes during each call.
-    """
+    """All experts of a layer."""
 
     path: str
     module: nn.Module
     has_adapters: bool
+    """True if LoRA changes their parameters during each call."""
 
 
 Block = Attention | Mlp | Experts
 
-_ATTENTION: tuple[tuple[str, ...], ...] = (("q_proj", "k_proj", "v_proj"), ("qkv_proj",))
-_MLP: tuple[tuple[str, ...], ...] = (("gate_proj", "up_proj"), ("gate_up_proj",))
+# Class of a block, names of its column-parallel linears, name of its row-parallel one.
+_LINEARS: tuple[tuple[type[Attention | Mlp], tuple[str, ...], str], ...] = (
+    (Attention, ("q_proj", "k_proj", "v_proj"), "o_proj"),
+    (Attention, ("qkv_proj",), "o_proj"),
+    (Mlp, ("gate_proj", "up_proj"), "down_proj"),
+    (Mlp, ("gate_up_proj",), "down_proj"),
+)
 
 
 def find_blocks(model: nn.Module) -> list[Block]:
-    """The blocks of `model`, in its order.
+    """Find the blocks of `model`, in its order.
 
     Raises: BlockError without attention, or for an adapter that is not plain LoRA.
     """
@@ -117,18 +119,13 @@ def _blocks(model: nn.Module) -> Iterator[Block]:
     for path, module in model.named_modules():
         children = dict(module.named_children())
         parameters = dict(module.named_parameters(recurse=False))
-        for names in _ATTENTION:
-            if {*names, "o_proj"} <= children.keys():
-                columns = tuple(_projection(path, name, children[name]) for name in names)
-                yield Attention(
-                    path, module, columns, _projection(path, "o_proj", children["o_proj"])
+        for block, columns, row in _LINEARS:
+            if {*columns, row} <= children.keys():
+                *found, last = (
+                    projection_at(f"{path}.{name}".removeprefix("."), children[name])
+                    for name in (*columns, row)
                 )
-        for names in _MLP:
-            if {*names, "down_proj"} <= children.keys():
-                columns = tuple(_projection(path, name, children[name]) for name in names)
-                yield Mlp(
-                    path, module, columns, _projection(path, "down_proj", children["down_proj"])
-                )
+                yield block(path, module, tuple(found), last)
         if {"gate_up_proj", "down_proj"} <= parameters.keys():
             for name, parameter in parameters.items():
                 if name not in ("gate_up_proj", "down_proj") or parameter.dim() != 3:
@@ -137,16 +134,10 @@ def _blocks(model: nn.Module) -> Iterator[Block]:
 
 
 def projection_at(path: str, module: nn.Module) -> Projection:
-    """The linear `module` at `path`, which may be wrapped by LoRA.
+    """Find the linear and the LoRA adapters in `module` at `path`.
 
     Raises: BlockError for another kind of adapter.
     """
-    parent, _, name = path.rpartition(".")
-    return _projection(parent, name, module)
-
-
-def _projection(parent: str, name: str, module: nn.Module) -> Projection:
-    path = f"{parent}.{name}" if parent else name
     base = getattr(module, "base_layer", None)
     if base is None:
         return Projection(path, path, module)

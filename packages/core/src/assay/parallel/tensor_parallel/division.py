@@ -1,4 +1,4 @@
-"""How the features of a weight are divided over the ranks of one mesh axis; pure."""
+"""The division of the features of a weight over the ranks of one mesh axis; pure."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -13,7 +13,7 @@ class DivisionError(UsageError):
 
     @classmethod
     def empty_rank(cls, what: str, size: int, num_ranks: int, rank: int) -> "DivisionError":
-        """`rank` would have no feature of `what`."""
+        """Make the error for a rank without a feature of `what`."""
         return cls(
             f"{what}: {size} features over {num_ranks} tensor-parallel ranks leave none for "
             f"rank {rank}"
@@ -29,22 +29,22 @@ class Division:
 
     @property
     def is_even(self) -> bool:
-        """Whether each rank computes exactly the features of its `Shard`."""
+        """Return True if each rank computes exactly the features of its `Shard`."""
         return self.parts == divide_evenly(self.size, len(self.parts)).parts
 
     def features_of(self, rank: int) -> list[int]:
-        """The features of `rank`, in its order."""
+        """Return the features of `rank`, in its order."""
         return [*chain.from_iterable(self.parts[rank])]
 
     def copies(self) -> Counter[int]:
-        """How many times each feature is computed, over all ranks."""
+        """Count the ranks that compute each feature."""
         return Counter(
             chain.from_iterable(self.features_of(rank) for rank in range(len(self.parts)))
         )
 
 
 def divide_evenly(size: int, num_ranks: int) -> Division:
-    """Consecutive chunks as `Shard` makes them: equally long but for the last ones."""
+    """Divide into consecutive chunks as `Shard` does; the last ones may be shorter or empty."""
     chunk = -(-size // num_ranks)
     return Division(
         size,
@@ -58,7 +58,7 @@ def divide_evenly(size: int, num_ranks: int) -> Division:
 def divide_by_heads(
     num_heads: int, head_dim: int, heads_of_ranks: Sequence[Sequence[int]]
 ) -> Division:
-    """The features of the given heads of every rank, of `head_dim` each."""
+    """Divide by heads of `head_dim` features; `heads_of_ranks` has the heads of every rank."""
     return Division(
         num_heads * head_dim,
         tuple(
@@ -69,7 +69,7 @@ def divide_by_heads(
 
 
 def fuse(*divisions: Division) -> Division:
-    """The division of a fused weight, each of whose parts has its own division."""
+    """Combine the divisions of the parts of a fused weight."""
     offset = 0
     parts: list[tuple[range, ...]] = [()] * len(divisions[0].parts)
     for division in divisions:
@@ -80,7 +80,7 @@ def fuse(*divisions: Division) -> Division:
 
 
 def _merged(ranges: Iterable[range]) -> tuple[range, ...]:
-    """The same features in the same order, in as few ranges as possible."""
+    """Merge adjacent ranges, in order."""
     merged: list[range] = []
     for following in ranges:
         if merged and merged[-1].stop == following.start:

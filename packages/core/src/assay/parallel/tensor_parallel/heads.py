@@ -1,4 +1,4 @@
-"""Which attention heads each tensor-parallel rank computes, and which key/value heads it needs."""
+"""The query heads that each tensor-parallel rank computes, and the key/value heads it needs."""
 
 import math
 from dataclasses import dataclass
@@ -11,12 +11,12 @@ class HeadsError(UsageError):
 
     @classmethod
     def not_positive(cls, name: str, value: int) -> "HeadsError":
-        """`name`: of a number that is below 1."""
+        """Make the error for a number called `name` below 1."""
         return cls(f"{name} is {value}; it must be at least 1")
 
     @classmethod
     def uneven_groups(cls, num_query_heads: int, num_kv_heads: int) -> "HeadsError":
-        """The number of query heads is no multiple of that of key/value heads."""
+        """Make the error for query heads that do not divide over key/value heads."""
         return cls(
             f"{num_query_heads} query heads cannot share {num_kv_heads} key/value heads evenly: "
             f"{num_query_heads} is no multiple of {num_kv_heads}"
@@ -24,7 +24,7 @@ class HeadsError(UsageError):
 
     @classmethod
     def uneven_ranks(cls, num_query_heads: int, num_ranks: int) -> "HeadsError":
-        """The number of query heads is no multiple of that of ranks."""
+        """Make the error for query heads that do not divide over ranks."""
         return cls(
             f"{num_query_heads} query heads cannot be distributed evenly over {num_ranks} "
             f"tensor-parallel ranks: {num_query_heads} is no multiple of {num_ranks}"
@@ -33,30 +33,25 @@ class HeadsError(UsageError):
 
 @dataclass(frozen=True, slots=True)
 class HeadShare:
-    """The heads of one rank.
-
-    query_heads: the query heads that it computes, in order.
-    kv_heads: the key/value head in each of its slots; slot i serves its query heads
-        i * group_size to (i + 1) * group_size. A head may be in slots of several ranks, and in
-        several slots of one.
-    """
+    """The heads of one rank."""
 
     query_heads: tuple[int, ...]
     kv_heads: tuple[int, ...]
+    """The key/value head in each slot; slot i serves the query heads i * group_size to
+    (i + 1) * group_size. A head may be in several slots, also of several ranks."""
 
     @property
     def group_size(self) -> int:
-        """Consecutive query heads that use one slot."""
+        """Return the number of consecutive query heads that use one slot."""
         return len(self.query_heads) // len(self.kv_heads)
 
 
 def share_heads(num_query_heads: int, num_kv_heads: int, num_ranks: int) -> tuple[HeadShare, ...]:
-    """The heads of every rank, equally many on each.
+    """Assign equally many query heads, in order, to every rank.
 
-    Query heads are dealt out in order. The number of query heads of a slot divides both the number
-    of a rank's heads and that of one key/value head, so that no slot needs two key/value heads.
-    Where num_ranks divides num_kv_heads, every key/value head is on one rank; where there are more
-    ranks than key/value heads, each is on several.
+    The query heads of a slot divide both those of a rank and those of a key/value head, so that no
+    slot needs two key/value heads. If num_ranks divides num_kv_heads, every key/value head is on one
+    rank; with more ranks than key/value heads, each is on several.
 
     Raises: HeadsError for numbers that do not divide.
     """

@@ -1,10 +1,9 @@
 """Modules that compute with this rank's part of their weights, with plain tensors at their boundaries.
 
-Each replaces the class of a module in place; its path and the names of its parameters stay.
-Divided parameters become DTensors that are sharded evenly and in the order of the whole weight, so
-that `full_tensor()` of a parameter or its gradient, checkpoints and FSDP2 work as for any DTensor.
-Where a rank computes other features than those of its shard (halves of fused weights, key/value
-heads that several ranks need), the weight is gathered in the forward pass and cut, and the
+Each replaces the class of a module in place; its path and parameter names stay. Sharded parameters
+become DTensors in the order of the whole weight, so that `full_tensor()`, checkpoints and FSDP2 work
+as for any DTensor. If a rank computes other features than its shard's (halves of fused weights,
+key/value heads that several ranks need), the weight is gathered and cut in the forward pass, and the
 gradients of all ranks are summed into the shards in the backward pass.
 
 Shapes: B batch, T tokens, H hidden features, V vocabulary.
@@ -39,7 +38,7 @@ class LayerError(UsageError):
 
     @classmethod
     def of_class(cls, path: str, module: nn.Module, expected: type[nn.Module]) -> "LayerError":
-        """`module` has another class than `expected`, and may compute something else."""
+        """Make the error for a class other than `expected`, which may compute something else."""
         return cls(
             f"{path} is a {type(module).__name__}; only a plain {expected.__name__} can be divided "
             "over tensor-parallel ranks"
@@ -47,17 +46,17 @@ class LayerError(UsageError):
 
     @classmethod
     def embedding_option(cls, path: str, option: str) -> "LayerError":
-        """`option`: one of nn.Embedding that reads all rows or makes sparse gradients."""
+        """Make the error for an option that reads all rows or makes sparse gradients."""
         return cls(f"{path}: an embedding with {option} cannot be divided by its vocabulary")
 
     @classmethod
     def twice(cls, module: nn.Module) -> "LayerError":
-        """`module` has been divided before."""
+        """Make the error for a module that is already divided."""
         return cls(f"a {type(module).__name__} is divided over ranks already")
 
 
 class ShardParameters:
-    """Turns parameters of one model into DTensors; parameters shared by two modules stay shared."""
+    """The sharded parameters of one model; parameters shared by two modules stay shared."""
 
     def __init__(self, mesh: DeviceMesh) -> None:
         self.mesh = mesh
@@ -68,14 +67,14 @@ class ShardParameters:
         whole = cast("nn.Parameter", getattr(module, name))
         if id(whole) not in self._made:
             sharded = nn.Parameter(shard_tensor(whole, self.mesh, dim), whole.requires_grad)
-            self._made[id(whole)] = (whole, sharded)  # kept: an id is reused after its object
+            self._made[id(whole)] = (whole, sharded)  # kept, as ids are reused
         setattr(module, name, self._made[id(whole)][1])
 
 
 def part_of(weight: Tensor, ranges: tuple[range, ...] | None, dim: int) -> Tensor:
-    """The part of `weight` that this rank computes with.
+    """Return the part of `weight` that this rank computes with.
 
-    ranges: None for its shard; otherwise these ranges along `dim` of the gathered weight.
+    ranges: along `dim` of the gathered weight; None for the shard.
     """
     sharded = cast("DTensor", weight)
     if ranges is None:
@@ -85,7 +84,7 @@ def part_of(weight: Tensor, ranges: tuple[range, ...] | None, dim: int) -> Tenso
 
 
 def concatenate(whole: Tensor, ranges: tuple[range, ...], dim: int) -> Tensor:
-    """The `ranges` of `whole` along `dim`, concatenated."""
+    """Concatenate the `ranges` of `whole` along `dim`."""
     return torch.cat([whole.narrow(dim, r.start, len(r)) for r in ranges], dim)
 
 
@@ -99,7 +98,7 @@ class ColumnParallelLinear(nn.Linear):
     ranges: tuple[range, ...] | None
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - the name in nn.Linear
-        """This rank's output features."""
+        """Compute this rank's output features."""
         weight = part_of(self.weight, self.ranges, 0)
         bias: Tensor | None = self.bias
         bias = None if bias is None else part_of(bias, self.ranges, 0)
@@ -110,8 +109,8 @@ class GatheredColumnParallelLinear(ColumnParallelLinear):
     """A linear with this rank's output features that gathers its output: whole input and output."""
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - the name in nn.Linear
-        """The output features of all ranks."""
-        # A copy: FSDP2 warns of modules that return views.
+        """Compute the output features of all ranks."""
+        # A copy, as FSDP2 warns of modules that return views.
         return gather(super().forward(input), self.mesh, -1, self.weight.shape[0]).clone()
 
 
@@ -121,7 +120,7 @@ class RowParallelLinear(nn.Linear):
     mesh: DeviceMesh
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - the name in nn.Linear
-        """The sum of all ranks' products, plus the bias."""
+        """Sum all ranks' products, and add the bias."""
         summand = functional.linear(input, part_of(self.weight, None, 1))
         bias: Tensor | None = self.bias
         output = sum_over_ranks(summand, self.mesh)
@@ -134,7 +133,7 @@ class VocabularyParallelEmbedding(nn.Embedding):
     mesh: DeviceMesh
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - the name in nn.Embedding
-        """The rows of all tokens; each rank adds zeros for tokens of other ranks."""
+        """Look up the rows of all tokens; a rank has zeros for tokens of other ranks."""
         rank = self.mesh.get_local_rank()
         (tokens,) = divide_evenly(self.weight.shape[0], self.mesh.size()).parts[rank]
         elsewhere_BT = (input < tokens.start) | (input >= tokens.stop)
@@ -145,7 +144,7 @@ class VocabularyParallelEmbedding(nn.Embedding):
             part_of(self.weight, None, 0),
             cast("int", self.padding_idx) - tokens.start if has_padding else None,
         ).masked_fill(elsewhere_BT[..., None], 0)
-        return sum_over_ranks(rows_BTH, self.mesh).clone()  # no view, as above
+        return sum_over_ranks(rows_BTH, self.mesh).clone()  # not a view, as above
 
 
 _Module = TypeVar("_Module", bound=nn.Module)
@@ -157,18 +156,10 @@ class _Forward(Protocol):
 
 
 class WithReplacedForward(nn.Module):
-    """Base of modules that run the forward of their original class, on other tensors if need be."""
+    """Base of modules that run the forward of their original class on other tensors."""
 
     mesh: DeviceMesh
     original: type[nn.Module]
-
-    def run_original(
-        self,
-        *args: Any,  # noqa: ANN401 - of any module
-        **kwargs: Any,  # noqa: ANN401 - of any module
-    ) -> Any:  # noqa: ANN401 - of any module
-        """Call the original class's forward on this module's parameters."""
-        return self.original.forward(self, *args, **kwargs)
 
     def forward_with(
         self,
@@ -176,8 +167,8 @@ class WithReplacedForward(nn.Module):
         *args: Any,  # noqa: ANN401 - of any module
         **kwargs: Any,  # noqa: ANN401 - of any module
     ) -> Any:  # noqa: ANN401 - of any module
-        """Call the original class's forward with `tensors` in the place of parameters."""
-        # On a shallow copy, so that hooks do not fire again; children are the same objects.
+        """Call the original class's forward with `tensors` in place of parameters."""
+        # On a shallow copy, so that hooks do not fire again.
         double = object.__new__(self.original)
         double.__dict__.update(self.__dict__)
         absent = {name: None for name, value in self._parameters.items() if value is None}
@@ -186,13 +177,10 @@ class WithReplacedForward(nn.Module):
 
 
 class WithSummedGradients(WithReplacedForward):
-    """A norm of single heads, with whole parameters, of which this rank computes only its heads.
-
-    The gradients of its parameters are summed over the ranks.
-    """
+    """A norm of single heads, with whole parameters whose gradients are summed over the ranks."""
 
     def forward(self, hidden_states: Tensor) -> Tensor:
-        """The original forward, on parameters whose gradients are summed."""
+        """Call the original forward on parameters whose gradients are summed."""
         entered = {
             name: sum_gradients(parameter, self.mesh)
             for name, parameter in self.named_parameters(recurse=False)
@@ -211,7 +199,7 @@ class ParallelExperts(WithReplacedForward):
     down_ranges: tuple[range, ...] | None
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
-        """The sum of all ranks' results."""
+        """Sum all ranks' results."""
         gate_up, down = cast("Tensor", self.gate_up_proj), cast("Tensor", self.down_proj)
         summand = self.forward_with(
             {
@@ -235,8 +223,8 @@ def divide_columns(
 ) -> ColumnParallelLinear:
     """Make `linear`, in place, compute only the output features of this rank.
 
-    division: the features of each rank. Returns: `linear`.
-    Raises: LayerError for another class; DivisionError where a rank would have no feature.
+    Returns: `linear`.
+    Raises: LayerError for another class; DivisionError for a rank without a feature.
     """
     plain = _plain(path, linear, nn.Linear)
     check_every_rank_has_some(path, division)
@@ -286,7 +274,7 @@ def divide_vocabulary(path: str, embedding: nn.Module, shards: ShardParameters) 
 def divide_experts(path: str, experts: nn.Module, half: Division, shards: ShardParameters) -> None:
     """Make `experts` compute with the intermediate features of this rank, which are `half`.
 
-    Raises: DivisionError where a rank would have no feature.
+    Raises: DivisionError for a rank without a feature.
     """
     check_every_rank_has_some(path, half)
     shards.shard(experts, "gate_up_proj", 1)
@@ -297,10 +285,7 @@ def divide_experts(path: str, experts: nn.Module, half: Division, shards: ShardP
 
 
 def divide_whole_experts(path: str, experts: nn.Module, half: Division, mesh: DeviceMesh) -> None:
-    """Divide `experts` that keep whole parameters, which are cut in each call.
-
-    LoRA adds whole matrices to them.
-    """
+    """Divide `experts` that keep whole parameters, as LoRA adds whole matrices in each call."""
     check_every_rank_has_some(path, half)
     replaced = replace_forward_of(experts, ParallelExperts, mesh)
     replaced.gate_up_ranges = fuse(half, half).parts[mesh.get_local_rank()]
@@ -313,7 +298,7 @@ _Replaced = TypeVar("_Replaced", bound=WithReplacedForward)
 def replace_forward_of(module: nn.Module, by: type[_Replaced], mesh: DeviceMesh) -> _Replaced:
     """Make `module` run the forward of `by`, which calls the original one.
 
-    Raises: LayerError if it does so already.
+    Raises: LayerError if its forward is already replaced.
     """
     original = type(module)
     if issubclass(original, WithReplacedForward):
@@ -323,7 +308,7 @@ def replace_forward_of(module: nn.Module, by: type[_Replaced], mesh: DeviceMesh)
 
 
 def _ranges_to_gather(division: Division, mesh: DeviceMesh) -> tuple[range, ...] | None:
-    # For all ranks or for none: gathering is a collective.
+    # The same on all ranks, as gathering is a collective.
     return None if division.is_even else division.parts[mesh.get_local_rank()]
 
 
@@ -334,7 +319,7 @@ def _become(layer: type[_Module], module: nn.Module, mesh: DeviceMesh) -> _Modul
 
 
 def _plain(path: str, module: nn.Module, expected: type[_Module]) -> _Module:
-    # Not isinstance: a subclass may compute something else, and divided modules are subclasses.
+    # A subclass may compute something else, and divided modules are subclasses.
     if type(module) is not expected:
         raise LayerError.of_class(path, module, expected)
     return module

@@ -1,4 +1,4 @@
-"""What a rank of a tensor-parallel model holds at module boundaries, and the whole of it."""
+"""Convert between a rank's tensors at module boundaries and whole tensors."""
 
 import torch
 import torch.distributed as dist
@@ -9,7 +9,7 @@ from assay.sites import unwrapped_path
 
 
 class RankBoundaries:
-    """Of what whole tensors the ranks of a tensor-parallel group hold parts: a RankLayout."""
+    """The RankLayout of a tensor-parallel group."""
 
     def __init__(self, layout: TensorLayout, group: dist.ProcessGroup) -> None:
         self._group = group
@@ -20,7 +20,7 @@ class RankBoundaries:
         self._outputs = {unwrapped_path(path): f for path, f in layout.output_features.items()}
 
     def holds_part(self, module: str, port: str, local: Tensor, shape: tuple[int, ...]) -> bool:
-        """Whether the features that the rank has there make up the difference in shape."""
+        """Return True if the rank's features explain the difference in shape."""
         features = self._features(module, port)
         if features is None or local.ndim != len(shape) or local.ndim < -features.dim:
             return False
@@ -29,7 +29,7 @@ class RankBoundaries:
         return list(local.shape) == expected
 
     def whole(self, module: str, port: str, local: Tensor, shape: tuple[int, ...]) -> Tensor:
-        """Every rank's features at their places; where several have one, their mean."""
+        """Gather all ranks' features; copies are averaged."""
         features = self._known(module, port)
         copies = features.copies.to(local.device)
         view = [1] * local.ndim
@@ -39,15 +39,15 @@ class RankBoundaries:
     def whole_gradient(
         self, module: str, port: str, local: Tensor, shape: tuple[int, ...]
     ) -> Tensor:
-        """Every rank's features at their places; where several have one, their sum."""
+        """Gather all ranks' features; copies are summed."""
         return self._add_up(self._known(module, port), local.double(), shape)
 
     def part(self, module: str, port: str, whole: Tensor) -> Tensor:
-        """This rank's features."""
+        """Return this rank's features."""
         return self._known(module, port).cut(whole)
 
     def part_of_gradient(self, module: str, port: str, whole: Tensor) -> Tensor:
-        """This rank's features, shared where several ranks have one."""
+        """Return this rank's features, divided by their copies."""
         return self._known(module, port).cut_gradient(whole)
 
     def _features(self, module: str, port: str) -> Features | None:
@@ -74,7 +74,7 @@ class RankBoundaries:
 
 
 def _cached_heads(layout: TensorLayout, group: dist.ProcessGroup) -> Features:
-    """Of keys and values in a cache, (B, heads, T, head_dim); several ranks may keep the same head."""
+    """Return the features of cached keys and values, (B, heads, T, head_dim)."""
     of_ranks: list[tuple[int, ...]] = [()] * dist.get_world_size(group)
     dist.all_gather_object(of_ranks, layout.heads.kv_heads, group)
     slots = [head for of_rank in of_ranks for head in of_rank]

@@ -61,7 +61,7 @@ class BarProgress(Progress):
             yield bar
         finally:
             self._bars.remove_task(bar.key)
-            if bar.is_told:
+            if bar.has_own_lines:
                 self.note(bar.describe_end())
 
     def note(self, text: str) -> None:

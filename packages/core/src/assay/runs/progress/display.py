@@ -37,7 +37,7 @@ class LineProgress(Progress):
         finally:
             with self._lock:
                 self._open.remove(task)
-                if task.is_told:
+                if task.has_own_lines:
                     self.note(task.describe_end())
 
     def note(self, text: str) -> None:
@@ -53,7 +53,7 @@ class LineProgress(Progress):
             outer = {id(one) for task in self._open for one in task.chain[:-1]}
             innermost = [task for task in self._open if id(task) not in outer]
             for task in innermost:
-                if task.is_told and not task.shown:
+                if task.has_own_lines and not task.shown:
                     self._show(task, f"{task} ...")
             # A new task waits, even if the last line is old.
             waiting = [task for task in innermost if task.chain[0].seconds >= _LINE_SECONDS]

@@ -43,8 +43,8 @@ class ShownTask:
         return max(0.0, of_a_part * self.total - self.seconds)
 
     @property
-    def is_told(self) -> bool:
-        """Return True if the task gets its own lines: it is long, and no enclosing task counts parts."""
+    def has_own_lines(self) -> bool:
+        """Return True for a long task, unless an enclosing task counts parts."""
         return self.seconds >= SHORT_SECONDS and all(one.total is None for one in self.chain[:-1])
 
     def __str__(self) -> str:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from assay.generate.judging.ranks import with_facts_of_all, worst_of_ranks
+from assay.generate.judging.ranks import merge_weight_facts, worst_of_ranks
 from assay.generate.judging.verdict import Judgement
 from assay.verdicts import Location, Measurement, Outcome, Verdict
 
@@ -56,7 +56,7 @@ def test_weights_that_differ_on_one_rank_explain_what_all_ranks_see() -> None:
         {"weights_different": ["a.weight"], "untied": [], "spread": 1.0},
     ]
 
-    united = with_facts_of_all(reports)
+    united = merge_weight_facts(reports)
 
     assert [report["weights_different"] for report in united] == [["a.weight"], ["a.weight"]]
     assert [report["spread"] for report in united] == [0.0, 1.0]
