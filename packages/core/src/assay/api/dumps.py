@@ -36,28 +36,28 @@ def compare(  # noqa: PLR0913 - one for each option
     expected, actual: folders or files that any supported tool wrote; see docs/foreign-formats.md.
     model: a trusted model (folder, hub name or micro:RECIPE) that replays the inputs of `actual`.
     noise: a third dump of the same model in the precision of `actual`, from a trusted machine.
-    level: compare no deeper than "logits", "layer" (repeated blocks), "module" or "op"; default: everything.
-    map: a TOML or JSON file of module names, expected to actual; `*` is the same text on both sides.
+    level: the deepest level to compare: "logits", "layer" (repeated blocks), "module" or "op"; default: all.
+    map: a TOML or JSON file of module names, expected to actual; `*` matches the same text on both sides.
     stats: compare the norms of tensors only; the dumps may hold statistics instead of values.
     allow_unmatched: globs of expected ports or modules that may lack a partner.
-    rank: compare this rank alone.
-    token_shift: number of an actual pass minus that of its expected one; default: found from shapes.
+    rank: the only rank to compare; default: all.
+    token_shift: number of an actual pass minus the number of its expected pass; default: found from shapes.
     format: format of both dumps; default: recognized.
-    limits: name or TOML file of the limits: noise ratios, or metrics such as those of "ascend".
-    metric: FILE.py:FUNC of functions `(golden, my) -> (value, message)`; they become columns.
-    compat: compute the metrics by the formulas as published, instead of the corrected ones.
-    output: the folder of the run; or a new .csv, .xlsx or .parquet file for a table of all tensors. With
+    limits: name or TOML file of the limits: noise ratios, or metrics such as "ascend".
+    metric: FILE.py:FUNC of functions `(golden, my) -> (value, message)`, which become columns.
+    compat: compute the metrics by the published formulas instead of the corrected ones.
+    output: the folder of the run, or a new .csv, .xlsx or .parquet file for a table of all tensors. With
         `metric` or `compat` and no such file, the table is tensors.csv in the folder.
 
-    Under torchrun every rank calls this: the ranks share the work, on one machine or several.
+    Under torchrun every rank calls this function, and the ranks share the work.
 
-    Returns: the verdict; `verdict.passed`, `str(verdict)`, `verdict.folder`.
+    Returns: the verdict, with `verdict.passed`, `str(verdict)` and `verdict.folder`.
     Raises: UsageError if a dump cannot be read; WorldError if another rank fails.
     """
     arguments = dict(locals())
     from assay.launch import is_first_rank, on_first_rank
     from assay.models.remote_code import remote_code_of
-    from assay.offline.check import Comparison
+    from assay.offline.check import CompareOptions
     from assay.offline.check import compare as run_comparison
     from assay.output.tables import is_table_file, prepare_table_file
     from assay.runs import RunFolder, SilentProgress, open_progress
@@ -68,7 +68,7 @@ def compare(  # noqa: PLR0913 - one for each option
     folder = on_first_rank(lambda: RunFolder.create("compare", None if table else output).path)
     if table is None and (metric or compat):
         table = folder / "tensors.csv"
-    comparison = Comparison(
+    comparison = CompareOptions(
         expected=str(expected),
         actual=str(actual),
         model=model,

@@ -1,6 +1,6 @@
 """The part of a DTensor that this rank holds, and how the parts make up the tensor.
 
-A layout is written as `assay.offline.layouts.declared` reads it: `d0[dp] d1[tp]` for a matrix whose
+A layout is written as `assay.offline.layouts.declared_layouts` reads it: `d0[dp] d1[tp]` for a matrix whose
 rows are divided over the mesh axis `dp`, and whose columns are divided over `tp`.
 """
 

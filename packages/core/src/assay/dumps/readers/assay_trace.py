@@ -52,7 +52,7 @@ class AssayReader:
         ranks = _find_ranks(path)
         dump = self._join(path, ranks) if ranks else self._open_one(path)
         if others := sorted(one.name for one in path.glob("process-*") if _is_trace(one)):
-            problem = f"{path}: compare {name_some(others)} on their own: other models or processes"
+            problem = f"{path}: compare {name_some(others)} separately: they are other models or processes"
             dump = replace(dump, problems=[*dump.problems, problem])
         return dump
 

@@ -1,6 +1,6 @@
-"""Locating the first wrong module from outputs and inputs alone.
+"""Judging of ports, and location of the first wrong module from its inputs and outputs.
 
-An error travels through all later modules. The module that makes it is the first whose inputs agree
+An error propagates through all later modules. The module that makes it is the first whose inputs agree
 within noise and whose output does not.
 """
 
@@ -19,59 +19,59 @@ from assay.comparing.wording import dumps as wording
 from assay.dtypes import FORMATS, float_format
 from assay.metrics import PairSums
 from assay.noise import TENSOR_FLOOR, Ratio, at_least, channel_ratio, error_ratios
-from assay.offline.measuring.measured import Measured
+from assay.offline.measuring.measured import MeasuredPorts
 from assay.offline.measuring.norm_sums import NormSums
 from assay.offline.measuring.routing import ScoreNoise
 from assay.offline.ports.lanes import Port
 from assay.stages import Statistic
 
-# By port and rank, the values of metrics.
+# Values of metrics by port and rank.
 MetricValues = Mapping[tuple[Port, int], Mapping[Statistic, float]]
 
-# Relative error of a healthy run without a noise run: this many unit roundoffs, times the root of the
-# number of blocks passed.
+# Without a noise run, the expected relative error is this many unit roundoffs, times the square root of
+# the number of blocks passed.
 ROUNDOFFS = 4.0
 
-# The same of gradients: sums over all tokens, whose terms cancel. A float32 step of a trained model of
-# 4 blocks is up to 48 unit roundoffs per root of a block away from float64, in its k_proj.
+# The same for gradients, which are sums over all tokens with terms that cancel. In a trained model of 4
+# blocks, a float32 step differs from float64 by up to 48 unit roundoffs per root of a block, in its k_proj.
 TRAINING_ROUNDOFFS = 64.0
 
-# Where weights differ by some relative error, activations and gradients differ by up to so many times as
-# much per root of a block: measured in 4 steps of AdamW on two ranks against one.
+# Activations and gradients differ by up to this many times the relative difference of the weights, per root
+# of a block: measured in 4 steps of AdamW on two ranks against one.
 ACTIVATION_DRIFT = 2.0
 GRADIENT_DRIFT = 4.0
 
-# The share of a weight's size by which a step of Adam changes it, where weights are not recorded: a
-# learning rate of 1e-3 and weights of 0.05.
+# The relative change of a weight in one step of Adam, assumed where weights are not recorded: a learning rate
+# of 1e-3 and weights of 0.05.
 UPDATE_SIZE = 0.02
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JudgedPort:
-    """One port with its ratios. worst: the one furthest over its limit; None for exact values."""
+    """One port with its judged ratios."""
 
     port: Port
     order: int
     result: PortResult
     ratios: tuple[JudgedRatio, ...]
     expected_noise: float = 0.0
-    """Relative error of a healthy run, where there is no noise run."""
+    """Expected relative error, used without a noise run."""
 
     @property
     def worst(self) -> JudgedRatio:
-        """Return the ratio that is furthest over its limit, or nearest to it."""
+        """Return the ratio furthest over its limit, or nearest to it."""
         return max(self.ratios, key=lambda item: item.severity)
 
     @property
     def call(self) -> tuple[str, str, int, int]:
-        """Return module, phase, rank and step, which the inputs and outputs of a module share."""
+        """Return what the inputs and outputs of a module share: module, phase, rank and step."""
         return self.port.module, self.port.phase, self.result.rank, self.result.step
 
     @property
     def is_blind(self) -> bool:
-        """Return True if noise is expected to be so large that a tensor of zeros would agree.
+        """Return True if the expected noise is so large that a tensor of zeros would agree.
 
-        Values that are equal need no noise to agree.
+        Equal values agree without noise.
         """
         if self.result.sums.num_elements and not self.result.sums.dd:
             return False
@@ -85,7 +85,7 @@ class JudgedPort:
 
 
 def level_of(port: Port) -> str:
-    """Return the level that a port belongs to."""
+    """Return the level of a port."""
     if port.phase != "forward":
         return LEVEL_OF_PHASE[port.phase]
     if port.direction == "parameter":
@@ -98,13 +98,11 @@ def level_of(port: Port) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The module where an error is made.
-
-    evidence: "inputs agree" if its own inputs were compared; "growth" if only earlier results were.
-    """
+    """The module that makes an error."""
 
     judged: JudgedPort
     evidence: str
+    """`inputs agree` if its inputs were compared, `growth` if only earlier results were, or `replayed`."""
 
 
 def judge_ports(
@@ -119,12 +117,12 @@ def judge_ports(
 ) -> list[JudgedPort]:
     """Judge every port, in the order of the expected dump.
 
-    norm_errors: by port, rank and step, of tensors that are compared by their norms.
-    noise: by port and step, results of the noise dump; None to expect the error of a healthy run of its depth.
-    unit_roundoff: of the coarser dtype of the two dumps.
-    metrics: are judged if the limits name them. Their ratio is to the limit.
-    num_blocks: of the network, which logits have passed even if no block is compared.
-    drift: by training step, the difference of all parameters at its start.
+    noise: results of the noise dump by port and step; None to derive the expected error from the depth.
+    unit_roundoff: the unit roundoff of the coarser dtype of the two dumps.
+    norm_errors: errors of tensors that are compared by norms, by port, rank and step.
+    metrics: judged if the limits name them. Their ratio is relative to the limit.
+    num_blocks: number of blocks in the network. Logits have passed all of them.
+    drift: difference of all parameters at the start of each training step.
     """
     judged = []
     results = list(results)
@@ -194,8 +192,8 @@ def _ratios(
 
 
 def _accumulated_ratios(actual: PairSums, noise: PairSums, unit_roundoff: float) -> Iterator[Ratio]:
-    """Yield the statistics of an error that was carried on: nothing was replaced on the way."""
-    if not noise.rows:  # recorded with EXPECTED, which holds norms only
+    """Yield the statistics of an accumulated error: no value was injected on the way."""
+    if not noise.rows:  # EXPECTED records the norms of its noise only
         known = at_least(TENSOR_FLOOR * unit_roundoff, noise.relative_error)
         yield Ratio("accumulated", actual.relative_error, known)
         return
@@ -203,11 +201,11 @@ def _accumulated_ratios(actual: PairSums, noise: PairSums, unit_roundoff: float)
         if ratio.statistic == "replay-tensor":
             yield replace(ratio, statistic="accumulated")
         elif ratio.statistic == "replay-channel":
-            # Where one token makes a channel, one noise dump may be exact by chance: a channel of a tensor
-            # with relative noise 2.7e-7 had 5e-8. So it has at least the noise of the whole tensor.
+            # A channel of one token may be exact by chance: in a tensor with relative noise 2.7e-7, one
+            # channel had 5e-8. So each channel has at least the noise of the whole tensor.
             unit = max(unit_roundoff, noise.relative_error / TENSOR_FLOOR)
             yield channel_ratio(actual, noise, unit) or ratio
-        # Where expected values are not finite, the rest of a row is no measure of it.
+        # Without finite expected values, the rest of a row does not measure its error.
         elif ratio.statistic != "replay-row" or not actual.lacks_expected:
             yield ratio
 
@@ -221,23 +219,21 @@ def _norm_ratio(error: float, noise: PortResult | None, expected: float) -> Rati
 
 @dataclass(frozen=True, slots=True)
 class NoiseLaw:
-    """The relative error of a healthy run where there is no noise run.
-
-    drift: by training step, the relative difference of all parameters at its start.
-    """
+    """The expected relative error without a noise run."""
 
     unit_roundoff: float
     num_blocks: int = 0
     drift: Mapping[int, float] = field(default_factory=dict)
+    """Relative difference of all parameters at the start of each training step."""
 
     def expected(self, port: Port, depth: int, step: int = 0) -> float:
-        """Return the error at a place. depth: number of blocks before it; step: of training."""
+        """Return the error of a port after `depth` blocks, in a training step."""
         drift = self._drift_at(step)
         if port.phase == "forward":
             return (ROUNDOFFS * self.unit_roundoff + ACTIVATION_DRIFT * drift) * math.sqrt(
                 1 + depth
             )
-        # The backward pass goes through all blocks again.
+        # The backward pass visits all blocks again.
         return self.gradient_roundoff + GRADIENT_DRIFT * drift * self._blocks
 
     @property
@@ -246,7 +242,7 @@ class NoiseLaw:
 
     @property
     def gradient_roundoff(self) -> float:
-        """Return the error of gradients from equal weights."""
+        """Return the error of gradients if the weights are equal."""
         return TRAINING_ROUNDOFFS * self.unit_roundoff * self._blocks
 
     def _drift_at(self, step: int) -> float:
@@ -256,10 +252,10 @@ class NoiseLaw:
 
 
 def adam_error(gradient_error: float) -> float:
-    """Return the relative error of an update of Adam, from that of its gradient.
+    """Return the relative error of an update of Adam from the relative error of its gradient.
 
-    Adam divides a gradient by its size. Where it is within its noise of zero, which a share of about that
-    noise of the elements is, the update has any sign.
+    Adam divides a gradient by its size. Where the gradient is below its noise, the update has a random sign.
+    The fraction of such elements is about the relative error.
     """
     return math.sqrt(gradient_error)
 
@@ -267,9 +263,9 @@ def adam_error(gradient_error: float) -> float:
 def find_wrong_replicas(
     replica_errors: Mapping[tuple[Port, int], float], limits: Limits, unit_roundoff: float
 ) -> list[str]:
-    """Return a sentence for each value of EXPECTED that its ranks must share, and do not.
+    """Return a sentence for each replica in EXPECTED that differs between ranks.
 
-    replica_errors: by port and rank, the relative difference from the first rank.
+    replica_errors: relative difference from the first rank, by port and rank.
     """
     deepest = max((count_blocks(port.module) for port, _ in replica_errors), default=0)
     law = NoiseLaw(unit_roundoff, deepest)
@@ -287,7 +283,7 @@ def find_wrong_replicas(
 
 
 def expected_score_noise(unit_roundoff: float) -> ScoreNoise:
-    """Return the noise of a router's scores that their dtype and depth let expect."""
+    """Return a function that derives the noise of router scores from dtype and depth."""
 
     def noise(port: Port, scores: Tensor) -> float:
         expected = NoiseLaw(unit_roundoff).expected(port, count_blocks(port.module))
@@ -296,8 +292,8 @@ def expected_score_noise(unit_roundoff: float) -> ScoreNoise:
     return noise
 
 
-def measured_score_noise(noise: Measured, otherwise: ScoreNoise) -> ScoreNoise:
-    """Return the noise of a router's scores in a noise dump; `otherwise` where it lacks them."""
+def measured_score_noise(noise: MeasuredPorts, otherwise: ScoreNoise) -> ScoreNoise:
+    """Return a function that reads the noise of router scores, and falls back to `otherwise`."""
 
     def measured(port: Port, scores: Tensor) -> float:
         found = noise.of(port)
@@ -309,16 +305,16 @@ def measured_score_noise(noise: Measured, otherwise: ScoreNoise) -> ScoreNoise:
 
 
 def count_blocks(module: str) -> int:
-    """Return the number of repeated blocks before a module, from the first number in its path."""
+    """Return the number of blocks up to a module, from the first number in its path."""
     number = re.search(r"\.(\d+)(?:\.|$)", module)
     return int(number[1]) + 1 if number else 0
 
 
 def find_origins(judged: Sequence[JudgedPort], absent_masks: Collection[Port]) -> list[Origin]:
-    """Return the modules that make an error, in order; the first one is the place to name.
+    """Return the modules that make an error, in order. The first one is the location.
 
-    A module around another one of them is left out: it differs because of its child. So is what
-    follows the first training step that differs.
+    The parent of another such module is left out: it differs because of its child. Training steps after
+    the first different one are left out too.
     """
     failed = [
         item
@@ -326,7 +322,7 @@ def find_origins(judged: Sequence[JudgedPort], absent_masks: Collection[Port]) -
         if not item.agrees and level_of(item.port) != "weights" and item.port not in absent_masks
     ]
     if failed and failed[0].worst.ratio.statistic == "non-finite":
-        # A NaN in padding is harmless where it is made, and spreads through attention.
+        # A NaN in padding is harmless at its origin, and spreads through attention.
         padding = [one for one in judged if one.result.num_nonfinite_padding]
         earlier = [one for one in padding if one.order < failed[0].order]
         if earlier:
@@ -341,7 +337,7 @@ def find_origins(judged: Sequence[JudgedPort], absent_masks: Collection[Port]) -
             found.append(Origin(item, "inputs agree"))
         elif not own and item is failed[0]:
             found.append(Origin(item, "growth"))
-    if not found:  # an operation whose error the results of its module do not show
+    if not found:  # the error of an operation may not show in the output of its module
         found = [Origin(item, "growth") for item in failed if item.port.direction == "op"][:1]
     places = [(one.judged.port.phase, one.judged.port.module) for one in found]
     found = [
@@ -356,12 +352,12 @@ def find_origins(judged: Sequence[JudgedPort], absent_masks: Collection[Port]) -
 
 
 def _is_given(port: Port) -> bool:
-    """Return True for what a module is given. Backward goes from outputs to inputs."""
+    """Return True for an input of the computation. In backward, that is the gradient of an output."""
     return port.direction == {"forward": "input", "backward": "output"}.get(port.phase)
 
 
 def _is_made(port: Port) -> bool:
-    """Return True for what a module or phase makes."""
+    """Return True for a result of a module or phase."""
     if port.is_of_parameter:
         return True
     made = {"forward": "output", "backward": "input"}.get(port.phase)
@@ -369,16 +365,16 @@ def _is_made(port: Port) -> bool:
 
 
 def _given_key(item: JudgedPort) -> tuple[object, ...]:
-    """Return what the result of a place shares with what it was computed from."""
+    """Return the key that a result shares with its inputs."""
     if item.port.is_of_parameter and item.port.phase != "backward":
         return (*item.call[:1], item.port.name.partition(".")[2], *item.call[1:])
     return item.call
 
 
 def _group_given(judged: Sequence[JudgedPort]) -> dict[tuple[object, ...], list[JudgedPort]]:
-    """Return by `_given_key` the places from which a result was computed.
+    """Return the inputs of every result, by `_given_key`.
 
-    A phase after backward is given the gradient of the last phase before it.
+    A phase after backward gets the gradient of the previous phase.
     """
     given: dict[tuple[object, ...], list[JudgedPort]] = {}
     gradients: dict[tuple[str, str, int, int], JudgedPort] = {}
@@ -402,6 +398,6 @@ def is_inside(module: str, outer: str) -> bool:
 
 
 def coarser_unit(dtypes: Iterable[str]) -> float:
-    """Return the largest unit roundoff of floating dtypes; that of float32 if there are none."""
+    """Return the largest unit roundoff of the floating dtypes, or of float32 without any."""
     units = [float_format(name).unit_roundoff for name in dtypes if name in FORMATS]
     return max(units, default=float_format("float32").unit_roundoff)
