@@ -12,7 +12,7 @@ from assay.files import write_whole
 from assay.launch import on_first_rank
 from assay.offline.completeness.reused_buffers import describe_reused
 from assay.offline.judging.causes import DumpEvidence
-from assay.offline.judging.locating import coarser_unit, count_blocks
+from assay.offline.judging.expected_noise import coarser_unit, count_blocks
 from assay.offline.judging.quantized_layers import find_quantized_layers
 from assay.offline.judging.token_rows import list_tokens
 from assay.offline.judging.verdict import judge_dumps, list_measurements

@@ -17,7 +17,7 @@ from assay.metrics import PairSums
 from assay.offline.completeness.cut_off_runs import find_cut_off
 from assay.offline.completeness.lost_ranks import find_lost_ranks
 from assay.offline.completeness.reused_buffers import describe_reused, find_reused_buffers
-from assay.offline.judging.locating import (
+from assay.offline.judging.expected_noise import (
     coarser_unit,
     expected_score_noise,
     measured_score_noise,

@@ -16,10 +16,9 @@ from torch import Tensor
 
 from assay.dtypes import FORMATS
 from assay.dumps.assembling import DamagedFiles, FoundTensor, assemble_dump
-from assay.dumps.protocol import Dump, DumpedTensor, DumpError
+from assay.dumps.protocol import Dump, DumpedTensor, DumpError, Statistic
 from assay.errors import name_some
 from assay.files import UnreadableFileError, open_file, read_json_object
-from assay.recording.statistics import NAMES
 from assay.sites import Call, CallSite, Phase, Site
 from assay.trace import Trace, TraceError, is_intact
 
@@ -31,6 +30,10 @@ _STEP_TABLE = re.compile(r"(step-(\d+))-table")
 _RANK = re.compile(r"rank-(\d{1,6})")
 # The manifest key for a sentence on calls that were not recorded.
 _LEFT_OUT = "left_out"
+# The elements of a tensor of statistics, in the order of `assay.recording.statistics.NAMES`.
+_STATISTICS: tuple[Statistic, ...] = (
+    "min", "max", "mean", "norm", "nan", "inf", "projection", "channels",
+)  # fmt: skip
 # Prefix of optimizer counters. Optimizers count different things.
 _COUNT = "count-"
 _MEASURED = ".statistics"
@@ -153,13 +156,13 @@ def _recorded(trace: Trace) -> Iterator[FoundTensor]:
                 axes=axes,
                 noise=noise.get(port, {}),
             )
-            if port.endswith(_MEASURED) and stored.shape == (len(NAMES),):
+            if port.endswith(_MEASURED) and stored.shape == (len(_STATISTICS),):
                 tensor = replace(
                     tensor,
                     site=Site(call.site, port.removesuffix(_MEASURED)),
                     dtype="",
                     shape=None,
-                    statistics=dict(zip(NAMES, load().tolist(), strict=True)),
+                    statistics=dict(zip(_STATISTICS, load().tolist(), strict=True)),
                     has_values=False,
                 )
             yield tensor, load

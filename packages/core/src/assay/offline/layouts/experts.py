@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from assay.dumps.protocol import Dump, DumpedTensor
-from assay.offline.layouts.moving import move_all, move_tensor
+from assay.offline.moving import move_all, move_tensor
 from assay.offline.ports.lanes import ROUTERS
 
 _EXPERT = re.compile(r"(.*\bexperts\.)([0-9]+)(\..*|)")

@@ -14,7 +14,7 @@ from assay.dumps.protocol import Dump, DumpedTensor
 from assay.offline.layouts.context_parallel import PartsOfPasses, find_parts
 from assay.offline.layouts.declared_layouts import parse_layout
 from assay.offline.layouts.experts import number_experts
-from assay.offline.layouts.moving import move_all, move_tensor
+from assay.offline.moving import move_all, move_tensor
 from assay.offline.tokens.alignment import read_ids
 
 _LAYER = re.compile(r"(.*?\.|)([0-9]+)(\..*|)")

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from assay.dumps.protocol import Dump, DumpedTensor
-from assay.offline.layouts.moving import move_tensor
+from assay.offline.moving import move_tensor
 
 _NUMBERED = re.compile(r"([0-9]+)_(\w+)")
 
