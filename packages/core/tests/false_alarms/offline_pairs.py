@@ -9,7 +9,7 @@ from pathlib import Path
 from assay.dumps.protocol import Dump
 from assay.dumps.recognizing import open_dump
 from assay.inputs import BatchOptions
-from assay.offline.check import Comparison, compare_dumps
+from assay.offline.check import CompareOptions, compare_dumps
 from assay.runs import SilentProgress
 from assay.verdicts import Outcome, Verdict
 from packages.core.tests.false_alarms.parts import Part
@@ -157,7 +157,7 @@ def _compare(pair: Pair, folder: Path) -> Verdict:
     assert actual is not None
     if pair.num_ranks > 1:
         actual = on_ranks(actual, tensor_parallel(pair.num_ranks))
-    comparison = Comparison(
+    comparison = CompareOptions(
         str(expected.path),
         str(actual.path),
         model=f"micro:{pair.recipe}" if pair.trusted else None,

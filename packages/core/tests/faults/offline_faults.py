@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 from assay.dumps.recognizing import open_dump
 from assay.inputs import BatchOptions
-from assay.offline.check import Comparison, compare_dumps
+from assay.offline.check import CompareOptions, compare_dumps
 from assay.offline.judging.verdict import judge_dumps
 from assay.runs import SilentProgress
 from assay.verdicts import Verdict
@@ -79,7 +79,7 @@ def judge(work: Work) -> list[OfflineFinding]:
     found = []
     expected, noise = (str(work.clean / name / "assay") for name in ("yardstick", "noise"))
     for form in get_args(Format):
-        comparison = Comparison(
+        comparison = CompareOptions(
             expected,
             str(folder / form),
             model=f"micro:{fault.recipe}",

@@ -83,11 +83,11 @@ def compare_with_msprobe(expected: Path, actual: Path, output: Path) -> dict[str
 
 def compare_with_assay(expected: Path, actual: Path, output: Path) -> dict[str, float]:
     """Measure assay's comparison without its imports."""
-    from assay.offline.check import Comparison, compare
+    from assay.offline.check import CompareOptions, compare
     from assay.runs import SilentProgress
 
     output.mkdir()
-    comparison = Comparison(str(expected), str(actual))
+    comparison = CompareOptions(str(expected), str(actual))
     return _measure(lambda: compare(comparison, output, SilentProgress()))
 
 

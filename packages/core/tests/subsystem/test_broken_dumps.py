@@ -117,7 +117,7 @@ def _write_rank(folder: Path, rank: int, part: torch.Tensor) -> None:
         (lose_step, "tokens of step 2 (1 tokens of 1 rows)"),
         (cut_off, "the run was cut off in step 2: its last results are those of layers.1"),
         (double_call, "ACTUAL holds the same values twice in a pass: lm_head:output"),
-        (warm_up, "ACTUAL holds nothing but a warm-up: all of its tokens are the same"),
+        (warm_up, "ACTUAL holds only a warm-up: all of its tokens are equal"),
     ],
 )
 def test_broken_dump_is_not_compared(

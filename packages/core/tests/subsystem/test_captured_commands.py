@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from assay.dumps.recognizing import open_dump
-from assay.offline.check import Comparison, compare_dumps
+from assay.offline.check import CompareOptions, compare_dumps
 from assay.runs import SilentProgress
 from assay.verdicts import Outcome, Verdict
 
@@ -60,7 +60,7 @@ def capture(
 
 def judged(expected: Path, actual: Path) -> Verdict:
     sides = open_dump(str(expected)), open_dump(str(actual))
-    return compare_dumps(Comparison("a", "b"), *sides, SilentProgress()).verdict
+    return compare_dumps(CompareOptions("a", "b"), *sides, SilentProgress()).verdict
 
 
 def test_a_script_runs_as_always_and_leaves_a_trace(script: Path, tmp_path: Path) -> None:

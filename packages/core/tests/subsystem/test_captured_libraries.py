@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from assay.dumps.recognizing import open_dump
-from assay.offline.check import Comparison, compare_dumps
+from assay.offline.check import CompareOptions, compare_dumps
 from assay.runs import SilentProgress
 from assay.verdicts import Outcome, Verdict
 
@@ -49,7 +49,7 @@ def assert_bitwise_equal(expected: Path, actual: Path) -> None:
 
 def judged(expected: Path, actual: Path) -> Verdict:
     sides = open_dump(str(expected)), open_dump(str(actual))
-    return compare_dumps(Comparison("a", "b"), *sides, SilentProgress()).verdict
+    return compare_dumps(CompareOptions("a", "b"), *sides, SilentProgress()).verdict
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from assay.dumps.recognizing import open_dump
-from assay.offline.check import Comparison, compare_dumps
+from assay.offline.check import CompareOptions, compare_dumps
 from assay.runs import SilentProgress
 from assay.verdicts import Outcome, Verdict
 
@@ -34,7 +34,7 @@ def captures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def judged(expected: Path, actual: Path) -> Verdict:
     sides = open_dump(str(expected)), open_dump(str(actual))
-    return compare_dumps(Comparison("a", "b"), *sides, SilentProgress()).verdict
+    return compare_dumps(CompareOptions("a", "b"), *sides, SilentProgress()).verdict
 
 
 @pytest.mark.parametrize(

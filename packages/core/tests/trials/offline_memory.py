@@ -17,10 +17,10 @@ from assay.comparing.limits import Limits
 from assay.dumps.protocol import Dump, DumpedTensor
 from assay.dumps.recognizing import open_dump
 from assay.offline import check, measured_dumps, replaying
-from assay.offline.check import Comparison
-from assay.offline.judging.causes import Evidence
+from assay.offline.check import CompareOptions
+from assay.offline.judging.causes import DumpEvidence
 from assay.offline.judging.verdict import judge_dumps as judge
-from assay.offline.measuring.measured import Measured
+from assay.offline.measuring.measured import MeasuredPorts
 from assay.offline.replaying import Reference, TrustedModel
 from assay.offline.tokens.passes import Pass
 
@@ -34,8 +34,8 @@ class Memory:
     evidence: of the last comparison, with its limits.
     """
 
-    evidence: tuple[Evidence, Limits] | None = None
-    _noise: dict[Hashable, Measured] = field(default_factory=dict)
+    evidence: tuple[DumpEvidence, Limits] | None = None
+    _noise: dict[Hashable, MeasuredPorts] = field(default_factory=dict)
     _references: OrderedDict[Hashable, tuple[Reference, Path]] = field(default_factory=OrderedDict)
 
     @contextmanager
@@ -44,11 +44,11 @@ class Memory:
         measure = measured_dumps.measure_noise
         record = replaying.record_reference
 
-        def judge_dumps(evidence: Evidence, limits: Limits) -> Any:
+        def judge_dumps(evidence: DumpEvidence, limits: Limits) -> Any:
             self.evidence = evidence, limits
             return judge(evidence, limits)
 
-        def measure_noise(comparison: Comparison, *rest: Any) -> Measured:
+        def measure_noise(comparison: CompareOptions, *rest: Any) -> MeasuredPorts:
             key = comparison.expected, comparison.noise
             if key not in self._noise:
                 self._noise = {key: measure(comparison, *rest)}

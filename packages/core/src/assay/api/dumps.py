@@ -75,15 +75,15 @@ def compare(  # noqa: PLR0913 - one for each option
     limits: noise ratios, or metrics such as those of "ascend".
     output: with `metric` or `compat` and a folder, the table is tensors.csv in the folder.
 
-    Under torchrun every rank calls this: the ranks share the work, on one machine or several.
+    Under torchrun every rank calls this function, and the ranks share the work.
 
-    Returns: the verdict; `verdict.passed`, `str(verdict)`, `verdict.folder`.
+    Returns: the verdict, with `verdict.passed`, `str(verdict)` and `verdict.folder`.
     Raises: UsageError if a dump cannot be read; WorldError if another rank fails.
     """
     arguments = dict(locals())
     from assay.launch import is_first_rank, on_first_rank
     from assay.models.remote_code import remote_code_of
-    from assay.offline.check import Comparison
+    from assay.offline.check import CompareOptions
     from assay.offline.check import compare as run_comparison
     from assay.output.tables import is_table_file, prepare_table_file
     from assay.runs import RunFolder, SilentProgress, open_progress
@@ -94,7 +94,7 @@ def compare(  # noqa: PLR0913 - one for each option
     folder = on_first_rank(lambda: RunFolder.create("compare", None if table else output).path)
     if table is None and (metric or compat):
         table = folder / "tensors.csv"
-    comparison = Comparison(
+    comparison = CompareOptions(
         expected=str(expected),
         actual=str(actual),
         model=model,

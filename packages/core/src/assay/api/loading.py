@@ -1,6 +1,5 @@
 """`assay.check_load`."""
 
-from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 from assay.api import options

@@ -1,4 +1,4 @@
-"""From the tensors that a reader finds to an opened dump."""
+"""Assembly of an opened dump from the tensors that a reader finds."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -10,12 +10,12 @@ from torch import Tensor
 from assay.dumps.protocol import Dump, DumpedTensor
 from assay.files import UnreadableFileError
 
-# A tensor, and what reads its values: None if the dump holds only its statistics.
+# A tensor and its loader. The loader is None if the dump holds only statistics.
 FoundTensor = tuple[DumpedTensor, Callable[[], Tensor] | None]
 
 
 class DamagedFiles:
-    """The files of a dump that are missing or unreadable. It is read without them, and cannot pass."""
+    """Missing and unreadable files of a dump. The rest is read, but the dump cannot pass."""
 
     def __init__(self) -> None:
         self.problems: list[str] = []
@@ -23,7 +23,7 @@ class DamagedFiles:
 
     @contextmanager
     def skipped(self) -> Iterator[None]:
-        """Leave the context at the first unreadable file, and keep its error."""
+        """Record an unreadable file and leave the context."""
         try:
             yield
         except UnreadableFileError as error:
@@ -38,9 +38,9 @@ def assemble_dump(
     damaged: DamagedFiles | None = None,
     provenance: Mapping[str, str] | None = None,
 ) -> Dump:
-    """Return the dump of `found`, the tensors in the order in which their calls finished.
+    """Build a dump from `found`, in the order in which the calls finished.
 
-    Raises: the first UnreadableFileError, if no tensor can be read.
+    Raises: UnreadableFileError if no tensor can be read.
     """
     damaged = damaged or DamagedFiles()
     loaders, tensors = {}, []

@@ -1,14 +1,16 @@
 """The interface of a dump reader.
 
-A reader turns the files of one tool into `DumpedTensor` addresses, and reads single tensors on demand.
-Everything after it (matching, judging, reports) sees addresses only, never file names.
+A reader lists the tensors in the files of one tool as `DumpedTensor`, and reads their values on demand.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from math import prod
 from pathlib import Path
 from typing import Literal, Protocol, Self
 
+import torch
 from torch import Tensor
 
 from assay.errors import UsageError
@@ -17,13 +19,13 @@ from assay.sites import CallSite, RowMap, Site
 
 Statistic = Literal["max", "min", "mean", "norm", "std", "nan", "inf", "projection", "channels"]
 
-# Of a tensor whose address a reader has yet to work out.
+# The placeholder for an address that a reader has yet to determine.
 UNKNOWN_SITE = Site(CallSite(0, ""), "")
 
 
 @dataclass(frozen=True, slots=True)
 class DumpedTensor:
-    """One tensor of a dump. Only its address and its key are required."""
+    """One tensor of a dump. Only address and key are required."""
 
     site: Site
     """Address. Readers use these conventions:
@@ -37,7 +39,7 @@ class DumpedTensor:
       gradient that is passed on, `parameter.weight` the gradient of a parameter.
     """
     key: str
-    """Name of the tensor in the dump. Only the reader interprets it; messages show it."""
+    """Name of the tensor in the dump, for the reader and for messages."""
     order: int = 0
     """Position in the order in which the calls finished."""
     class_name: str = ""
@@ -47,18 +49,17 @@ class DumpedTensor:
     shape: tuple[int, ...] | None = None
     """Shape; None if it is known only after reading."""
     statistics: Mapping[Statistic, float] = field(default_factory=dict)
-    """Statistics that the dump records; `norm` is the Euclidean norm; those of assay are
-    described in `assay.recording.statistics`."""
+    """Recorded statistics. `norm` is Euclidean; `assay.recording.statistics` describes the others."""
     noise: Mapping[str, tuple[float, float, int]] = field(default_factory=dict)
-    """By dtype, what a run in it had: norm of its error, norm of this tensor, number of elements."""
+    """By dtype, the error of a run in that dtype: norm of the error, norm of this tensor, elements."""
     has_values: bool = True
     """False if the dump holds only the statistics."""
     layout: str = ""
     """Placement over ranks, one word per dim, such as `b s[cp:zigzag] h[tp]`; "" if unknown."""
     axes: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    """By mesh axis, such as `tp`, the place of the rank on it and the size of the axis."""
+    """By mesh axis, such as `tp`, the rank's index along the axis and the size of the axis."""
     world_rank: int | None = None
-    """Rank that wrote it, where `site` numbers the ranks of a group; None if both are the same."""
+    """Global rank of the writer, where `site` numbers ranks within a group; None if they agree."""
 
     @classmethod
     def of_values(cls, site: Site, key: str, values: Tensor) -> Self:
@@ -68,8 +69,14 @@ class DumpedTensor:
 
     @property
     def writer(self) -> int:
-        """Return the rank that wrote it."""
+        """Return the global rank of the writer."""
         return self.site.at.rank if self.world_rank is None else self.world_rank
+
+    @property
+    def size_bytes(self) -> int:
+        """Return the size of the values; 0 if dtype or shape is unknown."""
+        dtype = getattr(torch, self.dtype, None) if self.dtype else None
+        return prod(self.shape or (0,)) * dtype.itemsize if isinstance(dtype, torch.dtype) else 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,9 +84,8 @@ class Dump:
     """An opened dump."""
 
     format: str
-    """Name of its reader."""
+    """Name of the reader."""
     path: Path
-    """Folder or file that was opened."""
     tensors: Sequence[DumpedTensor]
     """Every tensor, in the order in which the calls finished."""
     read: Callable[[DumpedTensor], Tensor]
@@ -88,25 +94,35 @@ class Dump:
     Raises: UnreadableFileError, naming the file.
     """
     rows: Mapping[CallSite, RowMap] = field(default_factory=dict)
-    """Prompt and position of the rows of a call, where the dump records them."""
+    """Prompt and position of each row of a call, where the dump records them."""
     rounded_to: str = ""
-    """Dtype to which the inputs of every module were rounded before it computed; "" for none."""
+    """Dtype to which the inputs of every module were rounded; "" for none."""
     provenance: Mapping[str, str] = field(default_factory=dict)
-    """Facts on its origin, such as the version of the tool, for people."""
+    """Facts on the origin, such as the version of the tool, for people."""
     url: str = ""
     """URL from which `path` was fetched; "" for a local dump."""
     problems: Sequence[str] = ()
-    """Defects, such as missing files. A dump with defects can fail a comparison but never pass one."""
+    """Defects, such as missing files. A dump with defects can fail but never pass."""
     is_finished: bool = False
-    """True if the dump itself records that its run came to an end."""
+    """True if the dump records that the run ended."""
 
     @property
     def name(self) -> str:
-        """Name the dump as the user did."""
+        """Return the URL or path that the user gave."""
         return self.url or str(self.path)
 
+    @cached_property
+    def ranks(self) -> list[int]:
+        """Return the ranks that hold tensors, in ascending order."""
+        return sorted({tensor.site.at.rank for tensor in self.tensors})
+
+    @cached_property
+    def is_training(self) -> bool:
+        """Return True if the dump holds a backward pass."""
+        return any(tensor.site.at.phase == "backward" for tensor in self.tensors)
+
     def read_intact(self, tensor: DumpedTensor) -> Tensor | None:
-        """Read values that pair or align; None if the file is damaged. Their comparison names it."""
+        """Read the values; None if the file is damaged. The comparison of the tensor reports it."""
         try:
             return self.read(tensor)
         except UnreadableFileError:
@@ -118,10 +134,10 @@ class Reader(Protocol):
 
     @property
     def name(self) -> str:
-        """Name of the format, for `--format` and messages."""
+        """Return the name of the format, for `--format` and messages."""
 
     def recognize(self, path: Path) -> bool:
-        """Return True if `path`, a file or a folder, is a dump of this format. Must be cheap."""
+        """Return True if `path`, a file or a folder, is a dump of this format. Keep it cheap."""
 
     def open(self, path: Path) -> Dump:
         """Read the index of a recognized dump.
@@ -135,5 +151,5 @@ class DumpError(UsageError):
 
     @classmethod
     def of_several(cls, path: Path, what: str, names: Iterable[str]) -> Self:
-        """Make the error for a path that holds several of `what`, only one of which can be opened."""
+        """Make the error for a path that holds several of `what`."""
         return cls(f"{path} holds several {what}; name one of them: {', '.join(names)}")

@@ -1,4 +1,4 @@
-"""Reading the files of a dump. It comes from another machine: no path may leave its folder."""
+"""Safe reading of the files of a dump. Dumps are untrusted: no path may leave their folder."""
 
 from functools import lru_cache
 from pathlib import Path
@@ -10,14 +10,14 @@ from torch import Tensor
 from assay.files import UnreadableFileError, open_file
 from assay.models.weight_files.pickled import load_objects, require_stored
 
-# An attention mask of 8 x 32 x 2,048 x 2,048 one-byte values, expanded over the heads, still fits.
+# An attention mask of 8 x 32 x 2,048 x 2,048 one-byte values, expanded over the heads, fits.
 _MAX_EXPANDED_BYTES = 1 << 30
 
 
 def path_inside(root: Path, name: str) -> Path:
-    """Return the path of the file `name` of the dump in the folder `root`.
+    """Return the path of the file `name` in the dump folder `root`.
 
-    Raises: UnreadableFileError if it lies outside of the dump, through a link or its name.
+    Raises: UnreadableFileError if a link or the name leads out of the dump.
     """
     path = root / name
     try:
@@ -36,14 +36,13 @@ def path_inside(root: Path, name: str) -> Path:
 
 @lru_cache(maxsize=1024)
 def _resolve(folder: Path) -> Path:
-    """Resolve the links of a folder, which holds many files."""
     return folder.resolve()
 
 
 def require_inside(root: Path, folder: Path) -> None:
-    """Raise UnreadableFileError if `folder`, found below `root` or around it, lies elsewhere.
+    """Raise UnreadableFileError if a link leads from `root` to a `folder` elsewhere.
 
-    root: the path that the user gave. It may be a link.
+    root: the user's path, which may be a link itself.
     """
     root = root.resolve()
     if folder.is_relative_to(root):
@@ -51,13 +50,13 @@ def require_inside(root: Path, folder: Path) -> None:
 
 
 def map_array(file: Path) -> Tensor:
-    """Map a .npy file into memory. Changes to the tensor are not written to the file.
+    """Map a .npy file into memory. The file does not change with the tensor.
 
-    Raises: UnreadableFileError, naming the file, for any other content, and for arrays of objects.
+    Raises: UnreadableFileError for other content and for object arrays.
     """
     try:
         with open_file(file):  # refuses a FIFO, on which numpy would block
-            # Copy on write: torch warns about arrays that cannot be written to.
+            # Copy on write: torch warns about read-only arrays.
             array = np.load(file, mmap_mode="c", allow_pickle=False)
         return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=False))
     except UnreadableFileError:
@@ -67,17 +66,17 @@ def map_array(file: Path) -> Tensor:
 
 
 def load_tensor(file: Path, name: str) -> Tensor:
-    """Read the only content of `file`, which errors call `name`.
+    """Read the tensor that `file` consists of. Errors call it `name`.
 
-    Raises: UnreadableFileError as `require_values` does.
+    Raises: UnreadableFileError, see `require_values`.
     """
     return require_values(file, name, load_objects(file))
 
 
 def require_dense(file: Path, name: str, value: object) -> Tensor:
-    """Return `value`, the entry `name` of `file`, as a tensor without gradient history.
+    """Return `value`, the entry `name` of `file`, as a detached tensor.
 
-    Raises: UnreadableFileError unless it is a dense tensor on the CPU.
+    Raises: UnreadableFileError unless `value` is a dense tensor on the CPU.
     """
     if not isinstance(value, Tensor):
         raise UnreadableFileError.of(file, f"{name} is a {type(value).__name__}, not a tensor")
@@ -88,11 +87,11 @@ def require_dense(file: Path, name: str, value: object) -> Tensor:
 
 
 def require_values(file: Path, name: str, value: object) -> Tensor:
-    """Return `value`, the entry `name` of `file`, as a tensor whose values can be read.
+    """Return `value`, the entry `name` of `file`, as a readable tensor.
 
-    Tools save expanded tensors (stride 0) as they are: a file then holds fewer values than the
-    tensor. Such a tensor is copied if it is small.
-    Raises: UnreadableFileError unless it is a dense tensor, and if it claims far more values than are stored.
+    Tools save expanded tensors (stride 0) without copying, so the file holds fewer values than the tensor
+    has. A small one is copied.
+    Raises: UnreadableFileError unless it is dense, and if it claims far more values than are stored.
     """
     tensor = require_dense(file, name, value)
     size_bytes = tensor.numel() * tensor.element_size()  # Tensor.nbytes is modulo 2**64

@@ -1,4 +1,4 @@
-"""Recognizing the format of a dump."""
+"""Recognition of dump formats."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -23,12 +23,12 @@ from assay.errors import raised_in_words
 from assay.files import UnreadableFileError, Url, parse_location
 from assay.trace import RemoteCopy
 
-# The group of entry points by which other packages add readers.
+# Entry points of this group add readers.
 GROUP = "assay.readers"
 
 _UNSUPPORTED = UnsupportedReader()
 
-# The readers that ship, in the order in which they are asked: the most general one last.
+# Readers are asked in this order: the most general one is last.
 _SHIPPED: tuple[Reader, ...] = (
     AssayReader(),
     MsprobeReader(),
@@ -44,9 +44,9 @@ _SHIPPED: tuple[Reader, ...] = (
 
 @cache
 def readers() -> tuple[Reader, ...]:
-    """Return all readers; those of other packages are asked first.
+    """Return all readers. Those of other packages come first.
 
-    Raises: DumpError, naming the entry point, if one of those cannot be loaded.
+    Raises: DumpError if one of those cannot be loaded.
     """
     added = sorted(entry_points(group=GROUP), key=lambda entry: entry.name)
     return (*map(_load, added), *_SHIPPED)
@@ -66,8 +66,8 @@ def _load(entry: EntryPoint) -> Reader:
 def open_dump(path: str | Path, format_name: str | None = None) -> Dump:
     """Open a dump of any known format.
 
-    path: a folder, a file or a URL, which is fetched first.
-    format_name: the format, or None to recognize it.
+    path: a folder, a file or a URL.
+    format_name: None to recognize the format.
     Raises: DumpError if no reader recognizes `path`, UnreadableFileError if the dump is damaged.
     """
     location = parse_location(path)
@@ -78,7 +78,7 @@ def open_dump(path: str | Path, format_name: str | None = None) -> Dump:
     if format_name is not None and format_name not in names:
         raise DumpError(f"unknown format {format_name!r}; {known}")
     path = location
-    with suppress(RuntimeError):  # no such user: ~NAME is then a name like any other
+    with suppress(RuntimeError):  # ~NAME of an unknown user is an ordinary name
         path = path.expanduser()
     try:
         if not path.exists():

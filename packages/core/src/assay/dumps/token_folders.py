@@ -10,16 +10,16 @@ from assay.dumps.reading import require_inside
 _TOKEN = re.compile(r"[0-9]{1,9}")
 
 Processes = list[tuple[Path, list[Path]]]
-"""The folder of each process, and the folders of its tokens."""
+"""Each process folder with its token folders."""
 
 
 def find_processes(
     path: Path, patterns: Iterable[str], is_call: Callable[[Path], bool]
 ) -> Processes:
-    """Return `path` and the folders in it that match `patterns`, each with its tokens, in order.
+    """Return `path` and its subfolders that match `patterns`, each with its token folders, in order.
 
-    path: a folder around processes, the folder of one, or that of a token.
-    is_call: recognizes the folder of a call by its name.
+    path: a folder around processes, a process folder, or a token folder.
+    is_call: recognizes a call folder by its name.
     """
 
     def is_token(folder: Path) -> bool:
@@ -38,9 +38,9 @@ def find_processes(
 
 
 def find_root(path: Path, processes: Processes) -> Path:
-    """Return the folder around all processes.
+    """Return the parent folder of all processes.
 
-    Raises: DumpError if there are several, UnreadableFileError if a process lies outside of `path`.
+    Raises: DumpError if they have several, UnreadableFileError if a process lies outside of `path`.
     """
     roots = sorted({process.parent for process, _ in processes})
     if len(roots) > 1:

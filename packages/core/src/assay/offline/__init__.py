@@ -1,1 +1,1 @@
-"""Comparing two dumps on disk. No model runs, unless one is given to replay the dumps' inputs."""
+"""Comparison of two dumps on disk, without running a model, except to replay their inputs."""

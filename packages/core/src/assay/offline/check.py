@@ -1,8 +1,7 @@
-"""`assay compare`: reads two dumps, compares them, and writes the verdict."""
+"""The comparison of two dumps, from their files to the verdict."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -11,20 +10,18 @@ from assay.dumps.protocol import Dump
 from assay.dumps.recognizing import open_dump
 from assay.files import write_whole
 from assay.launch import on_first_rank
-from assay.models.quantization.stored import WeightStore
-from assay.offline.comparison import Comparison, refuse_dump_as_model, refuse_options_of_tensors
 from assay.offline.completeness.reused_buffers import describe_reused
-from assay.offline.judging.causes import Evidence
-from assay.offline.judging.locating import coarser_unit, count_blocks
+from assay.offline.judging.causes import DumpEvidence
+from assay.offline.judging.expected_noise import coarser_unit, count_blocks
 from assay.offline.judging.quantized_layers import find_quantized_layers
 from assay.offline.judging.token_rows import list_tokens
 from assay.offline.judging.verdict import judge_dumps, list_measurements
 from assay.offline.judging.weights import compare_quantized, open_quantized
 from assay.offline.measured_dumps import MeasuredDumps, activation_dtype, measure_dumps
-from assay.offline.measuring.measured import Measured
-from assay.offline.measuring.routing import Flip
+from assay.offline.measuring.measured import MeasuredPorts
 from assay.offline.metrics.custom import CustomMetric, load_metrics
 from assay.offline.metrics.table import COLUMNS, make_table
+from assay.offline.options import CompareOptions, refuse_dump_as_model, refuse_options_of_tensors
 from assay.offline.pairing import Pairing
 from assay.offline.ports.matching import is_allowed
 from assay.offline.replaying import Replayed, TrustedModel, replay_dump
@@ -34,22 +31,23 @@ from assay.runs import Progress
 from assay.runs.results import write_results
 from assay.verdicts import Measurement, Verdict
 
-__all__ = ["Compared", "Comparison", "compare", "compare_dumps"]
+__all__ = ["CompareOptions", "Compared", "compare", "compare_dumps"]
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """The result of a comparison. table: one row for each pair of tensors, if it was asked for."""
+    """The result of a comparison."""
 
     verdict: Verdict
     measurements: Iterable[Measurement]
     table: Table | None = None
+    """One row for each pair of tensors, if the user requested a table."""
 
 
-def compare(comparison: Comparison, folder: Path, progress: Progress) -> Verdict:
-    """Compare two dumps, and write verdict.json, measurements.jsonl and the table, if one is asked for.
+def compare(comparison: CompareOptions, folder: Path, progress: Progress) -> Verdict:
+    """Compare two dumps, and write verdict.json, measurements.jsonl and the requested table.
 
-    Under torchrun every rank calls this. They share the measuring; the first judges and writes.
+    Under torchrun every rank calls this function. All ranks measure; the first one judges and writes.
     """
     refuse_dump_as_model(comparison.model)
     custom = load_metrics(comparison.metrics, COLUMNS)
@@ -71,36 +69,40 @@ def compare(comparison: Comparison, folder: Path, progress: Progress) -> Verdict
 
 
 def compare_dumps(
-    comparison: Comparison, expected: Dump, actual: Dump, progress: Progress,
+    comparison: CompareOptions, expected: Dump, actual: Dump, progress: Progress,
     noise: Dump | None = None, custom: Sequence[CustomMetric] = (),
 ) -> Compared:  # fmt: skip
-    """Compare opened dumps. noise: the third dump, if there is one; custom: metrics of the user."""
+    """Compare opened dumps.
+
+    noise: the noise dump.
+    custom: metrics of the user.
+    """
     return _measure(comparison, expected, actual, progress, noise, custom)()
 
 
 def _measure(
-    comparison: Comparison, expected: Dump, actual: Dump, progress: Progress,
+    comparison: CompareOptions, expected: Dump, actual: Dump, progress: Progress,
     noise: Dump | None, custom: Sequence[CustomMetric],
 ) -> Callable[[], Compared]:  # fmt: skip
-    """Measure two dumps. Returns: a function that judges them, for one rank to call."""
+    """Measure two dumps. Returns: a function that judges them, which only the first rank calls."""
     weights = open_quantized(expected, actual)
     if weights is not None:
         refuse_options_of_tensors(comparison)
-        judge = partial(_judge_weights, weights, comparison)
     else:
         dumps = measure_dumps(comparison, expected, actual, progress, noise, custom)
-        judge = partial(_judge, dumps, progress, custom)
-    sides = {"reference": _describe(expected), "candidate": _describe(actual)}
+    sides = {
+        side: {"run": dump.name, "format": dump.format, **dump.provenance}
+        for side, dump in (("reference", expected), ("candidate", actual))
+    }
 
-    def judge_and_describe() -> Compared:
-        compared = judge()
+    def judge() -> Compared:
+        if weights is not None:
+            compared = Compared(*compare_quantized(weights, comparison.allow_unmatched))
+        else:
+            compared = _judge(dumps, progress, custom)
         return replace(compared, verdict=compared.verdict.model_copy(update=sides))
 
-    return judge_and_describe
-
-
-def _judge_weights(weights: tuple[WeightStore, WeightStore], comparison: Comparison) -> Compared:
-    return Compared(*compare_quantized(weights, comparison.allow_unmatched))
+    return judge
 
 
 def _judge(dumps: MeasuredDumps, progress: Progress, custom: Sequence[CustomMetric]) -> Compared:
@@ -117,7 +119,7 @@ def _judge(dumps: MeasuredDumps, progress: Progress, custom: Sequence[CustomMetr
 
 
 def _replay(dumps: MeasuredDumps, progress: Progress) -> Replayed | None:
-    """Run the trusted model on the inputs that ACTUAL holds, if a model is given."""
+    """Replay the inputs of ACTUAL with --model, if the user named one."""
     comparison, actual = dumps.comparison, dumps.actual
     if comparison.model is None:
         return None
@@ -127,17 +129,16 @@ def _replay(dumps: MeasuredDumps, progress: Progress) -> Replayed | None:
         return replay_dump(trusted, actual, passes, dumps.dtype, dumps.limits)
 
 
-def _collect_evidence(dumps: MeasuredDumps, replayed: Replayed | None) -> Evidence:
-    expected, actual, pairing, measured = (
-        dumps.expected,
-        dumps.actual,
-        dumps.pairing,
-        dumps.measured,
-    )
+def _collect_evidence(dumps: MeasuredDumps, replayed: Replayed | None) -> DumpEvidence:
+    expected, actual = dumps.expected, dumps.actual
+    pairing, measured, flips = dumps.pairing, dumps.measured, dumps.flips
     repeats = [wording.describe_repeats(*one) for one in measured.repeated.items()]
-    excuses_repeats = _have_same_repeats(measured) or _is_training(expected)
+    # Training may recompute activations.
+    excuses_repeats = expected.is_training or measured.repeated.get(
+        "EXPECTED"
+    ) == measured.repeated.get("ACTUAL")
     quantized = find_quantized_layers(*pairing.lanes, pairing.matching.pairs, dumps.coarse)
-    return Evidence(
+    return DumpEvidence(
         quantized=quantized,
         ports=[*(pair.port for pair in pairing.matching.pairs), *measured.updates],
         absent_masks={lane.port for lane in pairing.matching.absent_masks},
@@ -156,7 +157,10 @@ def _collect_evidence(dumps: MeasuredDumps, replayed: Replayed | None) -> Eviden
             *wording.note_on_metric_limits(dumps.limits, dumps.dtype),
             *dumps.notes,
             *pairing.notes,
-            *_describe_flips(dumps.flips),
+            *(
+                wording.describe_flips(len(flips), one.module, one.prompt, one.position)
+                for one in flips[:1]
+            ),
             *_describe_extent(dumps.comparison, pairing, measured, replayed),
             *wording.note_on_quantized([one.module for one in quantized]),
             *(repeats if excuses_repeats else []),
@@ -180,7 +184,7 @@ def _name_noise(dumps: MeasuredDumps) -> str:
     return wording.EXPECTED_NOISE
 
 
-def _list_missing(pairing: Pairing, measured: Measured) -> list[str]:
+def _list_missing(pairing: Pairing, measured: MeasuredPorts) -> list[str]:
     """Return the names of expected tensors and tokens without a partner."""
     missing = [f"tokens of {one}" for one in pairing.alignment.missing]
     if pairing.alignment.missing_tokens:
@@ -188,15 +192,14 @@ def _list_missing(pairing: Pairing, measured: Measured) -> list[str]:
     return [*pairing.matching.unmatched_expected, *measured.unpaired, *missing]
 
 
-def _list_unmatched(comparison: Comparison, missing: Sequence[str]) -> list[str]:
-    """Return those of `missing` that --allow-unmatched does not excuse."""
+def _list_unmatched(comparison: CompareOptions, missing: Sequence[str]) -> list[str]:
+    """Return the names that --allow-unmatched does not excuse."""
     return [name for name in missing if not is_allowed(name, comparison.allow_unmatched)]
 
 
 def _describe_extent(
-    comparison: Comparison, pairing: Pairing, measured: Measured, replayed: Replayed | None
+    comparison: CompareOptions, pairing: Pairing, measured: MeasuredPorts, replayed: Replayed | None
 ) -> list[str]:
-    """Note what the comparison does not cover, and what a reader may not expect."""
     notes = []
     dtypes = [activation_dtype(dump) for dump in (pairing.expected, pairing.actual)]
     if dtypes[0] != dtypes[1]:
@@ -210,24 +213,3 @@ def _describe_extent(
     if replayed is not None and comparison.model is not None:
         notes.append(wording.describe_replay(replayed.num_ports, comparison.model))
     return notes
-
-
-def _describe_flips(flips: Sequence[Flip]) -> list[str]:
-    if not flips:
-        return []
-    first = flips[0]
-    return [wording.describe_flips(len(flips), first.module, first.prompt, first.position)]
-
-
-def _have_same_repeats(measured: Measured) -> bool:
-    """Return True if both sides recorded the same calls twice."""
-    return measured.repeated.get("EXPECTED") == measured.repeated.get("ACTUAL")
-
-
-def _is_training(dump: Dump) -> bool:
-    """Return True for a training step, whose activations may have been recomputed."""
-    return any(one.site.at.phase == "backward" for one in dump.tensors)
-
-
-def _describe(dump: Dump) -> dict[str, str]:
-    return {"run": dump.name, "format": dump.format, **dump.provenance}

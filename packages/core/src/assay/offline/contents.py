@@ -1,12 +1,11 @@
-"""`assay inspect`: the contents of a dump."""
+"""The contents of a dump, for `assay inspect`."""
 
 from collections import Counter
 from dataclasses import asdict, dataclass
-from math import prod
 from typing import Any
 
 from assay.comparing.wording.numerals import format_count
-from assay.dumps.protocol import Dump, DumpedTensor
+from assay.dumps.protocol import Dump
 from assay.dumps.recognizing import open_dump
 from assay.errors import name_some
 from assay.files import UnreadableFileError
@@ -17,8 +16,6 @@ from assay.offline.tokens.alignment import find_passes
 from assay.progress import subtask
 
 _NUM_SHOWN = 5
-# Bytes of one value of dtypes whose names do not end in their number of bits.
-_BITS = {"bool": 8, "float8_e4m3fn": 8, "float8_e5m2": 8}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +42,7 @@ class Contents:
         return asdict(self)
 
     def to_lines(self) -> list[str]:
-        """Return the text that the command prints."""
+        """Return the lines that the command prints."""
         kind = format_count(self.tensors, "tensor")
         kind += " (statistics, no values)" if self.statistics_only else ""
         lines = [
@@ -63,9 +60,9 @@ class Contents:
 
 
 def describe_contents(path: str, format_name: str | None = None) -> Contents:
-    """Open a dump, count what it holds, and read every tensor, one at a time.
+    """Open a dump, count its contents, and read every tensor once.
 
-    Raises: DumpError or UnreadableFileError if it cannot be read.
+    Raises: DumpError or UnreadableFileError if it cannot be opened.
     """
     dump = open_dump(path, format_name)
     lanes = collect_lanes(dump)
@@ -73,9 +70,9 @@ def describe_contents(path: str, format_name: str | None = None) -> Contents:
         dump.format,
         dump.name,
         len(dump.tensors),
-        sum(map(_size_bytes, dump.tensors)),
+        sum(one.size_bytes for one in dump.tensors),
         bool(dump.tensors) and not any(one.has_values for one in dump.tensors),
-        sorted({one.site.at.rank for one in dump.tensors}),
+        dump.ranks,
         [str(one) for one in find_passes(dump)],
         len({port.module for port in lanes}),
         dict(Counter(level_of(port) for port in lanes)),
@@ -89,20 +86,14 @@ def describe_contents(path: str, format_name: str | None = None) -> Contents:
 def _find_damaged(dump: Dump) -> list[str]:
     errors: dict[str, None] = {}
     stored = [one for one in dump.tensors if one.has_values]
-    with subtask(f"reads {dump.name}", sum(map(_size_bytes, stored)), "bytes") as task:
+    with subtask(f"reads {dump.name}", sum(one.size_bytes for one in stored), "bytes") as task:
         for tensor in stored:
             try:
                 dump.read(tensor)
             except UnreadableFileError as error:
                 errors[str(error)] = None
-            task.advance(_size_bytes(tensor))
+            task.advance(tensor.size_bytes)
     return list(errors)
-
-
-def _size_bytes(tensor: DumpedTensor) -> int:
-    digits = tensor.dtype.lstrip("abcdefghijklmnopqrstuvwxyz")
-    bits = _BITS.get(tensor.dtype) or int(digits if digits.isdigit() else 0)
-    return prod(tensor.shape or (0,)) * bits // 8
 
 
 def _counts(counts: dict[str, int]) -> str:

@@ -1,4 +1,4 @@
-"""Two dumps, brought into one order, paired and measured: what a judgment needs."""
+"""Normalization, pairing and measurement of two dumps, before they are judged."""
 
 import math
 from collections import Counter
@@ -14,29 +14,29 @@ from assay.dumps.protocol import Dump, DumpedTensor, DumpError
 from assay.errors import UsageError
 from assay.files import read_json_object, read_toml
 from assay.metrics import PairSums
-from assay.offline.comparison import Comparison
-from assay.offline.completeness.endings import find_cut_off
+from assay.offline.completeness.cut_off_runs import find_cut_off
 from assay.offline.completeness.lost_ranks import find_lost_ranks
 from assay.offline.completeness.reused_buffers import describe_reused, find_reused_buffers
-from assay.offline.judging.locating import (
+from assay.offline.judging.expected_noise import (
     coarser_unit,
     expected_score_noise,
     measured_score_noise,
 )
 from assay.offline.layouts.ranks import number_ranks
 from assay.offline.measuring.coarseness import Coarseness, CoarsenessObserver
-from assay.offline.measuring.measured import Measured
+from assay.offline.measuring.measured import MeasuredPorts
 from assay.offline.measuring.norm_sums import NormSums
 from assay.offline.measuring.routing import Flip, ScoreNoise
 from assay.offline.metrics.custom import CustomMetric
 from assay.offline.metrics.observer import MetricObserver
 from assay.offline.metrics.published import measure_as_published, measure_metrics
-from assay.offline.pairing import Pairing, PairingOptions, pair_dumps
+from assay.offline.options import CompareOptions
+from assay.offline.pairing import Pairing, pair_dumps
 from assay.offline.ports.lanes import Port
 from assay.offline.tokens.mixed_passes import split_mixed_passes
 from assay.progress import Progress
 
-# Relative error of a whole tensor that no rounding causes, in any dtype that models run in.
+# Rounding causes no larger relative error of a whole tensor, in any dtype that models run in.
 _LARGEST_NOISE = 0.5
 
 
@@ -44,25 +44,24 @@ _LARGEST_NOISE = 0.5
 class MeasuredDumps:
     """Two dumps, measured."""
 
-    comparison: Comparison
+    comparison: CompareOptions
     expected: Dump
     actual: Dump
     limits: Limits
     pairing: Pairing
-    measured: Measured
-    noise: Measured | None
+    measured: MeasuredPorts
+    noise: MeasuredPorts | None
     """Errors of the noise dump, if there is one."""
     flips: Sequence[Flip]
     """Expert choices that differ at near ties."""
     coarse: Mapping[Port, Coarseness]
-    """Values that lie on a coarser grid on one side."""
+    """Ports whose values lie on a coarser grid on one side."""
     metrics: MetricObserver
     notes: list[str]
-    """Notes on the numbering of passes, batches and layers in both dumps."""
+    """Notes on the numbering of passes, batches and layers."""
     reused: list[DumpedTensor]
-    """Tensors of ACTUAL with the values of another step."""
+    """Tensors of ACTUAL that hold the values of another step."""
     lost_ranks: set[int]
-    """Ranks that ACTUAL lacks."""
 
     @property
     def dtype(self) -> str:
@@ -71,16 +70,14 @@ class MeasuredDumps:
 
 
 def measure_dumps(
-    comparison: Comparison, expected: Dump, actual: Dump, progress: Progress,
+    comparison: CompareOptions, expected: Dump, actual: Dump, progress: Progress,
     noise: Dump | None, custom: Sequence[CustomMetric],
 ) -> MeasuredDumps:  # fmt: skip
-    """Measure every pair of tensors. Under torchrun, ranks share the work; each returns the whole.
+    """Measure every pair of tensors. Under torchrun the ranks share the work, and each returns all results.
 
-    Raises: UsageError for options that contradict each other; DumpError for dumps that cannot be paired.
+    Raises: UsageError for contradictory options; DumpError for dumps that cannot be paired.
     """
-    options = PairingOptions(
-        comparison.level, comparison.rank, comparison.token_shift, _read_map(comparison.name_map)
-    )
+    name_map = _read_map(comparison.name_map)
     expected, expected_notes = _normalize(expected)
     actual, actual_notes = _normalize(actual)
     lost = find_lost_ranks(expected, actual) if comparison.rank is None else set()
@@ -95,13 +92,13 @@ def measure_dumps(
     measured_noise = None
     if noise is not None:
         with progress.step("measures the noise"):
-            measured_noise = measure_noise(comparison, expected, noise, options, score_noise)
+            measured_noise = measure_noise(comparison, expected, noise, name_map, score_noise)
         score_noise = measured_score_noise(measured_noise, score_noise)
     metrics = MetricObserver(measure_as_published if comparison.compat else measure_metrics, custom)
     coarseness = CoarsenessObserver()
     needs_metrics = comparison.table is not None or limits.names_metrics
     with progress.step("compares the dumps"):
-        pairing = pair_dumps(expected, actual, options)
+        pairing = pair_dumps(expected, actual, comparison, name_map)
         if noise is None and (measured_noise := read_recorded_noise(pairing, dtype)) is not None:
             score_noise = measured_score_noise(measured_noise, score_noise)
         flips = pairing.find_flips(score_noise)
@@ -119,28 +116,32 @@ def measure_dumps(
 
 
 def measure_noise(
-    comparison: Comparison, expected: Dump, noise: Dump, options: PairingOptions, scores: ScoreNoise
-) -> Measured:
-    """Measure the errors of the noise dump. scores: the noise that router scores let expect.
+    comparison: CompareOptions,
+    expected: Dump,
+    noise: Dump,
+    name_map: Mapping[str, str],
+    scores: ScoreNoise,
+) -> MeasuredPorts:
+    """Measure the errors of the noise dump.
 
-    Raises: DumpError if it is no healthy run of the same model on the same prompts.
+    scores: the expected noise of router scores.
+    Raises: DumpError unless it is a healthy run of the same model on the same prompts.
     """
-    pairing = pair_dumps(expected, _normalize(noise)[0], options)
+    pairing = pair_dumps(expected, _normalize(noise)[0], comparison, name_map)
     measured = pairing.measure(flips=pairing.find_flips(scores))
     _require_healthy(comparison, pairing, measured)
     return measured
 
 
-def read_recorded_noise(pairing: Pairing, dtype: str) -> Measured | None:
-    """Return the noise of `dtype` that EXPECTED holds itself; None if it holds none."""
-    measured = Measured(sums=NormSums)
-    is_training = any(one.site.at.phase == "backward" for one in pairing.expected.tensors)
+def read_recorded_noise(pairing: Pairing, dtype: str) -> MeasuredPorts | None:
+    """Return the noise of `dtype` recorded in EXPECTED; None if there is none."""
+    measured = MeasuredPorts(sums=NormSums)
     for lanes in pairing.matching.pairs:
         for tensors in lanes.expected.tensors.values():
             for one in tensors:
                 if (noise := one.noise.get(dtype)) is not None:
                     error, norm, num_elements = noise
-                    step = one.site.at.step if is_training else 0
+                    step = one.site.at.step if pairing.expected.is_training else 0
                     result = measured.at(lanes.port, 0, step, torch.empty(0), one.class_name)
                     result.sums.dd += error**2
                     result.sums.ee += norm**2
@@ -148,7 +149,7 @@ def read_recorded_noise(pairing: Pairing, dtype: str) -> Measured | None:
     return measured if measured.results else None
 
 
-def _load_limits(comparison: Comparison, dtype: str) -> Limits:
+def _load_limits(comparison: CompareOptions, dtype: str) -> Limits:
     limits = load_limits(comparison.limits, dtype)
     needs_noise = comparison.model or comparison.noise or comparison.stats
     if needs_noise and not limits.names_noise_ratios:
@@ -159,11 +160,8 @@ def _load_limits(comparison: Comparison, dtype: str) -> Limits:
     return limits
 
 
-def _require_healthy(comparison: Comparison, pairing: Pairing, noise: Measured) -> None:
-    """Refuse a noise dump of another model or of other prompts.
-
-    Its errors would excuse anything.
-    """
+def _require_healthy(comparison: CompareOptions, pairing: Pairing, noise: MeasuredPorts) -> None:
+    """Raise DumpError for a noise dump of another model or other prompts: it would excuse any error."""
     problem = ""
     worst = max(
         (
@@ -192,7 +190,7 @@ def _require_healthy(comparison: Comparison, pairing: Pairing, noise: Measured) 
 
 
 def _normalize(dump: Dump) -> tuple[Dump, list[str]]:
-    """Give passes, batches and layers one numbering, whatever folders and ranks hold them."""
+    """Give passes, batches and layers the same numbers in all folders and ranks."""
     dump, mixed = split_mixed_passes(dump)
     dump, notes = number_ranks(dump)
     dump = replace(dump, problems=[*dump.problems, *find_cut_off(dump)])
@@ -200,7 +198,7 @@ def _normalize(dump: Dump) -> tuple[Dump, list[str]]:
 
 
 def _leave_out_reused(dump: Dump) -> Dump:
-    """Drop tensors with the values of another step, and make a problem of them."""
+    """Drop tensors that hold the values of another step, and report them as a problem."""
     reused = find_reused_buffers(dump)
     dropped = {one.site for one in reused}
     return replace(
@@ -221,12 +219,12 @@ def activation_dtype(dump: Dump) -> str:
 
 
 def _read_map(path: str | None) -> dict[str, str]:
-    """Read --map: a TOML or JSON table of expected to actual module names."""
+    """Read --map, a TOML or JSON table of expected to actual module names."""
     if path is None:
         return {}
     file = Path(path).expanduser()
     table = read_json_object(file) if file.suffix == ".json" else read_toml(file)
     names = {str(key): value for key, value in table.items() if isinstance(value, str)}
     if len(names) != len(table):
-        raise DumpError(f"{path} holds more than pairs of module names")
+        raise DumpError(f"{path} may hold only pairs of module names")
     return names

@@ -1,8 +1,8 @@
-"""Pairing two dumps: their passes, ports and token ids."""
+"""Pairing of two dumps: passes, ports and token ids."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 import torch
@@ -13,11 +13,12 @@ from assay.dumps.protocol import Dump, DumpError
 from assay.errors import name_some
 from assay.metrics import PairSums
 from assay.offline.judging.locating import level_of
-from assay.offline.measuring.measured import Measured
+from assay.offline.measuring.measured import MeasuredPorts
 from assay.offline.measuring.pair_measurer import PairMeasurer
 from assay.offline.measuring.pairs import Observer
 from assay.offline.measuring.routing import Flip, ScoreNoise, find_flips
-from assay.offline.ports.fusing import find_groups
+from assay.offline.options import CompareOptions
+from assay.offline.ports.fused_modules import find_groups
 from assay.offline.ports.lanes import LanePair, Lanes, collect_lanes
 from assay.offline.ports.matching import Matching, match_lanes, match_modules
 from assay.offline.ports.residuals import add_residuals
@@ -27,12 +28,11 @@ from assay.offline.tokens.expert_rows import place_expert_rows
 from assay.offline.tokens.ids import LogitsOf, TokenComparison, compare_ids
 from assay.offline.tokens.passes import PassPair
 from assay.offline.tokens.rows import take_rows
-from assay.sites import ComparedLevel
 
-# With fewer modules of the same name, the dumps come from implementations that name modules differently.
+# With a smaller share of equal names, the two implementations name their modules differently.
 _LEAST_NAMESAKES = 0.2
 
-# A repeated block such as `model.layers.3`, and not an expert in it.
+# A repeated block such as `model.layers.3`, but not an expert in it.
 _BLOCK = re.compile(r"(?:[^.\d][^.]*\.)*\d+")
 
 _LEVELS_UP_TO = {
@@ -41,20 +41,6 @@ _LEVELS_UP_TO = {
     "module": ("logits", "weights", "modules", "inputs", "gradients", "updates"),
     "op": ("logits", "weights", "modules", "inputs", "gradients", "updates", "operations"),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class PairingOptions:
-    """The parts of two dumps to pair, and how."""
-
-    level: ComparedLevel | None = None
-    """Deepest level that is compared; None for everything."""
-    rank: int | None = None
-    """The only rank that is compared; None for all."""
-    token_shift: int | None = None
-    """Pass of the actual dump minus that of the expected one; None to find it."""
-    names: Mapping[str, str] = field(default_factory=dict)
-    """Names of expected modules to those of actual ones, with `*` as a wildcard."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +53,7 @@ class Pairing:
     alignment: TokenAlignment
     tokens: TokenComparison
     lanes: tuple[Lanes, Lanes]
-    """All chosen ports of both dumps, with and without a partner."""
+    """All selected ports of both dumps, with and without a partner."""
     notes: list[str]
 
     def find_flips(self, score_noise: ScoreNoise) -> list[Flip]:
@@ -83,36 +69,39 @@ class Pairing:
         flips_spread: bool = False,
         by_statistics: bool = False,
         sums: type[PairSums] = PairSums,
-    ) -> Measured:
-        """Measure every pair of tensors, and show each to `observers`. See `PairMeasurer`."""
+    ) -> MeasuredPorts:
+        """Measure every pair of tensors with a `PairMeasurer`."""
         measurer = PairMeasurer(
             self.expected, self.actual, self.alignment, self.tokens.first_different,
-            flips, flips_spread, by_statistics, observers, Measured(sums=sums),
+            flips, flips_spread, by_statistics, observers, MeasuredPorts(sums=sums),
         )  # fmt: skip
         return measurer.measure(self.matching)
 
     @property
     def dtypes(self) -> Iterator[str]:
-        """Return the dtypes in which the paired values were computed."""
+        """Yield the dtypes of the paired values."""
         yield from (self.expected.rounded_to, self.actual.rounded_to)
         for pair in self.matching.pairs:
             yield from (pair.expected.first.dtype, pair.actual.first.dtype)
 
 
-def pair_dumps(expected: Dump, actual: Dump, options: PairingOptions) -> Pairing:
+def pair_dumps(
+    expected: Dump, actual: Dump, options: CompareOptions, name_map: Mapping[str, str]
+) -> Pairing:
     """Pair the tokens, ports and ids of two dumps.
 
-    Raises: DumpError if a dump holds nothing of the chosen rank and level.
+    name_map: the content of --map.
+    Raises: DumpError if a dump holds nothing at the selected rank and level.
     """
     lanes, actual_lanes = _choose(expected, options), _choose(actual, options)
     passes, actual_passes = find_passes(expected, options.rank), find_passes(actual, options.rank)
     shift = options.token_shift
     if shift is None and {expected.format, actual.format} == {"assay"}:
-        # A capture numbers its steps. Without tokens, nothing else tells which belong together.
+        # A capture numbers its steps. Without tokens, only these numbers can pair the passes.
         knows_tokens = any(one.tokens is not None for one in (*passes, *actual_passes))
         shift = None if knows_tokens else 0
     alignment = align_passes(passes, actual_passes, shift)
-    names = dict(options.names)
+    names = dict(name_map)
     _require_known(names, lanes, actual_lanes)
     notes = list(alignment.notes)
     by_name = match_modules(lanes, actual_lanes, names)
@@ -142,7 +131,7 @@ def pair_dumps(expected: Dump, actual: Dump, options: PairingOptions) -> Pairing
 
 
 def _require_known(names: Mapping[str, str], expected: Lanes, actual: Lanes) -> None:
-    """Refuse names of modules that are in neither dump: a mistyped one would be ignored."""
+    """Raise DumpError for unknown module names in --map."""
     for side, patterns, lanes in (
         ("EXPECTED", names.keys(), expected),
         ("ACTUAL", names.values(), actual),
@@ -153,7 +142,7 @@ def _require_known(names: Mapping[str, str], expected: Lanes, actual: Lanes) -> 
                 raise DumpError(f"--map: {side} has no module {pattern}")
 
 
-def _choose(dump: Dump, options: PairingOptions) -> Lanes:
+def _choose(dump: Dump, options: CompareOptions) -> Lanes:
     lanes = collect_lanes(dump, options.rank)
     if options.level is not None:
         kept = _LEVELS_UP_TO[options.level]
@@ -167,9 +156,8 @@ def _choose(dump: Dump, options: PairingOptions) -> Lanes:
     if not lanes and dump.problems:
         raise DumpError(f"{dump.name} holds no tensor: {name_some(list(dump.problems))}")
     if not lanes:
-        ranks = sorted({tensor.site.at.rank for tensor in dump.tensors})
         raise DumpError(
-            f"{dump.name} holds nothing of the chosen rank and level; its ranks: {ranks}"
+            f"{dump.name} holds nothing of the chosen rank and level; its ranks: {dump.ranks}"
         )
     return lanes
 
@@ -177,7 +165,6 @@ def _choose(dump: Dump, options: PairingOptions) -> Lanes:
 def _read_logits_with(
     expected: Dump, actual: Dump, matching: Matching, alignment: TokenAlignment
 ) -> LogitsOf:
-    """Return the function that reads the logits of one token from both dumps."""
     lanes = next((pair for pair in matching.pairs if level_of(pair.port) == "logits"), None)
 
     def read(prompt: int, position: int) -> tuple[Tensor, Tensor] | None:
@@ -199,7 +186,7 @@ def _read_logits_with(
 def _read_logits(
     expected: Dump, actual: Dump, lanes: LanePair, pair: PassPair, number: int
 ) -> tuple[Tensor, Tensor] | None:
-    """Return the logits of one paired token; number: among the tokens of the pair."""
+    """Return the logits of one paired token. number: its index among the tokens of the pair."""
     found = []
     sides = (
         (expected, lanes.expected, pair.expected, pair.expected_rows),

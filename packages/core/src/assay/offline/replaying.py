@@ -1,7 +1,7 @@
-"""Replaying a dump: the trusted model computes every stage from the dump's own inputs.
+"""Replay of a dump: the trusted model computes every stage from the inputs in the dump.
 
-Three passes over the dump's tokens: the yardstick records a trace, a run in the dump's dtype is
-replayed against that trace and measures the noise, and the yardstick is replayed against the dump.
+The tokens of the dump run three times. The yardstick records a trace. A run in the dump's dtype is replayed
+against that trace, which measures the noise. Then the yardstick is replayed against the dump.
 """
 
 import tempfile
@@ -43,12 +43,13 @@ from assay.progress import subtask
 from assay.recording.modules import Recorder
 from assay.sites import Call, CallSite, Site
 from assay.trace import TensorEntry, Trace, TraceWriter
+from assay.trace.layout import dtype_name
 
-# Libraries of functions differ in float32: without oneDNN, PyTorch's GELU has a mean error of -0.4 unit
-# roundoffs between 1 and 8, with it 0.002.
+# Function libraries differ in float32: PyTorch's GELU has a mean error of -0.4 unit roundoffs between 1 and 8
+# without oneDNN, and 0.002 with it.
 FUNCTION_ERROR = 2.0**-24
 
-# Dumps of leaves alone hold half of the modules.
+# Dumps of leaf modules alone hold half of the modules.
 _LEAST_REPLAYED = 0.2
 
 
@@ -58,20 +59,30 @@ class Replayed:
 
     origin: FailedStage | None
     num_ports: int
-    """Number of module boundaries of the model whose values the dump holds."""
+    """Number of module boundaries with values in the dump."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrustedModel:
-    """The model that a dump is replayed with."""
+    """The model that replays a dump."""
 
     model: str
     remote_code: RemoteCode = "refuse"
 
+    def load(self, dtype: str, rounded_to: str | None = None) -> nn.Module:
+        """Load the model, with weights rounded to the dtype `rounded_to`."""
+        return load_model(
+            self.model,
+            dtype=dtype,
+            attention="eager",
+            rounded_to=rounded_to,
+            remote_code=self.remote_code,
+        ).model
+
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """The yardstick, and its calls on the tokens of a dump."""
+    """The yardstick, and the trace of its run on the tokens of a dump."""
 
     yardstick: nn.Module
     trace: Trace
@@ -82,7 +93,7 @@ def replay_dump(
 ) -> Replayed:
     """Replay the forward passes of a dump on the CPU.
 
-    dtype: of the dump's activations.
+    dtype: dtype of the activations in the dump.
     Raises: DumpError if the dump holds no token ids, UsageError if the model cannot be loaded.
     """
     if any(one.ids is None or one.rows is None for one in passes) or not passes:
@@ -93,7 +104,7 @@ def replay_dump(
         view = DumpedTrace.of(dump, reference.trace)
         boundary = Boundary.exact_inputs_for(getattr(torch, dtype))
         noise = Replayer(_SamePorts(reference.trace, view), boundary)
-        _run("measures the noise", _load(trusted, dtype, None), passes, noise, noise)
+        _run("measures the noise", trusted.load(dtype), passes, noise, noise)
         noise_results = noise.finish()
         functions = _find_functions(reference.yardstick)
 
@@ -101,7 +112,8 @@ def replay_dump(
             replayer = Replayer(view, Boundary(), judged="trace")
             _run("replays the dump", reference.yardstick, passes, replayer, replayer)
             results = replayer.finish()
-            _set_dtype(results, dtype)
+            for port in results.ports.values():  # the model that ran is wider
+                port.dtype = dtype
             least_units = {
                 port.stage: FUNCTION_ERROR
                 for port in results.ports.values()
@@ -114,7 +126,7 @@ def replay_dump(
         _require_replayed(trusted, dump, reference.trace, results)
         origin = _find_origin(judged, results)
         if origin is not None and view.lacks_mask(origin.stage.module):
-            # Its module was given no mask. Whether it is wrong for that reason, a causal one tells.
+            # Its module got no mask. Judge again with the causal mask, which may explain the difference.
             judged, results = judge(replace(view, supplies_masks=True))
             origin = _find_origin(judged, results) or origin
     return Replayed(origin, len(results.ports))
@@ -125,7 +137,7 @@ def record_reference(
 ) -> Reference:
     """Run the yardstick of a run in `dtype`, and write its trace to `folder`."""
     size = estimate_size(trusted.model)
-    yardstick = _load(trusted, yardstick_dtype(size.num_parameters, ("float64", "float32")), dtype)
+    yardstick = trusted.load(yardstick_dtype(size.num_parameters, ("float64", "float32")), dtype)
     boundary = Boundary.exact_inputs_for(getattr(torch, dtype))
     with TraceWriter(folder, {"dtype": dtype}) as writer:
         _run("records", yardstick, passes, Recorder(writer, boundary), None)
@@ -133,7 +145,7 @@ def record_reference(
 
 
 def _find_functions(model: nn.Module) -> set[str]:
-    """Return the modules that compute a function of their inputs alone, such as GELU."""
+    """Return the modules without parameters or children, such as GELU."""
     return {
         name
         for name, module in model.named_modules()
@@ -144,7 +156,7 @@ def _find_functions(model: nn.Module) -> set[str]:
 def _require_replayed(
     trusted: TrustedModel, dump: Dump, trace: Trace, results: ReplayResults
 ) -> None:
-    """Refuse a model that is not the dump's: hardly any module has its name and shape."""
+    """Raise DumpError if hardly any module of the model has a namesake of the same shape in the dump."""
     replayed = {module for (module, _), port in results.ports.items() if port.sums.num_elements}
     if len(replayed) < _LEAST_REPLAYED * len(trace.modules):
         raise DumpError(
@@ -160,54 +172,38 @@ def _find_origin(judged: list[Judged], results: ReplayResults) -> FailedStage | 
     return origin
 
 
-def _load(trusted: TrustedModel, dtype: str, rounded_to: str | None) -> nn.Module:
-    return load_model(
-        trusted.model,
-        dtype=dtype,
-        attention="eager",
-        rounded_to=rounded_to,
-        remote_code=trusted.remote_code,
-    ).model
-
-
-def _set_dtype(results: ReplayResults, dtype: str) -> None:
-    """Give every port the dtype of the dump; the model that ran is wider."""
-    for port in results.ports.values():
-        port.dtype = dtype
-
-
 @torch.no_grad()
 def _run(
     what: str, model: nn.Module, passes: Sequence[Pass], handler: TraceHandler,
     replayer: Replayer | None,
 ) -> None:  # fmt: skip
-    """Run the passes of a dump through a model, with its tokens."""
     tracer = ModuleTracer(handler)
     exact = ExactDouble() if getattr(model, "dtype", None) is torch.float64 else nullcontext()
     with exact, tracer.attached(model), subtask(what, len(passes), "passes") as task:
         for request in _split_requests(passes):
-            timeline = _timeline(request)
+            rows = [one.rows for one in request if one.rows is not None]
+            positions = torch.cat([torch.tensor(one.positions) for one in rows], dim=1)
+            timeline = BatchPositions(rows[0].prompts, positions)
             tracer.begin_batch(request[0].batch, timeline, request[0].step)
             if replayer is not None:
                 replayer.source = BatchSource(request[0].batch)
             cache: object = None
             end = 0
             for one in request:
-                end += one.rows.length if one.rows else 0
+                begin, end = end, end + (one.rows.length if one.rows else 0)
                 arguments: dict[str, Any] = {"input_ids": one.ids}
-                arguments["attention_mask"] = (timeline.positions[:, :end] >= 0).long()
+                arguments["attention_mask"] = (positions[:, :end] >= 0).long()
                 if getattr(model, "can_generate", lambda: False)():
-                    begin = end - (one.rows.length if one.rows else 0)
-                    positions = timeline.positions[:, begin:end].clamp(min=0)
                     arguments |= {
-                        "position_ids": positions, "past_key_values": cache, "use_cache": True,
+                        "position_ids": positions[:, begin:end].clamp(min=0),
+                        "past_key_values": cache, "use_cache": True,
                     }  # fmt: skip
                 cache = getattr(model(**arguments), "past_key_values", None)
                 task.advance()
 
 
 def _split_requests(passes: Sequence[Pass]) -> Iterator[list[Pass]]:
-    """Yield the passes that share a cache: a prefill, and all that continue it."""
+    """Yield the passes that share a cache: a prefill and its decode steps."""
     request: list[Pass] = []
     for one in passes:
         positions = torch.tensor(one.rows.positions if one.rows else ())
@@ -220,40 +216,27 @@ def _split_requests(passes: Sequence[Pass]) -> Iterator[list[Pass]]:
         yield request
 
 
-def _timeline(request: Sequence[Pass]) -> BatchPositions:
-    rows = [one.rows for one in request if one.rows is not None]
-    return BatchPositions(
-        rows[0].prompts, torch.cat([torch.tensor(one.positions) for one in rows], dim=1)
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class _Stored:
-    shape: tuple[int, ...]
-    digest: str
-
-
 @dataclass
 class DumpedTrace:
-    """A dump as a trace, under the names of calls and ports that a running model has.
-
-    calls: those of the model, each with the ports whose values the dump holds.
-    supplies_masks: whether a module that was given no attention mask is taken to have had a causal one.
-    """
+    """A dump in the form of a trace, with the call and port names of the running model."""
 
     dump: Dump
     calls: list[Call]
+    """The calls of the model, each with the ports whose values the dump holds."""
     _lanes: dict[tuple[str, str], Lane]
     supplies_masks: bool = False
+    """True to supply a causal mask to modules that got none."""
     _by_site: dict[CallSite, Call] = field(default_factory=dict)
     _masks: dict[tuple[CallSite, str], tuple[int, ...]] = field(default_factory=dict)
     _last: tuple[str, Tensor] | None = None
 
     @classmethod
     def of(cls, dump: Dump, trace: Trace) -> "DumpedTrace":
-        """Match a dump with `trace`, which the model recorded of the same passes."""
+        """Match a dump with `trace`, a recording of the model on the same tokens."""
         recorded = _lanes_of(trace)
-        matching = match_lanes(recorded, _forward(collect_lanes(dump)))
+        lanes_of_dump = collect_lanes(dump)
+        forward = {port: lane for port, lane in lanes_of_dump.items() if port.phase == "forward"}
+        matching = match_lanes(recorded, forward)
         lanes = {
             (pair.expected.port.module, pair.expected.port.name): pair.actual
             for pair in matching.pairs
@@ -267,7 +250,7 @@ class DumpedTrace:
             ports = tuple(
                 port
                 for port in call.ports
-                # The arguments of the model itself are the dump's tokens, given by `_run`.
+                # `_run` passes the arguments of the model itself.
                 if (call.caller is not None or not port.startswith("input."))
                 and (lane := lanes.get((at.module, port))) is not None
                 and _can_replace(dump, lane.tensors.get(key, ()), trace.stored(call, port).shape)
@@ -283,22 +266,23 @@ class DumpedTrace:
         return view
 
     def lacks_mask(self, module: str) -> bool:
-        """Return True if `module` was given no attention mask where the model makes one."""
+        """Return True if `module` got no attention mask in the dump."""
         return any(site.module == module for site, _ in self._masks)
 
     def find(self, site: CallSite) -> Call | None:
-        """Return the call at `site`; None if the model made none."""
+        """Return the call at `site`; None if there is none."""
         call = self._by_site.get(site)
         if call is None or not self.supplies_masks:
             return call
         supplied = tuple(port for at, port in self._masks if at == site)
         return replace(call, ports=(*call.ports, *supplied))
 
-    def stored(self, call: Call, port: str) -> _Stored:
+    def stored(self, call: Call, port: str) -> TensorEntry:
         """Return shape and content hash of a tensor."""
         tensor = self.tensor(call, port)
         data = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
-        return _Stored(tuple(tensor.shape), xxhash.xxh3_128_hexdigest(data))
+        digest = xxhash.xxh3_128_hexdigest(data)
+        return TensorEntry(0, port, digest, dtype_name(tensor.dtype), tuple(tensor.shape))
 
     def tensor(self, call: Call, port: str) -> Tensor:
         """Return the dumped tensor at a port of a call."""
@@ -315,9 +299,9 @@ class DumpedTrace:
 
 @dataclass(frozen=True, slots=True)
 class _SamePorts:
-    """The model's own trace, limited to the ports that a dump holds.
+    """The trace of the model, limited to the ports in the dump.
 
-    A module whose child lacks a result in the dump computes the child's part, too: its noise must.
+    If the dump lacks the result of a child, its parent computes the child's part too, as must the noise run.
     """
 
     trace: Trace
@@ -325,11 +309,11 @@ class _SamePorts:
 
     @property
     def calls(self) -> list[Call]:
-        """Return the calls of the model, with the ports that the dump holds."""
+        """Return the calls of the model, with the ports in the dump."""
         return self.dumped.calls
 
     def find(self, site: CallSite) -> Call | None:
-        """Return the call at `site`; None if the model made none."""
+        """Return the call at `site`; None if there is none."""
         return self.dumped.find(site)
 
     def stored(self, call: Call, port: str) -> TensorEntry:
@@ -342,7 +326,7 @@ class _SamePorts:
 
 
 def _can_replace(dump: Dump, tensors: Sequence[DumpedTensor], shape: tuple[int, ...]) -> bool:
-    """Return True if the model, which has `shape` there, can go on with the one dumped tensor."""
+    """Return True if the model can continue from a single dumped tensor in place of `shape`."""
     if len(tensors) != 1 or not tensors[0].has_values:
         return False
     # A generation may compute only the logits of the last token.
@@ -350,12 +334,8 @@ def _can_replace(dump: Dump, tensors: Sequence[DumpedTensor], shape: tuple[int, 
     return fits and dump.read_intact(tensors[0]) is not None
 
 
-def _forward(lanes: Lanes) -> Lanes:
-    return {port: lane for port, lane in lanes.items() if port.phase == "forward"}
-
-
 def _lanes_of(trace: Trace) -> Lanes:
-    """Return the ports of a trace in the order in which its calls began."""
+    """Group the tensors of a trace by port, in the order in which calls began."""
     lanes: Lanes = {}
     for call in trace.calls:
         at = call.site

@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from assay.dumps.recognizing import open_dump
-from assay.offline.check import Comparison, compare_dumps
+from assay.offline.check import CompareOptions, compare_dumps
 from assay.offline.tokens.alignment import find_passes
 from assay.recording.capture import capture
 from assay.runs import SilentProgress
@@ -34,7 +34,7 @@ def _read(folder: Path) -> object:
 def _compare(folder: Path) -> object:
     """Compare a dump with itself."""
     dump = open_dump(folder)
-    return compare_dumps(Comparison("", ""), dump, dump, SilentProgress()).verdict.verdict
+    return compare_dumps(CompareOptions("", ""), dump, dump, SilentProgress()).verdict.verdict
 
 
 def _write_msprobe(folder: Path) -> None:

@@ -205,7 +205,7 @@ def test_run_that_was_cut_off_is_a_problem(tmp_path: Path) -> None:
     writer.close()
 
 
-def test_a_run_that_ended_before_its_first_call_is_said_to_be_cut_off(tmp_path: Path) -> None:
+def test_a_run_that_ended_before_its_first_call_is_reported_as_cut_off(tmp_path: Path) -> None:
     TraceWriter(tmp_path / "t", {})
     with pytest.raises(DumpError, match="the run was cut off before its first call was written"):
         open_dump(tmp_path / "t")

@@ -18,7 +18,7 @@ FLOAT32, FLOAT16, INT8, INT32, INT64, BOOL, BFLOAT16 = 0, 1, 2, 3, 9, 12, 27
 
 
 def first_problem(path: Path) -> str:
-    """Return the first problem of a dump whose other tensors can be read."""
+    """Return the first problem of a dump with other readable tensors."""
     dump = open_dump(path)
     assert dump.tensors
     assert "\n" not in dump.problems[0]
@@ -376,12 +376,14 @@ def test_file_that_became_shorter_is_one_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, Path.mkdir], ids=["fifo", "folder"])
-def test_tensor_that_is_no_file_is_one_error(token: Path, make: Callable[[Path], object]) -> None:
+def test_tensor_that_is_not_a_file_is_one_error(
+    token: Path, make: Callable[[Path], object]
+) -> None:
     make(token / "2_Head" / "after" / "outtensor1.bin")
     assert re.search(r"outtensor1\.bin: it is a .*, not a file", first_problem(token))
 
 
-def test_fifo_is_no_dump(tmp_path: Path) -> None:
+def test_fifo_is_not_a_dump(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a.bin")
     with pytest.raises(DumpError, match="is not a dump of a known format"):
         open_dump(tmp_path / "a.bin")

@@ -1,4 +1,4 @@
-"""The example of docs/foreign-formats.md is a reader that works as it is shown."""
+"""The example reader in docs/foreign-formats.md works."""
 
 import json
 import re

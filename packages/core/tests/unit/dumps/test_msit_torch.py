@@ -28,7 +28,7 @@ HEADER = "NodeName,NodeType,InputOutput,Index,DataType,Shape,Max,Min,Mean,L2Norm
 
 
 def first_problem(path: Path) -> str:
-    """Return the first problem of a dump whose other tensors can be read."""
+    """Return the first problem of a dump with other readable tensors."""
     dump = open_dump(path)
     assert dump.tensors
     assert "\n" not in dump.problems[0]
@@ -137,7 +137,7 @@ def test_wrappers_are_not_part_of_a_module(process: Path) -> None:
 def test_folder_without_a_tree_opens_without_classes(process: Path) -> None:
     (process / "model_tree.json").unlink()
     modules = {one.site.at.module for one in open_dump(process).tensors}
-    assert "layers.0.matmul.2" in modules  # nothing shows that it is a function
+    assert "layers.0.matmul.2" in modules  # it could be a module
     assert {one.class_name for one in open_dump(process).tensors} == {""}
 
 
@@ -277,6 +277,6 @@ def test_link_to_a_dump_elsewhere_is_refused(tmp_path: Path, dump: Path, process
         open_dump(tmp_path / "other")
 
 
-def test_path_with_a_nul_character_is_no_dump() -> None:
+def test_path_with_a_nul_character_is_not_a_dump() -> None:
     with pytest.raises(DumpError, match="there is no file or folder"):
         open_dump("a\0b")

@@ -345,7 +345,7 @@ def test_operations_that_call_each_other_are_one_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("construct", [[], {}, {"Torch.a.0.forward": []}, {"Torch.a.0.forward": 3}])
-def test_table_without_callers_is_no_defect(tmp_path: Path, construct: object) -> None:
+def test_table_without_callers_is_not_a_defect(tmp_path: Path, construct: object) -> None:
     calls = {"Torch.a.0.forward": output(1)}
     dump = open_dump(write(tmp_path, calls, level="mix", construct=construct))
     assert list(contents(dump)) == ["(model):op.0.Torch_a.output forward step 0"]

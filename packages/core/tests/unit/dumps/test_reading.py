@@ -1,4 +1,4 @@
-"""Tensors of other tools' files: what is read, and what is refused before memory is used."""
+"""Reading of untrusted tensor files: accepted tensors, and refusals before memory is allocated."""
 
 import resource
 from pathlib import Path

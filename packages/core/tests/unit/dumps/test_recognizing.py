@@ -1,4 +1,4 @@
-"""Which reader opens a path, and what is said if none does."""
+"""Choice of the reader for a path, and errors without one."""
 
 from collections.abc import Callable, Iterator
 from importlib.metadata import EntryPoint
@@ -17,7 +17,7 @@ KNOWN = f"known formats: {', '.join(one.name for one in readers() if one.name !=
 
 
 class FirstReader:
-    """Takes everything."""
+    """Reader that accepts every path."""
 
     name = "first"
 
@@ -29,7 +29,7 @@ class FirstReader:
 
 
 class BrokenReader:
-    """Cannot be made."""
+    """Reader that fails to construct."""
 
     def __init__(self) -> None:
         raise ImportError("no module named acme")

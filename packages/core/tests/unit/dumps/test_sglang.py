@@ -14,7 +14,7 @@ from assay.files import UnreadableFileError
 
 
 class Experiment:
-    """Writes the files of one experiment, with rising dump indexes."""
+    """Writes the files of one experiment, with increasing dump indexes."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True)
@@ -196,7 +196,7 @@ def write_pass(folder: Path, number: int, table: object) -> Path:
 
 
 class TestHooks:
-    """The older form: one file for each pass, which the logits of the pass before open."""
+    """Read the older format: one file per pass, which begins with the logits of the previous pass."""
 
     @pytest.fixture
     def folder(self, tmp_path: Path) -> Path:

@@ -1,4 +1,4 @@
-"""Loose tensor files: what they hold, and which module and port a name is taken for."""
+"""Loose tensor files: their content, and the module and port guessed from each name."""
 
 import os
 import pickle
@@ -231,7 +231,7 @@ def test_torch_file_that_changed_after_opening_is_one_error(tmp_path: Path) -> N
         dump.read(dump.tensors[0])
 
 
-def test_dtypes_of_safetensors_are_those_of_torch(tmp_path: Path) -> None:
+def test_dtypes_of_safetensors_have_torch_names(tmp_path: Path) -> None:
     dtypes = [torch.bfloat16, torch.float8_e4m3fn, torch.complex64, torch.uint16, torch.bool]
     save_file({str(d): torch.zeros(1).to(d) for d in dtypes}, tmp_path / "a.safetensors")
     dump = open_dump(tmp_path)

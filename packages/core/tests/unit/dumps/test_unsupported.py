@@ -1,4 +1,4 @@
-"""Dumps that are recognized and refused, each by name."""
+"""Dumps that are recognized and refused by name."""
 
 from pathlib import Path
 

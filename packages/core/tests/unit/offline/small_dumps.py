@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from assay.offline.check import Comparison, compare
+from assay.offline.check import CompareOptions, compare
 from assay.runs import SilentProgress
 from assay.verdicts import Verdict
 from packages.core.tests.dump_writers.msprobe import dumped
@@ -61,7 +61,7 @@ def write(
 
 def judge(expected: Path, actual: Path, folder: Path, **options: object) -> Verdict:
     folder.mkdir()
-    comparison = Comparison(str(expected), str(actual), **options)  # type: ignore[arg-type]
+    comparison = CompareOptions(str(expected), str(actual), **options)  # type: ignore[arg-type]
     return compare(comparison, folder, SilentProgress())
 
 

@@ -1,4 +1,4 @@
-"""A dump of a PyTorch model against one of an accelerator's graph, whose names differ."""
+"""A dump of a PyTorch model against a dump of an accelerator graph with other names."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from assay.offline.check import Comparison, compare
+from assay.offline.check import CompareOptions, compare
 from assay.runs import SilentProgress
 from assay.verdicts import Outcome, Verdict
 from packages.core.tests.dump_writers.atb import write_operation
@@ -131,7 +131,7 @@ def judge(
             for ids, first in graphs:
                 write_graph(token, network, ids, first)
     (folder / "out").mkdir()
-    comparison = Comparison(str(folder / "torch"), str(folder / "atb"))
+    comparison = CompareOptions(str(folder / "torch"), str(folder / "atb"))
     return compare(comparison, folder / "out", SilentProgress())
 
 

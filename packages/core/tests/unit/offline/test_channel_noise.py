@@ -1,10 +1,10 @@
-"""The noise of single channels, where the noise dump is one draw."""
+"""The noise of single channels if the noise dump is a single sample."""
 
 import torch
 from torch import Tensor
 
 from assay.dumps.protocol import Dump
-from assay.offline.check import Comparison, compare_dumps
+from assay.offline.check import CompareOptions, compare_dumps
 from assay.runs import SilentProgress
 from assay.verdicts import Outcome, Verdict
 from packages.core.tests.unit.offline.memory_dump import make_dump
@@ -18,7 +18,7 @@ def dump(value: Tensor) -> Dump:
 
 
 def values() -> tuple[Tensor, Tensor, Tensor]:
-    """Return the values of EXPECTED, of the noise dump, and of ACTUAL; one token makes a channel."""
+    """Return the values of EXPECTED, the noise dump and ACTUAL. One token dominates a channel."""
     torch.manual_seed(0)
     expected = torch.randn(128, 64)
     expected[TOKEN, CHANNEL] = 60.0
@@ -29,12 +29,12 @@ def values() -> tuple[Tensor, Tensor, Tensor]:
 
 
 def judge(expected: Tensor, noise: Tensor, actual: Tensor) -> Verdict:
-    comparison = Comparison("", "", noise="noise")
+    comparison = CompareOptions("", "", noise="noise")
     dumps = dump(expected), dump(actual), SilentProgress(), dump(noise)
     return compare_dumps(comparison, *dumps).verdict
 
 
-def test_a_noise_dump_that_is_exact_by_chance_fails_no_channel() -> None:
+def test_a_channel_that_is_exact_by_chance_in_the_noise_dump_does_not_fail() -> None:
     verdict = judge(*values())
     assert verdict.verdict is Outcome.PASS, (verdict.statistic, verdict.noise_ratio)
 

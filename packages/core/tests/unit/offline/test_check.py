@@ -1,4 +1,4 @@
-"""Two dumps of a small network in msprobe's layout, compared by the whole command."""
+"""The whole comparison of two dumps of a small network in msprobe's layout."""
 
 import csv
 import json
@@ -177,7 +177,7 @@ def test_a_nan_is_a_failure(golden: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("has_noise", [True, False])
-def test_a_nan_in_expected_forbids_a_pass_and_is_no_failure(
+def test_a_nan_in_expected_forbids_a_pass_without_failing(
     golden: Path, tmp_path: Path, has_noise: bool
 ) -> None:
     broken = write(tmp_path / "broken", spoil_head)
@@ -246,7 +246,7 @@ def test_published_limits_pass_a_small_fault_that_noise_ratios_fail(
 
 
 def test_a_divergence_has_a_limit_for_some_dtypes(tmp_path: Path) -> None:
-    """Logits that are four times as large have the same direction, and another distribution."""
+    """Logits four times as large have the same direction but another distribution."""
     half, whole = (write(tmp_path / name, change) for name, change in (("h", halve), ("w", id)))
     sharp = write(tmp_path / "sh", sharpen_and_halve)
     verdict = judge(half, sharp, tmp_path / "bfloat16", limits="ascend")

@@ -1,4 +1,4 @@
-"""Rows inside fused experts are compared by token and expert, whatever order computed them."""
+"""Comparison of rows inside fused experts by token and expert, in any order."""
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
@@ -15,7 +15,7 @@ from torch.nn import functional
 from assay.dumps.protocol import Dump
 from assay.dumps.recognizing import open_dump
 from assay.models import load_model
-from assay.offline.check import Comparison, compare_dumps
+from assay.offline.check import CompareOptions, compare_dumps
 from assay.runs import SilentProgress
 from assay.sites import Site
 from assay.verdicts import Outcome, Verdict
@@ -58,7 +58,7 @@ def run(folder: Path, layout: str, dtype: str, plant: Callable[[Any], None] | No
 
 
 def judge(expected: Dump, actual: Dump) -> Verdict:
-    return compare_dumps(Comparison("", ""), expected, actual, SilentProgress()).verdict
+    return compare_dumps(CompareOptions("", ""), expected, actual, SilentProgress()).verdict
 
 
 @pytest.fixture(scope="module", params=["float32", "bfloat16"])
@@ -74,7 +74,7 @@ def test_layouts_of_tokens_agree(expected: Dump, tmp_path: Path, layout: str) ->
 
 
 def wrong_activation(model: Any) -> None:
-    """Scale what the eager implementation gets from the activation of its third expert."""
+    """Scale the activation of the third expert in the eager implementation."""
     experts = model.get_submodule(EXPERTS)
     calls: list[Tensor] = []
 
@@ -137,7 +137,7 @@ TIED = 5
 
 
 def routed(sign: float = 1.0, error: float = 0.0) -> Dump:
-    """Return a dump of one layer. sign: who wins the tie; error: of the activation of the first row."""
+    """Return a dump of one layer. sign: winner of the tie; error: error of the first row's activation."""
     scores = X @ ROUTER
     top = scores[TIED].topk(3).indices
     scores[TIED, top[2]] = scores[TIED, top[1]] - sign * 5e-7

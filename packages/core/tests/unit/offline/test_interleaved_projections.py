@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from assay.dumps.protocol import Dump
-from assay.offline.check import Comparison, compare_dumps
+from assay.offline.check import CompareOptions, compare_dumps
 from assay.runs import SilentProgress
 from assay.verdicts import Outcome
 from packages.core.tests.unit.offline.memory_dump import make_dump
@@ -38,7 +38,7 @@ def split(parts: dict[str, int]) -> Dump:
 
 
 def fused(name: str, fault: str = "") -> Dump:
-    """fault: a part whose result is 2 % too large."""
+    """Return the dump of a fused projection. fault: a part whose result is 2% too large."""
     parts, groups = FUSED[name]
     hidden, weights = projections(parts)
     rows = [weight.unflatten(0, (groups, -1)) for weight in weights.values()]
@@ -61,7 +61,7 @@ def fused(name: str, fault: str = "") -> Dump:
 def test_parts_agree_in_both_directions(name: str) -> None:
     whole, parts = fused(name), split(FUSED[name][0])
     for sides in ((parts, whole), (whole, parts)):
-        verdict = compare_dumps(Comparison("a", "b"), *sides, SilentProgress()).verdict
+        verdict = compare_dumps(CompareOptions("a", "b"), *sides, SilentProgress()).verdict
         assert verdict.verdict is Outcome.PASS, str(verdict.levels)
         assert verdict.compared == 1 + 3 * len(FUSED[name][0])
 
@@ -70,7 +70,7 @@ def test_parts_agree_in_both_directions(name: str) -> None:
 def test_a_wrong_part_is_named(name: str) -> None:
     part = list(FUSED[name][0])[1]
     expected, actual = split(FUSED[name][0]), fused(name, fault=part)
-    verdict = compare_dumps(Comparison("a", "b"), expected, actual, SilentProgress()).verdict
+    verdict = compare_dumps(CompareOptions("a", "b"), expected, actual, SilentProgress()).verdict
     assert verdict.verdict is Outcome.FAIL
     assert verdict.location is not None
     assert verdict.location.module == f"a.{part}"

@@ -1,4 +1,4 @@
-"""Dumps of micro models as several parallel layouts: every pair agrees, and a fault names its rank."""
+"""Dumps of micro models in several parallel layouts: all pairs agree, and a fault names its rank."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -11,7 +11,7 @@ import torch
 
 from assay.dumps.protocol import Dump
 from assay.dumps.recognizing import open_dump
-from assay.offline.check import Comparison, compare_dumps
+from assay.offline.check import CompareOptions, compare_dumps
 from assay.runs import SilentProgress
 from assay.verdicts import Outcome, Verdict
 from packages.core.tests.dump_writers import layouts
@@ -59,16 +59,16 @@ def dump_of(runs: dict[str, Recorded], tmp_path_factory: pytest.TempPathFactory)
 
 
 def write(values: list[Value], folder: Path, form: Format) -> Dump:
-    """Write values with their dims in SGLang's format, and without in assay's."""
+    """Write values in SGLang's format, with dims, and in assay's, without."""
     return open_dump(layouts.write(values, folder, form, declared=form == "sglang"))
 
 
 def judge(expected: Dump, actual: Dump) -> Verdict:
-    return compare_dumps(Comparison("", ""), expected, actual, SilentProgress()).verdict
+    return compare_dumps(CompareOptions("", ""), expected, actual, SilentProgress()).verdict
 
 
 def in_turn(names: Iterable[str]) -> list[tuple[str, str]]:
-    """Return every pair of names, each second one in the other order."""
+    """Return every pair of names. Every second pair is swapped."""
     pairs = enumerate(combinations(names, 2))
     return [(other, one) if number % 2 else (one, other) for number, (one, other) in pairs]
 
@@ -83,7 +83,7 @@ PAIRS = [
 
 @pytest.mark.parametrize(("model", "one", "other"), PAIRS)
 def test_layouts_agree(dump_of: DumpOf, model: str, one: str, other: str) -> None:
-    """EXPECTED declares nothing: shapes and values tell. ACTUAL declares its dims."""
+    """EXPECTED declares no layout: shapes and values determine it. ACTUAL declares its dims."""
     verdict = judge(dump_of(model, one, "assay"), dump_of(model, other, "sglang"))
     assert verdict.verdict is Outcome.PASS, (verdict.headline, verdict.levels, verdict.unmatched)
 
@@ -134,7 +134,7 @@ def test_a_fault_in_one_ranks_weights_is_located_with_its_rank(
     change(model)
     spread = LAYOUTS_OF[name][layout]
     run = layouts.record(model, tmp_path / "run")
-    # With the right weights: what they compute shows the fault.
+    # The weights are right: only the results show the fault.
     run.values.extend(one for one in runs[name].values if one.port.startswith("parameter."))
     actual = write(spread_values(run, spread), tmp_path / "dump", form)
     for expected in ("tp=1", "tp=4", layout):
@@ -201,10 +201,10 @@ def test_a_wrong_weight_of_one_rank_is_named_with_its_rank(
     assert (verdict.location.parameter, verdict.location.rank) == (f"{module}.weight", 1)
 
 
-def test_a_layout_that_contradicts_the_shapes_is_no_pass(
+def test_a_layout_that_contradicts_the_shapes_does_not_pass(
     runs: dict[str, Recorded], dump_of: DumpOf, tmp_path: Path
 ) -> None:
-    """Declare the replicas of a norm as shards: together they are twice as wide as expected."""
+    """Declare the replicas of a norm as shards, which makes the norm twice as wide as expected."""
     values = [
         replace(one, split={-1: "tp"}) if (one.name, one.port) == ("norm", "output") else one
         for one in spread_values(runs["micro:llama"], LAYOUTS["tp=2"])
@@ -213,7 +213,9 @@ def test_a_layout_that_contradicts_the_shapes_is_no_pass(
         dump_of("micro:llama", "tp=1", "assay"), write(values, tmp_path / "dump", "sglang")
     )
     assert verdict.verdict is Outcome.NOT_COMPARED
-    assert "its layout 'b s h[tp]' makes 2 parts" in (verdict.levels["completeness"].reason or "")
+    assert "its layout 'b s h[tp]' assembles 2 parts" in (
+        verdict.levels["completeness"].reason or ""
+    )
 
 
 EXPERTS = {
@@ -258,7 +260,7 @@ CONTEXT = {
 def test_parts_of_a_prompt_are_matched_by_position(
     runs: dict[str, Recorded], tmp_path: Path, one: str, other: str
 ) -> None:
-    """In assay's format the rows tell the positions, in SGLang's the ids of positions or the layout."""
+    """Positions come from rows in assay's format, and from position ids or the layout in SGLang's."""
     run = runs["micro:llama"]
     dumps = [
         write(spread_values(run, CONTEXT[name]), tmp_path / name, form)
@@ -285,7 +287,7 @@ def test_a_fault_in_a_part_of_a_prompt_is_located_with_its_rank(
     assert (verdict.location.module, verdict.location.rank) == (module, 1)
 
 
-def test_the_layout_tells_positions_that_no_tensor_holds(
+def test_a_layout_provides_positions_without_a_position_tensor(
     runs: dict[str, Recorded], dump_of: DumpOf, tmp_path: Path
 ) -> None:
     values = [
@@ -295,14 +297,14 @@ def test_the_layout_tells_positions_that_no_tensor_holds(
     ]
     actual = write(values, tmp_path / "dump", "sglang")
     verdict = judge(dump_of("micro:llama", "tp=1", "assay"), actual)
-    # Positions of the prefill are known; those that only EXPECTED dumped have no partner.
+    # Positions of the prefill are known. Tensors that only EXPECTED dumped have no partner.
     failed = [name for name, level in verdict.levels.items() if level.verdict is Outcome.FAIL]
     assert not failed
     assert (verdict.levels["modules"].compared or 0) > 100
 
 
 def fuse(values: list[Value]) -> list[Value]:
-    """Return values of a model that computes queries, keys and values of a rank in one projection."""
+    """Return values of a model that computes queries, keys and values in one projection per rank."""
     by_place = {(one.at, one.port): one.value for one in values}
     fused = []
     for one in values:

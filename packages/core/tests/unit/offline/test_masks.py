@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from assay.offline.check import Comparison, compare_dumps
+from assay.offline.check import CompareOptions, compare_dumps
 from assay.runs import SilentProgress
 from assay.verdicts import Outcome
 from packages.core.tests.unit.offline.memory_dump import make_dump
@@ -32,5 +32,5 @@ def test_masks_are_compared_by_what_they_allow(port: str, mask: Tensor, outcome:
         }  # fmt: skip
 
     expected, actual = make_dump(dump_with(CAUSAL)), make_dump(dump_with(additive(mask)))
-    verdict = compare_dumps(Comparison("e", "a"), expected, actual, SilentProgress()).verdict
+    verdict = compare_dumps(CompareOptions("e", "a"), expected, actual, SilentProgress()).verdict
     assert verdict.verdict is outcome, verdict.levels

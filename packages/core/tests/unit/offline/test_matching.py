@@ -115,7 +115,7 @@ def test_a_map_with_wildcards_wins() -> None:
     assert names_of(found) == [("h.3.ff:output", "blocks.3.mlp:output")]
 
 
-def test_a_mask_that_the_other_side_was_not_given_is_kept_apart() -> None:
+def test_a_mask_that_the_other_side_lacks_is_kept_separate() -> None:
     found = matched({("a", "input.0"): X, ("a", "input.attention_mask"): Y}, {("a", "input.0"): X})
     assert [str(one.port) for one in found.absent_masks] == ["a:input.attention_mask"]
     assert found.unmatched_expected == []

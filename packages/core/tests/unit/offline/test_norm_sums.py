@@ -1,4 +1,4 @@
-"""Norms in float32 against all sums in float64."""
+"""Norms in float32 against sums in float64."""
 
 import math
 
@@ -34,7 +34,7 @@ def pair(error: float = 1e-3, size: float = 1.0) -> tuple[Tensor, Tensor]:
         (torch.float16, torch.float16), (torch.float32, torch.float64),
     ],
 )  # fmt: skip
-def test_norms_and_rows_are_those_of_all_sums(
+def test_norms_and_rows_equal_those_of_pair_sums(
     actual_dtype: torch.dtype, expected_dtype: torch.dtype
 ) -> None:
     actual, expected = pair()

@@ -1,4 +1,4 @@
-"""Layers that one side only quantizes."""
+"""Layers that only one side quantizes."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -126,7 +126,9 @@ def zero_some(network: Any) -> None:
 
 
 @pytest.mark.parametrize("change", [scale_weight, round_all_to_bfloat16, zero_some])
-def test_other_faults_are_no_quantization(tmp_path: Path, change: Callable[[Any], object]) -> None:
+def test_other_faults_are_not_reported_as_quantization(
+    tmp_path: Path, change: Callable[[Any], object]
+) -> None:
     verdict = compare(tmp_path, change)
     assert verdict.verdict is Outcome.FAIL
     assert "quantized" not in str(verdict.headline)

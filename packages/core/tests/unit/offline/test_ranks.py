@@ -1,4 +1,4 @@
-"""Dumps of one network, spread over ranks in several ways: every pair of layouts agrees."""
+"""Dumps of one network, distributed over ranks in several ways: all pairs of layouts agree."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from assay.dumps.protocol import Dump, DumpedTensor
 from assay.dumps.recognizing import open_dump
-from assay.offline.check import Comparison, compare_dumps
+from assay.offline.check import CompareOptions, compare_dumps
 from assay.runs import SilentProgress
 from assay.sites import Site
 from assay.verdicts import Outcome, Verdict
@@ -39,7 +39,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Dump:
 
 
 def on_ranks(dump: Dump, spread: Spread) -> Dump:
-    """Return a dump whose tensors `spread` divides over ranks."""
+    """Return a dump whose tensors `spread` distributes over ranks."""
     values: dict[str, Tensor] = {}
     tensors: list[DumpedTensor] = []
     for tensor in dump.tensors:
@@ -65,7 +65,7 @@ def tensor_parallel(number: int, *, partial: bool = False) -> Spread:
         for rank in range(number):
             part = value.chunk(number, -1)[rank] if divides else value
             if partial and name in ROWS and is_output:
-                # Summands that have nothing in common.
+                # Unrelated summands.
                 part = value * (1.0 if rank else 2.0 - number) + (rank * 2 - number + 1)
             yield at_rank(tensor.site, rank), part
 
@@ -100,7 +100,7 @@ LAYOUTS: dict[str, Spread] = {
 
 
 def judge(expected: Dump, actual: Dump) -> Verdict:
-    return compare_dumps(Comparison("", ""), expected, actual, SilentProgress()).verdict
+    return compare_dumps(CompareOptions("", ""), expected, actual, SilentProgress()).verdict
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -137,7 +137,7 @@ def test_a_noise_dump_of_one_process_serves_ranks(whole: Dump) -> None:
         for key, value in rounded.items()
     }
     noise = replace(whole, path=Path("noise"), read=lambda one: rounded[one.key])
-    comparison = Comparison("", "", noise="noise")
+    comparison = CompareOptions("", "", noise="noise")
     spread = on_ranks(noise, LAYOUTS["tp=2"])
     verdict = compare_dumps(comparison, whole, spread, SilentProgress(), noise).verdict
     assert verdict.verdict is Outcome.PASS, verdict.headline

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from assay.dumps.protocol import Dump
-from assay.offline.check import Compared, Comparison, compare_dumps
+from assay.offline.check import Compared, CompareOptions, compare_dumps
 from assay.runs import SilentProgress
 from assay.verdicts import Outcome
 from packages.core.tests.unit.offline.memory_dump import make_dump
@@ -39,7 +39,7 @@ def model() -> Dump:
 
 
 def engine(error: float = 0.0, *, flat: bool = False) -> Dump:
-    """error: relative, of the second layer's hidden state and all that follows from it."""
+    """Return the dump of an engine. error: relative error of the second layer's hidden state."""
     values: Values = {("embed", "input.input_ids", 0): torch.arange(5)[None]}
     before, *after = states()
     for layer, (hidden, residual) in zip(LAYERS, after, strict=True):
@@ -55,7 +55,7 @@ def engine(error: float = 0.0, *, flat: bool = False) -> Dump:
 
 
 def compare(expected: Dump, actual: Dump) -> Compared:
-    return compare_dumps(Comparison("a", "b"), expected, actual, SilentProgress())
+    return compare_dumps(CompareOptions("a", "b"), expected, actual, SilentProgress())
 
 
 @pytest.mark.parametrize("flat", [False, True])

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from assay.dumps.protocol import Dump
-from assay.offline.check import Comparison, compare_dumps
+from assay.offline.check import CompareOptions, compare_dumps
 from assay.runs import SilentProgress
 from assay.sites import Site
 from assay.verdicts import Outcome, Verdict
@@ -47,7 +47,7 @@ def dump(nudge: Nudge = lambda scores: scores, error: float = 0.0) -> Dump:
 
 
 def swap_tie(scores: Tensor) -> Tensor:
-    """Round so that the other one of the tied experts wins."""
+    """Round so that the other tied expert wins."""
     changed = scores.clone()
     top = scores[TIED].topk(2).indices
     changed[TIED, top] = scores[TIED, top.flip(0)]
@@ -59,7 +59,7 @@ def prefer_expert_0(scores: Tensor) -> Tensor:
 
 
 def judge(actual: Dump) -> Verdict:
-    return compare_dumps(Comparison("", ""), dump(), actual, SilentProgress()).verdict
+    return compare_dumps(CompareOptions("", ""), dump(), actual, SilentProgress()).verdict
 
 
 def test_a_near_tie_is_a_note() -> None:
@@ -71,7 +71,7 @@ def test_a_near_tie_is_a_note() -> None:
 
 
 def on_two_ranks(one: Dump) -> Dump:
-    """Return a dump of two ranks that hold the same."""
+    """Return a dump of two ranks with equal values."""
     tensors = [
         replace(each, site=Site(replace(each.site.at, rank=rank), each.site.port))
         for each in one.tensors
@@ -86,14 +86,14 @@ def test_a_near_tie_on_every_rank_is_a_note() -> None:
     assert any("differ at near ties: 1, first in layers.0.gate" in one for one in verdict.notes)
 
 
-def test_a_wrong_router_is_no_near_tie() -> None:
+def test_a_wrong_router_is_not_a_near_tie() -> None:
     verdict = judge(dump(prefer_expert_0))
     assert verdict.verdict is Outcome.FAIL
     assert verdict.location is not None
     assert verdict.location.module == "layers.0.gate"
 
 
-def test_a_wrong_expert_is_seen_beside_a_near_tie() -> None:
+def test_a_wrong_expert_is_seen_next_to_a_near_tie() -> None:
     verdict = judge(dump(swap_tie, error=0.02))
     assert verdict.verdict is Outcome.FAIL
     assert verdict.location is not None
@@ -103,4 +103,4 @@ def test_a_wrong_expert_is_seen_beside_a_near_tie() -> None:
 @pytest.mark.parametrize("nudge", [swap_tie, prefer_expert_0])
 def test_the_same_dump_agrees_with_itself(nudge: Nudge) -> None:
     one = dump(nudge)
-    assert compare_dumps(Comparison("", ""), one, one, SilentProgress()).verdict.passed
+    assert compare_dumps(CompareOptions("", ""), one, one, SilentProgress()).verdict.passed

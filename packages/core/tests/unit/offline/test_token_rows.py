@@ -1,4 +1,4 @@
-"""Errors of single tokens of a comparison, as the heat map of its report shows them."""
+"""Errors of single tokens, for the heat map of a report."""
 
 from pathlib import Path
 from typing import Any

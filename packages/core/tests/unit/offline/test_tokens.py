@@ -77,7 +77,7 @@ def test_equal_structures_are_paired_in_order() -> None:
     assert not aligned.extra
 
 
-def test_a_warm_up_run_is_extra_and_said() -> None:
+def test_a_warm_up_run_is_extra_and_noted() -> None:
     expected = passes_of([[1, 2, 3]], [[4]])
     actual = passes_of([[9]], [[1, 2, 3]], [[4]])
     aligned = align_passes(expected, actual)

@@ -1,4 +1,4 @@
-"""Training dumps: the first phase of the first step that differs is named, not what follows from it."""
+"""Training dumps: the verdict names the first phase of the first step that differs."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from assay.dumps.protocol import Dump, DumpedTensor
-from assay.offline.check import Comparison, compare_dumps
+from assay.offline.check import CompareOptions, compare_dumps
 from assay.runs import SilentProgress
 from assay.sites import CallSite, Phase, Site
 from assay.verdicts import Outcome, Verdict
@@ -28,7 +28,7 @@ def build() -> nn.Module:
 
 @dataclass
 class Run:
-    """A training run whose values are recorded. Faults replace its parts.
+    """A recorded training run. Faults replace its parts.
 
     keeps_phases: whether what happens between backward and the next forward is recorded, as by
         assay; msprobe records parameters, activations and gradients.
@@ -129,7 +129,7 @@ class Run:
 def judge(actual: Run, *, keeps_phases: bool = True) -> Verdict:
     actual.keeps_phases = keeps_phases
     expected = Run(keeps_phases).record()
-    comparison = Comparison("golden", "mine")
+    comparison = CompareOptions("golden", "mine")
     return compare_dumps(comparison, expected, actual.record(), SilentProgress()).verdict
 
 
@@ -216,7 +216,7 @@ def test_gradients_of_later_micro_batches_and_steps_are_compared() -> None:
     site = Site(CallSite(last, "head", phase="backward"), "parameter.weight")
     run.values[site] = run.values[site] * 1.01
     expected = Run().record()
-    verdict = compare_dumps(Comparison("g", "m"), expected, dump, SilentProgress()).verdict
+    verdict = compare_dumps(CompareOptions("g", "m"), expected, dump, SilentProgress()).verdict
     assert verdict.location is not None
     assert (verdict.location.phase, verdict.location.step) == ("backward", last)
     assert verdict.location.parameter == "head.weight"
@@ -232,5 +232,5 @@ def test_noise_that_hides_a_tensor_of_zeros_forbids_a_pass() -> None:
 
 def test_equal_values_pass_whatever_noise_is_expected() -> None:
     expected, actual = (Run(dtype=torch.bfloat16).record() for _ in range(2))
-    verdict = compare_dumps(Comparison("g", "m"), expected, actual, SilentProgress()).verdict
+    verdict = compare_dumps(CompareOptions("g", "m"), expected, actual, SilentProgress()).verdict
     assert verdict.verdict is Outcome.PASS

@@ -1,4 +1,4 @@
-"""What forbids a PASS of two dumps, what is refused, and what a verdict states."""
+"""Verdicts on two dumps: conditions for PASS, refusals, and notes."""
 
 from pathlib import Path
 from typing import Any
@@ -53,7 +53,7 @@ def test_a_shorter_prompt_is_compared_as_far_as_it_goes(tmp_path: Path) -> None:
     assert str(verdict.headline).startswith("Everything with a partner agrees")
 
 
-def test_unrelated_prompts_are_said_to_be(tmp_path: Path) -> None:
+def test_unrelated_prompts_are_reported(tmp_path: Path) -> None:
     one = write_prefill(tmp_path / "one", TWO_PROMPTS)
     other = write_prefill(tmp_path / "other", TWO_PROMPTS[:1, :3] + 16)
     verdict = judge(one, other, tmp_path / "out")

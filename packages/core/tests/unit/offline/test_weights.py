@@ -14,7 +14,7 @@ from assay.models.quantization.results import (
     WeightRegion,
     WeightResult,
 )
-from assay.offline.check import Comparison, compare
+from assay.offline.check import CompareOptions, compare
 from assay.offline.judging.weights import judge_weights
 from assay.runs import SilentProgress
 from assay.verdicts import Outcome, find_contradiction
@@ -115,7 +115,9 @@ def test_folder_of_float_weights_and_quantized_folder(
     expected = write_folder(tmp_path / "expected", [{"up.weight": weight}])
     actual = write_quantized(tmp_path / "actual", weight, fault)
     (tmp_path / "run").mkdir()
-    verdict = compare(Comparison(str(expected), str(actual)), tmp_path / "run", SilentProgress())
+    verdict = compare(
+        CompareOptions(str(expected), str(actual)), tmp_path / "run", SilentProgress()
+    )
     assert verdict.verdict is outcome
     assert (tmp_path / "run" / "verdict.json").is_file()
 
@@ -141,7 +143,7 @@ def test_options_that_quantized_weights_would_ignore_are_refused(
     expected = write_folder(tmp_path / "expected", [{"up.weight": weight}])
     actual = write_quantized(tmp_path / "actual", weight, no_fault)
     with pytest.raises(UsageError) as caught:
-        compare(Comparison(str(expected), str(actual), **options), tmp_path, SilentProgress())
+        compare(CompareOptions(str(expected), str(actual), **options), tmp_path, SilentProgress())
     assert str(caught.value).endswith(f"leave out {named}")
 
 
@@ -156,7 +158,7 @@ def test_dump_with_weights_and_quantized_folder(tmp_path: Path) -> None:
     actual = write_quantized(tmp_path / "actual", weight, times(1.1, 3))
     (tmp_path / "run").mkdir()
     verdict = compare(
-        Comparison(str(tmp_path / "dump"), str(actual)), tmp_path / "run", SilentProgress()
+        CompareOptions(str(tmp_path / "dump"), str(actual)), tmp_path / "run", SilentProgress()
     )
     assert verdict.verdict is Outcome.FAIL
     assert verdict.location is not None
@@ -170,5 +172,5 @@ def test_two_folders_of_an_unknown_method_are_compared_as_stored(tmp_path: Path)
         write_folder(tmp_path / name, [stored], settings)
     for name, outcome in (("same", Outcome.PASS), ("other", Outcome.FAIL)):
         (tmp_path / f"run-{name}").mkdir()
-        comparison = Comparison(str(tmp_path / "expected"), str(tmp_path / name))
+        comparison = CompareOptions(str(tmp_path / "expected"), str(tmp_path / name))
         assert compare(comparison, tmp_path / f"run-{name}", SilentProgress()).verdict is outcome

@@ -8,7 +8,7 @@ from torch.utils.checkpoint import checkpoint
 
 from assay.dumps.recognizing import open_dump
 from assay.errors import UsageError
-from assay.offline.check import Comparison, compare_dumps
+from assay.offline.check import CompareOptions, compare_dumps
 from assay.recording.capture import capture
 from assay.recording.capturing.capture_filter import Ranges
 from assay.runs import SilentProgress
@@ -131,7 +131,7 @@ def train(net: nn.Module) -> None:
 
 def judged(expected: Path, actual: Path) -> Verdict:
     sides = open_dump(str(expected)), open_dump(str(actual))
-    return compare_dumps(Comparison("a", "b"), *sides, SilentProgress()).verdict
+    return compare_dumps(CompareOptions("a", "b"), *sides, SilentProgress()).verdict
 
 
 @pytest.mark.parametrize(
@@ -313,7 +313,7 @@ def test_two_captures_of_statistics_are_compared(tmp_path: Path) -> None:
 
     def judge(actual: str) -> Verdict:
         sides = open_dump(str(tmp_path / "one")), open_dump(str(tmp_path / actual))
-        return compare_dumps(Comparison("a", "b", stats=True), *sides, SilentProgress()).verdict
+        return compare_dumps(CompareOptions("a", "b", stats=True), *sides, SilentProgress()).verdict
 
     assert judge("two").verdict is Outcome.PASS
     found = judge("fault")

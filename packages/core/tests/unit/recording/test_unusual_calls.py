@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from assay.dumps.recognizing import open_dump
 from assay.errors import UsageError
-from assay.offline.check import Comparison, compare_dumps
+from assay.offline.check import CompareOptions, compare_dumps
 from assay.recording.capture import capture
 from assay.runs import SilentProgress
 from assay.trace import Trace
@@ -39,7 +39,7 @@ PATHS = ["", "layers.0", "layers.1"]
 
 def judged(expected: Path, actual: Path) -> Verdict:
     sides = open_dump(str(expected)), open_dump(str(actual))
-    return compare_dumps(Comparison("a", "b"), *sides, SilentProgress()).verdict
+    return compare_dumps(CompareOptions("a", "b"), *sides, SilentProgress()).verdict
 
 
 class Meeting(Net):

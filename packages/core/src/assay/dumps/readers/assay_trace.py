@@ -1,8 +1,8 @@
 """Traces and goldens of assay itself.
 
-A golden has one trace for each dtype that candidates may have. Each is a whole run of the
-yardstick, in which the inputs of every module are rounded to that dtype; the widest is read. The
-trace of a training golden also holds the values between the phases of each step.
+A golden has one trace for each candidate dtype: a run of the yardstick with the inputs of every module
+rounded to that dtype. The widest is read. A training golden also holds the values between the phases of
+each step.
 """
 
 import re
@@ -23,22 +23,21 @@ from assay.sites import Call, CallSite, Phase, Site
 from assay.trace import Trace, TraceError, is_intact
 
 _HEAD, _HEAD_BYTES = b'"format":"assay-trace"', 64
-# Names of the traces in a golden: that of a training golden, or the dtypes, the widest first.
+# Trace folders of a training golden, and of other goldens by dtype, widest first.
 _TRACES_IN_GOLDEN = (("trace",), tuple(FORMATS))
-# Attachments of a training trace: a table of values, and their tensors.
+# The attachment of a training trace that lists the tensors of a step.
 _STEP_TABLE = re.compile(r"(step-(\d+))-table")
-# Folder of one rank of a capture.
 _RANK = re.compile(r"rank-(\d{1,6})")
-# In the manifest of a capture: a sentence on calls that were not recorded.
+# The manifest key for a sentence on calls that were not recorded.
 _LEFT_OUT = "left_out"
-# Before the name of a counter of an optimizer. Optimizers differ in what they count.
-_COUNT = "count-"
 # The elements of a tensor of statistics, in the order of `assay.recording.statistics.NAMES`.
 _STATISTICS: tuple[Statistic, ...] = (
     "min", "max", "mean", "norm", "nan", "inf", "projection", "channels",
 )  # fmt: skip
+# Prefix of optimizer counters. Optimizers count different things.
+_COUNT = "count-"
 _MEASURED = ".statistics"
-# After the name of a port: the error of the same run in another dtype.
+# A port with the error of the same run in another dtype.
 _NOISE = re.compile(r"(.+)\.noise\.(\w+)")
 
 
@@ -48,15 +47,15 @@ class AssayReader:
     name = "assay"
 
     def recognize(self, path: Path) -> bool:
-        """Return True for a trace, those of several ranks, a golden, or the folder of a check."""
+        """Return True for a trace, the traces of several ranks, a golden, or the folder of a check."""
         return bool(_find_traces(path) or _find_ranks(path))
 
     def open(self, path: Path) -> Dump:
-        """Read the index of the trace, or those of all ranks."""
+        """Read the index of the trace or of all ranks' traces."""
         ranks = _find_ranks(path)
         dump = self._join(path, ranks) if ranks else self._open_one(path)
         if others := sorted(one.name for one in path.glob("process-*") if _is_trace(one)):
-            problem = f"{path}: compare {name_some(others)} on their own: other models or processes"
+            problem = f"{path}: compare {name_some(others)} separately: they are other models or processes"
             dump = replace(dump, problems=[*dump.problems, problem])
         return dump
 
@@ -90,7 +89,7 @@ class AssayReader:
         )
 
     def _join(self, path: Path, folders: Mapping[int, Path]) -> Dump:
-        """Return the dump of all ranks. A rank that cannot be read is a problem of the dump."""
+        """Join the dumps of all ranks. An unreadable rank becomes a problem of the dump."""
         dumps, damaged = [], DamagedFiles()
         for rank, folder in folders.items():
             try:
@@ -113,7 +112,6 @@ class AssayReader:
 
 
 def _find_ranks(path: Path) -> dict[int, Path]:
-    """Return by number the folders of the ranks of one capture."""
     folders = {
         int(found[1]): folder
         for folder in (path.glob("rank-*") if path.is_dir() else ())
@@ -123,7 +121,7 @@ def _find_ranks(path: Path) -> dict[int, Path]:
 
 
 def _find_traces(path: Path) -> list[Path]:
-    """Return the folders of the traces that `path` holds, the preferred one first."""
+    """Return the trace folders in `path`, the preferred one first."""
     for root in (path, path / "golden"):
         for names in (("",), *_TRACES_IN_GOLDEN):
             if found := [root / name for name in names if _is_trace(root / name)]:
@@ -140,7 +138,6 @@ def _is_trace(folder: Path) -> bool:
 
 
 def _recorded(trace: Trace) -> Iterator[FoundTensor]:
-    """Yield the tensors of all module calls."""
     axes = _read_axes(trace)
     for call in _by_end(trace.calls):
         noise = _read_noise(trace, call)
@@ -172,7 +169,6 @@ def _recorded(trace: Trace) -> Iterator[FoundTensor]:
 
 
 def _read_noise(trace: Trace, call: Call) -> dict[str, dict[str, tuple[float, float, int]]]:
-    """Return by port and dtype the noise that was recorded with a call."""
     found: dict[str, dict[str, tuple[float, float, int]]] = {}
     for port in call.ports:
         if parts := _NOISE.fullmatch(port):
@@ -191,9 +187,9 @@ def _read(trace: Trace, call: Call, port: str) -> Tensor:
 
 
 def _by_end(calls: Iterable[Call]) -> Iterator[Call]:
-    """Sort calls from the order in which they started to that in which they ended.
+    """Reorder calls from start order to end order.
 
-    A call ends after the calls that it made. Backward runs through them in the opposite order.
+    A call ends after the calls that it made. Backward visits them in reverse.
     """
     passes: dict[tuple[int, int, int], list[Call]] = {}
     for call in calls:
@@ -247,7 +243,6 @@ def _read_attached(intact: Callable[[], bool], value: Tensor, site: Site) -> Ten
 
 
 def _read_axes(trace: Trace) -> dict[str, tuple[int, int]]:
-    """Return the place of the rank on each mesh axis, and the size of the axis."""
     recorded: Any = trace.manifest.get("mesh_axes", {})
     try:
         return {name: (int(place), int(size)) for name, (place, size) in recorded.items()}
@@ -256,7 +251,7 @@ def _read_axes(trace: Trace) -> dict[str, tuple[int, int]]:
 
 
 def _parse_site(row: dict[str, Any], step: int, rank: int) -> Site:
-    """Return the address of a value. A gradient has the port of its parameter."""
+    """Return the address of a value. A gradient gets the port of its parameter."""
     phase, index = row["phase"], row["index"]
     if phase not in get_args(Phase) or type(index) is not int:
         raise ValueError(f"{phase!r}, {index!r}")

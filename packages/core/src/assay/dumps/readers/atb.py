@@ -1,9 +1,9 @@
 """Dumps of Ascend Transformer Boost models, by msit (`tensors/`) or msprobe (`atb_dump_data/data/`).
 
-`{device}_{pid}/{token}/{index}_{OpType}/{index}_{OpType}/.../` is an operation within an operation. Its
-`before/intensorN.bin` and `after/outtensorN.bin` consist of lines `key=value` up to `$End=1`, and the
-values. The tools store equal tensors once: the others are links, to the file by path (a symbolic
-link) or by the numbers of the operations (`data=5_0_1_outtensor0.bin`).
+`{device}_{pid}/{token}/{index}_{OpType}/{index}_{OpType}/.../` is a nested operation. Its files
+`before/intensorN.bin` and `after/outtensorN.bin` hold lines `key=value` up to `$End=1`, then the values.
+The tools store equal tensors once. The others link to that file: by path (a symbolic link), or by the
+numbers of the operations (`data=5_0_1_outtensor0.bin`).
 """
 
 import math
@@ -34,28 +34,17 @@ _OPERATION = re.compile(r"([0-9]{1,9})_([A-Za-z].*)")
 _TENSOR = re.compile(r"(in|out)tensor([0-9]{1,9})\.bin", re.IGNORECASE)
 _ALIAS = re.compile(r"((?:[0-9]{1,9}_)+)((in|out)tensor[0-9]{1,9}\.bin)")
 _SIZE = re.compile(r"[0-9]{1,18}")
-# Other statistics are `N/A`, or complex.
+# Statistics may also be `N/A` or complex.
 _DECIMAL = re.compile(r"-?(?:[0-9]+\.?[0-9]*|inf|nan)")
 _STATISTICS: Mapping[Statistic, str] = {
-    "max": "max",
-    "min": "min",
-    "mean": "mean",
-    "norm": "l2norm",
-}
+    "max": "max", "min": "min", "mean": "mean", "norm": "l2norm",
+}  # fmt: skip
 
 # Source: Mki::TensorDType of ascend-transformer-boost, the numbers of aclDataType.
 _DTYPES = {
-    "0": torch.float32,
-    "1": torch.float16,
-    "2": torch.int8,
-    "3": torch.int32,
-    "4": torch.uint8,
-    "6": torch.int16,
-    "9": torch.int64,
-    "11": torch.float64,
-    "12": torch.bool,
-    "27": torch.bfloat16,
-}
+    "0": torch.float32, "1": torch.float16, "2": torch.int8, "3": torch.int32, "4": torch.uint8,
+    "6": torch.int16, "9": torch.int64, "11": torch.float64, "12": torch.bool, "27": torch.bfloat16,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +57,13 @@ class _Header:
     start: int
     """First byte of the values."""
     length: int | None
-    """Bytes of the values; None if they are elsewhere or were not saved."""
+    """Size of the values in bytes; None if they are elsewhere or were not saved."""
     link: str
-    """The file that holds the values instead, or ""."""
+    """Name of the file that holds the values instead, or ""."""
     statistics: Mapping[Statistic, float]
 
     def require_length(self, length: int, file: Path) -> None:
-        """Raise UnreadableFileError if the tensor does not have `length` bytes in `file`."""
+        """Raise UnreadableFileError unless dims and dtype need `length` bytes."""
         if self.dtype and length != (expected := math.prod(self.shape) * self.dtype.itemsize):
             problem = f"$Object.data has {length:,} bytes, dims and dtype need {expected:,}"
             raise UnreadableFileError.of(file, problem)
@@ -83,13 +72,13 @@ class _Header:
 class AtbReader:
     """Reader of dumps of Ascend Transformer Boost models: tensors and statistics.
 
-    A module is the path of its operation, such as `1_Attention.0_LinearOperation`. Weights are inputs.
+    The path of an operation, such as `1_Attention.0_LinearOperation`, is its module. Weights are inputs.
     """
 
     name = "atb"
 
     def recognize(self, path: Path) -> bool:
-        """Return True for a dump, the folder of a device or a token, and one tensor file."""
+        """Return True for a dump, a device folder, a token folder, and one tensor file."""
         return bool(_find_devices(path)) or _is_tensor_file(path)
 
     def open(self, path: Path) -> Dump:
@@ -123,7 +112,7 @@ class AtbReader:
 
 
 def _open_file(format_name: str, path: Path) -> Dump:
-    """Open one tensor. Its links may lead to other files of its device."""
+    """Open one tensor. Links may lead to other files of its device."""
     file = path.resolve()
     around = (folder for folder in file.parents if _DEVICE.fullmatch(folder.name))
     device = next(around, file.parent)
@@ -146,14 +135,14 @@ def _is_tensor_file(path: Path) -> bool:
 
 
 def _list_topologies(device: Path) -> list[str]:
-    """Return the names of the graphs of a process. With several, the first run is a warm-up."""
+    """Return the graph names of a process. If there are several, the first run is a warm-up."""
     root, process = device.parent.parent, device.name.partition("_")[2]
     folders = (f"model/{process}", f"info/model/{process}", f"info/model/{device.name}")
     return sorted(file.stem for folder in folders for file in root.glob(f"{folder}/*.json"))
 
 
 def _list_operations(token: Path) -> list[Path]:
-    """Return the folders of the operations in order; inner ones come before the outer."""
+    """Return the operation folders in order, inner operations before outer ones."""
     pending: list[tuple[tuple[float, ...], Path]] = [((), token)]
     found = []
     while pending:
@@ -169,7 +158,7 @@ def _list_operations(token: Path) -> list[Path]:
 def _list_files(operation: Path) -> dict[str, Path]:
     """Return the files of an operation by port.
 
-    An input that was saved again after the call is `changed`. Outputs before the call are not read.
+    An input saved again after the call becomes `changed`. Outputs from before the call are ignored.
     """
     before, after = (
         {
@@ -206,7 +195,7 @@ def _describe(device: Path, file: Path, site: Site) -> DumpedTensor:
 def _find_values(device: Path, file: Path) -> tuple[_Header, Path, _Header]:
     """Return the header of `file`, the file with its values, and the header of that file.
 
-    Raises: UnreadableFileError if a link leaves the folder of the device or leads back.
+    Raises: UnreadableFileError if a link leaves the device folder, or links form a loop.
     """
     first: _Header | None = None
     visited = set()
@@ -218,7 +207,7 @@ def _find_values(device: Path, file: Path) -> tuple[_Header, Path, _Header]:
             continue
         header = _read_header(file)
         first = first or header
-        if header.link in ("", file.name):  # msprobe links a tensor that it filtered out to itself
+        if header.link in ("", file.name):  # msprobe links a filtered tensor to itself
             if header.length is not None:
                 first.require_length(header.length, file)
             return first, file, header
@@ -227,7 +216,6 @@ def _find_values(device: Path, file: Path) -> tuple[_Header, Path, _Header]:
 
 
 def _resolve(device: Path, file: Path, link: str) -> Path:
-    """Return the file that a link in `file` names."""
     if alias := _ALIAS.fullmatch(link):
         folder = device / file.relative_to(device).parts[0]
         for number in alias[1].split("_")[:-1]:
@@ -268,7 +256,7 @@ def _read_header(file: Path) -> _Header:
 
 
 def _split_fields(head: bytes, file: Path) -> tuple[dict[str, str], int]:
-    """Return the fields of a header, and the position of its end."""
+    """Return the fields of a header and the offset of its end."""
     fields: dict[str, str] = {}
     position = 0
     for line in head.split(b"\n")[:-1]:
@@ -298,7 +286,7 @@ def _read_values(device: Path, file: Path) -> Tensor:
         with open_file(source) as stream:
             memory = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
         data = torch.frombuffer(memory, dtype=torch.uint8, count=values.length, offset=values.start)
-    except ValueError as error:  # the file has become shorter
+    except ValueError as error:  # the file was truncated
         raise UnreadableFileError.of(source, error) from None
     if header.dtype is torch.bool:
         return data.ne(0).reshape(header.shape)

@@ -17,7 +17,7 @@ _WEIGHTS = ("model*.safetensors*", "pytorch_model*.bin*")
 
 
 class ModelFolderReader:
-    """Reader of the weights of a model: all safetensors shards, or all pickled ones."""
+    """Reader of all weights of a model, safetensors or pickled."""
 
     name = "model"
 
@@ -28,7 +28,7 @@ class ModelFolderReader:
         )
 
     def open(self, path: Path) -> Dump:
-        """Read the headers of the weight files."""
+        """Read the headers of all weight files."""
         try:
             found = read_tensors(path)
             pickled = read_pickled(path) if found is None else {}

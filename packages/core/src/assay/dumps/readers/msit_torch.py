@@ -1,8 +1,8 @@
 """Dumps of PyTorch models by msit (`msit_llm`).
 
-`msit_dump_{time}/torch_tensors/{device}_{pid}/` belongs to one process. `model_tree.json` lists the
-modules, `{token}/{module}/` holds the tensors of a call or their `statistics.csv`, and `weights/` the
-parameters. `{token}/{module}.{api}[.k]/` belongs to a torch function that the module called.
+`msit_dump_{time}/torch_tensors/{device}_{pid}/` is one process. `model_tree.json` lists the modules,
+`{token}/{module}/` holds the tensors of a call or their `statistics.csv`, and `weights/` the parameters.
+`{token}/{module}.{api}[.k]/` is a torch function that the module called.
 """
 
 import csv
@@ -34,28 +34,29 @@ _COLUMNS: Mapping[Statistic, str] = {"max": "Max", "min": "Min", "mean": "Mean",
 
 @dataclass(frozen=True, slots=True)
 class _CallFolder:
-    """A folder with the tensors of one call. module: the tool's name, which begins with `root`."""
+    """A folder with the tensors of one call."""
 
     folder: Path
     token: int
     module: str
+    """The tool's name, which begins with `root`."""
     prefix: str = ""
 
 
 class MsitTorchReader:
     """Reader of msit's dumps of PyTorch models: tensors, statistics and weights.
 
-    The tool keeps the last call of each module in a token. The processes of a dump are its ranks.
+    The tool keeps only the last call of each module per token. Each process is a rank.
     """
 
     name = "msit"
 
     def recognize(self, path: Path) -> bool:
-        """Return True for a dump, the folder around it, and the folder of a process or a token."""
+        """Return True for a dump, its parent folder, a process folder, and a token folder."""
         return bool(_find_processes(path))
 
     def open(self, path: Path) -> Dump:
-        """Read the module trees, and dtype and shape of each tensor."""
+        """Read the module trees, and the dtype and shape of each tensor."""
         processes = _find_processes(path)
         root = find_root(path, processes)
         found: list[FoundTensor] = []
@@ -67,8 +68,9 @@ class MsitTorchReader:
             for call in counted(f"reads {folder.name}", calls, "calls"):
                 tensors += _read_call(root, call, damaged)
             for tensor in tensors:
-                class_name = classes.get(tensor.site.at.module, "")
-                site = _our_site(tensor.site, rank)
+                at, class_name = tensor.site.at, classes.get(tensor.site.at.module, "")
+                module = unwrapped_path(at.module.removeprefix("root").removeprefix("."))
+                site = Site(replace(at, module=module, rank=rank), tensor.site.port)
                 load = partial(load_tensor, root / tensor.key, _CONTENT)
                 found.append((replace(tensor, site=site, class_name=class_name), load))
         return assemble_dump(self.name, path, found, damaged, {"dump": root.parent.name})
@@ -85,10 +87,9 @@ def _is_module(name: str) -> bool:
 
 
 def _read_tree(folder: Path) -> dict[str, str]:
-    """Return the class of each module; children come before their parents.
+    """Return the class of each module, children before parents.
 
-    Siblings stand in the order of their definition: since the tool records parameters of
-    operations, its own sorting by calls has no effect.
+    Siblings are in definition order: the tool's sorting by calls has no effect.
     """
     path = path_inside(folder, _TREE)
     return dict(_walk_tree(read_json_object(path), path)) if path.is_file() else {}
@@ -105,7 +106,7 @@ def _walk_tree(node: object, path: Path) -> Iterator[tuple[str, str]]:
 
 
 def _list_calls(token: Path, classes: Mapping[str, str]) -> list[_CallFolder]:
-    """Return the folders of a token in order; functions come before the module that calls them."""
+    """Return the call folders of a token in order, functions before the module that calls them."""
     positions = {name: position for position, name in enumerate(classes)}
     found = []
     for folder in token.iterdir():
@@ -123,7 +124,7 @@ def _list_calls(token: Path, classes: Mapping[str, str]) -> list[_CallFolder]:
 
 
 def _split_name(name: str, classes: Mapping[str, str]) -> tuple[str, str, int]:
-    """Return module, function ("" for the module's own call) and number from a folder's name.
+    """Split a folder name into module, function ("" for the module's own call) and number.
 
     >>> _split_name("root.attn.matmul.1", {"root": "Model", "root.attn": "Attention"})
     ('root.attn', 'matmul', 1)
@@ -134,11 +135,6 @@ def _split_name(name: str, classes: Mapping[str, str]) -> tuple[str, str, int]:
     if name in classes or base in classes or module not in classes:
         return name, "", 0
     return module, api, int(numbered[2]) if numbered else 0
-
-
-def _our_site(site: Site, rank: int) -> Site:
-    module = unwrapped_path(site.at.module.removeprefix("root").removeprefix("."))
-    return Site(replace(site.at, module=module, rank=rank), site.port)
 
 
 def _read_weights(folder: Path, token: int, damaged: DamagedFiles) -> Iterator[DumpedTensor]:
@@ -168,10 +164,10 @@ def _describe(root: Path, file: Path, site: Site) -> DumpedTensor:
 
 
 def _read_statistics(root: Path, file: Path, call: _CallFolder) -> Iterator[DumpedTensor]:
-    """Read a table to which the tool adds a row for each tensor.
+    """Read a table with one row for each tensor.
 
-    An input after an output begins the next call. The tensors of a nested output share an index:
-    all but the first get the next free one.
+    An input after an output begins the next call. The tensors of a nested output share an index: all but
+    the first get the next free one.
     """
     number, last_kind = 0, ""
     for kind, run in groupby(_read_rows(root, file), key=itemgetter(0)):
@@ -188,7 +184,7 @@ def _read_statistics(root: Path, file: Path, call: _CallFolder) -> Iterator[Dump
 
 
 def _read_rows(root: Path, file: Path) -> Iterator[tuple[str, int, DumpedTensor]]:
-    """Yield `input` or `output`, the index and the statistics of each row."""
+    """Yield `input` or `output`, the index, and the statistics of each row."""
     key, line = str(file.relative_to(root)), 1
     try:
         for row in csv.DictReader(read_text(path_inside(root, key)).splitlines()):

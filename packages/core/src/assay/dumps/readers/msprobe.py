@@ -1,7 +1,7 @@
 """Dumps of msprobe (mindstudio-probe 26 and older).
 
-`step{N}/rank{R}|proc{PID}/dump.json` lists the calls in the order in which they finished, with the
-statistics of every tensor; `dump_tensor_data/*.pt` holds the values, unless the task is `statistics`.
+`step{N}/rank{R}|proc{PID}/dump.json` lists the calls in the order in which they finished, with statistics
+of every tensor. `dump_tensor_data/*.pt` holds the values, unless the task is `statistics`.
 """
 
 import re
@@ -28,21 +28,21 @@ _STEP = re.compile(r"step(\d+)")
 _PROCESS = re.compile(r"(rank|proc)(\d*)")
 _MODULE = re.compile(r"(?:Module|Cell)\.(.+)\.([^.]+)\.(forward|backward|parameters_grad)\.(\d+)")
 _OPERATION = re.compile(r"([A-Z]\w*)\.(.+)\.(\d+)\.(forward|backward)")
-# Operations that overwrite their first operand, which may be uninitialized memory.
+# These operations overwrite their first operand, which may be uninitialized memory.
 _WRITES = re.compile(r"\w+_(?:__setitem__|(?:copy|fill|zero|index_put|index_copy|scatter)_)")
-# Names in dump.json, by ours.
 _STATISTICS = {name: name.capitalize() for name in get_args(Statistic)}
 
 
 @dataclass(frozen=True, slots=True)
 class _Key:
-    """The parsed key of one call. counter: what `call` is counted over."""
+    """The parsed key of one call."""
 
     module: str
     class_name: str
     phase: Phase
     call: int
     counter: str
+    """The name that `call` counts the calls of."""
     operation: str = ""
 
 
@@ -55,7 +55,7 @@ class MsprobeReader:
     name = "msprobe"
 
     def recognize(self, path: Path) -> bool:
-        """Return True for a dump folder, one of its steps, or the folder of one process."""
+        """Return True for a dump folder, a step folder, or a process folder."""
         return bool(_process_folders(path))
 
     def open(self, path: Path) -> Dump:
@@ -80,7 +80,6 @@ class MsprobeReader:
 
 
 def _process_folders(path: Path) -> list[tuple[int, int, Path]]:
-    """Return step, rank and folder of every process whose files `path` holds."""
     found = []
     for folder in (path, *path.glob("proc*"), *path.glob("rank*"), *path.glob("step*/*")):
         has_index, has_data = (folder / _INDEX).is_file(), (folder / _DATA).is_dir()
@@ -94,7 +93,7 @@ def _process_folders(path: Path) -> list[tuple[int, int, Path]]:
 
 
 def _require_distinct(path: Path, processes: list[tuple[int, int, Path]]) -> None:
-    """Raise DumpError if two processes have the same step and rank, as after two runs into one folder."""
+    """Raise DumpError if two runs wrote into one folder: processes of the same step and rank."""
     for (step, rank, one), (next_step, next_rank, other) in pairwise(processes):
         if (step, rank) == (next_step, next_rank):
             what = f"{one.name} and {other.name}, both step {step}, rank {rank}"
@@ -114,7 +113,7 @@ def _read_index(folder: Path) -> dict[str, Any]:
 def _read_calls(
     data: Mapping[str, Any], step: int, rank: int, folder: Path
 ) -> Iterator[tuple[DumpedTensor, str]]:
-    """Yield every tensor with the name of its file, "" if there is none."""
+    """Yield every tensor with its file name, "" if it has no file."""
     keys = {text: _parse_key(text, folder) for text in data}
     counts = Counter(key.counter for key in keys.values() if not key.operation)
     num_passes = _count_passes(n for counter, n in counts.items() if " " not in counter)
@@ -156,16 +155,13 @@ def _read_calls(
 
 
 def _count_passes(calls: Iterable[int]) -> int:
-    """Return the number of passes, from the number of calls of each module.
-
-    Most modules run once in a pass, so it is the most common number.
-    """
+    """Return the number of passes: the most common number of calls, because most modules run once."""
     counts = Counter(calls)
     return max(counts, key=lambda number: (counts[number], number), default=0)
 
 
 def _split_call(call: int, num_calls: int, num_passes: int) -> tuple[int, int]:
-    """Return the pass of a module's call, and its number within the pass.
+    """Return the pass of a call and its number within the pass.
 
     >>> _split_call(5, num_calls=6, num_passes=3)  # a module that is called twice in each pass
     (2, 1)
@@ -177,9 +173,9 @@ def _split_call(call: int, num_calls: int, num_passes: int) -> tuple[int, int]:
 def _number_irregular_calls(
     keys: Mapping[str, _Key], counts: Mapping[str, int], num_passes: int
 ) -> dict[str, tuple[int, int]]:
-    """Return pass and number of the calls of modules that run in some passes only, such as experts.
+    """Return pass and number for calls of modules that skip passes, such as experts.
 
-    Such a call belongs to the pass of the regular modules around it.
+    Such a call belongs to the pass of the surrounding regular modules.
     """
     forward = {
         text: key.module
@@ -207,7 +203,7 @@ def _number_irregular_calls(
 
 
 def _read_callers(folder: Path) -> dict[str, str]:
-    """Return the key of the module call around each call; empty if the dump has no such table."""
+    """Return the enclosing module call of each call; empty if the dump does not record it."""
     path = path_inside(folder, "construct.json")
     table = parse_json(read_text(path, _MAX_INDEX_BYTES), path) if path.is_file() else {}
     table = table if isinstance(table, dict) else {}
@@ -226,7 +222,7 @@ def _read_callers(folder: Path) -> dict[str, str]:
 
 
 def _first(value: object) -> object:
-    """Return the first item of a list, None of an empty one; any other value as it is."""
+    """Return the first item of a list (None if it is empty), and any other value unchanged."""
     return (value or [None])[0] if isinstance(value, list) else value
 
 
@@ -234,7 +230,7 @@ def _parse_key(text: str, folder: Path) -> _Key:
     if found := _MODULE.fullmatch(text):
         module, class_name, kind, call = found.groups()
         phase: Phase = "forward" if kind == "forward" else "backward"
-        counter = f"{module}" if kind == "forward" else f"{module} {kind}"
+        counter = module if kind == "forward" else f"{module} {kind}"
         return _Key(unwrapped_path(module), class_name, phase, int(call), counter)
     if found := _OPERATION.fullmatch(text):
         prefix, name, call, direction = found.groups()
@@ -244,21 +240,18 @@ def _parse_key(text: str, folder: Path) -> _Key:
     raise UnreadableFileError.of(folder / _INDEX, f"unknown key {text}")
 
 
-def _ports_of(call: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield port and entry of every tensor of a call."""
-    # In backward, msprobe's `input` is the gradient of the forward's output.
-    inputs, outputs = ("output", "input") if "input" in call else ("input", "output")
-    for name in ("input", "input_args"):
-        yield from _walk(inputs, call.get(name))
-    yield from _walk(inputs, call.get("input_kwargs"))
-    yield from _walk(outputs, call.get("output"))
-    yield from _walk("parameter", call.get("parameters"))
-
-
 def _ports_of_gradients(call: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield port and entry of the gradient of every parameter of a module."""
     for name, entry in call.items():
         yield from _walk(f"parameter.{name}", _first(entry))
+
+
+def _ports_of(call: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    # In backward, msprobe's `input` is the gradient of the forward's output.
+    inputs, outputs = ("output", "input") if "input" in call else ("input", "output")
+    for name in ("input", "input_args", "input_kwargs"):
+        yield from _walk(inputs, call.get(name))
+    yield from _walk(outputs, call.get("output"))
+    yield from _walk("parameter", call.get("parameters"))
 
 
 def _walk(port: str, value: object) -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -1,8 +1,8 @@
 """Dumps of SGLang's dumper (also in vLLM and Megatron), and of SGLang's older hooks.
 
-The dumper writes a file for each tensor, `step=0___rank=0___dump_index=7___name=NAME___KEY=VALUE.pt`, with
-a table of `value` and `meta`. The hooks write a file for each pass of a rank,
-`TP0_PP0_Rank0_pid123/Pass00000.pt`, with a table of outputs by module name.
+The dumper writes one file per tensor, `step=0___rank=0___dump_index=7___name=NAME___KEY=VALUE.pt`, with
+the keys `value` and `meta`. The hooks write one file per pass and rank,
+`TP0_PP0_Rank0_pid123/Pass00000.pt`, with outputs by module name.
 """
 
 import re
@@ -26,7 +26,7 @@ from assay.sites import CallSite, Phase, Site, unwrapped_path
 _SEPARATOR = re.compile(r"___(?=[A-Za-z]\w*=)")
 _NUMBER = re.compile(r"[0-9]{1,9}")
 _HOOKED = re.compile(r"non_intrusive__(?:(.+)\.)?(inputs\.[^.]+|output)((?:\.[^.]+)*)")
-# Arguments of the model, which the dumper records without their module.
+# The dumper records these arguments of the model without a module.
 _MODEL_INPUTS = (
     "input_ids", "positions", "seq_lens", "req_pool_indices", "rids", "position_ids", "cu_seqlens_q",
     "cu_seqlens_kv",
@@ -42,17 +42,17 @@ _MAX_FACT_CHARACTERS = 200
 class SglangReader:
     """Reader of the dumps of SGLang's dumper and of SGLang's older hooks.
 
-    A name of the user's own is a module with one output, `layers.3.NAME` within layer 3.
+    A name that the user chose becomes a module with one output: `layers.3.NAME` within layer 3.
     """
 
     name = "sglang"
 
     def recognize(self, path: Path) -> bool:
-        """Return True for an experiment, the folder of a rank, and the folder around them."""
+        """Return True for an experiment, a rank folder, and their parent folder."""
         return bool(_find_experiments(path) or _find_processes(path))
 
     def open(self, path: Path) -> Dump:
-        """Read the names of all files, and dtype, shape and layout from each."""
+        """Read the name of every file, and its dtype, shape and layout."""
         experiments = _find_experiments(path)
         if len(experiments) > 1:
             names = (folder.name for folder in experiments)
@@ -69,14 +69,13 @@ class SglangReader:
             found = list(_read_experiment(experiments[0], facts, damaged))
         else:
             found = list(_read_passes(processes, damaged))
-        # The dumper records inputs before a call, but a call has one position.
+        # The dumper records inputs before a call. All tensors of a call get one position.
         finished = {tensor.site.at: position for position, (tensor, _) in enumerate(found)}
         found.sort(key=lambda one: finished[one[0].site.at])
         return assemble_dump(self.name, path, found, damaged, facts)
 
 
 def _find_experiments(path: Path) -> list[Path]:
-    """Return the folder of each experiment in `path`, or `path` if it is one."""
     path = path.resolve()
     for folders in ([path], sorted(path.glob("*/"))):
         found = [folder for folder in folders if any(map(_parse_file_name, folder.glob("*=*.pt")))]
@@ -86,7 +85,7 @@ def _find_experiments(path: Path) -> list[Path]:
 
 
 def _parse_file_name(file: Path) -> dict[str, str]:
-    """Return the keys in the name of a file; none if it is not one of the dumper's.
+    """Return the keys in a file name; none if the dumper did not write the file.
 
     >>> _parse_file_name(Path("step=0___rank=1___dump_index=7___name=a=b.c.pt"))
     {'step': '0', 'rank': '1', 'dump_index': '7', 'name': 'a=b.c'}
@@ -101,7 +100,7 @@ def _parse_file_name(file: Path) -> dict[str, str]:
 def _read_experiment(
     folder: Path, facts: dict[str, str], damaged: DamagedFiles
 ) -> Iterator[FoundTensor]:
-    """Yield the tensors of all files. Short values that hold no tensor go to `facts`."""
+    """Yield the tensors of all files. Short texts go to `facts`."""
     files = [(keys, file) for file in folder.glob("*=*.pt") if (keys := _parse_file_name(file))]
     files.sort(key=lambda one: [int(one[0].get(key, 0)) for key in ("step", "rank", "dump_index")])
     counts: Counter[Site] = Counter()
@@ -111,7 +110,7 @@ def _read_experiment(
         found: list[FoundTensor] = []
         with damaged.skipped():
             found = list(_read_file(path_inside(folder, file.name), keys, Site(at, port), facts))
-        # A damaged file counts as a call, so that later calls keep their numbers.
+        # A damaged file counts as a call: later calls keep their numbers.
         for site in {tensor.site for tensor, _ in found} or {Site(at, port)}:
             counts[site] += 1
         for tensor, load in found:
@@ -123,7 +122,7 @@ def _read_experiment(
 def _read_file(
     file: Path, keys: Mapping[str, str], site: Site, facts: dict[str, str]
 ) -> Iterator[FoundTensor]:
-    """Yield the tensors of one file. site: that of a single tensor in it."""
+    """Yield the tensors of one file. A single tensor gets the address `site`."""
     content = load_objects(file)
     # The first versions wrote the bare value.
     wrapped = isinstance(content, dict) and {"value", "meta"} <= content.keys()
@@ -147,7 +146,7 @@ def _read_file(
 
 
 def _read_axes(meta: Mapping[object, object]) -> dict[str, tuple[int, int]]:
-    """Return the place of a rank on each mesh axis, as the dumper stores it with every value."""
+    """Return the rank's index along each mesh axis, and the size of the axis."""
     facts: dict[object, object] = {}
     for name in _PARALLEL_INFO:
         facts |= _contents(meta.get(name))
@@ -161,7 +160,7 @@ def _read_axes(meta: Mapping[object, object]) -> dict[str, tuple[int, int]]:
 
 
 def _parse_name(name: str, layer: str) -> tuple[str, str, Phase]:
-    """Return module, port and phase.
+    """Parse a name into module, port and phase.
 
     >>> _parse_name("grad__non_intrusive__model.layers.0.inputs.hidden_states", "0")
     ('model.layers.0', 'input.hidden_states', 'backward')
@@ -180,14 +179,14 @@ def _parse_name(name: str, layer: str) -> tuple[str, str, Phase]:
 
 
 def _contents(value: object) -> Mapping[object, object]:
-    """Return the items of a dict, list or tuple by key; none of other values."""
+    """Return the items of a dict, list or tuple by key; an empty mapping for other values."""
     if isinstance(value, list | tuple):
         return dict(enumerate(value))
     return value if isinstance(value, dict) else {}
 
 
 def _tensors_in(value: object) -> dict[tuple[object, ...], Tensor]:
-    """Return `value` if it is a tensor, or the tensors directly in it, by their keys."""
+    """Return `value` if it is a tensor, else the tensors directly in it, by key."""
     if isinstance(value, Tensor):
         return {(): value}
     return {
@@ -204,7 +203,7 @@ def _suffix(keys: tuple[object, ...]) -> str:
 def _found(
     site: Site, key: str, file: Path, value: Tensor, keys: tuple[object, ...]
 ) -> FoundTensor:
-    """Describe a tensor. keys: what leads to it in `file`."""
+    """Describe a tensor, which `keys` lead to in `file`."""
     tensor = DumpedTensor.of_values(site, key, require_dense(file, key, value))
     return tensor, partial(_load, file, key, keys)
 
@@ -217,7 +216,7 @@ def _load(file: Path, name: str, keys: tuple[object, ...]) -> Tensor:
 
 
 def _find_processes(path: Path) -> list[tuple[int, Path]]:
-    """Return rank and folder of each process of the older hooks."""
+    """Return rank and folder of each process that the older hooks recorded."""
     path = path.resolve()
     folders = (path, *path.glob("TP*_PP*"))
     return sorted(
@@ -228,7 +227,6 @@ def _find_processes(path: Path) -> list[tuple[int, Path]]:
 
 
 def _read_passes(processes: list[tuple[int, Path]], damaged: DamagedFiles) -> Iterator[FoundTensor]:
-    """Yield the tensors of all passes of the older hooks."""
     for rank, folder in processes:
         files = {file: _PASS.fullmatch(file.name) for file in folder.glob("Pass*.pt")}
         passes = sorted((int(found[1]), file) for file, found in files.items() if found)
@@ -250,10 +248,10 @@ def _read_pass(file: Path, rank: int, number: int) -> Iterator[FoundTensor]:
 
 
 def _parse_outputs(names: list[str], number: int) -> Iterator[tuple[CallSite, str, str]]:
-    """Yield call and port of each output of the file of pass `number`.
+    """Yield call, port and name of each output in the file of pass `number`.
 
-    The hooks write a file when the inner model ends, just before they add that model's output. So the
-    outputs of the inner model, and of what follows it such as the logits, open the next file.
+    The hooks write a file when the inner model ends, before they add its output. That output and later ones,
+    such as the logits, begin the next file.
     """
     inner = next((name.partition(_BATCH)[0] for name in names if _BATCH in name), "")
     step = max(0, number - 1)

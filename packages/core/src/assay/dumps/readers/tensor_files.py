@@ -1,6 +1,6 @@
 """Loose tensor files: safetensors, .npy, and .pt or .pth with a tensor or tensors by name.
 
-They record no module calls. Module and port are guessed from each tensor's name.
+They record no module calls. The reader guesses module and port from the name of each tensor.
 """
 
 import re
@@ -24,19 +24,19 @@ from assay.sites import CallSite, Site, unwrapped_path
 
 _MAX_FOLDER_DEPTH = 3
 _MAX_NESTING = 8
-# `a.b.output`, `a.b.output.1`, `a.b.input.0`, `a.b.input.hidden_states`. A module may be called
-# `output`, so no other name follows it.
+# `a.b.output`, `a.b.output.1`, `a.b.input.0`, `a.b.input.hidden_states`. A module may be called `output`,
+# so only numbers may follow it.
 _CALL = re.compile(r"(?:(.+)\.)?(input(?:\.[A-Za-z_]\w*)?(?:\.\d+)*|output(?:\.\d+)*)")
 _PARAMETER = re.compile(r"(?:(.+?)\.)?(?:parameter\.)?((?:weight|bias)(?:_\w+)?)")
 
 
 class TensorFilesReader:
-    """Reader of one tensor file, or of a folder that holds nothing else."""
+    """Reader of one tensor file, or of a folder of tensor files."""
 
     name = "tensors"
 
     def recognize(self, path: Path) -> bool:
-        """Return True if `path` is a tensor file, or a folder with only such files."""
+        """Return True if `path` is a tensor file, or a folder of nothing else."""
         if not path.is_dir():
             return path.is_file() and path.suffix in _READERS
         files = _walk_files(path, _MAX_FOLDER_DEPTH)
@@ -68,7 +68,7 @@ class TensorFilesReader:
 
 
 def _walk_files(folder: Path, max_depth: int) -> Iterator[Path]:
-    """Yield everything in a folder but its subfolders of up to `max_depth` levels, and hidden files."""
+    """Yield the visible entries of a folder and, up to `max_depth` levels deep, of its subfolders."""
     for path in folder.iterdir():
         if path.name.startswith("."):
             continue
@@ -79,9 +79,9 @@ def _walk_files(folder: Path, max_depth: int) -> Iterator[Path]:
 
 
 def _name_sites(names: Sequence[tuple[Path, str]]) -> list[Site]:
-    """Return the address of each tensor, from its file and its name in it ("" if it has none).
+    """Return the address of each tensor, from its file and its name in the file ("" for none).
 
-    A name that occurs in several files is preceded by that of its file.
+    The file name precedes a tensor name that occurs in several files.
     """
     stems = [".".join(file.with_suffix("").parts) for file, _ in names]
     counts = Counter(name for _, name in names)
@@ -121,10 +121,8 @@ def _read_pickled(file: Path) -> Iterator[FoundTensor]:
     if not found:
         raise UnreadableFileError.of(file, "it holds no tensors")
     for name, tensor in found.items():
-        yield (
-            DumpedTensor.of_values(UNKNOWN_SITE, name, tensor),
-            partial(_load_object, file, name),
-        )
+        described = DumpedTensor.of_values(UNKNOWN_SITE, name, tensor)
+        yield described, partial(_load_object, file, name)
 
 
 def _load_object(file: Path, name: str) -> Tensor:
@@ -135,7 +133,7 @@ def _load_object(file: Path, name: str) -> Tensor:
 
 
 def _map_objects(file: Path) -> dict[str, Tensor]:
-    """Return the tensors of a file of `torch.save` by name; a single tensor has the name ""."""
+    """Return the tensors that `torch.save` wrote, by name; a single tensor has the name ""."""
     try:
         return _map_version(file, file.stat().st_mtime_ns)
     except OSError as error:
@@ -144,12 +142,10 @@ def _map_objects(file: Path) -> dict[str, Tensor]:
 
 @lru_cache(maxsize=4)  # both sides of a comparison read such a file tensor by tensor
 def _map_version(file: Path, _modified_ns: int) -> dict[str, Tensor]:
-    found = walk_values("", load_objects(file), _is_tensor, _MAX_NESTING)
+    found = walk_values(
+        "", load_objects(file), lambda value: isinstance(value, Tensor), _MAX_NESTING
+    )
     return {name: require_values(file, name or "it", tensor) for name, tensor in found}
-
-
-def _is_tensor(value: object) -> bool:
-    return isinstance(value, Tensor)
 
 
 _READERS: Mapping[str, Callable[[Path], Iterator[FoundTensor]]] = {

@@ -1,9 +1,9 @@
 """Dumps of Transformers' model debugger (`model_addition_debugger_context`).
 
-`{Class}_debug_tree_FULL_TENSORS.json` is the tree of module calls of one forward pass. Each tensor
-has statistics, printed to 5 digits, and its values: the name of a safetensors file, or printed
-text, which torch shortens. `{Class}_debug_tree_SUMMARY.json` is the same tree without values.
-Modules that have children have no outputs, except the model itself.
+`{Class}_debug_tree_FULL_TENSORS.json` is the tree of module calls in one forward pass. Each tensor has
+statistics, printed to 5 digits, and values: the name of a safetensors file, or printed text, which torch
+shortens. `{Class}_debug_tree_SUMMARY.json` is the same tree without values. Modules with children have no
+outputs, except the model itself.
 """
 
 import re
@@ -25,7 +25,7 @@ from assay.models.weight_files.mapping import map_tensor
 from assay.models.weight_files.reading import read_header
 from assay.sites import CallSite, Site, unwrapped_path
 
-# FULL_TENSORS sorts before SUMMARY, and is preferred.
+# FULL_TENSORS is preferred: it sorts before SUMMARY.
 _TREE = re.compile(r"(.+)_debug_tree_(FULL_TENSORS|SUMMARY)\.json")
 # torch prints at most 1,000 elements of a tensor, 12 kB.
 _MAX_TREE_BYTES = 1 << 29
@@ -37,16 +37,16 @@ _TENSOR_NAME = "data"
 
 
 class TransformersDebuggerReader:
-    """Reader of the debugger's trees: with safetensors files, printed values, or statistics only."""
+    """Reader of the debugger's trees, with safetensors files, printed values, or statistics only."""
 
     name = "transformers-debugger"
 
     def recognize(self, path: Path) -> bool:
-        """Return True for the folder of a dump, or one of its trees."""
+        """Return True for a dump folder, or a tree file."""
         return bool(_find_trees(path))
 
     def open(self, path: Path) -> Dump:
-        """Read the tree."""
+        """Read the tree of the model's calls."""
         trees = _find_trees(path)
         if len(trees) > 1:
             names = ", ".join(tree.name for tree in trees)
@@ -81,7 +81,6 @@ def _read_file(file: Path) -> Tensor:
 
 
 def _find_trees(path: Path) -> list[Path]:
-    """Return the best tree of each model."""
     if path.is_file():
         return [path] if _TREE.fullmatch(path.name) else []
     found: dict[str, Path] = {}
@@ -102,7 +101,7 @@ def _read_tree(tree: Path) -> dict[str, Any]:
 def _walk_calls(
     node: Mapping[str, Any], model: str, num_calls: Counter[str], tree: Path
 ) -> Iterator[tuple[DumpedTensor, str]]:
-    """Yield every tensor of a call and of the calls that it made, with the name of its file or ""."""
+    """Yield every tensor of a call and of its child calls, with its file name or ""."""
     path = node["module_path"]
     children = node.get("children") or []
     for child in children if isinstance(children, list) else [None]:

@@ -1,4 +1,4 @@
-"""Dumps that assay recognizes but cannot read: opening one says what it is and what to do instead."""
+"""Dumps that assay recognizes but cannot read. The error names the tool and the next step."""
 
 import re
 from dataclasses import dataclass
@@ -13,16 +13,15 @@ _HEAD_BYTES = 4096
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """A kind of dump that cannot be read."""
+    """A kind of dump. One match of `patterns`, `folder_names` or `head` recognizes it."""
 
     description: str
     """Tool and content."""
     advice: str
-    """Advice: the next step."""
+    """The next step."""
     patterns: tuple[str, ...] = ()
-    """Globs below the folder; one match is enough."""
+    """Globs below the folder."""
     folder_names: re.Pattern[str] | None = None
-    """Names of the folder itself."""
     head: re.Pattern[str] | None = None
     """Text at the beginning of a file."""
 
@@ -70,16 +69,16 @@ _KINDS = (
 
 
 class UnsupportedReader:
-    """Recognizes dumps of other tools, and refuses them by name."""
+    """Reader that refuses dumps of other tools by name."""
 
     name = "unsupported"
 
     def recognize(self, path: Path) -> bool:
-        """Return True for a dump that no reader can read."""
+        """Return True for a known dump that no reader can read."""
         return _find_kind(path) is not None
 
     def open(self, path: Path) -> NoReturn:
-        """Raise DumpError, which says what the dump is."""
+        """Raise DumpError with the tool and the next step."""
         kind = _find_kind(path)
         if kind is None:
             raise DumpError(f"{path} is not a dump of a known format")

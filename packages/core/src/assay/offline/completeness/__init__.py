@@ -1,1 +1,1 @@
-"""Signs in a single dump that it does not hold a whole run."""
+"""Signs that a dump does not hold a whole run."""

@@ -1,4 +1,4 @@
-"""Ranks that a dump has lost: it holds the shards of the others."""
+"""Detection of ranks that a dump lost."""
 
 from collections.abc import Sequence
 
@@ -6,25 +6,25 @@ import torch
 from torch import Tensor
 
 from assay.dumps.protocol import Dump, DumpedTensor
-from assay.offline.ports.lanes import Lane, collect_lanes
+from assay.offline.ports.lanes import collect_lanes
 
-# Places whose values are read. Their majority decides.
+# The values of this many ports are read. The majority decides.
 _MOST_PLACES = 9
 
 
 def find_lost_ranks(expected: Dump, actual: Dump) -> set[int]:
-    """Return the ranks that EXPECTED alone holds, if the others hold the same parts on both sides.
+    """Return the ranks that only EXPECTED holds, if the other ranks hold the same parts on both sides.
 
-    A run on fewer ranks holds wholes, sums or larger parts instead.
+    A run on fewer ranks holds whole tensors, sums or larger parts instead.
     """
-    kept = {one.site.at.rank for one in actual.tensors}
-    lost = {one.site.at.rank for one in expected.tensors} - kept
-    if not lost or not kept <= {one.site.at.rank for one in expected.tensors}:
+    kept, lost = set(actual.ranks), set(expected.ranks) - set(actual.ranks)
+    if not lost or not kept <= set(expected.ranks):
         return set()
     votes: list[bool] = []
     others = collect_lanes(actual)
     for port, lane in collect_lanes(expected).items():
-        both = [_first_of_all_ranks(one) for one in (lane, others.get(port)) if one is not None]
+        # The first call, on all ranks.
+        both = [next(iter(one.tensors.values())) for one in (lane, others.get(port)) if one]
         if len(both) < 2 or len(both[0]) <= len(both[1]):
             continue
         shapes = {one.site.at.rank: one.shape for one in both[0]}
@@ -35,14 +35,10 @@ def find_lost_ranks(expected: Dump, actual: Dump) -> set[int]:
     return lost if sum(votes) * 2 > len(votes) else set()
 
 
-def _first_of_all_ranks(lane: Lane) -> list[DumpedTensor]:
-    return next(iter(lane.tensors.values()))
-
-
 def _vote(
     expected: Dump, actual: Dump, parts: Sequence[DumpedTensor], others: Sequence[DumpedTensor]
 ) -> list[bool]:
-    """Return [True] for values nearer to those of the same rank than to their sum; [] for replicas."""
+    """Return [True] if a value is nearer to the value of its own rank than to the sum; [] for replicas."""
     if not all(one.has_values for one in (*parts, *others)):
         return []
     values = {

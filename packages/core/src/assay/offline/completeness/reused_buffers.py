@@ -1,7 +1,7 @@
-"""Reused buffers: the same values in decode steps of different tokens.
+"""Detection of reused buffers: equal values in decode steps with different tokens.
 
-A graph that is captured once and replayed writes every step to the same memory. A tool that keeps
-references, or that records at the capture only, then dumps one step under the names of all.
+A captured graph writes every step to the same memory. A tool that keeps references, or that records only
+during capture, then dumps one step under the names of all steps.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,18 +16,18 @@ from assay.offline.ports.lanes import Lane, Lanes, collect_lanes
 from assay.offline.tokens.alignment import find_passes
 from assay.offline.tokens.passes import Pass
 
-# One module may compute the same from different inputs, such as a saturated gate. Three do not.
+# One module, such as a saturated gate, may compute equal values from different inputs. Three do not.
 _FEWEST_MODULES = 3
-# An output of fewer distinct values may be constant by nature: zeros, a one-hot choice.
+# An output with fewer distinct values may be constant by nature, such as zeros or a one-hot choice.
 _FEWEST_VALUES = 5
 
 _Pair = tuple[Pass, Pass]
 
 
 def find_reused_buffers(dump: Dump) -> list[DumpedTensor]:
-    """Return the outputs that are bitwise equal in decode steps whose tokens or inputs differ.
+    """Return the outputs that are bitwise equal in decode steps with different tokens or inputs.
 
-    To save time, only the first and the last pair of decode steps of a request are searched.
+    To save time, only the first and last pair of decode steps of each request are searched.
     """
     lanes = {port: lane for port, lane in collect_lanes(dump).items() if port.phase == "forward"}
     outputs = [
@@ -49,7 +49,7 @@ def find_reused_buffers(dump: Dump) -> list[DumpedTensor]:
 
 
 def describe_reused(reused: Sequence[DumpedTensor]) -> list[str]:
-    """Return one problem for all reused buffers; an empty list without any."""
+    """Return one problem for all reused buffers, or an empty list."""
     if not reused:
         return []
     steps = sorted({one.site.at.step for one in reused})
@@ -74,7 +74,6 @@ def _list_decode_pairs(passes: Sequence[Pass]) -> Iterator[list[_Pair]]:
 
 
 def _have_different_ids(one: Pass, other: Pass) -> bool:
-    """Return True if the tokens of two passes are known to differ."""
     return one.ids is not None and other.ids is not None and not torch.equal(one.ids, other.ids)
 
 
@@ -85,7 +84,7 @@ def _held(lane: Lane, of_pass: Pass) -> list[DumpedTensor]:
 def _is_same(
     dump: Dump, lane: Lane, one: Pass, other: Pass, fewest_values: int = _FEWEST_VALUES
 ) -> bool:
-    """Return True if a port holds the same values in two passes, on all ranks."""
+    """Return True if a port holds equal values in two passes on all ranks."""
     sides = _held(lane, one), _held(lane, other)
     return len(sides[0]) == len(sides[1]) > 0 and all(
         _are_equal(dump, *both, fewest_values) for both in zip(*sides, strict=True)
@@ -105,7 +104,7 @@ def _are_equal(dump: Dump, one: DumpedTensor, other: DumpedTensor, fewest_values
 
 
 def _is_evidence(dump: Dump, lanes: Lanes, pair: _Pair, repeated: Sequence[Lane]) -> bool:
-    """Return True if several modules, or the logits, give the same result for different inputs."""
+    """Return True if several modules, or the logits, have equal results for different inputs."""
     have_different_ids = _have_different_ids(*pair)
     if have_different_ids and any(level_of(lane.port) == "logits" for lane in repeated):
         return True
@@ -117,13 +116,13 @@ def _is_evidence(dump: Dump, lanes: Lanes, pair: _Pair, repeated: Sequence[Lane]
             if (port.module, port.direction) == (lane.port.module, "input")
             and _held(other, pair[0])
         ]
-        # A module whose inputs repeat too, such as an encoder, gives the same result rightly.
+        # If its inputs repeat too, as in an encoder, a module rightly repeats its result.
         is_explained = all(_is_same(dump, one, *pair, fewest_values=0) for one in inputs)
         if not is_explained or (have_different_ids and not inputs):
             found.add(lane.port.module)
     if len(found) >= _FEWEST_MODULES:
         return True
-    # Attention sees one more token in each step, so that some result must differ.
+    # Attention sees one more token in each step, so some result must differ.
     modules = {lane.port.module for lane in repeated}
     return (
         len(modules) >= _FEWEST_MODULES

@@ -1,1 +1,1 @@
-"""One verdict of what was measured."""
+"""Judgment of measurements: location, cause and verdict."""

@@ -1,4 +1,4 @@
-"""The cause of a difference: its place, its diagnosis, and the first token that it affects."""
+"""The cause of a difference: location, diagnosis, and first affected token."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from assay.metrics import RowErrors
 from assay.offline.judging.locating import JudgedPort, MetricValues, Origin, level_of
 from assay.offline.judging.quantized_layers import QuantizedLayer
-from assay.offline.measuring.measured import Measured
+from assay.offline.measuring.measured import MeasuredPorts
 from assay.offline.ports.lanes import Port
 from assay.offline.replaying import Replayed
 from assay.offline.tokens.alignment import TokenAlignment
@@ -15,10 +15,10 @@ from assay.sites import Phase
 from assay.statistics import SYSTEMATIC
 from assay.verdicts import Diagnosis, Location, TokenPosition
 
-# A sum of squares that is as small as this, relative to another, is its rounding.
+# A smaller share of a sum of squares is rounding.
 _ZERO = 1e-9
 
-# Phases of training whose errors have their own diagnosis.
+# Training phases with a diagnosis of their own.
 _DIAGNOSES: dict[Phase, Diagnosis] = {
     "inputs": "inputs-differ", "reduce": "missing-reduction", "clip": "clip-norm",
     "optimizer": "optimizer-update",
@@ -26,30 +26,30 @@ _DIAGNOSES: dict[Phase, Diagnosis] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
-    """Everything that a comparison of two dumps found."""
+class DumpEvidence:
+    """The findings of a comparison of two dumps, from which it is judged."""
 
     ports: Sequence[Port]
     """Ports with a partner, in the expected order."""
     absent_masks: set[Port]
-    """Attention masks that only the expected dump has. A difference there decides nothing by itself."""
-    measured: Measured
-    noise: Measured | None
+    """Attention masks that only EXPECTED has. Their differences alone do not fail a comparison."""
+    measured: MeasuredPorts
+    noise: MeasuredPorts | None
     noise_origin: str
     replayed: Replayed | None
-    """The replay of the actual dump, if a model is given."""
+    """The replay of ACTUAL; None without --model."""
     tokens: TokenComparison
     alignment: TokenAlignment
     unit_roundoff: float
     num_blocks: int = 0
-    """Number of repeated blocks in EXPECTED."""
+    """Number of repeated blocks (layers) in EXPECTED."""
     metrics: MetricValues = field(default_factory=dict)
     unmatched_expected: list[str] = field(default_factory=list)
     unmatched_actual: list[str] = field(default_factory=list)
     reused_modules: Collection[str] = ()
-    """Modules of which ACTUAL holds the values of one decode step in others."""
+    """Modules for which ACTUAL repeats the values of one decode step in others."""
     quantized: Sequence[QuantizedLayer] = ()
-    """Layers that one side only quantizes, in order."""
+    """Layers that only one side quantizes, in order."""
     accepts_statistics: bool = False
     """True if a comparison of norms alone may pass."""
     problems: list[str] = field(default_factory=list)
@@ -58,12 +58,12 @@ class Evidence:
 
 
 def find_cause(
-    evidence: Evidence,
+    evidence: DumpEvidence,
     judged: Sequence[JudgedPort],
     weights: list[JudgedPort],
     origin: Origin | None,
 ) -> tuple[Location | None, Diagnosis | None]:
-    """Return the first cause, in the order in which one can explain the other."""
+    """Return location and diagnosis of the earliest cause: prompts, weights, modules, then the sampler."""
     if evidence.tokens.different_prompts or evidence.alignment.is_unrelated:
         return Location(phase="inputs"), "inputs-differ"
     if weights:
@@ -82,9 +82,8 @@ def find_cause(
 
 
 def _diagnose(
-    evidence: Evidence, judged: Sequence[JudgedPort], origin: JudgedPort
+    evidence: DumpEvidence, judged: Sequence[JudgedPort], origin: JudgedPort
 ) -> tuple[Location, Diagnosis]:
-    """Return the place and diagnosis of the first error."""
     location, phase = locate(evidence, origin), origin.port.phase
     if location.op is None:
         location = location.model_copy(update={"op": _first_operation(judged, origin)})
@@ -92,13 +91,13 @@ def _diagnose(
         return location, "non-finite"
     step = origin.result.step
     if phase == "forward" and step and any(_is_update_of(one, origin, step - 1) for one in judged):
-        # The same code agreed with the parameters of the steps before.
+        # The same code agreed with the parameters of earlier steps.
         location = location.model_copy(update={"phase": "optimizer", "step": step - 1})
         return location, "optimizer-update"
     if phase not in _DIAGNOSES:
         return location, "module-error"
     frozen = [one for one in judged if one.result.step == origin.result.step and _is_frozen(one)]
-    if frozen:  # what an optimizer does not hold is not clipped either
+    if frozen:  # parameters outside of the optimizer are not clipped either
         return locate(evidence, frozen[0]), "frozen-parameters"
     others = [
         one
@@ -116,7 +115,7 @@ def _operation_name(port: Port) -> str:
 
 
 def _first_operation(judged: Sequence[JudgedPort], origin: JudgedPort) -> str | None:
-    """Return the first operation of the module's own code that differs. Its children agree."""
+    """Return the first operation in the module's own code that differs."""
     operations = (
         _operation_name(one.port)
         for one in judged
@@ -131,14 +130,14 @@ def _is_update_of(one: JudgedPort, module: JudgedPort, step: int) -> bool:
 
 
 def _is_frozen(one: JudgedPort) -> bool:
-    """Return True for a parameter that ACTUAL alone leaves as it was."""
+    """Return True for a parameter that only ACTUAL leaves unchanged."""
     sums = one.result.sums
     squares_of_actual = sums.dd + 2 * sums.de + sums.ee
     return one.port.direction == "update" and sums.ee > 0 and squares_of_actual < _ZERO * sums.ee
 
 
-def locate(evidence: Evidence, judged: JudgedPort) -> Location:
-    """Return the place of a judged port, with the step at which it first differs."""
+def locate(evidence: DumpEvidence, judged: JudgedPort) -> Location:
+    """Return the location of a judged port, with the first step that differs."""
     port = judged.port
     op = _operation_name(port) if port.direction == "op" else None
     op = port.direction if port.direction == "loss" else op
@@ -151,8 +150,8 @@ def locate(evidence: Evidence, judged: JudgedPort) -> Location:
     )
 
 
-def _first_row(evidence: Evidence, judged: JudgedPort) -> tuple[int, int]:
-    """Return prompt and position of the first row over the limit; of the worst one if none is."""
+def _first_row(evidence: DumpEvidence, judged: JudgedPort) -> tuple[int, int]:
+    """Return prompt and position of the first row over the limit, or of the worst row."""
     if judged.result.exact.num_different:
         return judged.result.exact.first
     rows = RowErrors.concatenate(judged.result.sums.rows)
@@ -164,7 +163,7 @@ def _first_row(evidence: Evidence, judged: JudgedPort) -> tuple[int, int]:
     return min(places, key=lambda place: (_step_of(evidence, *place), place))
 
 
-def _step_of(evidence: Evidence, prompt: int, position: int) -> int:
+def _step_of(evidence: DumpEvidence, prompt: int, position: int) -> int:
     for pair in evidence.alignment.pairs:
         rows = pair.expected.rows
         held = rows.positions[rows.prompts.index(prompt)] if rows and prompt in rows.prompts else ()
@@ -174,7 +173,7 @@ def _step_of(evidence: Evidence, prompt: int, position: int) -> int:
 
 
 def find_first_bad_token(
-    evidence: Evidence, judged: Sequence[JudgedPort], origin: Origin | None
+    evidence: DumpEvidence, judged: Sequence[JudgedPort], origin: Origin | None
 ) -> TokenPosition | None:
     """Return the first different token, or the first whose logits are over their limit."""
     for different in evidence.tokens.different:

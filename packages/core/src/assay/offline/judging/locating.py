@@ -1,74 +1,55 @@
-"""Locating the first wrong module from outputs and inputs alone.
+"""Judging of ports, and location of the first wrong module from its inputs and outputs.
 
-An error travels through all later modules. The module that makes it is the first whose inputs agree
+An error propagates through all later modules. The module that makes it is the first whose inputs agree
 within noise and whose output does not.
 """
 
 import math
-import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
-
-from torch import Tensor
 
 from assay.comparing.levels import LEVEL_OF_PHASE, JudgedRatio
 from assay.comparing.limits import Limits
 from assay.comparing.results import PortResult
 from assay.comparing.wording import dumps as wording
-from assay.dtypes import FORMATS, float_format
 from assay.metrics import PairSums
 from assay.noise import TENSOR_FLOOR, Ratio, at_least, channel_ratio, error_ratios
-from assay.offline.measuring.measured import Measured
+from assay.offline.judging.expected_noise import NoiseLaw, adam_error, count_blocks
 from assay.offline.measuring.norm_sums import NormSums
-from assay.offline.measuring.routing import ScoreNoise
 from assay.offline.ports.lanes import Port
 from assay.statistics import Statistic
 
-# By port and rank, the values of metrics.
+# Values of metrics by port and rank.
 MetricValues = Mapping[tuple[Port, int], Mapping[Statistic, float]]
-
-# Relative error of a healthy run without a noise run: this many unit roundoffs, times the root of the
-# number of blocks passed.
-ROUNDOFFS = 4.0
-
-# The same of gradients: sums over all tokens, whose terms cancel. A float32 step of a trained model of
-# 4 blocks is up to 48 unit roundoffs per root of a block away from float64, in its k_proj.
-TRAINING_ROUNDOFFS = 64.0
-
-# Errors for each unit of relative error in the weights: 4 steps of AdamW on two ranks against one.
-ACTIVATION_DRIFT = 2.0
-GRADIENT_DRIFT = 4.0
-# Relative size of an Adam step where weights are not recorded: learning rate 1e-3, weights of 0.05.
-UPDATE_SIZE = 0.02
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class JudgedPort:
-    """One port with its ratios. worst: the one furthest over its limit; None for exact values."""
+    """One port with its judged ratios."""
 
     port: Port
     order: int
     result: PortResult
     ratios: tuple[JudgedRatio, ...]
     expected_noise: float = 0.0
-    """Relative error of a healthy run, where there is no noise run."""
+    """Expected relative error, used without a noise run."""
 
     @property
     def worst(self) -> JudgedRatio:
-        """Return the ratio that is furthest over its limit, or nearest to it."""
+        """Return the ratio furthest over its limit, or nearest to it."""
         return max(self.ratios, key=lambda item: item.severity)
 
     @property
     def call(self) -> tuple[str, str, int, int]:
-        """Return module, phase, rank and step, which the inputs and outputs of a module share."""
+        """Return what the inputs and outputs of a module share: module, phase, rank and step."""
         return self.port.module, self.port.phase, self.result.rank, self.result.step
 
     @property
     def is_blind(self) -> bool:
-        """Return True if noise is expected to be so large that a tensor of zeros would agree.
+        """Return True if the expected noise is so large that a tensor of zeros would agree.
 
-        Values that are equal need no noise to agree.
+        Equal values agree without noise.
         """
         if self.result.sums.num_elements and not self.result.sums.dd:
             return False
@@ -82,7 +63,7 @@ class JudgedPort:
 
 
 def level_of(port: Port) -> str:
-    """Return the level that a port belongs to."""
+    """Return the level of a port."""
     if port.phase != "forward":
         return LEVEL_OF_PHASE[port.phase]
     if port.direction == "parameter":
@@ -95,13 +76,11 @@ def level_of(port: Port) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The module where an error is made.
-
-    evidence: "inputs agree" if its own inputs were compared; "growth" if only earlier results were.
-    """
+    """The module that makes an error."""
 
     judged: JudgedPort
     evidence: str
+    """`inputs agree` if its inputs were compared, `growth` if only earlier results were, or `replayed`."""
 
 
 def judge_ports(
@@ -116,12 +95,12 @@ def judge_ports(
 ) -> list[JudgedPort]:
     """Judge every port, in the order of the expected dump.
 
-    norm_errors: by port, rank and step, of tensors that are compared by their norms.
-    noise: by port and step, results of the noise dump; None to expect the error of a healthy run of its depth.
-    unit_roundoff: of the coarser dtype of the two dumps.
-    metrics: are judged if the limits name them. Their ratio is to the limit.
-    num_blocks: of the network, which logits have passed even if no block is compared.
-    drift: by training step, the difference of all parameters at its start.
+    noise: results of the noise dump by port and step; None to derive the expected error from the depth.
+    unit_roundoff: the unit roundoff of the coarser dtype of the two dumps.
+    norm_errors: errors of tensors that are compared by norms, by port, rank and step.
+    metrics: judged if the limits name them. Their ratio is relative to the limit.
+    num_blocks: number of blocks in the network. Logits have passed all of them.
+    drift: difference of all parameters at the start of each training step.
     """
     judged = []
     results = list(results)
@@ -188,8 +167,8 @@ def _ratios(
 
 
 def _accumulated_ratios(actual: PairSums, noise: PairSums, unit_roundoff: float) -> Iterator[Ratio]:
-    """Yield the statistics of an error that was carried on: nothing was replaced on the way."""
-    if not noise.rows:  # recorded with EXPECTED, which holds norms only
+    """Yield the statistics of an accumulated error: no value was injected on the way."""
+    if not noise.rows:  # EXPECTED records the norms of its noise only
         known = at_least(TENSOR_FLOOR * unit_roundoff, noise.relative_error)
         yield Ratio("accumulated", actual.relative_error, known)
         return
@@ -197,10 +176,11 @@ def _accumulated_ratios(actual: PairSums, noise: PairSums, unit_roundoff: float)
         if ratio.statistic == "replay-tensor":
             yield replace(ratio, statistic="accumulated")
         elif ratio.statistic == "replay-channel":
-            # A channel of one token may be exact by chance: it has at least the tensor's noise.
+            # A channel of one token may be exact by chance: in a tensor with relative noise 2.7e-7, one
+            # channel had 5e-8. So each channel has at least the noise of the whole tensor.
             unit = max(unit_roundoff, noise.relative_error / TENSOR_FLOOR)
             yield channel_ratio(actual, noise, unit) or ratio
-        # Where expected values are not finite, the rest of a row is no measure of it.
+        # Without finite expected values, the rest of a row does not measure its error.
         elif ratio.statistic != "replay-row" or not actual.lacks_expected:
             yield ratio
 
@@ -212,56 +192,12 @@ def _norm_ratio(error: float, noise: PortResult | None, expected: float) -> Rati
     return Ratio("norm-error", error, measured or expected)
 
 
-@dataclass(frozen=True, slots=True)
-class NoiseLaw:
-    """The relative error of a healthy run where there is no noise run.
-
-    drift: by training step, the relative difference of all parameters at its start.
-    """
-
-    unit_roundoff: float
-    num_blocks: int = 0
-    drift: Mapping[int, float] = field(default_factory=dict)
-
-    def expected(self, port: Port, depth: int, step: int = 0) -> float:
-        """Return the error at a place. depth: number of blocks before it; step: of training."""
-        drift = self._drift_at(step)
-        if port.phase == "forward":
-            return (ROUNDOFFS * self.unit_roundoff + ACTIVATION_DRIFT * drift) * math.sqrt(
-                1 + depth
-            )
-        # The backward pass goes through all blocks again.
-        return self.gradient_roundoff + GRADIENT_DRIFT * drift * self._blocks
-
-    @property
-    def _blocks(self) -> float:
-        return math.sqrt(1 + 2 * self.num_blocks)
-
-    @property
-    def gradient_roundoff(self) -> float:
-        """Return the error of gradients from equal weights."""
-        return TRAINING_ROUNDOFFS * self.unit_roundoff * self._blocks
-
-    def _drift_at(self, step: int) -> float:
-        if step in self.drift or not step:
-            return self.drift.get(step, 0.0)
-        return step * UPDATE_SIZE * adam_error(self.gradient_roundoff)
-
-
-def adam_error(gradient_error: float) -> float:
-    """Return the relative error of an update of Adam, from that of its gradient.
-
-    Adam divides a gradient by its size: elements within their noise of zero move in either direction.
-    """
-    return math.sqrt(gradient_error)
-
-
 def find_wrong_replicas(
     replica_errors: Mapping[tuple[Port, int], float], limits: Limits, unit_roundoff: float
 ) -> list[str]:
-    """Return a sentence for each value of EXPECTED that its ranks must share, and do not.
+    """Return a sentence for each replica in EXPECTED that differs between ranks.
 
-    replica_errors: by port and rank, the relative difference from the first rank.
+    replica_errors: relative difference from the first rank, by port and rank.
     """
     deepest = max((count_blocks(port.module) for port, _ in replica_errors), default=0)
     law = NoiseLaw(unit_roundoff, deepest)
@@ -278,39 +214,11 @@ def find_wrong_replicas(
     ]
 
 
-def expected_score_noise(unit_roundoff: float) -> ScoreNoise:
-    """Return the noise of a router's scores that their dtype and depth let expect."""
-
-    def noise(port: Port, scores: Tensor) -> float:
-        expected = NoiseLaw(unit_roundoff).expected(port, count_blocks(port.module))
-        return expected * float(scores.double().pow(2).mean().sqrt())
-
-    return noise
-
-
-def measured_score_noise(noise: Measured, otherwise: ScoreNoise) -> ScoreNoise:
-    """Return the noise of a router's scores in a noise dump; `otherwise` where it lacks them."""
-
-    def measured(port: Port, scores: Tensor) -> float:
-        found = noise.of(port)
-        if not found or not found[0].sums.num_elements:
-            return otherwise(port, scores)
-        return math.sqrt(found[0].sums.dd / found[0].sums.num_elements)
-
-    return measured
-
-
-def count_blocks(module: str) -> int:
-    """Return the number of repeated blocks before a module, from the first number in its path."""
-    number = re.search(r"\.(\d+)(?:\.|$)", module)
-    return int(number[1]) + 1 if number else 0
-
-
 def find_origins(judged: Sequence[JudgedPort], absent_masks: Collection[Port]) -> list[Origin]:
-    """Return the modules that make an error, in order; the first one is the place to name.
+    """Return the modules that make an error, in order. The first one is the location.
 
-    A module around another one of them is left out: it differs because of its child. So is what
-    follows the first training step that differs.
+    The parent of another such module is left out: it differs because of its child. Training steps after
+    the first different one are left out too.
     """
     failed = [
         item
@@ -318,7 +226,7 @@ def find_origins(judged: Sequence[JudgedPort], absent_masks: Collection[Port]) -
         if not item.agrees and level_of(item.port) != "weights" and item.port not in absent_masks
     ]
     if failed and failed[0].worst.ratio.statistic == "non-finite":
-        # A NaN in padding is harmless where it is made, and spreads through attention.
+        # A NaN in padding is harmless at its origin, and spreads through attention.
         padding = [one for one in judged if one.result.num_nonfinite_padding]
         earlier = [one for one in padding if one.order < failed[0].order]
         if earlier:
@@ -333,7 +241,7 @@ def find_origins(judged: Sequence[JudgedPort], absent_masks: Collection[Port]) -
             found.append(Origin(item, "inputs agree"))
         elif not own and item is failed[0]:
             found.append(Origin(item, "growth"))
-    if not found:  # an operation whose error the results of its module do not show
+    if not found:  # the error of an operation may not show in the output of its module
         found = [Origin(item, "growth") for item in failed if item.port.direction == "op"][:1]
     places = [(one.judged.port.phase, one.judged.port.module) for one in found]
     found = [
@@ -348,12 +256,12 @@ def find_origins(judged: Sequence[JudgedPort], absent_masks: Collection[Port]) -
 
 
 def _is_given(port: Port) -> bool:
-    """Return True for what a module is given. Backward goes from outputs to inputs."""
+    """Return True for an input of the computation. In backward, that is the gradient of an output."""
     return port.direction == {"forward": "input", "backward": "output"}.get(port.phase)
 
 
 def _is_made(port: Port) -> bool:
-    """Return True for what a module or phase makes."""
+    """Return True for a result of a module or phase."""
     if port.is_of_parameter:
         return True
     made = {"forward": "output", "backward": "input"}.get(port.phase)
@@ -361,16 +269,16 @@ def _is_made(port: Port) -> bool:
 
 
 def _given_key(item: JudgedPort) -> tuple[object, ...]:
-    """Return what the result of a place shares with what it was computed from."""
+    """Return the key that a result shares with its inputs."""
     if item.port.is_of_parameter and item.port.phase != "backward":
         return (*item.call[:1], item.port.name.partition(".")[2], *item.call[1:])
     return item.call
 
 
 def _group_given(judged: Sequence[JudgedPort]) -> dict[tuple[object, ...], list[JudgedPort]]:
-    """Return by `_given_key` the places from which a result was computed.
+    """Return the inputs of every result, by `_given_key`.
 
-    A phase after backward is given the gradient of the last phase before it.
+    A phase after backward gets the gradient of the previous phase.
     """
     given: dict[tuple[object, ...], list[JudgedPort]] = {}
     gradients: dict[tuple[str, str, int, int], JudgedPort] = {}
@@ -391,9 +299,3 @@ def _group_given(judged: Sequence[JudgedPort]) -> dict[tuple[object, ...], list[
 def is_inside(module: str, outer: str) -> bool:
     """Return True if `module` is a descendant of `outer`."""
     return module != outer and (not outer or module.startswith(f"{outer}."))
-
-
-def coarser_unit(dtypes: Iterable[str]) -> float:
-    """Return the largest unit roundoff of floating dtypes; that of float32 if there are none."""
-    units = [float_format(name).unit_roundoff for name in dtypes if name in FORMATS]
-    return max(units, default=float_format("float32").unit_roundoff)

@@ -1,4 +1,4 @@
-"""Layers that are quantized on one side only."""
+"""Detection of layers that are quantized on one side only."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,19 +7,19 @@ from assay.comparing.wording import dumps as wording
 from assay.offline.measuring.coarseness import Coarseness
 from assay.offline.ports.lanes import LanePair, Lanes, Port
 
-# Dtypes in which quantized weights are stored. Counters are int64.
+# Storage dtypes of quantized weights. int64 is left out: counters have it.
 _STORED = ("int8", "uint8", "int32", "float8")
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizedLayer:
-    """A module that one side quantizes."""
+    """A module that only one side quantizes."""
 
     module: str
     side: str
     """EXPECTED or ACTUAL."""
     sign: str
-    """The reason for it, in words."""
+    """The evidence, in words."""
 
 
 def find_quantized_layers(
@@ -27,7 +27,7 @@ def find_quantized_layers(
 ) -> list[QuantizedLayer]:
     """Return the modules whose weights or results are quantized on one side only, in order.
 
-    coarse: by port, values that lie on a coarser grid on one side.
+    coarse: ports whose values lie on a coarser grid on one side.
     """
     stored = [_find_stored_dtypes(lanes) for lanes in (expected, actual)]
     found: dict[str, QuantizedLayer] = {}
@@ -49,7 +49,6 @@ def find_quantized_layers(
 
 
 def _find_stored_dtypes(lanes: Lanes) -> dict[str, str]:
-    """Return by module the dtype of its quantized parameter."""
     return {
         port.module: lane.first.dtype
         for port, lane in lanes.items()

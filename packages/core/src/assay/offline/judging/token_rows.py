@@ -1,28 +1,30 @@
-"""Errors of single tokens, for the heat map of a comparison."""
+"""Errors of single tokens, for the heat map of a report."""
 
 import re
 from collections.abc import Iterable, Sequence
 
 from assay.comparing.token_rows import TokenPort, TokenRows
 from assay.comparing.wording import dumps as wording
-from assay.offline.judging.causes import Evidence
+from assay.offline.judging.causes import DumpEvidence
 from assay.offline.judging.locating import JudgedPort, level_of
 from assay.verdicts import Measurement
 
-# About 5 MB of measurements.jsonl, and 30 MB of memory where the report reads them.
+# About 5 MB of measurements.jsonl, and 30 MB of memory in the report.
 MAX_TOKEN_ROWS = 20_000
 
 _IN_BLOCK = re.compile(r"\.\d+(\.|$)")
 
 
 def list_tokens(
-    evidence: Evidence, judged: Sequence[JudgedPort]
+    evidence: DumpEvidence, judged: Sequence[JudgedPort]
 ) -> tuple[Iterable[Measurement], list[str]]:
-    """Return the rows of every token at the outputs of modules, and a note on what is left out.
+    """Return a row for every token at every module output, and a note on omitted rows.
 
-    Of a large dump, outer modules and the tokens with the highest ratios are kept.
+    Large dumps keep outer modules and the tokens with the highest ratios.
     """
-    outputs = [one for one in judged if _is_output(one)]
+    outputs = [
+        one for one in judged if one.port.direction == "output" and level_of(one.port) == "modules"
+    ]
     kept = _keep_outer(outputs)
     steps = {
         (prompt, position): pair.expected.step
@@ -40,12 +42,8 @@ def list_tokens(
     return rows, [wording.describe_token_rows(num_tokens)] if num_tokens and is_bounded else []
 
 
-def _is_output(judged: JudgedPort) -> bool:
-    return judged.port.direction == "output" and level_of(judged.port) == "modules"
-
-
 def _keep_outer(outputs: Sequence[JudgedPort]) -> list[JudgedPort]:
-    """Return the outputs of the outermost modules: all blocks, and inner modules while they fit."""
+    """Return the outputs of the outer modules: all blocks, and inner modules if they fit."""
     kept: list[JudgedPort] = []
     has_blocks = False
     for depth in sorted({_depth(one) for one in outputs}):
@@ -65,7 +63,7 @@ def _count_rows(judged: JudgedPort) -> int:
     return sum(len(part.prompt) for part in judged.result.sums.rows)
 
 
-def _token_port(evidence: Evidence, judged: JudgedPort) -> TokenPort:
+def _token_port(evidence: DumpEvidence, judged: JudgedPort) -> TokenPort:
     port, noise = judged.port, evidence.noise
     measured = [
         one

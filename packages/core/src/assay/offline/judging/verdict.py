@@ -1,4 +1,4 @@
-"""From the measurements of two dumps to one verdict."""
+"""The verdict on two measured dumps."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any, get_args
@@ -17,7 +17,7 @@ from assay.comparing.levels import (
 from assay.comparing.limits import Limits
 from assay.comparing.wording import dumps as wording
 from assay.dtypes import float_format
-from assay.offline.judging.causes import Evidence, find_cause, find_first_bad_token, locate
+from assay.offline.judging.causes import DumpEvidence, find_cause, find_first_bad_token, locate
 from assay.offline.judging.locating import (
     JudgedPort,
     Origin,
@@ -38,22 +38,20 @@ from assay.verdicts import (
     Verdict,
 )
 
-# That of float32. Coarser dtypes need a noise dump to see errors near their own rounding.
+# Coarser dtypes than float32 need a noise dump to see errors near their rounding.
 _FINE_UNIT = float_format("float32").unit_roundoff
 
 _PHASES = get_args(Phase)
 _LEVELS = ("weights", "logits", "modules", "operations", "gradients", "updates")
 
 
-def judge_dumps(evidence: Evidence, limits: Limits) -> tuple[Verdict, list[JudgedPort]]:
-    """Judge all levels, and locate the first place that differs.
+def judge_dumps(evidence: DumpEvidence, limits: Limits) -> tuple[Verdict, list[JudgedPort]]:
+    """Judge all levels, and locate the first difference.
 
     Returns: the verdict, and all judged ports.
     """
-    ports = [*evidence.ports, *evidence.absent_masks]
-    noise = None
-    if evidence.noise is not None:
-        of_noise = evidence.noise
+    ports, of_noise, noise = [*evidence.ports, *evidence.absent_masks], evidence.noise, None
+    if of_noise is not None:
         noise = {(port, one.step): one for port in ports for one in reversed(of_noise.of(port))}
     judged = judge_ports(
         sorted(
@@ -109,8 +107,8 @@ def list_measurements(judged: Iterable[JudgedPort]) -> list[Measurement]:
     return [row for one in judged for row in _rows(one)]
 
 
-def _notes_on_noise(evidence: Evidence, judged: Sequence[JudgedPort]) -> list[str]:
-    """State what noise was, and the smallest error that could have been seen."""
+def _notes_on_noise(evidence: DumpEvidence, judged: Sequence[JudgedPort]) -> list[str]:
+    """State the origin of the noise, and the smallest visible error."""
     ratios = [ratio for one in judged for ratio in one.ratios]
     resolution = pool_resolutions(ratios).get("accumulated")
     if resolution is None:
@@ -123,8 +121,8 @@ def _notes_on_noise(evidence: Evidence, judged: Sequence[JudgedPort]) -> list[st
     return notes
 
 
-def _replayed_origin(evidence: Evidence) -> Origin | None:
-    """Return the stage that the replay names, as a judged port."""
+def _replayed_origin(evidence: DumpEvidence) -> Origin | None:
+    """Return the stage that the replay located, as a judged port."""
     if evidence.replayed is None or evidence.replayed.origin is None:
         return None
     stage, reported = evidence.replayed.origin.stage, evidence.replayed.origin.reported
@@ -133,7 +131,7 @@ def _replayed_origin(evidence: Evidence) -> Origin | None:
 
 
 def _levels(
-    evidence: Evidence, completeness: Level, by_level: dict[str, list[JudgedPort]],
+    evidence: DumpEvidence, completeness: Level, by_level: dict[str, list[JudgedPort]],
     origin: Origin | None,
 ) -> dict[str, Level]:  # fmt: skip
     tokens = evidence.tokens
@@ -169,7 +167,7 @@ def _levels(
     return levels
 
 
-def _completeness(evidence: Evidence, limits: Limits, judged: Sequence[JudgedPort]) -> Level:
+def _completeness(evidence: DumpEvidence, limits: Limits, judged: Sequence[JudgedPort]) -> Level:
     reasons = []
     if evidence.unmatched_expected:
         reasons.append(wording.describe_missing(evidence.unmatched_expected))
@@ -196,8 +194,8 @@ def _completeness(evidence: Evidence, limits: Limits, judged: Sequence[JudgedPor
     return Level(verdict=Outcome.PASS, compared=evidence.measured.compared)
 
 
-def _list_empty(evidence: Evidence) -> list[str]:
-    """Return the places of which all tokens were left out."""
+def _list_empty(evidence: DumpEvidence) -> list[str]:
+    """Return the ports that lost all tokens."""
     measured = evidence.measured
     return [
         str(port)
@@ -208,7 +206,7 @@ def _list_empty(evidence: Evidence) -> list[str]:
     ]
 
 
-def _inputs_level(evidence: Evidence) -> Level:
+def _inputs_level(evidence: DumpEvidence) -> Level:
     tokens = evidence.tokens
     if evidence.alignment.is_unrelated:
         return Level(verdict=Outcome.FAIL, reason=wording.UNRELATED)
@@ -216,7 +214,7 @@ def _inputs_level(evidence: Evidence) -> Level:
 
 
 def _labels_level(labels: Sequence[JudgedPort]) -> dict[str, Level]:
-    """Return the level `inputs` of a training step whose labels differ; nothing if they agree."""
+    """Return the level `inputs` if labels of a training step differ, else an empty dict."""
     different = [one for one in labels if not one.agrees]
     if not different:
         return {}
@@ -238,7 +236,7 @@ def _tokens_level(tokens: TokenComparison) -> Level:
     if any(one.is_near_tie is False for one in different):
         return _ids_level(tokens.num_generated, different, "generated texts differ")
     if any(one.is_near_tie is None for one in different):
-        reason = f"{different[0]}; without logits, a near-tie cannot be told from a fault"
+        reason = f"{different[0]}; without logits, it may be a near-tie or a fault"
         return Level(verdict=Outcome.NOT_COMPARED, reason=reason, compared=tokens.num_generated)
     if not different:
         return Level(verdict=Outcome.PASS, compared=tokens.num_generated)
@@ -246,7 +244,7 @@ def _tokens_level(tokens: TokenComparison) -> Level:
     return Level(verdict=Outcome.PASS, reason=reason, compared=tokens.num_generated)
 
 
-def _suspects(origins: Sequence[Origin], evidence: Evidence) -> list[Suspect]:
+def _suspects(origins: Sequence[Origin], evidence: DumpEvidence) -> list[Suspect]:
     ranked = sorted((one.judged for one in origins), key=lambda one: -one.worst.severity)
     return [
         Suspect(
@@ -260,7 +258,7 @@ def _suspects(origins: Sequence[Origin], evidence: Evidence) -> list[Suspect]:
     ]
 
 
-def _headline(evidence: Evidence, location: Location | None, weights: list[JudgedPort]) -> str:
+def _headline(evidence: DumpEvidence, location: Location | None, weights: list[JudgedPort]) -> str:
     different = evidence.tokens.different_prompts
     if evidence.alignment.is_unrelated:
         return f"The prompts differ: {wording.UNRELATED}."

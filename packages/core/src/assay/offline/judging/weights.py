@@ -1,4 +1,4 @@
-"""The comparison of two dumps of weights, one of which is quantized, and its verdict."""
+"""The comparison of quantized weights with other weights, and its verdict."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -25,7 +25,7 @@ _PARAMETER = "parameter."
 def open_quantized(expected: Dump, actual: Dump) -> tuple[WeightStore, WeightStore] | None:
     """Open the weights of two dumps; None if neither is a model folder with quantized weights.
 
-    Raises: UsageError, naming file and key, for weights that cannot be read.
+    Raises: UsageError, with file and key, for unreadable weights.
     """
     if _MODEL not in (expected.format, actual.format):
         return None
@@ -33,14 +33,14 @@ def open_quantized(expected: Dump, actual: Dump) -> tuple[WeightStore, WeightSto
     if not any(one.quantization for one in stored):
         return None
     if all(one.quantization and not has_known_format(one) for one in stored):
-        return None  # what is stored can still be compared
+        return None  # the stored tensors can still be compared
     return stored
 
 
 def compare_quantized(
     stored: tuple[WeightStore, WeightStore], allow_unmatched: Sequence[str] = ()
 ) -> tuple[Verdict, list[Measurement]]:
-    """Compare expected and actual weights, one of which is quantized."""
+    """Compare expected and actual weights, at least one of them quantized."""
     found = compare_weights(*stored)
     missing = [one for one in found.unmatched_expected if not is_allowed(one, allow_unmatched)]
     return judge_weights(replace(found, unmatched_expected=tuple(missing)))
@@ -60,18 +60,22 @@ def _open_weights(dump: Dump) -> WeightStore:
 
 
 def judge_weights(comparison: WeightComparison) -> tuple[Verdict, list[Measurement]]:
-    """Return the verdict on two folders of weights, and one row for each weight."""
+    """Return the verdict, and one measurement for each weight."""
     levels = {
         "completeness": _judge_completeness(comparison),
-        "weights": judge_level(comparison),
+        "weights": _judge_weights(comparison),
     }
     outcome = outcome_of_levels(levels)
     is_failure = outcome is Outcome.FAIL
     worst = comparison.findings[0] if comparison.findings else None
+    location = None
+    if worst and worst.cause != "shard":
+        module = worst.weight.rpartition(".")[0]
+        location = Location(phase="forward", module=module, parameter=worst.weight)
     return Verdict(
         verdict=outcome,
         levels=levels,
-        location=_locate(worst.weight) if worst and worst.cause != "shard" else None,
+        location=location,
         diagnosis="weight-mismatch" if is_failure else None,
         notes=_list_rescaled(comparison),
         noise_ratio=worst.ratio if worst else None,
@@ -83,8 +87,8 @@ def judge_weights(comparison: WeightComparison) -> tuple[Verdict, list[Measureme
     ), [_row(one, order) for order, one in enumerate(comparison.results)]
 
 
-def judge_level(comparison: WeightComparison) -> Level:
-    """Return the level `weights`: its reason lists the findings, worst first."""
+def _judge_weights(comparison: WeightComparison) -> Level:
+    """Judge the level `weights`. The reason lists the findings, worst first."""
     count = len(comparison.results)
     if not count:
         return Level(verdict=Outcome.NOT_COMPARED, reason="no weight has a partner")
@@ -101,16 +105,12 @@ def _judge_completeness(comparison: WeightComparison) -> Level:
     return Level(verdict=Outcome.PASS, compared=len(comparison.results))
 
 
-def _locate(weight: str) -> Location:
-    return Location(phase="forward", module=weight.rpartition(".")[0], parameter=weight)
-
-
 def _list_rescaled(comparison: WeightComparison) -> list[str]:
     names = [one.name for one in comparison.results if one.is_rescaled]
     if not names:
         return []
     return [
-        f"{len(names):,} weights have scales that others take back, as AWQ does: {names[0]}, ..."
+        f"{len(names):,} weights have scales that other weights cancel, as in AWQ: {names[0]}, ..."
     ]
 
 

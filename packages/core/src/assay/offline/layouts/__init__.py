@@ -1,1 +1,1 @@
-"""Placements of tensors over ranks: declared, or found from shapes and values."""
+"""Placements of tensors over ranks, declared or detected from shapes and values."""

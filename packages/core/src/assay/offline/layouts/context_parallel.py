@@ -1,22 +1,22 @@
-"""Passes whose tokens several ranks divide among themselves: context parallelism."""
+"""Detection of context parallelism: ranks that divide the tokens of a pass."""
 
 from collections.abc import Mapping, Sequence
 
 from torch import arange
 
 from assay.dumps.protocol import Dump, DumpedTensor
-from assay.offline.layouts.declared import LayoutError, place_declared
+from assay.offline.layouts.declared_layouts import LayoutError, place_declared
 from assay.offline.tokens.alignment import read_ids, read_positions
 from assay.sites import RowMap
 
-# By batch and step, the rows of every group of ranks.
+# The rows of every group of ranks, by batch and step.
 PartsOfPasses = Mapping[tuple[int, int], Sequence[RowMap]]
 
 
 def find_parts(dump: Dump, groups: Sequence[Sequence[int]]) -> PartsOfPasses:
-    """Return the rows of each group's part of a pass, for passes that the groups divide.
+    """Return the rows of each group, for passes that the groups divide.
 
-    Returns: nothing if the groups have prompts of their own, which all begin at position 0.
+    Returns: an empty mapping if every group has its own prompts, which begin at position 0.
     """
     passes: dict[tuple[int, int], dict[int, list[DumpedTensor]]] = {}
     for tensor in dump.tensors:
@@ -32,17 +32,13 @@ def find_parts(dump: Dump, groups: Sequence[Sequence[int]]) -> PartsOfPasses:
         if rows is not None and len({one.positions for one in rows}) > 1:
             found[key] = rows
     first = found.get(min(passes, default=(0, 0)))
-    if first is None or all(_begins(one) for one in first):
+    if first is None or all(any(0 in held for held in one.positions) for one in first):
         return {}
     return found
 
 
-def _begins(rows: RowMap) -> bool:
-    return any(0 in positions for positions in rows.positions)
-
-
 def _read_rows(dump: Dump, parts: Sequence[list[DumpedTensor]], batch: int) -> list[RowMap] | None:
-    """Return the rows of the groups' first ranks: recorded, or from the layout of their ids."""
+    """Return the rows of each group's first rank, as recorded or from the layout of the ids."""
     recorded = [
         next((rows for one in part if (rows := dump.rows.get(one.site.at)) is not None), None)
         for part in parts
@@ -67,7 +63,7 @@ def _read_rows(dump: Dump, parts: Sequence[list[DumpedTensor]], batch: int) -> l
 def _declared_positions(
     parts: Sequence[list[DumpedTensor]], shapes: Sequence[tuple[int, int]]
 ) -> list[list[list[int]]]:
-    """Return the positions that the declared layout of the ids gives each part; none without one."""
+    """Return the positions of each part by the declared layout of the ids; none without a layout."""
     tensors = [
         next((one for one in part if one.layout and one.site.port.endswith("ids")), None)
         for part in parts
@@ -83,6 +79,6 @@ def _declared_positions(
         return []
     whole = arange(placement.shape[-1])
     return [
-        [piece.cut(whole).tolist()] * shape[0]
-        for piece, shape in zip(placement.pieces, shapes, strict=True)
+        [one_slice.cut(whole).tolist()] * shape[0]
+        for one_slice, shape in zip(placement.slices, shapes, strict=True)
     ]

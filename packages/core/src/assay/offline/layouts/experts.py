@@ -1,14 +1,14 @@
-"""Numbering experts that every rank counts from 0."""
+"""Global numbers for experts that every rank counts from 0."""
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from assay.dumps.protocol import Dump, DumpedTensor
-from assay.offline.layouts.moving import move_all, move_tensor
+from assay.offline.moving import move_all, move_tensor
+from assay.offline.ports.lanes import ROUTERS
 
 _EXPERT = re.compile(r"(.*\bexperts\.)([0-9]+)(\..*|)")
-_ROUTERS = ("gate", "router")
 _AXES = ("moe_ep", "ep")
 
 
@@ -17,14 +17,14 @@ class _Experts:
     """The experts of one layer."""
 
     numbers: dict[int, set[int]] = field(default_factory=dict)
-    """By rank, the numbers under which it holds experts."""
+    """Numbers of the experts on each rank."""
     axes: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """By rank, its place among those that share the experts, and their number."""
+    """Index of each rank along the expert-parallel axis, and the size of the axis."""
 
     def offsets(self, num_routed: int) -> Mapping[int, int]:
-        """Return by rank what its numbers lack; none if they are those of the whole layer.
+        """Return the offset of each rank's numbers; empty if the numbers are global.
 
-        num_routed: number of experts that the router chooses from; 0 if it is unknown.
+        num_routed: number of experts that the router chooses from; 0 if unknown.
         """
         own = next(iter(self.numbers.values()))
         if len(self.numbers) < 2 or any(other != own for other in self.numbers.values()):
@@ -37,11 +37,11 @@ class _Experts:
 
 
 def number_experts(dump: Dump) -> tuple[Dump, int]:
-    """Number the experts of all ranks, where each rank counts its own from 0.
+    """Assign global numbers to experts that each rank counts from 0.
 
-    The dump declares the place of its ranks, or the router has as many scores as all ranks together
+    Either the dump declares the expert-parallel axis, or the router has as many scores as all ranks together
     have experts. With fewer scores, every rank holds a part of every expert.
-    Returns: the dump, and the number of ranks that share the experts of a layer; 0 if none do.
+    Returns: the dump, and the number of ranks that share the experts of a layer, or 0.
     """
     layers: dict[str, _Experts] = {}
     routed: dict[str, int] = {}
@@ -54,7 +54,7 @@ def number_experts(dump: Dump) -> tuple[Dump, int]:
             axis = next((tensor.axes[one] for one in _AXES if one in tensor.axes), (0, 1))
             if axis[1] > 1:
                 layer.axes[at.rank] = axis
-        elif name in _ROUTERS and tensor.site.port in ("output", "output.0") and tensor.shape:
+        elif name in ROUTERS and tensor.site.port in ("output", "output.0") and tensor.shape:
             routed[f"{parent}.experts."] = tensor.shape[-1]
     offsets = {name: layer.offsets(routed.get(name, 0)) for name, layer in layers.items()}
 

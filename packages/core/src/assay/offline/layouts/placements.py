@@ -1,4 +1,4 @@
-"""The parts of a tensor that ranks hold, and the tensor that they make up."""
+"""The parts of a tensor that ranks hold, and their assembly."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,19 +7,19 @@ import torch
 from torch import Tensor
 
 Shape = tuple[int, ...]
-# By divided dim, counted from the end, the ranges of the indices that a rank holds.
+# The index ranges that a rank holds, by divided dim (counted from the end).
 Ranges = tuple[tuple[int, tuple[range, ...]], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """The part of a tensor that one rank holds. Pieces with equal ranges and another summand add up."""
+class LocalSlice:
+    """The part of a tensor that one rank holds. Slices with equal ranges and other summands add up."""
 
     ranges: Ranges = ()
     summand: int = 0
 
     def cut(self, whole: Tensor) -> Tensor:
-        """Return this part of a whole tensor."""
+        """Cut this part out of a whole tensor."""
         for dim, ranges in self.ranges:
             whole = torch.cat([whole.narrow(dim, one.start, len(one)) for one in ranges], dim)
         return whole
@@ -27,58 +27,50 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Distribution of a tensor over the ranks that hold it. shape: that of the whole tensor."""
+    """The distribution of a tensor over ranks."""
 
-    pieces: tuple[Piece, ...]
+    slices: tuple[LocalSlice, ...]
     shape: Shape
+    """Shape of the whole tensor."""
 
     @property
     def is_whole(self) -> bool:
         """Return True if every holder has the whole tensor."""
-        return all(piece == Piece() for piece in self.pieces)
-
-    @property
-    def has_summands(self) -> bool:
-        """Return True if values of several holders have to be added."""
-        return any(piece.summand for piece in self.pieces)
+        return all(one_slice == LocalSlice() for one_slice in self.slices)
 
     @property
     def parts(self) -> list[tuple[int, ...]]:
-        """Return the holders of each part: one, or those whose summands add up to it."""
+        """Return the holders of each part: one rank, or the ranks whose summands add up to it."""
         found: dict[Ranges, dict[int, list[int]]] = {}
-        for holder, piece in enumerate(self.pieces):
-            found.setdefault(piece.ranges, {}).setdefault(piece.summand, []).append(holder)
+        for holder, one_slice in enumerate(self.slices):
+            found.setdefault(one_slice.ranges, {}).setdefault(one_slice.summand, []).append(holder)
         return sorted(
             part for summands in found.values() for part in zip(*summands.values(), strict=False)
         )
 
     @property
     def replicas(self) -> list[tuple[int, int]]:
-        """Return the holders of what another one holds too, and the first such holder."""
-        first: dict[Piece, int] = {}
+        """Return each holder of a copy, with the first holder of the same values."""
+        first: dict[LocalSlice, int] = {}
         return [
-            (holder, first[piece])
-            for holder, piece in enumerate(self.pieces)
-            if first.setdefault(piece, holder) != holder
+            (holder, first[one_slice])
+            for holder, one_slice in enumerate(self.slices)
+            if first.setdefault(one_slice, holder) != holder
         ]
 
-    def part(self, whole: Tensor, holders: Sequence[int]) -> Tensor:
-        """Return what a part must be."""
-        return self.pieces[holders[0]].cut(whole)
-
     def fits(self, whole: Tensor) -> bool:
-        """Return True if the divided dims of `whole` have the size that this placement divides."""
+        """Return True if this placement divides dims of the size that `whole` has."""
         return all(
             -dim <= whole.ndim and whole.shape[dim] == self.shape[dim]
-            for piece in self.pieces
-            for dim, _ in piece.ranges
+            for one_slice in self.slices
+            for dim, _ in one_slice.ranges
         )
 
     def assemble(self, values: Sequence[Tensor]) -> Tensor:
-        """Return the whole tensor, from the first of equal parts."""
+        """Assemble the whole tensor. Of replicas, the first one counts."""
         found: dict[Ranges, Tensor] = {}
         for holders in self.parts:
-            ranges = self.pieces[holders[0]].ranges
+            ranges = self.slices[holders[0]].ranges
             if ranges not in found:
                 found[ranges] = add([values[holder] for holder in holders])
         while () not in found:
@@ -87,7 +79,7 @@ class Placement:
 
 
 def add(summands: Sequence[Tensor]) -> Tensor:
-    """Return the sum, added in float64, in the dtype of the summands."""
+    """Add in float64. Returns: the sum, in the dtype of the summands."""
     if len(summands) == 1:
         return summands[0]
     return torch.stack([one.double() for one in summands]).sum(0).to(summands[0].dtype)

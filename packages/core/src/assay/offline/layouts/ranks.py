@@ -1,6 +1,6 @@
-"""Giving the tensors of several ranks one numbering: batches, parts of prompts, stages, experts.
+"""Global numbers for the batches, prompt parts, pipeline stages and experts of several ranks.
 
-Tensor-parallel shards keep their ranks; `parts.py` compares them part by part.
+Tensor-parallel shards keep their ranks. `measuring/parts.py` compares them part by part.
 """
 
 import re
@@ -12,21 +12,20 @@ from torch import Tensor
 
 from assay.dumps.protocol import Dump, DumpedTensor
 from assay.offline.layouts.context_parallel import PartsOfPasses, find_parts
-from assay.offline.layouts.declared import parse_layout
+from assay.offline.layouts.declared_layouts import parse_layout
 from assay.offline.layouts.experts import number_experts
-from assay.offline.layouts.moving import move_all, move_tensor
+from assay.offline.moving import move_all, move_tensor
 from assay.offline.tokens.alignment import read_ids
 
 _LAYER = re.compile(r"(.*?\.|)([0-9]+)(\..*|)")
 
 
 def number_ranks(dump: Dump) -> tuple[Dump, list[str]]:
-    """Number batches, parts of prompts, layers and experts over all ranks.
+    """Assign global numbers to batches, prompt parts, layers and experts.
 
-    Returns: the dump, and notes on what was recognized; the same dump if one rank made it.
+    Returns: the dump, and notes on the recognized kinds of parallelism.
     """
-    ranks = sorted({tensor.site.at.rank for tensor in dump.tensors})
-    if len(ranks) < 2:
+    if len(dump.ranks) < 2:
         return dump, []
     notes = []
     tensors = [replace(tensor, world_rank=tensor.site.at.rank) for tensor in dump.tensors]
@@ -51,14 +50,19 @@ def number_ranks(dump: Dump) -> tuple[Dump, list[str]]:
 
 
 def _find_groups(dump: Dump) -> list[list[int]]:
-    """Return the ranks that hold the same tokens, group by group; one group if a rank has no ids."""
-    ranks = sorted({tensor.site.at.rank for tensor in dump.tensors})
-    first = min((tensor.site.at.micro_batch, tensor.site.at.step) for tensor in dump.tensors)
+    """Return groups of ranks that hold the same tokens; one group if a rank has no ids."""
+    passes = [(one.site.at.micro_batch, one.site.at.step) for one in dump.tensors]
+    first = min(passes)
+    in_first = [
+        tensor
+        for tensor, at in zip(dump.tensors, passes, strict=True)
+        if at == first and tensor.site.at.phase == "forward"
+    ]
     groups: list[tuple[Tensor, list[int]]] = []
-    for rank in ranks:
-        ids = read_ids(dump, [one for one in dump.tensors if _is_of(one, rank, first)])
+    for rank in dump.ranks:
+        ids = read_ids(dump, [one for one in in_first if one.site.at.rank == rank])
         if ids is None:
-            return [ranks]
+            return [dump.ranks]
         for known, members in groups:
             if torch.equal(known, ids):
                 members.append(rank)
@@ -66,16 +70,11 @@ def _find_groups(dump: Dump) -> list[list[int]]:
         else:
             groups.append((ids, [rank]))
     members_of = [members for _, members in groups]
-    return members_of if len({len(members) for members in members_of}) == 1 else [ranks]
-
-
-def _is_of(tensor: DumpedTensor, rank: int, first: tuple[int, int]) -> bool:
-    at = tensor.site.at
-    return at.rank == rank and (at.micro_batch, at.step) == first and at.phase == "forward"
+    return members_of if len({len(members) for members in members_of}) == 1 else [dump.ranks]
 
 
 def _places(groups: list[list[int]]) -> dict[int, tuple[int, int]]:
-    """Return by rank its group and its number there."""
+    """Return the group of each rank, and its index in the group."""
     return {
         rank: (group, number)
         for group, members in enumerate(groups)
@@ -84,7 +83,7 @@ def _places(groups: list[list[int]]) -> dict[int, tuple[int, int]]:
 
 
 def _leave_axes(dump: Dump, groups: list[list[int]]) -> Dump:
-    """Give the groups one place on the mesh axes along which they lie: they become passes."""
+    """Collapse the mesh axes along which the groups lie to size 1. The groups become passes."""
     axes = {tensor.site.at.rank: tensor.axes for tensor in dump.tensors}
     firsts = [axes[members[0]] for members in groups]
     left = {
@@ -99,7 +98,7 @@ def _number_batches(dump: Dump, groups: list[list[int]]) -> Dump:
     axes = {tensor.site.at.rank: tensor.axes for tensor in dump.tensors}
 
     def is_sharded(tensor: DumpedTensor) -> bool:
-        """Return True for a parameter of which a group lacks shards, as FSDP divides it."""
+        """Return True for a parameter whose shards lie on several groups, as in FSDP."""
         if not tensor.layout or not tensor.site.port.startswith("parameter."):
             return False
         members = groups[places[tensor.site.at.rank][0]]
@@ -120,7 +119,7 @@ def _number_batches(dump: Dump, groups: list[list[int]]) -> Dump:
 
 
 def _number_parts(dump: Dump, groups: list[list[int]], parts: PartsOfPasses) -> Dump:
-    """Give each group's part of a prompt its own pass. Passes that all groups share keep one."""
+    """Make each group's part of a prompt a pass. Passes that the groups do not divide stay whole."""
     places = _places(groups)
     dump = _leave_axes(dump, groups)
 
@@ -141,7 +140,7 @@ def _number_parts(dump: Dump, groups: list[list[int]], parts: PartsOfPasses) -> 
 
 
 def _find_stages(dump: Dump) -> list[list[int]]:
-    """Return the ranks of each pipeline stage, first stage first; one stage if all ranks are alike."""
+    """Return the ranks of each pipeline stage in order; a single stage without a pipeline."""
     modules: dict[int, set[str]] = {}
     for tensor in dump.tensors:
         modules.setdefault(tensor.site.at.rank, set()).add(tensor.site.at.module)
@@ -150,13 +149,13 @@ def _find_stages(dump: Dump) -> list[list[int]]:
         stages.setdefault(frozenset(names), []).append(rank)
     ordered = list(stages.values())
     outside = [{name for name in names if not _LAYER.fullmatch(name)} for names in stages]
-    # A pipeline has its embedding on the first stage alone, and its head on the last.
+    # In a pipeline, only the first stage has the embedding, and only the last the head.
     is_pipeline = len(ordered) > 1 and outside[0] - outside[-1] and outside[-1] - outside[0]
     return ordered if is_pipeline else [sorted(modules)]
 
 
 def _number_layers(dump: Dump, stages: list[list[int]]) -> Dump:
-    """Number layers over all stages, and keep of a module on several stages its ends only."""
+    """Assign global layer numbers. Drop tensors that one stage passes to the next."""
     stage_of = {rank: number for number, ranks in enumerate(stages) for rank in ranks}
     layers: list[set[int]] = [set() for _ in stages]
     holders: dict[str, set[int]] = {}
@@ -179,7 +178,7 @@ def _number_layers(dump: Dump, stages: list[list[int]]) -> Dump:
         of_module = holders.get(at.module, {stage})
         is_input = tensor.site.port.startswith("input.")
         if len(of_module) > 1 and stage != (min(of_module) if is_input else max(of_module)):
-            continue  # what a stage passes to the next one, under the name of the whole
+            continue  # a value passed between stages, under the name of the whole module
         module = _add_to_layer(at.module, offsets[stage])
         rank = stages[stage].index(at.rank)
         moved = move_tensor(tensor, module=module, rank=rank)
@@ -188,7 +187,7 @@ def _number_layers(dump: Dump, stages: list[list[int]]) -> Dump:
 
 
 def _in_order(tensors: Iterable[DumpedTensor], stage_of: Mapping[int, int]) -> list[DumpedTensor]:
-    """Return tensors in the order of the network: pass by pass, stage by stage."""
+    """Sort tensors by pass, then by stage."""
     return sorted(
         tensors,
         key=lambda one: (

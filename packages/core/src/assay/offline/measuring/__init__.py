@@ -1,1 +1,1 @@
-"""Sums over every pair of tensors, whatever ranks hold them."""
+"""Sums over every pair of tensors on all ranks."""

@@ -1,4 +1,4 @@
-"""Values that lie on a coarser grid than they should: the mark of quantization."""
+"""Detection of values on a coarser grid than expected: the sign of quantization."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -7,32 +7,33 @@ import torch
 from torch import Tensor
 
 from assay.offline.measuring.pairs import TensorPair
+from assay.offline.measuring.shapes import coarsest_dtype
 from assay.offline.ports.lanes import Port
 
-# Of a tensor, so many rows are looked at, and so many values of each.
+# Numbers of sampled rows, and of sampled values in each.
 _NUM_ROWS, _WIDTH = 32, 64
 _LEAST_WIDTH = 32
-# Of 64 normal values, rounding to 8 bits leaves 0.82 distinct (the largest value at 2.5 deviations),
-# fp8 0.6 and 4 bits 0.25. Both sides are first rounded to the coarser dtype of the two.
+# Of 64 normal values, rounding to 8 bits leaves 82% distinct (the largest value at 2.5 deviations), fp8
+# 60% and 4 bits 25%. Both sides are first rounded to the coarser dtype of the two.
 _MOST_DISTINCT = 0.9
-# With fewer on both sides, the dtype is coarse for these values.
+# If both sides have fewer distinct values, the dtype itself is coarse.
 _FEWEST_DISTINCT = 0.5
-# Relative error of values that were rounded to 3 bits: 0.2. More is no quantization.
+# Rounding to 3 bits causes a relative error of 0.2. Larger errors are not quantization.
 _MOST_ERROR = 0.3
-# Rounding to 8 bits, relative to the largest value: smaller differences are no quantization.
+# Rounding to 8 bits, relative to the largest value. Smaller differences are not quantization.
 _LEAST_DIFFERENCE = 2.0**-10
 
 
 @dataclass(frozen=True, slots=True)
 class Coarseness:
-    """The part of the values of a row that are distinct."""
+    """The share of distinct values in a row, on both sides."""
 
     actual: float
     expected: float
 
     @property
     def side(self) -> str:
-        """Return the side whose values lie on a grid; "" if none do, or both."""
+        """Return the side with coarser values; "" for neither or both."""
         if max(self.actual, self.expected) < _FEWEST_DISTINCT:
             return ""
         if self.actual <= _MOST_DISTINCT * self.expected:
@@ -42,39 +43,38 @@ class Coarseness:
 
 @dataclass(frozen=True, slots=True)
 class CoarsenessObserver:
-    """Collects the weights and results that lie on a coarser grid on one side."""
+    """Collects ports whose weights or results are coarser on one side."""
 
     coarse: dict[Port, Coarseness] = field(default_factory=dict)
 
     def __call__(self, pair: TensorPair) -> None:
-        """Look at one pair."""
+        """Measure one pair."""
         port = pair.port
         if port.direction in ("output", "parameter") and pair.values and port not in self.coarse:
-            # What was measured may have been widened since it was read.
+            # The values may have been widened after reading.
             stored = [getattr(torch, one.dtype, None) for one in (pair.actual, pair.expected)]
             found = measure_coarseness(*pair.values, [one for one in stored if one is not None])
             if found is not None and found.side:
                 self.coarse[port] = found
 
     def renew(self) -> "CoarsenessObserver":
-        """Return one that has seen no pair."""
+        """Return an empty observer."""
         return CoarsenessObserver()
 
     def extend(self, later: "CoarsenessObserver") -> None:
-        """Add what one of later pairs has collected."""
+        """Add the results of an observer of later pairs."""
         self.coarse.update(later.coarse)
 
 
 def measure_coarseness(
     value: Tensor, reference: Tensor, stored: Sequence[torch.dtype] = ()
 ) -> Coarseness | None:
-    """Count distinct values of two tensors, (R, C). Zeros count as neither: they have other reasons.
+    """Count the distinct values of two tensors, (R, C). Zeros do not count: they have other causes.
 
-    stored: their dtypes in the dumps.
-    Returns: None if they agree, differ by more than any quantization, or are too narrow.
+    stored: the dtypes in the dumps.
+    Returns: None if the values agree, differ by more than quantization, or are too narrow.
     """
-    dtypes = (value.dtype, reference.dtype, *stored)
-    dtype = min(dtypes, key=lambda one: (one.itemsize, str(one)))
+    dtype = coarsest_dtype(value.dtype, reference.dtype, *stored)
     is_wide = value.ndim == 2 and value.shape[-1] >= _LEAST_WIDTH and len(value) > 0
     if not (dtype.is_floating_point and is_wide):
         return None
@@ -90,7 +90,7 @@ def measure_coarseness(
 
 
 def _distinct_part(rows: Tensor) -> float:
-    """Return the number of distinct values of rows over the number of values, zeros left out."""
+    """Return the share of distinct values per row, without zeros."""
     count = int(rows.count_nonzero())
     is_new = torch.ones_like(rows, dtype=torch.bool)
     ordered = rows.sort(-1).values

@@ -1,4 +1,4 @@
-"""The results of comparing all pairs of two dumps."""
+"""The measurements of all pairs of two dumps."""
 
 from dataclasses import dataclass, field
 
@@ -13,42 +13,39 @@ from assay.stages import Stage
 
 
 @dataclass(slots=True)
-class Measured:
-    """Measurements of two dumps."""
+class MeasuredPorts:
+    """The measurements of two dumps by port."""
 
     results: dict[tuple[Phase, int, int], ReplayResults] = field(default_factory=dict)
-    """By phase, rank and step of the actual dump, the sums of every port.
-
-    The step of a generation is 0: its passes are pooled.
-    """
+    """The sums of every port, by phase, rank and step of ACTUAL. A generation pools its passes as step 0."""
     compared: int = 0
     updates: list[Port] = field(default_factory=list)
-    """Changes of parameters between training steps, which no dump holds as such."""
+    """Ports of parameter changes between training steps, computed from the parameters."""
     unpaired: list[str] = field(default_factory=list)
-    """Tensors whose partner is missing in some passes, or has a shape that cannot be matched."""
+    """Tensors without a partner in some passes, or with an incompatible shape."""
     norm_errors: dict[tuple[Port, int, int], float] = field(default_factory=dict)
-    """By port, rank and step, the largest relative difference of two norms, where values are not compared."""
+    """Largest relative difference of norms by port, rank and step, where values are not compared."""
     repeated: dict[str, list[str]] = field(default_factory=dict)
-    """By side, the ports of which it holds the same values twice in a pass."""
+    """By side, the ports that repeat the same values in a pass."""
     sums: type[PairSums] = PairSums
-    """Sums of activations. Weights need their norms only, gradients and updates all sums."""
+    """The kind of sums for activations. Weights need norms only, gradients and updates all sums."""
     drift: dict[int, NormSums] = field(default_factory=dict)
-    """By training step, the difference of all parameters at its start."""
+    """Difference of all parameters at the start of each training step."""
     replica_errors: dict[tuple[Port, int], float] = field(default_factory=dict)
-    """By port and rank of EXPECTED, the largest difference of a value that ranks must share."""
+    """Largest difference between replicas, by port and rank of EXPECTED."""
 
     def add_replica(self, port: Port, rank: int, error: float) -> None:
-        """Add the difference of a replica of EXPECTED from the first one."""
+        """Add the difference of a replica in EXPECTED from the first one."""
         self.replica_errors[port, rank] = max(self.replica_errors.get((port, rank), 0.0), error)
 
     def add_drift(self, step: int, dd: float, ee: float) -> None:
-        """Add the squares of the difference of a parameter, and of its expected values."""
+        """Add the squared norms of a parameter's difference and of its expected values."""
         known = self.drift.setdefault(step, NormSums())
         known.dd += dd
         known.ee += ee
 
     def of(self, port: Port) -> list[PortResult]:
-        """Return the sums of a port, one for each step and rank at which it was measured."""
+        """Return the sums of a port for each measured step and rank."""
         found = (
             results.ports.get((port.module, port.name))
             for (phase, _, _), results in self.results.items()
@@ -59,7 +56,7 @@ class Measured:
         )
 
     def at(self, port: Port, rank: int, step: int, value: Tensor, class_name: str) -> PortResult:
-        """Return the sums to which a pair of tensors is added."""
+        """Return the sums of a port at a rank and step, which are created if needed."""
         results = self.results.setdefault((port.phase, rank, step), ReplayResults())
         dtype = str(value.dtype).removeprefix("torch.")
         stage = Stage(port.module, port.phase)
@@ -67,13 +64,13 @@ class Measured:
         sums = self.sums if port.phase == "forward" else PairSums
         if port.phase == "forward" and port.direction == "parameter":
             sums = NormSums
-        if type(result.sums) is not sums:  # a new one
+        if type(result.sums) is not sums:
             result.sums = sums()
         result.rank, result.step = rank, step
         return result
 
-    def extend(self, later: "Measured") -> None:
-        """Add what was measured of later pairs, at other ports."""
+    def extend(self, later: "MeasuredPorts") -> None:
+        """Add the measurements of later pairs, which have other ports."""
         for key, results in later.results.items():
             known = self.results.setdefault(key, ReplayResults()).ports
             for place, result in results.ports.items():

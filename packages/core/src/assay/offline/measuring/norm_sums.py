@@ -1,4 +1,4 @@
-"""The sums that a judgment without a noise dump needs.
+"""Sums for a judgment without a noise dump.
 
 Shape legend: R rows (tokens), C channels (last dim).
 """
@@ -15,16 +15,16 @@ from torch import Tensor
 from assay.blocks import BLOCK_BYTES, USUAL_SIZE, WorstElement, list_blocks, map_on_threads
 from assay.metrics import PairSums, RowErrors, ShapeMismatchError
 
-# Threads compute so many blocks at a time. Results do not depend on the number of threads.
+# Blocks per task of a thread. Results do not depend on the number of threads.
 _SPAN_BLOCKS = 16
 
 
 @dataclass(slots=True)
 class NormSums(PairSums):
-    """Norms of whole tensors and of their rows, and the worst element. Other sums stay empty.
+    """Norms of tensors and rows, and the worst element. Other sums stay empty.
 
-    A tenth of the time of `PairSums`: norms are computed in float32, unless they would overflow, vanish
-    or hide a NaN there, or a side is float64.
+    Ten times as fast as `PairSums`: norms are computed in float32, unless float32 would overflow, underflow
+    or hide a NaN, or a side is float64.
     """
 
     def add(self, actual_RC: Tensor, expected_RC: Tensor, prompt: Tensor, position: Tensor) -> None:
@@ -50,9 +50,9 @@ class NormSums(PairSums):
 
 
 def _sum_rows(actual: Tensor, expected: Tensor) -> tuple[Tensor, Tensor, WorstElement] | None:
-    """Return the error and expected norm of each row, (R,) float64, and the worst element.
+    """Return error norm and expected norm of each row, (R,) float64, and the worst element.
 
-    Returns: None if float32 cannot hold them.
+    Returns: None if float32 cannot hold the norms.
     """
     if not (actual.is_floating_point() and expected.is_floating_point()):
         return None
@@ -74,10 +74,11 @@ def _sum_rows(actual: Tensor, expected: Tensor) -> tuple[Tensor, Tensor, WorstEl
 
 @dataclass(frozen=True, slots=True)
 class _SpanSums:
-    """The sums of consecutive blocks. norms: of error and expected, (2, R), for `rows`."""
+    """The sums of consecutive blocks."""
 
     rows: slice
     norms: Tensor
+    """Norms of error and expected, (2, R)."""
     worst: WorstElement
     has_values: bool
 
@@ -119,7 +120,7 @@ def _view(buffer: Tensor, shape: Sequence[int]) -> Tensor:
 
 @cache
 def _make_buffers(dtype: torch.dtype, thread: int) -> tuple[Tensor, Tensor]:
-    """Return two blocks of memory for all calls in a thread: new ones would fragment the memory."""
+    """Return two buffers for all calls in a thread: new buffers would fragment the memory."""
     del thread
     actual, expected = torch.empty(2, BLOCK_BYTES // dtype.itemsize, dtype=dtype)
     return actual, expected

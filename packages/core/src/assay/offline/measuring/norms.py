@@ -1,4 +1,4 @@
-"""Comparing tensors by statistics, where a dump holds no values."""
+"""Comparison of tensors by statistics, for dumps without values."""
 
 import math
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from assay.recording.statistics import NAMES, measure_statistics, take_values
 
 
 def read_norms(dump: Dump, tensor: DumpedTensor) -> Mapping[Statistic, float] | None:
-    """Return what a dump records of a tensor's norm, and of its order and signs; None for nothing."""
+    """Return the recorded statistics of a tensor, or measure its values; None without a norm."""
     if not tensor.has_values:
         return tensor.statistics if "norm" in tensor.statistics else None
     value = dump.read_intact(tensor)
@@ -23,9 +23,9 @@ def read_norms(dump: Dump, tensor: DumpedTensor) -> Mapping[Statistic, float] | 
 
 
 def compare_norms(actual: Mapping[Statistic, float], expected: Mapping[Statistic, float]) -> float:
-    """Return the relative error that norms show, or projections if they show more.
+    """Return the relative error of the norm or of the projection, the larger of the two.
 
-    nan if one is not finite and the other is different, inf if only `expected` is 0.
+    Returns: nan if a norm is not finite and they differ; inf if only `expected` is 0.
     """
     norm, expected_norm = actual["norm"], expected["norm"]
     if not (math.isfinite(norm) and math.isfinite(expected_norm)):

@@ -1,8 +1,7 @@
-"""Measuring all pairs of two dumps: sums over every port, pooled over its passes."""
+"""Measurement of all pairs of two dumps, pooled over the passes of every port."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from itertools import pairwise
 
 import torch
@@ -18,8 +17,8 @@ from assay.locating.matching.masks import (
     is_unnamed_mask,
 )
 from assay.locating.measuring import measure
-from assay.offline.layouts.declared import LayoutError
-from assay.offline.measuring.measured import Measured
+from assay.offline.layouts.declared_layouts import LayoutError
+from assay.offline.measuring.measured import MeasuredPorts
 from assay.offline.measuring.norms import compare_norms, read_norms
 from assay.offline.measuring.pairs import Observer, TensorPair
 from assay.offline.measuring.parameters import (
@@ -29,7 +28,7 @@ from assay.offline.measuring.parameters import (
     find_first_step,
     measure_parameter,
 )
-from assay.offline.measuring.parts import HeldCall, Rules, find_rules, read_parts
+from assay.offline.measuring.parts import HeldCall, PlacementRules, find_rules, read_parts
 from assay.offline.measuring.routing import Flip
 from assay.offline.measuring.shapes import (
     count_each,
@@ -49,28 +48,26 @@ from assay.sites import RowMap
 
 @dataclass
 class PairMeasurer:
-    """Measures the pairs of two dumps, whatever ranks hold them.
-
-    first_different: by prompt, the position of its first different token; later rows are left out.
-    flips: tokens that went to other experts at a near tie; left out from their router on.
-    flips_spread: whether later tokens of their prompts are left out too.
-    by_statistics: compare norms even where both dumps hold values.
-    observers: shown every pair, compared or not.
-    """
+    """Measures the pairs of two dumps on all ranks."""
 
     expected: Dump
     actual: Dump
     alignment: TokenAlignment
     first_different: Mapping[int, int]
+    """Position of the first different token by prompt. Later rows are left out."""
     flips: Sequence[Flip] = ()
+    """Tokens routed to other experts at a near tie. They are left out from that router on."""
     flips_spread: bool = False
+    """True to leave out later tokens of their prompts too."""
     by_statistics: bool = False
+    """True to compare norms even where both dumps hold values."""
     observers: Sequence[Observer] = ()
-    measured: Measured = field(default_factory=Measured)
+    """Called with every pair, compared or not."""
+    measured: MeasuredPorts = field(default_factory=MeasuredPorts)
     _indexes: dict[int, RowIndex] = field(default_factory=dict, init=False)
 
-    def measure(self, matching: Matching) -> Measured:
-        """Measure every pair, in the expected order, on all cores."""
+    def measure(self, matching: Matching) -> MeasuredPorts:
+        """Measure every pair in the expected order, on all cores."""
         for measured, observers in map_shares(self._measure_share, divide_pairs(matching.pairs)):
             self.measured.extend(measured)
             for one, other in zip(self.observers, observers, strict=True):
@@ -79,9 +76,8 @@ class PairMeasurer:
             self._measure_absent_mask(lane)
         return self.measured
 
-    def _measure_share(self, share: Share) -> tuple[Measured, Sequence[Observer]]:
-        """Measure a few pairs, apart from all others."""
-        empty = Measured(sums=self.measured.sums)
+    def _measure_share(self, share: Share) -> tuple[MeasuredPorts, Sequence[Observer]]:
+        empty = MeasuredPorts(sums=self.measured.sums)
         part = replace(self, measured=empty, observers=[one.renew() for one in self.observers])
         part.measure_pairs(share.pairs)
         return part.measured, part.observers
@@ -91,7 +87,7 @@ class PairMeasurer:
         for lanes in pairs:
             if lanes.port.is_of_parameter:
                 self._measure_parameters(lanes)
-                if self._is_training and lanes.port.phase == "forward":
+                if self.expected.is_training and lanes.port.phase == "forward":
                     self._measure_updates(lanes)
             else:
                 self._measure_activations(lanes)
@@ -102,14 +98,9 @@ class PairMeasurer:
         for one in self.observers:
             one(pair)
 
-    @cached_property
-    def _is_training(self) -> bool:
-        return any(one.site.at.phase == "backward" for one in self.expected.tensors)
-
     def _place(self, port: Port, tensor: DumpedTensor) -> tuple[Port, int, int]:
-        """Return the port, rank and step to whose sums a tensor of the actual dump is added."""
-        at = tensor.site.at
-        return port, tensor.writer, at.step if self._is_training else 0
+        """Return the port, rank and step whose sums include an actual tensor."""
+        return port, tensor.writer, tensor.site.at.step if self.expected.is_training else 0
 
     def _measure_activations(self, lanes: LanePair) -> None:
         lane, partner = lanes.expected, lanes.actual
@@ -121,7 +112,7 @@ class PairMeasurer:
             )
         }
         for side, keys in repeats.items():
-            # Tools may record an argument for every module that passes it on.
+            # Tools may record an argument again for every module that passes it on.
             if keys and lanes.port.direction != "input":
                 places = self.measured.repeated.setdefault(side, [])
                 places += [str(lanes.port)] if str(lanes.port) not in places else []
@@ -143,7 +134,7 @@ class PairMeasurer:
                 self._add(lanes, tokens, *both)
 
     def _needs_none(self, lane: Lane, pair: PassPair, tensors: Sequence[DumpedTensor]) -> bool:
-        """Return True for tensors that need no partner: masks of other batches, and other tokens."""
+        """Return True for tensors without a needed partner: masks of other batches, or other tokens."""
         values = [self.expected.read_intact(one) for one in tensors if one.has_values]
         return any(
             one is not None and (is_any_mask(lane.port.name, one) or expects_nothing(pair, one))
@@ -151,11 +142,11 @@ class PairMeasurer:
         )
 
     def _read(
-        self, lanes: LanePair, call: HeldCall, rules: Rules | None
+        self, lanes: LanePair, call: HeldCall, rules: PlacementRules | None
     ) -> list[tuple[TensorPair, Tensor, Tensor]]:
-        """Return the parts that actual ranks hold, each with what it must be."""
+        """Return the parts of the actual ranks, each with its pair and expected values."""
         port, tensors, others = lanes.port, call.expected, call.actual
-        # The last tensor of the side with fewer ranks is paired with all that remain.
+        # The last tensor of the side with fewer ranks pairs with all remaining ones.
         pairs = [
             TensorPair(port, tensors[min(n, len(tensors) - 1)], others[min(n, len(others) - 1)])
             for n in range(max(len(tensors), len(others)))
@@ -167,23 +158,22 @@ class PairMeasurer:
             self._compare_norms(lanes, tensors, others, pairs)
             return []
         try:
-            found = read_parts(self.expected, self.actual, lanes, call, rules)
+            parts, replica_errors = read_parts(self.expected, self.actual, lanes, call, rules)
         except (UnreadableFileError, LayoutError) as error:
             self._leave_out(pairs, str(error))
             return []
-        for holder, difference in found.replica_errors.items():
+        for holder, difference in replica_errors.items():
             self.measured.add_replica(port, tensors[holder].writer, difference)
-        measured = {part.holder for part in found.parts}
+        measured = {part.holder for part in parts}
         for number, pair in enumerate(pairs):
             if number not in measured:
-                self._observe(pair)  # shards and summands that are measured with another
-        return [(pairs[part.holder], part.value, part.reference) for part in found.parts]
+                self._observe(pair)  # measured as part of another shard or sum
+        return [(pairs[part.holder], part.value, part.reference) for part in parts]
 
     def _compare_norms(
         self, lanes: LanePair, tensors: list[DumpedTensor], others: list[DumpedTensor],
         pairs: list[TensorPair],
     ) -> None:  # fmt: skip
-        """Compare the norms of whole tensors, rank by rank."""
         dtype = tensors[0].dtype or others[0].dtype
         if dtype and not dtype.startswith(("float", "bfloat")):
             for pair in pairs:
@@ -198,7 +188,7 @@ class PairMeasurer:
             self._leave_out(pairs, "no norm to compare")
             return
         for pair, (expected, actual) in zip(pairs, norms, strict=True):
-            # Norms are of all tokens at once: later passes have other tokens once one differs.
+            # Norms cover all tokens of a pass: once one differs, later passes hold other tokens.
             key = lanes.port, pair.actual.writer, pair.actual.site.at.step
             error = compare_norms(actual or {}, expected or {})
             self.measured.norm_errors[key] = max(self.measured.norm_errors.get(key, 0.0), error)
@@ -222,7 +212,6 @@ class PairMeasurer:
     def _add(
         self, lanes: LanePair, pair: PassPair, tensors: TensorPair, value: Tensor, reference: Tensor
     ) -> None:
-        """Add one pair of tensors to the sums of its port."""
         place, rows = self._place(lanes.port, tensors.actual), pair.rows
         masks = [
             is_attention_mask(lanes.port.name, one)
@@ -230,7 +219,7 @@ class PairMeasurer:
             for one in (value, reference)
         ]
         if pair.expected_rows is not None:
-            # What they let through shows in what attention returns.
+            # The output of attention shows a wrong mask.
             if any(masks) or is_any_mask(lanes.port.name, reference):
                 self._observe(replace(tensors, reason="masks of other tokens are not compared"))
                 return
@@ -251,7 +240,7 @@ class PairMeasurer:
         if value.shape != reference.shape:
             shaped = give_same_shape(value, reference)
             if shaped is not None and pair.expected.shape != pair.actual.shape:
-                # A single row is shared by all prompts only if both sides have the same prompts.
+                # All prompts share a single row only if both sides have the same prompts.
                 shaped = shaped if value.numel() == reference.numel() else None
             taken = None if shaped else take_both(pair.by_row(), value, reference)
             if shaped is not None:
@@ -276,13 +265,13 @@ class PairMeasurer:
         self._observe(replace(tensors, values=compared))
 
     def _index_of(self, pair: PassPair, rows: RowMap | None) -> RowIndex:
-        """Return the addresses of rows. Those of a pass are computed once for all its tensors."""
+        """Return the addresses of rows. The tensors of a pass share one index."""
         if rows is None or rows is not pair.rows:
             return RowIndex(rows)
         return self._indexes.setdefault(id(rows), RowIndex(rows))
 
     def _flips_in(self, pair: PassPair, order: int) -> dict[int, list[int]]:
-        """Return by prompt the positions of flips that concern a pass, up to a place in the network."""
+        """Return the positions of flips in a pass by prompt, from routers up to `order`."""
         prompts = set(pair.rows.prompts) if pair.rows is not None else set()
         found: dict[int, list[int]] = {}
         for flip in self.flips:
@@ -291,22 +280,21 @@ class PairMeasurer:
         return found
 
     def _excluded(self, rows: RowMap | None, flips: Mapping[int, list[int]]) -> Tensor | None:
-        """Return which rows of tokens are not comparable, (B,) bool; None if all are.
+        """Return which rows to exclude, (B,) bool; None for no row.
 
-        A row is left out if it holds a token after a different one, or a flip.
+        A row with a flip, or with a token after a different one, is excluded.
         """
         if rows is None or not (self.first_different or flips):
             return None
         return torch.tensor(
             [
-                max(positions) >= self.first_different.get(prompt, max(positions) + 1)
-                or self._is_flipped(max(positions), flips.get(prompt, []))
-                for prompt, positions in zip(rows.prompts, rows.positions, strict=True)
+                last >= self.first_different.get(prompt, last + 1)
+                or any(
+                    last == at or (self.flips_spread and last > at) for at in flips.get(prompt, ())
+                )
+                for prompt, last in zip(rows.prompts, map(max, rows.positions), strict=True)
             ]
         )
-
-    def _is_flipped(self, position: int, flips: list[int]) -> bool:
-        return position in flips or (self.flips_spread and any(position > at for at in flips))
 
     def _measure_parameters(self, lanes: LanePair) -> None:
         """Measure a parameter, or its gradient, once for each step."""
@@ -338,7 +326,7 @@ class PairMeasurer:
                 self._observe(replace(pair, values=compared))
 
     def _measure_updates(self, lanes: LanePair) -> None:
-        """Measure how a parameter changes from one training step to the next."""
+        """Measure the changes of a parameter between training steps."""
         firsts = {key[1]: key for key in reversed(lanes.expected.tensors)}
         steps = sorted(firsts)
         name = lanes.port.name.replace("parameter.", "update.", 1)
@@ -371,7 +359,7 @@ class PairMeasurer:
                     self.measured.updates.append(port)
 
     def _measure_absent_mask(self, lane: Lane) -> None:
-        """Compare a mask with the causal one, which attention applies if it is given none."""
+        """Compare a mask with the causal mask, which attention applies by default."""
         for (batch, step, _), tensors in lane.tensors.items():
             for pair in self.alignment.pairs_of(batch, step):
                 if pair.expected_rows is None and tensors[0].has_values:

@@ -1,4 +1,4 @@
-"""Pairs of tensors, as a comparison shows them to an observer."""
+"""Pairs of tensors, and observers that a comparison calls with them."""
 
 from dataclasses import dataclass
 from typing import Protocol, Self
@@ -17,19 +17,19 @@ class TensorPair:
     expected: DumpedTensor
     actual: DumpedTensor
     values: tuple[Tensor, Tensor] | None = None
-    """The compared rows of actual and expected, (R, C); None for masks, and if there is a reason."""
+    """Compared rows of actual and expected, (R, C); None for masks and pairs that were not compared."""
     reason: str = ""
-    """Reason why the pair was not compared; "" if it was."""
+    """The reason why the pair was not compared; "" if it was."""
 
 
 class Observer(Protocol):
-    """Collects something of every pair. Processes measure parts of the pairs, each with its own."""
+    """Collects facts on every pair. Each process that measures a share has its own observer."""
 
     def __call__(self, pair: TensorPair) -> None:
-        """Look at one pair."""
+        """Observe one pair."""
 
     def renew(self) -> Self:
-        """Return an observer with the same settings that has seen no pair."""
+        """Return an empty observer with the same settings."""
 
     def extend(self, later: Self) -> None:
-        """Add what an observer of later pairs has collected."""
+        """Add the results of an observer of later pairs."""

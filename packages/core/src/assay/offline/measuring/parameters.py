@@ -1,4 +1,4 @@
-"""Measuring parameters, which must be equal."""
+"""Measurement of parameters, which must be equal."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -10,11 +10,12 @@ from assay.blocks import WorstElement
 from assay.comparing.results import PortResult
 from assay.dumps.protocol import Dump, DumpedTensor
 from assay.offline.layouts.shards import relative_difference
+from assay.offline.measuring.shapes import coarsest_dtype
 from assay.offline.ports.lanes import Lane, LanePair
 
 
 def find_first_step(lanes: LanePair) -> int:
-    """Return the first step for which both sides hold a parameter; 0 if there is none."""
+    """Return the first step in which both sides hold a parameter; 0 if there is none."""
     steps = [{step for _, step, _ in lane.tensors} for lane in (lanes.expected, lanes.actual)]
     return min(steps[0] & steps[1], default=0)
 
@@ -24,12 +25,11 @@ def distinct_weights(
 ) -> dict[tuple[int, int], list[list[DumpedTensor]]]:
     """Return the first tensors of each micro-batch, for every group of ranks that holds copies.
 
-    Tools write a parameter once for every call. Of weights, those of steps before `first_step` are left out.
+    Tools write a parameter again in every call. Weights from before `first_step` are left out.
     """
     found: dict[tuple[int, int], dict[tuple[int, ...], list[DumpedTensor]]] = {}
     for key, tensors in lane.tensors.items():
-        # A generation changes no weight, and its steps are forward passes. In training, what later
-        # steps begin with is the result of the updates before them.
+        # A generation does not change weights. In training, the weights of later steps result from updates.
         is_weight = lane.port.phase == "forward"
         if is_weight and key[1] < first_step:
             continue
@@ -39,12 +39,12 @@ def distinct_weights(
 
 
 def compare_copies(dump: Dump, copies: Sequence[list[DumpedTensor]]) -> Iterator[tuple[int, float]]:
-    """Yield the rank of each copy of a parameter, and its difference from the first group's."""
+    """Yield the rank of each copy of a parameter, and its difference from the first copy."""
     for copy in copies[1:]:
         for one, first in zip(copy, copies[0], strict=False):
             if one.has_values and first.has_values and one.shape == first.shape:
                 value, reference = dump.read_intact(one), dump.read_intact(first)
-                error = math.inf  # of a damaged file
+                error = math.inf  # the file is damaged
                 if value is not None and reference is not None:
                     error = relative_difference(value, reference)
                 yield one.writer, error
@@ -53,14 +53,13 @@ def compare_copies(dump: Dump, copies: Sequence[list[DumpedTensor]]) -> Iterator
 def measure_parameter(
     result: PortResult, value: Tensor, reference: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Add a parameter, which must be equal. Where the dtypes differ, the wider is rounded first.
+    """Add a parameter to `result`. If the dtypes differ, the wider side is rounded first.
 
     The position of the worst element is its row.
     Returns: the compared rows of both, (R, C).
     """
-    if value.dtype != reference.dtype:
-        coarser = min(value.dtype, reference.dtype, key=lambda dtype: (dtype.itemsize, str(dtype)))
-        value, reference = value.to(coarser), reference.to(coarser)
+    coarser = coarsest_dtype(value.dtype, reference.dtype)
+    value, reference = value.to(coarser), reference.to(coarser)
     width = reference.shape[-1] if reference.ndim > 1 else 1
     value, reference = value.reshape(-1, width), reference.reshape(-1, width)
     same = None
@@ -73,7 +72,7 @@ def measure_parameter(
     row = torch.arange(len(reference))
     result.sums.add(value, reference, torch.full_like(row, -1), row)
     if same is not None and (result.sums.num_nan or result.sums.num_inf):
-        # The sums leave such values out; the first of them is the worst.
+        # The sums exclude values that are not finite. The first one is the worst element.
         wrong = (~same & ~value.isfinite()).nonzero()[:1].tolist()
         for at, channel in wrong:
             values = float(value[at, channel]), float(reference[at, channel])
@@ -81,7 +80,7 @@ def measure_parameter(
     return value, reference
 
 
-# Elements of an update whose gradient may be zero but for its noise, and the fewest elements for each.
+# The most elements of an update whose gradient may be pure noise, and the fewest elements per such element.
 _FEW_FLIPS = 3
 _ELEMENTS_FOR_FLIP = 64
 
@@ -89,8 +88,8 @@ _ELEMENTS_FOR_FLIP = 64
 def excuse_sign_flips(update: Tensor, reference: Tensor) -> Tensor:
     """Return `reference` with the values of `update` in the few elements that may have any sign.
 
-    Adam divides a gradient by its size. A gradient that is zero but for its noise moves its parameter by up
-    to the learning rate in either direction. In a small tensor, one such element is 1% of the update.
+    Adam divides a gradient by its size. A gradient of pure noise moves its parameter by up to the learning
+    rate in either direction. In a small tensor, one such element is 1% of the update.
     """
     num_flips = min(_FEW_FLIPS, update.numel() // _ELEMENTS_FOR_FLIP)
     if not num_flips or not bool(update.isfinite().all()):

@@ -1,4 +1,4 @@
-"""Reading the parts of a tensor that ranks hold, each with what it must be."""
+"""Reading the parts of a tensor that ranks hold, each with its expected values."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,12 +8,12 @@ from torch import Tensor
 
 from assay.dumps.protocol import Dump, DumpedTensor
 from assay.files import UnreadableFileError
-from assay.offline.layouts.declared import LayoutError, place_declared
+from assay.offline.layouts.declared_layouts import LayoutError, place_declared
 from assay.offline.layouts.placements import Placement
 from assay.offline.layouts.shards import (
-    FoundRules,
     PlacementFinder,
-    Rule,
+    PlacementRule,
+    RuleCandidate,
     find_wrong_summand,
     list_fused_rules,
     list_rules,
@@ -24,16 +24,16 @@ from assay.offline.measuring.shapes import give_comparable
 from assay.offline.ports.lanes import LanePair
 from assay.offline.tokens.passes import PassPair
 
-# By side, the rule of its placement; None where the dump declares it, or if none fits.
-Rules = tuple[Rule | None, Rule | None]
+# The rule of each side; None where the dump declares the placement, or if no rule fits.
+PlacementRules = tuple[PlacementRule | None, PlacementRule | None]
 
-# Passes whose values decide how a tensor is spread. A rank may add nothing to the sum of one.
+# Number of passes that determine the placement. In one pass, a summand may be zero.
 _NUM_SAMPLES = 8
 
 
 @dataclass(frozen=True, slots=True)
 class HeldCall:
-    """The tensors of all ranks at one call, on both sides."""
+    """The tensors of one call on all ranks of both sides."""
 
     expected: list[DumpedTensor]
     actual: list[DumpedTensor]
@@ -43,34 +43,27 @@ class HeldCall:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of an actual tensor, and what it must be. holder: number of its rank in the call."""
+    """A part of an actual tensor, and its expected values."""
 
     holder: int
+    """Index of its rank in the call."""
     value: Tensor
     reference: Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """The parts of one call. replica_errors: by number of an expected holder, its difference."""
-
-    parts: list[Part]
-    replica_errors: dict[int, float]
-
-
 def find_rules(
     expected: Dump, actual: Dump, lanes: LanePair, calls: Sequence[HeldCall]
-) -> Rules | None:
-    """Return how the two sides spread the tensors of a port; None if nothing fits."""
+) -> PlacementRules | None:
+    """Return the placement rules of a port; None if no rule fits."""
     calls = [one for one in calls if all(t.has_values for t in (*one.expected, *one.actual))]
     if not calls or all(len(one.expected) == len(one.actual) == 1 for one in calls):
-        return Rule("replicated"), Rule("replicated")
+        return PlacementRule("replicated"), PlacementRule("replicated")
     calls.sort(key=lambda one: -len(one.expected) - len(one.actual))
     first = calls[0]
     is_declared = bool(first.expected[0].layout), bool(first.actual[0].layout)
     if all(is_declared):
         return None, None
-    best: FoundRules | None = None
+    best: RuleCandidate | None = None
     for list_candidates in (list_rules, list_fused_rules):
         finder = PlacementFinder(is_declared, list_candidates)
         for call in calls[:_NUM_SAMPLES]:
@@ -81,24 +74,23 @@ def find_rules(
                 continue
             finder.add_pass(sides, placed, partial(give_comparable, call.tokens))
         found = finder.find()
-        if found is not None and (best is None or found.misfits < best.misfits):
+        if found is not None and (best is None or found.misfit_share < best.misfit_share):
             best = found
-        if best is not None and not best.misfits:
+        if best is not None and not best.num_misfits:
             break
     return best.rules if best is not None else None
 
 
 def read_parts(
-    expected: Dump, actual: Dump, lanes: LanePair, call: HeldCall, rules: Rules | None
-) -> Parts:
-    """Return the parts of one call.
+    expected: Dump, actual: Dump, lanes: LanePair, call: HeldCall, rules: PlacementRules | None
+) -> tuple[list[Part], dict[int, float]]:
+    """Return the parts of one call, and the difference of every expected replica by holder.
 
-    Raises: UnreadableFileError; LayoutError if a layout is declared that contradicts the tensors,
-        or if none fits.
+    Raises: UnreadableFileError; LayoutError if no rule fits, or if a declared layout contradicts the tensors.
     """
     sides = _read_both(expected, actual, lanes, call)
     declared = _place_declared(call, sides)
-    single = tuple(Rule("replicated") if len(side) == 1 else None for side in sides)
+    single = tuple(PlacementRule("replicated") if len(side) == 1 else None for side in sides)
     placed = [
         placement or (rule.place([tuple(one.shape) for one in side]) if rule is not None else None)
         for rule, placement, side in zip(rules or single, declared, sides, strict=True)
@@ -113,13 +105,11 @@ def read_parts(
     }
     whole = placed[0].assemble(references)
     _require_same_width(placed[1], whole, values, call, is_declared=declared[1] is not None)
-    return Parts(
-        [
-            Part(find_wrong_summand(holders, values, value, reference), value, reference)
-            for holders, value, reference in pair_parts(whole, values, placed[1])
-        ],
-        replica_errors,
-    )
+    parts = [
+        Part(find_wrong_summand(holders, values, value, reference), value, reference)
+        for holders, value, reference in pair_parts(whole, values, placed[1])
+    ]
+    return parts, replica_errors
 
 
 def _read_both(
@@ -156,12 +146,12 @@ def _require_same_width(
     *,
     is_declared: bool,
 ) -> None:
-    """Refuse a declared layout whose whole tensor has another width than the expected one."""
-    # The last dim of ids is that of tokens, which other passes may hold.
+    """Raise LayoutError if the whole tensor of a declared layout has another width than expected."""
+    # The last dim of ids counts tokens, which may lie in other passes.
     is_width = whole.is_floating_point()
     if is_declared and is_width and placement.shape[-1:] != tuple(whole.shape[-1:]):
         shape = list(placement.shape)
         raise LayoutError(
-            f"its layout {call.actual[0].layout!r} makes {len(values)} parts a tensor of shape"
+            f"its layout {call.actual[0].layout!r} assembles {len(values)} parts to shape"
             f" {shape}, expected {list(whole.shape)}"
         )

@@ -1,4 +1,4 @@
-"""Expert choices that differ because two scores are nearly equal. They are not errors.
+"""Detection of expert choices that differ at a near tie of router scores. They are not errors.
 
 A token that goes to another expert has other values from there on, and later tokens attend to it.
 """
@@ -11,19 +11,20 @@ from torch import Tensor
 
 from assay.dumps.protocol import Dump
 from assay.locating.matching.routing import find_choice, may_be_routing, near_tie_rows
-from assay.offline.ports.lanes import LanePair, Port
-from assay.offline.tokens.passes import PassPair
+from assay.offline.ports.lanes import Lane, LanePair, Port
+from assay.offline.tokens.passes import Pass, PassPair
 from assay.offline.tokens.rows import take_rows
 
-# Returns the root mean square error that scores have in a healthy run, from their port and values.
+# Returns the expected root mean square error of router scores, from their port and values.
 ScoreNoise = Callable[[Port, Tensor], float]
 
 
 @dataclass(frozen=True, slots=True)
 class Flip:
-    """A token for which a router chose other experts at a near tie. order: that of the router."""
+    """A token that a router sent to other experts at a near tie."""
 
     order: int
+    """Position of the router in the network."""
     module: str
     prompt: int
     position: int
@@ -36,7 +37,7 @@ def find_flips(
     actual: Dump,
     score_noise: ScoreNoise,
 ) -> list[Flip]:
-    """Return the near-tie flips of all routers, in the order of the network."""
+    """Return the near-tie flips of all routers in network order."""
     routers: dict[str, dict[str, LanePair]] = {}
     for lanes in pairs:
         if lanes.port.direction == "output" and lanes.port.phase == "forward":
@@ -56,13 +57,13 @@ def _find_in_pass(
     lanes_of: Mapping[str, LanePair], pair: PassPair, expected: Dump, actual: Dump,
     score_noise: ScoreNoise,
 ) -> Iterator[Flip]:  # fmt: skip
-    ours = {name: _rows_of(actual, lanes, pair, is_actual=True) for name, lanes in lanes_of.items()}
-    theirs = {
-        name: _rows_of(expected, lanes, pair, is_actual=False) for name, lanes in lanes_of.items()
-    }
-    names = [name for name in lanes_of if ours[name] is not None and theirs[name] is not None]
-    values = {name: value for name in names if (value := ours[name]) is not None}
-    references = {name: value for name in names if (value := theirs[name]) is not None}
+    values: dict[str, Tensor] = {}
+    references: dict[str, Tensor] = {}
+    for name, lanes in lanes_of.items():
+        ours = _rows_of(actual, lanes.actual, pair.actual, pair.actual_rows)
+        theirs = _rows_of(expected, lanes.expected, pair.expected, pair.expected_rows)
+        if ours is not None and theirs is not None:
+            values[name], references[name] = ours, theirs
     if not may_be_routing(references) or pair.rows is None:
         return
     choice = find_choice(values, references)
@@ -78,14 +79,8 @@ def _find_in_pass(
             yield Flip(lane.order, lane.port.module, prompt, position)
 
 
-def _rows_of(dump: Dump, lanes: LanePair, pair: PassPair, *, is_actual: bool) -> Tensor | None:
-    """Return the rows of the paired tokens, (R, C); None if no rank holds them all.
-
-    Of several ranks, all must hold the same.
-    """
-    lane = lanes.actual if is_actual else lanes.expected
-    of_pass = pair.actual if is_actual else pair.expected
-    numbers = pair.actual_rows if is_actual else pair.expected_rows
+def _rows_of(dump: Dump, lane: Lane, of_pass: Pass, numbers: Tensor | None) -> Tensor | None:
+    """Return the rows of the paired tokens, (R, C); None unless all ranks hold the same ones."""
     tensors = lane.tensors.get((of_pass.batch, of_pass.step, 0), [])
     if not tensors or not all(one.has_values for one in tensors):
         return None

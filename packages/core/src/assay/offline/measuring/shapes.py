@@ -1,4 +1,4 @@
-"""Bringing the two tensors of a pair into one shape and comparable dtypes.
+"""Conversion of the two tensors of a pair to one shape and comparable dtypes.
 
 Shape legend: R tokens, C channels.
 """
@@ -12,14 +12,14 @@ from assay.sites import RowMap
 
 
 def describe_shapes(value: Tensor, reference: Tensor) -> str:
-    """State both shapes, as the reason why a pair is not compared."""
+    """Describe both shapes, as the reason why a pair is not compared."""
     return f"its shape is {list(value.shape)}, expected {list(reference.shape)}"
 
 
 def take_both(
     pair: PassPair, value: Tensor, reference: Tensor
 ) -> tuple[Tensor, Tensor, RowMap | None] | None:
-    """Return the paired tokens' rows of both tensors, (R, 1, C), and their addresses."""
+    """Return the rows of the paired tokens in both tensors, (R, 1, C), and their addresses."""
     expected = take_rows(reference, pair.expected, pair.expected_rows)
     actual = take_rows(value, pair.actual, pair.actual_rows)
     if expected is None or actual is None or not bool((expected[1] & actual[1]).any()):
@@ -38,9 +38,9 @@ def take_both(
 def give_comparable(
     pair: PassPair | None, value: Tensor, reference: Tensor
 ) -> tuple[Tensor, Tensor] | None:
-    """Return both in one shape, as far as they hold the same tokens; None if they cannot be.
+    """Return the shared tokens of both tensors in one shape; None if the shapes are incompatible.
 
-    pair: the passes of the two; None for parameters, which must have the same shape.
+    pair: None for parameters, which must have the same shape.
     """
     if pair is None:
         return (value, reference) if value.shape == reference.shape else None
@@ -57,13 +57,13 @@ def give_comparable(
 
 
 def expects_nothing(pair: PassPair, reference: Tensor) -> bool:
-    """Return True if the expected tensor holds none of the paired tokens, as logits of the last one."""
+    """Return True if the expected tensor holds none of the paired tokens, as logits of the last token."""
     taken = take_rows(reference, pair.expected, pair.expected_rows)
     return taken is not None and not bool(taken[1].any())
 
 
 def count_each(value: Tensor, reference: Tensor, rows: RowMap | None) -> tuple[Tensor, Tensor]:
-    """Return integers with a last dim of 1, so that each value counts; others as they are."""
+    """Return integers with a last dim of 1, so that each value counts, and other tensors unchanged."""
     is_of_tokens = rows is not None and value.shape == (rows.num_rows, rows.length)
     if reference.is_floating_point() or is_of_tokens:
         return value, reference
@@ -71,7 +71,7 @@ def count_each(value: Tensor, reference: Tensor, rows: RowMap | None) -> tuple[T
 
 
 def give_same_shape(value: Tensor, reference: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Return both in one shape, if they differ only in how rows are written; else None."""
+    """Return both in one shape if only their leading dims differ; else None."""
     if value.numel() == reference.numel() and value.shape[-1:] == reference.shape[-1:]:
         return value.reshape(reference.shape), reference
     if 1 in (*value.shape[:1], *reference.shape[:1]):
@@ -83,8 +83,13 @@ def give_same_shape(value: Tensor, reference: Tensor) -> tuple[Tensor, Tensor] |
     return None
 
 
+def coarsest_dtype(*dtypes: torch.dtype) -> torch.dtype:
+    """Return the narrowest dtype; of float16 and bfloat16, bfloat16."""
+    return min(dtypes, key=lambda one: (one.itemsize, str(one)))
+
+
 def give_comparable_dtype(value: Tensor, reference: Tensor) -> tuple[Tensor, Tensor]:
-    """Return actual in its own dtype and expected in the wider of the two."""
+    """Return actual unchanged and expected in the wider dtype."""
     if reference.is_floating_point() != value.is_floating_point():
         return value.double(), reference.double()
     if reference.is_floating_point():

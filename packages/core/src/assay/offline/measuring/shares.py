@@ -1,8 +1,7 @@
-"""Division of the pairs by bytes among processes and, under torchrun, among ranks."""
+"""Division of the pairs among processes and, under torchrun, among ranks, by bytes."""
 
-import math
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from tempfile import TemporaryFile
@@ -11,7 +10,6 @@ from typing import IO, TypeVar
 import torch
 import torch.distributed as dist
 
-from assay.dumps.protocol import DumpedTensor
 from assay.launch import Rank, TimeLimits, World, launch_world, outer_world_size
 from assay.offline.ports.lanes import LanePair
 from assay.progress import subtask
@@ -20,28 +18,29 @@ from assay.runs.mapped_pickles import dump_mapped, load_mapped
 
 T = TypeVar("T")
 
-# A share of so many bytes takes a tenth of a second, about as long as starting a process.
+# Measuring this many bytes takes a tenth of a second, about as long as starting a process.
 _FEWEST_BYTES = 64 << 20
-# Of about so many shares, the last ones end nearly together on 16 cores.
+# With about this many shares, 16 cores finish nearly together.
 _NUM_SHARES = 128
 
-# A rank with little to do waits for the others, however long they take.
+# An idle rank waits for the others.
 _LONGEST = timedelta(days=7).total_seconds()
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Consecutive pairs. num_bytes: of both sides, as far as the dumps state shapes."""
+    """Consecutive pairs that one process measures."""
 
     pairs: Sequence[LanePair]
     num_bytes: int
+    """Size of both sides, as far as the dumps state shapes."""
 
 
 def map_shares(function: Callable[[Share], T], shares: Sequence[Share]) -> list[T]:
-    """Apply `function` to every share, on all cores. Under torchrun each rank does its part of the bytes.
+    """Apply `function` to every share on all cores. Under torchrun the ranks divide the shares.
 
     Returns: the results in the order of the shares, on every rank.
-    Raises: what `function` raises; WorldError, which names the rank, if another rank fails.
+    Raises: the error of `function`, or WorldError with the rank if another rank fails.
     """
     size = outer_world_size(os.environ)
     if size is None:
@@ -57,7 +56,7 @@ def map_shares(function: Callable[[Share], T], shares: Sequence[Share]) -> list[
 def _map_on_rank(
     rank: Rank, function: Callable[[Share], T], shares: Sequence[Share], results: dict[int, T]
 ) -> None:
-    """Add the results of all ranks to `results`."""
+    """Map this rank's shares, and exchange the results with all ranks."""
     numbers = _divide_by_bytes(shares, rank.size)
     own = _map_numbered(function, shares, numbers[rank.number])
     for source in range(rank.size):
@@ -69,7 +68,6 @@ def _map_on_rank(
 
 
 def _broadcast(file: IO[bytes], source: int) -> None:
-    """Send the content of the source rank's file to the file of every other rank."""
     file.seek(0)
     content = [file.read()]
     dist.broadcast_object_list(content, source)
@@ -91,7 +89,7 @@ def _map_numbered(
 
 
 def _divide_by_bytes(shares: Sequence[Share], num_ranks: int) -> list[list[int]]:
-    """Return for each rank the numbers of its shares: the largest first, each to the least loaded rank."""
+    """Assign shares to ranks: the largest first, each to the least loaded rank."""
     numbers: list[list[int]] = [[] for _ in range(num_ranks)]
     loads = [0] * num_ranks
     for number in sorted(range(len(shares)), key=lambda number: -shares[number].num_bytes):
@@ -102,9 +100,9 @@ def _divide_by_bytes(shares: Sequence[Share], num_ranks: int) -> list[list[int]]
 
 
 def divide_pairs(pairs: Sequence[LanePair]) -> list[Share]:
-    """Return consecutive shares of about equal size, in the same order.
+    """Divide pairs into consecutive shares of about equal size.
 
-    Two pairs at one port, whose sums are pooled, make all pairs one share.
+    If two pairs have the same port, and so pool their sums, all pairs form one share.
     """
     if len({pair.port for pair in pairs}) < len(pairs):
         return [Share(pairs, sum(map(_count_bytes, pairs)))]
@@ -122,12 +120,9 @@ def divide_pairs(pairs: Sequence[LanePair]) -> list[Share]:
 
 
 def _count_bytes(pair: LanePair) -> int:
-    return sum(_size_of(lane.tensors.values()) for lane in (pair.expected, pair.actual))
-
-
-def _size_of(calls: Iterable[Sequence[DumpedTensor]]) -> int:
     return sum(
-        math.prod(one.shape or ()) * getattr(torch, one.dtype or "float32", torch.float32).itemsize
-        for tensors in calls
-        for one in tensors
+        tensor.size_bytes
+        for lane in (pair.expected, pair.actual)
+        for tensors in lane.tensors.values()
+        for tensor in tensors
     )

@@ -1,1 +1,1 @@
-"""Metrics of single pairs of tensors, published and custom, and the table that lists them."""
+"""Published and custom metrics of tensor pairs, and their table."""

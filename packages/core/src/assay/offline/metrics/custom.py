@@ -1,4 +1,4 @@
-"""Metrics of the user, given as `--metric FILE.py:FUNC`."""
+"""Custom metrics, given as `--metric FILE.py:FUNC`."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -13,12 +13,12 @@ from assay.plugins import find_plugin_file, load_object
 
 
 class MetricError(UsageError):
-    """A metric that raises, or returns something else than a value and a message."""
+    """A metric that raises, or that does not return a value and a message."""
 
 
 @dataclass(frozen=True, slots=True)
 class CustomMetric:
-    """One function `(golden, my) -> (value, message)`."""
+    """A function `(golden, my) -> (value, message)`."""
 
     reference: str
     """FILE.py:FUNC."""
@@ -26,9 +26,10 @@ class CustomMetric:
     function: Callable[[Tensor, Tensor], object]
 
     def measure(self, expected: Tensor, actual: Tensor, where: str) -> tuple[Cell, str]:
-        """Call the function with flat float32 copies of two tensors. where: for messages.
+        """Call the function with flat float32 copies of two tensors.
 
-        Raises: MetricError.
+        where: the port, for messages.
+        Raises: MetricError if the function fails.
         """
         golden, my = (one.reshape(-1).to(torch.float32, copy=True) for one in (expected, actual))
         try:
@@ -48,9 +49,10 @@ class CustomMetric:
 
 
 def load_metrics(references: Sequence[str], taken: Collection[str]) -> list[CustomMetric]:
-    """Import the functions of all --metric options. taken: names of other columns.
+    """Import the functions of all --metric options.
 
-    Raises: PluginError if one cannot be imported, MetricError if its name is not free.
+    taken: names of other columns.
+    Raises: PluginError if the import fails, MetricError if a column has the same name.
     """
     metrics: dict[str, CustomMetric] = {}
     for reference in references:

@@ -1,4 +1,4 @@
-"""Measuring every pair of a comparison by the published metrics and by those of the user."""
+"""Measurement of every pair by published and custom metrics."""
 
 import math
 from collections import defaultdict
@@ -16,17 +16,19 @@ from assay.statistics import Statistic
 
 @dataclass(frozen=True, slots=True)
 class MeasuredPair:
-    """A pair without its values. metrics: None if it was not compared."""
+    """The metrics of a pair."""
 
     pair: TensorPair
+    """The pair, without its values."""
     metrics: PairMetrics | None = None
+    """None if the pair was not compared."""
     custom: Sequence[tuple[Cell, str]] = ()
-    """Value and message of each metric of the user."""
+    """Value and message of each custom metric."""
 
 
 @dataclass
 class MetricObserver:
-    """Keeps the metrics of every pair that it is shown."""
+    """Keeps the metrics of every pair."""
 
     measure: MeasurePair
     custom: Sequence[CustomMetric] = ()
@@ -44,17 +46,17 @@ class MetricObserver:
         self.pairs.append(MeasuredPair(replace(pair, values=None), metrics, custom))
 
     def renew(self) -> "MetricObserver":
-        """Return one with the same metrics that has seen no pair."""
+        """Return an empty observer with the same metrics."""
         return MetricObserver(self.measure, self.custom)
 
     def extend(self, later: "MetricObserver") -> None:
-        """Add what one of later pairs has collected."""
+        """Add the results of an observer of later pairs."""
         self.pairs += later.pairs
 
     def worst_values(self) -> MetricValues:
-        """Return the metrics that limits can judge: the worst of each port and actual rank.
+        """Return the worst value of each metric with a limit, by port and actual rank.
 
-        A metric that is not defined, such as that of an empty tensor, is left out.
+        Undefined metrics, as of an empty tensor, are left out.
         """
         worst = defaultdict[tuple[Port, int], dict[Statistic, float]](dict)
         for one in self.pairs:

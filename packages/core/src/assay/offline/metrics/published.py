@@ -1,9 +1,9 @@
-"""The metrics that comparison tools publish, under the same names.
+"""The metrics of published comparison tools, under the same names.
 
-`measure_metrics` corrects the published formulas; `measure_as_published` keeps them. The published ones
-leave out absolute errors where the expected value is zero, take one softmax over the whole tensor
-instead of one for each row, give a tensor of zeros the distance 0 to any other, and yield nothing for a
-tensor that holds a NaN or an infinity.
+`measure_metrics` corrects the published formulas; `measure_as_published` keeps them. The published formulas
+ignore absolute errors where the expected value is zero, take one softmax over the whole tensor instead of
+one per row, give a tensor of zeros the distance 0 to any other tensor, and yield nothing for a tensor with a
+NaN or an infinity.
 Source: Ascend msit 8, components/llm, cmp_algorithm.py.
 
 Shape legend: R rows (tokens), C channels (last dim).
@@ -18,11 +18,10 @@ from torch import Tensor
 
 from assay.metrics import ShapeMismatchError
 
-# So many elements are computed at a time. Fastest of 2**14 to 2**20: in float64, each intermediate
-# result is 1 MB, which fits the caches.
+# Elements per block. Fastest of 2**14 to 2**20: a float64 intermediate result is 1 MB, which fits the caches.
 BLOCK_ELEMENTS = 1 << 17
 
-# The published formulas take expected values of this size or below for zero.
+# The published formulas treat expected values up to this size as zero.
 EPSILON = torch.finfo(torch.float32).eps
 
 
@@ -36,10 +35,10 @@ class PairMetrics:
     max_absolute_error: float = math.nan
     mean_absolute_error: float = math.nan
     kl_divergence: float = math.nan
-    """In nats; by the corrected formula, of the worst row."""
+    """In nats; the corrected formula takes the worst row."""
     relative_euclidean_distance: float = math.nan
     num_nonfinite_expected: int = 0
-    """NaN and infinities. The corrected metrics are those of the elements that are finite on both sides."""
+    """Number of NaN and infinities. The corrected metrics cover elements that are finite on both sides."""
     num_nonfinite_actual: int = 0
 
 
@@ -73,10 +72,10 @@ def measure_as_published(expected_RC: Tensor, actual_RC: Tensor) -> PairMetrics:
 def _measure_elements(
     expected: Tensor, actual: Tensor, dtype: torch.dtype, zero: float
 ) -> PairMetrics:
-    """Measure all but the divergence.
+    """Measure everything except the divergence.
 
-    dtype: of single elements.
-    zero: no absolute error counts where |expected| <= zero, nor any distance if its norm is that small.
+    dtype: dtype of single elements.
+    zero: where |expected| <= zero, absolute errors do not count; nor does the distance if the norm is that small.
     """
     if expected.shape != actual.shape:
         raise ShapeMismatchError.of(actual, expected)
@@ -130,7 +129,6 @@ def kl_divergences(expected_RC: Tensor, actual_RC: Tensor) -> Tensor:
 
 
 def _divergences_of_rows(expected_RC: Tensor, actual_RC: Tensor) -> Tensor:
-    """Compute rows of any length, in blocks of columns."""
     sides = [one.split(BLOCK_ELEMENTS, dim=1) for one in (expected_RC, actual_RC)]
     logsumexp, other_logsumexp = (
         torch.stack([block.double().logsumexp(1) for block in side]).logsumexp(0) for side in sides

@@ -25,9 +25,10 @@ COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """One pair, or one tensor that is in none. place: in network order."""
+    """One pair, or one tensor without a partner."""
 
     place: tuple[int, int]
+    """Position in network order."""
     port: Port
     expected: DumpedTensor | None
     actual: DumpedTensor | None
@@ -39,9 +40,10 @@ def make_table(
     pairs: Sequence[MeasuredPair], expected: Lanes, actual: Lanes, judged: Iterable[JudgedPort],
     custom: Sequence[str] = (),
 ) -> Table:  # fmt: skip
-    """Return one row for each pair, and for each tensor that is in none.
+    """Return one row for each pair, and for each tensor without a partner.
 
-    expected, actual: all that was chosen of both dumps. custom: names of the user's metrics.
+    expected, actual: all selected ports of both dumps.
+    custom: names of the custom metrics.
     """
     places: dict[tuple[Port, int | None, int], JudgedPort] = {}
     for one in judged:
@@ -53,7 +55,7 @@ def make_table(
         at, rank = sites[0], sites[-1].rank
         metrics = row.measured.metrics if row.measured else None
         found = row.measured.custom if row.measured else []
-        # The steps of a generation are judged together, those of a training run one by one.
+        # Steps of a generation are judged together, training steps one by one.
         keys = [(row.port, of_rank, step) for step in (at.step, 0) for of_rank in (rank, None)]
         rows.append([
             len(rows), row.port.module, row.port.name, at.phase, rank, at.step, at.micro_batch,
@@ -67,9 +69,9 @@ def make_table(
 
 
 def _collect(pairs: Sequence[MeasuredPair], expected: Lanes, actual: Lanes) -> list[_Row]:
-    """Return the rows of all pairs, then those of the tensors that are in none.
+    """Return the rows of all pairs, then of the tensors without a partner.
 
-    One that only the actual dump has comes after the tensor that precedes it there.
+    A tensor of ACTUAL alone follows its predecessor in ACTUAL.
     """
     place_of = {_address(one): place for place, (one, _) in enumerate(_in_order(expected))}
     rows = [
@@ -80,7 +82,7 @@ def _collect(pairs: Sequence[MeasuredPair], expected: Lanes, actual: Lanes) -> l
     partners = {_address(row.actual): row.place[0] for row in rows}
     paired = {_address(row.expected) for row in rows}
     repeated = {row.port for row in rows if row.port.direction == "parameter"}
-    reasons = dict.fromkeys(repeated, "written again; a parameter is compared once in each step")
+    reasons = dict.fromkeys(repeated, "repeated: a parameter is compared once per step")
     for place, (tensor, port) in enumerate(_in_order(expected)):
         if _address(tensor) not in paired:
             reason = reasons.get(port, "no partner in ACTUAL")
@@ -95,12 +97,10 @@ def _collect(pairs: Sequence[MeasuredPair], expected: Lanes, actual: Lanes) -> l
 
 
 def _address(tensor: DumpedTensor | None) -> tuple[Site, str] | None:
-    """Return what tells a tensor from all others of its dump."""
     return (tensor.site, tensor.key) if tensor is not None else None
 
 
 def _in_order(lanes: Lanes) -> list[tuple[DumpedTensor, Port]]:
-    """Return all tensors with their ports, in the order in which the calls finished."""
     found = [
         (tensor, lane.port)
         for lane in lanes.values()
@@ -111,7 +111,6 @@ def _in_order(lanes: Lanes) -> list[tuple[DumpedTensor, Port]]:
 
 
 def _describe(tensor: DumpedTensor | None) -> tuple[Cell, Cell, Cell]:
-    """Return name, shape and dtype."""
     if tensor is None:
         return None, None, None
     shape = None if tensor.shape is None else str(list(tensor.shape))
@@ -119,7 +118,7 @@ def _describe(tensor: DumpedTensor | None) -> tuple[Cell, Cell, Cell]:
 
 
 def _judge(reason: str, place: JudgedPort | None) -> tuple[Cell, ...]:
-    """Return statistic, ratio and limit that decide at a place, the verdict, and the reason."""
+    """Return the deciding statistic, ratio and limit, the verdict, and the reason."""
     if reason:
         return None, None, None, Outcome.NOT_COMPARED.value, reason
     if place is None:

@@ -1,4 +1,4 @@
-"""The ports of a dump, each with its tensors over all passes, and pairs of them."""
+"""The ports of a dump with their tensors in all passes (lanes), and pairs of lanes."""
 
 from dataclasses import dataclass, field
 
@@ -7,6 +7,9 @@ from torch import Tensor
 
 from assay.dumps.protocol import Dump, DumpedTensor
 from assay.sites import Phase
+
+# Names of modules that choose the experts of a token.
+ROUTERS = ("gate", "router")
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,13 +21,13 @@ class Port:
     phase: Phase = "forward"
 
     def __str__(self) -> str:
-        """Return the name that messages and `--allow-unmatched` use."""
+        """Return the name for messages and `--allow-unmatched`."""
         phase = "" if self.phase == "forward" else f" ({self.phase})"
         return f"{self.module or '(model)'}:{self.name}{phase}"
 
     @property
     def is_of_parameter(self) -> bool:
-        """Return True for a parameter, its gradient, its update and the optimizer's state of it."""
+        """Return True for a parameter, its gradient, its update and its optimizer state."""
         return self.direction == "parameter" or self.phase in ("reduce", "clip", "optimizer")
 
     @property
@@ -46,11 +49,11 @@ class Lane:
     class_name: str
     order: int
     tensors: dict[tuple[int, int, int], list[DumpedTensor]] = field(default_factory=dict)
-    """By batch, step and call, the tensors of all ranks that hold one, lowest rank first."""
+    """The tensors of all ranks, lowest rank first, by batch, step and call."""
 
     @property
     def first(self) -> DumpedTensor:
-        """Return the tensor of the first pass and rank."""
+        """Return the tensor of the first pass and lowest rank."""
         return next(iter(self.tensors.values()))[0]
 
 
@@ -58,9 +61,9 @@ Lanes = dict[Port, Lane]
 
 
 def collect_lanes(dump: Dump, rank: int | None = None) -> Lanes:
-    """Return the ports of a dump, in the order in which their calls first finished.
+    """Group the tensors of a dump by port, in the order in which calls first finished.
 
-    rank: only tensors of this rank; None for all.
+    rank: the only rank to include; None for all.
     """
     lanes: Lanes = {}
     for tensor in dump.tensors:
@@ -83,10 +86,10 @@ class Span:
     start: int
     length: int
     groups: int = 1
-    """Number of equal groups, such as heads, each of which holds a part of all that is fused."""
+    """Number of equal groups, such as heads. Each group holds a slice of every fused part."""
 
     def of(self, value: Tensor, *, is_parameter: bool) -> Tensor:
-        """Return this part of a tensor."""
+        """Cut this part out of a tensor."""
         dim = 0 if is_parameter else value.ndim - 1
         groups: Tensor = value.unflatten(dim, (self.groups, -1))
         start, length = self.start // self.groups, self.length // self.groups
@@ -95,7 +98,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LanePair:
-    """An expected lane and its partner. A span names the part that corresponds to the other side."""
+    """An expected lane and its partner. A span is the part of a fused side that corresponds to the other."""
 
     expected: Lane
     actual: Lane
@@ -104,12 +107,12 @@ class LanePair:
 
     @property
     def port(self) -> Port:
-        """Return the address under which the pair is reported: that of the narrower lane."""
+        """Return the port to report: the port of the narrower lane."""
         return self.actual.port if self.expected_span is not None else self.expected.port
 
 
 def list_repeats(dump: Dump, lane: Lane) -> list[tuple[int, int, int]]:
-    """Return the later calls in a pass that were recorded with the values of the first one."""
+    """Return the calls that repeat the values of the first call in their pass."""
     found = []
     for key, tensors in lane.tensors.items():
         first = lane.tensors.get((*key[:2], 0), [])

@@ -1,4 +1,4 @@
-"""Matching the tensors of two dumps by module and port."""
+"""Matching of the tensors of two dumps by module and port."""
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import starmap
 
-from assay.offline.ports.fusing import pair_fused
+from assay.offline.ports.fused_modules import pair_fused
 from assay.offline.ports.lanes import Lane, LanePair, Lanes
 from assay.sites import Phase, strip_model_prefixes
 
@@ -15,12 +15,12 @@ _NUM_NEAREST = 3
 
 @dataclass(slots=True)
 class Matching:
-    """Partners of two dumps."""
+    """Matched and unmatched ports of two dumps."""
 
     pairs: list[LanePair]
-    """In the expected order."""
+    """Pairs in the expected order."""
     absent_masks: list[Lane]
-    """Expected attention masks of matched modules that were called without a mask."""
+    """Expected attention masks of modules that ACTUAL called without a mask."""
     unmatched_expected: list[str]
     unmatched_actual: list[str]
 
@@ -28,7 +28,7 @@ class Matching:
 def match_lanes(expected: Lanes, actual: Lanes, names: Mapping[str, str] | None = None) -> Matching:
     """Match the ports of two dumps.
 
-    names: module names, expected to actual; a `*` stands for the same text on both sides.
+    names: module names, expected to actual; `*` matches the same text on both sides.
     """
     partner_of = match_modules(expected, actual, names or {})
     groups_of_expected, groups_of_actual = _group(expected), _group(actual)
@@ -68,16 +68,14 @@ def _without_partner(
 
 
 def _match_root_inputs(pairs: Sequence[LanePair], expected: Lanes, actual: Lanes) -> list[LanePair]:
-    """Match named arguments of the model with those of the first module that gets them.
+    """Match named arguments of the model with the same arguments of a module.
 
-    Some tools write them for the model, others for its modules only.
+    Some tools record them for the model, others for its modules only.
     """
     found = []
     for lane in _without_partner(pairs, expected, actual)[0]:
         port = lane.port
-        if port.direction != "input" or port.phase != "forward":
-            continue
-        if port.name.rpartition(".")[2].isdigit():
+        if port.direction != "input" or port.phase != "forward" or port.is_positional:
             continue
         partner = next(
             (
@@ -100,7 +98,7 @@ def _group(lanes: Lanes) -> dict[tuple[str, Phase], list[Lane]]:
 
 
 def match_modules(expected: Lanes, actual: Lanes, names: Mapping[str, str]) -> dict[str, str]:
-    """Return the actual module of each expected one: by `names`, by name, by name without prefix."""
+    """Return the actual module of each expected one: by `names`, then by name with or without prefix."""
     available = {port.module for port in actual}
     found = {}
     without_prefix: dict[str, list[str]] = {}
@@ -125,9 +123,9 @@ def _apply_map(module: str, names: Mapping[str, str]) -> str:
 
 
 def _match_ports(expected: list[Lane], actual: list[Lane]) -> list[tuple[Lane, Lane]]:
-    """Match the ports of one module: by name, then by order among those of the same direction.
+    """Match the ports of one module by name, then by order within a direction.
 
-    Tools differ in how they name an argument (by position or by keyword) and a single result.
+    Tools name an argument by position or by keyword, and differ in the name of a single result.
     """
     by_name = {lane.port.name: lane for lane in actual}
     pairs = [(one, by_name[one.port.name]) for one in expected if one.port.name in by_name]
@@ -147,12 +145,12 @@ def _match_ports(expected: list[Lane], actual: list[Lane]) -> list[tuple[Lane, L
 def _may_be_same(expected: Lane, actual: Lane) -> bool:
     """Return True if two tensors have the same shape and kind of values.
 
-    Integers of different names, such as ids and a mask, are different arguments.
+    Integers with different names, such as ids and a mask, are different arguments.
     """
     one, other = expected.first, actual.first
-    both_named = not any(lane.port.name.rpartition(".")[2].isdigit() for lane in (expected, actual))
+    is_named = not (expected.port.is_positional or actual.port.is_positional)
     is_index = bool(one.dtype) and "float" not in one.dtype
-    if both_named and is_index and expected.port.direction == "input":
+    if is_named and is_index and expected.port.direction == "input":
         return False
     if (one.shape is None) != (other.shape is None):
         return False
@@ -177,7 +175,7 @@ def _with_nearest(name: str, candidates: Sequence[str]) -> str:
 
 
 def is_allowed(name: str, globs: Sequence[str]) -> bool:
-    """Return True if `--allow-unmatched` names a port, its module or a module around it.
+    """Return True if `--allow-unmatched` names a port, its module or a parent module.
 
     >>> is_allowed("model.layers.0.mlp:output (nearest: ...)", ["model.layers.*.mlp"])
     True

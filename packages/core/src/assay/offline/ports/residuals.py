@@ -1,6 +1,6 @@
-"""Hidden states that one implementation keeps apart from the residual, and the other adds to it.
+"""Hidden states that only one of two implementations keeps separate from the residual.
 
-Inference engines return both from a layer and add them in the next norm.
+Inference engines return both from a layer, and add them in the next norm.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,10 +19,10 @@ _Groups = dict[tuple[str, str], list[Lane]]
 def add_residuals(
     dumps: tuple[Dump, Dump], lanes: tuple[Lanes, Lanes], partner_of: Mapping[str, str]
 ) -> tuple[Dump, Dump]:
-    """Return two dumps, each with the sums of hidden state and residual that only the other one holds.
+    """Add hidden state and residual of either dump where the other dump holds only their sum.
 
-    partner_of: names of modules of the first dump to those of the second.
-    The values decide: a norm gets both, too, but its first result alone is what the other one holds.
+    The values decide: a norm gets both tensors too, but only its first one has a partner.
+    partner_of: module names of the first dump to names of the second.
     """
     groups = _group_floats(lanes[0]), _group_floats(lanes[1])
     found: tuple[list[_Addends], list[_Addends]] = ([], [])
@@ -39,7 +39,6 @@ def add_residuals(
 
 
 def _group_floats(lanes: Lanes) -> _Groups:
-    """Return the floating-point inputs, and outputs, of each module in the forward pass."""
     groups: _Groups = {}
     for port, lane in lanes.items():
         is_float = "float" in lane.first.dtype
@@ -49,7 +48,7 @@ def _group_floats(lanes: Lanes) -> _Groups:
 
 
 def _find_addends(lanes: Sequence[Lane]) -> _Addends | None:
-    """Return the first two neighbors of one shape that hold the same calls."""
+    """Return the first two neighbors with the same shape and calls."""
     for pair in pairwise(lanes):
         one, other = (lane.first for lane in pair)
         has_values = one.has_values and other.has_values
@@ -59,7 +58,7 @@ def _find_addends(lanes: Sequence[Lane]) -> _Addends | None:
 
 
 def _is_sum(dump: Dump, addends: _Addends, other: Dump, whole: Lane) -> bool:
-    """Return True if the sum of two tensors is closer to a third one than the first of them."""
+    """Return True if the sum of two tensors is closer to `whole` than the first one alone."""
     if not whole.first.has_values:
         return False
     hidden, residual = (dump.read_intact(lane.first) for lane in addends)
@@ -74,7 +73,7 @@ def _is_sum(dump: Dump, addends: _Addends, other: Dump, whole: Lane) -> bool:
 
 
 def _with_sums(dump: Dump, found: Sequence[_Addends]) -> Dump:
-    """Return a dump whose first tensors are the sums, without the second ones."""
+    """Return a dump with each first tensor replaced by the sum, and without the second one."""
     if not found:
         return dump
     second = {

@@ -1,6 +1,6 @@
-"""Matching modules whose names have nothing in common, by their order, kind, width and values.
+"""Matching of modules with unrelated names by order, kind, width and values.
 
-Used for graphs of accelerator libraries (`1_Attention.0_LinearOperation`) against modules of PyTorch.
+It serves to compare graphs of accelerator libraries (`1_Attention.0_LinearOperation`) with PyTorch modules.
 """
 
 import re
@@ -12,7 +12,7 @@ from torch import Tensor
 from assay.dumps.protocol import DumpedTensor
 from assay.offline.ports.lanes import Lane, Lanes
 
-# Words in class names, by kind of operation.
+# Words in class names by kind of operation.
 _KINDS = {
     "norm": r"norm",
     "embedding": r"embed|gather",
@@ -20,18 +20,18 @@ _KINDS = {
     "linear": r"linear|proj|matmul|lmhead|lm_head|dense",
     "activation": r"act|silu|gelu|swish|swiglu|relu",
 }
-# The largest table of pairs that is filled: 4,000 modules on each side.
+# The largest alignment table: 4,000 modules on each side.
 _MOST_PAIRS = 16_000_000
 
-# So many values of each result are compared. Results of the same module differ by less than
-# half of their size, those of different modules by more than their size.
+# This many values of each result are compared. Results of the same module differ by less than half of their
+# norm, results of different modules by more than their norm.
 _NUM_VALUES = 4096
 _SIMILAR = 0.5
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Node:
-    """A module that contains no other one with results."""
+    """A module with results that contains no other such module."""
 
     name: str
     kind: str
@@ -50,7 +50,7 @@ class Graph:
     step: int
 
     def values(self, lane: Lane) -> Tensor | None:
-        """Return the first values of a lane in that pass; None if the dump lacks them."""
+        """Return the first values of a lane in the pass; None if the dump lacks them."""
         tensors = lane.tensors.get((self.batch, self.step, 0), [])
         if len(tensors) != 1 or not tensors[0].has_values:
             return None
@@ -59,10 +59,10 @@ class Graph:
 
 
 def match_by_topology(expected: Graph, actual: Graph) -> dict[str, str]:
-    """Return the actual module of each expected one, for modules without a namesake.
+    """Return the actual module of each expected one.
 
-    Leaves are aligned in the order of the network: only modules of one kind are paired, those of one
-    width and of similar values first. A container is the common parent of its leaves' partners.
+    Leaf modules are aligned in network order. Only modules of one kind and width pair, preferably with
+    similar values. The partner of a container is the common parent of its leaves' partners.
     """
     one, other = _leaves(expected), _leaves(actual)
     if len(one) * len(other) > _MOST_PAIRS:
@@ -86,7 +86,7 @@ def _leaves(graph: Graph) -> list[_Node]:
 
 
 def _kind_of(name: str, lane: Lane) -> str:
-    # The class says it best, then the last part of the path.
+    # The class is more reliable than the last part of the path.
     for text in (lane.class_name, name.rpartition(".")[2]):
         for kind, words in _KINDS.items():
             if re.search(words, text.lower()):
@@ -95,7 +95,7 @@ def _kind_of(name: str, lane: Lane) -> str:
 
 
 def _align(expected: Sequence[_Node], actual: Sequence[_Node]) -> list[tuple[_Node, _Node]]:
-    """Return the pairs of the best order-preserving alignment (Needleman-Wunsch, without gap costs)."""
+    """Return the pairs of the best order-preserving alignment (Needleman-Wunsch without gap costs)."""
     best = [[0.0] * (len(actual) + 1) for _ in range(len(expected) + 1)]
     for i, one in enumerate(expected):
         row, above = best[i + 1], best[i]
@@ -115,7 +115,7 @@ def _align(expected: Sequence[_Node], actual: Sequence[_Node]) -> list[tuple[_No
 
 
 def _likeness(one: _Node, other: _Node) -> float:
-    """Return how much speaks for a pair; 0 if it is impossible."""
+    """Return the score of a pair; 0 if it is impossible."""
     if one.kind != other.kind or one.width != other.width:
         return 0.0
     if one.values is None or other.values is None or one.values.shape != other.values.shape:
@@ -131,7 +131,7 @@ def _match_containers(expected: Lanes, leaves: Mapping[str, str]) -> dict[str, s
         name: [there for here, there in leaves.items() if here.startswith(f"{name}.")]
         for name in {port.module for port in expected} - set(leaves)
     }
-    # The outer one first: a layer before its MLP.
+    # Outer containers first: a layer before its MLP.
     for name, partners in sorted(partners_of.items(), key=lambda item: (-len(item[1]), item[0])):
         if len(partners) < 2:
             break

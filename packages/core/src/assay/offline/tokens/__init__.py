@@ -1,1 +1,1 @@
-"""The tokens of dumps: forward passes, prompts, positions and ids, whatever ranks hold them."""
+"""The tokens of dumps: forward passes, prompts, positions and ids."""

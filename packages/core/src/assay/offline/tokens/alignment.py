@@ -1,4 +1,4 @@
-"""Tokens of a dump: which prompt and position each row of a forward pass belongs to.
+"""Alignment of forward passes: prompt and position of every row, and pairs of passes.
 
 Shape legend: B batch rows, T tokens of a pass.
 """
@@ -18,18 +18,17 @@ from assay.sites import RowMap
 _ID_PORTS = ("input.input_ids", "input.tokens")
 _POSITION_PORTS = ("position_ids", "positions")
 _MASK_PORTS = ("attention_mask",)
-# With fewer tensors of one length, the length does not count tokens: they are loose tensors.
+# With fewer tensors of one length, that length is not the number of tokens.
 _FEWEST_ACTIVATIONS = 3
 
 
 def find_passes(dump: Dump, rank: int | None = None) -> list[Pass]:
     """Return the forward passes of a dump, in order.
 
-    rank: only tensors of this rank; None for the lowest one.
+    rank: the rank to read; None for the lowest one.
     """
     groups: dict[tuple[int, int], list[DumpedTensor]] = {}
-    ranks = {tensor.site.at.rank for tensor in dump.tensors}
-    chosen = min(ranks, default=0) if rank is None else rank
+    chosen = min(dump.ranks, default=0) if rank is None else rank
     for tensor in dump.tensors:
         at = tensor.site.at
         is_parameter = tensor.site.port.startswith("parameter.")
@@ -45,7 +44,7 @@ def find_passes(dump: Dump, rank: int | None = None) -> list[Pass]:
 
 
 def _number_prompts(passes: Iterable[Pass]) -> list[Pass]:
-    """Give every prompt its own number. Tools number them by batch row, again for each request."""
+    """Assign a number to every prompt. Tools number prompts by batch row, and repeat for each request."""
     found = []
     used: set[int] = set()
     number_of: dict[tuple[int, int], int] = {}
@@ -91,7 +90,7 @@ def _read_pass(
 
 
 def read_ids(dump: Dump, tensors: Iterable[DumpedTensor]) -> Tensor | None:
-    """Return the token ids of a pass: a named argument, or the input of an embedding."""
+    """Return the token ids of a pass, from a named argument or the input of an embedding."""
     integer = [
         tensor
         for tensor in tensors
@@ -114,9 +113,9 @@ def read_ids(dump: Dump, tensors: Iterable[DumpedTensor]) -> Tensor | None:
 def read_positions(
     dump: Dump, tensors: Iterable[DumpedTensor], shape: tuple[int, int]
 ) -> list[list[int]] | None:
-    """Return the positions of a pass, -1 for padding, (B, T); None if the dump lacks them.
+    """Return the positions of a pass, -1 for padding, (B, T); None if unknown.
 
-    Without recorded positions, they are counted along the mask.
+    Without recorded positions, the mask is counted.
     """
     length = shape[1]
     mask = _read_mask(dump, tensors, shape)
@@ -144,7 +143,7 @@ def read_positions(
 def _read_mask(
     dump: Dump, tensors: Iterable[DumpedTensor], shape: tuple[int, int]
 ) -> Tensor | None:
-    """Return the padding mask of a pass and all before it, 0 for padding, (B, S)."""
+    """Return the padding mask of this and earlier passes, 0 for padding, (B, S)."""
     for tensor in tensors:
         dims = tensor.shape or ()
         fits = len(dims) == 2 and dims[0] == shape[0] and dims[1] >= shape[1]
@@ -160,14 +159,13 @@ def _common_shape(tensors: Iterable[DumpedTensor]) -> tuple[int, int] | None:
     activations = [one.shape for one in tensors if one.shape and "float" in one.dtype]
     for shape, _ in Counter(one[:2] for one in activations if len(one) == 3).most_common(1):
         return shape[0], shape[1]
-    # Tokens of all prompts in one dim.
+    # One dim holds the tokens of all prompts.
     for length, count in Counter(one[0] for one in activations if len(one) == 2).most_common(1):
         return (1, length) if count >= _FEWEST_ACTIVATIONS else None
     return None
 
 
 def _first_position(ids: Tensor | None, shape: tuple[int, int], previous: Pass | None) -> int:
-    """Return the first position of a pass without recorded positions."""
     if previous is None or previous.rows is None or previous.rows.num_rows != shape[0]:
         return 0
     length = previous.rows.length
@@ -176,27 +174,27 @@ def _first_position(ids: Tensor | None, shape: tuple[int, int], previous: Pass |
         and ids.shape == previous.ids.shape and bool((ids == previous.ids).all())
     )  # fmt: skip
     if shape[1] > 1 and (length == 1 or is_repeat):
-        return 0  # another prompt, or the same one again
+        return 0  # another prompt, or a repeated one
     return previous.rows.positions[0][-1] + 1
 
 
 @dataclass(frozen=True, slots=True)
 class TokenAlignment:
-    """Passes of two dumps by the tokens that they hold."""
+    """The passes of two dumps, paired by tokens."""
 
     pairs: tuple[PassPair, ...]
     missing: tuple[Pass, ...] = ()
-    """Expected passes whose tokens the actual dump lacks."""
+    """Expected passes whose tokens ACTUAL lacks."""
     extra: tuple[Pass, ...] = ()
     """Actual passes without a partner, such as warm-up runs."""
     missing_tokens: int = 0
-    """Expected tokens, in passes that have a partner, which the actual dump lacks."""
+    """Number of expected tokens that ACTUAL lacks, in passes with a partner."""
     is_unrelated: bool = False
-    """True if both dumps hold token ids, and no prompt of one is in the other."""
+    """True if both dumps hold token ids, and share no prompt."""
     notes: tuple[str, ...] = ()
 
     def pairs_of(self, batch: int, step: int) -> list[PassPair]:
-        """Return the pairs whose expected pass has this number."""
+        """Return the pairs of an expected pass."""
         key = batch, step
         return [one for one in self.pairs if (one.expected.batch, one.expected.step) == key]
 
@@ -206,7 +204,7 @@ def align_passes(
 ) -> TokenAlignment:
     """Pair the passes of two dumps.
 
-    token_shift: the number of the actual pass minus that of its expected one; None to find it.
+    token_shift: number of an actual pass minus the number of its expected pass; None to find it.
     """
     if token_shift is not None:
         by_step = {(one.batch, one.step): one for one in actual}
@@ -224,14 +222,14 @@ def align_passes(
     pairs = match_rows(expected, actual) if known else []
     is_unrelated = known and not pairs and bool(expected) and bool(actual)
     if is_unrelated and _is_warm_up(actual):
-        note = "ACTUAL holds nothing but a warm-up: all of its tokens are the same"
+        note = "ACTUAL holds only a warm-up: all of its tokens are equal"
         return TokenAlignment((), tuple(expected), tuple(actual), notes=(note,))
     pairs = pairs or _match_whole(expected, actual)
     return replace(_alignment(pairs, expected, actual), is_unrelated=is_unrelated and not pairs)
 
 
 def _is_warm_up(passes: Sequence[Pass]) -> bool:
-    """Return True if all tokens are the same, as engines fill the passes before the first request."""
+    """Return True if all tokens are equal, as in warm-up passes of engines."""
     tokens = [
         token for one in passes if one.ids is not None for token in one.ids.flatten().tolist()
     ]
@@ -239,7 +237,7 @@ def _is_warm_up(passes: Sequence[Pass]) -> bool:
 
 
 def _is_reordered(expected: Sequence[Pass], actual: Sequence[Pass]) -> bool:
-    """Return True if the first pass holds the same prompts, or other tokens of them, in another order."""
+    """Return True if the first passes hold the same prompts in another order, or other tokens of them."""
     if not expected or not actual:
         return False
     first, second = expected[0], actual[0]
@@ -252,7 +250,7 @@ def _is_reordered(expected: Sequence[Pass], actual: Sequence[Pass]) -> bool:
 
 
 def _match_whole(expected: Sequence[Pass], actual: Sequence[Pass]) -> list[PassPair]:
-    """Pair passes in order. Of several places that fit, the last is taken: warm-up runs come first."""
+    """Pair passes in order. The last match wins, because warm-up runs come first."""
     for start in range(len(actual) - len(expected), -1, -1):
         part = actual[start : start + len(expected)]
         if all(map(_hold_same_tokens, expected, part)):
@@ -272,7 +270,7 @@ def _hold_same_tokens(expected: Pass, actual: Pass) -> bool:
     if expected.shape is None or actual.shape is None:
         return False
     if expected.shape != actual.shape:
-        # One of them has the tokens of all prompts in one dim.
+        # One side has the tokens of all prompts in one dim.
         return 1 in (expected.shape[0], actual.shape[0]) and (
             prod(expected.shape) == prod(actual.shape)
         )
@@ -305,7 +303,7 @@ def _alignment(
 
 
 def _count_missing(pairs: Sequence[PassPair]) -> int:
-    """Return the number of expected tokens that no pair holds, of passes that some pair holds."""
+    """Return the number of expected tokens without a partner, in passes that have one."""
     held: dict[int, set[int]] = {}
     passes: dict[int, Pass] = {}
     for pair in pairs:

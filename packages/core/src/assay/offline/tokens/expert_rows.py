@@ -1,6 +1,6 @@
-"""Rows inside fused experts: one for each token and each expert that its router chose.
+"""Rows inside fused experts: one for each token and each of its experts.
 
-Implementations compute them in different orders. The recorded choices give each row its token and expert.
+Implementations order the rows differently. The recorded router choices identify token and expert of each row.
 
 Shape legend: N tokens of a pass, K experts of a token, C channels, R paired tokens.
 """
@@ -15,16 +15,15 @@ from torch import Tensor
 
 from assay.comparing.wording.dumps import describe_unknown_rows
 from assay.dumps.protocol import Dump, DumpedTensor
-from assay.offline.ports.lanes import Lane, LanePair
+from assay.offline.ports.lanes import ROUTERS, Lane, LanePair
 from assay.offline.ports.matching import Matching
 from assay.offline.tokens.passes import Pass, PassPair
 from assay.offline.tokens.rows import take_rows
 from assay.sites import Site
 
-_ROUTERS = ("gate", "router")
-# Rows of one token differ by less than half of their size, those of different tokens by more than it.
+# Rows of the same token differ by less than half of their norm, rows of different tokens by more.
 _SIMILAR = 0.5
-# The sums of equal errors differ in their last digits.
+# Sums of equal errors may differ in their last digits.
 _CLEARLY = 1e-3
 
 _Key = tuple[int, int]  # batch and step
@@ -34,12 +33,12 @@ def place_expert_rows(
     expected: Dump, actual: Dump, matching: Matching, passes: Sequence[PassPair],
     first_different: Mapping[int, int],
 ) -> tuple[Dump, Dump]:  # fmt: skip
-    """Give the rows inside fused experts the shape (N, K, C), in the lanes of `matching`.
+    """Reorder the rows inside fused experts to shape (N, K, C), in the lanes of `matching`.
 
-    Where the routers of both sides agree, rows that correspond stay as they are. Ports whose rows have no
-    known token become unmatched.
-    first_different: by prompt, the position of its first different token.
-    Returns: both dumps, able to read the changed lanes.
+    If all routers agree, rows that already correspond stay unchanged. Ports whose rows have no known token
+    become unmatched.
+    first_different: position of the first different token by prompt.
+    Returns: both dumps, with readers for the changed lanes.
     """
     readers = _Reader(expected), _Reader(actual)
     alike = [_find_comparable(pair, first_different) for pair in passes]
@@ -61,14 +60,14 @@ def place_expert_rows(
 
 
 def _find_comparable(pair: PassPair, first_different: Mapping[int, int]) -> Tensor:
-    """Return which paired tokens are not after a different one, (R,)."""
+    """Return which paired tokens precede the first different token, (R,)."""
     rows = pair.by_row().rows
     places = zip(rows.prompts, rows.positions, strict=True) if rows is not None else ()
     return torch.tensor([at < first_different.get(prompt, inf) for prompt, (at,) in places])
 
 
 def _find_fused(pairs: Sequence[LanePair]) -> Iterator[tuple[LanePair | None, list[LanePair]]]:
-    """Yield the recorded choices of fused experts, and the ports of a module inside them."""
+    """Yield the ports of each module inside fused experts, with the recorded router choices."""
     choices: dict[str, LanePair] = {}
     inner: dict[str, list[LanePair]] = {}
     for pair in pairs:
@@ -79,7 +78,7 @@ def _find_fused(pairs: Sequence[LanePair]) -> Iterator[tuple[LanePair | None, li
         if "int" in first.dtype and len(first.shape or ()) > 1:
             if port.direction == "input":
                 choices[port.module] = pair
-            elif name in _ROUTERS:
+            elif name in ROUTERS:
                 choices.setdefault(f"{parent}.experts", pair)
         elif parent.split(".")[-1] == "experts" and not name.isdigit() and _are_matrices(pair):
             inner.setdefault(port.module, []).append(pair)
@@ -95,10 +94,11 @@ def _are_matrices(pair: LanePair) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
-    """Reads a dump with placed rows. placed: by address, the tensors of all calls, and their order."""
+    """Reads a dump with reordered rows."""
 
     dump: Dump
     placed: dict[tuple[Site, str], tuple[list[DumpedTensor], Tensor]] = field(default_factory=dict)
+    """The tensors of all calls and their row order, by address."""
 
     def read(self, tensor: DumpedTensor) -> Tensor:
         """Read a tensor of the dump or of a changed lane."""
@@ -111,18 +111,16 @@ class _Reader:
 
 @dataclass(frozen=True, slots=True)
 class _Experts:
-    """A module inside the fused experts of one dump.
-
-    orders: by batch and step, for each token and expert, (N, K), its row among those of all calls.
-    """
+    """A module inside the fused experts of one dump."""
 
     dump: Dump
     choices: Lane | None
     lanes: Sequence[Lane]
     orders: dict[_Key, Tensor] = field(default_factory=dict)
+    """The row of each token and expert among the rows of all calls, (N, K), by batch and step."""
 
     def read_choices(self, of_pass: Pass) -> Tensor | None:
-        """Return the experts of each token, (N, K); None if they are unknown or ranks differ."""
+        """Return the experts of each token, (N, K); None if unknown or if ranks differ."""
         lane, key = self.choices, (*_key(of_pass), 0)
         held = [self.dump.read_intact(one) for one in lane.tensors.get(key, [])] if lane else []
         first = held[0] if held else None
@@ -133,7 +131,7 @@ class _Experts:
         return choice_NK if fits and bool((choice_NK >= 0).all()) else None
 
     def read_rows(self, of_pass: Pass) -> Tensor | None:
-        """Return the rows of all calls, as the first port and rank hold them; None if some are lost."""
+        """Return the rows of all calls at the first port and rank; None if a file is damaged."""
         found = [
             self.dump.read_intact(held[0])
             for held in _calls_of(self.lanes[0], _key(of_pass)).values()
@@ -142,7 +140,7 @@ class _Experts:
         return torch.cat(intact) if intact and len(intact) == len(found) else None
 
     def list_lengths(self, of_pass: Pass) -> set[tuple[int, ...]]:
-        """Return the numbers of rows of all calls; several if ports or ranks differ."""
+        """Return the numbers of rows in all calls; several if ports or ranks differ."""
         return {
             tuple(tensor.shape[0] for tensor in tensors if tensor.shape)
             for lane in self.lanes
@@ -150,7 +148,7 @@ class _Experts:
         }
 
     def list_orders(self, of_pass: Pass) -> list[Tensor]:
-        """Return the orders of a pass that the numbers of rows allow, the most usual one first."""
+        """Return the possible orders of a pass, the most common one first."""
         choice_NK = self.read_choices(of_pass)
         if choice_NK is None:
             return []
@@ -158,7 +156,7 @@ class _Experts:
         return [known] if known is not None else _list_orders(choice_NK, self.list_lengths(of_pass))
 
     def place(self, reader: _Reader) -> None:
-        """Replace the calls of each pass with a known order by one."""
+        """Merge the calls of each pass with a known order into one."""
         for lane in self.lanes:
             for key, order_NK in self.orders.items():
                 calls = _calls_of(lane, key)
@@ -181,7 +179,7 @@ def _calls_of(lane: Lane, key: _Key) -> dict[tuple[int, int, int], list[DumpedTe
 
 
 def _list_orders(choice_NK: Tensor, lengths: set[tuple[int, ...]]) -> list[Tensor]:
-    """Return possible orders, the experts of a token in ascending order. lengths: rows of the calls."""
+    """Return possible orders, with the experts of a token ascending. lengths: rows of each call."""
     num_tokens, num_chosen = choice_NK.shape
     chosen = choice_NK.flatten()
     counts = chosen.bincount()
@@ -207,7 +205,7 @@ class _Layer:
     actual: _Experts
 
     def compare_choices(self, pair: PassPair, alike: Tensor) -> Tensor:
-        """Return which of the tokens in `alike` have the same experts in the same order, (R,)."""
+        """Return which tokens of `alike` have the same experts in the same order, (R,)."""
         choices = self.expected.read_choices(pair.expected), self.actual.read_choices(pair.actual)
         if choices[0] is None or choices[1] is None:
             return alike
@@ -215,14 +213,15 @@ class _Layer:
         return alike & (taken[0] == taken[1]).all(1) if taken is not None else alike
 
     def choose_orders(self, pair: PassPair, alike: Tensor, *, keeps: bool) -> bool:
-        """Keep the orders by which tokens agree best, unless rows correspond as they are.
+        """Store the orders for which tokens agree best, unless rows already correspond.
 
-        alike: tokens that must agree. Returns: False if no order is known by which they do.
+        alike: tokens that must agree.
+        Returns: False if they agree in no order.
         """
         reference = self.expected.read_rows(pair.expected)
         value = self.actual.read_rows(pair.actual)
         if reference is None or value is None:
-            return True  # the comparison names a pass without a partner, or the damaged file
+            return True  # the comparison reports the missing partner or the damaged file
         orders = self.expected.list_orders(pair.expected), self.actual.list_orders(pair.actual)
         lengths = self.actual.list_lengths(pair.actual)
         is_same = pair.expected_rows is None and lengths == self.expected.list_lengths(
@@ -250,7 +249,7 @@ def _take_both(pair: PassPair, reference: Tensor, value: Tensor) -> tuple[Tensor
 
 
 def _difference(reference: Tensor, value: Tensor) -> float:
-    """Return the mean relative error of rows, each at most 1, over the channels of the narrower side."""
+    """Return the mean relative error of rows, each at most 1, over the narrower width."""
     width = min(reference.shape[-1], value.shape[-1])
     wanted = reference[:, :width].double()
     norms = wanted.norm(dim=1).clamp(min=torch.finfo(torch.float64).tiny)

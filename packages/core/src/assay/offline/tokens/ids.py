@@ -1,4 +1,4 @@
-"""Comparing the token ids of two dumps: prompts first, then what was generated from them."""
+"""Comparison of the token ids of two dumps: prompts, then generated tokens."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from assay.offline.tokens.alignment import TokenAlignment
 
-# Returns the logits that chose the token at a position, expected and actual, (V,); None if unknown.
+# Returns expected and actual logits at a prompt and position, (V,); None if unknown.
 LogitsOf = Callable[[int, int], tuple[Tensor, Tensor] | None]
 
 
@@ -21,12 +21,12 @@ class DifferentToken:
     expected: int
     actual: int
     is_prompt: bool
-    """True if the token was given, False if it was generated."""
+    """True for a token of the prompt, False for a generated token."""
     is_near_tie: bool | None = None
-    """True if each side chose the largest of its logits; None if the logits are not in both dumps."""
+    """True if each side chose its largest logit; None unless both dumps hold the logits."""
 
     def __str__(self) -> str:
-        """Name the place and both ids."""
+        """Return the position and both ids."""
         return (
             f"prompt {self.prompt}, position {self.position}:"
             f" token {self.actual}, expected {self.expected}"
@@ -35,7 +35,7 @@ class DifferentToken:
 
 @dataclass(slots=True)
 class TokenComparison:
-    """The ids of all paired tokens."""
+    """The comparison of the ids of all paired tokens."""
 
     num_prompt_tokens: int = 0
     num_generated: int = 0
@@ -43,22 +43,22 @@ class TokenComparison:
 
     @property
     def first_different(self) -> dict[int, int]:
-        """Return by prompt the position from which on its tokens are not comparable."""
+        """Return by prompt the position of the first different token."""
         return {one.prompt: one.position for one in self.different}
 
     @property
     def different_prompts(self) -> list[DifferentToken]:
-        """Return the differences in what was given."""
+        """Return the differences in prompts."""
         return [one for one in self.different if one.is_prompt]
 
     @property
     def different_generated(self) -> list[DifferentToken]:
-        """Return the differences in what was generated."""
+        """Return the differences in generated tokens."""
         return [one for one in self.different if not one.is_prompt]
 
 
 def compare_ids(alignment: TokenAlignment, logits_of: LogitsOf) -> TokenComparison:
-    """Compare the ids of all paired tokens. Only the first difference of a prompt is kept."""
+    """Compare the ids of all paired tokens. Only the first difference of each prompt counts."""
     found = TokenComparison()
     seen: set[int] = set()
     begun: set[int] = set()
@@ -84,13 +84,7 @@ def compare_ids(alignment: TokenAlignment, logits_of: LogitsOf) -> TokenComparis
                 continue
             seen.add(prompt)
             ids = int(expected[row, column]), int(actual[row, column])
-            tie = None if is_prompt else _is_near_tie(logits_of(prompt, position - 1), *ids)
+            logits = None if is_prompt else logits_of(prompt, position - 1)
+            tie = None if logits is None else [int(one.argmax()) for one in logits] == [*ids]
             found.different.append(DifferentToken(prompt, position, *ids, is_prompt, tie))
     return found
-
-
-def _is_near_tie(logits: tuple[Tensor, Tensor] | None, expected: int, actual: int) -> bool | None:
-    """Return True if each side chose the largest of its own logits."""
-    if logits is None:
-        return None
-    return [int(one.argmax()) for one in logits] == [expected, actual]

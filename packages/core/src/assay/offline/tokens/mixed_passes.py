@@ -1,7 +1,7 @@
-"""Passes of dumps in which one folder holds the prefill and the first decode step.
+"""Separation of the prefill and the first decode step, which one folder of a dump may hold.
 
-Accelerator libraries build one graph for the prefill and one for decode steps. Their operations are
-numbered through both, and the first token's folder holds both.
+Accelerator libraries build one graph for the prefill and one for decode steps, and number the operations
+through both. The folder of the first token holds both graphs.
 """
 
 import re
@@ -9,15 +9,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from assay.dumps.protocol import Dump, DumpedTensor
-from assay.sites import CallSite, Site
+from assay.offline.moving import move_tensor
 
 _NUMBERED = re.compile(r"([0-9]+)_(\w+)")
 
 
 def split_mixed_passes(dump: Dump) -> tuple[Dump, str]:
-    """Give prefill and decode steps their own passes, with the same module names.
+    """Separate prefill and decode steps into passes with the same module names.
 
-    Returns: the dump, and a note on what was done; the same dump and "" if no folder is mixed.
+    Returns: the dump, and a note; the same dump and "" if no folder is mixed.
     """
     tops_of_step: dict[int, list[str]] = {}
     for tensor in dump.tensors:
@@ -42,10 +42,7 @@ def split_mixed_passes(dump: Dump) -> tuple[Dump, str]:
         at, top = tensor.site.at, _top(tensor)
         is_decode = top in renamed
         module = renamed.get(top, top) + at.module[len(top) :]
-        site = CallSite(
-            passes[at.step, is_decode], module, at.call, at.phase, at.micro_batch, at.rank
-        )
-        tensors.append(replace(tensor, site=Site(site, tensor.site.port)))
+        tensors.append(move_tensor(tensor, step=passes[at.step, is_decode], module=module))
     mixed = [str(step) for step in tops_of_step if {(step, False), (step, True)} <= set(passes)]
     note = f"folder {', '.join(mixed)} of {dump.name} holds the prefill and the first decode step"
     return replace(dump, tensors=tensors), note if mixed else ""
@@ -61,12 +58,12 @@ def _number(name: str) -> int:
 
 
 def _find_graphs(tops_of_steps: Sequence[list[str]]) -> tuple[list[str], list[str]]:
-    """Return the operations of the prefill's graph and of the decode graph; empty if there is one."""
+    """Return the operations of the prefill graph and of the decode graph; empty for a single graph."""
     every = set().union(*tops_of_steps)
     decode = min((set(tops) for tops in tops_of_steps), key=len, default=set())
     prefill = every - decode
     if not prefill and len(every) % 2 == 0:
-        # Every folder holds both, so the operations repeat.
+        # Every folder holds both graphs, so the operations repeat.
         ordered = sorted(every, key=_number)
         half = len(ordered) // 2
         prefill, decode = set(ordered[:half]), set(ordered[half:])

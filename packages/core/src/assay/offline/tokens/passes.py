@@ -1,4 +1,4 @@
-"""The forward passes of a dump, and pairs of them with the same tokens."""
+"""The forward passes of a dump, and pairs of passes with the same tokens."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from assay.sites import RowMap
 
-# More than any vocabulary has.
+# More ids than any vocabulary has.
 _MOST_IDS = 1 << 32
 
 
@@ -21,15 +21,15 @@ class Pass:
     """Number of the batch of prompts; in training, of the micro-batch."""
     step: int
     rows: RowMap | None
-    """Prompt and position of every row; None if the dump does not show them."""
+    """Prompt and position of every row; None if unknown."""
     ids: Tensor | None = None
-    """Token ids, (B, T); None if the dump does not hold them."""
+    """Token ids, (B, T); None if unknown."""
     is_declared: bool = False
-    """True if the prompts of `rows` are requests that the script named, the same in both dumps."""
+    """True if `rows` holds request names from the script, which are the same in both dumps."""
 
     @property
     def tokens(self) -> Tensor | None:
-        """Return what tells tokens apart, (B, T): ids, with the request if the script named it."""
+        """Return comparable tokens, (B, T): ids, combined with the request if the script named it."""
         if not self.is_declared or self.rows is None:
             return self.ids
         requests = torch.tensor(self.rows.prompts)[:, None] * _MOST_IDS
@@ -41,7 +41,7 @@ class Pass:
         return (self.rows.num_rows, self.rows.length) if self.rows else None
 
     def __str__(self) -> str:
-        """Name the pass in a message."""
+        """Return the name of the pass for messages."""
         batch = f"batch {self.batch}, " if self.batch else ""
         if self.rows is None:
             return f"{batch}step {self.step}"
@@ -50,14 +50,14 @@ class Pass:
 
 @dataclass(frozen=True, slots=True)
 class PassPair:
-    """Two passes that hold the same tokens, or parts of them."""
+    """Two passes that share tokens."""
 
     expected: Pass
     actual: Pass
     expected_rows: Tensor | None = None
-    """Flat numbers (b * T + t) of the rows with the same tokens; None if all rows correspond."""
+    """Flat numbers (b * T + t) of the shared tokens; None if all rows correspond."""
     actual_rows: Tensor | None = None
-    """Numbers of the same tokens in the actual pass, in the same order."""
+    """Numbers of these tokens in the actual pass, in the same order."""
 
     def by_row(self) -> "PassPair":
         """Return the same pair with the number of every token."""
@@ -68,13 +68,13 @@ class PassPair:
 
     @property
     def is_of_as_many_tokens(self) -> bool:
-        """Return True unless the two passes are known to hold different numbers of tokens."""
+        """Return False if the passes are known to hold different numbers of tokens."""
         shapes = self.expected.shape, self.actual.shape
         return None in shapes or math.prod(shapes[0] or ()) == math.prod(shapes[1] or ())
 
     @property
     def rows(self) -> RowMap | None:
-        """Return prompt and position of the paired tokens, under the expected numbers."""
+        """Return the expected prompt and position of the paired tokens."""
         rows = self.expected.rows
         if rows is None or self.expected_rows is None:
             return rows
@@ -87,20 +87,22 @@ class PassPair:
 
 @dataclass(slots=True)
 class _Request:
-    """One prompt with what was generated from it: by position its token, pass and flat row."""
+    """One prompt with its generated tokens."""
 
     first_length: int
     ids: dict[int, int]
+    """Token id by position."""
     places: dict[int, tuple[int, int]]
+    """Pass and flat row by position."""
 
     def agrees_with(self, other: "_Request") -> bool:
-        """Return True if both begin with the same prompt."""
+        """Return True if both have the same prompt."""
         length = min(self.first_length, other.first_length)
         return all(self.ids.get(at) == other.ids.get(at) for at in range(length))
 
 
 def match_rows(expected: Sequence[Pass], actual: Sequence[Pass]) -> list[PassPair]:
-    """Pair the tokens of two dumps by prompt and position, whatever passes hold them."""
+    """Pair the tokens of two dumps by prompt and position across passes."""
     free = list(_split_requests(actual))
     paired: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
     for request in _split_requests(expected):

@@ -1,4 +1,4 @@
-"""Taking the rows of single tokens out of a tensor, wherever its batch and token dims are.
+"""Selection of the rows of single tokens from a tensor of any layout.
 
 Shape legend: B batch rows, T tokens of a pass, R selected tokens, H heads, C channels.
 """
@@ -12,10 +12,10 @@ from assay.offline.tokens.passes import Pass
 def take_rows(value: Tensor, of_pass: Pass, rows: Tensor | None) -> tuple[Tensor, Tensor] | None:
     """Return the rows of some tokens, (R, 1, C), and which of them the tensor holds, (R,) bool.
 
-    value: (B, T, ...), (B, H, T, C), (B * T, ...), (1, T, ...), or of the last tokens only (B, 1, ...), and
-        (B, H, S, C) as caches of sliding windows have it.
+    value: (B, T, ...), (B, H, T, C), (B * T, ...), (1, T, ...); with the last tokens only (B, 1, ...) or, in
+        caches of sliding windows, (B, H, S, C).
     rows: flat numbers b * T + t of the tokens, (R,).
-    Returns: None for a tensor without tokens, or if the tokens are not known.
+    Returns: None for a tensor without tokens, or if the tokens are unknown.
     """
     if rows is None or of_pass.shape is None:
         return None

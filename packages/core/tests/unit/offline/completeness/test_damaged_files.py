@@ -1,4 +1,4 @@
-"""Damaged tensor files: whatever a file holds, the comparison names it and does not pass."""
+"""Damaged tensor files: the comparison names them and does not pass."""
 
 import shutil
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from assay.dumps.protocol import DumpError
-from assay.offline.check import Comparison, compare_dumps
+from assay.offline.check import CompareOptions, compare_dumps
 from assay.runs import SilentProgress
 from assay.verdicts import Outcome
 from packages.core.tests.unit.offline.memory_dump import damaged, make_dump
@@ -41,7 +41,7 @@ def test_damaged_logits_forbid_a_pass_by_norms(tmp_path: Path, side: str) -> Non
 
 
 def test_one_damaged_side_of_a_near_tie_is_not_a_pass() -> None:
-    """Without the logits of both sides, a near tie cannot be told from a fault."""
+    """A near tie looks like a fault without the logits of both sides."""
 
     def generation(second: int) -> dict[tuple[str, str, int], torch.Tensor]:
         logits = torch.zeros(1, 2, 8)
@@ -54,12 +54,14 @@ def test_one_damaged_side_of_a_near_tie_is_not_a_pass() -> None:
         }
 
     actual = damaged(make_dump(generation(4)), "lm_head.output.0")
-    found = compare_dumps(Comparison("", ""), make_dump(generation(3)), actual, SilentProgress())
+    found = compare_dumps(
+        CompareOptions("", ""), make_dump(generation(3)), actual, SilentProgress()
+    )
     assert found.verdict.levels["tokens"].verdict is Outcome.NOT_COMPARED
     assert not found.verdict.passed
 
 
-def test_a_damaged_mask_that_actual_was_not_given_forbids_a_pass() -> None:
+def test_a_damaged_mask_that_actual_lacks_forbids_a_pass() -> None:
     mask = torch.ones(1, 1, 2, 2, dtype=torch.bool).tril()
     whole = {
         ("embed", "input.0", 0): torch.tensor([[1, 2]]),
@@ -73,7 +75,7 @@ def test_a_damaged_mask_that_actual_was_not_given_forbids_a_pass() -> None:
         (expected, Outcome.PASS),
         (damaged(expected, "attn.input.attention_mask.0"), Outcome.NOT_COMPARED),
     ):
-        found = compare_dumps(Comparison("", ""), dump, actual, SilentProgress())
+        found = compare_dumps(CompareOptions("", ""), dump, actual, SilentProgress())
         assert found.verdict.verdict is outcome
 
 

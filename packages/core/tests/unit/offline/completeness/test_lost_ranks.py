@@ -36,11 +36,11 @@ def test_missing_shards_are_lost() -> None:
     assert find_lost_ranks(on_ranks(*SUMMANDS), on_ranks(SUMMANDS[0])) == {1}
 
 
-def test_another_layout_has_lost_nothing() -> None:
+def test_another_layout_has_lost_no_rank() -> None:
     assert find_lost_ranks(on_ranks(*SHARDS), on_ranks(*WHOLE.chunk(2, dim=-1))) == set()
     assert find_lost_ranks(on_ranks(*SHARDS), on_ranks(WHOLE)) == set()
     assert find_lost_ranks(on_ranks(*SUMMANDS), on_ranks(WHOLE)) == set()
 
 
-def test_a_replica_less_has_lost_nothing() -> None:
+def test_fewer_replicas_are_not_lost_ranks() -> None:
     assert find_lost_ranks(on_ranks(WHOLE, WHOLE), on_ranks(WHOLE)) == set()

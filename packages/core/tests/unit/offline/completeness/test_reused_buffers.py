@@ -1,4 +1,4 @@
-"""Dumps that hold one decode step under the names of several."""
+"""Dumps that hold one decode step under several names."""
 
 import shutil
 from collections.abc import Mapping
@@ -68,12 +68,12 @@ def test_results_that_repeat_while_tokens_differ_are_found(with_inputs: bool) ->
     assert find(run) == everywhere(1, 2, 3)
 
 
-def test_inputs_that_repeat_as_well_hide_nothing() -> None:
+def test_repeated_inputs_do_not_hide_a_reused_buffer() -> None:
     assert find(make_run(repeated=OUTPUTS | INPUTS)) == everywhere(1, 2, 3)
 
 
-def test_token_ids_that_repeat_as_well_hide_nothing() -> None:
-    """The buffer of the ids is reused too: the dump does not know what was generated."""
+def test_repeated_token_ids_do_not_hide_a_reused_buffer() -> None:
+    """The buffer of the ids is reused too, so the generated ids are unknown."""
     assert find(make_run((7, 7, 7), OUTPUTS | INPUTS)) == everywhere(1, 2, 3)
 
 
@@ -99,14 +99,14 @@ def test_the_same_token_twice_repeats_only_what_comes_before_attention() -> None
     assert find(make_run((7, 7, 7), ports("embed:output", "layers.0.attn:input.0"))) == set()
 
 
-def test_modules_whose_inputs_repeat_rightly_repeat() -> None:
-    """As an encoder that is called again with the same image in every step."""
+def test_modules_with_repeated_inputs_may_repeat_their_outputs() -> None:
+    """Repeat inputs, as an encoder that gets the same image in every step."""
     tower = ports("layers.0.attn:input.0", "layers.0.attn:output", "layers.0.mlp:input.0",
                   "layers.0.mlp:output")  # fmt: skip
     assert find(make_run(repeated=tower)) == set()
 
 
-def test_a_constant_result_is_constant_by_nature() -> None:
+def test_a_constant_result_is_not_a_reused_buffer() -> None:
     run = make_run()
     one_hot = torch.eye(1, 8)[None]
     values = {
@@ -118,12 +118,12 @@ def test_a_constant_result_is_constant_by_nature() -> None:
     assert find(make_dump(values)) == set()
 
 
-def test_two_modules_alone_are_no_evidence() -> None:
+def test_two_modules_are_not_enough_evidence() -> None:
     assert find(make_run(repeated=ports("embed:output", "layers.0.mlp:output"))) == set()
 
 
 def reuse(folder: Path) -> Path:
-    """Let every module hold the result of the first decode step in the second one too."""
+    """Repeat the results of the first decode step in the second one."""
     for file in folder.rglob("*.forward.1.output.*.pt"):
         shutil.copy(file, file.with_name(file.name.replace("forward.1", "forward.2")))
     return folder
@@ -139,7 +139,7 @@ def test_reused_buffers_on_both_sides_do_not_pass(tmp_path: Path) -> None:
     assert "(11 modules: embed, layers.0.up, layers.0.down and 8 more)" in reason
 
 
-def test_reused_buffers_of_expected_fail_nothing(tmp_path: Path) -> None:
+def test_reused_buffers_of_expected_do_not_fail(tmp_path: Path) -> None:
     golden, mine = reuse(write(tmp_path / "golden")), write(tmp_path / "mine")
     verdict = judge(golden, mine, tmp_path / "out")
     assert verdict.verdict is Outcome.NOT_COMPARED

@@ -1,4 +1,4 @@
-"""Functions of the user as metrics."""
+"""Custom metrics."""
 
 from pathlib import Path
 

@@ -105,7 +105,7 @@ def test_a_relative_error_does_not_count_where_the_expected_value_is_zero() -> N
     assert found.mean_relative_error == pytest.approx(0.5 / 3)
 
 
-def test_a_divergence_is_that_of_the_worst_row() -> None:
+def test_the_divergence_is_taken_from_the_worst_row() -> None:
     expected = rows([0.0, 0.0], [0.0, 0.0], [10.0, 10.0])
     actual = rows([0.0, 0.0], [LN2, 0.0], [10.0, 10.0])
     assert kl_divergences(expected, actual).tolist() == pytest.approx([0, math.log(9 / 8) / 2, 0])
@@ -181,7 +181,7 @@ def test_large_values_do_not_overflow() -> None:
 
 @pytest.mark.parametrize("measure", BOTH)
 @pytest.mark.parametrize("block", [1, 2, 3, 7, 12])
-def test_blocks_change_no_metric(
+def test_block_size_does_not_change_metrics(
     measure: MeasurePair, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     generator = torch.Generator().manual_seed(3)

@@ -1,4 +1,4 @@
-"""The table of all tensors: its rows, their order, and what stands in them."""
+"""The table of all tensors: rows, order and columns."""
 
 import math
 from dataclasses import replace
@@ -106,7 +106,7 @@ def test_a_parameter_is_compared_once_and_every_copy_has_a_row() -> None:
     assert names(rows) == [
         ("a", 0, "PASS"), ("a", 1, "NOT_COMPARED"), ("a", 1, "NOT_COMPARED"),
     ]  # fmt: skip
-    assert rows[1]["reason"] == "written again; a parameter is compared once in each step"
+    assert rows[1]["reason"] == "repeated: a parameter is compared once per step"
 
 
 def test_masks_are_compared_and_have_no_metrics() -> None:

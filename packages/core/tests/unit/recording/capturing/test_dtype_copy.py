@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from assay.dumps.recognizing import open_dump
 from assay.errors import UsageError
 from assay.models import load_model
-from assay.offline.check import Comparison, compare_dumps
+from assay.offline.check import CompareOptions, compare_dumps
 from assay.recording.capture import capture
 from assay.runs import SilentProgress
 from assay.trace import Trace
@@ -32,7 +32,7 @@ def generate(
 
 def judged(expected: Path, actual: Path) -> Verdict:
     sides = open_dump(str(expected)), open_dump(str(actual))
-    return compare_dumps(Comparison("a", "b"), *sides, SilentProgress()).verdict
+    return compare_dumps(CompareOptions("a", "b"), *sides, SilentProgress()).verdict
 
 
 def test_recorded_noise_is_that_of_a_run_in_its_dtype(tmp_path: Path) -> None:

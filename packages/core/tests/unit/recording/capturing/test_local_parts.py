@@ -18,7 +18,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from assay.dumps.protocol import DumpedTensor
-from assay.offline.layouts.declared import place_declared
+from assay.offline.layouts.declared_layouts import place_declared
 from assay.recording.capturing.local_parts import take_local
 from assay.sites import CallSite, Site
 
@@ -62,7 +62,7 @@ def test_a_layout_places_the_part_of_a_rank(
     ]
     placed = place_declared(ranks, [shape] * 4)
     assert placed is not None
-    assert torch.equal(placed.pieces[RANK].cut(WHOLE), part.value)
+    assert torch.equal(placed.slices[RANK].cut(WHOLE), part.value)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The end of a run: whether its last pass holds as much as those before it."""
+"""Detection of runs whose last pass was cut off."""
 
 import re
 
@@ -8,9 +8,9 @@ from assay.offline.ports.lanes import Port
 
 
 def find_cut_off(dump: Dump) -> list[str]:
-    """Return a problem for each rank whose last pass ends before the place where passes end.
+    """Return a problem for each rank whose last pass ends before the point where earlier passes end.
 
-    An evaluation after training ends there, too: it has no backward. A finished dump is not asked.
+    An evaluation after training has no backward, so it ends early too. A dump that records its end is exempt.
     """
     if dump.is_finished:
         return []
@@ -41,7 +41,7 @@ def _is_cut_off(tensors: list[DumpedTensor]) -> bool:
 
 
 def _is_inside_unfinished(module: str, ports: dict[Port, None]) -> bool:
-    """Return True if a block around a module has no result, and one like it has."""
+    """Return True if a block around a module has no output, and a similar block has one."""
     finished = {port.module for port in ports if port.direction == "output"}
     kinds = {re.sub(r"\d+", "*", one) for one in finished}
     parts = module.split(".")

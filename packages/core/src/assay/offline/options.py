@@ -8,8 +8,7 @@ from assay.errors import UsageError
 from assay.models.remote_code import RemoteCode
 from assay.sites import ComparedLevel
 
-# Options without a meaning for quantized weights, by field of `Comparison`. The table comes last: --metric
-# and --compat ask for one, too.
+# Options that do not apply to quantized weights, by field. The table is last: --metric and --compat imply it.
 _OPTIONS_OF_TENSORS = {
     "model": "--model", "noise": "--noise", "level": "--level", "name_map": "--map", "rank": "--rank",
     "token_shift": "--token-shift", "limits": "--limits", "stats": "--stats", "metrics": "--metric",
@@ -18,8 +17,8 @@ _OPTIONS_OF_TENSORS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
-    """The options of a comparison. command: what to type for the same comparison."""
+class CompareOptions:
+    """The options of a comparison."""
 
     expected: str
     actual: str
@@ -27,24 +26,29 @@ class Comparison:
     remote_code: RemoteCode = "refuse"
     noise: str | None = None
     level: ComparedLevel | None = None
+    """The deepest level to compare; None for all."""
     name_map: str | None = None
+    """A TOML or JSON file of expected to actual module names."""
     allow_unmatched: tuple[str, ...] = ()
     rank: int | None = None
+    """The only rank to compare; None for all."""
     token_shift: int | None = None
+    """Number of an actual pass minus the number of its expected pass; None to find it."""
     format: str | None = None
     limits: str = "noise"
     stats: bool = False
     metrics: tuple[str, ...] = ()
-    """FILE.py:FUNC of each metric of the user."""
+    """FILE.py:FUNC of each custom metric."""
     compat: bool = False
-    """Measure metrics by the formulas as published, not by the corrected ones."""
+    """Compute metrics by the published formulas, not the corrected ones."""
     table: Path | None = None
     """File for a table of all tensors."""
     command: tuple[str, ...] = field(default=(), compare=False)
+    """The command line that repeats the comparison."""
 
 
 def refuse_dump_as_model(model: str | None) -> None:
-    """Raise UsageError for a dump that is given as --model."""
+    """Raise UsageError if --model names a dump."""
     path = Path(model or "")
     if model is None or not path.exists() or (path / "config.json").exists():
         return
@@ -56,9 +60,9 @@ def refuse_dump_as_model(model: str | None) -> None:
             )
 
 
-def refuse_options_of_tensors(comparison: Comparison) -> None:
-    """Raise UsageError for options that a comparison of quantized weights would ignore."""
-    default = Comparison(comparison.expected, comparison.actual)
+def refuse_options_of_tensors(comparison: CompareOptions) -> None:
+    """Raise UsageError for options that do not apply to quantized weights."""
+    default = CompareOptions(comparison.expected, comparison.actual)
     given = [
         option
         for name, option in _OPTIONS_OF_TENSORS.items()
@@ -66,6 +70,6 @@ def refuse_options_of_tensors(comparison: Comparison) -> None:
     ]
     if given:
         raise UsageError(
-            "one of the two is a quantized model folder, whose weights are compared as they are:"
+            "one side is a quantized model folder, so only weights are compared:"
             f" leave out {', '.join(given)}"
         )

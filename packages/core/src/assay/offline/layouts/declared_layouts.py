@@ -1,8 +1,8 @@
 """Placements that a dump declares: `b s[cp:zigzag] (h*d)[tp] # ep:replicated`.
 
-The text has one word for each dim, with the mesh axes that divide it in brackets. An axis may be
-`zigzag` (each rank holds one chunk from each end) or `partial` (ranks hold summands). Ranks that
-differ only in other axes hold the same values. `dp:=moe_dp` means `moe_dp` wherever it says `dp`.
+The text has one word for each dim, with the mesh axes that divide the dim in brackets. An axis may be
+`zigzag` (each rank holds one chunk from each end) or `partial` (ranks hold summands). Ranks that differ
+only in other axes hold replicas. `dp:=moe_dp` makes `dp` an alias of `moe_dp`.
 """
 
 import re
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from assay.dumps.protocol import DumpedTensor
-from assay.offline.layouts.placements import Piece, Placement, Ranges, Shape
+from assay.offline.layouts.placements import LocalSlice, Placement, Ranges, Shape
 
 _WORD = re.compile(r"([^\s\[\]]+)(?:\[([^\[\]]*)\])?")
 _QUALIFIERS = ("natural", "zigzag", "partial", "sharded", "replicated")
@@ -19,24 +19,15 @@ _SAME_RANKS = {"sp": "tp"}
 
 
 class LayoutError(Exception):
-    """A declared layout that cannot be understood, or that contradicts the tensors."""
+    """A declared layout that is invalid, or that contradicts the tensors."""
 
 
 @dataclass(frozen=True, slots=True)
 class _DividedDim:
-    """The axes that divide a dim, outermost first, each with its qualifiers."""
+    """A dim and the axes that divide it, outermost first, each with its qualifiers."""
 
     dim: int
     axes: tuple[tuple[str, frozenset[str]], ...]
-
-    def axes_without(self, *qualifiers: str) -> list[str]:
-        """Return the axes that have none of some qualifiers."""
-        return [name for name, own in self.axes if not own & {*qualifiers}]
-
-    @property
-    def is_zigzag(self) -> bool:
-        """Return True if each rank holds one chunk from each end."""
-        return any("zigzag" in own for _, own in self.axes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,25 +40,25 @@ class Layout:
 
     @property
     def axes(self) -> list[str]:
-        """Return the names of all axes that divide a dim or hold summands."""
+        """Return the names of all axes in the layout."""
         return [name for one in self.divided for name, _ in one.axes]
 
 
 def parse_layout(text: str) -> Layout:
     """Parse a declared layout.
 
-    Raises: LayoutError if it is not of the published form.
+    Raises: LayoutError for an invalid layout.
     """
     dims, _, notes = text.partition("#")
     words = [_WORD.fullmatch(word) for word in re.sub(r",\s+", ",", dims).split()]
     divided = []
     for number, word in enumerate(words):
         if word is None:
-            raise LayoutError(f"its layout {text!r} is not understood")
+            raise LayoutError(f"its layout {text!r} is invalid")
         axes = [one.strip().split(":") for one in (word[2] or "").split(",") if one.strip()]
         for _, *qualifiers in axes:
             if unknown := [one for one in qualifiers if one not in _QUALIFIERS]:
-                raise LayoutError(f"its layout {text!r} is not understood: {unknown[0]}")
+                raise LayoutError(f"its layout {text!r} is invalid: {unknown[0]}")
         if axes:
             named = tuple((name, frozenset(rest)) for name, *rest in axes)
             divided.append(_DividedDim(number - len(words), named))
@@ -76,7 +67,7 @@ def parse_layout(text: str) -> Layout:
 
 
 def place_declared(tensors: Sequence[DumpedTensor], shapes: Sequence[Shape]) -> Placement | None:
-    """Return the declared placement of a tensor over its holders; None if none is declared.
+    """Return the declared placement of a tensor; None without a declaration.
 
     Raises: LayoutError if the declared layout contradicts the shapes or the ranks.
     """
@@ -94,25 +85,27 @@ def place_declared(tensors: Sequence[DumpedTensor], shapes: Sequence[Shape]) -> 
     ranges: list[list[tuple[int, tuple[range, ...]]]] = [[] for _ in tensors]
     whole = list(shapes[0])
     for divided in layout.divided:
-        chunks, total = _number(divided.axes_without("partial", "replicated"), places)
+        sharding = [name for name, own in divided.axes if not own & {"partial", "replicated"}]
+        is_zigzag = any("zigzag" in own for _, own in divided.axes)
+        chunks, total = _number(sharding, places)
         if total > 1:
             lengths = dict(zip(chunks, (shape[divided.dim] for shape in shapes), strict=True))
             _require_all(text, lengths, total)
             whole[divided.dim] = sum(lengths.values())
             for own, chunk in zip(ranges, chunks, strict=True):
-                own.append((divided.dim, _ranges(chunk, lengths, is_zigzag=divided.is_zigzag)))
+                own.append((divided.dim, _ranges(chunk, lengths, is_zigzag=is_zigzag)))
     added = [name for one in layout.divided for name, rest in one.axes if "partial" in rest]
     summands, total = _number(added, places)
     _require_all(text, summands, total)
-    pieces = tuple(Piece(tuple(own), one) for own, one in zip(ranges, summands, strict=True))
-    _require_shapes(text, pieces, whole, shapes)
-    return Placement(pieces, tuple(whole))
+    slices = tuple(LocalSlice(tuple(own), one) for own, one in zip(ranges, summands, strict=True))
+    _require_shapes(text, slices, whole, shapes)
+    return Placement(slices, tuple(whole))
 
 
 def _number(
     names: Sequence[str], places: Sequence[Mapping[str, tuple[int, int]]]
 ) -> tuple[list[int], int]:
-    """Return the number of each holder along several axes, outermost first, and their product."""
+    """Return the index of each holder along several axes, outermost first, and their total size."""
     numbers, total = [0] * len(places), 1
     for name in names:
         size = places[0][name][1]
@@ -130,7 +123,7 @@ def _require_all(text: str, numbers: Iterable[int], total: int) -> None:
 def _places(
     layout: Layout, tensor: DumpedTensor, number: int, num_holders: int
 ) -> dict[str, tuple[int, int]]:
-    """Return the place of a holder on each axis of the layout, and the size of the axis."""
+    """Return the index of a holder along each axis of the layout, and the size of the axis."""
     found = {}
     for name in layout.axes:
         axis = layout.aliases.get(name, name)
@@ -138,7 +131,7 @@ def _places(
         if place is None and len(layout.axes) == 1:
             place = number, num_holders
         if place is None:
-            raise LayoutError(f"the dump does not record the place of its ranks on the axis {axis}")
+            raise LayoutError(f"the dump does not record the ranks along the axis {axis}")
         found[name] = place
     return found
 
@@ -153,15 +146,15 @@ def _ranges(chunk: int, lengths: Mapping[int, int], *, is_zigzag: bool) -> tuple
 
 
 def _require_shapes(
-    text: str, pieces: Sequence[Piece], whole: Sequence[int], shapes: Sequence[Shape]
+    text: str, slices: Sequence[LocalSlice], whole: Sequence[int], shapes: Sequence[Shape]
 ) -> None:
     sizes: dict[Ranges, int] = {}
-    for piece, shape in zip(pieces, shapes, strict=True):
+    for one_slice, shape in zip(slices, shapes, strict=True):
         wanted = list(whole)
-        for dim, ranges in piece.ranges:
+        for dim, ranges in one_slice.ranges:
             wanted[dim] = sum(map(len, ranges))
         if wanted != list(shape):
             raise LayoutError(f"its layout {text!r} contradicts its shapes {list(shapes)}")
-        sizes[piece.ranges] = sizes.get(piece.ranges, 0) + 1
+        sizes[one_slice.ranges] = sizes.get(one_slice.ranges, 0) + 1
     if len({*sizes.values()}) > 1:
         raise LayoutError(f"some ranks of its layout {text!r} are missing")

@@ -1,4 +1,4 @@
-"""Runs that were cut off, and calls that were recorded twice."""
+"""Cut-off runs and repeated calls."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from assay.offline.completeness.endings import find_cut_off
+from assay.offline.completeness.cut_off_runs import find_cut_off
 from assay.verdicts import Outcome
 from packages.core.tests.unit.offline.memory_dump import make_dump
 from packages.core.tests.unit.offline.small_dumps import judge, write
@@ -15,7 +15,7 @@ BLOCK = ("layers.0.up", "layers.0.down", "layers.0", "layers.1.up", "layers.1.do
 
 
 def ending_with(modules: tuple[str, ...], num_whole: int) -> list[str]:
-    """Return the problems of a dump of whole passes, and one that holds some modules only."""
+    """Return the problems of a dump of whole passes and a pass with some modules only."""
     values = {
         (module, "output", step): torch.ones(1, 4, 2)
         for step, held in enumerate([(*BLOCK, "lm_head")] * num_whole + [modules])
@@ -35,8 +35,8 @@ def test_a_run_that_ends_with_its_pass_is_whole() -> None:
     assert ending_with((*BLOCK, "lm_head"), 0) == ending_with((*BLOCK, "lm_head"), 2) == []
 
 
-def test_a_module_that_a_later_pass_does_not_call_is_no_end() -> None:
-    """As an expert that no token chose."""
+def test_a_module_that_a_later_pass_skips_is_not_a_cut_off() -> None:
+    """Skip a module, as an expert that no token chose."""
     assert ending_with((*BLOCK[:3], *BLOCK[4:], "lm_head"), 2) == []
 
 
@@ -104,7 +104,7 @@ def test_a_call_that_one_side_recorded_twice_forbids_a_pass(tmp_path: Path, side
     assert str(verdict.levels["completeness"].reason) == REPEAT.format(side)
 
 
-def test_an_argument_that_one_side_recorded_twice_is_no_second_call(tmp_path: Path) -> None:
+def test_an_argument_that_one_side_recorded_twice_is_not_a_repeated_call(tmp_path: Path) -> None:
     golden, mine = write(tmp_path / "golden"), double(write(tmp_path / "mine"), output=[])
     assert judge(golden, mine, tmp_path / "out").verdict is Outcome.PASS
 
@@ -114,4 +114,4 @@ def test_a_warm_up_alone_is_not_compared(tmp_path: Path) -> None:
     mine = cut(write(tmp_path / "mine", ids=torch.zeros(1, 8, dtype=torch.long)), 11)
     verdict = judge(golden, mine, tmp_path / "out")
     assert verdict.verdict is Outcome.NOT_COMPARED
-    assert "ACTUAL holds nothing but a warm-up: all of its tokens are the same" in verdict.notes
+    assert "ACTUAL holds only a warm-up: all of its tokens are equal" in verdict.notes

@@ -1,4 +1,4 @@
-"""Pairing fused projections with the parts that another implementation computes one by one."""
+"""Pairing of fused projections with the separate projections of another implementation."""
 
 import math
 from collections.abc import Sequence
@@ -9,13 +9,13 @@ import torch
 from assay.dumps.protocol import Dump
 from assay.offline.ports.lanes import Lane, LanePair, Span
 
-# So many values of the first call decide how parts are interleaved.
+# Number of values of the first call that determine the interleaving.
 _NUM_VALUES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
 class _Module:
-    """A module without a partner, with its lanes by port name."""
+    """A module without a partner, and its lanes by port name."""
 
     name: str
     lanes: dict[str, Lane]
@@ -27,10 +27,10 @@ class _Module:
 
 
 def pair_fused(expected: Sequence[Lane], actual: Sequence[Lane]) -> list[LanePair]:
-    """Pair lanes without a partner, where one module computes what several compute on the other side.
+    """Pair lanes without a partner, where one module fuses several modules of the other side.
 
-    A fused module is as wide as consecutive modules of one parent together, such as `qkv_proj` for
-    `q_proj`, `k_proj` and `v_proj`. Both directions are tried, in the order of the network.
+    A fused module is as wide as consecutive modules of one parent together, such as `qkv_proj` for `q_proj`,
+    `k_proj` and `v_proj`. Either side may be the fused one.
     """
     pairs = _pair(_modules_of(actual), _modules_of(expected))
     found = [LanePair(part, fused, None, span) for fused, part, span in pairs]
@@ -68,7 +68,7 @@ def _pair(fused: list[_Module], parts: list[_Module]) -> list[tuple[Lane, Lane, 
 
 
 def _find_run(parts: list[_Module], start: int, fused: _Module) -> tuple[int, int] | None:
-    """Return the first consecutive modules of one parent, at least two, as wide as `fused`."""
+    """Return the range of the first consecutive modules of one parent, at least two, as wide as `fused`."""
     for first in range(start, len(parts) - 1):
         total = 0
         for end in range(first, len(parts)):
@@ -93,9 +93,9 @@ def _pair_lanes(fused: _Module, part: _Module, span: Span) -> list[tuple[Lane, L
 
 
 def find_groups(pairs: Sequence[LanePair], expected: Dump, actual: Dump) -> list[LanePair]:
-    """Return the pairs; spans of fused modules whose parts are interleaved get their number of groups.
+    """Return the pairs, with the number of groups in the spans of interleaved fused modules.
 
-    Some models fuse by head, or one value of a gate and one of its projection in turn. The values decide.
+    Some models interleave projections by head, or gate and up projection value by value. The values decide.
     """
     of_module: dict[tuple[str, str], list[LanePair]] = {}
     for pair in pairs:
@@ -110,7 +110,7 @@ def find_groups(pairs: Sequence[LanePair], expected: Dump, actual: Dump) -> list
 
 
 def _choose_groups(parts: Sequence[LanePair], expected: Dump, actual: Dump) -> int:
-    """Return the number of groups with which the outputs of all parts agree best."""
+    """Return the number of groups for which all outputs agree best."""
     outputs = [pair for pair in parts if pair.port.direction == "output"]
     firsts = [lane.first for pair in outputs for lane in (pair.expected, pair.actual)]
     if not outputs or not all(one.has_values for one in firsts):
