@@ -47,7 +47,7 @@ def add_extensions(app: typer.Typer, entry_points: Iterable[EntryPoint]) -> None
 def _load(entry_point: EntryPoint) -> typer.Typer:
     extension = entry_point.load()
     if not isinstance(extension, typer.Typer):
-        raise TypeError(f"{extension!r} is no typer app")
+        raise TypeError(f"{extension!r} is not a typer app")
     typer.main.get_command(extension)  # raises for parameters that typer cannot parse
     return extension
 

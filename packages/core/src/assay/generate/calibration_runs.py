@@ -39,7 +39,7 @@ def run_clean(
             check = GenerateCheck(model=model, candidate=run, golden=goldens[run.dtype])
             verdict = check_generate(check, part, progress)
             if not _is_clean(verdict):
-                raise UsageError(f"{model} on {run} is no clean run: see {part / VERDICT_FILE}")
+                raise UsageError(f"{model} on {run} is not a clean run: see {part / VERDICT_FILE}")
             rows, complaints = read_measurements(part)
             if complaints:
                 raise UsageError(f"{part}: {complaints[0]}")

@@ -15,7 +15,7 @@ def parse_mesh(text: str, known: Sequence[str] = AXES) -> dict[str, int]:
         name, _, size = part.strip().partition("=")
         if name not in known or name in axes or not size.isdecimal() or not size.strip("0"):
             raise UsageError(
-                f"--mesh {text}: {part.strip()!r} is no axis; write it as"
+                f"--mesh {text}: {part.strip()!r} is not an axis; write it as"
                 f" {','.join(f'{axis}=2' for axis in known[:2])}, with axes of {', '.join(known)}, each"
                 " once, of at least 1 rank"
             )

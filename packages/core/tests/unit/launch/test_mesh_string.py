@@ -17,6 +17,6 @@ def test_what_is_no_mesh_is_refused_with_an_example(text: str) -> None:
 def test_axes_that_a_job_does_not_have_are_refused() -> None:
     assert parse_mesh("tp=2", ("tp",)) == {"tp": 2}
     with pytest.raises(
-        UsageError, match=r"^--mesh dp=2: 'dp=2' is no axis; write it as tp=2, with axes of tp,"
+        UsageError, match=r"^--mesh dp=2: 'dp=2' is not an axis; write it as tp=2, with axes of tp,"
     ):
         parse_mesh("dp=2", ("tp",))

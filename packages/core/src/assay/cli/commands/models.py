@@ -8,7 +8,7 @@ import typer
 
 from assay.output.streams import print_text
 
-app = typer.Typer(no_args_is_help=True, help="List the micro models, or train one anew.")
+app = typer.Typer(no_args_is_help=True, help="List the micro models, or train one again.")
 
 _STEPS_BETWEEN_NOTES = 100
 

@@ -211,7 +211,7 @@ def check_deep_enough(golden: GoldenManifest, request: CandidateRequest) -> None
     if request.level == "modules" and golden.level != "module":
         raise UsageError(
             f"{request.golden} was captured at level {golden.level}, which says nothing of"
-            f" {request.level}: check with --level {golden.level}, or capture it anew"
+            f" {request.level}: check with --level {golden.level}, or capture it again"
         )
 
 

@@ -42,7 +42,7 @@ class GoldenError(UsageError):
             lines += f"\n  and {len(damage) - _DAMAGE_SHOWN:,} more files"
         return cls(
             f"{folder} was changed after its capture: its bytes have other hashes than those that"
-            f" were captured with it:{lines}\nCopy the golden again, or capture it anew;"
+            f" were captured with it:{lines}\nCopy the golden again, or capture it again;"
             " --no-verify compares with it as it is"
         )
 
@@ -116,12 +116,12 @@ def read_golden(folder: Path) -> GoldenManifest:
     if not path.is_file():
         begun = any(folder.glob("*/manifest.json")) if folder.is_dir() else False
         why = "its capture did not finish" if begun else f"it has no {MANIFEST}"
-        raise GoldenError(f"{folder} is no golden: {why}")
+        raise GoldenError(f"{folder} is not a golden: {why}")
     content = read_json_object(refuse_link(path))
     if (schema := content.get("schema", GOLDEN_SCHEMA)) != GOLDEN_SCHEMA:
         raise GoldenError(
             f"{path}: schema {shorten(schema)}, this version of assay reads {GOLDEN_SCHEMA}: capture"
-            " the golden anew, or use the version that captured it"
+            " the golden again, or use the version that captured it"
         )
     return validate_record(GoldenManifest, content, path)
 
