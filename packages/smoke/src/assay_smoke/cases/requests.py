@@ -2,12 +2,8 @@
 
 from pydantic import Field
 
-from assay.training.processes.requests import (
-    CandidateReport,
-    CandidateRequest,
-    ReferenceReport,
-    StepRecord,
-)
+from assay.training.processes.requests import ReferenceReport, StepRecord, TrainerRequest
+from assay.training.processes.trainer_report import TrainerReport
 from assay.training.state.records import TrajectoryRecord
 from assay.verdicts import Number, Record
 from assay_smoke.matrix.cases import Checkpoint
@@ -42,7 +38,7 @@ class CaseRequest(Record):
     checkpoint: of which a world resumes, or which it reads; empty for none.
     """
 
-    candidate: CandidateRequest
+    candidate: TrainerRequest
     kind: Checkpoint
     timelines: str
     checkpoint: str = ""
@@ -64,7 +60,7 @@ class TrainAnswer(Record):
     survivors: of the tear-down.
     """
 
-    report: CandidateReport
+    report: TrainerReport
     before: Hashes
     after: Hashes
     held: Hashes

@@ -1,4 +1,4 @@
-"""The measurements of the replayed steps, judged group by group."""
+"""Judges the measurements of the replayed steps, group by group."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -15,60 +15,52 @@ from assay.training.judging.evidence import TrainEvidence
 from assay.training.judging.places import PARAMETER_PREFIX, is_made_by_loss
 from assay.training.judging.precision import noise_of_optimizer
 
-# Measurements in the order of a step: what is first of several equally bad is the place. `gradients`
-# are those at module boundaries, `stage-backward` those of parameters; the level has both.
+# In the order of a step: of several equally bad measurements, the first names the place. `gradients`
+# are at module boundaries, `stage-backward` at parameters; the level `gradients` has both.
 GROUPS = (
     "stage-inputs", "modules", "stage-forward", "recomputed", "gradients", "stage-backward",
     "stage-reduce", "stage-clip", "stage-optimizer",
 )  # fmt: skip
 _BACKWARD_GROUPS = ("gradients", "stage-backward")
 
-# The mantissa of every power of two, as math.frexp has it.
+# The mantissa of every power of two, according to math.frexp.
 _HALF = 0.5
 
 
 @dataclass(slots=True)
 class JudgedGroup:
-    """The measurements of one kind, judged.
-
-    ports: what every rank measured.
-    broken: ports where the noise run itself is not finite, so that they cannot be judged.
-    unmatched_expected, unmatched_actual: what the reference has and some rank did not show, and the
-        other way round.
-    """
+    """The judged measurements of one kind, of all ranks."""
 
     name: str
     ports: list[PortResult] = field(default_factory=list)
     judged: list[Judged] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     broken: list[str] = field(default_factory=list)
+    """Ports that cannot be judged because the noise run is not finite there."""
     unmatched_expected: list[str] = field(default_factory=list)
     unmatched_actual: list[str] = field(default_factory=list)
 
     @property
     def phase(self) -> str:
-        """The phase whose values these are; the name of a group of all phases."""
+        """Phase of the values, or the group's name if they belong to several phases."""
         return self.name.removeprefix("stage-")
 
     @property
     def failed(self) -> list[Judged]:
-        """What is over its limit."""
+        """Statistics over their limits."""
         return [item for item in self.judged if item.failed]
 
 
 def judge_groups(evidence: TrainEvidence) -> dict[str, JudgedGroup]:
-    """Judge every measurement of the replayed steps, by group, all ranks together.
-
-    Returns: the groups, in the order of `GROUPS`.
-    """
+    """Judge every measurement of the replayed steps, and return the groups in the order of `GROUPS`."""
     groups: dict[str, JudgedGroup] = {}
-    on_no_rank = set.intersection(*(set(report.absent) for report in evidence.reports))
+    on_no_rank = set.intersection(*(set(report.model.absent) for report in evidence.reports))
     measured = {name: read_results(evidence.noise, name) for name in GROUPS}
     measured["stage-optimizer"] = noise_of_optimizer(evidence, measured["stage-optimizer"])
-    # The noise run computes nothing twice: what is computed again rounds as the first time.
+    # The noise run recomputes nothing. A recomputed value rounds like the first one.
     measured["recomputed"] = measured["modules"]
     least_unit = _unit_of_loss(measured)
-    of_late_phases = _noise_of_late_phases(measured, evidence.report.invisible)
+    of_late_phases = _noise_of_late_phases(measured, evidence.report.traits.invisible)
     of_groups = _read_ranks(evidence)
     replaced = [results.replaced_by_ancestor for results in of_groups["modules"]]  # by rank
     near_tie_modules: set[str] = set()
@@ -77,12 +69,12 @@ def judge_groups(evidence: TrainEvidence) -> dict[str, JudgedGroup]:
             key for key, port in noise.ports.items() if port.sums.num_nan or port.sums.num_inf
         }
         group = groups[name] = JudgedGroup(name)
-        if name != "recomputed":  # named in the group of the forward pass
+        if name != "recomputed":  # the group of the forward pass names them
             group.broken = [f"{module or '(model)'}:{port}" for module, port in sorted(not_finite)]
         for rank, results in enumerate(of_groups[name]):
             near_tie_modules |= _near_tie_modules(results)
             has_loss_gradient = any(is_made_by_loss(*key) for key in results.ports)
-            is_whole = has_loss_gradient and not evidence.reports[rank].partial_modules
+            is_whole = has_loss_gradient and not evidence.reports[rank].traits.partial_modules
             own_noise = noise if is_whole else _noise_at_head(results, noise)
             other_work = of_late_phases.get(name, {})
             if name == "stage-backward":
@@ -105,15 +97,14 @@ def judge_groups(evidence: TrainEvidence) -> dict[str, JudgedGroup]:
 
 
 def _read_ranks(evidence: TrainEvidence) -> dict[str, list[ReplayResults]]:
-    """By group, the results of each rank; ports are numbered over all groups."""
+    """Read the results of each rank by group, and number the ports over all groups."""
     of_groups: dict[str, list[ReplayResults]] = {}
-    num_before = 0  # ports of the groups before, on the rank that has most of each
+    num_before = 0  # ports of earlier groups, each on the rank with most of them
     for name in GROUPS:
         of_ranks = of_groups[name] = [read_results(trace, name) for trace in evidence.candidates]
         for rank, results in enumerate(of_ranks):
             if name in ("recomputed", "gradients"):
-                # An ancestor that replaces a module in forward replaces it in recomputation and
-                # backward too.
+                # A module that forward never calls is missing in recomputation and backward too.
                 results.replaced_by_ancestor = of_groups["modules"][rank].replaced_by_ancestor
             for port in results.ports.values():
                 port.order += num_before
@@ -128,15 +119,15 @@ def _notes_on_replaced(of_ranks: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _near_tie_modules(results: ReplayResults) -> set[str]:
-    """Routers of which a choice differs where the scores are nearly equal."""
+    """Find routers that choose differently between nearly equal scores."""
     return {port.stage.module for port in results.ports.values() if port.exact.num_near_ties}
 
 
 def _noise_at_head(results: ReplayResults, noise: ReplayResults) -> ReplayResults:
-    """The noise run's results where the gradient of the loss arrives at the head.
+    """Return the noise run's results for a rank on which the gradient of the loss arrives at the head.
 
-    So it is in a stage of a pipeline, where the model itself is not measured, and for a model that
-    computes its loss itself.
+    This holds for a pipeline stage, where the model itself is not measured, and for a model that
+    computes its own loss.
     """
     loss = _port_of_loss(noise)
     if loss is None:
@@ -151,7 +142,7 @@ def _noise_at_head(results: ReplayResults, noise: ReplayResults) -> ReplayResult
 
 
 def _port_of_loss(noise: ReplayResults) -> PortResult | None:
-    """What the noise run measured of the gradient that its loss gave."""
+    """Find the noise run's measurement of the gradient of its loss."""
     found = (port for key, port in noise.ports.items() if is_made_by_loss(*key))
     return next(found, None)
 
@@ -161,10 +152,10 @@ def _width(port: PortResult) -> int | None:
 
 
 def _unit_of_loss(noise: Mapping[str, ReplayResults]) -> float:
-    """What rounding the largest logits to float32 changes of the gradient that a loss gives.
+    """Return the relative error of a loss gradient from rounding the largest logits to float32.
 
-    A loss that takes the logarithm of a sum from each logit at once, as fused ones do, has
-    probabilities of this relative error; taking off the largest logit first is many times better.
+    A fused loss subtracts the logarithm of the sum from each logit in one operation, and its
+    probabilities have this error. Subtracting the largest logit first is many times more accurate.
     """
     loss = _port_of_loss(noise["gradients"])
     sizes = [
@@ -181,9 +172,9 @@ def _unit_of_loss(noise: Mapping[str, ReplayResults]) -> float:
 def _stages_of_loss(
     noise: Mapping[str, ReplayResults], replaced_by_ancestor: Sequence[str]
 ) -> list[Stage]:
-    """Where backward works with the gradient that the loss gave, in code of no module that is called.
+    """List the stages whose backward uses the gradient of the loss outside of any called module.
 
-    That is the model's own code, and a head that the loss is computed together with.
+    These are the model's own code, and a head that is fused with the loss.
     """
     loss = _port_of_loss(noise["gradients"])
     heads = {
@@ -200,14 +191,13 @@ def _stages_of_loss(
 def _units_of_unscaling(
     evidence: TrainEvidence, name: str, results: ReplayResults
 ) -> dict[Stage, float]:
-    """What dividing by the loss's scale may round in the phase that does, by stage.
+    """Return the rounding of removing the loss scale, for each stage of the phase that removes it.
 
-    A power of two rounds nothing. Other factors round once where they are put on, and once where
-    they are taken off.
+    A power of two rounds nothing. Other factors round once when applied, and once when removed.
     """
     factors = [
         step.factor
-        for step in evidence.report.scaled_steps
+        for step in evidence.report.loss.scaled_steps
         if name == f"stage-{step.taken_off or 'optimizer'}"
     ]
     if all(abs(math.frexp(factor)[0]) == _HALF for factor in factors):
@@ -218,8 +208,8 @@ def _units_of_unscaling(
 def _units_of_optimizer(
     evidence: TrainEvidence, name: str, results: ReplayResults
 ) -> dict[Stage, float]:
-    """What the trainer declares that its optimizer's arithmetic gives whole updates, by stage."""
-    rounding = evidence.report.update_rounding
+    """Return the declared rounding of the optimizer's arithmetic, for each stage."""
+    rounding = evidence.report.traits.update_rounding
     if name != "stage-optimizer" or not rounding:
         return {}
     return {port.stage: rounding for port in results.ports.values()}
@@ -228,9 +218,9 @@ def _units_of_optimizer(
 def _noise_at_results_of_replaced_modules(
     gradients: ReplayResults, replaced_by_ancestor: Sequence[str]
 ) -> dict[str, list[PairSums]]:
-    """What the noise run measured of gradients at the results of modules that are never called.
+    """Return the noise run's measurements of gradients at the results of modules never called.
 
-    No gradient is injected there either, so the gradients of their parameters carry its error too.
+    No gradient is injected there, so the gradients of their parameters carry that error too.
     """
     found: dict[str, list[PairSums]] = {}
     for (module, name), port in gradients.ports.items():
@@ -242,7 +232,7 @@ def _noise_at_results_of_replaced_modules(
 def _noise_of_late_phases(
     noise: Mapping[str, ReplayResults], invisible: Mapping[str, str]
 ) -> dict[str, dict[str, list[PairSums]]]:
-    """By group, and by module, what the noise run measured of phases that are seen only there."""
+    """Return the noise run's measurements of invisible phases, by the next visible group and module."""
     found: dict[str, dict[str, list[PairSums]]] = {}
     waiting: dict[str, list[PairSums]] = {}
     for phase in ("backward", "reduce", "clip", "optimizer"):
@@ -262,7 +252,7 @@ def _add_rank(
     bias: DeviceBias | None,
     broken: set[tuple[str, str]],
 ) -> None:
-    """Add what one rank measured to its group."""
+    """Add the measurements of one rank to its group."""
     group.judged += [item for item in judged if (item.port.module, item.port.port) not in broken]
     group.ports += results.ports.values()
     group.unmatched_expected += results.unmatched_expected
@@ -272,9 +262,9 @@ def _add_rank(
 
 
 def _drop_router_gradients(group: JudgedGroup, near_tie_modules: set[str]) -> None:
-    """Drop the gradients of routers that chose otherwise where scores are nearly equal.
+    """Drop the gradients of routers that chose differently between nearly equal scores.
 
-    Backward goes through what their own code chose, which no boundary can put right.
+    Backward follows the choice of their own code, which no injected value corrects.
     """
     left = [item for item in group.judged if item.port.stage.module in near_tie_modules]
     if left:

@@ -1,7 +1,4 @@
-"""`assay check train --overfit` from the outside: does a trainer memorize a few sequences?
-
-Importing it imports no torch.
-"""
+"""Runs both sides of `assay check train --overfit`, and judges. Importing it imports no torch."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -25,14 +22,13 @@ from assay.training.check import (
 )
 from assay.training.overfit.requests import (
     TRAINED,
-    Curve,
+    LossCurve,
     Memorization,
-    MemorizationRequest,
     OverfitCandidate,
     OverfitReference,
 )
 from assay.training.overfit.tracking import require_tracker, track
-from assay.training.processes.requests import CandidateRequest, TrainOptions
+from assay.training.processes.requests import ReferenceRequest, TrainerRequest, TrainOptions
 from assay.verdicts import Verdict
 
 if TYPE_CHECKING:
@@ -43,7 +39,7 @@ STEPS = 120
 LORA_STEPS = 160
 
 LEARNING_RATE = 1e-3
-# Adapters take ten times the rate that the whole model takes. Source: Schulman et al., LoRA Without
+# Adapters need ten times the learning rate of the whole model. Source: Schulman et al., LoRA Without
 # Regret, 2025.
 LORA_LEARNING_RATE = 1e-2
 
@@ -53,9 +49,9 @@ _FEWEST_STEPS = 10
 def overfit_options(
     options: TrainOptions, steps: int | None, learning_rate: float | None
 ) -> TrainOptions:
-    """`options` for overfitting; None leaves the choice to what is trained.
+    """Return `options` for overfitting; None selects the default for the model or its adapter.
 
-    Adapters have no dropout: it would keep them from memorizing. There is no resumption.
+    Adapters have no dropout, which would keep them from memorizing. The run is not resumed.
     """
     lora = options.lora
     rate = LORA_LEARNING_RATE if lora else LEARNING_RATE
@@ -73,28 +69,16 @@ def check_overfit(
 ) -> Verdict:
     """Overfit on both sides, judge, and write verdict.json and measurements.jsonl into `folder`.
 
-    tracker: where the curves go as well: one of TRACKERS in `assay.training.overfit.tracking`.
+    tracker: a name in TRACKERS of `assay.training.overfit.tracking`, which gets the curves too.
     """
-    _require_sense(check, tracker)
-    golden = folder / GOLDEN_FOLDER
-    shapes = load_user_code(check, folder, progress).pipeline_shapes
-    check = replace(check, options=options_for(check.options, check.mesh, check.features, shapes))
-    record_overfit(check, golden, progress)
-    return check_overfit_candidate(check, golden, folder, progress, tracker)
-
-
-def record_overfit(check: TrainCheck, golden: Path, progress: Progress) -> None:
-    """Have yardstick and noise run overfit, and what they did recorded in `golden`."""
-    record_report("overfit-reference", OverfitReference, check, golden, progress)
-
-
-def check_overfit_candidate(
-    check: TrainCheck, golden: Path, folder: Path, progress: Progress, tracker: str | None = None
-) -> Verdict:
-    """Have the candidate overfit as `record_overfit` did, judge, and write both files."""
     from assay.training.overfit.evidence import why_not_overfit
     from assay.training.overfit.verdict import judge_overfit
 
+    _check_options(check, tracker)
+    golden = folder / GOLDEN_FOLDER
+    shapes = load_user_code(check, folder, progress).pipeline_shapes
+    check = replace(check, options=options_for(check.options, check.mesh, check.features, shapes))
+    record_report("overfit-reference", OverfitReference, check, golden, progress)
     evidence = _evidence(check, golden)
     if why_not_overfit(evidence) is None:
         request = candidate_request(check, golden, folder)
@@ -113,8 +97,8 @@ def check_overfit_candidate(
     return verdict
 
 
-def _require_sense(check: TrainCheck, tracker: str | None) -> None:
-    """Raise UsageError, before anything is computed, for what cannot be checked."""
+def _check_options(check: TrainCheck, tracker: str | None) -> None:
+    """Raise UsageError, before anything is computed, for options that cannot be checked."""
     if tracker is not None:
         require_tracker(tracker)
     if check.options.steps < _FEWEST_STEPS:
@@ -136,16 +120,16 @@ def _evidence(check: TrainCheck, golden: Path) -> "OverfitEvidence":
 
 
 def _measure_memorization(check: TrainCheck, folder: Path, progress: Progress) -> Memorization:
-    request = MemorizationRequest(
+    request = ReferenceRequest(
         options=check.options,
         reference=check.reference,
         dtype=check.dtype,
-        trained=str(folder / CANDIDATE_FOLDER / TRAINED),
+        folder=str(folder / CANDIDATE_FOLDER / TRAINED),
     )
     return Memorization.model_validate(ask("memorization", request, folder, progress).result)
 
 
-def _curves(evidence: "OverfitEvidence") -> dict[str, Curve]:
+def _curves(evidence: "OverfitEvidence") -> dict[str, LossCurve]:
     reference = evidence.reference
     sides = {"yardstick": reference.yardstick, "noise": reference.noise}
     return {"candidate": evidence.curve} | sides if evidence.candidates else sides
@@ -154,5 +138,5 @@ def _curves(evidence: "OverfitEvidence") -> dict[str, Curve]:
 def _overfit_on_rank(rank: "Rank", body: dict[str, Any]) -> dict[str, Any]:
     from assay.training.overfit.sides import overfit_candidate
 
-    request = CandidateRequest.model_validate(body)
+    request = TrainerRequest.model_validate(body)
     return overfit_candidate(request, rank.progress, rank).model_dump(mode="json")

@@ -1,4 +1,4 @@
-"""Has the candidate memorized a few sequences as the reference has? One verdict."""
+"""Judges if the candidate memorizes a few sequences as the reference does."""
 
 import math
 from collections.abc import Mapping
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from assay.comparing.levels import EXACT_NUMBERS, DecidingNumbers, Finding, outcome_of_levels
 from assay.comparing.wording.coverage import notes_on_coverage
 from assay.errors import name_some
+from assay.training.judging.places import location_of_parameter
 from assay.training.overfit.evidence import (
     LEVEL,
     MEMORIZED,
@@ -19,20 +20,20 @@ from assay.training.overfit.evidence import (
 from assay.training.overfit.memorization import LABELS
 from assay.verdicts import Level, Location, Measurement, Outcome, Verdict
 
-# A first loss further off than this part of what one update gains is no rounding of it.
+# A first loss that is off by more than this part of the gain of one update is not off by rounding.
 _OF_ONE_UPDATE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
-    """Something that is wrong; `reported`: the row by which it is, where it is judged by one."""
+    """An error, and the measurement that shows it, if there is one."""
 
     finding: Finding
     reported: Measurement | None = None
 
 
 def judge_overfit(evidence: OverfitEvidence) -> tuple[Verdict, list[Measurement]]:
-    """The verdict, and its measurements: the curves with it."""
+    """Return the verdict and its measurements, which include the curves."""
     absent = why_not_overfit(evidence)
     rows = _curve_rows(evidence)
     failures: list[_Failure] = []
@@ -112,7 +113,7 @@ def _judged_rows(evidence: OverfitEvidence) -> tuple[list[Measurement], list[str
 
 
 def _find_all(evidence: OverfitEvidence, judged: list[Measurement]) -> list[_Failure]:
-    """All that is wrong: what explains the rest comes first."""
+    """Find all errors, causes before consequences."""
     found = [
         _find_non_finite(evidence),
         _find_unmoved(evidence),
@@ -144,7 +145,8 @@ def _find_unmoved(evidence: OverfitEvidence) -> _Failure | None:
         reason = f"nothing is trained: no step changes a bit of {what}"
         return _Failure(Finding("frozen-parameters", Location(phase="optimizer"), reason))
     reason = f"{len(frozen)} of {len(expected)} parameters are never changed: {name_some(frozen)}"
-    return _Failure(Finding("frozen-parameters", _parameter(frozen[0]), reason))
+    location = location_of_parameter("optimizer", frozen[0])
+    return _Failure(Finding("frozen-parameters", location, reason))
 
 
 def _find_unexpectedly_trained(evidence: OverfitEvidence) -> _Failure | None:
@@ -154,11 +156,12 @@ def _find_unexpectedly_trained(evidence: OverfitEvidence) -> _Failure | None:
     if not unexpectedly_trained:
         return None
     reason = f"trained, and should not be: {name_some(unexpectedly_trained)}"
-    return _Failure(Finding("optimizer-update", _parameter(unexpectedly_trained[0]), reason))
+    location = location_of_parameter("optimizer", unexpectedly_trained[0])
+    return _Failure(Finding("optimizer-update", location, reason))
 
 
 def _find_other_memorization(evidence: OverfitEvidence) -> _Failure | None:
-    """Whether the weights have memorized other labels than those that count."""
+    """Find memorized tokens that should not be learned."""
     if evidence.memorization is None:
         return None
     known, expected = evidence.memorization.nats, evidence.reference.memorization.nats
@@ -173,9 +176,9 @@ def _find_other_memorization(evidence: OverfitEvidence) -> _Failure | None:
 
 
 def _is_learned(kind: str, evidence: OverfitEvidence) -> bool:
-    """Whether a loss is nearer to what is memorized than to what the reference has.
+    """Return True if a loss is nearer, by ratio, to a memorized one than to the reference's.
 
-    By ratios. Where the reference itself predicts a kind well, as repeated text, it is no finding.
+    A kind that the reference itself predicts well, such as repeated text, does not count.
     """
     if evidence.memorization is None:
         return False
@@ -233,7 +236,7 @@ def _find_unlearned(evidence: OverfitEvidence) -> _Failure | None:
 
 
 def _curve_rows(evidence: OverfitEvidence) -> list[Measurement]:
-    """Both curves, step by step: shown, and not judged one by one."""
+    """Return both curves step by step, for display only."""
     expected, noise = evidence.reference.yardstick, evidence.reference.noise
     sides = [("noise", noise)]
     if evidence.candidates:
@@ -259,7 +262,7 @@ def _curve_rows(evidence: OverfitEvidence) -> list[Measurement]:
 
 
 def _decide_numbers(first: _Failure | None, rows: list[Measurement]) -> DecidingNumbers:
-    """The numbers of what failed first, or of the first losses, or of the last ones."""
+    """Return the numbers of the first failure, else of the first losses, else of the last ones."""
     judged = {row.statistic: row for row in rows if row.limit is not None}
     if first is not None and first.reported is None:
         return EXACT_NUMBERS
@@ -267,7 +270,7 @@ def _decide_numbers(first: _Failure | None, rows: list[Measurement]) -> Deciding
     if reported is None:
         return {}
     start = judged.get("loss-error")
-    # The smallest relative error of the first losses that could have been seen.
+    # The smallest relative error of the first losses that would have failed.
     resolution = start.actual / start.ratio * (start.limit or 0) if start and start.ratio else None
     return {
         "noise_ratio": reported.ratio,
@@ -300,7 +303,3 @@ def _nats(known: Mapping[str, float], expected: Mapping[str, float], kind: str) 
 
 def _listed(losses: list[float]) -> str:
     return ", ".join(f"{loss:.5g}" for loss in losses[:NUM_FIRST])
-
-
-def _parameter(name: str) -> Location:
-    return Location(phase="optimizer", module=name.rpartition(".")[0], parameter=name)

@@ -1,4 +1,4 @@
-"""The candidate of a training check on several ranks. Importing it imports no torch."""
+"""Runs the candidate on several ranks. Importing it imports no torch."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,24 +11,21 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from assay.launch import Rank
-    from assay.training.processes.requests import CandidateRequest
+    from assay.training.processes.requests import TrainerRequest
 
     RankBody = Callable[[Rank, dict[str, Any]], dict[str, Any]]
 
-# Ranks start once and then train as long as a model needs; no collective of a step takes minutes.
+# Ranks start once, and train as long as the model needs. No collective of a step takes minutes.
 _LIMITS = TimeLimits(start_seconds=300.0, collective_seconds=300.0, body_seconds=86_400.0)
 
 
 def run_ranks(
-    request: "CandidateRequest",
+    request: "TrainerRequest",
     preload: tuple[str, ...],
     progress: Progress,
     body: "RankBody | None" = None,
 ) -> list[dict[str, Any]]:
-    """Run the candidate's trainer on every rank of its mesh; what each rank reports, by rank.
-
-    body: what a rank does; None: it trains and is measured.
-    """
+    """Run `body`, by default training with measurements, on every rank; return the reports by rank."""
     folder = Path(request.folder)
     folder.mkdir(parents=True, exist_ok=True)
     world = World(
@@ -44,7 +41,7 @@ def run_ranks(
 
 def _run_rank(rank: "Rank", body: dict[str, Any]) -> dict[str, Any]:
     from assay.training.processes.candidate import run_candidate
-    from assay.training.processes.requests import CandidateRequest
+    from assay.training.processes.requests import TrainerRequest
 
-    request = CandidateRequest.model_validate(body)
+    request = TrainerRequest.model_validate(body)
     return run_candidate(request, rank.progress, rank).model_dump(mode="json")
