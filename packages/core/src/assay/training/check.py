@@ -13,10 +13,10 @@ from assay.devices.detection.isolation import require_run
 from assay.devices.run_string import parse_run
 from assay.errors import UsageError
 from assay.files import read_sealed, write_sealed
+from assay.launch import TimeLimits, World, launch_world
 from assay.models.sources import resolve_model
 from assay.runs import Answer, Progress, run_process
 from assay.runs.results import CANDIDATE_FOLDER, GOLDEN_FOLDER, rank_folder, write_results
-from assay.training.processes.ranks import run_ranks
 from assay.training.processes.requests import (
     ReferenceReport,
     ReferenceRequest,
@@ -31,9 +31,13 @@ from assay.training.shapes import OF_NAMED_PIPELINES, Shapes
 from assay.verdicts import Measurement, Record, Verdict
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from assay.launch import Rank
     from assay.training.judging.evidence import TrainEvidence
-    from assay.training.processes.ranks import RankBody
     from assay.training.processes.trainer_report import TrainerReport
+
+    RankBody = Callable[[Rank, dict[str, Any]], dict[str, Any]]
 
 WORKER = "assay.training.worker"
 # Imports of both sides, made once for a check.
@@ -45,6 +49,9 @@ TRAINING_LIMITS = "training"
 
 # One step before the checkpoint, and one after it.
 FEWEST_STEPS = 2
+
+# Ranks start once, and train as long as the model needs. No collective of a step takes minutes.
+_TIME_LIMITS = TimeLimits(start_seconds=300.0, collective_seconds=300.0, body_seconds=86_400.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +127,7 @@ def check_candidate(check: TrainCheck, golden: Path, folder: Path, progress: Pro
     from assay.training.processes.trainer_report import TrainerReport  # it imports torch
 
     request = candidate_request(check, golden, folder)
-    answers = ask_ranks("candidate", request, folder, progress)
+    answers = ask_ranks("candidate", request, folder, progress, _run_rank)
     reports = [TrainerReport.model_validate(answer) for answer in answers]
     with progress.step("judges"):
         verdict, measurements = _judge(check, golden, folder, reports)
@@ -254,15 +261,32 @@ def ask_ranks(
     request: TrainerRequest,
     folder: Path,
     progress: Progress,
-    body: "RankBody | None" = None,
+    body: "RankBody",
 ) -> list[dict[str, Any]]:
     """Return the candidate's answers by rank: of one process for `kind`, or of all ranks for `body`."""
     num_ranks = prod(request.mesh.values())
     if num_ranks == 1:
         return [ask(kind, request, folder, progress).result]
     mesh = ", ".join(f"{axis}={size}" for axis, size in request.mesh.items())
+    logs = Path(request.folder)
+    logs.mkdir(parents=True, exist_ok=True)
     with progress.step(f"candidate on {num_ranks} ranks ({mesh})"):
-        return run_ranks(request, PRELOAD, progress, body)
+        world = World(
+            request.mesh,
+            parse_run(request.candidate).device,
+            limits=_TIME_LIMITS,
+            preload=PRELOAD,
+            log_folder=logs,
+            progress=progress,
+        )
+        return launch_world(body, world, request.model_dump())
+
+
+def _run_rank(rank: "Rank", body: dict[str, Any]) -> dict[str, Any]:
+    from assay.training.processes.candidate import run_candidate
+
+    request = TrainerRequest.model_validate(body)
+    return run_candidate(request, rank.progress, rank).model_dump(mode="json")
 
 
 def _judge(

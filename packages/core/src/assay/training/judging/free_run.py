@@ -177,20 +177,7 @@ def judge_checkpoint(evidence: FreeEvidence) -> tuple[LevelResult, Finding | Non
         # Values differ from the first reduction or update on, which comes after the first loss.
         first = (evidence.options.resume_at, "loss")
         rows = [row for row in rows if (row.step, row.port) == first]
-    problems = [
-        problem
-        for problem in (
-            _unreadable(evidence, free),
-            _wrong_state(evidence, free.changed_by_saving, "after saving"),
-            _wrong_files(evidence, free),
-            _wrong_settings(evidence, free),
-            _wrong_state(evidence, free.not_restored, "after loading the checkpoint"),
-            _wrong_state(evidence, evidence.report.replay.not_loaded, "after load_state_dict"),
-            _different_step(evidence, rows),
-            None if inexact is not None else _other_end(evidence, free),
-        )
-        if problem is not None
-    ]
+    problems = _find_problems(evidence, rows, is_exact=inexact is None)
     compared = free.saved_compared + free.compared + len({(row.step, row.port) for row in rows})
     if problems:
         outcome, reason = Outcome.FAIL, problems[0].reason
@@ -210,6 +197,34 @@ def judge_checkpoint(evidence: FreeEvidence) -> tuple[LevelResult, Finding | Non
     return LevelResult(level, rows, notes), problems[0] if problems else None
 
 
+def _find_problems(
+    evidence: FreeEvidence, rows: list[Measurement], *, is_exact: bool
+) -> list[Finding]:
+    free, found = evidence.report.free, []
+    if free.problem is not None:
+        found.append(_mismatch(evidence, free.problem))
+    found += _wrong_state(evidence, free.changed_by_saving, "after saving")
+    if free.saved:
+        reason = (
+            f"{len(free.saved)} of {free.saved_compared} tensors in the model folder are not what"
+            f" the model held: {name_some(free.saved)}"
+        )
+        found.append(_mismatch(evidence, reason, free.saved[0]))
+    if free.settings:
+        reason = "the model folder's configuration is not the model's"
+        found.append(_mismatch(evidence, f"{reason}: {name_some(free.settings)}"))
+    found += _wrong_state(evidence, free.not_restored, "after loading the checkpoint")
+    found += _wrong_state(evidence, evidence.report.replay.not_loaded, "after load_state_dict")
+    found += _different_step(evidence, rows)
+    if free.ended_otherwise and is_exact:
+        reason = (
+            f"after the last step {len(free.ended_otherwise)} parameters and moments of the resumed"
+            f" run are not the uninterrupted run's: {name_some(free.ended_otherwise)}"
+        )
+        found.append(_mismatch(evidence, reason))
+    return found
+
+
 def _why_inexact(evidence: FreeEvidence) -> str | None:
     """Explain why a resumed run may differ in its last bits; None if it must be bitwise equal."""
     declared = evidence.report.traits.inexact_resume
@@ -222,62 +237,30 @@ def _location(evidence: FreeEvidence, name: str | None = None) -> Location:
     return location_of_parameter("checkpoint", name, evidence.options.resume_at)
 
 
-def _mismatch(evidence: FreeEvidence) -> Diagnosis:
-    return "adapter-mismatch" if evidence.options.lora else "checkpoint-mismatch"
+def _mismatch(evidence: FreeEvidence, reason: str, name: str | None = None) -> Finding:
+    diagnosis: Diagnosis = "adapter-mismatch" if evidence.options.lora else "checkpoint-mismatch"
+    return Finding(diagnosis, _location(evidence, name), reason)
 
 
-def _unreadable(evidence: FreeEvidence, free: FreeRun) -> Finding | None:
-    if free.problem is None:
-        return None
-    return Finding(_mismatch(evidence), _location(evidence), free.problem)
-
-
-def _wrong_files(evidence: FreeEvidence, free: FreeRun) -> Finding | None:
-    if not free.saved:
-        return None
-    reason = (
-        f"{len(free.saved)} of {free.saved_compared} tensors in the model folder are not what the"
-        f" model held: {name_some(free.saved)}"
-    )
-    return Finding(_mismatch(evidence), _location(evidence, free.saved[0]), reason)
-
-
-def _wrong_settings(evidence: FreeEvidence, free: FreeRun) -> Finding | None:
-    if not free.settings:
-        return None
-    reason = f"the model folder's configuration is not the model's: {name_some(free.settings)}"
-    return Finding(_mismatch(evidence), _location(evidence), reason)
-
-
-def _other_end(evidence: FreeEvidence, free: FreeRun) -> Finding | None:
-    if not free.ended_otherwise:
-        return None
-    reason = (
-        f"after the last step {len(free.ended_otherwise)} parameters and moments of the resumed run"
-        f" are not the uninterrupted run's: {name_some(free.ended_otherwise)}"
-    )
-    return Finding(_mismatch(evidence), _location(evidence), reason)
-
-
-def _wrong_state(evidence: FreeEvidence, wrong: list[StateValue], when: str) -> Finding | None:
+def _wrong_state(evidence: FreeEvidence, wrong: list[StateValue], when: str) -> list[Finding]:
     if not wrong:
-        return None
+        return []
     names = name_some([value.path for value in wrong])
     reason = f"{len(wrong)} values are not as they were {when}: {names}"
     if all(value.part == "generators" for value in wrong):
-        return Finding("rng-state", _location(evidence), reason)
+        return [Finding("rng-state", _location(evidence), reason)]
     named = [value.parameter for value in wrong if value.parameter is not None]
     # With LoRA only the adapter changes from checkpoint to checkpoint.
     adapted = evidence.options.lora and named
     diagnosis: Diagnosis = "adapter-mismatch" if adapted else "checkpoint-mismatch"
     name = named[0] if named else None
-    return Finding(diagnosis, _location(evidence, name), reason)
+    return [Finding(diagnosis, _location(evidence, name), reason)]
 
 
-def _different_step(evidence: FreeEvidence, rows: list[Measurement]) -> Finding | None:
+def _different_step(evidence: FreeEvidence, rows: list[Measurement]) -> list[Finding]:
     wrong = [row for row in rows if row.ratio > 0]
     if not wrong:
-        return None
+        return []
     first = wrong[0]
     reason = f"the {first.port} of step {first.step} is not the uninterrupted run's"
     free = evidence.report.free
@@ -285,9 +268,10 @@ def _different_step(evidence: FreeEvidence, rows: list[Measurement]) -> Finding 
     # outside of the state, such as the scale of an adapter.
     at_once = first.port == "loss" and first.step == evidence.options.resume_at
     drawn = at_once and not free.not_restored and not free.generators_compared
-    diagnosis: Diagnosis = "rng-state" if drawn else _mismatch(evidence)
     location = Location(phase="checkpoint", step=first.step, rank=first.rank)
-    return Finding(diagnosis, location, reason)
+    finding = _mismatch(evidence, reason)
+    diagnosis: Diagnosis = "rng-state" if drawn else finding.diagnosis
+    return [Finding(diagnosis, location, reason)]
 
 
 def _resumed_rows(evidence: FreeEvidence, rank: int, free: FreeRun) -> list[Measurement]:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from assay.comparing.judge import Allowances, DeviceBias, Judged, judge_replay
+from assay.comparing.judge import Allowances, Judged, judge_replay
 from assay.comparing.levels import describe_replaced
 from assay.comparing.results import PortResult, ReplayResults
 from assay.comparing.stored_results import read_results
@@ -63,6 +63,7 @@ def judge_groups(evidence: TrainEvidence) -> dict[str, JudgedGroup]:
     of_late_phases = _noise_of_late_phases(measured, evidence.report.traits.invisible)
     of_groups = _read_ranks(evidence)
     replaced = [results.replaced_by_ancestor for results in of_groups["modules"]]  # by rank
+    # Routers that choose differently between nearly equal scores.
     near_tie_modules: set[str] = set()
     for name, noise in measured.items():
         not_finite = {
@@ -72,7 +73,8 @@ def judge_groups(evidence: TrainEvidence) -> dict[str, JudgedGroup]:
         if name != "recomputed":  # the group of the forward pass names them
             group.broken = [f"{module or '(model)'}:{port}" for module, port in sorted(not_finite)]
         for rank, results in enumerate(of_groups[name]):
-            near_tie_modules |= _near_tie_modules(results)
+            ports = results.ports.values()
+            near_tie_modules |= {p.stage.module for p in ports if p.exact.num_near_ties}
             has_loss_gradient = any(is_made_by_loss(*key) for key in results.ports)
             is_whole = has_loss_gradient and not evidence.reports[rank].traits.partial_modules
             own_noise = noise if is_whole else _noise_at_head(results, noise)
@@ -86,10 +88,17 @@ def judge_groups(evidence: TrainEvidence) -> dict[str, JudgedGroup]:
             units |= _units_of_optimizer(evidence, name, results)
             allowances = Allowances(units, other_work)
             judged, bias = judge_replay(results, own_noise, evidence.limits, allowances)
-            _add_rank(group, results, judged, bias, not_finite)
+            group.judged += [
+                item for item in judged if (item.port.module, item.port.port) not in not_finite
+            ]
+            group.ports += results.ports.values()
+            group.unmatched_expected += results.unmatched_expected
+            group.unmatched_actual += results.unmatched_actual
+            group.notes += [bias.note] if bias is not None else []
         if name in _BACKWARD_GROUPS:
             _drop_router_gradients(group, near_tie_modules)
-    groups["modules"].notes += _notes_on_replaced(replaced)
+    never_called = sorted({module for of_rank in replaced for module in of_rank})
+    groups["modules"].notes += [describe_replaced(never_called)] if never_called else []
     groups["stage-optimizer"].unmatched_expected += [
         f"{name}: on no rank" for name in sorted(on_no_rank)
     ]
@@ -111,16 +120,6 @@ def _read_ranks(evidence: TrainEvidence) -> dict[str, list[ReplayResults]]:
                 port.rank = rank
         num_before += max(len(results.ports) for results in of_ranks)
     return of_groups
-
-
-def _notes_on_replaced(of_ranks: Sequence[Sequence[str]]) -> list[str]:
-    replaced = {module for of_rank in of_ranks for module in of_rank}
-    return [describe_replaced(sorted(replaced))] if replaced else []
-
-
-def _near_tie_modules(results: ReplayResults) -> set[str]:
-    """Find routers that choose differently between nearly equal scores."""
-    return {port.stage.module for port in results.ports.values() if port.exact.num_near_ties}
 
 
 def _noise_at_head(results: ReplayResults, noise: ReplayResults) -> ReplayResults:
@@ -243,22 +242,6 @@ def _noise_of_late_phases(
                 if port.port.startswith(PARAMETER_PREFIX):
                     waiting.setdefault(port.stage.module, []).append(port.sums)
     return found
-
-
-def _add_rank(
-    group: JudgedGroup,
-    results: ReplayResults,
-    judged: list[Judged],
-    bias: DeviceBias | None,
-    broken: set[tuple[str, str]],
-) -> None:
-    """Add the measurements of one rank to its group."""
-    group.judged += [item for item in judged if (item.port.module, item.port.port) not in broken]
-    group.ports += results.ports.values()
-    group.unmatched_expected += results.unmatched_expected
-    group.unmatched_actual += results.unmatched_actual
-    if bias is not None:
-        group.notes.append(bias.note)
 
 
 def _drop_router_gradients(group: JudgedGroup, near_tie_modules: set[str]) -> None:

@@ -21,10 +21,6 @@ _FILE = "trained"
 Targets = Callable[[MicroBatch], Tensor]
 
 
-def _next_labels(micro_batch: MicroBatch) -> Tensor:
-    return _shifted(micro_batch["labels"], 1)
-
-
 def _prompts(micro_batch: MicroBatch) -> Tensor:
     """Return the next token where it is text with a masked label."""
     is_prompt = (micro_batch["labels"] == IGNORED) & (micro_batch["attention_mask"] == 1)
@@ -37,14 +33,6 @@ def _padding(micro_batch: MicroBatch) -> Tensor:
     return _shifted(torch.where(is_padding, micro_batch["input_ids"], IGNORED), 1)
 
 
-def _own_labels(micro_batch: MicroBatch) -> Tensor:
-    return micro_batch["labels"]
-
-
-def _labels_after_next(micro_batch: MicroBatch) -> Tensor:
-    return _shifted(micro_batch["labels"], 2)
-
-
 def _shifted(targets_BT: Tensor, places: int) -> Tensor:
     return functional.pad(targets_BT[:, places:], (0, places), value=IGNORED)
 
@@ -52,11 +40,11 @@ def _shifted(targets_BT: Tensor, places: int) -> Tensor:
 # The kind to be memorized, and kinds that faulty trainers memorize.
 LABELS = "labels"
 KINDS: Mapping[str, Targets] = {
-    LABELS: _next_labels,
+    LABELS: lambda micro_batch: _shifted(micro_batch["labels"], 1),
     "prompt": _prompts,
     "padding": _padding,
-    "labels not shifted": _own_labels,
-    "labels shifted twice": _labels_after_next,
+    "labels not shifted": lambda micro_batch: micro_batch["labels"],
+    "labels shifted twice": lambda micro_batch: _shifted(micro_batch["labels"], 2),
 }
 
 

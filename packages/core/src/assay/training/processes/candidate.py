@@ -26,11 +26,7 @@ from assay.runs import Progress
 from assay.runs.results import rank_folder
 from assay.trace import TraceWriter
 from assay.training.processes.candidate_side import CandidateSide
-from assay.training.processes.golden import (
-    read_golden_state,
-    read_pointwise,
-    read_untrained,
-)
+from assay.training.processes.golden import POINTWISE, UNTRAINED, read_golden_state, read_names
 from assay.training.processes.requests import TrainerRequest, scaled_folder
 from assay.training.processes.skipped_steps import step_until_made
 from assay.training.processes.trainer_report import (
@@ -61,6 +57,8 @@ from assay.training.state.states import (
 from assay.training.trainers.registry import OpenedTrainer, describe_trainer
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from assay.training.protocol import Trainer
 
 # Root mean squares of a few hundred random numbers are 5% apart.
@@ -119,11 +117,7 @@ class _Candidate:
             steps.write(writer)
         described = describe_run(device, run)
         described |= describe_trainer(request.trainer, plan, trainer.model)
-        optimizer = OptimizerReport(
-            not_in_optimizer=_not_in_optimizer(trainer, begin.golden),
-            unexpectedly_trained=_unexpectedly_trained(trainer, begin.golden),
-            moved=steps.updates.moved,
-        )
+        optimizer = _optimizer_report(trainer, begin.golden, steps)
         shared, observer = shared_parameters(trainer.model), steps.observer
         trainer.teardown()
         scale, errors_of_sums = LossScale(unit, plan.mesh.get("dp", 1)), steps.sums.errors
@@ -201,7 +195,8 @@ class _Candidate:
         torch_device = side.device.torch_device
         boundary = Boundary.exact_inputs_for(getattr(torch, side.run.dtype))
         scope = side.rank_scope(opened)
-        model = ReplayedModel(attention, read_pointwise(side.golden), read_untrained(side.golden))
+        pointwise, untrained = (read_names(side.golden, kind) for kind in (POINTWISE, UNTRAINED))
+        model = ReplayedModel(attention, pointwise, untrained)
         rows = RunRows.of_batches(side.batches)
         steps = ReplayedSteps(opened, side.golden, rows, boundary, model, scope, loss_scale)
         not_loaded: list[StateValue] = []
@@ -211,7 +206,7 @@ class _Candidate:
                 state = side.own_part(opened, state)
                 lost = inject_state(opened.trainer, state, torch_device)
                 not_loaded += [value for value in lost if value not in not_loaded]
-                begin_again = _do_nothing
+                begin_again: Callable[[], None] = _keep_measurements
                 if self._skips or loss_scale is not None:
                     begin_again = partial(self._forget, opened, state, steps, steps.measured())
                 with opened.errors_in("step"):
@@ -234,8 +229,8 @@ class _Candidate:
         inject_state(opened.trainer, state, torch_device)
 
 
-def _do_nothing() -> None:
-    """Keep the measurements: the free run skipped no step, so a skipped one here counts."""
+def _keep_measurements() -> None:
+    """Count a step that is skipped here, although the free run skipped none."""
 
 
 def _of_all_ranks(scales: list[GradientScale]) -> list[GradientScale]:
@@ -272,24 +267,14 @@ def _other_adapter_start(initial: State, model: nn.Module) -> list[str]:
     return wrong
 
 
-def _unexpectedly_trained(trainer: "Trainer", initial: State) -> list[str]:
-    """List parameters that this optimizer changes and the reference does not train."""
+def _optimizer_report(trainer: "Trainer", initial: State, steps: ReplayedSteps) -> OptimizerReport:
     held = {id(p) for group in trainer.optimizer.param_groups for p in group["params"]}
-    return [
-        item.name
-        for item in named_parameters(trainer.model)
-        if id(item.tensor) in held
-        and item.tensor.requires_grad
-        and item.name in initial["model"]
-        and item.name not in initial["trainable"]
-    ]
-
-
-def _not_in_optimizer(trainer: "Trainer", initial: State) -> list[str]:
-    """List parameters that the reference trains and this optimizer does not hold."""
-    held = {id(p) for group in trainer.optimizer.param_groups for p in group["params"]}
-    return [
-        item.name
-        for item in named_parameters(trainer.model)
-        if id(item.tensor) not in held and item.name in initial["trainable"]
-    ]
+    report = OptimizerReport(moved=steps.updates.moved)
+    for item in named_parameters(trainer.model):
+        is_held, is_expected = id(item.tensor) in held, item.name in initial["trainable"]
+        if is_expected and not is_held:
+            report.not_in_optimizer.append(item.name)
+        is_trained = is_held and item.tensor.requires_grad and item.name in initial["model"]
+        if is_trained and not is_expected:
+            report.unexpectedly_trained.append(item.name)
+    return report

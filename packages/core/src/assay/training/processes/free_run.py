@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -70,12 +70,6 @@ class _Saved:
     """Values that its model and optimizer hold."""
     generators: frozenset[str]
     """Names of the generators in its state."""
-
-
-class _Configuration(Protocol):
-    """A model configuration or generation configuration."""
-
-    def to_dict(self) -> dict[str, Any]: ...
 
 
 def run_freely(
@@ -316,9 +310,11 @@ def _read_back(opened: OpenedTrainer, folder: Path, request: TrainerRequest, run
         loaded = load_model(str(folder), dtype=dtype, remote_code=request.options.remote_code)
         actual = loaded.model.state_dict()
         read_back = cast("PreTrainedModel", loaded.model)
-        run.settings = _other_settings(model.config, read_back.config)
+        pairs: list[tuple[Any, Any]] = [(model.config, read_back.config)]
         if (folder / "generation_config.json").is_file():
-            run.settings += _other_settings(model.generation_config, read_back.generation_config)
+            pairs.append((model.generation_config, read_back.generation_config))
+        for own_config, saved_config in pairs:
+            run.settings += _other_settings(own_config.to_dict(), saved_config.to_dict())
         if (declared := _declared_dtype(folder)) and torch.promote_types(
             declared, getattr(torch, dtype)
         ) != declared:
@@ -338,12 +334,9 @@ def _declared_dtype(folder: Path) -> torch.dtype | None:
     return declared if isinstance(declared, torch.dtype) else None
 
 
-def _other_settings(own: _Configuration, loaded: _Configuration) -> list[str]:
-    """List settings that differ between a configuration and its saved copy."""
-    pairs = [_without_loading(one.to_dict()) for one in (own, loaded)]
-    return sorted(
-        name for name in pairs[0].keys() & pairs[1].keys() if pairs[0][name] != pairs[1][name]
-    )
+def _other_settings(own: Mapping[str, Any], loaded: Mapping[str, Any]) -> list[str]:
+    own, loaded = _without_loading(own), _without_loading(loaded)
+    return sorted(name for name in own.keys() & loaded.keys() if own[name] != loaded[name])
 
 
 def _without_loading(settings: Mapping[str, Any]) -> dict[str, Any]:

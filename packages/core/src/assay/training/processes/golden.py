@@ -10,8 +10,10 @@ from assay.training.processes.requests import TrainOptions
 from assay.training.state.files import read_state
 from assay.training.state.states import State
 
-NOISE, POINTWISE, UNTRAINED = "noise", "pointwise", "untrained"
-# In the noise run's trace: rounding of an optimizer kept in float32, see optimizer_noise.py.
+NOISE = "noise"
+# In the noise run's trace: modules whose own code only rounded element by element; buffers and frozen
+# parameters of the reference's model; rounding of an optimizer in float32, see optimizer_noise.py.
+POINTWISE, UNTRAINED = "pointwise", "untrained"
 OPTIMIZER_IN_FLOAT32 = "stage-optimizer-in-float32"
 
 Batches = Sequence[Sequence[MicroBatch]]
@@ -41,16 +43,7 @@ def read_golden_state(golden: Path, step: int) -> State:
     return read_state(state_file(golden, step))
 
 
-def read_pointwise(golden: Path) -> frozenset[str]:
-    """Read the modules whose own code only rounded element by element in the noise run."""
-    return _read_names(golden, POINTWISE)
-
-
-def read_untrained(golden: Path) -> frozenset[str]:
-    """Read the names of buffers and frozen parameters of the reference's model."""
-    return _read_names(golden, UNTRAINED)
-
-
-def _read_names(golden: Path, kind: str) -> frozenset[str]:
+def read_names(golden: Path, kind: str) -> frozenset[str]:
+    """Read the modules POINTWISE, or the buffers and frozen parameters UNTRAINED."""
     names: Any = Trace.open(golden / NOISE).attachment_json(kind)
     return frozenset(names)

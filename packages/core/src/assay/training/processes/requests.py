@@ -43,18 +43,11 @@ class TrainOptions(Record):
     ) -> TrainingPlan:
         """Return the plan of a trainer on `run`."""
         return TrainingPlan(
-            model=self.model,
             run=run,
-            steps=self.steps,
-            micro_batches=self.micro_batches,
-            resume_at=self.resume_at,
-            seed=self.seed,
-            learning_rate=self.learning_rate,
             features=frozenset({"lora"} if self.lora else ()) | frozenset(features),
             mesh=mesh or {},
-            adapter_dropout=self.adapter_dropout,
             setup=setup,
-            remote_code=self.remote_code,
+            **self.model_dump(exclude={"lora", "mixed_precision", "shapes"}),
         )
 
 

@@ -1,7 +1,6 @@
 """DistributedDataParallel: every rank holds the whole model."""
 
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -9,22 +8,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from assay.training.protocol import TrainerTraits
 from assay.training.trainers.reference import ReferenceTrainer
 
 
 class DDPTrainer(ReferenceTrainer):
     """Reduces gradients in buckets while the backward pass of the last micro-batch runs."""
 
+    reduced_in_backward_by = "DistributedDataParallel"
     _replica: nn.Module
-
-    @property
-    def traits(self) -> TrainerTraits:
-        """Declares that backward does the reduction."""
-        if self.data.size == 1:
-            return super().traits
-        reason = "DistributedDataParallel adds gradients up inside of backward"
-        return replace(super().traits, invisible_phases={"reduce": reason})
 
     def distribute(self, model: nn.Module) -> nn.Module:
         """Wrap the model, and return it without the wrapper, which adds a prefix to names."""
@@ -46,9 +37,6 @@ class DDPTrainer(ReferenceTrainer):
         if num_left and isinstance(self._replica, DistributedDataParallel):
             return self._replica.no_sync()
         return nullcontext()
-
-    def reduce_gradients(self) -> None:
-        """Do nothing: backward has reduced the gradients."""
 
     def teardown(self) -> None:
         """Release the wrapper too."""

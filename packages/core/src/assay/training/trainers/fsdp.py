@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from assay.parallel.checkpoints.consolidation import save_adapters, save_model
 from assay.parallel.checkpoints.sharded import load_checkpoint, save_checkpoint
 from assay.parallel.clipping import clip_gradients
 from assay.parallel.fsdp import shard_parameters
-from assay.training.protocol import TrainerTraits
 from assay.training.state.sharding import moment_like, put, whole
 from assay.training.trainers.reference import ReferenceTrainer
 
@@ -23,14 +21,7 @@ class FSDPTrainer(ReferenceTrainer):
     """Shards every decoder layer as a unit, and the rest of the model as another one."""
 
     features = ReferenceTrainer.features | {"cpu-offload"}
-
-    @property
-    def traits(self) -> TrainerTraits:
-        """Declares that backward does the reduction."""
-        if self.data.size == 1:
-            return super().traits
-        reason = "FSDP2 adds gradients up inside of backward"
-        return replace(super().traits, invisible_phases={"reduce": reason})
+    reduced_in_backward_by = "FSDP2"
 
     def distribute(self, model: nn.Module) -> nn.Module:
         """Shard every decoder layer, then the rest."""
@@ -53,9 +44,6 @@ class FSDPTrainer(ReferenceTrainer):
         super().build_optimizer(model)  # raises for a model without trainable parameters
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         return torch.optim.AdamW(parameters, lr=self.plan.learning_rate, foreach=False)
-
-    def reduce_gradients(self) -> None:
-        """Do nothing: backward has reduced the gradients."""
 
     def clip_gradients(self, max_norm: float) -> float:
         """Scale all gradients, and return the norm of whole gradients.

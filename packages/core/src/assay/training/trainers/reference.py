@@ -58,6 +58,8 @@ class ReferenceTrainer:
     """Supported axes of a mesh."""
     first_scale: float = 2.0**16
     """Initial scale of the loss under loss scaling."""
+    reduced_in_backward_by: str | None = None
+    """Name of the library that reduces gradients over the ranks of dp in backward."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
@@ -68,10 +70,14 @@ class ReferenceTrainer:
 
     @property
     def traits(self) -> TrainerTraits:
-        """Declares that each rank of dp has its own seed."""
+        """Declares that each rank of dp has its own seed, and which phase is not visible."""
         compiled = COMPILE in self.plan.features
         notes = (describe_compiling(self.device.vendor),) if compiled else ()
-        return TrainerTraits(dropout_masks="own", notes=notes)
+        library = self.reduced_in_backward_by if self.data.size > 1 else None
+        reason = f"{library} adds gradients up inside of backward"
+        return TrainerTraits(
+            {"reduce": reason} if library else {}, dropout_masks="own", notes=notes
+        )
 
     def setup(self, plan: TrainingPlan) -> None:
         """Build model and optimizer. Raises: UsageError for unsupported features or axes."""
@@ -218,8 +224,8 @@ class ReferenceTrainer:
         self.scaler.scale(loss).backward()
 
     def reduce_gradients(self) -> None:
-        """Sum gradients over the ranks of dp."""
-        if self.data.size > 1:
+        """Sum gradients over the ranks of dp, unless backward does."""
+        if self.data.size > 1 and self.reduced_in_backward_by is None:
             for parameter in self._trained():
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)

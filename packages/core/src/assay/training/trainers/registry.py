@@ -1,7 +1,7 @@
 """Opens trainers by name, reads their declarations once, and reports their errors."""
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -107,11 +107,9 @@ class OpenedTrainer:
         """The module that is called once for each micro-batch."""
         return self.trainer.model.get_submodule(self.traits.scheduled_module or "")
 
-    @contextmanager
-    def errors_in(self, method: str) -> Iterator[None]:
-        """Convert errors of the trainer's `method`, which runs inside, to TrainerError."""
-        with _errors_of(self.name, method):
-            yield
+    def errors_in(self, method: str) -> AbstractContextManager[None]:
+        """Return a context that converts errors of the trainer's `method` to TrainerError."""
+        return _errors_of(self.name, method)
 
 
 def open_trainer(name: str | None, plan: TrainingPlan) -> OpenedTrainer:
