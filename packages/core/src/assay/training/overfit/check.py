@@ -71,14 +71,26 @@ def check_overfit(
 
     tracker: a name in TRACKERS of `assay.training.overfit.tracking`, which gets the curves too.
     """
-    from assay.training.overfit.evidence import why_not_overfit
-    from assay.training.overfit.verdict import judge_overfit
-
     _check_options(check, tracker)
     golden = folder / GOLDEN_FOLDER
     shapes = load_user_code(check, folder, progress).pipeline_shapes
     check = replace(check, options=options_for(check.options, check.mesh, check.features, shapes))
+    record_overfit(check, golden, progress)
+    return check_overfit_candidate(check, golden, folder, progress, tracker)
+
+
+def record_overfit(check: TrainCheck, golden: Path, progress: Progress) -> None:
+    """Overfit yardstick and noise run in a separate process, and record them in `golden`."""
     record_report("overfit-reference", OverfitReference, check, golden, progress)
+
+
+def check_overfit_candidate(
+    check: TrainCheck, golden: Path, folder: Path, progress: Progress, tracker: str | None = None
+) -> Verdict:
+    """Overfit the candidate, judge it against a recorded golden, and write both files."""
+    from assay.training.overfit.evidence import why_not_overfit
+    from assay.training.overfit.verdict import judge_overfit
+
     evidence = _evidence(check, golden)
     if why_not_overfit(evidence) is None:
         request = candidate_request(check, golden, folder)
