@@ -124,7 +124,6 @@ def _widths(lengths: Sequence[Sequence[Sequence[int]]], shapes: Shapes) -> list[
 
 
 def _is_equal(shapes: Shapes, step: int) -> bool:
-    """Return True if the micro-batches of a step have one shape."""
     return shapes in EQUAL_IN_A_STEP or (shapes == "equal-first-step" and step == 0)
 
 

@@ -69,7 +69,6 @@ class TrainingPlan:
     resume_at: int | None = None
     """Number of steps before the checkpoint to resume from; None: no checkpoint."""
     seed: int = 0
-    """Seed of all generators that training draws from."""
     learning_rate: float = 1e-3
     """Constant learning rate of AdamW; its other settings are torch's defaults."""
     max_grad_norm: float = 1.0
@@ -85,9 +84,7 @@ class TrainingPlan:
     `assay.training.set_up(model, plan.setup)` calls it.
     """
     adapter_dropout: float = 0.1
-    """Dropout of the adapter, with the feature `lora`."""
     remote_code: RemoteCode = "refuse"
-    """Permission to run code that comes with the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +151,6 @@ class TrainerTraits:
     An example is betas kept in float32. The verdict reports it, as smaller errors are not seen.
     """
     notes: tuple[str, ...] = ()
-    """Notes for the verdict."""
 
 
 class Trainer(Protocol):

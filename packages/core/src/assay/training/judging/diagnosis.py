@@ -160,7 +160,6 @@ def find_unexpectedly_trained(evidence: FreeEvidence) -> Finding | None:
 
 
 def _moves(item: Judged) -> bool:
-    """Return True if any of the candidate's values is not zero."""
     sums = item.port.sums
     return sums.ee + 2 * sums.de + sums.dd > _SAME_SUM * (sums.ee + sums.dd)
 
@@ -236,7 +235,9 @@ def _diagnose_group(
         if _all_scaled_alike(group) or is_divided_by_another_factor(evidence):
             return Finding("loss-scale", _without_module(location))
         found = find_wrong_rank_shares(evidence)
-        if found or not _is_part_missing(group):
+        # An error of this size is not rounding: some sum lacks a part.
+        errors = [item.port.sums.relative_error for item in group.failed]
+        if found or all(error <= _LEAST_PART for error in errors):
             return found or Finding("module-error", location)
     if phase == "clip" and is_norm_off_by_one_factor(evidence):
         return Finding("loss-scale", _without_module(location))
@@ -352,12 +353,6 @@ def _is_only_part(groups: dict[str, JudgedGroup], port: PortResult) -> bool:
         if (one.module, one.port, one.stage) == (port.module, port.port, port.stage)
     ]
     return abs(sum(parts) - 1) <= _ALIKE and max(parts) - min(parts) > _ALIKE
-
-
-def _is_part_missing(group: JudgedGroup) -> bool:
-    """Return True if some sum is wrong by more than rounding."""
-    failed = [item.port.sums for item in group.failed]
-    return any(not one.relative_error <= _LEAST_PART for one in failed)
 
 
 def _only_norms(groups: dict[str, JudgedGroup]) -> bool:

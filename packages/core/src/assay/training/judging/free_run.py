@@ -89,7 +89,9 @@ def judge_trajectory(evidence: FreeEvidence) -> list[Judged]:
     if _draws_on_ranks(evidence):
         return []
     noise = {row.parameter: row for row in evidence.reference.noise_trajectory}
-    limit = evidence.limits.of("trajectory-error")
+    limit, options = evidence.limits.of("trajectory-error"), evidence.options
+    # Adam moves an element by the learning rate, which bounds the drift by the declared rounding.
+    drift = evidence.report.traits.update_rounding * options.learning_rate * options.steps
     judged = []
     for rank, report in enumerate(evidence.reports):
         runs = {
@@ -106,7 +108,7 @@ def judge_trajectory(evidence: FreeEvidence) -> list[Judged]:
             port = PortResult(module, f"{name}.{short}", stage, 0, evidence.dtype, "")
             port.rank = rank
             # Adds to the allowed error without being multiplied by the limit: its bound is known.
-            expected += _declared_drift(evidence) / limit
+            expected += drift / limit
             judged.append(Judged(Ratio("trajectory-error", row.error, expected), limit, port))
     return judged
 
@@ -126,12 +128,6 @@ def _weight_drift(evidence: FreeEvidence) -> float:
     if any(item.failed for item in judged):
         return 1.0
     return max((1.0, *(item.ratio.value for item in judged)))
-
-
-def _declared_drift(evidence: FreeEvidence) -> float:
-    """Bound the drift of an element by the declared rounding of updates; Adam moves it by the rate."""
-    options = evidence.options
-    return evidence.report.traits.update_rounding * options.learning_rate * options.steps
 
 
 def notes_on_rounding(evidence: FreeEvidence) -> list[str]:

@@ -85,13 +85,15 @@ def judge_groups(evidence: TrainEvidence) -> dict[str, JudgedGroup]:
                 )
             units = dict.fromkeys(_stages_of_loss(measured, replaced[rank]), least_unit)
             units |= _units_of_unscaling(evidence, name, results)
-            units |= _units_of_optimizer(evidence, name, results)
+            if name == "stage-optimizer" and evidence.report.traits.update_rounding:
+                rounding = evidence.report.traits.update_rounding
+                units |= dict.fromkeys((port.stage for port in ports), rounding)
             allowances = Allowances(units, other_work)
             judged, bias = judge_replay(results, own_noise, evidence.limits, allowances)
             group.judged += [
                 item for item in judged if (item.port.module, item.port.port) not in not_finite
             ]
-            group.ports += results.ports.values()
+            group.ports += ports
             group.unmatched_expected += results.unmatched_expected
             group.unmatched_actual += results.unmatched_actual
             group.notes += [bias.note] if bias is not None else []
@@ -202,16 +204,6 @@ def _units_of_unscaling(
     if all(abs(math.frexp(factor)[0]) == _HALF for factor in factors):
         return {}
     return {port.stage: 2 * evidence.unit_roundoff for port in results.ports.values()}
-
-
-def _units_of_optimizer(
-    evidence: TrainEvidence, name: str, results: ReplayResults
-) -> dict[Stage, float]:
-    """Return the declared rounding of the optimizer's arithmetic, for each stage."""
-    rounding = evidence.report.traits.update_rounding
-    if name != "stage-optimizer" or not rounding:
-        return {}
-    return {port.stage: rounding for port in results.ports.values()}
 
 
 def _noise_at_results_of_replaced_modules(

@@ -26,7 +26,8 @@ def is_scale_removed(evidence: TrainEvidence, groups: Mapping[str, JudgedGroup])
         return late
     if any(step.taken_off is None and step.factor != 1 for step in steps):
         is_visible = "clip" not in evidence.report.traits.invisible
-        return (is_visible or all(map(_is_norm_known, steps))) and not late
+        known = [step.norm is not None and step.norm == step.norm for step in steps]
+        return (is_visible or all(known)) and not late
     return True
 
 
@@ -65,7 +66,3 @@ def notes_on_scale(steps: Sequence[ScaledStep]) -> list[str]:
                 f"compute_loss returns {step.of_loss:g} times the loss: backward takes it off"
             )
     return list(dict.fromkeys(notes))
-
-
-def _is_norm_known(step: ScaledStep) -> bool:
-    return step.norm is not None and step.norm == step.norm

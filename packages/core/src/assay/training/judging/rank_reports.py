@@ -80,7 +80,6 @@ def _worst(errors: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def _common(items: Sequence[Any], name: str) -> list[Any]:
-    """Return the values of the list `name` that all items have."""
     return [v for v in getattr(items[0], name) if all(v in getattr(one, name) for one in items)]
 
 

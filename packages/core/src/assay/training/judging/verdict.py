@@ -117,7 +117,9 @@ def judge_training(evidence: TrainEvidence) -> tuple[Verdict, list[Measurement]]
 def _judge(
     evidence: TrainEvidence, groups: dict[str, JudgedGroup], first_notes: list[str]
 ) -> tuple[Verdict, list[Measurement]]:
-    load = judge_training_load(evidence)
+    models = [report.model for report in evidence.reports]
+    loads = [evidence.reference.load, *(model.load for model in models)]
+    load = judge_load([one for one in loads if one is not None], [one.changes for one in models])
     loss, loss_notes = judge_losses(evidence)
     trajectory = judge_trajectory(evidence)
     extra = {"loss": [loss] if loss else [], "updates": trajectory}
@@ -178,14 +180,6 @@ def _judge(
     return verdict, [row for result in results.values() for row in result.measurements]
 
 
-def judge_training_load(evidence: TrainEvidence) -> JudgedLoad:
-    """Judge the loading on both sides, and weights that differ before the first step."""
-    models = [report.model for report in evidence.reports]
-    reports = [evidence.reference.load, *(model.load for model in models)]
-    changes = [model.changes for model in models]
-    return judge_load([report for report in reports if report is not None], changes)
-
-
 def _decide_with_load(load: JudgedLoad, later: _Decision) -> _Decision:
     """Decide between errors before the first step, which come first, and later ones.
 
@@ -215,7 +209,12 @@ def _judge_level(
     deciding: Judged | None,
 ) -> LevelResult:
     chosen = [groups[group] for group in _GROUPS_OF_LEVEL[name]]
-    judged = [item for group in chosen for item in group.judged if _belongs(name, item)] + extra
+    judged = [
+        item
+        for group in chosen
+        for item in group.judged
+        if (item.port.stage.phase == "inputs") == (name == "inputs")
+    ] + extra
     compared = len({(item.port.stage, item.port.module, item.port.port) for item in judged})
     facts = {"limits_origin": evidence.limits.origin} | describe_stages_level(judged, deciding)
     if name == "updates" and promises_float32(evidence):
@@ -297,15 +296,10 @@ def _reported_problem(level: str, chosen: list[JudgedGroup], evidence: TrainEvid
 
 
 def _changed_unexpectedly(report: TrainerReport) -> str | None:
-    if report.optimizer.unexpectedly_trained:
-        return f"trained, and should not be: {name_some(report.optimizer.unexpectedly_trained)}"
-    names = name_some([value.path for value in report.replay.changed_by_skipping])
-    return f"changed by a step that was skipped: {names}" if names else None
-
-
-def _belongs(level: str, item: Judged) -> bool:
-    is_input = item.port.stage.phase == "inputs"
-    return is_input if level == "inputs" else not is_input
+    if names := report.optimizer.unexpectedly_trained:
+        return f"trained, and should not be: {name_some(names)}"
+    changed = [value.path for value in report.replay.changed_by_skipping]
+    return f"changed by a step that was skipped: {name_some(changed)}" if changed else None
 
 
 def _decide(

@@ -22,7 +22,6 @@ from assay.training.check import (
 )
 from assay.training.overfit.requests import (
     TRAINED,
-    LossCurve,
     Memorization,
     OverfitCandidate,
     OverfitReference,
@@ -33,7 +32,6 @@ from assay.verdicts import Verdict
 
 if TYPE_CHECKING:
     from assay.launch import Rank
-    from assay.training.overfit.evidence import OverfitEvidence
 
 STEPS = 120
 LORA_STEPS = 160
@@ -88,15 +86,26 @@ def check_overfit_candidate(
     check: TrainCheck, golden: Path, folder: Path, progress: Progress, tracker: str | None = None
 ) -> Verdict:
     """Overfit the candidate, judge it against a recorded golden, and write both files."""
-    from assay.training.overfit.evidence import why_not_overfit
+    from assay.training.overfit.evidence import OverfitEvidence, why_not_overfit
     from assay.training.overfit.verdict import judge_overfit
 
-    evidence = _evidence(check, golden)
+    reference = read_sealed(OverfitReference, golden / REPORT_FILE)
+    limits = load_training_limits(check.limits)
+    evidence = OverfitEvidence(
+        check.dtype, check.options.lora, reference, limits, allow_unused=check.allow_unused
+    )
     if why_not_overfit(evidence) is None:
         request = candidate_request(check, golden, folder)
         answers = ask_ranks("overfit-candidate", request, folder, progress, _overfit_on_rank)
         candidates = [OverfitCandidate.model_validate(answer) for answer in answers]
-        memorization = _measure_memorization(check, folder, progress)
+        trained = ReferenceRequest(
+            options=check.options,
+            reference=check.reference,
+            dtype=check.dtype,
+            folder=str(folder / CANDIDATE_FOLDER / TRAINED),
+        )
+        answer = ask("memorization", trained, folder, progress)
+        memorization = Memorization.model_validate(answer.result)
         evidence = replace(evidence, candidates=candidates, memorization=memorization)
     verdict, measurements = judge_overfit(evidence)
     candidate = verdict.candidate or {"run": check.candidate}
@@ -104,7 +113,10 @@ def check_overfit_candidate(
     verdict = write_results(verdict, measurements, folder, check.command)
     if tracker is not None:
         facts = {"model": check.options.model, "candidate": check.candidate}
-        where = track(tracker, _curves(evidence), folder, facts)
+        curves = {"yardstick": reference.yardstick, "noise": reference.noise}
+        if evidence.candidates:
+            curves = {"candidate": evidence.curve} | curves
+        where = track(tracker, curves, folder, facts)
         progress.note(f"curves for {tracker}: {where}")
     return verdict
 
@@ -119,32 +131,6 @@ def _check_options(check: TrainCheck, tracker: str | None) -> None:
             f" {_FEWEST_STEPS} steps"
         )
     check_consistency(check)
-
-
-def _evidence(check: TrainCheck, golden: Path) -> "OverfitEvidence":
-    from assay.training.overfit.evidence import OverfitEvidence  # torch is not needed for --help
-
-    reference = read_sealed(OverfitReference, golden / REPORT_FILE)
-    limits = load_training_limits(check.limits)
-    return OverfitEvidence(
-        check.dtype, check.options.lora, reference, limits, allow_unused=check.allow_unused
-    )
-
-
-def _measure_memorization(check: TrainCheck, folder: Path, progress: Progress) -> Memorization:
-    request = ReferenceRequest(
-        options=check.options,
-        reference=check.reference,
-        dtype=check.dtype,
-        folder=str(folder / CANDIDATE_FOLDER / TRAINED),
-    )
-    return Memorization.model_validate(ask("memorization", request, folder, progress).result)
-
-
-def _curves(evidence: "OverfitEvidence") -> dict[str, LossCurve]:
-    reference = evidence.reference
-    sides = {"yardstick": reference.yardstick, "noise": reference.noise}
-    return {"candidate": evidence.curve} | sides if evidence.candidates else sides
 
 
 def _overfit_on_rank(rank: "Rank", body: dict[str, Any]) -> dict[str, Any]:

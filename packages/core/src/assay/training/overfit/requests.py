@@ -27,7 +27,6 @@ class Memorization(Record):
     Empty if the weights do not fit the model.
     """
     missing: list[str] = Field(default_factory=list)
-    """Parameters of the model that the weights lack."""
 
 
 class OverfitReference(Record):
@@ -60,4 +59,3 @@ class OverfitCandidate(Record):
     """Parameters of this rank that kept every bit."""
     touched: list[str]
     weights_different: list[str] = Field(default_factory=list)
-    """Parameters that differ from the reference's before the first step."""

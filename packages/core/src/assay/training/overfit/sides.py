@@ -173,7 +173,6 @@ def _start(trainer: Trainer, initial: State, torch_device: str) -> dict[str, Ten
 def _train(
     opened: OpenedTrainer, batch: Sequence[MicroBatch], steps: int, task: Task
 ) -> tuple[LossCurve, list[int]]:
-    """Train, and return the curve and each step's number of label tokens."""
     curve, counts = LossCurve(), []
     for _ in range(steps):
         with opened.errors_in("step"):

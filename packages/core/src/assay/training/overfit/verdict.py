@@ -161,7 +161,6 @@ def _find_unexpectedly_trained(evidence: OverfitEvidence) -> _Failure | None:
 
 
 def _find_other_memorization(evidence: OverfitEvidence) -> _Failure | None:
-    """Find memorized tokens that should not be learned."""
     if evidence.memorization is None:
         return None
     known, expected = evidence.memorization.nats, evidence.reference.memorization.nats
@@ -284,16 +283,15 @@ def _over(row: Measurement) -> bool:
     return not row.ratio <= (row.limit or 0)
 
 
-def _noise_final(evidence: OverfitEvidence) -> float:
-    return typical(last_part(evidence.reference.noise.losses))
-
-
 def _describe_end(evidence: OverfitEvidence) -> str:
-    yardstick = typical(last_part(evidence.reference.yardstick.losses))
+    reference = evidence.reference
+    yardstick, noise = (
+        typical(last_part(one.losses)) for one in (reference.yardstick, reference.noise)
+    )
     return (
         f"from {evidence.curve.losses[0]:.3g} to {evidence.end.actual:.3g} nats per label token in"
         f" {len(evidence.curve.losses)} steps; yardstick {evidence.first:.3g} to {yardstick:.3g},"
-        f" noise run to {_noise_final(evidence):.3g}, target {evidence.target:.3g}"
+        f" noise run to {noise:.3g}, target {evidence.target:.3g}"
     )
 
 

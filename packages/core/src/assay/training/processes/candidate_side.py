@@ -31,7 +31,6 @@ class InitialState:
     golden: State
     """The part of the golden's state that this process has."""
     own: State
-    """The same, with the candidate's own weights."""
     absent: list[str]
     """Parameters and buffers of the model that this process does not have."""
 

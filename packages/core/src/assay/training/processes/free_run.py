@@ -51,7 +51,7 @@ K = TypeVar("K")
 _GENERATORS = "generators"
 
 # Elements of a parameter that show if a step changes it. Rounding may hide an update in some of them,
-# but not in weights near zero, whose rounding is fine.
+# but not in weights near zero, whose values are finely spaced.
 _SAMPLED = 1024
 
 # Settings about loading and running a model that do not change its results.
@@ -69,7 +69,6 @@ class _Saved:
     lasting: Mapping[StateValue, str]
     """Values that its model and optimizer hold."""
     generators: frozenset[str]
-    """Names of the generators in its state."""
 
 
 def run_freely(
@@ -222,7 +221,6 @@ def _sample_trained(trainer: "Trainer") -> list[Tensor]:
 def _begin_again(
     run: FreeRun, num_masks: int, drawn: DrawnGenerators, generators: dict[str, Any]
 ) -> None:
-    """Discard masks and generator states of a skipped step."""
     del run.masks[num_masks:]
     drawn.restore(generators)
 
@@ -263,7 +261,6 @@ def _unequal(expected: Mapping[K, str], actual: Mapping[K, str]) -> set[K]:
 
 
 def _hash_state(state: Mapping[str, Any]) -> dict[StateValue, str]:
-    """Hash every value of a state that a trainer returned."""
     return {
         StateValue(
             path, part, unwrapped_path(path.removeprefix("model.")) if part == "model" else None

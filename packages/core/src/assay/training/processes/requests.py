@@ -115,10 +115,8 @@ class ReferenceReport(Record):
     yardstick_losses: list[Number]
     """Of the recorded steps, between which the state is rounded to the candidate's dtype."""
     noise_losses: list[Number]
-    """Of the noise run, without injection."""
     noise_trajectory: list[TrajectoryRecord]
     num_tokens: list[int]
-    """Unmasked label tokens of each step."""
     num_rows: list[list[int]]
     """Rows of each micro-batch of each step."""
     num_trainable: int

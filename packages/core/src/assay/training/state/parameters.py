@@ -15,7 +15,6 @@ class NamedParameter:
     """Full name in the unwrapped model."""
     module: str
     kind: str
-    """Class of the module."""
     tensor: nn.Parameter
 
 

@@ -90,7 +90,6 @@ def _is_rounded(value: Tensor, start: Tensor, dtype: torch.dtype) -> bool:
 
 
 def _is_copy(value: object, parameter: Tensor) -> bool:
-    """Return True if `value` is the parameter in a wider dtype."""
     if not isinstance(value, Tensor) or not value.is_floating_point() or _is_narrow(value):
         return False
     wide, narrow = local_part(value.detach()), local_part(parameter.detach())

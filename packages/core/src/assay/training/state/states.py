@@ -103,7 +103,9 @@ def inject_state(trainer: Trainer, state: Mapping[str, Any], torch_device: str) 
     expected = dict(state) | {"generators": kept}
     not_loaded = sorted(differences(expected, collect_state(trainer, torch_device)))
     if any(value.part == "model" for value in not_loaded):
-        _force_model(trainer.model, state["model"])
+        for name, value in trainer.model.state_dict().items():
+            if plain_name(name) in state["model"]:
+                put(value, state["model"][plain_name(name)])
     if any(value.part == "moments" for value in not_loaded):
         _force_moments(trainer, state["moments"])
     restore_generators(state["generators"], torch_device)
@@ -185,12 +187,6 @@ def differences(expected: Mapping[str, Any], actual: Mapping[str, Any]) -> set[S
         for path, value in fingerprint(expected["generators"]).items()
         if generators.get(path) != value
     }
-
-
-def _force_model(model: nn.Module, values: Mapping[str, Tensor]) -> None:
-    for name, own in model.state_dict().items():
-        if plain_name(name) in values:
-            put(own, values[plain_name(name)])
 
 
 def _force_moments(trainer: Trainer, moments: Mapping[str, Any]) -> None:

@@ -50,9 +50,5 @@ def add_up(
 ) -> torch.futures.Future[Tensor]:
     """Sum gradients without averaging: losses are already shares of the step's mean."""
     work = dist.all_reduce(bucket.buffer(), group=group, async_op=True)
-    future: torch.futures.Future[Tensor] = work.get_future().then(_first)
+    future: torch.futures.Future[Tensor] = work.get_future().then(lambda done: done.value()[0])
     return future
-
-
-def _first(done: torch.futures.Future[list[Tensor]]) -> Tensor:
-    return done.value()[0]

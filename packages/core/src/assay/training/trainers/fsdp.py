@@ -97,7 +97,6 @@ class FSDPTrainer(ReferenceTrainer):
 
 
 def _whole(value: object) -> object:
-    """Replace sharded tensors in a nested state by whole ones."""
     if isinstance(value, Tensor):
         return whole(value)
     if isinstance(value, dict):

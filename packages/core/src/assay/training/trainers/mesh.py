@@ -21,7 +21,6 @@ class MeshAxis:
 
     size: int = 1
     index: int = 0
-    """This rank's place on the axis."""
     group: dist.ProcessGroup | None = None
     """None without a mesh."""
 

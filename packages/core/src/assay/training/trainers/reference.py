@@ -53,9 +53,7 @@ class ReferenceTrainer:
     features: frozenset[str] = frozenset(
         {"lora", "recompute", PACKED, COMPILE, LOSS_SCALING, MIXED_PRECISION}
     )
-    """Supported features of a plan."""
     axes: frozenset[str] = frozenset({"dp"})
-    """Supported axes of a mesh."""
     first_scale: float = 2.0**16
     """Initial scale of the loss under loss scaling."""
     reduced_in_backward_by: str | None = None

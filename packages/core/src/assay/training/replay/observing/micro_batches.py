@@ -33,9 +33,10 @@ def find_micro_batch(
     done: numbers of micro-batches that have run.
     order: the order in which this process runs them.
     """
-    found = find_equal(batch, known, done)
-    if found is not None:
-        return found if order == "any" else len(done)
+    ids_BT = batch["input_ids"].cpu()
+    for number, one in enumerate(known):
+        if number not in done and torch.equal(one["input_ids"], ids_BT):
+            return number if order == "any" else len(done)
     return find_packing(batch, known, done) or len(done)
 
 
@@ -91,17 +92,6 @@ def observe_loss(
         handler.observe_sum(addresses, value)
 
 
-def find_equal(
-    batch: Mapping[str, Tensor], known: Sequence[MicroBatch], done: Collection[int]
-) -> int | None:
-    """Find the micro-batch with the ids of `batch`, padding included, that has not run yet."""
-    ids_BT = batch["input_ids"].cpu()
-    for number, one in enumerate(known):
-        if number not in done and torch.equal(one["input_ids"], ids_BT):
-            return number
-    return None
-
-
 def find_packing(
     batch: Mapping[str, Tensor], known: Sequence[MicroBatch], done: Collection[int]
 ) -> Packing | None:
@@ -123,8 +113,9 @@ def find_packing(
     for at_row, (ids_T, (begin, end)) in enumerate(zip(ids_BT, bounds_B, strict=True)):
         column = begin
         while column < end:
-            found = _first_that_begins(left, ids_T[column:end])
-            if found is None:
+            rest_T = ids_T[column:end]
+            matches = (item for item in left if torch.equal(item[2], rest_T[: len(item[2])]))
+            if (found := next(matches, None)) is None:
                 return None
             left = [item for item in left if item is not found]
             number, row, tokens, start = found
@@ -152,13 +143,6 @@ def unpacked_labels(
         found[segment.micro_batch][segment.row, segment.recorded_columns] = own
         rest_BT[segment.at_row, segment.columns] = IGNORED
     return None if bool((rest_BT != IGNORED).any()) else found
-
-
-def _first_that_begins(left: Sequence[_Row], ids_T: Tensor) -> _Row | None:
-    for item in left:
-        if torch.equal(item[2], ids_T[: len(item[2])]):
-            return item
-    return None
 
 
 def _bounds(batch: Mapping[str, Tensor], ids_BT: Tensor) -> list[tuple[int, int]]:

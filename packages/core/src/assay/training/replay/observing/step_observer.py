@@ -66,7 +66,6 @@ class StepObserver:
     """Scale to divide out; None if a factor of the loss is an error."""
     sums: GradientSums | None = None
     seen: set[Phase] = field(default_factory=set)
-    """Phases whose method was called."""
     micro_batches_run: list[tuple[int, int]] = field(default_factory=list)
     """Step and number of every micro-batch of this process."""
     drew_in_backward: bool = False
@@ -270,7 +269,9 @@ class StepObserver:
 
     @property
     def _address_of_norm(self) -> ValueAddress:
-        return ValueAddress(Stage("", "clip"), "norm", dtype=self._dtype)
+        first = next(p for p in self.opened.trainer.model.parameters() if p.is_floating_point())
+        dtype = str(first.dtype).removeprefix("torch.")
+        return ValueAddress(Stage("", "clip"), "norm", dtype=dtype)
 
     def _optimize(self, original: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         self.seen.add("optimizer")
@@ -287,11 +288,6 @@ class StepObserver:
         A declared reduction is an exception: backward does it, so it is finished.
         """
         return frozenset(self.opened.traits.invisible_phases) - {"reduce"}
-
-    @property
-    def _dtype(self) -> str:
-        first = next(p for p in self.opened.trainer.model.parameters() if p.is_floating_point())
-        return str(first.dtype).removeprefix("torch.")
 
     def _observe_gradients(self, phase: Phase) -> None:
         """Observe all gradients after `phase` once per step, and inject the reference's."""
