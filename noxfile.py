@@ -13,7 +13,14 @@ import nox
 # nox runs this file by its path, which does not make its folder importable.
 sys.path.insert(0, str(Path(__file__).parent))
 
-from environments.shared import PACKAGES, ROOT, Environment, tools_environment, torch_environment
+from environments.shared import (
+    PACKAGES,
+    ROOT,
+    Environment,
+    core_environment,
+    tools_environment,
+    torch_environment,
+)
 
 nox.needs_version = ">=2025.2"
 nox.options.sessions = ["lint", "types", "unit", "subsystem", "runners", "repo"]
@@ -86,7 +93,7 @@ def repo(session: nox.Session) -> None:
 @nox.session(default=False)
 def check(session: nox.Session) -> None:
     """Check a model on the best device here, then show how a planted fault is found."""
-    environment = torch_environment(session)
+    environment = core_environment(session)
     candidate = _run_option(session, environment, "--candidate", otherwise="sim/bfloat16")
     started = f"{datetime.now():%Y%m%d-%H%M%S}"  # noqa: DTZ005 - a folder name, in local time
     command = ["assay.cli", "check", "generate", "micro:llama", *candidate, *session.posargs]
@@ -247,7 +254,7 @@ def _hold_to_baseline(
 
 @nox.session(name="bench-rates", default=False)
 def bench_rates(session: nox.Session) -> None:
-    """Measure how often a slow-down in a history is found, and how often noise is taken for one."""
+    """Measure the error rates of comparisons of models."""
     words = ["packages/bench/tests/rates", "--capture=no"]
     torch_environment(session).run(session, "pytest", *words, *session.posargs)
 

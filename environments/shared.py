@@ -1,8 +1,8 @@
-"""Virtual environments that several sessions share, made once and reused while nothing changed.
+"""Virtual environments that sessions share.
 
-nox gives every session an environment of its own; here the sessions that need torch share one
-(`.nox/torch`) and those that do not another (`.nox/tools`). A stamp in the environment names what
-it was made of: the same stamp means that pip need not run at all.
+Sessions that need torch use `.nox/torch`, others `.nox/tools`. The first command of a new user needs
+assay-core alone; `.nox/torch` gets the rest when a session asks for it. A stamp in each environment
+names what it was made of. While the stamp is current, pip does not run.
 """
 
 import hashlib
@@ -13,6 +13,7 @@ import sysconfig
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import nox
 from nox.command import CommandFailed
@@ -35,6 +36,9 @@ _MANIFESTS = (ROOT / "pyproject.toml", *(ROOT / f"packages/{p}/pyproject.toml" f
 # What users may leave out of a package, and its tests run.
 _EXTRAS = {"smoke": "[deepspeed,trl]"}
 _EDITABLE = tuple(f"--editable=packages/{name}{_EXTRAS.get(name, '')}" for name in PACKAGES)
+_CORE = ("--editable=packages/core",)
+
+Extent = Literal["core", "all"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +49,7 @@ class Environment:
 
     @property
     def python(self) -> str:
-        """Its Python."""
+        """Return the path of its Python."""
         return str(self.folder / "bin" / "python")
 
     def run(
@@ -55,11 +59,11 @@ class Environment:
         session.run(self.python, "-m", *arguments, env=self._variables, success_codes=success_codes)
 
     def run_program(self, session: nox.Session, name: str, *arguments: str) -> None:
-        """Run a program of the environment that is no Python module."""
+        """Run a program of the environment that is not a Python module."""
         session.run(str(self.folder / "bin" / name), *arguments, env=self._variables)
 
     def read(self, session: nox.Session, *arguments: str) -> str:
-        """What `python -m ARGUMENTS` prints to standard output."""
+        """Return what `python -m ARGUMENTS` prints to standard output."""
         printed = session.run(
             self.python, "-m", *arguments, env=self._variables, silent=True, stderr=None
         )
@@ -78,16 +82,20 @@ class Environment:
         )
 
     def is_made_of(self, foundation: str) -> bool:
-        """Whether it exists and was made on this foundation."""
+        """Return True if it exists and was made on this foundation."""
         return self._read_stamp().get("foundation") == foundation
 
-    def is_current(self, foundation: str, packages: str) -> bool:
-        """Whether it was made on this foundation, and holds these packages."""
-        return self._read_stamp() == {"foundation": foundation, "packages": packages}
+    def is_current(self, foundation: str, packages: str, extent: Extent = "all") -> bool:
+        """Return True if it was made on this foundation, and holds at least `extent` of these packages."""
+        held = self._read_stamp()
+        is_enough = held.pop("extent", "") in (extent, "all")
+        return is_enough and held == {"foundation": foundation, "packages": packages}
 
-    def write_stamp(self, foundation: str, packages: str) -> None:
-        """Note what it was made of, once everything is there."""
-        self._stamp.write_text(f"foundation {foundation}\npackages {packages}\n", encoding="utf-8")
+    def write_stamp(self, foundation: str, packages: str, extent: Extent = "all") -> None:
+        """Record what it was made of, once everything is installed."""
+        self._stamp.write_text(
+            f"foundation {foundation}\npackages {packages}\nextent {extent}\n", encoding="utf-8"
+        )
 
     @property
     def _variables(self) -> dict[str, str]:
@@ -107,7 +115,7 @@ class Environment:
 
 
 def tools_environment(session: nox.Session) -> Environment:
-    """The environment without torch: linters, and what reads the repository."""
+    """Return the environment without torch: linters, and checks of the repository."""
     environment = Environment(ROOT / ".nox" / "tools")
     foundation, packages = _digest(_python_identity()), _digest(_package_identity())
     if environment.is_current(foundation, packages):
@@ -124,31 +132,40 @@ def tools_environment(session: nox.Session) -> Environment:
 
 
 def torch_environment(session: nox.Session) -> Environment:
-    """The environment with torch, all packages and all test tools.
+    """Return the environment with torch, all packages and all test tools.
 
-    Ends nox with exit code 2 where no torch can be had that does what `ASSAY_TORCH` asks.
+    End nox with exit code 2 if no torch can be installed that `ASSAY_TORCH` allows.
     """
+    return _open_torch_environment(session, "all")
+
+
+def core_environment(session: nox.Session) -> Environment:
+    """Return the environment with torch and assay-core; see `torch_environment`."""
+    return _open_torch_environment(session, "core")
+
+
+def _open_torch_environment(session: nox.Session, extent: Extent) -> Environment:
     try:
-        return _torch_environment(session)
+        return _torch_environment(session, extent)
     except TorchUnavailableError as error:
         session.warn(str(error))
         raise SystemExit(2) from error
 
 
-def _torch_environment(session: nox.Session) -> Environment:
+def _torch_environment(session: nox.Session, extent: Extent) -> Environment:
     environment = Environment(ROOT / ".nox" / "torch")
     request = os.environ.get("ASSAY_TORCH", "auto")
     accelerators = visible_accelerators(Path("/"), read_vendors(ROOT / "runners" / "runners.toml"))
     foundation = _digest([*_python_identity(), request, *map(str, accelerators), _torch_pin()])
     packages = _digest(_package_identity())
-    if environment.is_current(foundation, packages):
+    if environment.is_current(foundation, packages, extent):
         return environment
     choice = choose_torch(request, accelerators, lambda: find_machine_torch(accelerators))
     session.log(f"torch: {choice.build} ({choice.reason})")
     if not environment.is_made_of(foundation):
         _create_with_torch(session, environment, choice, accelerators)
-    _install_packages(session, environment, choice)
-    environment.write_stamp(foundation, packages)
+    _install_packages(session, environment, choice, extent)
+    environment.write_stamp(foundation, packages, extent)
     return environment
 
 
@@ -197,11 +214,17 @@ def _install_cpu_build(session: nox.Session, environment: Environment) -> None:
         environment.install(session, *_index_options(), _torch_pin())
 
 
-def _install_packages(session: nox.Session, environment: Environment, choice: TorchChoice) -> None:
+def _install_packages(
+    session: nox.Session, environment: Environment, choice: TorchChoice, extent: Extent
+) -> None:
     # A machine with a torch of its own comes with versions that fit it: pip keeps what satisfies
     # the packages, instead of moving everything to the versions that CI runs.
     pins = [] if choice.build is TorchBuild.MACHINE else [f"--constraint={_CONSTRAINTS}"]
     pins.append(f"--constraint={_torch_constraint(environment)}")
+    if extent == "core":
+        environment.install(session, *pins, *_group("build"))
+        environment.install(session, "--no-build-isolation", *pins, *_CORE)
+        return
     # With the build isolation of pip, in which DeepSpeed's setup finds no torch and compiles nothing:
     # what it needs it compiles at its first use.
     environment.install(session, *pins, *_group("build"), *_extra("smoke", "deepspeed"))

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # Rendered by `assay runners render`: edit runners/*.toml or its template, not this file.
 #
-# Makes this machine a runner: its user, the runner of GitHub, and the unit that asks for jobs.
+# Make this machine a runner: create its user, and install GitHub's runner and the unit that requests jobs.
 #
 #   sudo runners/bare-metal/bootstrap.sh runners/VENDOR/runner.env RUNNER.tar.gz SHA256
 #
-# RUNNER.tar.gz is a file or an https address; what does not have this SHA-256 is not unpacked.
-# DESTDIR is the root of an image that is being made: all of it goes there, and nothing is started. Where
-# it has no device nodes yet, add the user to their groups.
+# RUNNER.tar.gz is a file or an https address, and must have this SHA-256.
+# DESTDIR is the root of a machine image: everything is installed there and nothing is started. If it has no
+# device nodes yet, add the user to their groups yourself.
 set -euo pipefail
 
 user=assay-runner
@@ -29,17 +29,17 @@ has_user() {
 
 (($# == 3)) || fail "usage: sudo $0 runners/VENDOR/runner.env RUNNER.tar.gz SHA256"
 settings=$1 archive=$2 checksum=$3
-[[ $checksum =~ ^[0-9a-f]{64}$ ]] || fail "the third argument is no SHA-256: 64 digits, a to f in lower case"
-[ -f "$settings" ] || fail "$settings is no file"
+[[ $checksum =~ ^[0-9a-f]{64}$ ]] || fail "the third argument is not a SHA-256: 64 hexadecimal digits in lower case"
+[ -f "$settings" ] || fail "$settings is not a file"
 target=$(sed -n 's/^ASSAY_TARGET=//p' "$settings")
-[[ $target =~ ^[a-z0-9-]+$ ]] || fail "$settings names no ASSAY_TARGET"
-[[ -z $root || $root == /* ]] || fail "DESTDIR has to begin with a slash"
+[[ $target =~ ^[a-z0-9-]+$ ]] || fail "$settings does not set ASSAY_TARGET"
+[[ -z $root || $root == /* ]] || fail "DESTDIR must start with a slash"
 [ -n "$root" ] || (($(id -u) == 0)) || fail "only root can do this: sudo $0 ..."
 for other in "$root/etc/assay-runner"/*.env; do
     [ ! -e "$other" ] || [ "${other##*/}" = "$target.env" ] ||
-        fail "this machine is a runner already, by $other: both would have the same cards"
+        fail "this machine is already a runner ($other), and two runners would share its cards"
 done
-[ -f "$root/etc/assay-runner/token" ] || fail "put the token into /etc/assay-runner/token first; README.md says how"
+[ -f "$root/etc/assay-runner/token" ] || fail "put the token into /etc/assay-runner/token first; see README.md"
 
 fetched=$(mktemp -d)
 trap 'rm -rf "$fetched"' EXIT
@@ -47,7 +47,7 @@ if [[ $archive == https://* ]]; then
     curl --fail --silent --show-error --location --proto =https --output "$fetched/runner.tar.gz" "$archive"
     archive=$fetched/runner.tar.gz
 fi
-[ -f "$archive" ] || fail "$archive is no file"
+[ -f "$archive" ] || fail "$archive is not a file"
 if command -v sha256sum >/dev/null; then
     actual=$(sha256sum <"$archive")
 else
@@ -57,7 +57,7 @@ fi
 
 in_root=(--root "${root:-/}")
 if [ "$(uname -s)" = Darwin ]; then
-    [ -n "$root" ] || has_user || fail "make a user $user without administrator's rights first"
+    [ -n "$root" ] || has_user || fail "create a user $user without administrator rights first"
 elif ! has_user; then
     useradd "${in_root[@]}" --system --user-group --home-dir /var/lib/assay-runner --shell /usr/sbin/nologin "$user"
 fi
@@ -70,7 +70,7 @@ for pattern in ${patterns[@]+"${patterns[@]}"}; do
 done
 
 opt=$root/opt/assay-runner etc=$root/etc/assay-runner
-# A unit that is running copies the runner before each job: it must never see half of one.
+# A running unit copies the runner before each job, and must never see an incomplete one.
 rm -rf "$opt/runner.new"
 mkdir -p "$opt/runner.new"
 tar -xzf "$archive" --no-same-owner -C "$opt/runner.new"
@@ -80,8 +80,10 @@ fi
 rm -rf "$opt/runner"
 mv "$opt/runner.new" "$opt/runner"
 install -m 755 "$here/register.sh" "$opt/register.sh"
-if [ -f "$(dirname "$settings")/health.sh" ]; then
-    install -m 755 "$(dirname "$settings")/health.sh" "$opt/health.sh"
+health=$(dirname "$settings")/health.json
+if [ -f "$health" ]; then
+    install -m 755 "$here/../health.sh" "$opt/health.sh"
+    install -m 644 "$health" "$opt/health.json"
 fi
 chmod 600 "$etc/token"
 install -m 644 "$settings" "$etc/$target.env"
@@ -94,12 +96,12 @@ if [ "$(uname -s)" = Darwin ]; then
     if [ -n "$root" ]; then
         install -m 644 "$fetched/plist" "$root$daemon"
     elif cmp -s "$fetched/plist" "$daemon" && launchctl print "$service" >/dev/null 2>&1; then
-        # One that stayed down starts; one that runs goes on, and takes the new runner for its next job.
+        # Starts a daemon that is down. A running one uses the new runner for its next job.
         launchctl kickstart "$service"
     else
         install -m 644 "$fetched/plist" "$daemon"
         launchctl bootout "$service" 2>/dev/null || true
-        # It goes on for seconds, and launchctl would refuse a second one.
+        # bootout takes seconds, and bootstrap fails until it has ended.
         for _ in {1..60}; do
             launchctl print "$service" >/dev/null 2>&1 || break
             sleep 2
@@ -117,4 +119,4 @@ else
         ln -sf ../assay-runner@.service "$root/etc/systemd/system/multi-user.target.wants/assay-runner@$target.service"
     fi
 fi
-echo "assay-runner@$target is installed; GitHub lists it as soon as it has registered"
+echo "assay-runner@$target is installed; GitHub lists it once it has registered"

@@ -1,20 +1,20 @@
 #!/usr/bin/env bash
 # Rendered by `assay runners render`: edit runners/*.toml or its template, not this file.
 #
-# One job: look at the machine's health, register for a single job, run it, look again. Started as
-# root by systemd or launchd, and again after each job. Root alone reads the token; what a job can
-# reach runs as ASSAY_USER, in folders that are made anew.
+# Run one job: check the health of the machine, register for a single job, run it, check again. systemd
+# or launchd starts this as root, and again after each job. Only root reads the token; the job runs as
+# ASSAY_USER, in new folders.
 #
 # ASSAY_*                from the environment file
-# STATE_DIRECTORY        where the folders of a job lie
-# CREDENTIALS_DIRECTORY  has the file `token`, which may write the organisation's self-hosted runners
-# ASSAY_POLL_SECONDS     how often the job is looked at, default 10
-# ASSAY_RETRY_SECONDS    the wait after the second failure in a row, about twice that after each
-#                        further one; default 30
-# ASSAY_RELEASE_SECONDS  how long cards may take to be free of what the job left running; default 10
+# STATE_DIRECTORY        contains the folders of the job
+# CREDENTIALS_DIRECTORY  contains the file `token`, which may write the organization's self-hosted runners
+# ASSAY_POLL_SECONDS     the interval between checks of the job, default 10
+# ASSAY_RETRY_SECONDS    the wait after the second failure in a row, about doubled after each further
+#                        one, default 30
+# ASSAY_RELEASE_SECONDS  the wait until the cards are free of the job's leftover processes, default 10
 #
-# Exit code: 0 after a job; 75 the machine must not be used until somebody has seen to it; 1
-# anything that may pass by itself, such as GitHub's silence.
+# Exit code: 0 after a job; 75 the machine must not be used until an operator has checked it; 1
+# temporary problems, such as no answer from GitHub.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -26,7 +26,7 @@ fail() { # EXIT_CODE MESSAGE
     exit "$1"
 }
 
-# No job is taken meanwhile: at once, then after 1, 3, 7, ... 63 times ASSAY_RETRY_SECONDS.
+# Retry at once, then after 1, 3, 7, ... 63 times ASSAY_RETRY_SECONDS.
 try_later() { # MESSAGE
     local failures
     failures=$(($(cat "$work/failures" 2>/dev/null || echo 0) + 1))
@@ -48,7 +48,7 @@ is_healthy() {
     ((ASSAY_CARDS == 0)) || (as_runner "$here/health.sh")
 }
 
-# The token goes through a file descriptor: arguments and environments are for others to see.
+# Pass the token through a file descriptor: other users can see arguments and environments.
 call_github() { # ARGUMENTS...
     curl --config <(printf 'header = "Authorization: Bearer %s"\n' "$(<"$CREDENTIALS_DIRECTORY/token")") \
         --fail --silent --show-error --max-time 60 --retry 5 --retry-delay 10 \
@@ -75,19 +75,19 @@ print(json.dumps({"name": name, "runner_group_id": int(group), "labels": [label]
         python3 -I -c 'import json, sys; print(json.load(sys.stdin)["encoded_jit_config"])'
 }
 
-# The runner's own log of a job.
+# The runner writes this log when a job starts.
 has_begun_a_job() {
     compgen -G "$work/runner/_diag/Worker_*" >/dev/null
 }
 
 run_job() { # sets `code`
     local runner started=""
-    # A single-use secret: an argument would show it to every user of the machine.
+    # A single-use secret, which every user of the machine could read in an argument.
     ACTIONS_RUNNER_INPUT_JITCONFIG=$1 as_runner "$work/runner/run.sh" &
     runner=$!
     while kill -0 "$runner" 2>/dev/null; do
         sleep "${ASSAY_POLL_SECONDS:-10}"
-        # Waiting for a job takes as long as it takes.
+        # The time limit starts with the job.
         if [ -z "$started" ] && has_begun_a_job; then
             started=$SECONDS
         fi
@@ -98,7 +98,7 @@ run_job() { # sets `code`
     done
     code=0
     wait "$runner" || code=$?
-    # What the job left running may hold a card.
+    # Leftover processes of the job may hold a card.
     pkill -KILL -u "$ASSAY_USER" || true
 }
 
@@ -110,7 +110,7 @@ if ((ASSAY_CARDS > 0)); then
     export ACTIONS_RUNNER_HOOK_JOB_STARTED=$here/health.sh
     export ACTIONS_RUNNER_HOOK_JOB_COMPLETED=$here/health.sh
 fi
-# run.sh says by its exit code that it is too old, and forwards signals to the job.
+# Make run.sh report by its exit code that it is too old, and forward signals to the job.
 export ACTIONS_RUNNER_RETURN_VERSION_DEPRECATED_EXIT_CODE=1 RUNNER_MANUALLY_TRAP_SIG=1
 
 is_healthy || exit 75
@@ -122,8 +122,8 @@ if ! is_healthy; then
     sleep "${ASSAY_RELEASE_SECONDS:-10}"
     is_healthy || exit 75
 fi
-((code != 7)) || fail 75 "GitHub wants a newer runner than this: give bootstrap.sh one"
+((code != 7)) || fail 75 "GitHub requires a newer runner: install one with bootstrap.sh"
 ((code == 0)) || try_later "the runner ended with exit code $code"
-# run.sh ends with 0 for much that is no job, such as a configuration that GitHub refuses.
+# run.sh also exits with 0 without a job, for example if GitHub refuses its configuration.
 has_begun_a_job || try_later "the runner ended without a job"
 rm -f "$work/failures"

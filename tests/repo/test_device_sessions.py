@@ -68,7 +68,8 @@ def run_session(
 ) -> Machine:
     """Run the session up to where it reads what a command would have written."""
     machine = Machine(devices)
-    monkeypatch.setattr(noxfile, "torch_environment", lambda session: machine)
+    for environment in ("core_environment", "torch_environment"):
+        monkeypatch.setattr(noxfile, environment, lambda session: machine)
     with suppress(FileNotFoundError):
         getattr(noxfile, name).func(Session(list(posargs)))
     return machine

@@ -1,4 +1,4 @@
-"""Readers of this package for the fuzz: evaluations, baselines, histories, tunings, suites, recipes."""
+"""Fuzzed readers of this package: evaluations, baselines, tunings, suites, recipes."""
 
 import json
 from pathlib import Path
@@ -12,19 +12,15 @@ from assay_bench.comparing.judging import compare
 from assay_bench.comparing.terms import Terms
 from assay_bench.evaluations.items import Evaluation
 from assay_bench.evaluations.reading import read_evaluation, write_manifest
-from assay_bench.performance.history.database import add_results, read_series
-from assay_bench.performance.results import read_performance
-from assay_bench.reporting.comparing import JSON_FILE, compare_folders
-from assay_bench.reporting.json_file import comparison_as_json
-from assay_bench.reporting.page import PageSources, write_page
+from assay_bench.reporting.comparison_files import JSON_FILE, compare_folders, comparison_as_json
+from assay_bench.reporting.page import write_page
 from assay_bench.tuning.judging import judge_tunings
 from assay_bench.tuning.recipe import read_recipe
 from assay_bench.tuning.records import LOSSES_FILE, RECORD_FILE, read_tunings, tuning_folder
 from assay_bench.tuning.rows import read_sources
 from packages.bench.tests.unit.evaluations.test_reading import KINDS, STAMP, sample
 from packages.bench.tests.unit.evaluations.test_reading import write as write_lm_eval
-from packages.bench.tests.unit.made import answered, evaluation, item, task
-from packages.bench.tests.unit.performance.measured import performance_result
+from packages.bench.tests.unit.sample_evaluations import answered, evaluation, item, task
 from packages.bench.tests.unit.tuning.test_judging import tuning
 from packages.core.tests.fuzz.reader import NotedError, Reader
 
@@ -114,16 +110,6 @@ def _compare_baselines(folder: Path) -> object:
     return text, read_verdict(folder).levels
 
 
-def _write_history(folder: Path) -> None:
-    for day in (1, 2):
-        result = performance_result(day + 1.0, f"2026-01-0{day}T00:00:00+00:00")
-        add_results(folder / "history.db", {Path(f"{day}"): result})
-
-
-def _write_performance(folder: Path) -> None:
-    (folder / "performance.json").write_text(performance_result().to_json())
-
-
 def _write_tuning(folder: Path) -> None:
     for seed in range(_NUM_TUNINGS):
         made = tuning(3.0, 2.0, seed=seed)
@@ -152,7 +138,7 @@ def _evaluation(num_right: int) -> Evaluation:
 
 
 def _page(folder: Path) -> object:
-    return write_page(PageSources(compared=[folder]), folder / "page.html").read_text()
+    return write_page([folder], [], folder / "page.html").read_text()
 
 
 def _write_suite(folder: Path) -> None:
@@ -163,7 +149,7 @@ def _write_suite(folder: Path) -> None:
 
 
 def _read_suite(folder: Path) -> object:
-    """Read a suite and what it names, as `assay bench run` does before a model is loaded."""
+    """Read a suite and its tasks, as `assay bench run` does first."""
     suite = read_suite(str(folder / "suite.toml"))
     return suite, [load_task(one, folder / "documents") for one in suite.tasks]
 
@@ -184,9 +170,6 @@ READERS = (
     Reader("evaluation", _write_evaluation, _compare_with_itself),
     Reader("own-evaluation", _write_own_evaluation, _compare_with_itself, sealed=True),
     Reader("baseline", _write_baseline, _compare_baselines, sealed=True),
-    Reader("history", _write_history, lambda folder: read_series(folder / "history.db"), sealed=True),
-    Reader("performance", _write_performance,
-           lambda folder: read_performance(folder / "performance.json"), sealed=True),
     Reader("tuning", _write_tuning, _judge_tunings, sealed=True),
     Reader("bench-page", _write_comparison, _page, sealed=True),
     Reader("suite", _write_suite, _read_suite),

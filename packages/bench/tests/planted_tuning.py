@@ -1,4 +1,4 @@
-"""Trainers of a tuning with one fault each; what they report is what they compute."""
+"""Trainers with one planted fault each."""
 
 import torch
 from torch import Tensor, nn
@@ -8,7 +8,7 @@ from assay.training.trainers.reference import ReferenceTrainer
 
 
 class ShuffledLabels(ReferenceTrainer):
-    """Each row is trained on its own tokens in another order."""
+    """Each row trains on its own tokens in another order."""
 
     def compute_loss(self, micro_batch: MicroBatch, num_step_tokens: int) -> Tensor:
         order = torch.randperm(micro_batch["labels"].shape[1])
@@ -17,7 +17,7 @@ class ShuffledLabels(ReferenceTrainer):
 
 
 class TenfoldLearningRate(ReferenceTrainer):
-    """A schedule that multiplies where it should divide."""
+    """The learning rate is ten times too high."""
 
     def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         optimizer = super().build_optimizer(model)
@@ -27,7 +27,7 @@ class TenfoldLearningRate(ReferenceTrainer):
 
 
 class LabelsShiftedTwice(ReferenceTrainer):
-    """The data shift labels, and the loss does too."""
+    """Both the data and the loss shift labels."""
 
     def compute_loss(self, micro_batch: MicroBatch, num_step_tokens: int) -> Tensor:
         labels = micro_batch["labels"].roll(-1, dims=1)
@@ -36,7 +36,7 @@ class LabelsShiftedTwice(ReferenceTrainer):
 
 
 class LabelsNotShifted(ReferenceTrainer):
-    """Each token is to be predicted from itself."""
+    """Each token is predicted from itself."""
 
     def compute_loss(self, micro_batch: MicroBatch, num_step_tokens: int) -> Tensor:
         labels = micro_batch["labels"].roll(1, dims=1)
@@ -44,7 +44,7 @@ class LabelsNotShifted(ReferenceTrainer):
 
 
 class HalfOfTheGradientLost(ReferenceTrainer):
-    """Every other row adds its loss, and no gradient."""
+    """Every other row contributes its loss but no gradient."""
 
     def compute_loss(self, micro_batch: MicroBatch, num_step_tokens: int) -> Tensor:
         kept, lost = (

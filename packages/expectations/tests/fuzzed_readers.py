@@ -1,4 +1,4 @@
-"""Readers of this package for the fuzz: expectations, thresholds, conversations."""
+"""Fuzzed readers of this package: expectations, thresholds, conversations."""
 
 import json
 from datetime import UTC, datetime
@@ -14,7 +14,7 @@ from assay_expectations.judging.markdown import change_as_markdown
 from assay_expectations.records import read_expectation, write_expectation
 from packages.core.tests.fuzz.reader import Reader
 from packages.core.tests.unit.report.sample_runs import Sample, sample_verdict
-from packages.expectations.tests.unit.made import expectation
+from packages.expectations.tests.unit.sample_expectations import expectation
 
 _THRESHOLDS = """
 failure_rate = 0.01
@@ -42,7 +42,7 @@ def _diff(folder: Path) -> object:
     old, new = read_expectation(folder / "old.json"), read_expectation(folder / "new.json")
     change = find_change(old, new)
     change_as_markdown(old, new, change)
-    # Provenance is for people, who may add to it: it has no part in the hash.
+    # The hash excludes provenance, which people may edit.
     return [one.model_dump(exclude={"provenance"}) for one in (old, new)], change.kind
 
 

@@ -1,6 +1,6 @@
-"""The part of the trigger table for workflows that are started by hand."""
+"""The rows of the trigger table for workflows that are started by hand."""
 
-from packages.runners.tests.recorded import SHELL, dispatch
+from packages.runners.tests.event_payloads import SHELL, dispatch
 from packages.runners.tests.trigger_rows import (
     BRANCH,
     EVERY,

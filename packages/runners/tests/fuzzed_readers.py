@@ -1,10 +1,10 @@
-"""Readers of this package for the fuzz: the fleet, events, workflows."""
+"""The readers of this package for the fuzz session: fleet, events, workflows."""
 
 import json
 import shutil
 from pathlib import Path
 
-from assay_runners.checking import check_workflows
+from assay_runners.checking.checks import check_workflows
 from assay_runners.checking.workflow_files.sessions import read_sessions
 from assay_runners.fleet.reading import read_fleet
 from assay_runners.planning.rules import make_plan
@@ -12,7 +12,7 @@ from assay_runners.planning.wording import explain_plan
 from assay_runners.rendering.files import render_fleet
 from assay_runners.workflow_run.events import read_event
 from packages.core.tests.fuzz.reader import Reader
-from packages.runners.tests.recorded import pull_request
+from packages.runners.tests.event_payloads import pull_request
 
 _ROOT = Path(__file__).resolve().parents[3]
 
@@ -53,7 +53,7 @@ def _write_payload(folder: Path) -> None:
 
 
 def _plan_payload(folder: Path) -> object:
-    """Plan as in a workflow run, whose event is in the environment."""
+    """Plan as in a workflow run, with the event in the environment."""
     fleet = read_fleet(_ROOT)
     variables = {
         "GITHUB_EVENT_PATH": str(folder / "payload.json"),

@@ -1,7 +1,6 @@
-"""All jobs that GitHub starts for an event, those around the planned ones included.
+"""All jobs that GitHub should start for an event: the planned ones and those around them.
 
-The committed workflows have to say the same: `nox -s runners` evaluates them with GitHub's own parser
-on recorded events, and compares.
+`nox -s runners` compares them with the committed workflows, evaluated by GitHub's own parser.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,29 +17,24 @@ _READ: Permissions = {"contents": "read"}
 
 
 class StartedJob(BaseModel):
-    """A job as GitHub lists it.
-
-    job: its id; for a job of a called workflow "CALLER / CALLED".
-    group: the runner group that it is restricted to; "" for machines of GitHub.
-    labels: what its machine must have.
-    sha: the commit that it checks out; "" where it checks out none.
-    permissions: of its token.
-    environment: whose reviewers it waits for.
-    """
+    """A job as GitHub lists it."""
 
     model_config = ConfigDict(frozen=True)
 
     workflow: str
     job: str
+    """Its id; for a job of a called workflow "CALLER / CALLED"."""
     group: str = ""
+    """Its runner group; "" for GitHub-hosted machines."""
     labels: tuple[str, ...]
     sha: str = ""
+    """The commit that it checks out; "" if it checks out nothing."""
     permissions: Permissions = {}
     environment: str = ""
 
 
 def started_jobs(event: Event, plan: Plan, fleet: Fleet) -> list[StartedJob]:
-    """The jobs of `plan`, and those that plan, gather and report."""
+    """Return the jobs of `plan`, and those that plan, collect and report."""
     rule = _RULES.get(event.name)
     return list(rule(event, plan, fleet)) if rule else []
 
@@ -54,7 +48,7 @@ def _of_pull_request(event: Event, plan: Plan, fleet: Fleet) -> Iterator[Started
 
 
 def _may_ask_for_a_machine(label: str) -> bool:
-    """Whether smoke.yml has it planned: what is then no request says so, what is a slip is refused."""
+    """Check that smoke.yml plans the label, which may still be a topic or a misspelled request."""
     return ":" in label or label.casefold().startswith(("smoke", "expectations", "bench"))
 
 
@@ -80,9 +74,9 @@ def _of_ci(event: Event, plan: Plan, fleet: Fleet) -> Iterator[StartedJob]:
 
 
 def _of_new_commit(event: Event, _: Plan, fleet: Fleet) -> Iterator[StartedJob]:
-    """The labels come off, in a job that checks nothing out."""
+    """Remove the labels, in a job that checks nothing out."""
     if event.action == "synchronize":
-        for _label in event.labels:
+        for _label in event.pull_request.get("labels") or ():
             yield StartedJob(
                 workflow="labels.yml",
                 job="withdraw",

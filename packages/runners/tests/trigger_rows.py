@@ -1,11 +1,11 @@
-"""What a row of the trigger table is, and the rows that events have in common."""
+"""The rows of the trigger table, and functions for rows that several events share."""
 
 from dataclasses import dataclass
 from pathlib import Path
 
 from assay_runners.fleet.reading import read_fleet
 from assay_runners.planning.events import Event
-from packages.runners.tests.recorded import HEAD, MAIN, pull_request
+from packages.runners.tests.event_payloads import HEAD, MAIN, pull_request
 from packages.runners.tests.started_jobs import StartedJob
 
 FORK = "author/assay"
@@ -15,7 +15,7 @@ NIGHT, REAPER = "17 2 * * *", "41 * * * *"
 
 @dataclass(frozen=True, order=True)
 class Row:
-    """A job that starts. permissions: as in "contents:read issues:write", sorted."""
+    """A started job. permissions: sorted, such as "contents:read issues:write"."""
 
     workflow: str
     job: str
@@ -27,7 +27,7 @@ class Row:
 
 
 def row_of_plan(job: StartedJob) -> Row:
-    """What the planner says of a job."""
+    """Convert a job of the planner."""
     return Row(
         workflow=job.workflow,
         job=job.job,
@@ -41,7 +41,7 @@ def row_of_plan(job: StartedJob) -> Row:
 
 @dataclass(frozen=True)
 class Case:
-    """An event and its jobs. says: a part of what the plan gives as its reason, or as a refusal."""
+    """An event and its jobs. says: a part of the plan's reason or refusal."""
 
     name: str
     event: Event
@@ -62,7 +62,7 @@ def tests(workflow: str, sha: str, count: int) -> tuple[Row, ...]:
 
 
 def ci(sha: str) -> tuple[Row, ...]:
-    """Six sessions on two versions of Python, a training on the CPU, and what stands for all."""
+    """Make six sessions on two versions of Python, a training on the CPU, and the required check."""
     smoke = Row("ci.yml", "smoke", HOSTED, sha, READ)
     return (
         planned("ci.yml", sha),
@@ -77,26 +77,26 @@ def ci_with_nothing_to_do(sha: str) -> tuple[Row, ...]:
 
 
 def machine(workflow: str, name: str, sha: str) -> tuple[Row, ...]:
-    """The job on the machine, and the one that is red where it did not run."""
+    """Make the job on the machine, and the job that fails if it did not run."""
     job = Row(workflow, "machines / run", name, sha, READ, name, "assay-accelerators")
     return (job, Row(workflow, "machines / ran", HOSTED))
 
 
 def smoke(*names: str) -> tuple[Row, ...]:
-    """Three sessions first, then a job on each of the machines."""
+    """Make three sessions, then a job on each machine."""
     machines = [row for name in names for row in machine("smoke.yml", name, HEAD)]
     return (planned("smoke.yml", HEAD), *tests("smoke.yml", HEAD, 3), *machines)
 
 
 PLAN_ALONE = (planned("smoke.yml", HEAD),)
-# Of each vendor the machine with the fewest cards, whichever vendors there are.
+# Each vendor's machine with the fewest cards.
 EVERY = tuple(
     f"assay-{vendor.name}" for vendor in read_fleet(Path(__file__).resolve().parents[3]).vendors
 )
 
 
 def by_hand(workflow: str, *names: str) -> tuple[Row, ...]:
-    """Somebody approves, the plan is made, then the machines."""
+    """Make an approval, the plan, then the machines."""
     environment = workflow.removesuffix(".yml")
     approve = Row(workflow, "approve", HOSTED, environment=environment)
     machines = [row for name in names for row in machine(workflow, name, MAIN)]
@@ -109,7 +109,7 @@ def recapture(*names: str) -> tuple[Row, ...]:
 
 
 def night(count: int, ref: str = "refs/heads/main") -> tuple[Row, ...]:
-    """The issue is about main: what runs for another branch says nothing of it."""
+    """Make the nightly sessions. Only main has a report, because the issue is about main."""
     plan = Row("nightly.yml", "plan", HOSTED, MAIN, "actions:read contents:read")
     report = Row("nightly.yml", "report", HOSTED, MAIN, "contents:read issues:write")
     reports = [report] if ref == "refs/heads/main" else []

@@ -1,10 +1,10 @@
-"""The trigger table: what each event has to start, written by hand.
+"""The trigger table: the jobs that each event must start, written by hand.
 
-Two answers are held to it: the planner's, and that of GitHub's own parser on the committed workflows.
+Tests compare it with the planner, and with GitHub's own parser on the committed workflows.
 """
 
 from packages.runners.tests.dispatch_table import BY_HAND
-from packages.runners.tests.recorded import (
+from packages.runners.tests.event_payloads import (
     AUTHOR,
     BOT,
     DOCUMENTS,
@@ -36,7 +36,7 @@ from packages.runners.tests.trigger_rows import (
 )
 
 CASES = (
-    # Pull requests: the tiers without an accelerator, for the commit that a merge would give.
+    # Pull requests: the tiers without an accelerator, for the merge commit.
     Case("opened", pull_request("opened"), ci(MERGE)),
     Case("opened as a draft", pull_request("opened", draft=True), ci(MERGE)),
     Case("reopened", pull_request("reopened"), ci(MERGE)),
@@ -91,7 +91,7 @@ CASES = (
     Case("opened for a release", pull_request("opened", base="release/1.x"), ci(MERGE)),
     Case("closed", pull_request("closed", state="closed"), says="closed"),
     Case("ready for review", pull_request("ready_for_review"), says="ready_for_review"),
-    # Labels: machines with accelerators, for the head at that time.
+    # Labels: machines with accelerators, for the current head.
     Case("smoke on one vendor", labeled("smoke:nvidia"), smoke("assay-nvidia")),
     Case("smoke on four cards", labeled("smoke:nvidia-4"), smoke("assay-nvidia-4")),
     Case("smoke on the CPU", labeled("smoke:cpu"), smoke("assay-cpu")),
@@ -103,7 +103,7 @@ CASES = (
     Case("expectations alone", labeled("expectations:spyre"), smoke("assay-spyre")),
     Case("expectations everywhere", labeled("expectations:all"), smoke(*EVERY)),
     Case(
-        "a second label beside a first",
+        "a second label",
         labeled("smoke:amd", labels=("smoke:nvidia", "smoke:amd")),
         smoke("assay-amd"),
     ),
@@ -153,7 +153,7 @@ CASES = (
         smoke("assay-nvidia"),
     ),
     Case(
-        "a label by an organisation",
+        "a label by an organization",
         labeled("smoke:nvidia", sender={"login": "assay-project", "type": "Organization"}),
         PLAN_ALONE,
         says="a person has to ask",
@@ -196,28 +196,33 @@ CASES = (
         "a label full of shell", labeled(f"smoke:{SHELL}"), PLAN_ALONE, says="there is no machine"
     ),
     Case("a label of another kind", labeled("area: core"), PLAN_ALONE, says="asks for no machine"),
-    # GitHub compares to the letter, but for the case.
+    # GitHub ignores case and nothing else.
     Case("a space after the colon", labeled("smoke: nvidia"), PLAN_ALONE, says="is smoke:nvidia"),
     Case("a space before the colon", labeled("smoke :nvidia"), PLAN_ALONE, says="is smoke:nvidia"),
     Case(
-        "a space that no line breaks at",
+        "a no-break space",
         labeled("smoke:\u00a0nvidia"),
         PLAN_ALONE,
         says="nearest is smoke:nvidia",
     ),
     Case("a label without a colon", labeled("bug"), says="asks for no machine"),
     Case(
-        "another sign than a colon",
+        "a dash instead of a colon",
         labeled("smoke-nvidia-4"),
         PLAN_ALONE,
         says="with a colon: smoke:nvidia-4",
     ),
     Case("a device and no colon", labeled("smoke_cuda"), PLAN_ALONE, says="colon: smoke:nvidia"),
-    Case("two slips", labeled("smok:cuda"), PLAN_ALONE, says="nearest is smoke:nvidia"),
+    Case("two mistakes", labeled("smok:cuda"), PLAN_ALONE, says="nearest is smoke:nvidia"),
     Case("a topic named like a tier", labeled("Smoke"), PLAN_ALONE, says="asks for no machine"),
     Case("a topic", labeled("benchmarks"), PLAN_ALONE, says="asks for no machine"),
     Case("a topic of a vendor", labeled("area:nvidia"), PLAN_ALONE, says="asks for no machine"),
-    Case("a device for a vendor", labeled("smoke:cuda-4"), PLAN_ALONE, says="is smoke:nvidia-4"),
+    Case(
+        "a device instead of a vendor",
+        labeled("smoke:cuda-4"),
+        PLAN_ALONE,
+        says="is smoke:nvidia-4",
+    ),
     Case("one card", labeled("smoke:nvidia-1"), PLAN_ALONE, says="nearest is smoke:nvidia"),
     Case(
         "another tier of a machine",
@@ -225,33 +230,33 @@ CASES = (
         PLAN_ALONE,
         says="there are smoke:nvidia",
     ),
-    Case("a slip in a benchmark", labeled("bench:nvida"), PLAN_ALONE, says="by hand"),
+    Case("a misspelled benchmark", labeled("bench:nvida"), PLAN_ALONE, says="by hand"),
     Case("the machines' own label", labeled("assay-nvidia"), says="asks for no machine"),
     Case(
-        "a branch full of shell, labelled",
+        "a branch full of shell, labeled",
         labeled("smoke:nvidia", branch=SHELL),
         smoke("assay-nvidia"),
     ),
     Case(
-        "a title full of shell, labelled",
+        "a title full of shell, labeled",
         labeled("smoke:nvidia", title=SHELL),
         smoke("assay-nvidia"),
     ),
-    Case("unlabelled", pull_request("unlabeled", label="smoke:nvidia"), says="unlabeled"),
+    Case("unlabeled", pull_request("unlabeled", label="smoke:nvidia"), says="unlabeled"),
     Case(
         "a new commit under a label",
         pull_request("synchronize", labels=("smoke:nvidia",)),
         ci(MERGE),
     ),
-    Case("the labels come off", new_commit("smoke:nvidia", "bug"), withdrawn(2)),
-    Case("no label to come off", new_commit()),
-    Case("a label full of shell comes off", new_commit(SHELL), withdrawn(1)),
+    Case("the labels are removed", new_commit("smoke:nvidia", "bug"), withdrawn(2)),
+    Case("no label to remove", new_commit()),
+    Case("a label full of shell is removed", new_commit(SHELL), withdrawn(1)),
     Case("opened, seen with write access", pull_request("opened", event="pull_request_target")),
     Case(
-        "labelled, seen with write access",
+        "labeled, seen with write access",
         pull_request("labeled", label="smoke:all", event="pull_request_target"),
     ),
-    # What is on main, and what is about to be.
+    # Pushes and the merge queue.
     Case("a push to main", push("refs/heads/main"), ci(MAIN)),
     Case("a message full of shell", push("refs/heads/main", message=SHELL), ci(MAIN)),
     Case(
@@ -262,7 +267,7 @@ CASES = (
     Case("a tag named main", push("refs/tags/main"), says="no workflow waits for a push"),
     Case("a merge group", merge_group(), ci(MAIN)),
     Case("a merge group that is dissolved", merge_group("destroyed"), says="is destroyed"),
-    # By the clock.
+    # Schedules.
     Case("the night", schedule(NIGHT), night(8)),
     Case(
         "the night after no change",
@@ -273,7 +278,7 @@ CASES = (
     Case("the reaper", schedule(REAPER), REAP),
     Case("another schedule", schedule("0 0 * * 0"), says="no workflow waits for '0 0 * * 0'"),
     *BY_HAND,
-    # What no workflow waits for.
+    # Events that start nothing.
     Case(
         "a comment",
         other("issue_comment", action="created", comment={"body": "/smoke nvidia"}),

@@ -1,4 +1,4 @@
-"""One check of DeepSpeed: with what makes its clipping and its sums of gradients hard to get right."""
+"""A check of DeepSpeed with settings that make clipping and gradient sums hard to get right."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from assay.verdicts import Verdict
 
 
 def check_zero2(trainer: str, folder: Path) -> Verdict:
-    """ZeRO-2 on two ranks in float16: loss scaling, float32 copies, two micro-batches a rank."""
+    """Check ZeRO-2 on two ranks in float16 with loss scaling, float32 copies and accumulation."""
     return assay.check_train(
         "micro:llama",
         reference="cpu/float32",

@@ -1,4 +1,4 @@
-"""Readers of this package for the fuzz: plans, records of durations, library files, what they log."""
+"""Readers of this package for the fuzz: plans, durations, library files, losses, timelines."""
 
 import json
 from datetime import UTC, datetime

@@ -1,4 +1,4 @@
-"""DeepSpeed with ZeRO and a fault each, to be given as `--candidate-trainer FILE.py:CLASS`."""
+"""DeepSpeed trainers with one fault each, for `--candidate-trainer FILE.py:CLASS`."""
 
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from assay_smoke.trainers.deepspeed.trainer import DeepSpeedTrainer
 
 
 class ZeroClippedBeforeUnscaling(DeepSpeedTrainer):
-    """The scale of the loss is still on the gradients when their norm is held to the limit."""
+    """Clips gradients that still have the loss scale."""
 
     def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         view = super().build_optimizer(model)
@@ -28,12 +28,12 @@ class ZeroClippedBeforeUnscaling(DeepSpeedTrainer):
 
 
 class ZeroOnlyLastMicroBatch(DeepSpeedTrainer):
-    """DeepSpeed#4795: a rank's sums of its part of the gradients begin anew in each backward."""
+    """DeepSpeed#4795: each backward restarts a rank's sums of gradients."""
 
     def backward(self, loss: Tensor) -> None:
         zero = self.engine.optimizer
         zero.all_grad_tensors.clear()
-        # Where gradients are added up in float32 beside others, they are added up here.
+        # Float32 sums of mixed precision.
         for parts in zero.averaged_gradients.values():
             for part in parts or ():
                 part.zero_()
@@ -41,7 +41,7 @@ class ZeroOnlyLastMicroBatch(DeepSpeedTrainer):
 
 
 class ZeroOffloadKeepsStaleCopy(DeepSpeedTrainer):
-    """The host has the new values of a parameter, and the device goes on with those it had."""
+    """Keeps the old values of a parameter on the device, although the host has new ones."""
 
     def optimizer_step(self) -> None:
         stale = self.partitions.parameters[5]
@@ -52,7 +52,7 @@ class ZeroOffloadKeepsStaleCopy(DeepSpeedTrainer):
 
 
 class ZeroMastersNotRefreshed(DeepSpeedTrainer):
-    """DeepSpeed#5150: a model is loaded, and its float32 copies are those from before."""
+    """DeepSpeed#5150: a loaded model keeps the old float32 copies."""
 
     def load_progress(self, path: Path) -> None:
         held = self.partitions.parameters
@@ -63,7 +63,7 @@ class ZeroMastersNotRefreshed(DeepSpeedTrainer):
 
 
 class ZeroShardZeroed(DeepSpeedTrainer):
-    """DeepSpeed#6791: of one rank's part of the checkpoint the float32 copies are zero."""
+    """DeepSpeed#6791: one rank's float32 copies in the checkpoint are zero."""
 
     def save_progress(self, path: Path) -> None:
         super().save_progress(path)

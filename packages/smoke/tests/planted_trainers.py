@@ -1,4 +1,4 @@
-"""Trainers with one fault each: of a checkpoint, an adapter, an update, a process."""
+"""Trainers with one fault each, in a checkpoint, adapter, update or process."""
 
 import os
 import signal
@@ -35,7 +35,7 @@ class MomentsDropped(ReferenceTrainer):
 
 
 class DrawsAfterLoading(ReferenceTrainer):
-    """Everything is restored, and then a number is drawn: no state shows it, the losses do."""
+    """Draws a random number after loading. No state shows it, but losses do."""
 
     _loaded = False
 
@@ -51,7 +51,7 @@ class DrawsAfterLoading(ReferenceTrainer):
 
 
 class RestoredOnlyInItsProcess(ReferenceTrainer):
-    """Moments are found in the process that saved them: only new processes miss them."""
+    """Restores moments only in the process that saved them."""
 
     _HERE = "SAVED_IN_THIS_PROCESS"
 
@@ -65,7 +65,7 @@ class RestoredOnlyInItsProcess(ReferenceTrainer):
 
 
 class OneShardZeroed(FSDPTrainer):
-    """DeepSpeed#6791: one tensor of one rank's part of the checkpoint is zero."""
+    """DeepSpeed#6791: one tensor of one rank's checkpoint is zero."""
 
     def save_progress(self, path: Path) -> None:
         part = local_part(self._trained()[3].detach())
@@ -77,7 +77,7 @@ class OneShardZeroed(FSDPTrainer):
 
 
 class AdapterSavedEmpty(ReferenceTrainer):
-    """peft#2450: the file is there and its tensors have no elements."""
+    """peft#2450: the file exists, but its tensors have no elements."""
 
     def save_model(self, folder: Path) -> None:
         super().save_model(folder)
@@ -86,7 +86,7 @@ class AdapterSavedEmpty(ReferenceTrainer):
 
 
 class AdapterMergedTwice(ReferenceTrainer):
-    """The weights that are exported have the adapter in them two times."""
+    """Exports weights with the adapter merged twice."""
 
     def save(self, folder: Path) -> None:
         super().save(folder)
@@ -110,7 +110,7 @@ class AdapterMergedTwice(ReferenceTrainer):
 
 
 class SecondCheckpointRepeatsFirst(ReferenceTrainer):
-    """Buffers of the first save are written again."""
+    """Writes the tensors of the first checkpoint again."""
 
     _first: dict[str, Tensor] | None = None
 
@@ -122,7 +122,7 @@ class SecondCheckpointRepeatsFirst(ReferenceTrainer):
 
 
 class StartsFromOtherWeights(ReferenceTrainer):
-    """What a folder holds is loaded but for one tensor, which keeps what code made of it."""
+    """Loads a folder except for one tensor, which keeps its random values."""
 
     def build_model(self, plan: TrainingPlan) -> nn.Module:
         model = super().build_model(plan)
@@ -132,7 +132,7 @@ class StartsFromOtherWeights(ReferenceTrainer):
 
 
 class MasterWeightsNotRefreshed(ReferenceTrainer):
-    """DeepSpeed#5150: float32 weights beside the model's are those from before it was loaded."""
+    """DeepSpeed#5150: float32 master weights are those from before the model was loaded."""
 
     _masters: list[Tensor]
 
@@ -156,7 +156,7 @@ class MasterWeightsNotRefreshed(ReferenceTrainer):
 
 
 class OffloadKeepsStaleCopy(FSDPTrainer):
-    """What was offloaded before the last step comes back after it, of one parameter."""
+    """Restores one parameter's offloaded values from before the last step."""
 
     _stale: Tensor | None = None
 
@@ -170,7 +170,7 @@ class OffloadKeepsStaleCopy(FSDPTrainer):
 
 
 class FrozenParameterMoves(ReferenceTrainer):
-    """A weight under the adapter is trained a little, outside of the optimizer."""
+    """Changes a weight under the adapter outside of the optimizer."""
 
     def optimizer_step(self) -> None:
         super().optimizer_step()
@@ -187,7 +187,7 @@ class ParametersFrozen(ReferenceTrainer):
 
 
 class OnlyLastMicroBatch(ReferenceTrainer):
-    """DeepSpeed#4795: gradients of all micro-batches but the last are lost."""
+    """DeepSpeed#4795: gradients of all but the last micro-batch are lost."""
 
     def backward(self, loss: Tensor) -> None:
         self.optimizer.zero_grad(set_to_none=True)
@@ -195,7 +195,7 @@ class OnlyLastMicroBatch(ReferenceTrainer):
 
 
 class LearningRateSteppedTooOften(ReferenceTrainer):
-    """accelerate#1382: a schedule goes on once a micro-batch."""
+    """accelerate#1382: the schedule advances once per micro-batch."""
 
     def backward(self, loss: Tensor) -> None:
         super().backward(loss)
@@ -204,14 +204,14 @@ class LearningRateSteppedTooOften(ReferenceTrainer):
 
 
 class LossIsNaN(ReferenceTrainer):
-    """As float16 does when it overflows."""
+    """Overflows like float16."""
 
     def compute_loss(self, micro_batch: MicroBatch, num_step_tokens: int) -> Tensor:
         return super().compute_loss(micro_batch, num_step_tokens) * torch.nan
 
 
 class RankKilledInAStep(FSDPTrainer):
-    """As by the system, where memory is short."""
+    """Is killed as for lack of memory."""
 
     def compute_loss(self, micro_batch: MicroBatch, num_step_tokens: int) -> Tensor:
         if self._num_steps == KILLED_IN_STEP and self.rank == KILLED_RANK:
@@ -220,14 +220,14 @@ class RankKilledInAStep(FSDPTrainer):
 
 
 class HangsInTearDown(ReferenceTrainer):
-    """A thread that never ends is waited for."""
+    """Waits for a thread that never ends."""
 
     def teardown(self) -> None:
         time.sleep(3600)
 
 
 class LeavesProcess(ReferenceTrainer):
-    """A helper process that nobody ends, in a session of its own."""
+    """Leaves a helper process in its own session."""
 
     def setup(self, plan: TrainingPlan) -> None:
         super().setup(plan)
@@ -235,7 +235,7 @@ class LeavesProcess(ReferenceTrainer):
 
 
 class LeavesProcessInItsGroup(ReferenceTrainer):
-    """A worker that nobody ends, as one that reads data is: it would go with the launcher's group."""
+    """Leaves a worker process that would end with the launcher's group."""
 
     def setup(self, plan: TrainingPlan) -> None:
         super().setup(plan)
@@ -243,7 +243,7 @@ class LeavesProcessInItsGroup(ReferenceTrainer):
 
 
 class DiskIsFull(ReferenceTrainer):
-    """There is no room for the checkpoint."""
+    """Finds no room for the checkpoint."""
 
     def save_model(self, folder: Path) -> None:
         del folder
@@ -251,7 +251,7 @@ class DiskIsFull(ReferenceTrainer):
 
 
 class KeepsTheModel(ReferenceTrainer):
-    """Something global holds what was trained."""
+    """Keeps the model in a global."""
 
     def teardown(self) -> None:
         held.extend(self.model.parameters())
@@ -259,7 +259,7 @@ class KeepsTheModel(ReferenceTrainer):
 
 
 class KeepsItsShards(FSDPTrainer):
-    """As above, of what each rank has: the more ranks, the less of the model."""
+    """Keeps a rank's shards in a global. More ranks hold less of the model each."""
 
     def teardown(self) -> None:
         held.extend(local_part(parameter) for parameter in self.model.parameters())
@@ -267,7 +267,7 @@ class KeepsItsShards(FSDPTrainer):
 
 
 class SavesNothingAfterSigterm(ReferenceTrainer):
-    """This step was saved already, says a library, and saves nothing."""
+    """Skips the checkpoint after SIGTERM."""
 
     def save(self, folder: Path) -> None:
         if folder.name != TERMINATED_CHECKPOINT:
@@ -275,7 +275,7 @@ class SavesNothingAfterSigterm(ReferenceTrainer):
 
 
 class SteppedTwiceAtTheEnd(ReferenceTrainer):
-    """No loss follows the last step."""
+    """Makes the last step twice. No loss follows it."""
 
     def optimizer_step(self) -> None:
         super().optimizer_step()
@@ -284,7 +284,7 @@ class SteppedTwiceAtTheEnd(ReferenceTrainer):
 
 
 class ReplicasDrift(DDPTrainer):
-    """A moment of one rank is off by a hair, far below what any loss shows."""
+    """Changes a moment of one rank by far less than any loss shows."""
 
     def optimizer_step(self) -> None:
         super().optimizer_step()
@@ -293,7 +293,7 @@ class ReplicasDrift(DDPTrainer):
 
 
 class IgnoresSigterm(ReferenceTrainer):
-    """A library of its own handles the signal, and tells nobody."""
+    """Handles the signal without telling anybody."""
 
     def compute_loss(self, micro_batch: MicroBatch, num_step_tokens: int) -> Tensor:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)

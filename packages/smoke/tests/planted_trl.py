@@ -1,4 +1,4 @@
-"""TRL's SFTTrainer with a fault each, to be given as `--candidate-trainer FILE.py:CLASS`."""
+"""SFTTrainers with one fault each, for `--candidate-trainer FILE.py:CLASS`."""
 
 from torch import Tensor, nn
 
@@ -7,7 +7,7 @@ from assay_smoke.trainers.trl import TRLTrainer
 
 
 class LastMicroBatchOnly(TRLTrainer):
-    """Each backward begins with no gradients: what earlier micro-batches added is lost."""
+    """Loses the gradients of earlier micro-batches."""
 
     def backward(self, loss: Tensor) -> None:
         self.optimizer.zero_grad()
@@ -15,17 +15,17 @@ class LastMicroBatchOnly(TRLTrainer):
 
 
 class MeanOfMeans(TRLTrainer):
-    """The loss of each micro-batch is divided by its own label tokens, not by the step's."""
+    """Divides each micro-batch's loss by its own label tokens instead of the step's."""
 
     def build_model(self, plan: TrainingPlan) -> nn.Module:
         model = super().build_model(plan)
-        # What transformers sets for a model whose forward takes no number of tokens.
+        # transformers sets this for a model whose forward takes no number of tokens.
         self._loop.model_accepts_loss_kwargs = False
         return model
 
 
 class StaticallyScaled(TRLTrainer):
-    """No fault: the loss is multiplied by a scale, which is taken off before gradients are clipped."""
+    """Correct: scales the loss and unscales the gradients before clipping."""
 
     scale = 1024.0
 
@@ -43,7 +43,7 @@ class StaticallyScaled(TRLTrainer):
 
 
 class ClipsBeforeUnscaling(StaticallyScaled):
-    """Gradients are clipped as the scale has left them, and then divided by it."""
+    """Clips scaled gradients and unscales them afterwards."""
 
     def clip_gradients(self, max_norm: float) -> float:
         norm = TRLTrainer.clip_gradients(self, max_norm)

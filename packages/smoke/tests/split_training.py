@@ -1,8 +1,7 @@
-"""A training script that splits the rows of a step: numpy, half a second, and a fault by its name.
+"""A training script in numpy that splits the rows of a step, in half a second.
 
-Rows have unequal numbers of tokens. Each token draws a target for every weight; the loss is the mean
-squared distance to the targets. Ranks are simulated one after the other. FAULT in its environment
-names a fault to plant.
+Rows have unequal numbers of tokens. Each token draws a target for every weight. The loss is the mean
+squared distance to the targets. Ranks are simulated in turn. FAULT in its environment plants a fault.
 """
 
 import argparse
@@ -39,7 +38,7 @@ def main() -> None:
 
 
 class Script:
-    """Weights, momentum, gradient and schedule of one run."""
+    """Weights, momentum and schedule of one run."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.arguments = arguments
@@ -88,7 +87,7 @@ class Script:
         return sum(loss for loss, _ in on_ranks)
 
     def gradient_of(self, rows: list[int], all_rows: list[int]) -> tuple[float, Tensors]:
-        """The share of one rank's rows of the step's loss, and of its gradient."""
+        """Return one rank's share of the step's loss and gradient."""
         size = self.arguments.batch_size
         batches = [rows[begin : begin + size] for begin in range(0, len(rows), size)]
         num_batches = len(batches) * self.arguments.ranks
@@ -121,7 +120,7 @@ class Script:
         return loss, gradient
 
     def misplaced(self, gradient: Tensors) -> None:
-        """What a fault does after each micro-batch but the last."""
+        """Run faults that act after each micro-batch but the last."""
         if fault == "schedule stepped once a micro-batch":
             self.num_scheduled += 1
         if fault == "optimizer stepped once a micro-batch":
@@ -131,7 +130,7 @@ class Script:
             self.decay()
 
     def backward(self, rows: list[int]) -> tuple[float, Tensors]:
-        """Summed loss of the tokens of some rows, and its gradient."""
+        """Return the summed loss of the tokens of some rows, and its gradient."""
         tokens = [np.random.default_rng([row, t]) for row in rows for t in range(tokens_of(row))]
         loss, gradient = 0.0, Tensors()
         for name, weight in sorted(self.weights.items()):
@@ -168,7 +167,7 @@ class Script:
 
 
 def tokens_of(row: int) -> int:
-    """One to five, in another order than rows are split."""
+    """Return one to five tokens, in an order unrelated to the split."""
     return 1 + row * 7 % 5
 
 

@@ -1,7 +1,6 @@
-"""A training loop that is none, in half a second: numbers that depend on all that came before.
+"""A fake training loop in half a second, whose numbers depend on everything before them.
 
-Its checkpoints are real Hugging Face folders, or real adapters. FAULT in its environment names a
-fault to plant.
+Its checkpoints are real Hugging Face folders or adapters. FAULT in its environment plants a fault.
 """
 
 import argparse
@@ -53,7 +52,7 @@ def main() -> None:
 
 
 def another_library(arguments: argparse.Namespace) -> None:
-    """Resumes from the newest state in its output; logs JSON, counts epochs from 0, draws a bar."""
+    """Resume from the newest state in the output, log JSON, count epochs from 0, and draw a progress bar."""
     epochs = len(list(arguments.output.glob("states/epoch_*")))
     if epochs:
         (arguments.output / "resumed").mkdir()
@@ -121,7 +120,7 @@ class Toy:
         self.end()
 
     def learning_rate(self, step: int) -> float:
-        """Linear from 1e-3 to nothing in ten calls of the schedule."""
+        """Decrease linearly from 1e-3 to zero in ten calls of the schedule."""
         num_calls = 2 * (step - 1) if fault == "schedule stepped twice" else step - 1
         return max(0.0, 1e-3 * (1 - num_calls / 10))
 
@@ -193,7 +192,7 @@ class Toy:
 
 
 def read_floats(path: Path) -> Tensors:
-    """The tensors of a file, in float32 also where it has them in bfloat16, which numpy does not know."""
+    """Read the tensors of a file in float32. numpy has no bfloat16."""
     found = {}
     for name, one in deserialize(path.read_bytes()):
         if one["dtype"] == "BF16":

@@ -1,1 +1,1 @@
-"""What a model is worth on tasks, and whether that went down."""
+"""Task scores and speed of models, and comparisons of both."""

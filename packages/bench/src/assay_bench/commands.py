@@ -1,58 +1,55 @@
-"""`assay bench`: what is a model worth, and is that as much as before?"""
+"""The command `assay bench`."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from assay.cli.generation_options import TrustRemoteCode
 from assay.output.streams import print_text
-from assay_bench.performance.commands import ab, history, perf
+from assay_bench.options import AsJson, Model, Output, Run
+from assay_bench.performance.commands import ab, perf
 from assay_bench.tuning.command import tune
 
 if TYPE_CHECKING:
     from assay_bench.comparing.terms import Terms
 
 app = typer.Typer(
-    no_args_is_help=True, help="Evaluate a model with lm-eval, and hold the result to another one."
+    no_args_is_help=True,
+    help="Evaluate models with lm-eval, compare the results, and measure speed.",
 )
 app.command()(tune)
 app.command()(perf)
 app.command()(ab)
-app.add_typer(history, name="history")
 
-_Output = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="Default: runs/<time>-bench-<command>.")
-]
-_AsJson = Annotated[
-    bool, typer.Option("--json", help="Print the verdict as JSON and nothing else.")
-]
 _Suite = Annotated[
     str,
     typer.Option(
         metavar="NAME|FILE.toml",
-        help="Its tasks, and the margins of a comparison: offline, retrained, core, leaderboard.",
+        help="Tasks, and margins for a comparison: offline, retrained, core, leaderboard.",
     ),
 ]
 _Margin = Annotated[
     float | None,
     typer.Option(
         metavar="SHARE",
-        help="The drop of an accuracy that is too much: 0.02 is 2 points. Default: the suite's.",
-    ),
-]
-_Movement = Annotated[
-    float | None,
-    typer.Option(
-        metavar="NATS",
-        help="Both have to be the same model: how far log-probabilities may move, as a root mean"
-        " square, a byte.",
+        help="Largest acceptable drop in accuracy: 0.02 is 2 points. Default: from the suite.",
     ),
 ]
 _MarginNats = Annotated[
     float | None,
     typer.Option(
         metavar="NATS",
-        help="The same of right answers' log-probability, a byte. Default: the suite's.",
+        help="Largest acceptable drop in the log-probability of right answers, per byte."
+        " Default: from the suite.",
+    ),
+]
+_Movement = Annotated[
+    float | None,
+    typer.Option(
+        metavar="NATS",
+        help="Both sides must be the same model: largest root mean square change of"
+        " log-probabilities, per byte.",
     ),
 ]
 
@@ -60,63 +57,58 @@ _MarginNats = Annotated[
 @app.command()
 def run(  # noqa: PLR0913 - one for each option
     *,
-    model: Annotated[
-        str, typer.Option(metavar="MODEL", help="Folder, hub name, or micro:RECIPE.")
-    ] = "micro:llama",
-    run: Annotated[
-        str, typer.Option(metavar="RUN", help="Where it runs, as DEVICE/DTYPE: cpu/bfloat16.")
-    ] = "cpu/float32",
+    model: Model = "micro:llama",
+    run: Run = "cpu/float32",
     suite: _Suite = "offline",
     task: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME|FILE.yaml", help="These tasks instead of a suite; repeatable."),
+        typer.Option(metavar="NAME|FILE.yaml", help="Run this task, not a suite; repeatable."),
     ] = None,
     limit: Annotated[
-        int | None, typer.Option(metavar="N", min=1, help="The first N documents of each task.")
+        int | None,
+        typer.Option(metavar="N", min=1, help="Ask only the first N documents of each task."),
     ] = None,
     candidate_setup: Annotated[
         str | None,
-        typer.Option(metavar="FILE.py:FUNC", help="Called with the model before it is asked."),
+        typer.Option(metavar="FILE.py:FUNC", help="Call FUNC with the loaded model."),
     ] = None,
     model_backend: Annotated[
         str | None,
         typer.Option(
             metavar="NAME",
-            help="A model of lm-eval instead: hf, vllm, local-completions, with --model-args.",
+            help="Use a model class of lm-eval with --model-args: hf, vllm, local-completions.",
         ),
     ] = None,
     model_args: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY=VALUE", help="Of the backend: pretrained=…; repeatable."),
+        typer.Option(metavar="KEY=VALUE", help="Backend argument: pretrained=…; repeatable."),
     ] = None,
     processes: Annotated[
         int,
         typer.Option(
-            metavar="N", min=1, help="Of the backend: copies that share the documents (accelerate)."
+            metavar="N", min=1, help="Backend copies that share the documents (accelerate)."
         ),
     ] = 1,
-    trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")
-    ] = False,
-    output: _Output = None,
-    as_json: _AsJson = False,
+    trust_remote_code: TrustRemoteCode = False,
+    output: Output = None,
+    as_json: AsJson = False,
 ) -> None:
-    """What is the model worth on a battery of tasks?
+    """Evaluate a model on a suite of tasks.
 
     Example: assay bench run --model micro:llama --run cpu/bfloat16
 
     Example: assay bench run --suite core --model-backend vllm --model-args pretrained=org/model
 
-    A run that was interrupted goes on where it was, with the same --output.
+    An interrupted run continues with the same --output.
 
     Exit code: 0 PASS, 1 FAIL (NaN, or a choice no better than a guess), 2 usage or environment error,
-    3 so few items that a guess could not be told.
+    3 too few items to tell the model from a guess.
     """
     from assay.cli.verdict_output import finish
     from assay.models.remote_code import remote_code_of
     from assay.runs import RunFolder, open_progress
     from assay.runs.results import write_results
-    from assay_bench.battery.suites import Suite, read_suite
+    from assay_bench.battery.suites import TaskSuite, read_suite
     from assay_bench.evaluating.command_line import parse_backend
     from assay_bench.evaluating.running import EvaluationOptions, evaluate
     from assay_bench.evaluations.reading import read_evaluation
@@ -125,7 +117,7 @@ def run(  # noqa: PLR0913 - one for each option
     options = EvaluationOptions(
         model=model,
         run=run,
-        suite=Suite(tasks=task) if task else read_suite(suite),
+        suite=TaskSuite(tasks=task) if task else read_suite(suite),
         limit=limit,
         setup=candidate_setup,
         remote_code=remote_code_of(trusted=trust_remote_code),
@@ -143,9 +135,11 @@ def run(  # noqa: PLR0913 - one for each option
 def compare(  # noqa: PLR0913 - one for each option
     base: Annotated[
         Path,
-        typer.Argument(metavar="BASE", help="A run's folder, lm-eval's --output_path, a baseline."),
+        typer.Argument(
+            metavar="BASE", help="Folder of a run, --output_path of lm-eval, or baseline."
+        ),
     ],
-    candidate: Annotated[Path, typer.Argument(metavar="CANDIDATE", help="The same, judged.")],
+    candidate: Annotated[Path, typer.Argument(metavar="CANDIDATE", help="Same kinds; is judged.")],
     *,
     suite: _Suite = "offline",
     margin: _Margin = None,
@@ -154,32 +148,32 @@ def compare(  # noqa: PLR0913 - one for each option
     cluster: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="TASK=FIELD", help="The field of documents that belong together; repeatable."
+            metavar="TASK=FIELD", help="Document field that names the cluster; repeatable."
         ),
     ] = None,
-    output: _Output = None,
+    output: Output = None,
     as_markdown: Annotated[
-        bool, typer.Option("--markdown", help="Print it for a job summary, and no more.")
+        bool, typer.Option("--markdown", help="Print Markdown for a job summary and nothing else.")
     ] = False,
-    as_json: _AsJson = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Is CANDIDATE as good as BASE, item by item? PASS, FAIL, or UNDERPOWERED: too few items to say.
+    """Compare two evaluations item by item: PASS, FAIL, or UNDERPOWERED (too few items to decide).
 
     Example: assay bench compare before/ after/ --margin 0.01
 
-    Exit code: 0 PASS, 1 FAIL, 2 usage or environment error, 3 UNDERPOWERED or not asked the same.
+    Exit code: 0 PASS, 1 FAIL, 2 usage or environment error, 3 UNDERPOWERED or different questions.
     """
     from assay.api.verdict import CheckedVerdict
     from assay.cli.verdict_output import end_with
     from assay.errors import UsageError
     from assay.runs import RunFolder
-    from assay_bench.reporting.comparing import compare_folders
+    from assay_bench.reporting.comparison_files import compare_folders
 
     if as_markdown and as_json:
-        raise UsageError("--markdown and --json: give one of them")
+        raise UsageError("--markdown and --json exclude each other")
     folder = RunFolder.create("bench compare", output).path
-    terms = _terms(suite, {"margin": margin, "margin-nats": margin_nats, "movement": movement})
-    text = compare_folders(base, candidate, terms, _pairs(cluster or []), folder)
+    terms = _read_terms(suite, {"margin": margin, "margin-nats": margin_nats, "movement": movement})
+    text = compare_folders(base, candidate, terms, _parse_clusters(cluster or []), folder)
     verdict = CheckedVerdict.publish(folder)
     if as_markdown:
         print_text(text, end="")
@@ -190,34 +184,37 @@ def compare(  # noqa: PLR0913 - one for each option
 @app.command()
 def accept(
     evaluation: Annotated[
-        Path, typer.Argument(metavar="RUN", help="A run's folder, or lm-eval's --output_path.")
+        Path, typer.Argument(metavar="RUN", help="Folder of a run, or --output_path of lm-eval.")
     ],
-    baseline: Annotated[Path, typer.Argument(metavar="BASELINE.json", help="The file to write.")],
+    baseline: Annotated[Path, typer.Argument(metavar="BASELINE.json", help="File to write.")],
     *,
     suite: _Suite = "offline",
     name: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Of the model, in reports. Default: its own.")
+        str | None,
+        typer.Option(metavar="TEXT", help="Model name in reports. Default: from the run."),
     ] = None,
     approved_by: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Who takes it for right.")
+        str | None, typer.Option(metavar="NAME", help="Who approves the baseline.")
     ] = None,
     reason: Annotated[
         str | None,
-        typer.Option(metavar="TEXT", help="Why; asked for where it is worse, or far better."),
+        typer.Option(
+            metavar="TEXT", help="Required if the run is worse or far better than the old baseline."
+        ),
     ] = None,
 ) -> None:
-    """Make RUN what later ones are held to.
+    """Accept RUN as the baseline of later runs.
 
     Example: assay bench accept runs/bench baselines/llama.json --approved-by "A. Lovelace"
 
-    Exit code: 0; 2 usage or environment error, also if a reason is missing.
+    Exit code: 0; 2 usage or environment error, or a missing reason.
     """
     from dataclasses import replace
 
     from assay_bench.baselines.accepting import accept as accept_evaluation
     from assay_bench.evaluations.reading import read_evaluation
 
-    terms = _terms(suite, {})
+    terms = _read_terms(suite, {})
     found = read_evaluation(evaluation)
     if name is not None:
         found = replace(found, name=name)
@@ -227,15 +224,15 @@ def accept(
 _TERMS = {"margin": "accuracy", "margin-nats": "log_probability", "movement": "movement"}
 
 
-def _terms(suite: str, given: dict[str, float | None]) -> "Terms":
-    """Those of the suite, but for what is given by option."""
+def _read_terms(suite: str, given: dict[str, float | None]) -> "Terms":
+    """Read the terms of a suite and apply the options."""
     from assay.errors import UsageError
     from assay_bench.battery.suites import read_suite
 
     changed = {_TERMS[name]: value for name, value in given.items() if value is not None}
     for option, value in given.items():
         if value is not None and not 0 < value < float("inf"):
-            raise UsageError(f"--{option} {value:g}: it is more than 0")
+            raise UsageError(f"--{option} {value:g}: must be finite and greater than 0")
     return read_suite(suite).terms.model_copy(update=changed)
 
 
@@ -244,32 +241,30 @@ def page(
     *,
     compared: Annotated[
         list[Path] | None,
-        typer.Option(metavar="DIR", help="Of `assay bench compare`; repeatable."),
+        typer.Option(metavar="DIR", help="Output of `assay bench compare`; repeatable."),
     ] = None,
     tuned: Annotated[
-        list[Path] | None, typer.Option(metavar="DIR", help="Of `assay bench tune`; repeatable.")
-    ] = None,
-    history: Annotated[
-        Path | None, typer.Option(metavar="FILE.db", help="Of `assay bench history`.")
+        list[Path] | None,
+        typer.Option(metavar="DIR", help="Output of `assay bench tune`; repeatable."),
     ] = None,
     output: Annotated[Path, typer.Option(metavar="FILE.html")] = Path("bench.html"),
 ) -> None:
-    """Write one page of comparisons with their bounds, losses by step, and speeds by run.
+    """Write an HTML page of comparisons with their bounds, and of losses by step.
 
     Example: assay bench page --compared runs/compare --tuned runs/tuned --output bench.html
     """
     from assay.errors import UsageError
-    from assay_bench.reporting.page import PageSources, write_page
+    from assay_bench.reporting.page import write_page
 
-    if not (compared or tuned or history):
-        raise UsageError("nothing to show: give --compared, --tuned or --history")
-    print_text(write_page(PageSources(compared or (), tuned or (), history), output))
+    if not (compared or tuned):
+        raise UsageError("nothing to show: give --compared or --tuned")
+    print_text(write_page(compared or (), tuned or (), output))
 
 
-def _pairs(texts: list[str]) -> dict[str, str]:
+def _parse_clusters(texts: list[str]) -> dict[str, str]:
     from assay.errors import UsageError
 
     pairs = dict(text.partition("=")[::2] for text in texts)
     if wrong := [text for text in texts if not text.partition("=")[2]]:
-        raise UsageError(f"--cluster {wrong[0]}: write it as TASK=FIELD")
+        raise UsageError(f"--cluster {wrong[0]}: expected TASK=FIELD")
     return pairs

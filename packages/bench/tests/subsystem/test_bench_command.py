@@ -1,4 +1,4 @@
-"""`assay bench` as users type it."""
+"""The command `assay bench`."""
 
 import json
 import subprocess
@@ -23,7 +23,7 @@ target_delimiter: ""
 metric_list: [{metric: acc, aggregation: mean, higher_is_better: true}]
 """
 
-# 2 % of the units of one layer are half as large again.
+# 2 % of the units of one layer are 1.5 times as large.
 DAMAGE = """
 import torch
 
@@ -47,7 +47,7 @@ def judged(*arguments: str) -> tuple[int, dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def suite(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two quick tasks: a shipped one, and one of a file beside the suite."""
+    """Two quick tasks: a shipped one, and a file in the suite's folder."""
     folder = tmp_path_factory.mktemp("suite")
     documents = [
         {"context": f"for i in range({n}):\n    pr", "choices": ["int", "q~@"], "label": 0}
@@ -65,7 +65,7 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def runs(suite: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Runs of a trained model, and of it damaged."""
+    """Runs of a trained model and of a damaged copy."""
     folder = tmp_path_factory.mktemp("runs")
     for name, setup in (
         ("trained", []),
@@ -79,17 +79,17 @@ def runs(suite: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_damaged_layer_is_no_pass(runs: Path, suite: Path, tmp_path: Path) -> None:
+def test_damaged_layer_is_not_a_pass(runs: Path, suite: Path, tmp_path: Path) -> None:
     code, verdict = judged(
         *("compare", str(runs / "trained"), str(runs / "damaged")),
         *("--suite", str(suite / "quick.toml"), "--output", str(tmp_path / "run")),
     )
-    # Whether so few items are enough to say so is arithmetic.
+    # So few items can be too few for a FAIL.
     assert (code, verdict["verdict"]) in {(1, "FAIL"), (3, "NOT_COMPARED")}, verdict
     assert (tmp_path / "run" / "comparison.md").read_text().startswith(("### FAIL", "### UNDER"))
 
 
-def test_an_interrupted_run_goes_on_and_an_accepted_one_is_what_others_are_held_to(
+def test_interrupted_run_continues_and_accepted_run_is_a_baseline(
     runs: Path, suite: Path, tmp_path: Path
 ) -> None:
     done = runs / "trained" / "tasks" / "next-text" / "done.json"
@@ -114,15 +114,15 @@ def test_an_interrupted_run_goes_on_and_an_accepted_one_is_what_others_are_held_
     assert (code, verdict["verdict"]) == (0, "PASS"), verdict
 
 
-def test_a_run_of_lm_evals_own_command_line_is_read_and_another_few_shot_refused(
+def test_run_of_lm_evals_command_line_is_read_and_different_few_shot_refused(
     suite: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # lm-eval asks the hub for every name that it sees.
+    # lm-eval requests every name from the hub.
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.chdir(tmp_path)
     for name, fewshot in (("zero", 0), ("two", 2)):
         (suite / f"{name}.toml").write_text(f'tasks = ["counting.yaml"]\nfewshot = {fewshot}\n')
-        # `dummy` answers at random, with a seed.
+        # `dummy` answers at random from a seed.
         done = assay(
             *("run", "--suite", str(suite / f"{name}.toml"), "--model-backend", "dummy"),
             *("--output", name, "--json"),
@@ -142,10 +142,10 @@ def test_a_run_of_lm_evals_own_command_line_is_read_and_another_few_shot_refused
         (["run", "--task", "absent.yaml"], "absent.yaml: cannot be read: No such file"),
         (["run", "--model", "micro:lama"], "no recipe 'lama'"),
         (["run", "--suite", "absent"], "suite absent does not exist; shipped suites:"),
-        (["compare", "absent", "absent"], "absent: there is no such folder"),
+        (["compare", "absent", "absent"], "absent: no such file or folder"),
     ],
 )
-def test_what_cannot_be_done_exits_with_2_and_one_message(
+def test_usage_error_exits_with_2_and_one_message(
     tmp_path: Path, arguments: list[str], message: str
 ) -> None:
     done = assay(*arguments, "--output", str(tmp_path / "run"))

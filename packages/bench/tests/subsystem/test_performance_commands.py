@@ -1,4 +1,4 @@
-"""`assay bench perf`, `ab` and `history` as users type them."""
+"""The commands `assay bench perf` and `ab`."""
 
 import json
 import os
@@ -9,20 +9,21 @@ from typing import Any
 
 import pytest
 
-from assay_bench.performance.results import PerformanceResult, read_performance
+from assay.files import read_sealed
+from assay_bench.performance.results import RESULT_FILE, PerformanceResult
 
 pytestmark = pytest.mark.timeout(600)
 
-# In an environment of its own, in which every suite but one is as it ships: this one needs no torch.
+# Suites without torch, for environments in which only `decode` differs.
 LIGHT_SUITES = """
 import time
 from assay_bench.performance.requests import NUM_WARMUP_ROUNDS, SuiteRequest
-from assay_bench.performance.suites.turns import Turns
+from assay_bench.performance.suites.turn_client import TurnClient
 
 ASKED = SuiteRequest.of_environment()
 
 def measure(suite, benchmark, seconds):
-    turns = Turns(ASKED)
+    turns = TurnClient(ASKED)
     benchmark.pedantic(
         lambda: time.sleep(seconds), setup=lambda: turns.wait(suite),
         rounds=ASKED.num_rounds, warmup_rounds=NUM_WARMUP_ROUNDS,
@@ -45,13 +46,13 @@ REPLACED_TABLE = """
 from assay_bench.performance import suite_table
 suite_table.SUITE_FOLDER = __import__("pathlib").Path(r"{folder}")
 suite_table.SUITES = {{
-    name: suite_table.Suite(name, "test_light.py", "test_" + name, "read")
+    name: suite_table.SpeedSuite(name, "test_light.py", "test_" + name, "read")
     for name in ("prefill", "decode")
 }}
 """
 
-# What a change of the model's code could do: each product of a linear layer is computed ten times.
-# Other work on the machine changes a suite's ratio by half, so the slow-down is far above that.
+# A planted slow-down: every linear layer computes its product ten times.
+# Other work on the machine can change a ratio by half, far less than this.
 SLOW_LINEAR = """
 import importlib.abc, importlib.machinery, sys
 
@@ -92,7 +93,7 @@ def printed(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
 
 
 def make_environment(folder: Path, seconds: float) -> Path:
-    """A virtual environment with this one's packages, and light suites; decode takes `seconds`."""
+    """A virtual environment with this one's packages and light suites. `decode` takes `seconds`."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
     (packages,) = folder.glob("lib/python*/site-packages")
     paths = [path for path in sys.path if path]
@@ -119,7 +120,7 @@ def environments(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         ("slow", ["prefill", "decode"], 1, "FAIL", {"prefill": "not slower", "decode": "slower"}),
     ],
 )
-def test_ab_tells_which_suite_is_slower_in_b(
+def test_ab_names_the_slower_suite(
     environments: dict[str, Path],
     tmp_path: Path,
     side: str,
@@ -141,7 +142,7 @@ def test_ab_tells_which_suite_is_slower_in_b(
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Two runs of the suites that ship: as they are, and with a slow-down planted into the model."""
+    """Two runs of shipped suites: clean, and with a planted slow-down."""
     folder = tmp_path_factory.mktemp("perf")
     (folder / "plant").mkdir()
     (folder / "plant" / "sitecustomize.py").write_text(SLOW_LINEAR)
@@ -154,21 +155,25 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {"clean": folder / "clean", "planted": folder / "planted"}
 
 
-def test_perf_keeps_every_round_with_its_controls(measured: dict[str, Path]) -> None:
+def read_performance(folder: Path) -> PerformanceResult:
+    return read_sealed(PerformanceResult, folder / RESULT_FILE)
+
+
+def test_perf_stores_every_round_with_its_controls(measured: dict[str, Path]) -> None:
     result = read_performance(measured["clean"])
     assert [suite.suite for suite in result.suites] == ["prefill", "compare"]
     prefill = result.suites[0]
     assert len(prefill.seconds) == len(prefill.matmul_seconds) == len(prefill.read_seconds) == 20
     assert prefill.num_tokens == 256
-    # At least two operations for each parameter of the layers and each token, and no faster than a
-    # product that does nothing else.
+    # At least two operations per parameter and token, and not faster than a matrix product
+    # alone.
     assert prefill.num_flops > 2 * 256 * 300_000
     assert 0 < prefill.flops_share < 1
     assert prefill.peak_memory_bytes > 0
     assert result.provenance["versions"]["torch"] == result.versions["torch"]
 
 
-def test_a_planted_slow_down_is_seen_where_it_is(measured: dict[str, Path]) -> None:
+def test_planted_slow_down_shows_in_its_suite(measured: dict[str, Path]) -> None:
     clean, planted = (
         {suite.suite: suite.ratio for suite in read_performance(measured[name]).suites}
         for name in ("clean", "planted")
@@ -177,68 +182,22 @@ def test_a_planted_slow_down_is_seen_where_it_is(measured: dict[str, Path]) -> N
     assert growth["prefill"] > 1.5 * growth["compare"]
 
 
-def later(result: PerformanceResult, day: int, factor: float) -> PerformanceResult:
-    """The same run on another day, all rounds `factor` as long."""
-    date = f"2026-01-{day:02}T00:00:00+00:00"
-    suites = [
-        suite.model_copy(update={"seconds": [factor * seconds for seconds in suite.seconds]})
-        for suite in result.suites
-    ]
-    provenance = result.provenance | {"date": date}
-    return result.model_copy(update={"suites": suites, "provenance": provenance})
-
-
-def test_a_history_fails_when_the_planted_runs_are_added(
-    measured: dict[str, Path], tmp_path: Path
-) -> None:
-    pytest.importorskip("ruptures", reason="it has no release for this Python")
-    database = tmp_path / "history.db"
-    clean, planted = (read_performance(measured[name]) for name in ("clean", "planted"))
-
-    assert add(database, tmp_path, clean, range(1, 16)) == 0
-    checked = assay("history", "check", database, "--json")
-    assert (checked.returncode, printed(checked)["verdict"]) == (0, "PASS")
-
-    assert add(database, tmp_path, planted, range(16, 29)) == 0
-    checked = assay("history", "check", database, "--json")
-    assert (checked.returncode, printed(checked)["verdict"]) == (1, "FAIL")
-    (prefill,) = (one for one in printed(checked)["series"] if one["suite"] == "prefill")
-    assert prefill["verdict"] == "FAIL"
-    assert prefill["changes"][0]["date"] in (
-        "2026-01-16T00:00:00+00:00",
-        "2026-01-17T00:00:00+00:00",
-    )
-    shown = printed(assay("history", "show", database, "--json"))
-    assert {len(series["points"]) for series in shown["series"]} == {28}
-
-
-def add(database: Path, folder: Path, result: PerformanceResult, days: range) -> int:
-    """Add `result` as it could have been on each of `days`, a per cent more or less."""
-    files = [folder / f"{day}.json" for day in days]
-    for day, file in zip(days, files, strict=True):
-        file.write_text(later(result, day, 1 + 0.002 * (7 * day % 10 - 5)).to_json())
-    return assay("history", "add", database, *files).returncode
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["perf", "--suite", "prefil"], "there is no suite 'prefil'; there is: training-step,"),
-        (["perf", "--run", "cpu"], "'cpu' is no run; write one as DEVICE/DTYPE"),
+        (["perf", "--suite", "prefil"], "there is no suite 'prefil'; suites: training-step,"),
+        (["perf", "--run", "cpu"], "'cpu' is not a run; write one as DEVICE/DTYPE"),
         (["perf", "--model", "micro:lama"], "no recipe 'lama'"),
-        (["ab", "absent", "absent"], "absent is no environment: neither a folder with bin/python"),
-        (["history", "check", "absent.db"], "absent.db is no history of"),
         (
-            ["history", "add", "h.db", "absent"],
-            "absent: cannot be read: No such",
+            ["ab", "absent", "absent"],
+            "absent is not an environment: neither a folder with bin/python",
         ),
     ],
 )
-def test_what_cannot_be_done_exits_with_2_and_one_message(
+def test_usage_error_exits_with_2_and_one_message(
     tmp_path: Path, arguments: list[str], message: str
 ) -> None:
-    where = () if arguments[0] == "history" else ("--output", tmp_path / "run")
-    done = assay(*arguments, *where)
+    done = assay(*arguments, "--output", tmp_path / "run")
     assert done.returncode == 2
     assert done.stdout == ""
     assert done.stderr.splitlines()[-1].startswith(f"assay: {message}")
@@ -249,8 +208,7 @@ def test_planning_imports_no_torch() -> None:
         "import sys; from assay_bench.commands import app;"
         " from assay_bench.evaluating import command_line, running as _;"
         " from assay_bench.performance.paired import running, records;"
-        " from assay_bench.performance.history import checking, database;"
-        " from assay_bench.performance import running, faces;"
+        " from assay_bench.performance import running, tables;"
         " sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,4 +1,4 @@
-"""Real curves held to a band: faults of a trainer leave it, other seeds and other trainers do not."""
+"""Real curves: planted faults leave the band, other seeds stay in it."""
 
 from dataclasses import replace
 from functools import cache
@@ -11,7 +11,7 @@ from assay.training import ReferenceTrainer, TrainingPlan
 from assay.training.batches import coder_of
 from assay.verdicts import Level, Outcome
 from assay_bench.tuning.band import LossBand, band_of, judge_losses
-from assay_bench.tuning.recipe import DataSource, Permutation, Recipe
+from assay_bench.tuning.recipe import DataSource, Permutation, TuningRecipe
 from assay_bench.tuning.rows import draw_step, read_sources
 from packages.bench.tests.planted_tuning import (
     HalfOfTheGradientLost,
@@ -22,7 +22,7 @@ from packages.bench.tests.planted_tuning import (
 )
 
 MODEL, STEPS, SEEDS, OTHER_SEED = "micro:llama", 40, range(10), 100
-RECIPE = Recipe(
+RECIPE = TuningRecipe(
     models=[MODEL],
     run="cpu/float32",
     seeds=list(SEEDS),
@@ -60,17 +60,17 @@ def judged(trainer: ReferenceTrainer) -> Level:
     return judge_losses(curve(trainer, OTHER_SEED), band())
 
 
-def test_hardly_a_seed_leaves_the_band_of_the_others() -> None:
+def test_seeds_rarely_leave_the_band_of_the_others() -> None:
     curves = clean_curves()
     levels = [
         judge_losses(one, band_of([other for other in curves if other is not one]))
         for one in curves
     ]
-    # Measured: 2 of 100. More than 1 of 10 would come with a probability of 0.02.
+    # Measured: 2 of 100. More than 1 of 10 has a probability of 0.02.
     assert [level.verdict for level in levels].count(Outcome.FAIL) <= 1
 
 
-def test_seed_that_the_band_does_not_know_passes() -> None:
+def test_new_seed_passes() -> None:
     level = judged(ReferenceTrainer())
     assert level.verdict is Outcome.PASS, level.reason
 
@@ -78,11 +78,11 @@ def test_seed_that_the_band_does_not_know_passes() -> None:
 @pytest.mark.parametrize(
     "plant", [ShuffledLabels, TenfoldLearningRate, LabelsShiftedTwice, LabelsNotShifted]
 )
-def test_fault_that_changes_what_is_learned_fails(plant: type[ReferenceTrainer]) -> None:
+def test_planted_fault_fails(plant: type[ReferenceTrainer]) -> None:
     level = judged(plant())
     assert level.verdict is Outcome.FAIL
 
 
-def test_half_of_the_gradient_is_below_what_a_short_band_resolves() -> None:
-    # A smaller batch trains nearly as well: `assay check train` sees it, losses do not.
+def test_half_gradient_is_below_the_resolution_of_a_short_band() -> None:
+    # A smaller batch trains nearly as well. `assay check train` detects this fault, losses do not.
     assert judged(HalfOfTheGradientLost()).verdict is Outcome.PASS

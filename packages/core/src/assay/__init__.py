@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from assay.api.generation import check_generate
     from assay.api.loading import check_load
     from assay.api.training import check_train
-    from assay.devices.seeding import seed_all
+    from assay.devices.torch_settings import seed_all
     from assay.recording.capture import capture
     from assay.verdicts import Verdict
 
@@ -23,7 +23,7 @@ _HOMES = {
     "check_generate": "assay.api.generation",
     "check_load": "assay.api.loading",
     "check_train": "assay.api.training",
-    "seed_all": "assay.devices.seeding",
+    "seed_all": "assay.devices.torch_settings",
 }
 
 __all__ = [

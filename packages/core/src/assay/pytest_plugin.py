@@ -211,9 +211,9 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     limits = TimeLimits.within(seconds) if seconds else TimeLimits()
     stops: bool = config.getoption("usepdb", default=False)
     if stops:
-        from assay.testing.debugging import WITHOUT_HURRY
+        from assay.testing.debugging import DEBUGGING_LIMITS
 
-        limits = WITHOUT_HURRY
+        limits = DEBUGGING_LIMITS
         # Plugins that end tests wait from now on.
         config.hook.pytest_enter_pdb(config=config, pdb=None)
     world = World(

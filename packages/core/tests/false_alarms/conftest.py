@@ -21,7 +21,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--part", type=Part.parse, default=Part(1, 1), help="only a part of them, such as 2/4"
     )
     parser.addoption(
-        "--publish", action="store_true", help="write the tables into docs/detection.md"
+        "--publish",
+        action="store_true",
+        help="write the totals into docs/detection.md, the tables into docs/detection/",
     )
     parser.addoption(
         "--limits-to", help="write limits calibrated on the runs of one --corpus to this file"

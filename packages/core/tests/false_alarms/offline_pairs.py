@@ -8,7 +8,7 @@ from pathlib import Path
 
 from assay.dumps.protocol import Dump
 from assay.dumps.recognizing import open_dump
-from assay.inputs import PlanOptions
+from assay.inputs import BatchOptions
 from assay.offline.check import Comparison, compare_dumps
 from assay.runs import SilentProgress
 from assay.verdicts import Outcome, Verdict
@@ -139,7 +139,7 @@ def judge(work: Work) -> list[Judged]:
 def _write(work: Work, run: str) -> None:
     way, _, dtype = run.rpartition(" ")
     is_plain = way in (PLAIN, YARDSTICK, *BATCHES)
-    options = PlanOptions(batch_size=BATCHES.get(way, 4), max_new_tokens=6)
+    options = BatchOptions(batch_size=BATCHES.get(way, 4), max_new_tokens=6)
     task = DumpTask(work.recipe, dtype, work.folder / run, options, texts=TEXTS)
     if way == YARDSTICK:
         task = replace(task, dtype=YARDSTICK, rounded_to=dtype)
@@ -200,6 +200,15 @@ def pairs_table(judged: Sequence[Judged]) -> str:
         for kind, counts in sorted(kinds.items())
     ]
     return markdown_table(head, rows)
+
+
+def pairs_totals(judged: Sequence[Judged]) -> str:
+    """Return the number of pairs with each verdict, in a sentence."""
+    counts = Counter(one.verdict.verdict for one in judged)
+    return (
+        f"Of {len(judged)} pairs of correct dumps {counts[Outcome.PASS]} pass,"
+        f" {counts[Outcome.NOT_COMPARED]} are NOT_COMPARED and {counts[Outcome.FAIL]} fail."
+    )
 
 
 def describe_all(judged: Sequence[Judged], outcome: Outcome) -> list[str]:

@@ -33,7 +33,12 @@ def checked(
     text = f"{readings_table(done)}\n\n{variants_table(done)}\n\n{totals(done)}"
     request.config.get_terminal_writer().line(f"\n{text}")
     if option("--publish"):
-        publish(text, "false alarms")
+        publish(
+            "false alarms",
+            totals(done),
+            variants_by_statistic=readings_table(done),
+            variants=variants_table(done),
+        )
     if option("--limits-to"):
         made_by = "nox -s false-alarms -- --corpus generation --limits-to FILE"
         text = limits_file([one.clean_run for one in done if not one.variant.known], made_by)

@@ -9,6 +9,7 @@ from packages.core.tests.false_alarms.offline_pairs import (
     describe_all,
     judge_all,
     pairs_table,
+    pairs_totals,
 )
 from packages.core.tests.trials.tables import publish
 
@@ -27,7 +28,7 @@ def judged(
     text = f"{pairs_table(found)}\n\n{reasons}".strip()
     request.config.get_terminal_writer().line(f"\n{text}")
     if request.config.getoption("--publish"):
-        publish(text, "offline pairs")
+        publish("offline pairs", pairs_totals(found), offline_pairs=pairs_table(found))
     return found
 
 

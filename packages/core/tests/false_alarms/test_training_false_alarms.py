@@ -42,7 +42,12 @@ def checked(
     text = f"{readings_table(done)}\n\n{variants_table(done)}\n\n{totals(done)}"
     request.config.get_terminal_writer().line(f"\n{text}")
     if option("--publish"):
-        publish(text, "false alarms of training")
+        publish(
+            "false alarms of training",
+            totals(done),
+            training_variants_by_statistic=readings_table(done),
+            training_variants=variants_table(done),
+        )
     if option("--limits-to"):
         made_by = "nox -s false-alarms -- --corpus training --limits-to FILE"
         clean = [one.clean_run for one in done if not one.variant.known]

@@ -25,7 +25,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--training-fault", default="", help="the same of faults in training")
     parser.addoption("--published-bug", default="", help="the same of published bugs")
     parser.addoption(
-        "--publish", action="store_true", help="write the tables into docs/detection.md"
+        "--publish",
+        action="store_true",
+        help="write the totals into docs/detection.md, the tables into docs/detection/",
     )
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from assay.dumps.recognizing import open_dump
-from assay.inputs import PlanOptions
+from assay.inputs import BatchOptions
 from assay.offline.check import Comparison, compare_dumps
 from assay.offline.judging.verdict import judge_dumps
 from assay.runs import SilentProgress
@@ -22,7 +22,7 @@ Mode = Literal["noise", "model"]
 
 # All prompts in one batch: time goes with the number of forward passes. One plant shows in the ninth
 # step of decoding.
-_OPTIONS = PlanOptions(batch_size=8, max_new_tokens=10)
+_OPTIONS = BatchOptions(batch_size=8, max_new_tokens=10)
 _MEMORY = Memory()
 
 

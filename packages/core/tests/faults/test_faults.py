@@ -21,7 +21,7 @@ def findings(
     text = f"{findings_table(found)}\n\n{totals(found)}"
     request.config.get_terminal_writer().line(f"\n{text}")
     if request.config.getoption("--publish"):
-        publish(text, "faults")
+        publish("faults", totals(found), faults=findings_table(found))
     return found
 
 

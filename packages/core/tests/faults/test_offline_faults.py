@@ -31,7 +31,7 @@ def findings(
     request.config.get_terminal_writer().line(f"\n{offline_table(found)}\n\n{totals}")
     if request.config.getoption("--publish"):
         missed = offline_table([one for one in found if not one.located])
-        publish(f"{totals}\n\n{missed}", "offline faults")
+        publish("offline faults", totals, offline_faults_missed=missed)
     return found
 
 

@@ -125,7 +125,7 @@ def findings(
     text = f"{table(found)}\n\n{totals(found)}"
     request.config.get_terminal_writer().line(f"\n{text}")
     if request.config.getoption("--publish"):
-        publish(text, "training-faults")
+        publish("training-faults", totals(found), training_faults=table(found))
     return found
 
 

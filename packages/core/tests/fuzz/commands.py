@@ -84,8 +84,6 @@ COMMANDS = (
     Command("baseline", "bench compare {}/base.json {}/base.json --output {}/out"),
     Command("evaluation", "bench compare {} {} --output {}/out"),
     Command("own-evaluation", "bench accept {} {}/new.json --reason fuzz"),
-    Command("history", "bench history show {}/history.db"),
-    Command("history", "bench history check {}/history.db"),
     Command("bench-page", "bench page --compared {} --output {}/page.html"),
     Command("tuning", "bench page --tuned {} --output {}/page.html"),
     Command("suite", f"bench run --suite {{}}/suite.toml --run {_ABSENT_DEVICE} --output {{}}/out"),

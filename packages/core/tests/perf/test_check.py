@@ -152,7 +152,7 @@ def test_memory_does_not_grow_with_the_trace(
         several = write_prompts(new_folder().with_suffix(".jsonl"), input_ids, num_batches)
         with highest_memory() as highest:
             trace = whole_check(model_folder, several, new_folder(), new_tokens)
-        traces.append(trace.describe().unique_bytes)
+        traces.append(trace.unique_bytes)
         peaks.append(highest[0])
     grown = [pair[1] - pair[0] for pair in (traces, peaks)]
     assert grown[0] > 0

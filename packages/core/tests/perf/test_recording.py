@@ -38,14 +38,15 @@ def test_recording_costs_little_more_than_the_pass_and_the_writing(
             calls.append(call)
 
     record()
-    summary = Trace.open(folder).describe()
-    data = os.urandom(1 << 20) * -(-summary.unique_bytes >> 20)
+    trace = Trace.open(folder)
+    num_bytes = trace.unique_bytes
+    data = os.urandom(1 << 20) * -(-num_bytes >> 20)
     copy = new_folder()
 
     def write() -> None:
         copy.unlink(missing_ok=True)
         with copy.open("wb", buffering=0) as file:
-            file.write(memoryview(data)[: summary.unique_bytes])
+            file.write(memoryview(data)[:num_bytes])
             os.fsync(file.fileno())  # the speed of the disk, not of the page cache
 
     times = take_turns(
@@ -58,7 +59,7 @@ def test_recording_costs_little_more_than_the_pass_and_the_writing(
         ROUNDS,
     )
     needed = [a + b for a, b in zip(times["forward"], times["write"], strict=True)]
-    size = f"{summary.tensors} tensors, {summary.unique_bytes / 2**20:.0f} MiB"
+    size = f"{len(list(trace.sites()))} tensors, {num_bytes / 2**20:.0f} MiB"
     ratio = median_ratio(times["module"], needed)
     of_what = f"forward pass + writing the same bytes ({size})"
     table.at_most("capture of all modules", ratio, 1.3, of_what)

@@ -13,7 +13,7 @@ import torch
 import assay
 from assay.generate.passes.generation_loop import generate, limits_of_generation
 from assay.hooks.values.exact_double import ExactDouble
-from assay.inputs import PlanOptions, plan_batches
+from assay.inputs import BatchOptions, plan_batches
 from assay.inputs.prompts import Prompt
 from assay.models import LoadedModel, load_model
 from assay.plugins import load_object
@@ -33,7 +33,7 @@ class DumpTask:
     recipe: str
     dtype: str
     folder: Path
-    options: PlanOptions
+    options: BatchOptions
     formats: tuple[Format, ...] = get_args(Format)
     rounded_to: str | None = None
     setup: str | None = None

@@ -1,1 +1,1 @@
-"""What a model gave on a device, with limits and provenance, and whether it still does."""
+"""Expectations: captured outputs of a model on a device, with limits and provenance."""

@@ -1,4 +1,4 @@
-"""An expectation made: several processes capture, and have to agree."""
+"""Captures an expectation in several processes, which must agree."""
 
 import os
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from assay_expectations.judging.numbers import LIMITS, judge_numbers, limits_ori
 from assay_expectations.processes.requests import (
     AllSeen,
     Captured,
-    CaptureRequest,
+    SignatureRequest,
     VerifyRequest,
 )
 from assay_expectations.records import (
@@ -34,38 +34,36 @@ CONTAINER = "ASSAY_CONTAINER"
 
 
 class UnrepeatableError(MachineError):
-    """Captures that do not agree, or are not finite: nothing can be held to them."""
+    """Captures do not agree or are not finite."""
 
 
 @dataclass(frozen=True)
 class CaptureOptions:
-    """What is captured, how often, and who answers for it.
-
-    num_captures: how many processes capture, one after the other.
-    """
+    """Options of a capture."""
 
     model: str
     run: str
     num_captures: int = 3
+    """Number of processes that capture, one after the other."""
     approved_by: str | None = None
     reason: str | None = None
 
 
 def capture_expectation(options: CaptureOptions, output: Path, progress: Progress) -> Path:
-    """Capture what a model gives on a device. Returns: the file.
+    """Capture the outputs of a model on a device. Returns: the file.
 
-    output: a file, or a folder for one that is named by its key.
-    Raises: UnrepeatableError if the captures do not agree; UsageError if, without a reason, it is
-        further from the yardstick than the host, or would replace one that it differs from by
-        more than noise; DiskError.
+    output: a file, or a folder in which the key names the file.
+    Raises: UnrepeatableError if the captures do not agree; UsageError if, without a reason, the capture is
+        further from the yardstick than the host is, or differs by more than noise from the expectation that
+        it replaces; DiskError.
     """
     parse_run(options.run)
     resolve_model(options.model)
     require_writable(output)
     with temporary_folder("assay-expect-") as scratch:
-        first = _ask_for_capture(options, scratch / "1", progress)
-        _refuse_wrong_device(options, first)
-        expectation = _from_first(options, first)
+        first = _capture_first(options, scratch / "1", progress)
+        _require_agreement_with_host(options, first)
+        expectation = _expectation_from_first(options, first)
         path = file_for(expectation, output)
         _refuse_hidden_change(expectation, path, options.reason)
         for number in range(2, options.num_captures + 1):
@@ -76,27 +74,26 @@ def capture_expectation(options: CaptureOptions, output: Path, progress: Progres
     return write_expectation(expectation.model_copy(update={"limits": limits}), path)
 
 
-def _refuse_wrong_device(options: CaptureOptions, captured: Captured) -> None:
-    """Raise UsageError if it is further from the yardstick than the host, and nobody says why."""
+def _require_agreement_with_host(options: CaptureOptions, captured: Captured) -> None:
+    """Raise UsageError if the device is further from the yardstick than the host, without a reason."""
     if options.reason is not None or captured.on_host is None:
         return
     by_host = captured.signature.model_copy(update={"captured": captured.on_host})
     dtype = captured.key.machine.dtype
     judged = judge_numbers(by_host, captured.signature.captured, dtype, LIMITS)
     if not judged.passed:
-        worst = judged.worst
         raise UsageError(
-            f"{options.run} is no device to trust: {worst.ratio.statistic} is"
-            f" {worst.ratio.actual:.3g} = {worst.ratio.value:.3g}x that of cpu/{dtype} (limit {worst.limit:g}x); nothing was written. To find out why: assay"
-            f" check generate {options.model} --reference cpu/float32 --candidate {options.run}. If it"
-            " is meant: --reason TEXT"
+            f"{options.run} cannot be trusted: {judged.describe_worst(f'the error of cpu/{dtype}')}."
+            " Nothing was written. To find the cause: assay check generate"
+            f" {options.model} --reference cpu/float32 --candidate {options.run}. If the difference is"
+            " intended: --reason TEXT"
         )
 
 
 def _refuse_hidden_change(expectation: Expectation, path: Path, reason: str | None) -> None:
-    """Raise UsageError if it is more than noise away from the one it replaces, and nobody says why.
+    """Raise UsageError if more than noise changed since the replaced expectation, without a reason.
 
-    Drifts within the limits add up: each recapture would be the measure of the next.
+    Otherwise small drifts of several recaptures would add up.
     """
     if reason is not None or not path.is_file():
         return
@@ -107,24 +104,24 @@ def _refuse_hidden_change(expectation: Expectation, path: Path, reason: str | No
     change = find_change(before, expectation)
     if change.kind != "noise":
         raise UsageError(
-            f"{path} is there, and this would hide a change ({change.summary}); nothing was written."
-            " If it is meant: --reason TEXT"
+            f"{path} exists, and the new capture differs from it: {change.summary}. Nothing was written."
+            " If the change is intended: --reason TEXT"
         )
 
 
-def _ask_for_capture(options: CaptureOptions, folder: Path, progress: Progress) -> Captured:
-    request = CaptureRequest(model=options.model, run=options.run).model_dump()
+def _capture_first(options: CaptureOptions, folder: Path, progress: Progress) -> Captured:
+    request = SignatureRequest(model=options.model, run=options.run).model_dump()
     folder.mkdir()
     answer = run_process(WORKER, {"capture": request}, folder, name="capture 1", progress=progress)
     return Captured.model_validate(answer.result)
 
 
-def _from_first(options: CaptureOptions, captured: Captured) -> Expectation:
+def _expectation_from_first(options: CaptureOptions, captured: Captured) -> Expectation:
     machine = captured.key.machine
     judged = judge_numbers(captured.signature, captured.signature.captured, machine.dtype, LIMITS)
     if not judged.passed:
         raise UnrepeatableError(
-            f"{options.model} gives NaN or infinity on {options.run}: nothing was written"
+            f"{options.model} gives NaN or infinity on {options.run}. Nothing was written"
         )
     return Expectation(
         model=options.model,
@@ -150,7 +147,7 @@ def _from_first(options: CaptureOptions, captured: Captured) -> Expectation:
 def _observe_again(
     expectation: Expectation, run: str, folder: Path, progress: Progress
 ) -> Observed:
-    """What another process gives where `expectation` was captured."""
+    """Observe the model in another process, on the inputs of `expectation`."""
     file = write_expectation(expectation, folder / "expectation.json")
     request = VerifyRequest(files=[str(file)], run=run).model_dump()
     answer = run_process(
@@ -168,9 +165,8 @@ def _with_capture(expectation: Expectation, observed: Observed, number: int) -> 
         expectation.signature, observed.distributions, expectation.key.machine.dtype, LIMITS
     )
     if not judged.passed:
-        worst = judged.worst
         raise UnrepeatableError(
-            f"captures 1 and {number} do not agree: {worst.ratio.statistic} is"
-            f" {worst.ratio.actual:.3g} = {worst.ratio.value:.3g}x that of the first (limit {worst.limit:g}x); nothing was written"
+            f"captures 1 and {number} do not agree: {judged.describe_worst('the error of capture 1')}."
+            " Nothing was written"
         )
     return expectation.model_copy(update={"captures": [*expectation.captures, judged.ratios]})

@@ -1,4 +1,4 @@
-"""`assay expect`: capture what a model gives on a device, verify it later, compare two captures."""
+"""The command `assay expect`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -9,7 +9,7 @@ from assay.cli.generation_options import AllowUnused
 from assay.output.streams import print_text
 
 app = typer.Typer(
-    no_args_is_help=True, help="Capture what a model gives on a device, and verify it later."
+    no_args_is_help=True, help="Capture outputs of a model on a device, and verify them later."
 )
 
 _AsJson = Annotated[
@@ -24,48 +24,47 @@ def capture(
     ],
     *,
     run: Annotated[
-        str, typer.Option(metavar="RUN", help="Device and dtype that are trusted: cpu/bfloat16.")
+        str, typer.Option(metavar="RUN", help="Trusted device and dtype: cpu/bfloat16.")
     ],
     output: Annotated[
-        Path, typer.Option(metavar="FILE.json|DIR", help="A DIR gets a file named by its key.")
+        Path, typer.Option(metavar="FILE.json|DIR", help="In a DIR, the key names the file.")
     ],
     shapes: Annotated[
         str | None,
         typer.Option(
             metavar="BxTxN,...",
-            help="Instead: metrics and references of decoders with these rows, prompt lengths and new"
-            " tokens, for `assay calibrate`.",
+            help="Capture metrics and references of decoders for `assay calibrate` instead, with these"
+            " rows, prompt lengths and new tokens.",
         ),
     ] = None,
     seeds: Annotated[
         int | None,
         typer.Option(
-            metavar="N", min=1, help="With --shapes: sets of prompts of each shape. Default: 3."
+            metavar="N", min=1, help="With --shapes: sets of prompts per shape. Default: 3."
         ),
     ] = None,
     captures: Annotated[
         int | None,
-        typer.Option(
-            metavar="N", min=1, help="How many processes capture, and must agree. Default: 3."
-        ),
+        typer.Option(metavar="N", min=1, help="Number of captures, which must agree. Default: 3."),
     ] = None,
     approved_by: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Who takes what is captured for right.")
+        str | None, typer.Option(metavar="NAME", help="Who approves the expectation.")
     ] = None,
     reason: Annotated[
         str | None,
         typer.Option(
-            metavar="TEXT", help="Why; asked for where a limit of the file before is broken."
+            metavar="TEXT",
+            help="Required if the capture differs from the old file or from the host.",
         ),
     ] = None,
 ) -> None:
-    """Write what MODEL gives on RUN as an expectation.
+    """Capture the outputs of MODEL on RUN as an expectation.
 
     Example: assay expect capture micro:llama --run cpu/float32 --output expectations
 
     Example: assay expect capture micro:llama --run cpu/float16 --shapes 1x64x16,4x64x16 --output kept
 
-    Exit code: 0; 2 usage or environment error, also if the captures do not agree.
+    Exit code: 0; 2 usage or environment error, or captures that do not agree.
     """
     from assay.errors import UsageError
     from assay.runs import open_progress
@@ -74,12 +73,13 @@ def capture(
     if shapes is not None:
         if any((approved_by, reason, captures)) or output.suffix == ".json":
             raise UsageError(
-                "--shapes writes no expectation: no --approved-by, no --reason, no --captures, and a DIR"
+                "--shapes needs a DIR and excludes --approved-by, --reason and --captures, because it writes"
+                " no expectation"
             )
         _capture_metrics(model, run, shapes, seeds or 3, output)
         return
     if seeds is not None:
-        raise UsageError("--seeds is of --shapes; an expectation is captured --captures times")
+        raise UsageError("--seeds needs --shapes; --captures repeats the capture of an expectation")
     options = CaptureOptions(
         model=model, run=run, num_captures=captures or 3, approved_by=approved_by, reason=reason
     )
@@ -89,12 +89,12 @@ def capture(
 
 def _capture_metrics(model: str, run: str, shapes: str, seeds: int, output: Path) -> None:
     from assay.runs import open_progress
-    from assay_expectations.decoders.capturing import MetricsCapture, capture_metrics
+    from assay_expectations.decoders.capturing import capture_metrics
     from assay_expectations.decoders.shapes import Shape
 
     parsed = [Shape.parse(text.strip()) for text in shapes.split(",")]
     with open_progress() as progress:
-        for file in capture_metrics(MetricsCapture(model, run, parsed, seeds), output, progress):
+        for file in capture_metrics(model, run, parsed, seeds, output, progress):
             print_text(file)
 
 
@@ -102,7 +102,7 @@ def _capture_metrics(model: str, run: str, shapes: str, seeds: int, output: Path
 def verify(
     expectations: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="[FILE.json|DIR]...", help="Default: those that are shipped."),
+        typer.Argument(metavar="[FILE.json|DIR]...", help="Default: the shipped files."),
     ] = None,
     *,
     run: Annotated[
@@ -110,7 +110,7 @@ def verify(
     ] = "cpu/float32",
     candidate_setup: Annotated[
         str | None,
-        typer.Option(metavar="FILE.py:FUNC", help="Called with the model before it runs."),
+        typer.Option(metavar="FILE.py:FUNC", help="Call FUNC with the model before it runs."),
     ] = None,
     allow_unused: AllowUnused = None,
     output: Annotated[
@@ -118,11 +118,11 @@ def verify(
     ] = None,
     as_json: _AsJson = False,
 ) -> None:
-    """Do the models still give what was captured on such a machine?
+    """Verify that models still give the outputs that were captured on this kind of machine.
 
-    Exit code: 0 PASS; 1 FAIL, also for an expectation that nothing can meet any more;
-    2 usage or environment error; 3 no expectation was captured on such a machine, or part of a model
-    never ran. Other versions of software are compared; the verdict lists them.
+    Exit code: 0 PASS; 1 FAIL, also for a stale expectation; 2 usage or environment error; 3 nothing was
+    captured on this kind of machine, or part of a model never ran. Versions of software may differ;
+    the verdict lists them.
     """
     from assay.cli.verdict_output import finish
     from assay.runs import RunFolder, open_progress
@@ -139,21 +139,21 @@ def verify(
 @app.command()
 def diff(
     expected: Annotated[Path, typer.Argument(metavar="OLD", help="An expectation.")],
-    actual: Annotated[Path, typer.Argument(metavar="NEW", help="Another of the same model.")],
+    actual: Annotated[Path, typer.Argument(metavar="NEW", help="Another one of the same model.")],
     *,
     output: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Default: runs/<time>-expect-diff.")
     ] = None,
     as_markdown: Annotated[
-        bool, typer.Option("--markdown", help="Print what changed for a pull request, and no more.")
+        bool, typer.Option("--markdown", help="Print Markdown for a pull request and nothing else.")
     ] = False,
     as_json: _AsJson = False,
 ) -> None:
-    """What changed from OLD to NEW: noise, drift within OLD's limits, or a break; and around them?
+    """Classify the change from OLD to NEW: noise, drift within OLD's limits, or a break.
 
     Example: assay expect diff old.json new.json --markdown
 
-    Exit code: 0 noise or drift; 1 a break; 2 usage error; 3 they are not of the same content.
+    Exit code: 0 noise or drift; 1 break; 2 usage error; 3 different content.
     """
     from assay.api.verdict import CheckedVerdict
     from assay.cli.verdict_output import end_with
@@ -162,7 +162,7 @@ def diff(
     from assay_expectations.verifying import diff_expectations
 
     if as_markdown and as_json:
-        raise UsageError("--markdown and --json: give one of them")
+        raise UsageError("--markdown and --json exclude each other")
     folder = RunFolder.create("expect diff", output)
     text = diff_expectations(expected, actual, folder.path)
     verdict = CheckedVerdict.publish(folder.path)
@@ -176,15 +176,15 @@ def diff(
 def page(
     expectations: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="[FILE.json|DIR]...", help="Default: those that are shipped."),
+        typer.Argument(metavar="[FILE.json|DIR]...", help="Default: the shipped files."),
     ] = None,
     *,
     runs: Annotated[
-        Path, typer.Option(metavar="DIR", help="Where runs of `assay expect verify` lie.")
+        Path, typer.Option(metavar="DIR", help="Folder of the runs of `assay expect verify`.")
     ] = Path("runs"),
     output: Annotated[Path, typer.Option(metavar="FILE.html")] = Path("expectations.html"),
 ) -> None:
-    """Write one page over all expectations: which hold, fail, are stale or missing, and how old.
+    """Write an HTML page of all expectations: passed, failed, stale or missing, with their age.
 
     Example: assay expect page expectations --runs runs --output expectations.html
     """
@@ -200,23 +200,8 @@ def page(
 
 
 @app.command()
-def statement(
-    expectation: Annotated[Path, typer.Argument(metavar="FILE.json", help="An expectation.")],
-) -> None:
-    """Print an in-toto statement about FILE.json, to be signed.
-
-    Example: assay expect statement expectations/one.json > one.intoto.json
-    """
-    import json
-
-    from assay_expectations.records import statement_of
-
-    print_text(json.dumps(statement_of(expectation), indent=1))
-
-
-@app.command()
 def schema() -> None:
-    """Print the JSON Schema of the files.
+    """Print the JSON Schema of expectation files.
 
     Example: assay expect schema > expectation.schema.json
     """

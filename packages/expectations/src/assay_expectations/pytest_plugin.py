@@ -1,22 +1,23 @@
-"""Options of the suites. Importing it imports no torch."""
+"""Options of the suites. Imports no torch."""
 
 import os
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
-    from assay_expectations.decoders.options import DecoderOptions
+    from collections.abc import Callable
 
+    from assay_expectations.decoders.options import DecoderOptions
 
 MODELS_VARIABLE = "ASSAY_EXPECTATION_MODELS"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the options of the suites; what is given here wins over variables."""
+    """Add the options of the suites. Options override environment variables."""
     _add_options_of_models(parser)
     _add_options_of_decoders(parser)
 
@@ -39,8 +40,7 @@ def _add_options_of_models(parser: pytest.Parser) -> None:
         "--expectation-model",
         metavar="MODEL",
         action="append",
-        help="May be given more than once. Default: those of"
-        f" {MODELS_VARIABLE}, with commas between them, or every micro:RECIPE.",
+        help=f"Repeatable. Default: comma-separated models in {MODELS_VARIABLE}, or every micro:RECIPE.",
     )
     group.addoption(
         "--expectation-folder", metavar="DIR", help="Default: the shipped expectations."
@@ -49,46 +49,41 @@ def _add_options_of_models(parser: pytest.Parser) -> None:
 
 def _add_options_of_decoders(parser: pytest.Parser) -> None:
     group = parser.getgroup("assay decoders", "test_decoders of assay_expectations.suites")
-    group.addoption(
-        "--decoder-model", metavar="MODEL", action="append", help="May be given more than once."
-    )
+    group.addoption("--decoder-model", metavar="MODEL", action="append", help="Repeatable.")
     group.addoption(
         "--decoder-shape",
         metavar="BxTxN",
         action="append",
-        help="Rows, prompt length and new tokens, such as 4x64x16; may be given more than once.",
+        help="Rows, prompt length and new tokens, such as 4x64x16; repeatable.",
     )
     group.addoption(
         "--decoder-attention",
         metavar="NAME",
         action="append",
-        help="Implementation of the candidate: eager, sdpa; may be given more than once.",
+        help="Attention of the candidate: eager, sdpa; repeatable.",
     )
     group.addoption(
-        "--decoder-prompts", metavar="FILE.json", help="Prompts, in the format of ShareGPT."
+        "--decoder-prompts", metavar="FILE.json", help="Prompts in the ShareGPT format."
     )
     group.addoption(
-        "--decoder-thresholds", metavar="FILE.toml", help="As `assay calibrate` writes it."
+        "--decoder-thresholds", metavar="FILE.toml", help="Output of `assay calibrate`."
     )
-    group.addoption(
-        "--decoder-references", metavar="DIR", help="Where references are kept and used again."
-    )
+    group.addoption("--decoder-references", metavar="DIR", help="Cache of references.")
     group.addoption(
         "--decoder-ranks",
         metavar="N",
         type=int,
-        help="Divide the candidate's model over N devices. Default: as many as torchrun starts"
-        " processes, or 1.",
+        help="Shard the candidate's model over N devices. Default: the processes of torchrun, or 1.",
     )
     group.addoption(
-        "--decoder-setup", metavar="FILE.py:FUNC", help="Called with the candidate's model."
+        "--decoder-setup", metavar="FILE.py:FUNC", help="Call FUNC with the candidate's model."
     )
 
 
 def expectation_folder(config: pytest.Config) -> Path:
-    """Where expectations are read and captured.
+    """Return the folder of expectations.
 
-    Raises: pytest.UsageError for a capture into the folder of the package.
+    Raises: pytest.UsageError for a capture into the package.
     """
     from assay_expectations.verifying import SHIPPED
 
@@ -99,7 +94,7 @@ def expectation_folder(config: pytest.Config) -> Path:
 
 
 def expected_models(config: pytest.Config) -> list[str]:
-    """The models that are tried."""
+    """Return the models under test."""
     from assay.models import RECIPES
 
     named: list[str] = config.getoption("expectation_model") or [
@@ -109,36 +104,30 @@ def expected_models(config: pytest.Config) -> list[str]:
 
 
 def decoder_options(config: pytest.Config) -> "DecoderOptions":
-    """Of this session. Raises: pytest.UsageError."""
+    """Return the options of this session. Raises: pytest.UsageError."""
     from assay.errors import UsageError
     from assay.launch import outer_world_size
     from assay_expectations.decoders.options import options_from
     from assay_expectations.decoders.shapes import Shape
     from assay_expectations.decoders.thresholds import read_thresholds
 
+    fields: dict[str, tuple[str, Callable[[Any], Any]]] = {
+        "models": ("decoder_model", tuple),
+        "shapes": ("decoder_shape", lambda shapes: tuple(map(Shape.parse, shapes))),
+        "attentions": ("decoder_attention", tuple),
+        "prompts": ("decoder_prompts", Path),
+        "references": ("decoder_references", Path),
+    }
+    changes: dict[str, Any] = {
+        "ranks": config.getoption("decoder_ranks") or outer_world_size(os.environ) or 1
+    }
     try:
-        options = options_from()
+        for field, (option, convert) in fields.items():
+            if value := config.getoption(option):
+                changes[field] = convert(value)
         if thresholds := config.getoption("decoder_thresholds"):
             for_all, by_shape = read_thresholds(Path(thresholds))
-            options = replace(options, thresholds=for_all, shape_thresholds=by_shape)
-        if shapes := config.getoption("decoder_shape"):
-            options = replace(options, shapes=tuple(map(Shape.parse, shapes)))
+            changes |= {"thresholds": for_all, "shape_thresholds": by_shape}
+        return replace(options_from(), **changes)
     except UsageError as error:
         raise pytest.UsageError(str(error)) from None
-    ranks = config.getoption("decoder_ranks") or outer_world_size(os.environ) or 1
-    options = replace(options, ranks=ranks)
-    if models := config.getoption("decoder_model"):
-        options = replace(options, models=tuple(models))
-    if attentions := config.getoption("decoder_attention"):
-        options = replace(options, attentions=tuple(attentions))
-    if prompts := config.getoption("decoder_prompts"):
-        options = replace(options, prompts=Path(prompts))
-    if references := config.getoption("decoder_references"):
-        options = replace(options, references=Path(references))
-    return options
-
-
-def decoder_setup(config: pytest.Config) -> str | None:
-    """What is called with the candidate's model."""
-    setup: str | None = config.getoption("decoder_setup")
-    return setup

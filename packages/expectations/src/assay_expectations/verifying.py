@@ -1,4 +1,4 @@
-"""Expectations from the outside: files, a process that runs the models, a folder with a verdict."""
+"""Verifies and compares expectations, and writes verdicts."""
 
 from collections.abc import Sequence
 from importlib.resources import files
@@ -26,27 +26,27 @@ def verify_expectations(
     setup: str | None = None,
     allow_unused: Sequence[str] = (),
 ) -> Verdict:
-    """Compare the models of `paths`, by default the shipped files, with their captures.
+    """Verify the expectations in `paths`, by default the shipped ones, and write the verdict.
 
-    setup: called with each model before it runs, as FILE.py:FUNC.
+    setup: FILE.py:FUNC to call with each model before it runs.
     allow_unused: GLOBs of modules, parameters and experts that may stay uncompared.
     """
     parse_run(run)
     expectations = {file: read_expectation(file) for file in find_files(paths or [SHIPPED])}
-    _refuse_two_of_one_key(expectations)
+    _require_unique_keys(expectations)
     request = VerifyRequest(files=[str(file) for file in expectations], run=run, setup=setup)
     answer = run_process(
         WORKER, {"verify": request.model_dump()}, folder, name="verify", progress=progress
     )
-    here = AllSeen.model_validate(answer.result)
-    verdict, rows = judge_seen(run, list(expectations.values()), here, allow_unused)
+    observations = AllSeen.model_validate(answer.result)
+    verdict, rows = judge_seen(run, list(expectations.values()), observations, allow_unused)
     return write_results(verdict, rows, folder)
 
 
 def diff_expectations(expected: Path, actual: Path, folder: Path) -> str:
-    """Hold what was captured in one file to what was captured in the other.
+    """Judge the capture `actual` by the expectation `expected`, and write the verdict.
 
-    Returns: what changed, in Markdown.
+    Returns: the change, as Markdown.
     """
     before, now = read_expectation(expected), read_expectation(actual)
     verdict, rows, change = judge_pair(before, now)
@@ -55,20 +55,20 @@ def diff_expectations(expected: Path, actual: Path, folder: Path) -> str:
 
 
 def find_files(paths: Sequence[Path]) -> list[Path]:
-    """The files among `paths` and in the folders among them.
+    """List the files in `paths` and in its folders.
 
-    Raises: UsageError for a path that is not there, or a folder without expectations.
+    Raises: UsageError for a missing path, or a folder without expectations.
     """
     found: list[Path] = []
     for path in paths:
         inside = sorted(path.glob("*.json")) if path.is_dir() else [path]
         if not inside or not inside[0].is_file():
-            raise UsageError(f"there is no expectation in {path}; `assay expect capture` makes one")
+            raise UsageError(f"{path} has no expectation; `assay expect capture` makes one")
         found += inside
     return found
 
 
-def _refuse_two_of_one_key(expectations: dict[Path, Expectation]) -> None:
+def _require_unique_keys(expectations: dict[Path, Expectation]) -> None:
     known: dict[str, Path] = {}
     for file, expectation in expectations.items():
         key = expectation.model + expectation.key.model_dump_json()

@@ -1,4 +1,4 @@
-"""The suite of decoders as people run it: with pytest, the published variables and options."""
+"""The suite of decoders, run with pytest, options and the published variables."""
 
 import os
 import re
@@ -13,7 +13,7 @@ from assay.comparing.token_thresholds import calibrate_thresholds, read_clean_to
 from assay.errors import UsageError
 from assay.runs import SilentProgress
 from assay.verdicts import Outcome, Verdict
-from assay_expectations.decoders.capturing import REFERENCES, MetricsCapture, capture_metrics
+from assay_expectations.decoders.capturing import REFERENCES, capture_metrics
 from assay_expectations.decoders.checking import DecoderCheck, content_of_model
 from assay_expectations.decoders.options import DecoderOptions
 from assay_expectations.decoders.shapes import Shape
@@ -63,18 +63,18 @@ def run_suite(tmp_path: Path, *options: str, **variables: str) -> tuple[int, str
 def test_the_published_variables_run_the_suite(tmp_path: Path) -> None:
     code, output = run_suite(tmp_path, METRICS_THRESHOLD="1e-9,1000")
     assert code == 1
-    # The ladder passes, and what no token is below fails.
+    # The ladder passes. A threshold below all tokens fails.
     assert re.search(r"cross_entropy: 100\.00% of the tokens are at or over 1e-09", output), output
 
 
-def test_what_cannot_be_run_is_one_message(tmp_path: Path) -> None:
+def test_usage_error_is_one_message(tmp_path: Path) -> None:
     code, output = run_suite(tmp_path, COMMON_BATCH_SIZES="four")
     assert code != 0
-    assert "FMS_TEST_SHAPES_COMMON_BATCH_SIZES is 'four'; expected: whole numbers" in output
+    assert "FMS_TEST_SHAPES_COMMON_BATCH_SIZES is 'four'; expected: positive integers" in output
     assert "passed" not in output
 
 
-def test_under_torchrun_models_are_divided_and_every_process_says_what_came_of_it(
+def test_torchrun_shards_models_and_every_process_reports(
     tmp_path: Path,
 ) -> None:
     setups = tmp_path / "setups.py"
@@ -104,7 +104,7 @@ def test_under_torchrun_models_are_divided_and_every_process_says_what_came_of_i
 
 @pytest.fixture
 def check(tmp_path: Path) -> Check:
-    """Checks a small shape in a folder of its own, with references that are kept."""
+    """Checks of a small shape, each in its own folder, with cached references."""
 
     def run(
         name: str,
@@ -123,7 +123,7 @@ def check(tmp_path: Path) -> Check:
     return run
 
 
-def test_a_reference_is_used_again_for_the_same_prompts_alone(tmp_path: Path, check: Check) -> None:
+def test_reference_is_reused_only_for_the_same_prompts(tmp_path: Path, check: Check) -> None:
     assert check("clean", attention="eager").verdict is Outcome.PASS
     (first,) = (tmp_path / "references").iterdir()
     captured = (first / "golden.json").stat().st_mtime_ns
@@ -140,10 +140,11 @@ def test_a_reference_is_used_again_for_the_same_prompts_alone(tmp_path: Path, ch
     assert len([*first.parent.iterdir()]) == 2
 
 
-def test_metrics_of_a_trusted_device_make_thresholds_that_it_passes(tmp_path: Path) -> None:
+def test_trusted_device_passes_its_calibrated_thresholds(tmp_path: Path) -> None:
     shape = Shape(2, 16, 4)
-    capture = MetricsCapture("micro:llama", "cpu/float16", [shape], num_seeds=2)
-    files = list(capture_metrics(capture, tmp_path, SilentProgress()))
+    files = list(
+        capture_metrics("micro:llama", "cpu/float16", [shape], 2, tmp_path, SilentProgress())
+    )
     assert [file.name for file in files] == [
         f"micro-llama-cpu-float16-2x16x4-seed{seed}.jsonl" for seed in (0, 1)
     ]
@@ -160,19 +161,21 @@ def test_metrics_of_a_trusted_device_make_thresholds_that_it_passes(tmp_path: Pa
     assert len([*kept.iterdir()]) == 2
 
 
-def test_a_device_that_is_wrong_calibrates_nothing(tmp_path: Path) -> None:
-    capture = MetricsCapture("micro:llama", "sim:fp8/bfloat16", [Shape(1, 16, 2)], num_seeds=1)
-    with pytest.raises(UsageError, match=r"sim:fp8/bfloat16 is no device to trust: .* is FAIL"):
-        list(capture_metrics(capture, tmp_path, SilentProgress()))
+def test_wrong_device_is_not_calibrated(tmp_path: Path) -> None:
+    files = capture_metrics(
+        "micro:llama", "sim:fp8/bfloat16", [Shape(1, 16, 2)], 1, tmp_path, SilentProgress()
+    )
+    with pytest.raises(UsageError, match=r"sim:fp8/bfloat16 cannot be trusted: .* is FAIL"):
+        list(files)
 
 
-def test_a_shape_over_the_context_is_one_message(tmp_path: Path) -> None:
+def test_shape_beyond_the_context_is_an_error(tmp_path: Path) -> None:
     wide = DecoderCheck("micro:llama", Shape(1, 4000, 4), "cpu/float16", tmp_path, DecoderOptions())
     with pytest.raises(UsageError, match=r"over the model's context of 2048"):
         wide.run(SilentProgress())
 
 
-def test_a_model_is_known_by_its_bytes(tmp_path: Path) -> None:
+def test_model_hash_depends_on_its_bytes(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "model.safetensors").write_bytes(b"one")
     before = content_of_model(str(tmp_path))

@@ -1,4 +1,4 @@
-"""`assay expect` as users type it."""
+"""The command `assay expect`."""
 
 import json
 import platform
@@ -58,15 +58,15 @@ def captured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_what_was_just_captured_is_met(captured: Path, tmp_path: Path) -> None:
+def test_new_capture_passes(captured: Path, tmp_path: Path) -> None:
     code, verdict = verify(tmp_path / "run", str(captured))
     assert (code, verdict["verdict"]) == (0, "PASS")
-    # Four prompts with 16 tokens each, and a long one with 4.
+    # Four prompts with 16 tokens each and a long one with 4.
     assert verdict["compared"] == 68
     assert verdict["noise_ratio"] == pytest.approx(1.0, rel=0.3)
 
 
-def test_a_capture_holds_its_key_and_its_provenance(captured: Path) -> None:
+def test_capture_has_key_and_provenance(captured: Path) -> None:
     expectation = read_expectation(captured)
     machine, content = expectation.key.machine, expectation.key.content
     assert (machine.vendor, machine.architecture) == ("cpu", platform.machine())
@@ -90,7 +90,7 @@ def test_a_planted_fault_fails(
     assert (code, verdict["verdict"], verdict["diagnosis"]) == (1, "FAIL", diagnosis)
 
 
-def test_a_model_that_does_not_generate_is_held_to_what_it_gives(tmp_path: Path) -> None:
+def test_model_that_does_not_generate_is_verified(tmp_path: Path) -> None:
     captures = ("--captures", "2", "--output", str(tmp_path / "e"))
     done = assay("capture", "micro:bert", "--run", "cpu/float32", *captures)
     assert done.returncode == 0, done.stderr
@@ -108,7 +108,7 @@ def test_a_model_that_does_not_generate_is_held_to_what_it_gives(tmp_path: Path)
     assert clean[1]["compared"] == scaled[1]["compared"] == 80
 
 
-def test_other_weights_make_it_stale(captured: Path, tmp_path: Path) -> None:
+def test_changed_weights_make_it_stale(captured: Path, tmp_path: Path) -> None:
     model = tmp_path / "model"
     shutil.copytree(RECIPES["llama"].folder, model)
     done = assay("capture", str(model), "--run", "cpu/float32", "--output", str(tmp_path / "e"))
@@ -121,18 +121,18 @@ def test_other_weights_make_it_stale(captured: Path, tmp_path: Path) -> None:
     assert (code, verdict["verdict"]) == (1, "FAIL")
     (level,) = verdict["levels"].values()
     changed = (
-        r"stale, nothing can meet it: 1 weights with other values, of \d+: model\.norm\.weight"
+        r"stale, different content: weights with different values \(1 of \d+\): model\.norm\.weight"
     )
     assert re.fullmatch(changed, level["reason"])
 
 
-def test_another_run_is_not_compared_and_says_why(captured: Path, tmp_path: Path) -> None:
+def test_different_run_is_not_compared(captured: Path, tmp_path: Path) -> None:
     code, verdict = verify(tmp_path / "run", str(captured), "--run", "cpu/bfloat16")
     assert (code, verdict["verdict"], verdict["compared"]) == (3, "NOT_COMPARED", 0)
     assert "dtype is bfloat16, expected float32" in verdict["levels"]["expectations"]["reason"]
 
 
-def test_the_shipped_expectation_holds_whatever_is_installed(tmp_path: Path) -> None:
+def test_shipped_expectation_passes_with_installed_software(tmp_path: Path) -> None:
     code, verdict = verify(tmp_path / "run")
     shipped = SHIPPED.glob("cpu-*-float32-*.json")
     if {read_expectation(file).key.machine.architecture for file in shipped} == {
@@ -144,7 +144,7 @@ def test_the_shipped_expectation_holds_whatever_is_installed(tmp_path: Path) -> 
         assert "architecture is " in verdict["levels"]["expectations"]["reason"]
 
 
-def test_the_capture_here_agrees_with_the_shipped_one(captured: Path, tmp_path: Path) -> None:
+def test_new_capture_agrees_with_the_shipped_one(captured: Path, tmp_path: Path) -> None:
     shipped = SHIPPED / "cpu-x86_64-float32-micro-llama.json"
     done = assay("diff", str(shipped), str(captured), "--output", str(tmp_path / "run"), "--json")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -160,19 +160,19 @@ def test_the_capture_here_agrees_with_the_shipped_one(captured: Path, tmp_path: 
         (["capture", "micro:llama", "--run", "cpu", "--output", "x"], "'cpu' is no run"),
         (
             ["capture", "micro:llama", "--run", "cpu/float32", "--output", "x", "--seeds", "2"],
-            "--seeds is of --shapes",
+            "--seeds needs --shapes",
         ),
         (
             [
                 *("capture", "micro:llama", "--run", "cpu/float32", "--output", "x"),
                 *("--shapes", "1x8x2", "--captures", "2"),
             ],
-            "--shapes writes no expectation: no --approved-by, no --reason, no --captures",
+            "--shapes needs a DIR and excludes --approved-by, --reason and --captures",
         ),
-        (["verify", "absent.json"], "there is no expectation in absent.json"),
+        (["verify", "absent.json"], "absent.json has no expectation"),
     ],
 )
-def test_what_cannot_be_done_exits_with_2_and_one_message(
+def test_usage_error_exits_with_2_and_one_message(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""Where a change between two captures begins."""
+"""The module that causes a change between two captures."""
 
 from collections.abc import Callable
 
@@ -13,7 +13,7 @@ from assay_expectations.judging.markdown import change_as_markdown
 from assay_expectations.judging.verdicts import judge_pair
 from assay_expectations.observing.candidates import capture_signature, open_candidate
 from assay_expectations.records import Expectation, Settings
-from packages.expectations.tests.unit.made import expectation
+from packages.expectations.tests.unit.sample_expectations import expectation
 
 Plant = Callable[[nn.Module], object]
 SETTINGS = Settings(num_prompts=4, max_new_tokens=4)
@@ -22,13 +22,13 @@ SETTINGS = Settings(num_prompts=4, max_new_tokens=4)
 def capture(plant: Plant = lambda _model: None) -> Expectation:
     candidate = open_candidate("micro:llama", parse_run("cpu/bfloat16"), SETTINGS)
     plant(candidate.side.loaded.model)
-    observed = capture_signature("micro:llama", candidate, SilentProgress())
+    signature, layers = capture_signature("micro:llama", candidate, SilentProgress())
     made = expectation()
     return made.model_copy(
         update={
             "key": candidate.key,
-            "signature": observed.signature,
-            "layers": observed.layers,
+            "signature": signature,
+            "layers": layers,
         }
     )
 
@@ -74,9 +74,7 @@ DOWN = "model.layers.3.mlp.down_proj"
     ],
     ids=["down_proj", "v_proj", "decode", "nan", "head"],
 )
-def test_a_break_is_told_with_the_module_that_begins_it(
-    clean: Expectation, plant: Plant, module: str
-) -> None:
+def test_break_names_the_first_module(clean: Expectation, plant: Plant, module: str) -> None:
     wrong = capture(plant)
     verdict, _, change = judge_pair(clean, wrong)
 
@@ -89,7 +87,7 @@ def test_a_break_is_told_with_the_module_that_begins_it(
     assert first.startswith(f"| {module} |")
 
 
-def test_no_module_is_named_where_nothing_changed(clean: Expectation) -> None:
+def test_unchanged_model_names_no_module(clean: Expectation) -> None:
     again = capture()
     assert clean.layers.keys() == again.layers.keys()
     assert len(clean.layers) > 50

@@ -1,4 +1,4 @@
-"""The suite of model expectations as people run it: captured, held to, and left behind."""
+"""The suite of model expectations: capture and verification."""
 
 import os
 import shutil
@@ -27,7 +27,7 @@ def run_suite(tmp_path: Path, *options: str, **variables: str) -> tuple[int, str
     return done.returncode, done.stdout + done.stderr
 
 
-def test_what_was_captured_is_held_to_in_every_respect(tmp_path: Path) -> None:
+def test_captured_model_is_verified_in_every_test(tmp_path: Path) -> None:
     model, kept = tmp_path / "model", tmp_path / "kept"
     shutil.copytree(RECIPES["bert"].folder, model)
     kept.mkdir()
@@ -35,7 +35,7 @@ def test_what_was_captured_is_held_to_in_every_respect(tmp_path: Path) -> None:
 
     code, output = run_suite(tmp_path, *asked, "-k", "weight_keys")
     assert code == 1
-    assert f"there is no expectation of {model} in {kept}" in output
+    assert f"{kept} has no expectation of {model}" in output
 
     code, output = run_suite(tmp_path, *asked, "--capture-expectation")
     (file,) = kept.iterdir()

@@ -1,4 +1,4 @@
-"""The page of all expectations: what was last seen of each, and its history."""
+"""The page of all expectations: newest verdicts and git history."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from assay.verdicts import Level, Outcome, Verdict
 from assay_expectations.browsing.cells import Cell, collect_cells
 from assay_expectations.browsing.page import write_page
 from assay_expectations.records import Expectation, read_expectation, write_expectation
-from packages.expectations.tests.unit.made import expectation
+from packages.expectations.tests.unit.sample_expectations import expectation
 
 NOW = datetime(2026, 7, 11, 12, tzinfo=UTC)
 
@@ -81,7 +81,7 @@ def test_every_model_has_a_cell_on_every_machine(tmp_path: Path) -> None:
     assert cells["one", "bfloat16"].age_days == 10
 
 
-def test_newest_verdict_counts_and_none_about_another_capture(tmp_path: Path) -> None:
+def test_newest_verdict_of_the_current_capture_counts(tmp_path: Path) -> None:
     one = captured(tmp_path / "kept", "one")
     other = one.model_copy(update={"hash": "of an older capture"})
     verdict_about(other, tmp_path / "runs", "older", Outcome.PASS)
@@ -93,7 +93,7 @@ def test_newest_verdict_counts_and_none_about_another_capture(tmp_path: Path) ->
     assert cells_of(tmp_path)["one", "bfloat16"].state == "pass"
 
 
-def test_of_two_runs_at_one_time_the_one_that_fails_is_shown(tmp_path: Path) -> None:
+def test_failure_is_shown_for_simultaneous_runs(tmp_path: Path) -> None:
     one = captured(tmp_path / "kept", "one")
     for name, outcome in (("a", Outcome.PASS), ("b", Outcome.FAIL), ("c", Outcome.PASS)):
         verdict_about(one, tmp_path / "runs", name, outcome, reason="9x")
@@ -101,7 +101,7 @@ def test_of_two_runs_at_one_time_the_one_that_fails_is_shown(tmp_path: Path) -> 
     assert cells_of(tmp_path)["one", "bfloat16"].state == "fail"
 
 
-def test_two_files_of_one_cell_are_refused(tmp_path: Path) -> None:
+def test_two_files_for_one_cell_are_refused(tmp_path: Path) -> None:
     captured(tmp_path / "kept", "one")
     (tmp_path / "kept" / "acme-a1-bfloat16-one.json").rename(tmp_path / "kept" / "before.json")
     captured(tmp_path / "kept", "one")

@@ -1,4 +1,4 @@
-"""Captures by several processes: they have to agree before anything is written."""
+"""Captures by several processes, which must agree."""
 
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from assay_expectations import capturing
 from assay_expectations.capturing import CaptureOptions, UnrepeatableError, capture_expectation
 from assay_expectations.processes.requests import AllSeen, Captured, Seen
 from assay_expectations.records import Distributions, Signature, read_expectation
-from packages.expectations.tests.unit.made import (
+from packages.expectations.tests.unit.sample_expectations import (
     CONTENT,
     MACHINE,
     NOISE,
@@ -32,7 +32,7 @@ def answer(
     *errors: float,
     on_host: Distributions | None = None,
 ) -> None:
-    """Have processes answer: the first captures `signature`, later ones are off by `errors`."""
+    """Fake the processes: the first captures `signature`, later ones have `errors`."""
     first = Captured(
         key=expectation().key,
         signature=signature,
@@ -56,7 +56,7 @@ def answer(
     monkeypatch.setattr(capturing, "run_process", run_process)
 
 
-def test_the_limits_are_as_wide_as_the_captures_are_apart(
+def test_limits_scale_with_the_spread_of_captures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answer(monkeypatch, expectation().signature, NOISE, 1.5 * NOISE)
@@ -64,7 +64,7 @@ def test_the_limits_are_as_wide_as_the_captures_are_apart(
 
     written = read_expectation(path)
     assert [one["logits-error"] for one in written.captures] == pytest.approx([1.0, 1.0, 1.5])
-    # 2, 3 and 2, each 1.5 times.
+    # 1.5 times 2, 3 and 2.
     assert written.limits == pytest.approx(
         {"logits-error": 3.0, "logits-worst": 4.5, "logits-whole": 3.0}
     )
@@ -72,7 +72,7 @@ def test_the_limits_are_as_wide_as_the_captures_are_apart(
     assert written.key.content == CONTENT
 
 
-def test_a_place_that_cannot_be_written_is_told_before_anything_is_captured(
+def test_unwritable_output_is_refused_before_the_capture(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def run_process(*_: object, **__: object) -> Answer:
@@ -84,20 +84,20 @@ def test_a_place_that_cannot_be_written_is_told_before_anything_is_captured(
         capture_expectation(OPTIONS, tmp_path / "file" / "below", SilentProgress())
 
 
-def test_captures_that_do_not_agree_are_not_written(
+def test_captures_without_agreement_are_not_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answer(monkeypatch, expectation().signature, NOISE, 4 * NOISE)
     with pytest.raises(UnrepeatableError) as raised:
         capture_expectation(OPTIONS, tmp_path, SilentProgress())
     assert str(raised.value) == (
-        "captures 1 and 3 do not agree: logits-error is 0.04 = 4x that of the first (limit 2x);"
-        " nothing was written"
+        "captures 1 and 3 do not agree: logits-error is 0.04 = 4x the error of capture 1 (limit 2x)."
+        " Nothing was written"
     )
     assert not list(tmp_path.iterdir())
 
 
-def test_a_device_that_is_further_off_than_the_host_is_not_captured(
+def test_device_with_a_larger_error_than_the_host_is_not_captured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = CaptureOptions("micro:llama", "acme/bfloat16", num_captures=1)
@@ -106,14 +106,14 @@ def test_a_device_that_is_further_off_than_the_host_is_not_captured(
     with pytest.raises(UsageError) as raised:
         capture_expectation(options, tmp_path, SilentProgress())
     assert str(raised.value).startswith(
-        "acme/bfloat16 is no device to trust: logits-error is 0.05 = 5x that of cpu/bfloat16 (limit 2x);"
+        "acme/bfloat16 cannot be trusted: logits-error is 0.05 = 5x the error of cpu/bfloat16 (limit 2x)."
     )
 
     answer(monkeypatch, expectation().signature, on_host=distributions(off(NOISE)))
     assert capture_expectation(options, tmp_path, SilentProgress()).is_file()
 
 
-def test_a_recapture_that_hides_a_break_asks_for_a_reason(
+def test_recapture_that_hides_a_break_needs_a_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = CaptureOptions("micro:llama", "cpu/bfloat16", num_captures=1)
@@ -125,9 +125,8 @@ def test_a_recapture_that_hides_a_break_asks_for_a_reason(
     with pytest.raises(UsageError) as raised:
         capture_expectation(options, tmp_path, SilentProgress())
     assert str(raised.value) == (
-        f"{path} is there, and this would hide a change (over a limit: logits-error 0.05 is 5x"
-        " the noise before (limit 2x));"
-        " nothing was written. If it is meant: --reason TEXT"
+        f"{path} exists, and the new capture differs from it: over a limit: logits-error is 0.05 = 5x"
+        " the older noise (limit 2x). Nothing was written. If the change is intended: --reason TEXT"
     )
     assert path.read_bytes() == before
 
@@ -150,7 +149,7 @@ def test_a_recapture_within_the_limits_is_written(
     assert kept[:2] == off(1.1 * NOISE)
 
 
-def test_what_is_not_finite_is_not_captured(
+def test_non_finite_outputs_are_not_captured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     poisoned = distributions([float("nan"), -3.0])

@@ -1,4 +1,4 @@
-"""From one capture to another: what kind of change it is, and how it is told."""
+"""Changes between two captures, and their description."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from assay_expectations.judging.changes import find_change
 from assay_expectations.judging.markdown import change_as_markdown
 from assay_expectations.judging.verdicts import judge_pair
 from assay_expectations.records import Expectation, Key
-from packages.expectations.tests.unit.made import (
+from packages.expectations.tests.unit.sample_expectations import (
     CONTENT,
     MACHINE,
     NOISE,
@@ -20,7 +20,7 @@ EXPECTED = expectation(2)
 
 
 def captured(*errors: float, **update: object) -> Expectation:
-    """The same, captured with other errors."""
+    """The expectation, captured with other errors."""
     given = distributions(*[off(error) for error in errors])
     signature = EXPECTED.signature.model_copy(update={"captured": given})
     return EXPECTED.model_copy(update={"signature": signature} | update)
@@ -34,23 +34,21 @@ def captured(*errors: float, **update: object) -> Expectation:
         (2.1, "break", Outcome.FAIL),  # over 2
     ],
 )
-def test_a_change_is_of_the_kind_that_its_size_makes_it(
-    times: float, kind: str, outcome: Outcome
-) -> None:
+def test_size_decides_the_kind_of_change(times: float, kind: str, outcome: Outcome) -> None:
     verdict, rows, change = judge_pair(EXPECTED, captured(times * NOISE, times * NOISE))
     assert (change.kind, verdict.verdict) == (kind, outcome)
     assert verdict.noise_ratio == pytest.approx(times)
     assert len(rows) == 3
 
 
-def test_what_captures_of_a_device_differ_by_is_noise() -> None:
+def test_difference_between_captures_is_noise() -> None:
     wide = EXPECTED.model_copy(
         update={"captures": [dict.fromkeys(EXPECTED.limits, ratio) for ratio in (1.0, 1.6)]}
     )
     assert find_change(wide, captured(1.5 * NOISE, 1.5 * NOISE)).kind == "noise"
 
 
-def test_modules_that_are_further_from_the_yardstick_are_told_in_their_order() -> None:
+def test_modules_with_larger_errors_are_listed_in_order() -> None:
     before = EXPECTED.model_copy(
         update={"layers": {"a": 0.1, "b": 0.0, "c": 0.1, "d": 0.1, "e": 0.1}}
     )
@@ -58,29 +56,29 @@ def test_modules_that_are_further_from_the_yardstick_are_told_in_their_order() -
     assert [layer.module for layer in find_change(before, now).grown] == ["b", "c", "d"]
 
 
-def test_the_token_that_moved_furthest_comes_first() -> None:
+def test_token_that_moved_most_comes_first() -> None:
     change = find_change(EXPECTED, captured(NOISE, 5 * NOISE))
     (first,) = change.moved
     assert (first.batch, first.row, first.position, first.id) == (0, 0, 1, 0)
     assert (first.expected, first.actual) == pytest.approx((-1 + NOISE, -1 + 5 * NOISE))
 
 
-def test_captures_of_other_content_are_not_compared() -> None:
+def test_captures_of_different_content_are_not_compared() -> None:
     content = CONTENT.model_copy(update={"tokenizer_hash": "t2"})
     verdict, rows, change = judge_pair(
         EXPECTED, captured(NOISE, NOISE, key=Key(machine=MACHINE, content=content))
     )
     assert (change.kind, verdict.verdict, rows) == ("other", Outcome.NOT_COMPARED, [])
-    assert verdict.levels["signature"].reason == "the tokenizer is another one"
+    assert verdict.levels["signature"].reason == "different tokenizer"
 
 
-def test_captures_of_other_tokens_are_not_compared() -> None:
+def test_captures_of_different_tokens_are_not_compared() -> None:
     signature = EXPECTED.signature.model_copy(update={"tokens": [[[2, 3]]]})
     change = find_change(EXPECTED, EXPECTED.model_copy(update={"signature": signature}))
-    assert change.content == ["their yardsticks chose other tokens"]
+    assert change.content == ["different tokens of the yardsticks"]
 
 
-def test_a_pull_request_shows_what_changed_and_around_it() -> None:
+def test_pull_request_shows_the_change_and_its_environment() -> None:
     before = EXPECTED.provenance
     provenance = before.model_copy(
         update={
@@ -96,25 +94,25 @@ def test_a_pull_request_shows_what_changed_and_around_it() -> None:
         text
         == """### micro:llama on acme/bfloat16: break
 
-Over a limit: logits-error 0.0361 is 3.61x the noise before (limit 2x).
+Over a limit: logits-error is 0.0361 = 3.61x the older noise (limit 2x).
 
-| statistic | error | ratio to the noise before | limit |
+| statistic | error | ratio to the older noise | limit |
 |---|---|---|---|
 | logits-error | 0.0361 | 3.61x **over** | 2x |
 | logits-worst | 0.05 | 5x **over** | 3x |
 | logits-whole | 0.0361 | 3.61x **over** | 2x |
 
-Tokens that moved furthest (in units of the noise before):
+Tokens that moved most (in units of the older noise):
 
 | batch, row, token | units | id | log-probability before | now |
 |---|---|---|---|---|
 | 0, 0, 1 | 4 | 0 | -0.99 | -0.95 |
 
-One of the two was captured before errors of modules were kept.
+One of the captures has no errors of modules.
 
-To see the operation: `assay check generate micro:llama --reference cpu/float32 --candidate acme/bfloat16`.
+To find the operation: `assay check generate micro:llama --reference cpu/float32 --candidate acme/bfloat16`.
 
-What else changed since the capture before:
+Other changes since the older capture:
 
 - torch is 2.14.0, expected 2.13.0
 - cpu is C2, expected absent
@@ -122,7 +120,7 @@ What else changed since the capture before:
 
 Provenance:
 
-- before: at an unknown date, 1 captures, approved by nobody
+- before: unknown date, 1 captures, approved by nobody
 - now: 2026-02-01, 1 captures, approved by Ada: new driver
 """
     )

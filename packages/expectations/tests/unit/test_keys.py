@@ -1,4 +1,4 @@
-"""What differs between two machines, or between what was run on them, in words."""
+"""Descriptions of differences between keys."""
 
 from assay_expectations.records import (
     Weight,
@@ -6,14 +6,14 @@ from assay_expectations.records import (
     machine_differences,
     value_differences,
 )
-from packages.expectations.tests.unit.made import CONTENT, MACHINE, WEIGHT
+from packages.expectations.tests.unit.sample_expectations import CONTENT, MACHINE, WEIGHT
 
 OTHER_VALUES = WEIGHT.model_copy(update={"hash": "h2"})
 TRANSPOSED = WEIGHT.model_copy(update={"shape": [3, 2], "hash": "h3"})
 
 
 def with_weights(**weights: Weight) -> list[str]:
-    """What differs from two weights, "a" and "b"."""
+    """The differences from a checkpoint with the weights "a" and "b"."""
     named = {name: weights[name] for name in weights}
     expected = CONTENT.model_copy(update={"weights": {"a": WEIGHT, "b": OTHER_VALUES}})
     return content_differences(expected, CONTENT.model_copy(update={"weights": named}))
@@ -23,32 +23,32 @@ def test_equal_content_has_no_differences() -> None:
     assert content_differences(CONTENT, CONTENT.model_copy(deep=True)) == []
 
 
-def test_a_weight_with_another_name_is_told_by_its_values() -> None:
-    assert with_weights(a=WEIGHT, c=OTHER_VALUES) == ["1 weights with another name: b is called c"]
+def test_renamed_weight_is_found_by_its_values() -> None:
+    assert with_weights(a=WEIGHT, c=OTHER_VALUES) == ["renamed weights (1): b is now c"]
 
 
-def test_weights_that_are_missing_or_new_are_named() -> None:
+def test_missing_and_new_weights_are_named() -> None:
     assert with_weights(a=WEIGHT, c=TRANSPOSED) == [
-        "1 weights that are missing: b",
-        "1 weights that are new: c",
+        "missing weights (1): b",
+        "new weights (1): c",
     ]
 
 
-def test_changed_values_and_changed_formats_are_told_apart() -> None:
+def test_changed_values_and_formats_are_distinguished() -> None:
     assert with_weights(a=TRANSPOSED, b=WEIGHT) == [
-        "1 weights of another dtype or shape: a is BF16 [3, 2], expected BF16 [2, 3]",
-        "1 weights with other values, of 2: b",
+        "weights with a different dtype or shape (1): a is BF16 [3, 2], expected BF16 [2, 3]",
+        "weights with different values (1 of 2): b",
     ]
 
 
-def test_other_inputs_and_settings_are_named() -> None:
+def test_different_inputs_and_settings_are_named() -> None:
     settings = CONTENT.settings.model_copy(update={"seed": 1})
     other = CONTENT.model_copy(
         update={"tokenizer_hash": "x", "prompts_hash": "x", "settings": settings}
     )
     assert content_differences(CONTENT, other) == [
-        "the tokenizer is another one",
-        "the prompts are other ones",
+        "different tokenizer",
+        "different prompts",
         "seed is 1, expected 0",
     ]
 

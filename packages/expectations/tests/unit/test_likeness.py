@@ -1,4 +1,4 @@
-"""One change that explains all of a difference is named."""
+"""Explanations of a difference by one change."""
 
 import math
 
@@ -7,7 +7,7 @@ import pytest
 from assay_expectations.judging.likeness import describe_likeness
 from assay_expectations.judging.numbers import judge_numbers
 from assay_expectations.records import Distributions, Observed
-from packages.expectations.tests.unit.made import (
+from packages.expectations.tests.unit.sample_expectations import (
     NOISE,
     YARDSTICK,
     distributions,
@@ -25,8 +25,8 @@ def describe(seen: Observed) -> str | None:
     return describe_likeness(expected.signature, seen, "bfloat16", judged)
 
 
-def test_one_wrong_token_among_many_is_not_said_to_be_in_the_rest_of_the_vocabulary() -> None:
-    # Pooled over ten tokens its error is within the limit; its kept ids are wrong all the same.
+def test_one_wrong_token_has_no_common_explanation() -> None:
+    # The pooled error of ten tokens is within the limit, although kept ids of one are wrong.
     tokens = [off(NOISE)] * 9 + [off(5 * NOISE)]
     assert describe(observed(distributions(*tokens))) is None
 
@@ -41,17 +41,17 @@ def wrong_elsewhere() -> Distributions:
         (observed(distributions(FALLING)), "the logits are negated"),
         (
             observed(distributions([-0.5, -3.5])),
-            "the logits are 1.5 times the expected",
+            "the logits are 1.5 times the expected logits",
         ),
         (
-            # What has the place of each kept id now was never kept.
+            # Other ids have taken the places of the kept ids.
             observed(distributions([-9.0, -3.0], [-1.0, -8.0], rest=-0.4), most_likely=YARDSTICK),
-            "the probabilities are right, and belong to other ids: the vocabulary is permuted",
+            "the probabilities are right but belong to other ids: the vocabulary is permuted",
         ),
         (
             observed(wrong_elsewhere()),
             (
-                "the 2 most likely ids of each token agree, what is wrong is in the rest of the"
+                "the 2 most likely ids of each token agree; the error is in the rest of the"
                 " vocabulary"
             ),
         ),

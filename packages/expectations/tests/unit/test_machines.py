@@ -1,4 +1,4 @@
-"""The part of a key that the hardware decides."""
+"""The hardware part of a key."""
 
 import pytest
 
@@ -16,7 +16,7 @@ from assay_expectations.observing.candidates import machine_of
         ("sim:fp8/bfloat16", "sim-fp8", "float8_e4m3fn"),
     ],
 )
-def test_variants_of_the_simulated_device_are_machines_of_their_own(
+def test_variants_of_the_simulated_device_are_different_machines(
     run: str, architecture: str | None, precision: str
 ) -> None:
     parsed = parse_run(run)

@@ -15,7 +15,7 @@ from assay_expectations.judging.numbers import (
     relative_errors,
 )
 from assay_expectations.records import Distributions, Expectation, Machine
-from packages.expectations.tests.unit.made import (
+from packages.expectations.tests.unit.sample_expectations import (
     NOISE,
     YARDSTICK,
     distributions,
@@ -28,7 +28,7 @@ def judge(expected: Expectation, given: Distributions) -> JudgedSignature:
     return judge_numbers(expected.signature, given, expected.key.machine.dtype, expected.limits)
 
 
-def test_the_ratios_are_those_of_the_two_errors() -> None:
+def test_ratios_divide_the_two_errors() -> None:
     # Errors of 1 and 3 times the noise: rms sqrt((1 + 9) / 2), worst 3.
     judged = judge(expectation(2), distributions(off(NOISE), off(3 * NOISE)))
     assert judged.ratios == pytest.approx(
@@ -39,13 +39,13 @@ def test_the_ratios_are_those_of_the_two_errors() -> None:
     assert judged.worst.ratio.statistic == "logits-error"
 
 
-def test_the_captured_run_itself_passes_with_a_ratio_of_one() -> None:
+def test_captured_run_passes_with_a_ratio_of_one() -> None:
     judged = judge(expectation(2), distributions(off(NOISE), off(NOISE)))
     assert set(judged.ratios.values()) == {1.0}
     assert judged.passed
 
 
-def test_one_bad_token_fails_though_the_average_does_not() -> None:
+def test_one_bad_token_fails_even_if_the_average_passes() -> None:
     judged = judge(expectation(10), distributions(*[off(NOISE)] * 9, off(4 * NOISE)))
     # rms sqrt((9 + 16) / 10) = 1.58 is within 2, the worst token's 4 is over 3.
     assert judged.ratios["logits-error"] == pytest.approx(math.sqrt(2.5))
@@ -53,7 +53,7 @@ def test_one_bad_token_fails_though_the_average_does_not() -> None:
     assert not judged.passed
 
 
-def test_what_is_wrong_outside_of_the_kept_ids_fails() -> None:
+def test_error_outside_of_the_kept_ids_fails() -> None:
     captured = expectation()
     given = captured.signature.captured.model_copy(update={"projections": [[[[-1.0 + 3 * NOISE]]]]})
     judged = judge(captured, given)
@@ -63,15 +63,15 @@ def test_what_is_wrong_outside_of_the_kept_ids_fails() -> None:
     assert not judged.passed
 
 
-def test_a_capture_without_any_noise_is_held_to_half_a_unit_roundoff() -> None:
+def test_noise_floor_is_half_a_unit_roundoff() -> None:
     half_a_unit = 2.0**-9  # bfloat16 has 8 bits of significand
-    # The rest is a value as the kept ones are, without an error, and in the middle of their spread.
+    # The value of the rest has no error and equals the mean of the kept values.
     judged = judge(expectation(noise=0.0), distributions(off(1.5 * half_a_unit)))
     assert judged.ratios == pytest.approx(dict.fromkeys(judged.ratios, 1.5))
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_what_is_not_finite_is_an_infinite_ratio(bad: float) -> None:
+def test_non_finite_output_has_an_infinite_ratio(bad: float) -> None:
     judged = judge(expectation(2), distributions(off(NOISE), [bad, YARDSTICK[1]]))
     assert judged.worst.ratio.value == math.inf
     assert not judged.passed
@@ -84,7 +84,7 @@ def test_relative_errors_by_hand() -> None:
     np.testing.assert_allclose(relative_errors(actual, expected), [0, math.sqrt(0.5) / 2, 0, 0])
 
 
-def test_a_token_that_became_possible_is_an_infinite_error() -> None:
+def test_impossible_token_that_became_possible_has_an_infinite_error() -> None:
     errors = relative_errors(np.array([[-1.0, -9.0]]), np.array([[-1.0, -math.inf]]))
     assert errors[0] == math.inf
 
@@ -95,7 +95,7 @@ def host(**changes: str) -> Machine:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_origin_of_the_limits_is_the_table_of_the_documentation(dtype: str) -> None:
+def test_origin_of_the_limits_matches_the_documented_table(dtype: str) -> None:
     text = (Path(__file__).parents[4] / "docs" / "expectations.md").read_text(encoding="utf-8")
     table = text.partition("| run | float32 | bfloat16 |")[2].partition("| **")[0]
     runs = re.findall(r"([\d.]+) / ([\d.]+) / ([\d.]+)", table)
@@ -118,5 +118,5 @@ def test_the_origin_of_the_limits_is_the_table_of_the_documentation(dtype: str) 
         ("micro:llama", host(precision="tf32")),
     ],
 )
-def test_what_was_not_calibrated_names_no_runs(model: str, machine: Machine) -> None:
+def test_origin_without_calibration_names_no_runs(model: str, machine: Machine) -> None:
     assert limits_origin(model, machine) == "not calibrated for this model and device"

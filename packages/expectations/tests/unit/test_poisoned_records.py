@@ -1,4 +1,4 @@
-"""Hostile text in any field of an expectation reaches neither a pull request nor the page."""
+"""Hostile text in an expectation stays harmless in pull requests and on the page."""
 
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,7 +18,7 @@ from packages.core.tests.poison import (
     assert_harmless_text,
     poisoned,
 )
-from packages.expectations.tests.unit.made import expectation
+from packages.expectations.tests.unit.sample_expectations import expectation
 
 MADE = expectation()
 PROVENANCE = MADE.provenance.model_copy(
@@ -39,7 +39,7 @@ def test_every_free_text_is_poisoned() -> None:
 
 
 @pytest.mark.parametrize("path", AFTER)
-def test_no_text_of_an_expectation_does_anything(path: str, tmp_path: Path) -> None:
+def test_text_of_an_expectation_is_harmless(path: str, tmp_path: Path) -> None:
     after: Expectation = AFTER[path]
     for pair in ((BEFORE, after), (after, BEFORE), (after, after)):
         try:

@@ -6,7 +6,7 @@ from assay_expectations.observing.projections import NUM_PROJECTIONS, project, s
 
 
 def splitmix64(number: int) -> int:
-    """By plain integers, as published."""
+    """The published algorithm, with Python integers."""
     mask = (1 << 64) - 1
     mixed = number * 0x9E3779B97F4A7C15 & mask
     mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & mask
@@ -15,7 +15,7 @@ def splitmix64(number: int) -> int:
 
 
 def test_signs_are_bits_of_splitmix64() -> None:
-    # The first output for the seed 0 is published with the generator.
+    # The published first output for seed 0.
     assert splitmix64(1) == 0xE220A8397B1DCDAF
     expected = [
         [1.0 - 2.0 * (splitmix64(number) >> bit & 1) for bit in range(NUM_PROJECTIONS)]
@@ -24,7 +24,7 @@ def test_signs_are_bits_of_splitmix64() -> None:
     assert sign_patterns(300).tolist() == expected
 
 
-def test_the_error_of_projections_is_that_of_the_rows() -> None:
+def test_projections_preserve_the_error() -> None:
     generator = torch.Generator().manual_seed(0)
     error_RV = torch.randn(200, 500, generator=generator, dtype=torch.float64)
 
@@ -34,7 +34,7 @@ def test_the_error_of_projections_is_that_of_the_rows() -> None:
     assert abs(rms - error_RV.square().mean().sqrt().item()) < 0.06
 
 
-def test_two_ids_that_changed_places_are_seen() -> None:
+def test_swapped_ids_are_detected() -> None:
     values_RV = torch.linspace(-20, -1, 300, dtype=torch.float64)[None]
     swapped_RV = values_RV.clone()
     swapped_RV[0, [17, 250]] = values_RV[0, [250, 17]]
@@ -42,7 +42,7 @@ def test_two_ids_that_changed_places_are_seen() -> None:
     assert not torch.allclose(project(values_RV), project(swapped_RV))
 
 
-def test_an_impossible_id_counts_as_zero_and_a_nan_is_kept() -> None:
+def test_impossible_id_counts_as_zero_and_nan_propagates() -> None:
     values_RV = torch.tensor([[1.0, -torch.inf], [1.0, torch.nan]], dtype=torch.float64)
     projected = project(values_RV)
 

@@ -1,4 +1,4 @@
-"""The verdict over several expectations: met, missed, stale, of other software, of elsewhere."""
+"""Verdicts over expectations: met, missed, stale, with other software, of other machines."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from assay.verdicts import Outcome
 from assay_expectations.judging.verdicts import judge_seen
 from assay_expectations.processes.requests import AllSeen, Seen
 from assay_expectations.records import Expectation, Key
-from packages.expectations.tests.unit.made import (
+from packages.expectations.tests.unit.sample_expectations import (
     MACHINE,
     NOISE,
     VERSIONS,
@@ -23,7 +23,7 @@ RUN = "acme/bfloat16"
 
 
 def elsewhere(expected: Expectation = EXPECTATION) -> Expectation:
-    """The same of another machine that rounds alike."""
+    """The expectation of another machine with the same rounding."""
     key = Key(machine=OTHER, content=expected.key.content)
     return expected.model_copy(update={"key": key})
 
@@ -36,7 +36,7 @@ def seen(given: float = NOISE, file: str = "a.json") -> Seen:
     return Seen(file=file, observed=observed(distributions(off(given))))
 
 
-def test_an_expectation_that_holds_passes() -> None:
+def test_met_expectation_passes() -> None:
     verdict, rows = judge_seen(RUN, [EXPECTATION], here(seen()))
     assert verdict.verdict is Outcome.PASS
     assert (verdict.noise_ratio, verdict.limit, verdict.compared) == (1.0, 2.0, 1)
@@ -48,17 +48,17 @@ def test_an_expectation_that_holds_passes() -> None:
     assert verdict.notes == []
 
 
-def test_an_expectation_that_is_missed_fails_and_says_how_to_find_the_place() -> None:
+def test_missed_expectation_fails_with_the_next_command() -> None:
     wrong = observed(distributions(off(10 * NOISE)), most_likely=[-9.0, -9.5])
     verdict, _ = judge_seen(RUN, [EXPECTATION], here(Seen(file="a.json", observed=wrong)))
     assert verdict.verdict is Outcome.FAIL
     assert verdict.noise_ratio == pytest.approx(10)
     assert verdict.diagnosis is None
-    assert "is 10.0x what the captured run had (limit 2.0x)" in str(verdict.levels["a"].reason)
+    assert "is 10.0x the error of the captured run (limit 2.0x)" in str(verdict.levels["a"].reason)
     (note,) = verdict.notes
     assert note == (
-        "to find the place: assay check generate micro:llama --reference cpu/float32"
-        " --candidate acme/bfloat16; if that passes, both sides share the fault: it is in the"
+        "to find the module: assay check generate micro:llama --reference cpu/float32"
+        " --candidate acme/bfloat16; if that passes, both sides share the fault, in the"
         " model's code or in assay's, and `git bisect` with this command finds the commit"
     )
 
@@ -70,17 +70,17 @@ def test_nan_is_a_failure_with_its_diagnosis() -> None:
     assert verdict.diagnosis == "non-finite"
 
 
-def test_a_stale_expectation_fails_and_says_what_differs() -> None:
-    stale = Seen(file="a.json", stale=["the tokenizer is another one", "seed is 1, expected 0"])
+def test_stale_expectation_fails_with_the_differences() -> None:
+    stale = Seen(file="a.json", stale=["different tokenizer", "seed is 1, expected 0"])
     verdict, rows = judge_seen(RUN, [EXPECTATION], here(stale))
     assert verdict.verdict is Outcome.FAIL
     assert verdict.levels["a"].reason == (
-        "stale, nothing can meet it: the tokenizer is another one; seed is 1, expected 0"
+        "stale, different content: different tokenizer; seed is 1, expected 0"
     )
     assert rows == []
 
 
-def test_a_model_that_cannot_be_run_fails_and_the_others_are_judged() -> None:
+def test_model_that_cannot_run_fails_and_others_are_judged() -> None:
     broken = Seen(file="b.json", problem="the weights lack lm_head.weight")
     verdict, _ = judge_seen(RUN, [EXPECTATION, EXPECTATION], here(seen(), broken))
     assert verdict.verdict is Outcome.FAIL
@@ -89,64 +89,64 @@ def test_a_model_that_cannot_be_run_fails_and_the_others_are_judged() -> None:
     assert verdict.unmatched.expected == ["b"]
 
 
-def test_other_software_is_compared_and_listed() -> None:
+def test_changed_software_is_compared_and_listed() -> None:
     now = {"torch": "2.14.0", "runtime": "1"}
     verdict, _ = judge_seen(RUN, [EXPECTATION], here(seen(), versions=now))
     assert verdict.verdict is Outcome.PASS
     (note,) = verdict.notes
     assert note == (
-        "a: since its capture driver went from 7 to absent, runtime went from absent to 1,"
-        " torch went from 2.13.0 to 2.14.0"
+        "a: changed since its capture: driver is absent, expected 7, runtime is 1, expected absent,"
+        " torch is 2.14.0, expected 2.13.0"
     )
 
 
-def test_other_software_excuses_nothing() -> None:
+def test_changed_software_does_not_excuse_a_failure() -> None:
     now = VERSIONS | {"torch": "2.14.0"}
     verdict, _ = judge_seen(RUN, [EXPECTATION], here(seen(10 * NOISE), versions=now))
     assert verdict.verdict is Outcome.FAIL
-    assert verdict.notes[0] == "a: since its capture torch went from 2.13.0 to 2.14.0"
+    assert verdict.notes[0] == "a: changed since its capture: torch is 2.14.0, expected 2.13.0"
 
 
-def test_expectations_of_other_machines_are_no_pass() -> None:
+def test_expectations_of_other_machines_are_not_a_pass() -> None:
     verdict, rows = judge_seen(RUN, [elsewhere()], here(Seen(file="a.json")))
     assert verdict.verdict is Outcome.NOT_COMPARED
     assert verdict.levels["expectations"].reason == (
-        "a is of another machine: architecture is a1, expected a2"
+        "a belongs to another machine: architecture is a1, expected a2"
     )
     assert verdict.unmatched.expected == []
     assert rows == []
 
 
-def test_what_another_machine_would_say_is_shown_and_decides_nothing() -> None:
+def test_result_for_another_machine_is_shown_without_a_verdict() -> None:
     verdict, rows = judge_seen(RUN, [elsewhere()], here(seen()))
     assert verdict.verdict is Outcome.NOT_COMPARED
     assert verdict.levels["expectations"].reason == (
-        "a is of another machine: architecture is a1, expected a2; it decides nothing here, where"
-        " logits-error 0.01 would be 1x (limit 2x)"
+        "a belongs to another machine: architecture is a1, expected a2; it is not judged here, where"
+        " logits-error is 0.01 = 1x its noise (limit 2x)"
     )
     assert (verdict.compared, rows) == (0, [])
 
 
-def test_expectations_of_other_machines_do_not_disturb_those_of_this_one() -> None:
+def test_expectations_of_other_machines_do_not_change_the_verdict() -> None:
     verdict, _ = judge_seen(RUN, [EXPECTATION, elsewhere()], here(seen(), Seen(file="b.json")))
     assert verdict.verdict is Outcome.PASS
     assert list(verdict.levels) == ["a"]
-    assert verdict.notes == ["b is of another machine: architecture is a1, expected a2"]
+    assert verdict.notes == ["b belongs to another machine: architecture is a1, expected a2"]
 
 
-def test_many_of_other_machines_are_one_note() -> None:
+def test_many_expectations_of_other_machines_are_one_note() -> None:
     others = [Seen(file=f"{name}.json") for name in "bcde"]
     verdict, _ = judge_seen(RUN, [EXPECTATION, *[elsewhere()] * 4], here(seen(), *others))
-    assert verdict.notes == ["4 expectations are of other machines: b, c, d, e"]
+    assert verdict.notes == ["4 expectations belong to other machines: b, c, d, e"]
 
 
-def test_files_of_one_name_stay_apart() -> None:
+def test_files_with_equal_names_are_distinguished() -> None:
     both = [seen(file=f"{folder}/a.json") for folder in ("x", "y")]
     verdict, _ = judge_seen(RUN, [EXPECTATION, EXPECTATION], here(*both))
     assert list(verdict.levels) == ["x/a.json", "y/a.json"]
 
 
-# A model of which one module ran, and one did not.
+# One module ran, and one did not.
 USAGE = Usage(parameters={"a": ["a.w"], "b.c": ["b.c.w"]}, called=["a"], read=["a.w"])
 
 
@@ -154,7 +154,7 @@ USAGE = Usage(parameters={"a": ["a.w"], "b.c": ["b.c.w"]}, called=["a"], read=["
     ("allowed", "outcome"),
     [((), Outcome.NOT_COMPARED), (("b",), Outcome.PASS), (("d",), Outcome.NOT_COMPARED)],
 )
-def test_a_model_that_ran_in_part_passes_only_where_that_is_allowed(
+def test_partly_run_model_passes_only_if_allowed(
     allowed: tuple[str, ...], outcome: Outcome
 ) -> None:
     partly = seen().model_copy(update={"usage": USAGE})
@@ -166,7 +166,7 @@ def test_a_model_that_ran_in_part_passes_only_where_that_is_allowed(
         assert str(verdict.levels["a"].reason).startswith("never ran: b")
 
 
-def test_a_model_that_ran_whole_is_said_to() -> None:
+def test_full_coverage_is_reported() -> None:
     whole = USAGE.model_copy(update={"called": ["a", "b.c"], "read": ["a.w", "b.c.w"]})
     verdict, _ = judge_seen(
         RUN, [EXPECTATION], here(seen().model_copy(update={"usage": Usage(**whole.model_dump())}))

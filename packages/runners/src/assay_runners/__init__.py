@@ -1,1 +1,1 @@
-"""Which machines run what for an event of GitHub, and how a machine becomes such a runner."""
+"""Plans the jobs of GitHub events, and describes the machines that run them."""

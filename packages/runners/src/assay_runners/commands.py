@@ -1,4 +1,4 @@
-"""`assay runners`: what an event starts, what the machines are made of, whether all of it is safe."""
+"""`assay runners`: plans and runs jobs, renders the files of machines, and checks workflows."""
 
 import os
 from pathlib import Path
@@ -10,7 +10,7 @@ from assay.output.streams import print_error, print_text, print_warning_command
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Which machines run what for an event of GitHub, and how a machine becomes a runner.",
+    help="Plan the jobs of GitHub events, and set up the machines that run them.",
 )
 
 _Root = Annotated[Path, typer.Option(metavar="DIR", help="A checkout of assay.")]
@@ -19,9 +19,10 @@ _EventName = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="For a payload alone: pull_request, push, merge_group, workflow_dispatch, schedule.",
+        help="The event of a bare payload: pull_request, push, merge_group, workflow_dispatch, schedule.",
     ),
 ]
+_Nox = Annotated[str, typer.Option(metavar="PYTHON", help="The Python that has nox.")]
 
 
 @app.command()
@@ -30,7 +31,7 @@ def plan(
         Path | None,
         typer.Argument(
             metavar="EVENT.json",
-            help="A recorded event, or a payload. Default: that of the workflow run.",
+            help="A recorded event or a payload. Default: the event of the workflow run.",
         ),
     ] = None,
     *,
@@ -39,28 +40,28 @@ def plan(
         str,
         typer.Option(
             metavar="COMMIT",
-            help="Documentation alone starts nothing: compare with this. Default: where the commit"
-            " left the protected branch, in a workflow run of a pull request; else all runs.",
+            help="Find the changed files since this commit: a change of documentation alone starts"
+            " nothing. Default: in the workflow run of a pull request, where it left the protected"
+            " branch; elsewhere everything runs.",
         ),
     ] = "",
     unless_succeeded: Annotated[
         str,
         typer.Option(
             metavar="WORKFLOW.yml",
-            help="Nothing where its last run that succeeded was of this commit.",
+            help="Plan nothing if its last successful run was of this commit.",
         ),
     ] = "",
     explain: Annotated[
-        bool, typer.Option("--explain", help="Say why, instead of JSON for programs.")
+        bool, typer.Option("--explain", help="Print the reasons instead of JSON.")
     ] = False,
     root: _Root = Path(),
 ) -> None:
-    """What does an event of GitHub start, on which machines, and why?
+    """Plan the jobs that a GitHub event starts.
 
     Example: assay runners plan examples/events/label-smoke-nvidia.json --explain
 
-    Exit code: 0, also where there is nothing to do, which the plan says; 2 if something was asked for
-    that will not run, or the event cannot be read.
+    Exit code: 0, also if there is nothing to do; 2 if a request is refused, or the event cannot be read.
     """
     from assay_runners.fleet.reading import read_fleet
     from assay_runners.planning.rules import make_plan
@@ -88,31 +89,27 @@ def run(
     *,
     job: Annotated[
         str,
-        typer.Option(
-            metavar="JSON", envvar="ASSAY_JOB", help="One of the machines that a plan lists."
-        ),
+        typer.Option(metavar="JSON", envvar="ASSAY_JOB", help="One of the `machines` of a plan."),
     ],
-    nox: Annotated[
-        str, typer.Option(metavar="PYTHON", help="The Python that has nox.")
-    ] = "python3",
+    nox: _Nox = "python3",
     root: _Root = Path(),
 ) -> None:
-    """Run a planned job on this machine, and write the job's summary.
+    """Run a planned job on this machine, and write its summary.
 
-    Exit code: 0; 1 a session failed, or judged nothing; 2 usage; 75 the machine itself is at fault:
-    its cards do not answer, and another machine may succeed.
+    Exit code: 0; 1 a session failed or compared nothing; 2 usage; 75 the cards of this machine do not
+    answer, and another machine may succeed.
     """
     from assay.files import parse_record
     from assay_runners.fleet.reading import read_fleet
     from assay_runners.planning.plan import MachineJob
     from assay_runners.running.machine_job import Checkout, run_machine_job
-    from assay_runners.running.summary import summarise_job
-    from assay_runners.workflow_run.git import commit_of
+    from assay_runners.running.summary import summarize_job
     from assay_runners.workflow_run.outputs import add_to_summary
+    from assay_runners.workflow_run.programs import run_git
 
     asked = parse_record(MachineJob, job, "--job")
     result = run_machine_job(asked, read_fleet(root), Checkout(root, (nox, "-m", "nox")))
-    summary = summarise_job(result, commit_of(root))
+    summary = summarize_job(result, run_git(root, "rev-parse", "HEAD"))
     print_text(summary)
     add_to_summary(summary, os.environ)
     raise typer.Exit(result.exit_code)
@@ -121,66 +118,67 @@ def run(
 @app.command()
 def rehearse(
     payload: Annotated[
-        Path, typer.Argument(metavar="EVENT.json", help="A recorded event, or a payload.")
+        Path, typer.Argument(metavar="EVENT.json", help="A recorded event or a payload.")
     ],
     *,
     event: _EventName = None,
     patch: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE.diff", help="The change that the event is about."),
+        Path | None, typer.Option(metavar="FILE.diff", help="The change of the event.")
     ] = None,
     only: Annotated[
         list[str] | None,
-        typer.Option(metavar="SESSION", help="Of what is chosen, this alone; repeatable."),
+        typer.Option(metavar="SESSION", help="Run only this planned session; repeatable."),
     ] = None,
-    nox: Annotated[
-        str, typer.Option(metavar="PYTHON", help="The Python that has nox.")
-    ] = "python3",
+    nox: _Nox = "python3",
     output: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Default: runs/<time>-runners-rehearse.")
     ] = None,
     root: _Root = Path(),
 ) -> None:
-    """What would this event start, and what would it say? Run here, in a clean clone.
+    """Run the jobs of an event here, in a clean clone.
 
-    The CPU stands in for every accelerator, and one Python for all.
+    The CPU replaces every accelerator, one Python runs everything, and the summary is printed.
 
     Example: nox -s rehearse -- examples/events/label-smoke-nvidia.json --only expectations
 
-    Exit code: 0; 1 a session failed; 2 something was refused, or the event cannot be read.
+    Exit code: 0; 1 a session failed; 2 a request is refused, or the event cannot be read.
     """
     from assay.runs import RunFolder, open_progress
-    from assay_runners.running.rehearsal import SUMMARY_FILE, RehearsalRequest, rehearse
+    from assay_runners.running.rehearsal import SUMMARY_FILE, rehearse
     from assay_runners.workflow_run.events import read_event
 
-    asked = RehearsalRequest(read_event(payload, event, {}), patch, frozenset(only or ()))
+    read = read_event(payload, event, {})
     folder = RunFolder.create("runners rehearse", output).path
     with open_progress() as progress:
-        rehearsal = rehearse(asked, root.resolve(), folder.resolve(), (nox, "-m", "nox"), progress)
+        rehearsal = rehearse(
+            read, patch, frozenset(only or ()), root.resolve(), folder.resolve(),
+            (nox, "-m", "nox"), progress,
+        )  # fmt: skip
     print_text(rehearsal.summary)
     print_error(f"The summary: {folder / SUMMARY_FILE}")
     if rehearsal.exit_code:
-        print_error(f"What failed can be repeated in its clone; then remove {folder}")
+        print_error(f"Repeat a failure in the clone; then remove {folder}")
     raise typer.Exit(rehearsal.exit_code)
 
 
 @app.command()
 def propose(
     captured: Annotated[
-        Path, typer.Argument(metavar="DIR", help="What the machines captured, a folder for each.")
+        Path,
+        typer.Argument(metavar="DIR", help="The captured files, in a folder for each machine."),
     ],
     *,
     reason: Annotated[
-        str, typer.Option(metavar="TEXT", envvar="REASON", help="Why it was captured anew.")
+        str, typer.Option(metavar="TEXT", envvar="REASON", help="The reason for the recapture.")
     ],
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the pull request's text, and change nothing.")
+        bool, typer.Option("--dry-run", help="Only print the text of the pull request.")
     ] = False,
     root: _Root = Path(),
 ) -> None:
-    """Open the pull request of a recapture: every file, and what changed in it.
+    """Open the pull request of a recapture.
 
-    Exit code: 0; 2 if nothing was captured, a file is no expectation, or GitHub refuses.
+    Exit code: 0; 2 if nothing was captured, a file is not an expectation, or GitHub refuses.
     """
     from assay_runners.fleet.reading import read_fleet
     from assay_runners.workflow_run.outputs import add_to_summary
@@ -199,15 +197,19 @@ def report_nightly(
     *,
     results: Annotated[
         str,
-        typer.Option(metavar="JSON", envvar="RESULTS", help="The results of the jobs before this."),
+        typer.Option(
+            metavar="JSON",
+            envvar="RESULTS",
+            help="The results of the preceding jobs, `toJSON(needs)`.",
+        ),
     ],
     root: _Root = Path(),
 ) -> None:
-    """Keep two issues: how the nightly run stands, and whether the machines need a newer runner.
+    """Update the two issues of the nightly run.
 
-    Each is opened, added to or closed.
+    Opens, comments on or closes "The nightly run fails" and "The machines need a newer runner".
 
-    Exit code: 0; 2 if GitHub does not answer, or outside of a workflow run.
+    Exit code: 0; 2 if GitHub does not answer, or outside a workflow run.
     """
     from datetime import UTC, datetime
 
@@ -226,8 +228,8 @@ def report_nightly(
     try:
         outdated = find_outdated_runner(pinned, datetime.now(UTC))
     except MachineError as error:
-        # Of another repository's releases: no reason to repeat the night, and asked again in the next.
-        print_warning_command(f"how old runner {pinned} is was not answered: {error}")
+        # The releases of another repository: the next night asks again.
+        print_warning_command(f"the age of runner {pinned} is unknown: {error}")
         return
     print_text(update_issue(RUNNER_IS_OLD, [outdated] if outdated else [], os.environ))
 
@@ -236,40 +238,42 @@ def report_nightly(
 def reap(
     *,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would end, and end nothing.")
+        bool, typer.Option("--dry-run", help="Only print what would be terminated.")
     ] = False,
 ) -> None:
-    """End the cloud instances that outlived the lifetime in their tag `assay-expires`.
+    """Terminate expired cloud instances.
 
-    Exit code: 0, also where there is none; 2 if the cloud does not answer.
+    The tag `assay-expires` of an instance has the end of its lifetime.
+
+    Exit code: 0, also if there are none; 2 if the cloud does not answer.
     """
     from datetime import UTC, datetime
 
     from assay_runners.workflow_run.reaping import end_instances, find_expired
 
     expired = find_expired(datetime.now(UTC))
-    for instance in expired:
-        print_text(f"{instance.id} expired {instance.expired}")
+    for name, tag in expired.items():
+        print_text(f"{name} expired {tag}")
     if expired and not dry_run:
         end_instances(expired)
-    print_text(f"{len(expired)} {'would end' if dry_run else 'ended'}")
+    print_text(f"{len(expired)} {'would be terminated' if dry_run else 'terminated'}")
 
 
 @app.command()
 def check(*, root: _Root = Path(), as_json: _AsJson = False) -> None:
-    """Do the workflows keep our rules, and are the rendered files those of the entries?
+    """Check the workflows and the rendered files.
 
     Example: assay runners check
 
-    Exit code: 0; 1 something is wrong, a line each; 2 a file cannot be read.
+    Exit code: 0; 1 with a line for each problem; 2 a file cannot be read.
     """
     import json
     from dataclasses import asdict
 
-    from assay_runners.checking import Finding, check_workflows
+    from assay_runners.checking.checks import Finding, check_workflows
     from assay_runners.checking.workflow_files.sessions import read_sessions
     from assay_runners.fleet.reading import read_fleet
-    from assay_runners.rendering import find_outdated
+    from assay_runners.rendering.writing import find_outdated
 
     fleet = read_fleet(root)
     found = check_workflows(root, fleet, read_sessions(root))
@@ -289,14 +293,16 @@ def check(*, root: _Root = Path(), as_json: _AsJson = False) -> None:
 
 @app.command()
 def render(*, root: _Root = Path()) -> None:
-    """Write what each vendor's machines are made of, below runners/, from their entries.
+    """Write the files of each vendor's machines.
+
+    They lie below runners/, and are rendered from the entries in runners/runners.toml.
 
     Example: assay runners render
 
     Exit code: 0; 2 if an entry is wrong.
     """
     from assay_runners.fleet.reading import read_fleet
-    from assay_runners.rendering import write_rendered
+    from assay_runners.rendering.writing import write_rendered
 
     changed = write_rendered(root, read_fleet(root))
     print_text("\n".join(map(str, changed)) or "everything is up to date")

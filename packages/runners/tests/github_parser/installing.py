@@ -1,4 +1,4 @@
-"""Installs GitHub's packages and the program that uses them into a folder."""
+"""Installs GitHub's packages, and bundles them with our program."""
 
 import hashlib
 import os
@@ -10,21 +10,21 @@ from pathlib import Path
 from assay.errors import MachineError, exit_in_words
 
 SOURCES = Path(__file__).parent / "node"
-# Where `nox -s runners` installs it, below the root of a checkout.
+# Used by `nox -s runners`, below the root of a checkout.
 FOLDER = Path(".nox/evaluating")
 BUNDLE = "evaluate.cjs"
-# Which sources the bundle was made of: it runs long after somebody edits them.
+# The digest of the sources of the bundle, which may have changed since.
 STAMP = "sources.sha256"
 
 _TIMEOUT_SECONDS = 600
 
 
 def install(folder: Path, npm: Path | None = None) -> Path:
-    """Makes the bundle in `folder`, unless it is there, made of the sources as they are now.
+    """Make the bundle in `folder`, unless it is up to date.
 
-    npm: the program; its own folder has to hold node. None takes the first of the path.
+    npm: the program, in the same folder as node; None finds it on PATH.
     Returns: the bundle, for `node BUNDLE`.
-    Raises: MachineError if there is no npm, or it cannot install or bundle.
+    Raises: MachineError if npm is missing or fails.
     """
     bundle = folder / BUNDLE
     if is_installed(folder):
@@ -33,7 +33,7 @@ def install(folder: Path, npm: Path | None = None) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     for source in _sources():
         shutil.copy(source, folder)
-    # esbuild brings its program as a package of its own, so that no script has to run.
+    # The program of esbuild is a package of its own, which needs no install script.
     for words in (["ci", "--ignore-scripts", "--no-audit", "--no-fund"], ["run", "bundle"]):
         _run_npm(program, words, folder)
     (folder / STAMP).write_text(hash_sources(), encoding="utf-8")
@@ -41,7 +41,7 @@ def install(folder: Path, npm: Path | None = None) -> Path:
 
 
 def is_installed(folder: Path) -> bool:
-    """Whether `folder` has the bundle of the sources as they are now."""
+    """Check that `folder` has a bundle of the current sources."""
     stamp = folder / STAMP
     return (
         (folder / BUNDLE).is_file()
@@ -51,7 +51,7 @@ def is_installed(folder: Path) -> bool:
 
 
 def hash_sources() -> str:
-    """One digest of all sources and of the versions of the packages."""
+    """Hash all sources and the versions of the packages."""
     digest = hashlib.sha256()
     for source in _sources():
         digest.update(f"{source.name}\0{source.stat().st_size}\0".encode())
@@ -66,7 +66,9 @@ def _sources() -> Iterator[Path]:
 def _find(name: str) -> Path:
     found = shutil.which(name)
     if found is None:
-        raise MachineError(f"there is no {name} on the path\nNext: nox -s runners, which brings it")
+        raise MachineError(
+            f"there is no {name} on the path\nNext: nox -s runners, which installs it"
+        )
     return Path(found)
 
 
@@ -85,7 +87,7 @@ def _run_npm(npm: Path, words: list[str], folder: Path) -> None:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise MachineError(f"npm {' '.join(words)} in {folder}: {error}") from error
     if ended.returncode != 0:
-        said = (ended.stderr or ended.stdout).strip()
+        output = (ended.stderr or ended.stdout).strip()
         raise MachineError(
-            f"npm {' '.join(words)} in {folder} {exit_in_words(ended.returncode)}:\n{said}"
+            f"npm {' '.join(words)} in {folder} {exit_in_words(ended.returncode)}:\n{output}"
         )

@@ -1,4 +1,4 @@
-"""What the workflows of a checkout start for an event, by GitHub's own packages."""
+"""Evaluates the workflows of a checkout for an event with GitHub's own packages."""
 
 import json
 import shutil
@@ -14,10 +14,10 @@ from packages.runners.tests.github_parser.installing import BUNDLE, FOLDER, is_i
 
 WORKFLOWS = Path(".github/workflows")
 
-# The exit code of evaluate.mjs where the input is at fault.
+# The exit code of evaluate.mjs for invalid input.
 _REFUSED = 1
 _TIMEOUT_SECONDS = 120
-# What an expression of a workflow cannot do without.
+# The required fields of the `github` context.
 _GITHUB = ("sha", "ref", "repository", "run_id")
 
 Result = Literal["success", "failure", "cancelled", "skipped"]
@@ -28,29 +28,26 @@ class _Model(BaseModel):
 
 
 class EventCase(_Model):
-    """An event, and what is only known while its jobs run.
-
-    event_name: as GITHUB_EVENT_NAME has it.
-    event: the payload. That of a schedule has its `schedule`, that of a dispatch its `workflow`
-        (".github/workflows/bench.yml") and its `inputs`.
-    github: the rest of the `github` context: sha, ref, repository and run_id at least.
-    vars: the variables of the repository.
-    inputs: of a dispatch, beside those of the payload.
-    outputs: by workflow, job and name. A job of a called workflow is named by the path of ids, as
-        in "plan / plan"; the job that calls it, by its id, has the outputs of the workflow.
-    results: by workflow and job; a job that runs and is not named here succeeds.
-    changed: the files that `paths` filters; None where no workflow filters them.
-    """
+    """An event, and the facts that are only known while its jobs run."""
 
     name: str
     event_name: str
     event: dict[str, Any]
+    """The payload. A schedule has `schedule`; a dispatch has `workflow`
+    (".github/workflows/bench.yml") and `inputs`."""
     github: dict[str, Any]
+    """The rest of the `github` context, with sha, ref, repository and run_id."""
     vars: dict[str, str] = {}
+    """The variables of the repository."""
     inputs: dict[str, str] = {}
+    """More inputs of a dispatch."""
     outputs: dict[str, dict[str, dict[str, str]]] = {}
+    """By workflow, job and name. A job of a called workflow is named by its path of ids, "plan / plan";
+    the calling job, by its id, has the outputs of the workflow."""
     results: dict[str, dict[str, Result]] = {}
+    """By workflow and job. Other jobs that run succeed."""
     changed: tuple[str, ...] | None = None
+    """The files that `paths` filters; None if no workflow filters them."""
 
     @model_validator(mode="after")
     def _has_context(self) -> Self:
@@ -61,75 +58,67 @@ class EventCase(_Model):
 
 
 class RunsOn(_Model):
-    """Which runners take a job."""
+    """The runners that accept a job."""
 
     group: str | None
     labels: tuple[str, ...]
 
 
 class Concurrency(_Model):
-    """Jobs of one group do not run at the same time."""
+    """A concurrency group: its jobs do not run at the same time."""
 
     group: str
     cancel_in_progress: bool = Field(alias="cancel-in-progress")
 
 
 class EvaluatedJob(_Model):
-    """A job that runs, once for each combination of its matrix.
-
-    workflow: the file name of the workflow that the event started.
-    job: the id; of a job of a called workflow, the ids of all that call it first: "machines / run".
-    name: the same path in the names that GitHub shows: "nvidia-4 / smoke".
-    matrix, caller_matrix: the combination of the job, and that of the job that calls its workflow.
-    inputs: of the dispatch, or of the called workflow.
-    checkouts: the commit of each actions/checkout; "OWNER/NAME@REF" for another repository.
-    permissions: what its token may do, without what is "none"; None is what the repository's
-        settings say. Of a pull request from a fork nothing is "write".
-    timeout_minutes: None is GitHub's own limit.
-    condition: the text of `if`.
-    """
+    """A job that runs, once for each combination of its matrix."""
 
     workflow: str
+    """The file name of the workflow that the event started."""
     job: str
+    """The path of ids from the calling job: "machines / run"."""
     name: str
+    """The same path in the names that GitHub displays: "nvidia-4 / smoke"."""
     matrix: dict[str, Any]
     caller_matrix: dict[str, Any]
     inputs: dict[str, str | bool | int | float]
+    """The inputs of the dispatch or of the called workflow."""
     runs_on: RunsOn
     checkouts: tuple[str, ...]
+    """The commit of each actions/checkout; "OWNER/NAME@REF" for another repository."""
     permissions: dict[str, Literal["read", "write"]] | None
+    """The permissions of its token, without "none". None stands for the repository's settings. A pull
+    request from a fork has no "write"."""
     environment: str | None
     timeout_minutes: int | float | None
+    """None stands for GitHub's default."""
     concurrency: Concurrency | None
     condition: str | None = Field(alias="if")
 
 
 class SkippedJob(_Model):
-    """A job of a started workflow whose `if` does not hold, or that needs one which did not run."""
+    """A job of a started workflow whose `if` is false, or that needs a job that did not run."""
 
     workflow: str
     job: str
 
 
 class FailedJob(_Model):
-    """A job that GitHub fails before it has a runner, such as one with an empty matrix.
-
-    job: "" where GitHub refuses the whole workflow.
-    """
+    """A job that GitHub fails before it has a runner, for example because of an empty matrix."""
 
     workflow: str
     job: str
+    """"" if GitHub refuses the whole workflow."""
     message: str
 
 
 class EvaluatedCase(_Model):
-    """What an event starts.
-
-    workflows: for each file of the repository, whether the event starts it.
-    """
+    """The jobs that an event starts."""
 
     name: str
     workflows: dict[str, bool]
+    """For each workflow file, true if the event starts it."""
     jobs: tuple[EvaluatedJob, ...]
     skipped: tuple[SkippedJob, ...]
     errors: tuple[FailedJob, ...]
@@ -146,15 +135,14 @@ def evaluate(
     reusable: Mapping[str, str] | None = None,
     folder: Path | None = None,
 ) -> list[EvaluatedCase]:
-    """What each of `cases` starts, by the workflows below `root`.
+    """Evaluate the workflows below `root` for each case.
 
-    node: the program; None takes the first of the path.
-    reusable: texts of called workflows that are not below `root`, by what `uses` says. Those of the
-        repository itself are found there, whichever commit `uses` names.
-    folder: where `installing` put the packages; None is where `nox -s runners` does.
-    Returns: one for each case, in this order.
-    Raises: UsageError if a workflow cannot be parsed, or a case names what no workflow has;
-        MachineError if node or the packages are missing.
+    node: the program; None finds it on PATH.
+    reusable: the texts of called workflows that are not below `root`, by the value of `uses`. Workflows of
+        the repository itself are read from `root`, for any commit in `uses`.
+    folder: the installed packages; None for the folder of `nox -s runners`.
+    Raises: UsageError if a workflow cannot be parsed, or a case names an unknown job; MachineError if
+        node or the packages are missing.
     """
     asked = {
         "workflows": read_workflows(root),
@@ -166,7 +154,7 @@ def evaluate(
 
 
 def read_workflows(root: Path) -> dict[str, str]:
-    """The texts of the workflows below `root`, by file name."""
+    """Read the workflows below `root`, by file name."""
     files = sorted(
         file for file in (root / WORKFLOWS).glob("*") if file.suffix in (".yml", ".yaml")
     )
@@ -179,8 +167,8 @@ def _find_node(node: Path | None) -> Path:
     found = node or shutil.which("node")
     if found is None or not Path(found).is_file():
         raise MachineError(
-            f"workflows are evaluated by node, and there is no {node or 'node on the path'}\n"
-            "Next: nox -s runners, which brings it"
+            f"node evaluates workflows, and there is no {node or 'node on the path'}\n"
+            "Next: nox -s runners, which installs it"
         )
     return Path(found)
 

@@ -1,4 +1,4 @@
-"""The steps of the action `check`, run as GitHub runs them, without its installation of assay."""
+"""The steps of the action `check`, run as on GitHub, without installing assay."""
 
 import json
 import os
@@ -61,7 +61,7 @@ def test_a_model_is_checked_and_the_summary_says_so(tmp_path: Path) -> None:
     assert "PASS" in summary.splitlines()[0]
 
 
-def test_what_cannot_be_checked_is_red(tmp_path: Path) -> None:
+def test_an_invalid_golden_fails_every_step(tmp_path: Path) -> None:
     codes, _ = run_action(tmp_path, model="$(touch planted)", run="cpu/bfloat16", golden="absent")
     assert codes == [2, 2]
     assert not (tmp_path / "planted").exists()

@@ -1,4 +1,4 @@
-"""The pull request of a recapture, made of real expectations and pushed to a real repository."""
+"""The pull request of a recapture, with real expectations and a real repository."""
 
 import os
 import subprocess
@@ -19,33 +19,33 @@ def _runs_are_left_in_a_folder_of_the_test(tmp_path: Path, monkeypatch: pytest.M
 
 
 def put(file: Path) -> None:
-    """Copy an expectation to where a machine would have captured it."""
+    """Copy an expectation to the path of a captured one."""
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_bytes(EXPECTATION.read_bytes())
 
 
-def test_captured_files_are_proposed_with_the_reason_in_one_line(tmp_path: Path) -> None:
+def test_a_proposal_lists_captured_files_and_the_reason_on_one_line(tmp_path: Path) -> None:
     for artifact, name in (("expectations-a-1", "a.json"), ("expectations-b-1", "b.json")):
         put(tmp_path / artifact / "captured" / name)
     put(tmp_path / "expectations-a-1" / "20260101-check" / "verdict.json")
     put(tmp_path / "root" / SHIPPED / "b.json")
     proposal = gather(tmp_path, tmp_path / "root", "torch 2.13\n`rm -rf`")
-    assert proposal.title == "expectations: 2 captured anew"
-    assert proposal.body.startswith("Captured anew: `torch 2.13 'rm -rf'`\n")
-    assert "### a.json\n\nNew: nothing was captured on such a machine before." in proposal.body
+    assert proposal.title == "expectations: recapture 2 files"
+    assert proposal.body.startswith("Recaptured: `torch 2.13 'rm -rf'`\n")
+    assert "### a.json\n\nNew: this is the first capture on such a machine." in proposal.body
     assert "### b.json\n\n" in proposal.body
     assert "micro:llama" in proposal.body.partition("### b.json")[2]
     assert [target.name for target in proposal.files.values()] == ["a.json", "b.json"]
 
 
-def test_of_a_machine_the_newest_attempt_counts(tmp_path: Path) -> None:
+def test_the_newest_attempt_of_a_machine_counts(tmp_path: Path) -> None:
     for artifact in ("expectations-a-4-2", "expectations-a-4-10", "expectations-a-1"):
         put(tmp_path / artifact / "captured" / f"{artifact}.json")
     names = {file.name for file in gather(tmp_path, tmp_path / "root", "x").files}
     assert names == {"expectations-a-4-10.json", "expectations-a-1.json"}
 
 
-def test_a_new_file_that_is_no_expectation_is_refused(tmp_path: Path) -> None:
+def test_a_new_file_that_is_not_an_expectation_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "expectations-a-1" / "captured" / "a.json"
     put(file)
     file.write_text("{}")
@@ -53,7 +53,7 @@ def test_a_new_file_that_is_no_expectation_is_refused(tmp_path: Path) -> None:
         gather(tmp_path, tmp_path / "root", "x")
 
 
-def test_nothing_captured_is_refused(tmp_path: Path) -> None:
+def test_an_empty_capture_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no machine captured anything"):
         gather(tmp_path, tmp_path, "x")
 
@@ -68,7 +68,7 @@ def test_two_captures_of_one_name_are_refused(tmp_path: Path) -> None:
 
 @pytest.fixture
 def heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A line for each call of `gh`, which does nothing."""
+    """Record each call of `gh`, which does nothing."""
     program, file = tmp_path / "programs" / "gh", tmp_path / "heard"
     program.parent.mkdir()
     program.write_text(f'#!/bin/sh\necho "$*" >> "{file}"\n')
@@ -82,7 +82,7 @@ def git(*words: object) -> None:
     subprocess.run(["git", *who, *map(str, words)], check=True, capture_output=True)
 
 
-def test_a_proposal_is_pushed_to_a_branch_of_its_own(
+def test_a_proposal_is_pushed_to_its_own_branch(
     tmp_path: Path, heard: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
@@ -100,5 +100,7 @@ def test_a_proposal_is_pushed_to_a_branch_of_its_own(
     open_pull_request(gather(tmp_path / "captured", root, "x"), root, "main", run)
     assert (origin / "refs/heads/main").read_text() == before
     assert [path.name for path in (origin / "refs/heads/recapture").iterdir()] == ["5-2"]
-    told = "\npr create --base main --head recapture/5-2 --title expectations: 1 captured"
-    assert told in heard.read_text()
+    expected = (
+        "\npr create --base main --head recapture/5-2 --title expectations: recapture 1 file --body"
+    )
+    assert expected in heard.read_text()

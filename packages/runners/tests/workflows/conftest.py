@@ -1,4 +1,4 @@
-"""GitHub's own packages, installed once below .nox."""
+"""Installs GitHub's own packages once, below .nox."""
 
 from pathlib import Path
 
@@ -11,5 +11,5 @@ ROOT = Path(__file__).resolve().parents[4]
 
 @pytest.fixture(scope="session", autouse=True)
 def parser() -> Path:
-    """The bundle; a missing node or npm is an error, no skip: this is what the session is for."""
+    """Install the bundle. A missing node or npm is an error and not a skip."""
     return install(ROOT / FOLDER)

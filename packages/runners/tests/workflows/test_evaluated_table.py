@@ -1,4 +1,4 @@
-"""The committed workflows, by GitHub's own parser, start what the trigger table says."""
+"""GitHub's own parser, on the committed workflows, agrees with the trigger table."""
 
 import itertools
 import json
@@ -12,14 +12,7 @@ from assay_runners.fleet.reading import read_fleet
 from assay_runners.planning.events import Event
 from assay_runners.planning.plan import Plan
 from assay_runners.planning.rules import make_plan
-from assay_runners.planning.wording import nox_command
-from packages.runners.tests.github_parser.workflows import (
-    EvaluatedCase,
-    EvaluatedJob,
-    EventCase,
-    evaluate,
-)
-from packages.runners.tests.recorded import (
+from packages.runners.tests.event_payloads import (
     AUTHOR,
     BOT,
     CODE,
@@ -28,6 +21,12 @@ from packages.runners.tests.recorded import (
     REPOSITORY,
     labeled,
     pull_request,
+)
+from packages.runners.tests.github_parser.workflows import (
+    EvaluatedCase,
+    EvaluatedJob,
+    EventCase,
+    evaluate,
 )
 from packages.runners.tests.started_jobs import started_jobs
 from packages.runners.tests.trigger_rows import FORK, Case, Row, row_of_plan
@@ -38,14 +37,14 @@ FLEET = read_fleet(ROOT)
 
 
 def asked(name: str, event: Event, plan: Plan | None = None) -> EventCase:
-    """The event, with what the job that plans hands to the others."""
+    """Make a case from the event and the outputs of the planning job."""
     plan = plan or make_plan(event, FLEET)
     lists = {
         "tiers": json.dumps([job.model_dump() for job in plan.tiers]),
         "machines": json.dumps([job.model_dump() for job in plan.machines]),
     }
     called = {"plan": lists, "plan / plan": lists}
-    # A plan that refuses something ends red, and so do all that need it.
+    # A plan with a refusal fails, and so do all jobs that need it.
     result = {"plan / plan": "failure" if plan.refused else "success"}
     workflows = ("ci.yml", "smoke.yml", "bench.yml", "recapture.yml")
     return EventCase.model_validate({
@@ -84,7 +83,7 @@ def row(job: EvaluatedJob) -> Row:
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
-def test_the_workflows_start_what_the_table_says(
+def test_the_workflows_agree_with_the_table(
     case: Case, evaluated: dict[str, EvaluatedCase]
 ) -> None:
     found = evaluated[case.name]
@@ -92,7 +91,9 @@ def test_the_workflows_start_what_the_table_says(
     assert sorted(map(row, found.jobs)) == sorted(case.rows)
 
 
-def test_no_job_waits_for_another_of_its_own_run(evaluated: dict[str, EvaluatedCase]) -> None:
+def test_the_jobs_of_a_run_have_distinct_concurrency_groups(
+    evaluated: dict[str, EvaluatedCase],
+) -> None:
     groups = {
         name: [job.concurrency.group for job in found.jobs if job.concurrency]
         for name, found in evaluated.items()
@@ -101,11 +102,11 @@ def test_no_job_waits_for_another_of_its_own_run(evaluated: dict[str, EvaluatedC
     assert {name for name, listed in groups.items() if len(set(listed)) < len(listed)} == set()
 
 
-# The pull request can change the planner and every workflow but the one that has the machines.
+# The pull request can change the planner and every workflow except the one with the machines.
 REACHED = labeled("smoke:nvidia")
-LIES = make_plan(REACHED, FLEET)
-BENCH_LIES = LIES.model_copy(
-    update={"machines": tuple(job.model_copy(update={"tier": "bench"}) for job in LIES.machines)}
+FORGED = make_plan(REACHED, FLEET)
+BENCH_FORGED = FORGED.model_copy(
+    update={"machines": tuple(job.model_copy(update={"tier": "bench"}) for job in FORGED.machines)}
 )
 
 
@@ -128,18 +129,18 @@ BENCH_LIES = LIES.model_copy(
         "any label beside the right one",
     ],
 )  # fmt: skip
-def test_a_plan_that_lies_reaches_no_machine(event: Event) -> None:
-    lies = [asked(plan.machines[0].tier, event, plan) for plan in (LIES, BENCH_LIES)]
-    reached, *found = evaluate(ROOT, [asked("reached", REACHED), *lies])
+def test_a_forged_plan_reaches_no_machine(event: Event) -> None:
+    forged = [asked(plan.machines[0].tier, event, plan) for plan in (FORGED, BENCH_FORGED)]
+    reached, *found = evaluate(ROOT, [asked("reached", REACHED), *forged])
     assert [job.runs_on.labels for job in reached.jobs if job.runs_on.group] == [("assay-nvidia",)]
     for one in found:
         assert [job.name for job in one.jobs if job.runs_on.group] == []
         assert ("smoke.yml", "machines / run") in {(job.workflow, job.job) for job in one.skipped}
 
 
-def test_a_new_commit_reaches_no_machine_whatever_the_plan_says() -> None:
+def test_a_new_commit_with_a_forged_plan_reaches_no_machine() -> None:
     event = pull_request("synchronize", labels=("smoke:nvidia",))
-    (found,) = evaluate(ROOT, [asked("new commit", event, LIES)])
+    (found,) = evaluate(ROOT, [asked("new commit", event, FORGED)])
     assert found.workflows["smoke.yml"] is False
     assert [job.name for job in found.jobs if job.runs_on.group] == []
 
@@ -184,10 +185,10 @@ def test_planner_and_workflows_agree_on_every_combination() -> None:
     assert unlike == []
 
 
-def test_what_follows_the_tiers_is_what_the_plan_says() -> None:
+def test_ci_runs_the_planned_training() -> None:
     plan = make_plan(pull_request("opened"), FLEET)
     workflow = YAML(typ="safe").load(
         (ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8")
     )
     lines = [step["run"] for step in workflow["jobs"]["smoke"]["steps"] if "run" in step]
-    assert lines == [nox_command(call) for call in plan.afterwards] != []
+    assert lines == [str(call) for call in plan.afterwards] != []

@@ -1,4 +1,4 @@
-"""A vendor that is new: one entry, and the committed workflows take its jobs as they are."""
+"""A new vendor needs one entry; the committed workflows accept its jobs."""
 
 import json
 import shutil
@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from assay_runners.checking import check_workflows
+from assay_runners.checking.checks import check_workflows
 from assay_runners.checking.workflow_files.sessions import read_sessions
 from assay_runners.fleet.entries import Fleet
 from assay_runners.fleet.reading import RUNNERS_FILE, read_fleet
 from assay_runners.planning.rules import make_plan
-from assay_runners.rendering import find_outdated, write_rendered
+from assay_runners.rendering.writing import find_outdated, write_rendered
+from packages.runners.tests.event_payloads import HEAD, labeled
 from packages.runners.tests.github_parser.workflows import EventCase, evaluate
-from packages.runners.tests.recorded import HEAD, labeled
 
 ROOT = Path(__file__).resolve().parents[4]
 ENTRY = """
@@ -34,7 +34,7 @@ unverified = ["image", "health"]
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """The repository with one entry more, and no other edit."""
+    """Copy the repository and add one entry."""
     for name in (".github", "runners"):
         shutil.copytree(ROOT / name, tmp_path / name)
     shutil.copy(ROOT / "noxfile.py", tmp_path)
@@ -48,7 +48,7 @@ def fleet(root: Path) -> Fleet:
     return read_fleet(root)
 
 
-def test_its_label_plans_a_job_that_github_sends_to_its_machine(root: Path, fleet: Fleet) -> None:
+def test_the_label_of_a_new_vendor_starts_a_job_on_its_machine(root: Path, fleet: Fleet) -> None:
     event = labeled("smoke:tenstorrent-8")
     plan = make_plan(event, fleet)
     (machine,) = plan.machines
@@ -72,15 +72,15 @@ def test_its_label_plans_a_job_that_github_sends_to_its_machine(root: Path, flee
     assert (job.checkouts, job.timeout_minutes) == ((HEAD,), 90)
 
 
-def test_its_files_and_its_line_in_the_documents_are_rendered(root: Path, fleet: Fleet) -> None:
+def test_the_files_and_the_overview_of_a_new_vendor_are_rendered(root: Path, fleet: Fleet) -> None:
     assert {path.parts[1] for path in find_outdated(root, fleet)} == {"tenstorrent", "README.md"}
     write_rendered(root, fleet)
     assert find_outdated(root, fleet) == {}
     overview = (root / "runners/README.md").read_text(encoding="utf-8")
     assert "[Tenstorrent](tenstorrent/README.md) | `smoke:tenstorrent`" in overview
     names = {file.name for file in (root / "runners/tenstorrent").iterdir()}
-    assert {"README.md", "values-8.yaml", "pod.yaml", "Containerfile", "health.sh"} <= names
+    assert {"README.md", "values-8.yaml", "pod.yaml", "Containerfile", "health.json"} <= names
 
 
-def test_no_workflow_has_to_be_edited_for_it(root: Path, fleet: Fleet) -> None:
+def test_a_new_vendor_needs_no_edit_of_a_workflow(root: Path, fleet: Fleet) -> None:
     assert check_workflows(root, fleet, read_sessions(root)) == []

@@ -1,11 +1,11 @@
-"""What another repository writes to check its own models, by GitHub's own parser."""
+"""GitHub's own parser on the example of another repository that checks its models."""
 
 from pathlib import Path
 
 import pytest
 
+from packages.runners.tests.event_payloads import HEAD, labeled, pull_request
 from packages.runners.tests.github_parser.workflows import EvaluatedCase, EventCase, evaluate
-from packages.runners.tests.recorded import HEAD, labeled, pull_request
 
 ROOT = Path(__file__).resolve().parents[4]
 EXAMPLE = ROOT / "examples/other_repository"
@@ -21,7 +21,7 @@ def started(label: str, action: str = "labeled") -> EvaluatedCase:
     return found
 
 
-def test_a_label_starts_one_job_on_its_own_machine_for_the_labelled_commit() -> None:
+def test_a_label_starts_one_job_for_the_labeled_commit() -> None:
     (job,) = started("assay").jobs
     assert job.job == "llama / check"
     assert job.runs_on.labels == ("my-gpu",)
@@ -32,11 +32,11 @@ def test_a_label_starts_one_job_on_its_own_machine_for_the_labelled_commit() -> 
 
 
 @pytest.mark.parametrize(("label", "action"), [("bug", "labeled"), ("assay", "synchronize")])
-def test_nothing_else_does(label: str, action: str) -> None:
+def test_no_other_event_starts_a_job(label: str, action: str) -> None:
     assert started(label, action).jobs == ()
 
 
-def test_it_takes_ten_lines() -> None:
+def test_the_example_has_ten_lines() -> None:
     text = (EXAMPLE / ".github/workflows/assay.yml").read_text(encoding="utf-8")
     lines = [line for line in text.splitlines() if line and not line.startswith("#")]
     assert len(lines) == 10

@@ -1,4 +1,4 @@
-"""The step of labels.yml, run as GitHub runs it, with programs in the places of `gh` and `jq`."""
+"""The step of labels.yml, run as on GitHub, with fake `gh` and `jq`."""
 
 import os
 import subprocess
@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 ROOT = Path(__file__).resolve().parents[4]
-# Notes the addresses. Refuses to delete, and to list, where a file says so; lists the labels of a file.
+# Records the addresses, and lists the labels of a file. It refuses to delete or to list if a file says so.
 GH = """#!/bin/sh
 here=${0%/*}
 for word in "$@"; do case $word in repos/*) echo "$word" >>"$here/heard";; esac; done
@@ -18,7 +18,7 @@ case "$*" in
 *) test ! -e "$here/silent" && cat "$here/labels" ;;
 esac
 """
-# Prints the variable LABEL as the filter of the step does; GitHub's machines have jq, others may not.
+# Prints LABEL as the filter of the step does: not every machine has jq.
 JQ = f"""#!{sys.executable}
 import os, sys, urllib.parse
 assert sys.argv[1:] == ["--null-input", "--raw-output", "$ENV.LABEL | @uri"]
@@ -35,7 +35,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def withdraw(folder: Path, label: str) -> int:
-    """The exit code of the step for `label` of pull request 5."""
+    """Run the step for `label` of pull request 5. Returns: its exit code."""
     workflow = yaml.safe_load((ROOT / ".github/workflows/labels.yml").read_text(encoding="utf-8"))
     (step,) = workflow["jobs"]["withdraw"]["steps"]
     variables = {
@@ -45,7 +45,7 @@ def withdraw(folder: Path, label: str) -> int:
     return subprocess.run(["bash", "-e", "-c", step["run"]], env=variables, check=False).returncode
 
 
-def test_a_label_is_taken_off_by_its_own_name(folder: Path) -> None:
+def test_a_label_is_removed_by_its_exact_name(folder: Path) -> None:
     assert withdraw(folder, "smoke:nvidia") == 0
     assert withdraw(folder, "smoke:a/b#2 50%") == 0
     assert (folder / "heard").read_text().split() == [
@@ -57,15 +57,13 @@ def test_a_label_is_taken_off_by_its_own_name(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("left", "code"), [("", 0), ("smoke:nvidia-4\ntopic\n", 0), ("topic\nsmoke:nvidia\n", 1)]
 )
-def test_a_refusal_is_green_only_where_the_label_is_gone(
-    folder: Path, left: str, code: int
-) -> None:
+def test_a_refusal_passes_only_if_the_label_is_gone(folder: Path, left: str, code: int) -> None:
     (folder / "refuses").touch()
     (folder / "labels").write_text(left)
     assert withdraw(folder, "smoke:nvidia") == code
 
 
-def test_a_label_of_which_github_says_nothing_is_red(folder: Path) -> None:
+def test_a_label_that_github_does_not_list_fails(folder: Path) -> None:
     (folder / "refuses").touch()
     (folder / "silent").touch()
     assert withdraw(folder, "smoke:nvidia") != 0

@@ -1,3 +1,3 @@
-"""Abbreviated training runs: set-up, a few steps, checkpoint, tear-down, resume."""
+"""Short training runs: setup, a few steps, checkpoint, teardown, resume."""
 
-COMPARED_UNIT = "losses, tensors and runs"  # what the verdicts of this package count
+COMPARED_UNIT = "losses, tensors and runs"  # counted by the verdicts of this package

@@ -1,4 +1,4 @@
-"""Collators as users give them: two that are right, and each known mistake beside them."""
+"""Collators of users: two correct ones, and known mistakes."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -47,7 +47,7 @@ def _padding(
 
 
 def pad_id_masked(tokenizer: Any) -> Collator:
-    """Every label that is the pad's id: also the real EOS, where it pads."""
+    """Mask every label with the pad id, including the real EOS if it pads."""
 
     def collate(features: list[dict[str, list[int]]]) -> Batch:
         batch = dict(_padding(tokenizer)(features))
@@ -60,7 +60,7 @@ def pad_id_masked(tokenizer: Any) -> Collator:
 
 
 def mask_from_ids(tokenizer: Any) -> Collator:
-    """An attention mask that is made from the pad's id."""
+    """Derive the attention mask from the pad id."""
 
     def collate(features: list[dict[str, list[int]]]) -> Batch:
         batch = dict(_padding(tokenizer)(features))
@@ -80,7 +80,7 @@ def without_mask(tokenizer: Any) -> Collator:
 
 
 def first_row_only(tokenizer: Any) -> Collator:
-    """A nested list is flattened: of a whole batch one sample is left."""
+    """Flatten a nested list, which leaves one sample of the batch."""
     return lambda features: _padding(tokenizer)(features[:1])
 
 
@@ -98,7 +98,7 @@ def padding_learned(tokenizer: Any) -> Collator:
 
 
 def prompt_learned(tokenizer: Any) -> Collator:
-    """The labels of the samples are not used."""
+    """Ignore the labels of the samples."""
     return _padding(tokenizer, labels=lambda ids, _: ids)
 
 
@@ -107,7 +107,7 @@ def shifted(tokenizer: Any) -> Collator:
 
 
 def labels_on_the_right(tokenizer: Any) -> Collator:
-    """Ids follow padding_side, labels do not."""
+    """Pad ids on padding_side, but labels on the right."""
 
     def collate(features: list[dict[str, list[int]]]) -> Batch:
         batch = dict(_padding(tokenizer)(features))
@@ -128,7 +128,7 @@ def last_token_cut(tokenizer: Any) -> Collator:
 
 
 def positions_of_the_row(tokenizer: Any) -> Collator:
-    """Position ids count from the row's begin, whatever is padding."""
+    """Count position ids from the start of the row, including padding."""
 
     def collate(features: list[dict[str, list[int]]]) -> Batch:
         batch = dict(_padding(tokenizer)(features))
@@ -140,7 +140,7 @@ def positions_of_the_row(tokenizer: Any) -> Collator:
 
 
 def samples_extended(tokenizer: Any) -> Collator:
-    """Padding is appended to the lists of the data set itself."""
+    """Append padding to the lists of the dataset itself."""
 
     def collate(features: list[dict[str, list[int]]]) -> Batch:
         batch = _padding(tokenizer)(features)
@@ -185,7 +185,7 @@ def _packing(
 
 
 def packed_with_mask_of_ones(_: Any) -> Collator:
-    """A mask of ones, with which the model sees one sample: only varlen kernels would isolate."""
+    """Return a mask of ones, for which the model sees one sample. Only varlen kernels would isolate."""
     return _packing(with_mask=True)
 
 
@@ -227,7 +227,7 @@ def packed_with_eos_masked(tokenizer: Any) -> Collator:
 
 
 def packed_with_learned_fill(tokenizer: Any) -> Collator:
-    """The row is filled up to a multiple of eight, and the filling is learned."""
+    """Fill the row to a multiple of eight, with labels."""
 
     def collate(features: list[dict[str, list[int]]]) -> Batch:
         batch = dict(_packing()(features))

@@ -1,4 +1,4 @@
-"""DataLoaders and data sets with random items, as users give them: right, and the known mistakes."""
+"""DataLoaders and random datasets of users: correct ones, and known mistakes."""
 
 import random
 from collections.abc import Iterable, Sequence
@@ -25,7 +25,7 @@ def _same_numpy(_: int) -> None:
 
 
 def numpy_forked(dataset: Any, num_workers: int, _: int) -> Iterable[Iterable[object]]:
-    """All workers have numpy's state of the process that forked them, as in torch 1.8."""
+    """Give all workers numpy's state of their parent, as torch 1.8 did."""
     return _loader(dataset, num_workers, _same_numpy)
 
 
@@ -35,7 +35,7 @@ def _by_number(worker: int) -> None:
 
 
 def seeded_by_number(dataset: Any, num_workers: int, _: int) -> Iterable[Iterable[object]]:
-    """Each worker has its number for a seed, in every epoch."""
+    """Seed each worker by its number in every epoch."""
     return _loader(dataset, num_workers, _by_number)
 
 
@@ -61,7 +61,7 @@ def one_process(dataset: Any, num_workers: int, _: int) -> Iterable[Iterable[obj
 
 
 class _Random(Sequence[Any]):
-    """Samples with one random number each, by a generator that is asked for when an item is made."""
+    """Samples with one random number each, from a generator that is looked up per item."""
 
     def __init__(self, samples: Sequence[Any], generator: Any) -> None:
         self._samples = samples
@@ -76,7 +76,7 @@ class _Random(Sequence[Any]):
 
 
 def right_items(samples: Sequence[Any]) -> Sequence[Any]:
-    """A generator of each worker, seeded by torch's seed, which is new for each epoch."""
+    """Use a generator per worker, seeded by torch's seed, which changes with each epoch."""
     made: dict[int, np.random.Generator] = {}
 
     def generator(info: Any) -> np.random.Generator:
@@ -86,13 +86,13 @@ def right_items(samples: Sequence[Any]) -> Sequence[Any]:
 
 
 def held_generator(samples: Sequence[Any]) -> Sequence[Any]:
-    """One generator that is made with the data set, and copied into every worker."""
+    """Copy the dataset's one generator into every worker."""
     own = np.random.default_rng(0)
     return _Random(samples, lambda _: own)
 
 
 def generator_by_worker(samples: Sequence[Any]) -> Sequence[Any]:
-    """A generator for each worker, the same in every epoch."""
+    """Use a generator per worker that repeats in every epoch."""
     made: dict[int, np.random.Generator] = {}
     return _Random(samples, lambda info: made.setdefault(info.id, np.random.default_rng(info.id)))
 

@@ -1,4 +1,4 @@
-"""Functions that render a chat, as users give them: one that is right, and the known mistakes."""
+"""Functions of users that render chats: correct ones, and known mistakes."""
 
 import itertools
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ def _encode(tokenizer: Any, text: str) -> list[int]:
 
 
 def _pieces(tokenizer: Any, messages: Messages) -> list[tuple[list[int], bool]]:
-    """The ids of the text in pieces, and whether each is the assistant's."""
+    """Return the ids of the text in pieces, each with whether it is the assistant's."""
     bos = tokenizer.bos_token if tokenizer.chat_template.startswith(tokenizer.bos_token) else ""
     pieces = [(_encode(tokenizer, bos), False)]
     for message in messages:
@@ -64,7 +64,7 @@ def last_turn_only(tokenizer: Any, messages: Messages, max_length: int | None) -
 
 
 def tokenized_again(tokenizer: Any, messages: Messages, max_length: int | None) -> Rendered:
-    """The template's text, which has BOS, is tokenized as any text."""
+    """Tokenize the template's text, which has BOS, like any text."""
     text = tokenizer.apply_chat_template(messages, tokenize=False)
     whole = right(tokenizer, messages, None)
     ids = tokenizer(text)["input_ids"]
@@ -96,7 +96,7 @@ def never_ended(tokenizer: Any, messages: Messages, max_length: int | None) -> R
 
 
 def with_a_counter(tokenizer: Any, messages: Messages, max_length: int | None) -> Rendered:
-    """As a template that writes the time of day."""
+    """Add a counter, as a template adds the time of day."""
     pieces = _pieces(tokenizer, messages)
     pieces.insert(1, (_encode(tokenizer, f"{next(_CALLS):08}"), False))
     return _cut(_joined(pieces), None, max_length)
@@ -120,7 +120,7 @@ def all_learned(tokenizer: Any, messages: Messages, max_length: int | None) -> R
 
 
 def header_searched(tokenizer: Any, messages: Messages, max_length: int | None) -> Rendered:
-    """Labels from each header of the assistant's to the next end, also where a user wrote it."""
+    """Label from each assistant header to the next end, even in a user's text."""
     ids = right(tokenizer, messages, None)["input_ids"]
     header = _encode(tokenizer, "<|im_start|>assistant\n")
     labels, learning = [IGNORED] * len(ids), False
@@ -154,7 +154,7 @@ def first_turn_only(tokenizer: Any, messages: Messages, max_length: int | None) 
 
 
 def first_letter_masked(tokenizer: Any, messages: Messages, max_length: int | None) -> Rendered:
-    """A prompt's length counted one too long."""
+    """Count the prompt's length one too long."""
     whole = right(tokenizer, messages, None)
     labels = [
         IGNORED if at and whole["labels"][at - 1] == IGNORED else one
@@ -169,7 +169,7 @@ def labels_shifted(tokenizer: Any, messages: Messages, max_length: int | None) -
 
 
 def labels_not_cut_along(tokenizer: Any, messages: Messages, max_length: int | None) -> Rendered:
-    """The end of the ids is kept, with the labels of the begin."""
+    """Keep the end of the ids with the labels of the start."""
     whole = right(tokenizer, messages, None)
     if max_length is None:
         return whole

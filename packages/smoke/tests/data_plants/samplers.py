@@ -1,4 +1,4 @@
-"""Data loops of one rank, as users give them: right ones, and the known mistakes."""
+"""Data loops of one rank by users: correct ones, and known mistakes."""
 
 import itertools
 import random
@@ -25,7 +25,7 @@ def _seed(plan: Any, epoch: int) -> int:
 
 
 def _batches(plan: Any, order: Sequence[int]) -> list[list[int]]:
-    """This rank's batches: of each round of batches over all ranks, its own."""
+    """Return this rank's batch of each round over all ranks."""
     whole = plan.num_ranks * plan.batch_size
     if plan.drop_last:
         order = order[: len(order) // whole * whole]
@@ -55,7 +55,7 @@ def right(plan: Any, resumed: Any) -> Epochs:
 
 
 class Stateful:
-    """Right, and resumed by its own state alone, as stateful data loaders are."""
+    """Correct, and resumed by its own state alone, like stateful data loaders."""
 
     def __init__(self, plan: Any, resumed: Any) -> None:
         self._plan = plan
@@ -88,13 +88,13 @@ def set_epoch_forgotten(plan: Any, resumed: Any) -> Epochs:
 
 
 def epoch_lost_by_resume(plan: Any, resumed: Any) -> Epochs:
-    """The loader that skips is a new one, whose epoch is 0 again until the next begins."""
+    """Skip with a new loader, whose epoch stays 0 until the next one begins."""
     first = resumed.epoch if resumed and resumed.num_batches else None
     return _run(plan, resumed, seed=lambda plan, epoch: _seed(plan, 0 if epoch == first else epoch))
 
 
 def offset_kept(plan: Any, resumed: Any) -> Epochs:
-    """What was consumed at the resume is left out of every later epoch, too."""
+    """Skip the batches of the resume in every later epoch too."""
     seen = resumed.num_batches if resumed else 0
     first = resumed.epoch if resumed else 0
     for epoch in range(first, plan.num_epochs):
@@ -102,7 +102,7 @@ def offset_kept(plan: Any, resumed: Any) -> Epochs:
 
 
 def global_generator(plan: Any, resumed: Any) -> Epochs:
-    """A DataLoader without a generator of its own: the order is drawn when it is iterated."""
+    """Draw the order from the global generator when a DataLoader is iterated."""
     loader: Any = DataLoader(
         range(plan.num_samples),  # type: ignore[arg-type] # any sequence
         plan.batch_size * plan.num_ranks,
@@ -124,20 +124,20 @@ def global_generator(plan: Any, resumed: Any) -> Epochs:
 
 
 def begun_again(plan: Any, resumed: Any) -> Epochs:
-    """A resumed epoch is not skipped into."""
+    """Do not skip seen batches of a resumed epoch."""
     first = resumed.epoch if resumed else 0
     for epoch in range(first, plan.num_epochs):
         yield _batches(plan, _order(plan, _seed(plan, epoch)))
 
 
 def one_batch_too_far(plan: Any, resumed: Any) -> Epochs:
-    """A batch that was fetched ahead counts as seen."""
+    """Count a prefetched batch as seen."""
     for number, epoch in enumerate(_run(plan, resumed)):
         yield epoch[1:] if resumed and resumed.num_batches and not number else epoch
 
 
 def every_rank_all(plan: Any, resumed: Any) -> Epochs:
-    """No rank takes its part: each sees everything."""
+    """Give every rank all batches."""
 
     def all_batches(plan: Any, order: Sequence[int]) -> list[list[int]]:
         size = plan.batch_size
@@ -147,7 +147,7 @@ def every_rank_all(plan: Any, resumed: Any) -> Epochs:
 
 
 def own_seed_on_each_rank(plan: Any, resumed: Any) -> Epochs:
-    """Each rank shuffles by its own seed and takes its part of that order."""
+    """Shuffle by another seed on each rank before taking its part."""
     return _run(plan, resumed, seed=lambda plan, epoch: 100 * plan.rank + _seed(plan, epoch))
 
 
@@ -169,7 +169,7 @@ def repeated_though_dropping(plan: Any, resumed: Any) -> Epochs:
 
 
 def uneven_ranks(plan: Any, resumed: Any) -> Epochs:
-    """What is left over goes to the first ranks."""
+    """Give the rest to the first ranks."""
 
     def deal(plan: Any, order: Sequence[int]) -> list[list[int]]:
         size = plan.batch_size
@@ -182,13 +182,13 @@ def uneven_ranks(plan: Any, resumed: Any) -> Epochs:
 
 
 def seeded_by_the_run(plan: Any, resumed: Any) -> Epochs:
-    """As by the time of day, or by a hash that Python salts."""
+    """Seed each run differently, as by the time of day or a salted hash."""
     salt = next(_RUNS)
     return _run(plan, resumed, seed=lambda plan, epoch: 1000 * salt + _seed(plan, epoch))
 
 
 def batch_of_all_ranks(plan: Any, resumed: Any) -> Epochs:
-    """The batch size is taken for that of all ranks together."""
+    """Take the batch size for that of all ranks together."""
     for epoch in _run(plan, resumed):
         yield [
             [number for batch in epoch[at : at + 2] for number in batch]
@@ -205,7 +205,7 @@ class _Everything(IterableDataset[int]):
 
 
 def every_worker_all(plan: Any, resumed: Any) -> Epochs:
-    """An iterable data set that is divided over ranks, and not over workers."""
+    """Divide an iterable dataset over ranks, but not over workers."""
     loader: Any = DataLoader(
         _Everything(plan), plan.batch_size, num_workers=plan.num_workers, collate_fn=list
     )
@@ -215,7 +215,7 @@ def every_worker_all(plan: Any, resumed: Any) -> Epochs:
 
 
 def right_budget(plan: Any, resumed: Any) -> Epochs:
-    """Batches by tokens, made for all ranks at once and dealt in rounds of whole batches."""
+    """Make batches by tokens for all ranks at once and deal them in rounds."""
     return _run(plan, resumed, batches=_budgeted)
 
 
@@ -241,7 +241,7 @@ def _budgeted(plan: Any, order: Sequence[int]) -> list[list[int]]:
 
 
 def budget_by_rank(plan: Any, resumed: Any) -> Epochs:
-    """Each rank fills batches from its own samples: their number is another on each."""
+    """Fill batches from each rank's own samples, so that their number differs."""
     return _run(
         plan,
         resumed,
@@ -252,7 +252,7 @@ def budget_by_rank(plan: Any, resumed: Any) -> Epochs:
 
 
 def budget_overrun(plan: Any, resumed: Any) -> Epochs:
-    """The sample that no longer fits is still taken."""
+    """Add the sample that no longer fits."""
 
     def overrun(plan: Any, order: Sequence[int]) -> list[list[int]]:
         batches = _fill(plan, order, plan.tokens_per_batch + 40)
@@ -263,7 +263,7 @@ def budget_overrun(plan: Any, resumed: Any) -> Epochs:
 
 
 def budget_leftover_lost(plan: Any, resumed: Any) -> Epochs:
-    """The batch that is not full when the samples end is never handed out."""
+    """Drop the last batch if it is not full."""
     return _run(plan, resumed, batches=lambda plan, order: _budgeted(plan, order[:-3]))
 
 

@@ -1,4 +1,4 @@
-"""Backward passes of one step, as users give them: a right one, and the known mistakes."""
+"""Backward passes of one step by users: a correct one, and known mistakes."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -26,7 +26,7 @@ def mean_of_means(model: Any, micro_batches: MicroBatches, _: int, __: int) -> N
 
 
 def mean_of_ranks(model: Any, micro_batches: MicroBatches, _: int, __: int) -> None:
-    """Counted over this rank's micro-batches alone."""
+    """Count label tokens on this rank alone."""
     count = sum(int((micro["labels"][:, 1:] != -100).sum()) for micro in micro_batches)
     for micro in micro_batches:
         model(**micro, num_items_in_batch=max(count, 1)).loss.backward()
@@ -38,7 +38,7 @@ def summed_means(model: Any, micro_batches: MicroBatches, _: int, __: int) -> No
 
 
 def first_labels_counted(model: Any, micro_batches: MicroBatches, _: int, num_ranks: int) -> None:
-    """The first label of a row, which nothing predicts, is counted."""
+    """Count the first label of a row, which no token predicts."""
     count = sum(int((micro["labels"] != -100).sum()) for micro in micro_batches)
     for micro in micro_batches:
         (model(**micro, num_items_in_batch=count).loss * num_ranks).backward()
@@ -47,7 +47,7 @@ def first_labels_counted(model: Any, micro_batches: MicroBatches, _: int, num_ra
 def averaged_once_more(
     model: Any, micro_batches: MicroBatches, num_step_tokens: int, _: int
 ) -> None:
-    """The sum over all ranks is divided, and averaged by the reduction as well."""
+    """Divide the sum over all ranks, although the reduction averages too."""
     for micro in micro_batches:
         model(**micro, num_items_in_batch=num_step_tokens).loss.backward()
 

@@ -1,4 +1,4 @@
-"""Each planted trainer, the case that it is run in, and what the verdict has to say."""
+"""Planted trainers, each with its case and the expected verdict."""
 
 from dataclasses import dataclass
 
@@ -23,16 +23,15 @@ SIGTERM = Case(framework="one-process", cards=1, interruption="sigterm")
 
 @dataclass(frozen=True)
 class Plant:
-    """A class of planted_trainers.py, or of planted_deepspeed.py, in a case.
-
-    level: the first that has to fail; diagnosis: of the verdict; says: what its reason has to have.
-    """
+    """A class of planted_trainers.py or planted_deepspeed.py in a case."""
 
     trainer: str
     case: Case
     level: str
+    """First level that has to fail."""
     diagnosis: str | None
     says: str = ""
+    """Part of its reason."""
 
 
 PLANTS = (

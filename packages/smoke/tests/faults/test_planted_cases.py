@@ -1,4 +1,4 @@
-"""Every planted fault of a case is found by its name, in time, and the next case is clean."""
+"""Every planted fault fails a case at its level in time, and the next case is clean."""
 
 from pathlib import Path
 

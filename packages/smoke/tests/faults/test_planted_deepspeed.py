@@ -1,4 +1,4 @@
-"""Faults of DeepSpeed's step, each found in its phase by its name."""
+"""Faults in DeepSpeed's step fail in their phase with their diagnosis."""
 
 from pathlib import Path
 

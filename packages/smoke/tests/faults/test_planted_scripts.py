@@ -1,4 +1,4 @@
-"""The plain training script of examples/ with a fault each: found by its name from outside."""
+"""Faults planted in examples/plain_training fail at their level."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 
 from assay.runs import SilentProgress
 from assay.verdicts import Outcome, Verdict
-from assay_smoke.external import run_external
+from assay_smoke.external.cycle import run_external
 
 EXAMPLE = Path(__file__).parents[4] / "examples/plain_training"
 
@@ -16,17 +16,17 @@ END = '\n\nif __name__ == "__main__":\n'
 
 @dataclass(frozen=True)
 class Plant:
-    """A line of train.py, and what stands there instead; `keys`: of smoke.toml, replaced alike.
-
-    level: the first that has to fail; says: what its reason has to have.
-    """
+    """A line of train.py and its faulty replacement."""
 
     name: str
     line: str
     fault: str
     level: str
+    """First level that has to fail."""
     says: str
+    """Part of its reason."""
     keys: tuple[str, str] = ("", "")
+    """Part of smoke.toml and its replacement."""
 
 
 PLANTS = (
@@ -35,21 +35,21 @@ PLANTS = (
         'optimizer.load_state_dict(state["optimizer"])',
         'optimizer.load_state_dict(state["optimizer"] | {"state": {}})',
         "resume",
-        "the first one agrees: moments or the schedule were not restored",
+        "the first one agrees: moments, the schedule or random numbers were not restored",
     ),
     Plant(
         "optimizer dropped at resume",
         'optimizer.load_state_dict(state["optimizer"])',
         "pass",
         "learning-rate",
-        "of step 8 of the resumed run is 0.00075, 0.0003 is due",
+        "of step 8 of the resumed run is 0.00075, expected 0.0003",
     ),
     Plant(
         "schedule dropped at resume",
         'schedule.load_state_dict(state["schedule"])',
         "pass",
         "learning-rate",
-        "of step 7 of the resumed run is 0.001, 0.0004 is due",
+        "of step 7 of the resumed run is 0.001, expected 0.0004",
     ),
     Plant(
         "second checkpoint has the tensors of the first",
@@ -57,14 +57,14 @@ PLANTS = (
         "        kept = globals().setdefault('kept', {k: v.clone() for k, v in model.state_dict().items()})\n"
         "        model.save_pretrained(folder, state_dict=kept)\n",
         "checkpoint",
-        "the checkpoint of step 6 repeats the tensors of that of step 3",
+        "the checkpoint of step 6 repeats the tensors of step 3",
     ),
     Plant(
         "learning rate stepped once a micro-batch",
         "            total += loss.item()\n",
         "            total += loss.item()\n            optimizer.step(), schedule.step()\n",
         "learning-rate",
-        "of step 1 of the uninterrupted run is 0.0008, 0.001 is due",
+        "of step 1 of the uninterrupted run is 0.0008, expected 0.001",
     ),
     Plant(
         "gradients lost but those of the last micro-batch",

@@ -1,4 +1,4 @@
-"""The cases of a plan as tests, by their ids: `pytest packages/smoke/tests/matrix -k fsdp-2`."""
+"""The cases of a plan as tests by id: `pytest packages/smoke/tests/matrix -k fsdp-2`."""
 
 from pathlib import Path
 

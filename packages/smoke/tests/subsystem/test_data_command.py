@@ -1,4 +1,4 @@
-"""`assay smoke data` as users type it."""
+"""`assay smoke data` from the command line."""
 
 import json
 import subprocess
@@ -55,7 +55,7 @@ def test_right_code_passes_and_a_wrong_collator_fails_by_name(tmp_path: Path) ->
         "     0  'a' (97)                      no label",
         ">    1  '<|eos|>' (257)               no label",
     ]
-    assert "does not hold in 10 of 20 cases" in done.stderr
+    assert "broken in 10 of 20 cases" in done.stderr
     # The file is imported in a process of its own, whose log is beside the verdict.
     assert (tmp_path / "run/data.log").is_file()
 

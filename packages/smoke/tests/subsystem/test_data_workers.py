@@ -1,4 +1,4 @@
-"""Random numbers in data loader workers, which are processes, and iterable data sets in them."""
+"""Random numbers in data loader workers, and iterable datasets in them."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,9 +9,9 @@ import torch
 
 from assay.plugins import load_object
 from assay_smoke.data import worker_seeds
+from assay_smoke.data.checked_code import RaisedError, Subject
 from assay_smoke.data.order import sampling
 from assay_smoke.data.protocols import LoaderPlan
-from assay_smoke.data.running_code import RaisedError, Subject
 
 PLANTS = Path(__file__).parents[1] / "data_plants"
 
@@ -32,7 +32,7 @@ def test_torch_seeds_its_workers_apart() -> None:
     report = worker_seeds.check_loader(Subject("right"), plant("loaders.py", "right"))
     assert report.findings == []
     assert report.cases == dict.fromkeys(worker_seeds.LOADER_PROPERTIES, 1)
-    assert report.notes == ["ranks that are seeded alike draw the same numbers in their workers"]
+    assert report.notes == ["ranks with equal seeds draw the same numbers in their workers"]
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_workers_seeded_wrongly_are_found(name: str, breaks: list[str], words: s
 
 
 def test_a_loader_without_workers_is_refused() -> None:
-    message = r"^one_process returned a loader whose items came from 1 process; it has to return "
+    message = r"^one_process returned a loader whose items came from 1 process; it must return "
     with pytest.raises(RaisedError, match=message):
         worker_seeds.check_loader(Subject("one_process"), plant("loaders.py", "one_process"))
 
@@ -91,7 +91,7 @@ def test_generators_that_a_data_set_holds_are_followed(name: str, breaks: list[s
 
 def test_a_data_set_without_random_numbers_is_refused() -> None:
     loader = plant("loaders.py", "right")
-    with pytest.raises(RaisedError, match="it draws no random numbers; it has to return"):
+    with pytest.raises(RaisedError, match="it draws no random numbers; it must return"):
         worker_seeds.check_dataset(Subject("x"), plant("loaders.py", "fixed_items"), loader)
 
 

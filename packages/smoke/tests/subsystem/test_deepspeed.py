@@ -1,4 +1,4 @@
-"""DeepSpeed with ZeRO, checked phase by phase; its neighbours with a fault are in tests/faults."""
+"""DeepSpeed with ZeRO, checked phase by phase. tests/faults has faulty variants."""
 
 from pathlib import Path
 
@@ -16,4 +16,4 @@ def test_zero2_trains_as_the_reference_does(tmp_path: Path) -> None:
     }  # fmt: skip
     notes = " ".join(verdict.notes)
     assert "taken off in clip; the number of ranks in it in backward" in notes
-    assert "reduce is not visible: DeepSpeed adds gradients up inside of backward" in notes
+    assert "reduce is not visible: DeepSpeed reduces gradients within backward" in notes

@@ -1,4 +1,4 @@
-"""The compilation of DeepSpeed's CPU Adam, ended from outside."""
+"""The compilation of DeepSpeed's CPU Adam when it is killed."""
 
 import os
 import signal

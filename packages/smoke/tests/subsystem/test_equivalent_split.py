@@ -1,4 +1,4 @@
-"""Scripts whose training depends on how the rows of a step are split: each fault by its name."""
+"""Scripts whose training depends on the split of a step's rows: each fault is named."""
 
 import json
 import sys
@@ -8,7 +8,7 @@ import pytest
 
 from assay.runs import SilentProgress
 from assay.verdicts import Outcome, Verdict
-from assay_smoke.external import run_external
+from assay_smoke.external.cycle import run_external
 from assay_smoke.session.results import reason_of
 
 SCRIPT = Path(__file__).parents[1] / "split_training.py"
@@ -16,7 +16,7 @@ SPLIT = "--batch-size {batch_size} --accumulation {accumulation} --ranks {ranks}
 
 
 def run(folder: Path, fault: str = "", *, split: str = SPLIT, keys: str = "") -> Verdict:
-    """The verdict on the script with a fault; split: how its launch line says it; keys: more lines."""
+    """Judge the script with a fault. split: part of its launch line; keys: more lines of its file."""
     toml = folder / "split.toml"
     toml.write_text(
         f'launch = "{sys.executable} {SCRIPT} --model {{model}} --output {{output}} --steps {{steps}}'
@@ -85,8 +85,8 @@ def test_training_that_depends_on_the_split_fails(tmp_path: Path, fault: str, wo
     ("fault", "keys", "words"),
     [
         ("ends early", "", "the equivalent run ended with exit code 1 before its first loss"),
-        ("dropout", "", "has attention_dropout 0.1, by which training depends on the split"),
-        ("not seeded", "", "what is drawn all from {seed}?"),
+        ("dropout", "", "has attention_dropout 0.1, which makes training depend on the split"),
+        ("not seeded", "", "depend on {seed} alone?"),
         (
             "decayed once a micro-batch",
             "",
@@ -121,7 +121,9 @@ def test_a_pass_without_another_split_names_what_was_not_checked(
 
     assert verdict.verdict is Outcome.PASS
     assert verdict.levels["equivalent"].verdict is None
-    unchecked = "clipping and schedule do not depend on the split was not checked"
+    unchecked = (
+        "it was not checked whether accumulation, reduction over ranks, clipping and schedule"
+    )
     assert unchecked in verdict.notes[0]
     assert unchecked in str(reason_of(verdict))
 

@@ -1,4 +1,4 @@
-"""Training libraries by their command line: clean ones, and each fault by its name."""
+"""Training libraries by their command line: correct ones pass, and each fault is named."""
 
 import json
 import shutil
@@ -15,8 +15,8 @@ from assay.models.sources import resolve_model
 from assay.runs import SilentProgress
 from assay.runs.results import read_measurements
 from assay.verdicts import Location, Outcome, Verdict
-from assay_smoke.external import run_external
-from assay_smoke.external.running import launching
+from assay_smoke.external.cycle import run_external
+from assay_smoke.external.running import watched_run
 from assay_smoke.machine.process_tree import ProcessTree
 from assay_smoke.session.results import phases_of
 
@@ -44,7 +44,7 @@ def nothing_left_running(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         trees.append(ProcessTree())
         return trees[-1]
 
-    monkeypatch.setattr(launching, "ProcessTree", kept)
+    monkeypatch.setattr(watched_run, "ProcessTree", kept)
     yield
     assert [process for tree in trees for process in tree.living()] == []
 
@@ -52,7 +52,7 @@ def nothing_left_running(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def write_toml(
     folder: Path, fault: str = "", *, keys: str = "", arguments: tuple[str, ...] = ()
 ) -> Path:
-    """The description of the toy with a fault; `keys`: more lines of it."""
+    """Write the toy's file with a fault and more lines `keys`."""
     toml = folder / "toy.toml"
     toml.write_text(
         f"launch = {json.dumps([*WORDS, *arguments])}\n"
@@ -72,7 +72,7 @@ def write_toml(
 def run(
     folder: Path, fault: str = "", *, keys: str = "", arguments: tuple[str, ...] = ()
 ) -> Verdict:
-    """The verdict on the toy with a fault."""
+    """Judge the toy with a fault."""
     toml = write_toml(folder, fault, keys=keys, arguments=arguments)
     results = folder / "results"
     results.mkdir()
@@ -151,9 +151,9 @@ def test_a_library_that_resumes_from_the_newest_state_in_its_output_passes(tmp_p
         ("killed", "run", "the uninterrupted run was ended by SIGKILL"),
         ("disk full", "run", "File too large"),
         ("torn checkpoint", "checkpoint", "the checkpoint of step 4"),
-        ("checkpoint repeats", "checkpoint", "of step 4 repeats the tensors of that of step 2"),
-        ("shard of zeros", "checkpoint", "zeros only in model.layers.2.mlp.up_proj.weight"),
-        ("keeps all", "checkpoint", "3 checkpoints are kept instead of 2: that of step 2"),
+        ("checkpoint repeats", "checkpoint", "of step 4 repeats the tensors of step 2"),
+        ("shard of zeros", "checkpoint", "only zeros in model.layers.2.mlp.up_proj.weight"),
+        ("keeps all", "checkpoint", "3 checkpoints are kept instead of 2: step 2"),
         ("parameter stuck", "updates", "1 of 38 trainable tensors never moved: model.norm.weight"),
         ("frozen parameter moves", "updates", "frozen tensors moved: model.embed_tokens.weight"),
         ("moments dropped", "resume", "the loss of step 6 is"),
@@ -180,7 +180,7 @@ def test_a_model_that_is_written_to_fails(tmp_path: Path) -> None:
 
     assert failed_levels(verdict) == ["checkpoint"]
     reason = str(verdict.levels["checkpoint"].reason)
-    assert reason == "the folder of {model} was written to: config.json"
+    assert reason == "files in the folder of {model} changed: config.json"
 
 
 def test_moments_that_are_dropped_are_told_from_weights_that_are(tmp_path: Path) -> None:
@@ -188,7 +188,9 @@ def test_moments_that_are_dropped_are_told_from_weights_that_are(tmp_path: Path)
 
     assert failed_levels(verdict) == ["resume"]
     reason = str(verdict.levels["resume"].reason)
-    assert "(the first one agrees: moments or the schedule were not restored" in reason
+    assert (
+        "(the first one agrees: moments, the schedule or random numbers were not restored" in reason
+    )
     assert reason.endswith("although two uninterrupted runs are equal")
     assert verdict.diagnosis == "checkpoint-mismatch"
     assert verdict.location == Location(phase="checkpoint", step=4)
@@ -224,8 +226,8 @@ def test_a_hang_in_tear_down_is_ended_with_its_stack(tmp_path: Path) -> None:
     ("fault", "words"),
     [
         ("dies of SIGTERM", "no checkpoint holds step 1, the last one logged; there is none"),
-        ("SIGTERM saved as the end", "the newest checkpoint says that it is of step 6"),
-        ("ignores SIGTERM", "training went on to its last step"),
+        ("SIGTERM saved as the end", "the newest checkpoint claims step 6"),
+        ("ignores SIGTERM", "training continued to its last step"),
     ],
 )
 def test_sigterm_without_its_checkpoint_fails(tmp_path: Path, fault: str, words: str) -> None:
@@ -254,7 +256,7 @@ def test_runs_that_seeds_do_not_decide_are_no_measure_of_a_resumed_one(
 
     assert verdict.verdict is Outcome.NOT_COMPARED
     assert "two uninterrupted runs of one seed end" in str(verdict.levels["resume"].reason)
-    assert "from {seed}?" in str(verdict.levels["resume"].reason)
+    assert "on {seed} alone?" in str(verdict.levels["resume"].reason)
 
 
 def test_rounding_in_the_last_digit_is_no_failure(tmp_path: Path) -> None:
@@ -267,7 +269,7 @@ def test_moments_dropped_are_seen_through_the_spread(tmp_path: Path) -> None:
     verdict = run(tmp_path, "moments dropped, not deterministic")
 
     assert failed_levels(verdict) == ["resume"]
-    assert "what two uninterrupted runs of one seed differ by" in str(
+    assert "the difference of two uninterrupted runs of one seed" in str(
         verdict.levels["resume"].reason
     )
 
@@ -283,7 +285,7 @@ def test_moments_dropped_are_seen_through_the_spread(tmp_path: Path) -> None:
         ("", ("0.0006, ", ""), "`learning_rates` has 5 numbers for 6 `steps`"),
         ("not installed", ("", ""), "needs the Python package 'no_such_library', which is absent: pip"),
         ("no losses", ("", ""), "the launch line logs no losses: no line of its output matches"),
-        ("every second loss", ("", ""), "a loss is logged every 2 steps, and one of every step is"),
+        ("every second loss", ("", ""), "a loss is logged every 2 steps, but every step is needed"),
         ("no checkpoints", ("", ""), "checkpoints.folder: nothing matches "),
     ],
 )  # fmt: skip
@@ -319,6 +321,6 @@ def test_the_example_passes(tmp_path: Path) -> None:
     verdict = run_external(EXAMPLE, tmp_path, SilentProgress())
 
     reasons = {name: level.reason for name, level in verdict.levels.items() if level.reason}
-    assert reasons == {"memory": "there is no device memory to give back"}
+    assert reasons == {"memory": "no device memory was used"}
     assert verdict.verdict is Outcome.PASS
     assert verdict.levels["updates"].model_extra == {"frozen": 1}

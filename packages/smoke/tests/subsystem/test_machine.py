@@ -1,4 +1,4 @@
-"""What processes leave behind and take, each planted by a small program of its own."""
+"""Leftovers and memory of processes, each planted by a small program."""
 
 import mmap
 import os
@@ -20,7 +20,7 @@ from assay_smoke.machine.leftovers import (
     find_leftovers,
     ports_taken,
 )
-from assay_smoke.machine.memory import MemoryUse, MemoryWatch, in_words
+from assay_smoke.machine.memory import MemoryUse, MemoryWatch, format_size
 from assay_smoke.machine.process_tree import ProcessTree
 
 if TYPE_CHECKING:
@@ -48,14 +48,14 @@ def tree() -> Iterator[ProcessTree]:
 def shared_memory(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> Path:
-    """A folder in place of /dev/shm, where other tests would see what is planted."""
+    """Replace /dev/shm by a folder that other tests do not see."""
     folder = tmp_path_factory.mktemp("shm")
     monkeypatch.setattr("assay_smoke.machine.leftovers.SHARED_MEMORY", folder)
     return folder
 
 
 def run(tree: ProcessTree, child: str, temporary: Path) -> list[Leftover]:
-    """What a program leaves that starts `child` and ends."""
+    """Return what a program leaves that starts `child` and ends."""
     before = Snapshot.take(temporary)
     environment = os.environ | tree.environment | {"TMPDIR": str(temporary)}
     parent = subprocess.Popen(
@@ -74,10 +74,10 @@ _FIRST_WORLD = """
 import sys
 from pathlib import Path
 from assay.launch import World, launch_world
-from assay_smoke.cases.left_behind import leftovers_noted
+from assay_smoke.cases.leftovers import record_leftovers
 
 found = []
-with leftovers_noted(Path(sys.argv[1]), found):
+with record_leftovers(Path(sys.argv[1]), found):
     launch_world(repr, World({"dp": 1}))
 print(found)
 """
@@ -206,7 +206,7 @@ tempfile.mkstemp(prefix="shard-")
 
 @contextmanager
 def allocating(tree: ProcessTree, size: int) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that has `size` bytes in use inside of the block."""
+    """Run a process that holds `size` bytes during the block."""
     code = f"held = bytearray(b'x') * {size}; {READY}; import time; time.sleep(60)"
     process = subprocess.Popen(
         [sys.executable, "-c", code],
@@ -256,7 +256,7 @@ def test_device_memory_that_is_not_given_back_is_seen(tree: ProcessTree) -> None
     assert watch.device == MemoryUse(0, 600 * MIB, 300 * MIB)
     assert not watch.device.is_back(299 * MIB)
     assert watch.device.is_back(300 * MIB)
-    assert str(watch.device) == "600 MiB at most, 300 MiB not given back"
+    assert str(watch.device) == "peak 600 MiB, 300 MiB not released"
 
 
 def test_device_that_does_not_tell_what_is_free_is_not_measured(tree: ProcessTree) -> None:
@@ -271,4 +271,4 @@ def test_device_that_does_not_tell_what_is_free_is_not_measured(tree: ProcessTre
     [(0, "0 bytes"), (1023, "1023 bytes"), (1536, "1.5 KiB"), (MIB, "1 MiB"), (3 << 30, "3 GiB")],
 )
 def test_sizes_are_told_in_their_largest_unit(size: int, words: str) -> None:
-    assert in_words(size) == words
+    assert format_size(size) == words

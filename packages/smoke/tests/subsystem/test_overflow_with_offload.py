@@ -1,7 +1,7 @@
-"""Why ZeRO-1 and ZeRO-2 in float16 are refused with offload: DeepSpeed does not leave an overflow behind.
+"""Shows why ZeRO-1 and ZeRO-2 in float16 refuse offload: DeepSpeed never recovers from an overflow.
 
-Where gradients are added up in float32, `averaged_gradients` keeps them over a step that is skipped; it
-is emptied there without offload only (DeepSpeedZeroOptimizer.step of DeepSpeed 0.19.8).
+With gradients summed in float32, `averaged_gradients` survives a skipped step, and DeepSpeed empties
+it only without offload (DeepSpeedZeroOptimizer.step of DeepSpeed 0.19.8).
 """
 
 import pytest
@@ -19,7 +19,7 @@ TOO_LARGE, TRIES = 2.0**22, 14
 
 
 def skipped_steps(rank: Rank, name: str, offload: list[str]) -> list[bool]:
-    """Make the same step again and again, from a loss scale that is too large: which are skipped."""
+    """Repeat the same step from a loss scale that is too large, and return which steps are skipped."""
     del rank
     batch = plan_batches(TrainOptions(model="micro:llama", steps=1, micro_batches=1))[0]
     trainer = TRAINERS[name]()
@@ -38,7 +38,7 @@ def test_an_overflow_is_never_left_behind() -> None:
     (on_device,) = launch_world(skipped_steps, world, "deepspeed-zero2", [])
     assert on_device[0]
     assert not on_device[-1]
-    # The day this fails, the rule goes.
+    # If this fails, remove the rule.
     for trainer in ("deepspeed-zero1", "deepspeed-zero2"):
         (offloaded,) = launch_world(skipped_steps, world, trainer, ["cpu-offload"])
         assert offloaded == [True] * TRIES, trainer

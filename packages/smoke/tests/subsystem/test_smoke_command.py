@@ -1,4 +1,4 @@
-"""`assay smoke` as users type it."""
+"""`assay smoke` from the command line."""
 
 import json
 import subprocess
@@ -60,6 +60,8 @@ def test_a_case_passes_and_a_planted_one_fails_by_name(tmp_path: Path) -> None:
 
     done = assay("run", "one-process-1", "fsdp-2-lora-sigterm", "--output", str(clean), "--json")
     assert done.returncode == 0, done.stderr
+    assert "[1/2] PASS one-process-1 (" in done.stderr
+    assert "[2/2] PASS fsdp-2-lora-sigterm (" in done.stderr
     report = json.loads(done.stdout)
     assert report == json.loads((clean / "session.json").read_text())
     assert [(case["name"], case["outcome"]) for case in report["cases"]] == [

@@ -1,4 +1,4 @@
-"""TRL's SFTTrainer, checked phase by phase: it passes, and its neighbours with a fault fail."""
+"""TRL's SFTTrainer, checked phase by phase: it passes, and faulty variants fail."""
 
 import importlib
 import sys

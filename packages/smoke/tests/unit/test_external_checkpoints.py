@@ -1,4 +1,4 @@
-"""Checkpoints by the pattern of their paths."""
+"""Checkpoints found by the pattern of their paths."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The equivalent run: what is left unchecked, and how finely losses are logged."""
+"""The equivalent run: unchecked parts, and the precision of logged losses."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from assay_smoke.external.evidence import Evidence
-from assay_smoke.external.judging.equivalents import judge_equivalent, unit_in_log
+from assay_smoke.external.judging.equivalent_run import judge_equivalent, unit_in_log
 
 
 def test_split_is_unchecked_without_a_whole_last_checkpoint() -> None:
@@ -17,7 +17,7 @@ def test_split_is_unchecked_without_a_whole_last_checkpoint() -> None:
 
     assert level.verdict is None
     assert (level.model_extra or {})["unchecked"] is True
-    assert "whether training depends on the split was not checked" in str(level.reason)
+    assert "it was not checked whether training depends on the split" in str(level.reason)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""TOML files of training libraries: what they mean, and what is said of those that mean nothing."""
+"""TOML files of training libraries, and messages for wrong ones."""
 
 import re
 from pathlib import Path
@@ -81,24 +81,24 @@ def test_checkpoints_may_count_epochs_or_samples(
         (("launch =", "lunch ="), "there is no key `lunch`; there are: name, launch, "),
         (("launch =", "name ="), "the key `launch` is missing; expected: the command line that"),
         (("resume =", "learning_rates = [0.1]\nresume ="),
-         "`learning_rates` has 1 numbers for 9 `steps`: each step has one"),
+         "`learning_rates` has 1 numbers for 9 `steps`: each step needs one"),
         (("resume =", "learning_rates = [1, 2, 3, 4, 5, 6, 7, 8, 9]\nresume ="),
-         "`learning_rates` need a group `lr` in losses.pattern"),
+         "`learning_rates` needs a group `lr` in losses.pattern"),
         (("launch =", "launch = []\nname ="), "`launch` is []: list should have at least 1 item"),
         (('"python train.py', '3 # "'), "`launch` is 3: input should be a valid list; expected:"),
         (("{model}", "{modle}"), "`launch` has the placeholder {modle}; there are: {accumulation}, {"),
         (("{model}", "{data}"), "`launch` has {data}, but there is no key `data`"),
-        (('"{resume_from}"', '"last"'), "`resume` has no {resume_from} in it; a library that"),
+        (('"{resume_from}"', '"last"'), "`resume` has no {resume_from}; a library that"),
         (("losses.pattern", "losses.patern"), "there is no key `losses.patern`; there are: pattern"),
         (("(?P<loss>", "("), "losses: `pattern` has no group `loss`"),
-        (("(?P<loss>", "(?P<loss"), "losses: `pattern` is no regular expression: "),
-        (("(?P<loss>\\S+)", "(?P<loss>a{99999999999})"), "losses: `pattern` is no regular expression: "),
+        (("(?P<loss>", "(?P<loss"), "losses: `pattern` is not a regular expression: "),
+        (("(?P<loss>\\S+)", "(?P<loss>a{99999999999})"), "losses: `pattern` is not a regular expression: "),
         (("resume =", "steps = 1000000000000\nresume ="), "`steps` is 1000000000000: input should be less"),
-        (("losses.pattern", 'losses.file = "a"\nlosses.pattern'), "losses: either `pattern` or `f"),
-        (("/step-{step}", ""), "checkpoints: `folder` has no {step} in it"),
+        (("losses.pattern", 'losses.file = "a"\nlosses.pattern'), "losses: give either `pattern` or `f"),
+        (("/step-{step}", ""), "checkpoints: `folder` has no {step}"),
         (("checkpoints.folder", 'checkpoints.kind = "zip"\ncheckpoints.folder'),
          "`checkpoints.kind` is 'zip': input should be 'hugging-face' or 'adapter'; expected: h"),
-        (("resume =", "steps = 8\nresume ="), "`steps` is 8, no multiple of `save_every`, 3"),
+        (("resume =", "steps = 8\nresume ="), "`steps` is 8, not a multiple of `save_every`, 3"),
         (("resume =", "save_every = 9\nresume ="), "9 `steps` with `save_every` 9 leave one check"),
         (("resume =", "keep = 3\nresume ="), "`keep` is 3, but only 3 checkpoints are written"),
         (("resume =", "keep = 1\nresume ="), "`keep` is 1: input should be greater than or equal t"),

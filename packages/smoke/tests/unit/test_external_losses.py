@@ -1,4 +1,4 @@
-"""Losses in what a library logs."""
+"""Losses in the log of a library."""
 
 import math
 from pathlib import Path
@@ -49,14 +49,18 @@ def test_a_learning_rate_stands_beside_its_loss(tmp_path: Path) -> None:
 
 
 def test_what_is_no_number_is_an_error() -> None:
-    with pytest.raises(LossesError, match=r"`loss` of losses.pattern gives '2,5', which is no num"):
+    with pytest.raises(
+        LossesError, match=r"`loss` of losses.pattern gives '2,5', which is not a num"
+    ):
         LossReader(STEP_AND_LOSS, None).take("step 1 loss 2,5")
 
 
 @pytest.mark.parametrize("step", ["nan", "inf", "1e999"])
 def test_a_step_that_is_no_whole_number_is_an_error(step: str) -> None:
     reader = LossReader(Losses(pattern=r"step (?P<step>\S+) loss (?P<loss>\S+)"), None)
-    with pytest.raises(LossesError, match=f"`step` of losses.pattern gives '{step}', which is no"):
+    with pytest.raises(
+        LossesError, match=f"`step` of losses.pattern gives '{step}', which is not a num"
+    ):
         reader.take(f"step {step} loss 2.5")
 
 

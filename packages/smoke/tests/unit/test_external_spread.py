@@ -1,4 +1,4 @@
-"""What a resumed run is held to where two uninterrupted ones differ."""
+"""The limit of a resumed run when two uninterrupted runs differ."""
 
 import pytest
 import torch

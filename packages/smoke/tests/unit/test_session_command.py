@@ -1,4 +1,4 @@
-"""What a session is refused for before any of its cases runs."""
+"""Sessions that are refused before any case runs."""
 
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
@@ -36,7 +36,7 @@ def test_a_file_that_is_not_there_is_refused_also_where_k_leaves_its_name_out(
 ) -> None:
     missing = tmp_path / "smoke.toml"
     ran: list[object] = []
-    options = SessionOptions(beside=(f"command:{missing}",), keyword="one-process-1")
+    options = SessionOptions(extra=(f"command:{missing}",), keyword="one-process-1")
 
     with pytest.raises(UsageError, match=f"^{missing}: cannot be read: No such file"):
         run_session(options, tmp_path / "run", lambda result, *_: ran.append(result))
@@ -49,15 +49,15 @@ def test_a_file_that_is_not_there_is_refused_also_where_k_leaves_its_name_out(
     [
         (
             SessionOptions(("one-process-1",), keyword="fsdp"),
-            "nothing to run: -k 'fsdp': nothing of one-process-1 is left",
+            "nothing to run: -k 'fsdp': no case of one-process-1 matches",
         ),
         (
             SessionOptions(("one-process-1",), precision="bfloat16"),
-            "nothing to run: --run cpu/bfloat16: nothing of one-process-1 is left",
+            "nothing to run: --run cpu/bfloat16: no case of one-process-1 matches",
         ),
         (
             SessionOptions(("mine/good.toml",)),
-            "mine/good.toml is no case; a file that describes a library is command:mine/good.toml",
+            "mine/good.toml is not a case; for a library's file write command:mine/good.toml",
         ),
         (SessionOptions(("fsdp-2",), cards=1), "fsdp-2 needs 2 cards, and --cards is 1"),
     ],

@@ -1,1 +1,1 @@
-"""Evaluations that were accepted: what later ones are held to. Imports no torch."""
+"""Accepted evaluations, which later ones are compared with. Imports no torch."""

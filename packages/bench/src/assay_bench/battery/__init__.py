@@ -1,1 +1,1 @@
-"""The tasks that are shipped: made here from the standard library's text and from arithmetic. No network."""
+"""Suites and tasks. The offline tasks use the standard library's text and arithmetic."""

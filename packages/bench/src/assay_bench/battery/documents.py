@@ -1,7 +1,7 @@
-"""The documents of the shipped tasks, the same for every model on one version of Python.
+"""Documents of the offline tasks, which depend only on the version of Python.
 
-They are made of text of the standard library that no micro model was trained on, and of sums. `source`
-says which piece of the text an item is from: items of one piece are alike.
+They contain sums, and text of the standard library that no micro model was trained on. `source` names the
+piece of text of an item: items of one piece form a cluster.
 """
 
 import random
@@ -15,25 +15,25 @@ Document = Mapping[str, Any]
 
 _SEED = 0
 _PIECE_LENGTH = 4_096
-_MOST_ITEMS = 500
+_MAX_ITEMS = 500
 
 _CHOICE_CONTEXT, _CHOICE_LENGTH, _NUM_CHOICES = 96, 12, 4
 _CLOZE_CONTEXT, _LETTERS_GIVEN = 96, 3
-_ROLLING_LENGTH, _MOST_TEXTS = 256, 250
-# Of both numbers of a sum: few enough that a small model learns some of them.
+_ROLLING_LENGTH, _MAX_TEXTS = 256, 250
+# Small enough that a micro model learns some sums.
 _LARGEST_NUMBER = 49
 
 _WORD = re.compile(r"(?<=[a-z,] )[a-z]{5,12}(?=[ .,\n])")
 
 
 def documents_of(task: str) -> Sequence[Document]:
-    """The documents of a shipped task. Raises: KeyError for another one."""
+    """Return the documents of an offline task. Raises: KeyError for any other task."""
     return _MAKERS[task]()
 
 
 def _next_text() -> Sequence[Document]:
-    """A context, what follows, and three pieces of the same length that follow elsewhere."""
-    rng = random.Random(_SEED)  # noqa: S311 - a reproducible choice, no secret
+    """Make contexts, each with its continuation and three continuations of other contexts."""
+    rng = random.Random(_SEED)  # noqa: S311 - a reproducible choice, not a secret
     pieces = _pieces()
     places = [
         (number, start)
@@ -41,7 +41,7 @@ def _next_text() -> Sequence[Document]:
         for start in range(_CHOICE_CONTEXT, len(piece) - _CHOICE_LENGTH, 256)
     ]
     documents: list[Document] = []
-    for number, start in rng.sample(places, min(_MOST_ITEMS, len(places))):
+    for number, start in rng.sample(places, min(_MAX_ITEMS, len(places))):
         right = pieces[number][start : start + _CHOICE_LENGTH]
         choices = [right]
         while len(choices) < _NUM_CHOICES:
@@ -62,8 +62,8 @@ def _next_text() -> Sequence[Document]:
 
 
 def _cloze() -> Sequence[Document]:
-    """Text up to the first letters of a word, and its rest."""
-    rng = random.Random(_SEED)  # noqa: S311 - as above
+    """Make texts that end inside a word, each with the rest of the word."""
+    rng = random.Random(_SEED)  # noqa: S311 - reproducible
     found = [
         (number, match)
         for number, piece in enumerate(_pieces())
@@ -77,7 +77,7 @@ def _cloze() -> Sequence[Document]:
             "rest": match[0][_LETTERS_GIVEN:],
             "source": f"piece {number}",
         }
-        for number, match in rng.sample(found, min(_MOST_ITEMS, len(found)))
+        for number, match in rng.sample(found, min(_MAX_ITEMS, len(found)))
     ]
 
 
@@ -86,17 +86,17 @@ def _library_text() -> Sequence[Document]:
         {"text": piece[start : start + _ROLLING_LENGTH], "source": f"piece {number}"}
         for number, piece in enumerate(_pieces())
         for start in range(0, len(piece) - _ROLLING_LENGTH, 2 * _ROLLING_LENGTH)
-    ][:_MOST_TEXTS]
+    ][:_MAX_TEXTS]
 
 
 def _addition() -> Sequence[Document]:
-    rng = random.Random(_SEED)  # noqa: S311 - as above
+    rng = random.Random(_SEED)  # noqa: S311 - reproducible
     pairs = [(a, b) for a in range(_LARGEST_NUMBER + 1) for b in range(_LARGEST_NUMBER + 1)]
-    return [{"question": f"{a}+{b}=", "sum": str(a + b)} for a, b in rng.sample(pairs, _MOST_ITEMS)]
+    return [{"question": f"{a}+{b}=", "sum": str(a + b)} for a, b in rng.sample(pairs, _MAX_ITEMS)]
 
 
 def _pieces() -> list[str]:
-    """Held-out text, in pieces."""
+    """Return the held-out text in pieces."""
     _, held_out = standard_library_text()
     text = held_out.decode(errors="ignore")
     return [text[start : start + _PIECE_LENGTH] for start in range(0, len(text), _PIECE_LENGTH)]

@@ -1,4 +1,4 @@
-"""Tasks as lm-eval takes them: shipped ones with their documents, YAML files, names that it knows."""
+"""Task configurations for lm-eval, from offline tasks, YAML files, and lm-eval's own names."""
 
 import json
 from importlib.resources import files
@@ -12,26 +12,26 @@ from assay.files import UnreadableFileError, open_file, read_text
 from assay_bench.battery.documents import TASKS, documents_of
 
 # yaml reads about 100 KB/s.
-_MOST_BYTES = 1 << 19
-_BEGINNING = 1 << 10
+_MAX_BYTES = 1 << 19
+_NUM_FIRST_BYTES = 1 << 10
 
 _FOLDER = Path(str(files("assay_bench") / "battery" / "tasks"))
 
 
 class TaskError(UsageError):
-    """A task that cannot be run here."""
+    """A task cannot run here."""
 
     @classmethod
     def of(cls, task: str, problem: str) -> "TaskError":
-        """What is wrong with it."""
+        """Make the error for a task."""
         return cls(f"task {task}: {problem}")
 
 
 def load_task(task: str, folder: Path) -> str | dict[str, Any]:
-    """The configuration of a shipped task or a YAML file; any other name as it is, for lm-eval to find.
+    """Return the configuration of an offline task or a YAML file; return any other name unchanged.
 
-    folder: gets the documents of a shipped task.
-    Raises: TaskError for a file that is none, or without the local documents that it names.
+    folder: the documents of an offline task are written there.
+    Raises: TaskError for an invalid file, or without the local documents that it names.
     """
     if task in TASKS:
         documents = folder / f"{task}.jsonl"
@@ -51,28 +51,31 @@ def load_task(task: str, folder: Path) -> str | dict[str, Any]:
 
 
 def _parse(path: Path) -> dict[str, Any]:
-    text = read_text(path, _MOST_BYTES)
+    text = read_text(path, _MAX_BYTES)
     try:
         config = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise UnreadableFileError.of(path, f"not YAML without tags: {error}") from None
+        raise UnreadableFileError.of(path, f"not plain YAML: {error}") from None
     if not isinstance(config, dict) or not isinstance(config.get("task"), str):
-        raise TaskError.of(str(path), "needs a name under the key task")
+        raise TaskError.of(str(path), "the key task must hold a name")
     if Path(config["task"]).name != config["task"]:
-        raise TaskError.of(str(path), "the name under the key task becomes a file name: no /")
+        raise TaskError.of(
+            str(path),
+            "the name under the key task must not contain /, because it becomes a file name",
+        )
     return config
 
 
 def _data_files(path: Path, config: dict[str, Any]) -> dict[str, Path]:
-    """The documents that the file names, found beside it."""
+    """Return the document files that a task file names, relative to its folder."""
     settings = config.get("dataset_kwargs")
     named = settings.get("data_files") if isinstance(settings, dict) else None
     if not isinstance(named, dict) or not named:
-        raise TaskError.of(str(path), "needs dataset_kwargs: data_files: {test: FILE.jsonl}")
+        raise TaskError.of(str(path), "expected dataset_kwargs: data_files: {test: FILE.jsonl}")
     found = {str(split): path.parent / str(file) for split, file in named.items()}
     for file in found.values():
         with open_file(file) as documents:
-            beginning = documents.read(_BEGINNING)
+            beginning = documents.read(_NUM_FIRST_BYTES)
         if not beginning.strip(b" []\n"):
-            raise TaskError.of(str(path), f"there are no documents in {file}")
+            raise TaskError.of(str(path), f"{file} has no documents")
     return found

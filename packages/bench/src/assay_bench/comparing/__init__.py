@@ -1,1 +1,1 @@
-"""Is a model as good as another one? Imports neither torch nor lm-eval."""
+"""Comparison of two evaluations. Imports neither torch nor lm-eval."""

@@ -1,101 +1,89 @@
-"""Is the candidate worse than the base, is it shown not to be, or were there too few items to say?
+"""Judges a candidate by a base: worse, not worse, or too few items to decide.
 
-Each task is judged by what is right or wrong, and by the log-probability of right answers, which sees far
-smaller changes; where the candidate has to be the same model, also by how far those moved, up or down. A
-measure fails where it is significantly lower, all measures of all tasks taken together
-(Holm), and passes where a drop by the margin is excluded; what is neither is underpowered. The whole passes
-where every measure does, which needs no correction: no chance of a false pass is added up.
+Each task has up to three measures: accuracy; the log-probability of right answers, which detects far
+smaller changes; and, if both sides must be the same model, how far these log-probabilities moved. A measure
+fails if it is significantly lower, corrected for all measures of all tasks (Holm). It passes if a drop of
+the margin is excluded. Otherwise it is underpowered. The comparison passes if every measure passes. That
+needs no correction, because chances of a false pass do not add up.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 
 import numpy as np
 
 from assay_bench.comparing.pairing import Pair, differences, pairs_of, trained_elsewhere
 from assay_bench.comparing.terms import Terms
 from assay_bench.evaluations.items import Evaluation, TaskResult
+from assay_bench.outcomes import PairedOutcome
 from assay_bench.statistics import accuracy as exact
 from assay_bench.statistics.clusters import deflated, p_worse_of_clusters
 from assay_bench.statistics.families import holm, items_needed
 from assay_bench.statistics.mean_difference import MeanDifference
 
 
-class Judged(StrEnum):
-    """What a comparison comes to."""
-
-    PASS = "PASS"  # noqa: S105 - a verdict, no password
-    FAIL = "FAIL"
-    UNDERPOWERED = "UNDERPOWERED"
-    NOT_COMPARED = "NOT_COMPARED"
-
-
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """One measure of one task on both sides.
-
-    low, high: of the difference, candidate less base; each bound is missed with the significance.
-    p_worse: adjusted for all measures of all tasks; p_not_inferior: as it is.
-    items_needed: that would do to show that an equally good candidate is no worse; None where it is shown.
-    """
+    """One measure of one task on both sides."""
 
     name: str
     base: float
     candidate: float
     difference: float
+    """Candidate minus base."""
     low: float
+    """Lower bound of the difference, one-sided at the significance."""
     high: float
     margin: float
     num_items: int
     p_worse: float
+    """After judging, adjusted for all measures of all tasks."""
     p_not_inferior: float
-    judged: Judged = Judged.UNDERPOWERED
+    judged: PairedOutcome = PairedOutcome.UNDERPOWERED
     items_needed: int | None = None
+    """Items that would give an equally good candidate a PASS; None after a PASS."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskComparison:
-    """One task on both sides.
-
-    problem: why it fails, or was not compared, whatever the measures say.
-    lost, gained: items that only one side got right.
-    """
+    """One task on both sides."""
 
     name: str
-    judged: Judged
+    judged: PairedOutcome
     measures: tuple[Measure, ...] = ()
     problem: str | None = None
+    """Reason for a FAIL or NOT_COMPARED without measures."""
     lost: tuple[Pair, ...] = ()
+    """Items that only the base got right."""
     gained: tuple[Pair, ...] = ()
+    """Items that only the candidate got right."""
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
-    """Of two evaluations.
-
-    refused: why they were not asked the same, if they were not. notes: what was not judged, and why.
-    """
+class EvaluationComparison:
+    """The comparison of two evaluations."""
 
     base: Evaluation
     candidate: Evaluation
     terms: Terms
     tasks: tuple[TaskComparison, ...]
     refused: tuple[str, ...] = ()
+    """Differences between the questions; nothing is compared if there are any."""
     notes: tuple[str, ...] = ()
+    """Measures that were not judged, with reasons."""
 
     @property
-    def judged(self) -> Judged:
-        """The worst of all tasks."""
+    def judged(self) -> PairedOutcome:
+        """Return the worst outcome of all tasks."""
         if self.refused or not self.tasks:
-            return Judged.NOT_COMPARED
-        return worst(task.judged for task in self.tasks)
+            return PairedOutcome.NOT_COMPARED
+        return PairedOutcome.worst(task.judged for task in self.tasks)
 
 
-def compare(base: Evaluation, candidate: Evaluation, terms: Terms) -> Comparison:
-    """Judge `candidate` by `base`, task by task."""
+def compare(base: Evaluation, candidate: Evaluation, terms: Terms) -> EvaluationComparison:
+    """Judge a candidate by a base."""
     if refused := differences(base, candidate):
-        return Comparison(base, candidate, terms, (), tuple(refused))
+        return EvaluationComparison(base, candidate, terms, (), tuple(refused))
     notes = []
     if terms.movement is not None and (elsewhere := trained_elsewhere(base, candidate)):
         notes.append(f"movement is not judged: other weights, and {elsewhere}")
@@ -108,13 +96,7 @@ def compare(base: Evaluation, candidate: Evaluation, terms: Terms) -> Comparison
     }
     adjusted = holm(p_values)
     judged = [_judge(task, adjusted, terms) for task in tasks]
-    return Comparison(base, candidate, terms, tuple(judged), notes=tuple(notes))
-
-
-def worst(outcomes: Iterable[Judged]) -> Judged:
-    """FAIL before NOT_COMPARED before UNDERPOWERED before PASS."""
-    order = (Judged.PASS, Judged.UNDERPOWERED, Judged.NOT_COMPARED, Judged.FAIL)
-    return max(outcomes, key=order.index)
+    return EvaluationComparison(base, candidate, terms, tuple(judged), notes=tuple(notes))
 
 
 def _measured(base: TaskResult, candidate: TaskResult, terms: Terms) -> TaskComparison:
@@ -123,7 +105,7 @@ def _measured(base: TaskResult, candidate: TaskResult, terms: Terms) -> TaskComp
     for side, index in (("base", 0), ("candidate", 1)):
         wrong = sum(not pair[index].is_finite for pair in pairs)
         if wrong:
-            judged = Judged.NOT_COMPARED if side == "base" else Judged.FAIL
+            judged = PairedOutcome.NOT_COMPARED if side == "base" else PairedOutcome.FAIL
             problem = f"{wrong} of {len(pairs)} log-probabilities of the {side} are NaN or infinite"
             return TaskComparison(name, judged, problem=problem)
     measures = [
@@ -136,13 +118,11 @@ def _measured(base: TaskResult, candidate: TaskResult, terms: Terms) -> TaskComp
         if measure is not None
     ]
     if not measures:
-        problem = (
-            "it has neither a metric that is yes or no, nor log-probabilities of right answers"
-        )
-        return TaskComparison(name, Judged.NOT_COMPARED, problem=problem)
+        problem = "the task has neither a yes-or-no metric nor log-probabilities of right answers"
+        return TaskComparison(name, PairedOutcome.NOT_COMPARED, problem=problem)
     return TaskComparison(
         name,
-        Judged.UNDERPOWERED,
+        PairedOutcome.UNDERPOWERED,
         tuple(measures),
         lost=tuple(pair for pair in pairs if pair[0].right and pair[1].right is False),
         gained=tuple(pair for pair in pairs if pair[1].right and pair[0].right is False),
@@ -156,15 +136,17 @@ def _judge(task: TaskComparison, adjusted: Mapping[str, float], terms: Terms) ->
         _judge_measure(measure, adjusted[f"{task.name}\0{measure.name}"], terms)
         for measure in task.measures
     )
-    return replace(task, measures=measures, judged=worst(measure.judged for measure in measures))
+    return replace(
+        task, measures=measures, judged=PairedOutcome.worst(measure.judged for measure in measures)
+    )
 
 
 def _judge_measure(measure: Measure, p_worse: float, terms: Terms) -> Measure:
     measure = replace(measure, p_worse=p_worse)
     if measure.p_not_inferior < terms.significance:
-        return replace(measure, judged=Judged.PASS, items_needed=None)
+        return replace(measure, judged=PairedOutcome.PASS, items_needed=None)
     if p_worse < terms.significance:
-        return replace(measure, judged=Judged.FAIL)
+        return replace(measure, judged=PairedOutcome.FAIL)
     return measure
 
 
@@ -181,7 +163,7 @@ def _accuracy(pairs: Sequence[Pair], terms: Terms) -> Measure | None:
         p_worse = p_worse_of_clusters(differences, clusters)
         counted = deflated(answers, differences, clusters)
     low, high = exact.interval(counted, 1 - 2 * terms.significance)
-    # Where no item differs yet, one might: of none nothing could be planned.
+    # At least one discordant item: a variance of zero would ask for no items.
     variance = max(answers.discordance, 1 / len(pairs)) * answers.num_items / counted.num_items
     return Measure(
         name="accuracy",
@@ -206,7 +188,7 @@ def _log_probability(pairs: Sequence[Pair], terms: Terms) -> Measure | None:
     differences = [now - was for was, now in zip(base, candidate, strict=True)]
     mean = MeanDifference.of(differences, _clusters(pairs))
     low, high = mean.interval(1 - 2 * terms.significance)
-    # Of one item, as its share of the error of the mean: items of a cluster count as alike as they are.
+    # The variance of one item, including the correlation within clusters.
     variance = mean.standard_error**2 * mean.num_items
     return Measure(
         name="log-probability",
@@ -224,7 +206,7 @@ def _log_probability(pairs: Sequence[Pair], terms: Terms) -> Measure | None:
 
 
 def _movement(pairs: Sequence[Pair], terms: Terms) -> Measure | None:
-    """The root mean square of the differences, from 0 if both are the same model."""
+    """Measure the root mean square of the differences."""
     values = _log_probabilities(pairs)
     if values is None or terms.movement is None:
         return None
@@ -249,7 +231,7 @@ def _movement(pairs: Sequence[Pair], terms: Terms) -> Measure | None:
 
 
 def _log_probabilities(pairs: Sequence[Pair]) -> tuple[list[float], list[float]] | None:
-    """Of both sides; None where the task asks for none."""
+    """Return the values of both sides; None if an item has none."""
     values = [(one.log_probability, two.log_probability) for one, two in pairs]
     base = [was for was, _ in values if was is not None]
     candidate = [now for _, now in values if now is not None]

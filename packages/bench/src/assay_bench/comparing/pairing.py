@@ -1,4 +1,4 @@
-"""Which items of two evaluations are the same question, and why two evaluations are not comparable."""
+"""Pairs of items that ask the same question, and reasons why two evaluations are not comparable."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -10,14 +10,14 @@ Pair = tuple[Item, Item]
 
 
 def differences(base: Evaluation, candidate: Evaluation) -> list[str]:
-    """Why the two were not asked the same; empty if they were.
+    """List how the questions differ.
 
-    The documents are matched by their content, so that their order may be another one.
+    Documents are matched by content, in any order.
     """
-    found = [f"{what}" for what in _differing(base.asked, candidate.asked)]
+    found = list(_differing(base.asked, candidate.asked))
     missing = [name for name in base.tasks if name not in candidate.tasks]
     if missing:
-        found.append(f"the candidate was not asked {name_some(missing)}")
+        found.append(f"the candidate has no {name_some(missing)}")
     for name, task in base.tasks.items():
         if name in candidate.tasks:
             found += [f"{name}: {what}" for what in _differences_of(task, candidate.tasks[name])]
@@ -25,9 +25,9 @@ def differences(base: Evaluation, candidate: Evaluation) -> list[str]:
 
 
 def trained_elsewhere(base: Evaluation, candidate: Evaluation) -> str:
-    """Why the same training may have given the candidate other weights; "" if it has the base's.
+    """Say why the same training can have given the candidate other weights; "" if nothing says so.
 
-    What is not known of either side, as of results of lm-eval's command line, is no reason.
+    Facts that one side lacks, such as results of lm-eval's own command line, are no reason.
     """
 
     def differs(name: str) -> bool:
@@ -45,7 +45,7 @@ def trained_elsewhere(base: Evaluation, candidate: Evaluation) -> str:
 
 
 def pairs_of(base: TaskResult, candidate: TaskResult) -> list[Pair]:
-    """Both sides of every item, in the order of the base. Raises: KeyError where one is missing."""
+    """Pair all items, in the order of the base. Raises: KeyError for a missing item."""
     others = {item.key: item for item in candidate.items}
     return [(item, others[item.key]) for item in base.items]
 
@@ -56,13 +56,13 @@ def _differences_of(base: TaskResult, candidate: TaskResult) -> Iterator[str]:
         yield f"metric is {candidate.metric}, base {base.metric}"
     ours, theirs = ({item.key: item for item in side.items} for side in (base, candidate))
     if missing := len(ours.keys() - theirs.keys()):
-        yield f"{missing} of {len(ours)} documents are not the candidate's"
+        yield f"missing from the candidate: {missing} of {len(ours)} documents"
     if extra := len(theirs.keys() - ours.keys()):
-        yield f"{extra} documents are the candidate's alone"
+        yield f"only in the candidate: {extra} documents"
     both = [(ours[key], theirs[key]) for key in ours if key in theirs]
     for what, field in (("prompts", "prompt_hash"), ("right answers", "target_hash")):
-        if other := sum(getattr(one, field) != getattr(two, field) for one, two in both):
-            yield f"{other} of {len(both)} {what} differ"
+        if num_different := sum(getattr(one, field) != getattr(two, field) for one, two in both):
+            yield f"{num_different} of {len(both)} {what} differ"
 
 
 def _differing(base: Mapping[str, Any], candidate: Mapping[str, Any]) -> Iterator[str]:
@@ -72,9 +72,9 @@ def _differing(base: Mapping[str, Any], candidate: Mapping[str, Any]) -> Iterato
             yield f"{name} is {_shown(is_)}, base {_shown(was)}"
 
 
-_MOST_SHOWN = 60
+_MAX_CHARACTERS = 60
 
 
 def _shown(value: object) -> str:
     text = repr(value)
-    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"
+    return text if len(text) <= _MAX_CHARACTERS else f"{text[:_MAX_CHARACTERS]}…"

@@ -1,30 +1,24 @@
-"""A comparison as a verdict."""
+"""The verdict of a comparison."""
 
 from assay.verdicts import Level, Measurement, Outcome, Unmatched, Verdict
-from assay_bench.comparing.judging import Comparison, Judged, Measure, TaskComparison
-
-_OUTCOMES = {
-    Judged.PASS: Outcome.PASS,
-    Judged.FAIL: Outcome.FAIL,
-    Judged.UNDERPOWERED: Outcome.NOT_COMPARED,
-    Judged.NOT_COMPARED: Outcome.NOT_COMPARED,
-}
+from assay_bench.comparing.judging import EvaluationComparison, Measure, TaskComparison
+from assay_bench.outcomes import PairedOutcome
 
 
-def verdict_of(comparison: Comparison) -> tuple[Verdict, list[Measurement]]:
-    """With a level for each task, and a row for each of its measures.
+def verdict_of(comparison: EvaluationComparison) -> tuple[Verdict, list[Measurement]]:
+    """Return the verdict, with a level for each task, and a row for each measure.
 
-    Where there were too few items, `judged` of the level is UNDERPOWERED, and the verdict NOT_COMPARED.
+    An underpowered task has `judged` UNDERPOWERED and verdict NOT_COMPARED.
     """
     base, candidate = comparison.base, comparison.candidate
     if comparison.refused:
-        reason = f"the two were not asked the same: {'; '.join(comparison.refused)}"
+        reason = f"the two sides answered different questions: {'; '.join(comparison.refused)}"
         levels = {"tasks": Level(verdict=Outcome.NOT_COMPARED, reason=reason)}
     else:
         levels = {task.name: _level(task) for task in comparison.tasks}
-    wrong = any(task.problem and task.judged is Judged.FAIL for task in comparison.tasks)
+    wrong = any(task.problem and task.judged is PairedOutcome.FAIL for task in comparison.tasks)
     verdict = Verdict(
-        verdict=_OUTCOMES[comparison.judged],
+        verdict=comparison.judged.as_verdict,
         model={"name": candidate.facts.get("model", candidate.name)},
         reference={"run": base.name},
         candidate={"run": candidate.facts.get("run", candidate.name)},
@@ -47,46 +41,46 @@ def verdict_of(comparison: Comparison) -> tuple[Verdict, list[Measurement]]:
 
 
 def measure_in_words(measure: Measure) -> str:
-    """Both sides, the difference with its bounds, and what follows."""
-    told = (
+    """Describe both values, the difference with its bounds, and the conclusion."""
+    values = (
         f"{measure.name} {_number(measure, measure.base)} -> {_number(measure, measure.candidate)},"
         f" difference {_signed(measure, measure.difference)} ({_signed(measure, measure.low)} to"
         f" {_signed(measure, measure.high)}): "
     )
     margin = _number(measure, measure.margin)
     if measure.name == "movement":
-        return f"{told}{_movement_in_words(measure, margin)}"
-    if measure.judged is Judged.FAIL:
-        return f"{told}lower by more than chance (p = {measure.p_worse:.2g})"
-    if measure.judged is Judged.PASS and measure.low > measure.margin:
-        return f"{told}higher by more than {margin}: were the questions in what it was trained on?"
-    if measure.judged is Judged.PASS:
-        return f"{told}no drop by {margin}"
+        return f"{values}{_movement_in_words(measure, margin)}"
+    if measure.judged is PairedOutcome.FAIL:
+        return f"{values}lower by more than chance (p = {measure.p_worse:.2g})"
+    if measure.judged is PairedOutcome.PASS and measure.low > measure.margin:
+        return f"{values}higher by more than {margin}: did the training data contain the questions?"
+    if measure.judged is PairedOutcome.PASS:
+        return f"{values}a drop of {margin} is excluded"
     return (
-        f"{told}{measure.num_items:,} items cannot exclude a drop by {margin}; about"
+        f"{values}{measure.num_items:,} items cannot exclude a drop of {margin}; about"
         f" {measure.items_needed:,} would"
     )
 
 
 def _movement_in_words(measure: Measure, margin: str) -> str:
-    if measure.judged is Judged.FAIL:
-        return f"more than {margin}: another model (p = {measure.p_worse:.2g})"
-    if measure.judged is Judged.PASS:
+    if measure.judged is PairedOutcome.FAIL:
+        return f"more than {margin}, so it is a different model (p = {measure.p_worse:.2g})"
+    if measure.judged is PairedOutcome.PASS:
         return f"less than {margin}"
     return (
-        f"{measure.num_items:,} items cannot say whether that is less than {margin}; about"
-        f" {measure.items_needed:,} would for a model that is the same"
+        f"{measure.num_items:,} items cannot decide if this is less than {margin}; about"
+        f" {measure.items_needed:,} would if the models are the same"
     )
 
 
 def _level(task: TaskComparison) -> Level:
-    failed = [m for m in task.measures if m.judged is Judged.FAIL]
-    unsure = [m for m in task.measures if m.judged is Judged.UNDERPOWERED]
+    failed = [m for m in task.measures if m.judged is PairedOutcome.FAIL]
+    unsure = [m for m in task.measures if m.judged is PairedOutcome.UNDERPOWERED]
     deciding = failed or unsure
     reason = task.problem or "; ".join(map(measure_in_words, deciding)) or None
     compared = max((measure.num_items for measure in task.measures), default=0)
     judged = task.judged.value
-    return Level(verdict=_OUTCOMES[task.judged], reason=reason, compared=compared, judged=judged)
+    return Level(verdict=task.judged.as_verdict, reason=reason, compared=compared, judged=judged)
 
 
 def _row(task: str, measure: Measure) -> Measurement:
@@ -97,7 +91,7 @@ def _row(task: str, measure: Measure) -> Measurement:
         statistic=measure.name,
         actual=measure.candidate,
         expected=measure.base,
-        # How much of the margin is used up.
+        # The share of the margin that the difference takes.
         ratio=abs(min(0.0, measure.difference) or measure.candidate * (measure.name == "movement"))
         / measure.margin,
         limit=1.0,

@@ -1,1 +1,1 @@
-"""Runs lm-eval, as a library, on a model that assay loads or on any of lm-eval's own backends."""
+"""Runs of lm-eval: as a library on a model that assay loads, or by its command line on any backend."""

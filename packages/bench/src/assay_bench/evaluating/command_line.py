@@ -1,4 +1,4 @@
-"""lm-eval's own command line: any of its backends, and data-parallel by accelerate."""
+"""Runs of lm-eval's own command line, with any backend, data-parallel by accelerate."""
 
 import json
 import sys
@@ -12,7 +12,7 @@ from assay.errors import MachineError, UsageError
 from assay.files import read_json_object, write_whole
 from assay.runs import Progress
 from assay.runs.provenance import redact
-from assay_bench.battery.suites import Suite
+from assay_bench.battery.suites import TaskSuite
 from assay_bench.battery.task_files import load_task
 
 _TAIL_LINES = 15
@@ -20,25 +20,23 @@ _TAIL_LINES = 15
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """A model class of lm-eval, such as hf, vllm or local-completions, with its arguments.
-
-    processes: copies of the model that share the documents, started by `accelerate launch`.
-    """
+    """A model class of lm-eval, such as hf, vllm or local-completions, with its arguments."""
 
     name: str
     arguments: Mapping[str, str] = field(default_factory=dict)
     processes: int = 1
+    """Copies of the model that share the documents, started by `accelerate launch`."""
 
 
-def command_line(backend: Backend, suite: Suite, limit: int | None, folder: Path) -> list[str]:
-    """What is run; files of tasks are written into `folder` first.
+def command_line(backend: Backend, suite: TaskSuite, limit: int | None, folder: Path) -> list[str]:
+    """Write the task files into `folder` and return the command.
 
-    Raises: UsageError for arguments that it could not pass on.
+    Raises: UsageError for arguments that lm-eval would split.
     """
     names = [_task_name(task, folder) for task in suite.tasks]
     for key, value in backend.arguments.items():
         if "," in value:
-            raise UsageError(f"--model-args {key}={value}: lm-eval divides its arguments at commas")
+            raise UsageError(f"--model-args {key}={value}: lm-eval splits its arguments at commas")
     arguments = ",".join(f"{key}={value}" for key, value in backend.arguments.items())
     start = [sys.executable, "-m"]
     if backend.processes > 1:
@@ -52,31 +50,36 @@ def command_line(backend: Backend, suite: Suite, limit: int | None, folder: Path
 
 
 def run_command_line(
-    backend: Backend, suite: Suite, limit: int | None, folder: Path, progress: Progress
+    backend: Backend, suite: TaskSuite, limit: int | None, folder: Path, progress: Progress
 ) -> None:
-    """Run it, with its output in `folder`/lm-eval.log.
+    """Run lm-eval, with its output in `folder`/lm-eval.log.
 
-    Raises: MachineError with the end of its output if it fails.
+    Raises: MachineError with the end of the output if lm-eval fails.
     """
     import subprocess
 
-    folder = folder.resolve()  # where lm-eval then runs
+    folder = folder.resolve()  # lm-eval runs in this folder
     words = command_line(backend, suite, limit, folder)
     log = folder / "lm-eval.log"
-    progress.note(f"lm-eval prints to {log}")
-    with progress.step(f"lm-eval asks {backend.name}"), log.open("w", encoding="utf-8") as output:
+    progress.note(f"output of lm-eval: {log}")
+    with (
+        progress.step(f"evaluates {backend.name} with lm-eval"),
+        log.open("w", encoding="utf-8") as output,
+    ):
         done = subprocess.run(words, stdout=output, stderr=output, check=False, cwd=folder)
     if done.returncode:
         tail = "\n".join(
             log.read_text(encoding="utf-8", errors="replace").splitlines()[-_TAIL_LINES:]
         )
-        raise MachineError(f"lm-eval ended with {done.returncode}; the end of {log}:\n{tail}")
+        raise MachineError(
+            f"lm-eval failed with exit code {done.returncode}; end of {log}:\n{tail}"
+        )
     for results in folder.rglob("results_*.json"):
         _hide_secrets(results)
 
 
 def _hide_secrets(results: Path) -> None:
-    """Hide secrets in the model arguments, which lm-eval writes into its results."""
+    """Hide secrets in the model arguments that lm-eval writes into its results."""
     content = read_json_object(results)
     config = content.get("config")
     if isinstance(config, dict) and "model_args" in config:
@@ -99,7 +102,7 @@ def _task_files(folder: Path) -> Path:
 
 
 def _task_name(task: str, folder: Path) -> str:
-    """The name by which lm-eval finds a task, whose file is put beside others where it has one."""
+    """Return lm-eval's name of a task, after writing its task file if it has one."""
     config = load_task(task, _task_files(folder) / "documents")
     _task_files(folder).mkdir(parents=True, exist_ok=True)
     if isinstance(config, str):
@@ -110,25 +113,24 @@ def _task_name(task: str, folder: Path) -> str:
 
 
 def parse_backend(name: str | None, arguments: list[str], processes: int) -> Backend | None:
-    """From options of the command line; None where a model is loaded by assay.
+    """Parse the options of a backend; return None without --model-backend.
 
-    Raises: UsageError for options that need a backend, or arguments that are no KEY=VALUE.
+    Raises: UsageError for options that need a backend, or arguments that are not KEY=VALUE.
     """
     if name is None:
         if arguments or processes > 1:
             raise UsageError(
-                "--model-args and --processes are of --model-backend: give it, as in hf"
+                "--model-args and --processes need --model-backend, such as --model-backend hf"
             )
         return None
     pairs = {}
     for text in arguments:
         key, separator, value = text.partition("=")
         if not separator:
-            raise UsageError(f"--model-args {text}: write it as KEY=VALUE, once for each")
+            raise UsageError(f"--model-args {text}: expected one KEY=VALUE")
         pairs[key] = value
     if processes > 1 and pairs.get("device", "").startswith("cpu"):
         raise UsageError(
-            "--processes is of accelerators: `accelerate launch` starts one process on a host, whatever"
-            " it is asked for"
+            "--processes needs accelerators: on a CPU, `accelerate launch` always starts one process"
         )
     return Backend(name, pairs, processes)

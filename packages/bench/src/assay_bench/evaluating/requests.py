@@ -1,4 +1,4 @@
-"""What the process that evaluates is asked for, and what it leaves in the folder of a run."""
+"""The request to the evaluation process, and the layout of its folder."""
 
 from pathlib import Path
 from typing import Any
@@ -12,31 +12,29 @@ DONE_FILE = "done.json"
 
 
 class EvaluationRequest(Record):
-    """Ask a model that assay loads.
-
-    tasks: as in a suite. content: hash of the model's files; "" for what has none here.
-    setup: FILE.py:FUNC, called with the loaded model.
-    fewshot: examples before each question; None for what each task says.
-    limit: the first so many documents; None for all.
-    clusters: as in a suite. folder: of the run.
-    """
+    """A request to evaluate a model that assay loads."""
 
     model: str
     run: str
     tasks: list[str]
+    """Tasks of the suite that have no results yet."""
     content: str
+    """Hash of the model's files; "" for a model on the hub."""
     fewshot: int | None = None
     limit: int | None = None
+    """Number of documents of each task; None for all."""
     clusters: dict[str, str] = Field(default_factory=dict)
     setup: str | None = None
+    """FILE.py:FUNC to call with the loaded model."""
     remote_code: RemoteCode = "refuse"
     folder: str
+    """Folder of the run."""
 
     def key(self) -> dict[str, Any]:
-        """What has to be the same for the results of an earlier run to be those of this one."""
+        """Return the settings that must be equal to keep the results of an interrupted run."""
         return self.model_dump(mode="json", exclude={"folder", "tasks", "clusters"})
 
 
 def task_folder(folder: Path, task: str) -> Path:
-    """Where the files of a task lie in the folder of a run."""
+    """Return the folder of a task in the folder of a run."""
     return folder / "tasks" / (Path(task).stem if "/" in task else task)

@@ -1,49 +1,42 @@
-"""Evaluations from the outside: what is asked, what is there already, and the process that asks."""
+"""Evaluations in a folder: skips finished tasks and starts a process for the others."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
-import xxhash
-
 from assay.devices.run_string import parse_run
-from assay.files import open_file, read_sealed_json, refuse_link
+from assay.files import content_digest, file_digest, read_sealed_json, refuse_link
 from assay.models.folders import local_folder
 from assay.models.remote_code import RemoteCode
 from assay.models.sources import ModelSource, resolve_model
 from assay.runs import Progress, run_process
 from assay.watchdog import temporary_folder
-from assay_bench.battery.suites import Suite
+from assay_bench.battery.suites import TaskSuite
 from assay_bench.evaluating.command_line import Backend, run_command_line
 from assay_bench.evaluating.requests import DONE_FILE, EvaluationRequest, task_folder
 from assay_bench.evaluations.reading import newest_results, write_manifest
 
 WORKER = "assay_bench.evaluating.worker"
-_CHUNK_BYTES = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationOptions:
-    """What is evaluated: a model on a device, or one of lm-eval's own backends.
-
-    limit: the first so many documents of each task; None for all.
-    setup: FILE.py:FUNC, called with the model that assay loads.
-    """
+    """The model, the tasks, and how to run them."""
 
     model: str
     run: str
-    suite: Suite
+    suite: TaskSuite
     limit: int | None = None
+    """Number of documents of each task; None for all."""
     setup: str | None = None
+    """FILE.py:FUNC to call with the loaded model."""
     remote_code: RemoteCode = "refuse"
     backend: Backend | None = None
-    environment: Mapping[str, str] = field(default_factory=dict)
+    """A model class of lm-eval that replaces `model` and `run`."""
 
 
 def evaluate(options: EvaluationOptions, folder: Path, progress: Progress) -> Path:
-    """Ask every task that `folder` does not have yet. Returns: the folder, for `read_evaluation`.
+    """Run every task that has no results in `folder` with the same settings. Returns: the folder.
 
-    A run that was interrupted goes on where it was, if it is asked for the same again.
     Raises: UsageError, MachineError or ProcessError.
     """
     suite = options.suite
@@ -65,15 +58,15 @@ def evaluate(options: EvaluationOptions, folder: Path, progress: Progress) -> Pa
         remote_code=options.remote_code,
         folder=str(folder.resolve()),
     )
-    left = [task for task in suite.tasks if not _is_done(task_folder(folder, task), request)]
-    if left:
+    remaining = [task for task in suite.tasks if not _is_done(task_folder(folder, task), request)]
+    if remaining:
         with temporary_folder("assay-bench-") as cache:
             environment = {"HF_DATASETS_CACHE": str(cache), "TQDM_DISABLE": "1"}
-            if source.kind != "hub" and _are_local(left):
+            if source.kind != "hub" and _are_local(remaining):
                 environment["HF_HUB_OFFLINE"] = "1"
             run_process(
                 WORKER,
-                request.model_copy(update={"tasks": left}).model_dump(),
+                request.model_copy(update={"tasks": remaining}).model_dump(),
                 folder,
                 name="evaluation",
                 progress=progress,
@@ -91,7 +84,7 @@ def _are_local(tasks: list[str]) -> bool:
 
 
 def _is_done(folder: Path, request: EvaluationRequest) -> bool:
-    """Whether the task was asked before in the same way; what is there otherwise is put away."""
+    """Return True for results with the same settings; remove any others."""
     done = folder / DONE_FILE
     if done.is_file() and read_sealed_json(refuse_link(done)) == request.key():
         return True
@@ -101,14 +94,9 @@ def _is_done(folder: Path, request: EvaluationRequest) -> bool:
 
 
 def _content_of(source: ModelSource, remote_code: RemoteCode) -> str:
-    """A hash of the model's files where they are on this machine; a name on the hub is not opened."""
+    """Hash the model's files; return "" for a model on the hub, which is not opened."""
     if source.kind == "hub":
         return ""
-    digest = xxhash.xxh3_128()
     with local_folder(source, remote_code) as folder:
-        for file in sorted(path for path in folder.rglob("*") if path.is_file()):
-            digest.update(str(file.relative_to(folder)).encode())
-            with open_file(file) as stream:
-                while chunk := stream.read(_CHUNK_BYTES):
-                    digest.update(chunk)
-    return digest.hexdigest()
+        files = sorted(path for path in folder.rglob("*") if path.is_file())
+        return content_digest({str(file.relative_to(folder)): file_digest(file) for file in files})

@@ -1,4 +1,4 @@
-"""The process that loads a model and has lm-eval ask it, task by task."""
+"""The evaluation process: loads a model and runs lm-eval on it, task by task."""
 
 import logging
 import warnings
@@ -12,14 +12,11 @@ import torch
 
 from assay.devices.registry import open_run
 from assay.devices.run_string import parse_run
-from assay.errors import MachineError, UsageError
+from assay.errors import MachineError
 from assay.files import seal, write_whole
-from assay.models import LoadedModel, load_model
+from assay.models import load_model
 from assay.models.candidate_setup import apply_setup
-from assay.models.folders import local_folder
 from assay.models.loading.configs import first_line
-from assay.models.loading.tokenizing import load_tokenizer
-from assay.models.micro.recipes import BOS_ID
 from assay.models.size_policy import choose_threads
 from assay.plugins import load_object
 from assay.progress import subtask
@@ -33,76 +30,53 @@ if TYPE_CHECKING:
 
     from assay.devices.base import Device
 
-_BATCH_SIZE = 32
-
 
 def work(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
-    """Answer an EvaluationRequest: results and samples of every task lie in its folder."""
-    asked = EvaluationRequest.model_validate(request)
+    """Answer an EvaluationRequest and write results and samples of every task."""
+    options = EvaluationRequest.model_validate(request)
     progress.number_phases(3)
     with progress.step("loads lm-eval"):
         import lm_eval
 
+        from assay_bench.evaluating.lm_eval_model import open_language_model
+
         logging.getLogger("lm_eval").setLevel(logging.ERROR)
-    run = parse_run(asked.run)
+    run = parse_run(options.run)
     device = open_run(run)
-    with progress.step(f"loads {asked.model} on {run}"):
+    with progress.step(f"loads {options.model} on {run}"):
         loaded = load_model(
-            asked.model, dtype=run.dtype, device=device.torch_device, remote_code=asked.remote_code
+            options.model,
+            dtype=run.dtype,
+            device=device.torch_device,
+            remote_code=options.remote_code,
         )
         choose_threads(sum(parameter.numel() for parameter in loaded.model.parameters()))
-        if asked.setup is not None:
-            model = apply_setup(load_object(asked.setup), loaded.model, asked.setup)
+        if options.setup is not None:
+            model = apply_setup(load_object(options.setup), loaded.model, options.setup)
             loaded = replace(loaded, model=model)
     facts = {
-        "name": f"{asked.model} on {asked.run}",
-        "model": asked.model,
-        "run": asked.run,
-        "setup": asked.setup,
+        "name": f"{options.model} on {options.run}",
+        "model": options.model,
+        "run": options.run,
+        "setup": options.setup,
         "machine": f"{device.product()}, {torch.backends.cpu.get_cpu_capability()}",
         "weights_hash": loaded.weights_hash,
         "tokenizer_hash": loaded.tokenizer_hash,
         "versions": {"lm_eval": lm_eval.__version__} | dict(device.versions()),
-        "clusters": asked.clusters,
+        "clusters": options.clusters,
     }
-    language_model = _language_model(loaded, asked)
-    with progress.task(f"asks {asked.model}", len(asked.tasks), "tasks") as bar:
-        for task in asked.tasks:
+    language_model = open_language_model(loaded, options)
+    with progress.task(f"evaluates {options.model}", len(options.tasks), "tasks") as bar:
+        for task in options.tasks:
             with subtask(task):
-                _ask(task, asked, language_model, device, facts)
+                _run_task(task, options, language_model, device, facts)
             bar.advance()
     return {"facts": facts}
 
 
-def _language_model(loaded: LoadedModel, asked: EvaluationRequest) -> "HFLM":
-    """The model as lm-eval's own class for models of transformers."""
-    from lm_eval.models import huggingface
-
-    from assay_bench.evaluating.byte_tokenizer import byte_tokenizer
-    from assay_bench.evaluating.counting import BarAsTask
-
-    if loaded.tokenizer_kind == "none":
-        raise UsageError(f"{asked.model} has no tokenizer: lm-eval gives it text")
-    starts_with_bos = loaded.encode("")[:1] == [BOS_ID]
-    if loaded.tokenizer_kind == "bytes":
-        tokenizer = byte_tokenizer(loaded.pad_token_id, starts_with_bos=starts_with_bos)
-    else:
-        with local_folder(loaded.source, asked.remote_code) as folder:
-            tokenizer = load_tokenizer(folder, asked.remote_code)
-    huggingface.tqdm = BarAsTask
-    return huggingface.HFLM(
-        pretrained=loaded.model,
-        tokenizer=tokenizer,
-        batch_size=_BATCH_SIZE,
-        max_length=loaded.max_positions,
-        softmax_dtype="float32",
-        add_bos_token=True if loaded.tokenizer_kind == "bytes" and starts_with_bos else None,
-    )
-
-
-def _ask(
+def _run_task(
     task: str,
-    asked: EvaluationRequest,
+    options: EvaluationRequest,
     language_model: "HFLM",
     device: "Device",
     facts: dict[str, Any],
@@ -110,17 +84,17 @@ def _ask(
     from lm_eval import simple_evaluate
     from lm_eval.loggers import EvaluationTracker
 
-    folder = task_folder(Path(asked.folder), task)
+    folder = task_folder(Path(options.folder), task)
     config = load_task(task, folder / "documents")
     tracker = EvaluationTracker(output_path=str(folder / "results.json"))
     with warnings.catch_warnings(), device.execution():
-        warnings.simplefilter("ignore")  # of libraries, about how they call each other
-        with _told_in_a_line(task):
+        warnings.simplefilter("ignore")  # libraries warn about each other
+        with _one_line_errors(task):
             results: Any = simple_evaluate(
                 model=language_model,
                 tasks=[config],
-                num_fewshot=asked.fewshot,
-                limit=asked.limit,
+                num_fewshot=options.fewshot,
+                limit=options.limit,
                 bootstrap_iters=0,
                 evaluation_tracker=tracker,
             )
@@ -129,28 +103,28 @@ def _ask(
     for name in samples:
         tracker.save_results_samples(task_name=name, samples=samples[name])
     if not any(folder.glob("results_*.json")):
-        # Whatever keeps lm-eval from writing, it goes on.
+        # lm-eval only logs that it could not write.
         raise MachineError(f"lm-eval could not write its results into {folder}")
-    write_whole(folder / DONE_FILE, seal(asked.key()))
+    write_whole(folder / DONE_FILE, seal(options.key()))
 
 
 @contextmanager
-def _told_in_a_line(task: str) -> Iterator[None]:
-    """Raises: TaskError for a name that lm-eval does not know, or documents that it cannot get."""
+def _one_line_errors(task: str) -> Iterator[None]:
+    """Raise TaskError for a task that lm-eval does not know or cannot download."""
     try:
         yield
     except KeyError as error:
         if "not a registered" not in str(error):
             raise
         raise TaskError.of(
-            task, "lm-eval knows no such task; `lm-eval ls tasks` lists all"
+            task, "lm-eval does not know this task; `lm-eval ls tasks` lists all tasks"
         ) from None
     except (ConnectionError, FileNotFoundError) as error:
         raise TaskError.of(
             task,
-            f"its documents are on the hub of Hugging Face, and that cannot be reached"
-            f" ({first_line(error)}): ask it once where there is a network, with HF_HOME on a disk that"
-            " is seen here, or take --suite offline",
+            f"its documents are on the Hugging Face hub, which cannot be reached ({first_line(error)}):"
+            " run it once on a machine with network access and an HF_HOME that this machine shares, or"
+            " use --suite offline",
         ) from None
 
 

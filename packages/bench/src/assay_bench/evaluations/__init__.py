@@ -1,1 +1,1 @@
-"""What an evaluation by lm-eval gave, item by item, whoever ran it. Imports neither torch nor lm-eval."""
+"""Evaluations: answers of a model to tasks, read from lm-eval's files. Imports no torch."""

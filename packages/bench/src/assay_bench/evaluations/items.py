@@ -1,77 +1,82 @@
-"""One evaluation of a model: its tasks, and of each task what the model made of every item."""
+"""The answers of a model to a battery of tasks."""
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import ConfigDict, Field
+
+from assay.verdicts import Number
+
+# Baselines are published: they hold hashes of the texts, not the texts.
+_Text = Annotated[str, Field(exclude=True)]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Item:
-    """One document of a task, asked once.
+    """One document of a task, with the model's answer."""
 
-    key: hash of the document, with a number where the same document is there again.
-    prompt_hash: of what the model was given; target_hash: of the right answer.
-    question, target, answer: as people read them.
-    right: by the task's own metric; None where that is no yes or no.
-    log_probability: of the right answer, in nats a byte; None where the task asks for no probability.
-    cluster: of documents that belong together, such as questions on one text; None for none.
-    """
+    __pydantic_config__ = ConfigDict(extra="forbid")
 
     key: str
+    """Hash of the document; repeated documents are numbered."""
     prompt_hash: str
     target_hash: str
-    question: str
-    target: str
-    answer: str
-    right: bool | None
-    log_probability: float | None
+    """Hash of the right answer."""
+    right: bool | None = None
+    """Verdict of the task's own metric; None if the metric is not yes or no."""
+    log_probability: Number | None = None
+    """Of the right answer, in nats per byte; None if the task asks for no probabilities."""
     cluster: str | None = None
+    """Name shared by documents that belong together, such as questions on one text."""
+    question: _Text = ""
+    target: _Text = ""
+    answer: _Text = ""
 
     @property
     def is_finite(self) -> bool:
-        """Whether its log-probability, if it has one, is a number."""
+        """Return False for a log-probability that is NaN or infinite."""
         return self.log_probability is None or math.isfinite(self.log_probability)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TaskResult:
-    """A task by one of its metrics.
+    """The answers to one task, judged by one of its metrics."""
 
-    name: of the task, with the filter of its answers where it has several.
-    metric: that says what is right; None where it has none.
-    chance: the share that guessing gets right; None where there is nothing to choose from.
-    asked: version, few-shot examples and whatever else of its configuration decides what is asked.
-    """
+    __pydantic_config__ = ConfigDict(extra="forbid")
 
-    name: str
+    name: _Text = ""
+    """The task, with the filter of its answers if it has several filters."""
     metric: str | None
-    items: tuple[Item, ...]
-    asked: dict[str, Any] = field(default_factory=dict)
+    """The metric that decides what is right; None if the task has no such metric."""
     chance: float | None = None
+    """Accuracy of a guess; None if there is nothing to choose from."""
+    asked: dict[str, Any] = field(default_factory=dict)
+    """Settings that decide what the task asks, such as its version and few-shot examples."""
+    items: Annotated[tuple[Item, ...], Field(min_length=1)]
 
     @property
     def accuracy(self) -> float | None:
-        """The share of items that are right."""
+        """Return the share of items that are right."""
         return _mean([float(item.right) for item in self.items if item.right is not None])
 
     @property
     def log_probability(self) -> float | None:
-        """The mean of the items', in nats a byte."""
+        """Return the mean over the items, in nats per byte."""
         return _mean([v for item in self.items if (v := item.log_probability) is not None])
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """A model on a battery of tasks.
-
-    name: of the model, for people; asked: what holds for all tasks, such as a chat template.
-    facts: of model, versions and machine, where the one who ran it kept them.
-    """
+    """The results of a model on a battery of tasks."""
 
     name: str
+    """Name of the model in reports."""
     tasks: dict[str, TaskResult]
     asked: dict[str, Any] = field(default_factory=dict)
+    """Settings that hold for all tasks, such as a chat template."""
     facts: dict[str, Any] = field(default_factory=dict)
+    """Model, versions and machine, if known."""
 
 
 def _mean(values: list[float]) -> float | None:

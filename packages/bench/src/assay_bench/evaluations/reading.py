@@ -1,4 +1,4 @@
-"""Reads what lm-eval writes with `--output_path DIR --log_samples`, its own command line's or ours."""
+"""Reader of the files that lm-eval writes with `--output_path DIR --log_samples`."""
 
 import glob
 import math
@@ -25,39 +25,39 @@ from assay.runs.provenance import redact
 from assay.verdicts import Record
 from assay_bench.evaluations.items import Evaluation, Item, TaskResult
 
-# Of a task's configuration: what the model is asked, and how its answer is read.
-_ASKED = (
+# Keys of a task's configuration that decide what the model is asked and how its answer is read.
+_TASK_KEYS = (
     "doc_to_text", "doc_to_target", "doc_to_choice", "description", "target_delimiter",
     "fewshot_delimiter", "fewshot_split", "output_type", "generation_kwargs", "repeats", "filter_list",
     "gen_prefix", "process_results",
 )  # fmt: skip
-# Of the whole evaluation.
-_ASKED_OF_ALL = ("chat_template_sha", "system_instruction_sha")
+# Keys of the results that hold for all tasks.
+_EVALUATION_KEYS = ("chat_template_sha", "system_instruction_sha")
 
 _FACTS = ("lm_eval_version", "transformers_version", "date")
 
 _NO_FILTER = "none"
 
-# Of SHA-256 in hexadecimal: 64 bits tell all items of a task apart.
+# Hexadecimal digits of SHA-256: 64 bits distinguish all items of a task.
 _HASH_LENGTH = 16
 
-# In the folder of our own runs: where the results of each task are.
+# Lists the results of each task in the folder of `assay bench run`.
 MANIFEST = "evaluation.json"
 
 Sample = Mapping[str, Any]
 
 
 class EvaluationError(UsageError):
-    """A folder without results that can be compared."""
+    """The results in a folder cannot be compared."""
 
     @classmethod
     def of(cls, place: Path | str, problem: object) -> Self:
-        """What is wrong there."""
+        """Make the error for a folder or file."""
         return cls(f"{place}: {problem}")
 
 
 class _Results(BaseModel):
-    """The fields we read of an lm-eval results_*.json. ours: the fields that `assay bench run` adds."""
+    """The used fields of an lm-eval results_*.json."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -68,16 +68,16 @@ class _Results(BaseModel):
     config: dict[str, Any] = Field(default_factory=dict)
     model_name: str | None = None
     ours: dict[str, Any] = Field(default_factory=dict, alias="assay")
+    """Fields that `assay bench run` adds."""
 
 
 class Manifest(Record):
-    """The file evaluation.json, which `assay bench run` writes.
-
-    results: the results_*.json of each task. files: the digest of each file in the folder, by name.
-    """
+    """The file evaluation.json, which `assay bench run` writes."""
 
     results: dict[str, str] = Field(min_length=1)
+    """The results_*.json of each task."""
     files: dict[str, str]
+    """The digest of each file in the folder."""
 
 
 def write_manifest(folder: Path, results: Mapping[str, Path]) -> None:
@@ -104,7 +104,7 @@ def read_evaluation(path: Path, clusters: Mapping[str, str] | None = None) -> Ev
     Raises: EvaluationError for no results or no samples; UnreadableFileError for files that cannot be
         read, were changed, or contradict each other.
     """
-    if os.path.lexists(path / MANIFEST):  # also true for a broken link
+    if os.path.lexists(path / MANIFEST):  # True for a broken link too
         return _merged(path, read_sealed(Manifest, refuse_link(path / MANIFEST)), clusters)
     results_file = path if path.is_file() else newest_results(path)
     results = read_record(_Results, results_file)
@@ -125,7 +125,7 @@ def read_evaluation(path: Path, clusters: Mapping[str, str] | None = None) -> Ev
     return Evaluation(
         name=str(ours.get("name") or results.model_name or _model_of(results.config)),
         tasks=tasks,
-        asked={key: extra.get(key) for key in _ASKED_OF_ALL},
+        asked={key: extra.get(key) for key in _EVALUATION_KEYS},
         facts=ours | {key: extra[key] for key in _FACTS if key in extra},
     )
 
@@ -155,12 +155,12 @@ def _model_of(config: Mapping[str, Any]) -> str:
 def newest_results(folder: Path) -> Path:
     """Find the newest results_*.json below a folder. Raises: EvaluationError if it is absent."""
     if not folder.is_dir():
-        raise EvaluationError.of(folder, "there is no such folder, and no such file")
+        raise EvaluationError.of(folder, "no such file or folder")
     found = sorted(folder.rglob("results*.json"), key=lambda file: (file.stem, str(file)))
     if not found:
         raise EvaluationError.of(
             folder,
-            "no results_*.json: it is not what `assay bench run` or lm-eval --output_path wrote",
+            "no results_*.json: expected output of `assay bench run` or lm-eval --output_path",
         )
     return found[-1]
 
@@ -168,14 +168,14 @@ def newest_results(folder: Path) -> Path:
 def _results_of_task(
     name: str, results: _Results, file: Path, cluster: str | None
 ) -> Iterator[TaskResult]:
-    """One for each filter of the task's answers."""
+    """Yield a result for each filter of the task's answers."""
     by_filter: dict[str, list[Sample]] = {}
     for _, sample in read_json_lines(file):
         by_filter.setdefault(str(sample.get("filter", _NO_FILTER)), []).append(sample)
     if not by_filter:
-        raise EvaluationError.of(file, "it is empty: the task has no documents")
+        raise EvaluationError.of(file, "empty: the task has no documents")
     config = results.configs[name]
-    asked = {key: config.get(key) for key in _ASKED}
+    asked = {key: config.get(key) for key in _TASK_KEYS}
     asked |= {"version": results.versions.get(name), "fewshot": results.fewshot.get(name)}
     for filter_, samples in by_filter.items():
         metric = _metric_of(samples, file)
@@ -211,7 +211,7 @@ def _require_agreement(
 
 
 def _metric_of(samples: list[Sample], file: Path) -> str | None:
-    """The first metric that is yes or no for every item."""
+    """Return the first metric that is yes or no for every item."""
     metrics = samples[0].get("metrics", [])
     if not isinstance(metrics, list):
         raise EvaluationError.of(file, "sample 1 is not an lm-eval sample: metrics is not a list")
@@ -222,7 +222,7 @@ def _metric_of(samples: list[Sample], file: Path) -> str | None:
 
 
 def _chance(samples: Sequence[Sample], kind: str, file: Path) -> float | None:
-    """What guessing gets right where there is a choice."""
+    """Return the accuracy of a guess; None unless the task is multiple choice."""
     if kind != "multiple_choice":
         return None
     try:
@@ -239,7 +239,7 @@ def _items(
     seen: Counter[str] = Counter()
     for number, sample in enumerate(samples, 1):
         try:
-            asked = _Asked.of(sample, kind)
+            requests = _Requests.of(sample, kind)
             document = str(sample["doc_hash"])[:_HASH_LENGTH]
             seen[document] += 1
             again = f"#{seen[document]}" if seen[document] > 1 else ""
@@ -247,11 +247,11 @@ def _items(
                 key=document + again,
                 prompt_hash=str(sample["prompt_hash"])[:_HASH_LENGTH],
                 target_hash=str(sample["target_hash"])[:_HASH_LENGTH],
-                question=str(asked.requests[0][0]),
-                target=asked.right_answer,
-                answer=asked.answer(sample["filtered_resps"]),
+                question=str(requests.arguments[0][0]),
+                target=requests.right_answer,
+                answer=requests.answer(sample["filtered_resps"]),
                 right=None if metric is None else _truth(sample[metric]),
-                log_probability=asked.log_probability,
+                log_probability=requests.log_probability,
                 cluster=None if cluster is None else str(sample["doc"][cluster]),
             )
         except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
@@ -265,26 +265,29 @@ def _truth(value: object) -> bool | None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
-    """A sample as lm-eval asked for it: one request for each continuation, or one of another kind.
-
-    kind: `output_type` of the task. requests: arguments of each; responses: to each, the first one.
-    """
+class _Requests:
+    """The requests of a sample: one for each continuation, or one of another kind."""
 
     kind: str
-    requests: list[list[Any]]
+    """`output_type` of the task."""
+    arguments: list[list[Any]]
+    """Arguments of each request."""
     responses: list[Any]
+    """First response to each request."""
     target: str
 
     @classmethod
     def of(cls, sample: Sample, kind: str) -> Self:
-        """Its command line writes arguments as objects, and all numbers as text."""
-        given = sample["arguments"]
-        if isinstance(given, dict):
-            given = [list(request.values()) for request in given.values()]
+        """Read a sample of lm-eval as a library or of its command line.
+
+        The command line writes arguments as objects, and numbers as text.
+        """
+        arguments = sample["arguments"]
+        if isinstance(arguments, dict):
+            arguments = [list(request.values()) for request in arguments.values()]
         first = [responses[0] for responses in sample["resps"]]
         target = sample["target"]
-        return cls(kind, given, first, str(target[0] if isinstance(target, list) else target))
+        return cls(kind, arguments, first, str(target[0] if isinstance(target, list) else target))
 
     @property
     def has_log_probabilities(self) -> bool:
@@ -292,38 +295,38 @@ class _Asked:
 
     @property
     def continuations(self) -> list[str]:
-        """What log-likelihoods are asked for."""
-        return [str(request[-1]) for request in self.requests]
+        """Return the texts whose log-likelihoods are requested."""
+        return [str(request[-1]) for request in self.arguments]
 
     @property
-    def target_place(self) -> int:
-        """Which of the continuations is right. Raises: ValueError if none is."""
-        if len(self.requests) == 1:
+    def target_index(self) -> int:
+        """Return the index of the right continuation. Raises: ValueError if there is none."""
+        if len(self.arguments) == 1:
             return 0
-        if self.target.isdecimal() and int(self.target) < len(self.requests):
+        if self.target.isdecimal() and int(self.target) < len(self.arguments):
             return int(self.target)
         return [text.strip() for text in self.continuations].index(self.target.strip())
 
     @property
     def log_probability(self) -> float | None:
-        """Of the right answer, in nats a byte."""
+        """Return the log-probability of the right answer, in nats per byte."""
         if not self.has_log_probabilities:
             return None
-        place = self.target_place
-        num_bytes = len(self.continuations[place].encode())
-        return self._log_likelihood(place) / max(1, num_bytes)
+        index = self.target_index
+        num_bytes = len(self.continuations[index].encode())
+        return self._log_likelihood(index) / max(1, num_bytes)
 
     @property
     def right_answer(self) -> str:
-        return self.continuations[self.target_place].strip() if self._is_choice else self.target
+        return self.continuations[self.target_index].strip() if self._is_choice else self.target
 
     def answer(self, filtered: object) -> str:
-        """What the model said; `filtered`: as the task's filter left it."""
+        """Return the model's answer. filtered: the responses after the task's filter."""
         if self._is_choice:
-            places = range(len(self.requests))
-            return self.continuations[max(places, key=self._log_likelihood)].strip()
+            indices = range(len(self.arguments))
+            return self.continuations[max(indices, key=self._log_likelihood)].strip()
         if self.kind == "loglikelihood":
-            return self.target if str(self.responses[0][1]) == "True" else "another text"
+            return self.target if str(self.responses[0][1]) == "True" else "(other text)"
         if self.has_log_probabilities:
             return ""
         return str(filtered[0] if isinstance(filtered, list) else filtered)
@@ -332,6 +335,6 @@ class _Asked:
     def _is_choice(self) -> bool:
         return self.kind == "multiple_choice"
 
-    def _log_likelihood(self, place: int) -> float:
-        response = self.responses[place]
+    def _log_likelihood(self, index: int) -> float:
+        response = self.responses[index]
         return float(response[0] if isinstance(response, list) else response)

@@ -1,4 +1,4 @@
-"""What an evaluation says by itself: are all numbers finite, and is a choice better than a guess?"""
+"""Verdict of a single evaluation: finite numbers, and choices that are better than a guess."""
 
 from functools import cache
 
@@ -7,14 +7,14 @@ from scipy.stats import binom, binomtest
 from assay.verdicts import Level, Outcome, Unmatched, Verdict, overall_outcome
 from assay_bench.evaluations.items import Evaluation, TaskResult
 
-# The chance that a guess is taken for more.
+# Chance that a guess passes.
 SIGNIFICANCE = 0.01
-# So many points above a guess, told 4 times of 5: with fewer items nothing is said of a low score.
-_POINTS, _POWER = 0.2, 0.8
+# Tasks with too few items to detect this advantage over a guess, with this power, do not fail.
+_ADVANTAGE, _POWER = 0.2, 0.8
 
 
 def judge_scores(evaluation: Evaluation) -> Verdict:
-    """A level for each task. A low score fails nothing here: what it is held to is another evaluation."""
+    """Judge each task. Only `assay bench compare` judges how good a score is."""
     levels = {name: _level(task) for name, task in evaluation.tasks.items()}
     is_finite = all(item.is_finite for task in evaluation.tasks.values() for item in task.items)
     outcome = overall_outcome([level.verdict or Outcome.NOT_COMPARED for level in levels.values()])
@@ -36,21 +36,21 @@ def judge_scores(evaluation: Evaluation) -> Verdict:
 
 def _headline(outcome: Outcome, levels: dict[str, Level]) -> str:
     if outcome is Outcome.PASS:
-        return f"{len(levels)} tasks were asked; every choice is better than a guess."
+        return f"{len(levels)} tasks ran; every choice is better than a guess."
     names = [name for name, level in levels.items() if level.verdict is outcome]
-    says = "fails" if outcome is Outcome.FAIL else "says nothing"
-    return f"{', '.join(names) or 'no task'} {says}."
+    problem = "failed" if outcome is Outcome.FAIL else "not compared"
+    return f"{', '.join(names) or 'no task'}: {problem}."
 
 
 def score_in_words(task: TaskResult) -> str:
-    """Accuracy, what a guess would give, and the log-probability of right answers."""
+    """Describe accuracy, the accuracy of a guess, and the log-probability of right answers."""
     parts = []
     if task.accuracy is not None:
         guess = "" if task.chance is None else f" (a guess: {task.chance:.1%})"
         parts.append(f"{task.metric} {task.accuracy:.1%}{guess}")
     if task.log_probability is not None:
-        parts.append(f"{task.log_probability:.3f} nats a byte")
-    return f"{', '.join(parts) or 'no number'}, {len(task.items):,} items"
+        parts.append(f"{task.log_probability:.3f} nats per byte")
+    return f"{', '.join(parts) or 'no score'}, {len(task.items):,} items"
 
 
 def _level(task: TaskResult) -> Level:
@@ -64,7 +64,7 @@ def _level(task: TaskResult) -> Level:
         if not p < SIGNIFICANCE:
             needed = items_to_tell_from_guess(task.chance)
             if num_items < needed:
-                reason = f"too few items to tell from a guess ({num_items} of {needed}): {score_in_words(task)}"
+                reason = f"too few items to tell it from a guess ({num_items} of {needed}): {score_in_words(task)}"
                 return Level(verdict=Outcome.NOT_COMPARED, reason=reason)
             reason = f"no better than a guess (p = {p:.2g}): {score_in_words(task)}"
             return Level(verdict=Outcome.FAIL, reason=reason, compared=num_items)
@@ -73,15 +73,15 @@ def _level(task: TaskResult) -> Level:
 
 @cache
 def items_to_tell_from_guess(chance: float) -> int:
-    """How many items tell a model that is 20 points better than `chance` from a guess, 4 times of 5.
+    """Return how many items tell a model that is 20 points better than `chance` from a guess.
 
-    The first count from which the exact test has that power; it has steps, so that a higher count may
-    have a little less.
+    This is the first number with a power of 0.8. The power of the exact test has steps: a larger number
+    can have slightly less.
     """
-    better = min(chance + _POINTS, (1 + chance) / 2)
+    better = min(chance + _ADVANTAGE, (1 + chance) / 2)
     count = 1
     while True:
-        # The fewest right answers that a guess reaches with less than SIGNIFICANCE.
+        # A guess reaches this many right answers with a probability below SIGNIFICANCE.
         threshold = int(binom.isf(SIGNIFICANCE, count, chance)) + 1
         if binom.sf(threshold - 1, count, better) >= _POWER:
             return count

@@ -1,1 +1,1 @@
-"""How fast a machine runs models: measured, compared between environments, kept and watched."""
+"""Speed of a machine, and comparison of the speed of two environments."""

@@ -1,4 +1,4 @@
-"""`assay bench perf`, `ab` and `history`: how fast is this machine, and did that change?"""
+"""The commands `assay bench perf` and `assay bench ab`."""
 
 import sys
 from pathlib import Path
@@ -7,49 +7,36 @@ from typing import Annotated
 import typer
 
 from assay.output.streams import print_text
+from assay_bench.options import AsJson, Model, Output, Run
 
-history = typer.Typer(
-    no_args_is_help=True,
-    help="Keep results of `assay bench perf`, and find where they slowed down.",
-)
-
-_Run = Annotated[
-    str, typer.Option(metavar="RUN", help="Where it runs, as DEVICE/DTYPE: cpu/bfloat16.")
-]
-_Model = Annotated[str, typer.Option(metavar="MODEL", help="Folder, hub name, or micro:RECIPE.")]
 _Suites = Annotated[
     list[str] | None,
-    typer.Option("--suite", metavar="NAME", help="May be given more than once. Default: all."),
+    typer.Option("--suite", metavar="NAME", help="Repeatable. Default: all."),
 ]
-_Output = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="Default: runs/<time>-bench-<command>.")
-]
-_History = Annotated[Path, typer.Argument(metavar="FILE.db", help="A history, in SQLite.")]
-_AsJson = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 
 
 def perf(
     *,
-    run: _Run = "cpu/float32",
-    model: _Model = "micro:llama",
+    run: Run = "cpu/float32",
+    model: Model = "micro:llama",
     suite: _Suites = None,
-    output: _Output = None,
-    as_json: _AsJson = False,
+    output: Output = None,
+    as_json: AsJson = False,
 ) -> None:
-    """How long do training, generation and assay itself take here?
+    """Measure the speed of training, generation and assay itself on this machine.
 
-    Times stand beside this machine's own matrix product and read bandwidth, measured between rounds.
+    Times are compared with this machine's own matrix product and read bandwidth, measured between rounds.
 
     Example: assay bench perf --suite training-step --suite decode
 
-    Exit code: 0 measured, 2 usage or environment error, or a suite that failed.
+    Exit code: 0 measured, 2 usage or environment error, or a failed suite.
     """
     from assay.output.console import open_console
     from assay.runs import RunFolder, open_progress
-    from assay_bench.performance.faces import performance_table
     from assay_bench.performance.requests import SuiteRequest
     from assay_bench.performance.running import run_suites
     from assay_bench.performance.suite_table import choose_suites
+    from assay_bench.performance.tables import performance_table
 
     chosen = choose_suites(suite or [])
     folder = RunFolder.create("bench perf", output)
@@ -68,41 +55,40 @@ def ab(
     environments: Annotated[
         tuple[Path, Path],
         typer.Argument(
-            metavar="ENV_A ENV_B", help="Folders of virtual environments, or Pythons; B is judged."
+            metavar="ENV_A ENV_B", help="Virtual environments or Python executables; B is judged."
         ),
     ],
     *,
-    run: _Run = "cpu/float32",
-    model: _Model = "micro:llama",
+    run: Run = "cpu/float32",
+    model: Model = "micro:llama",
     suite: _Suites = None,
     margin: Annotated[
-        float, typer.Option(min=0.0, help="By how much B may be slower, as a share: 0.05 is 5 %.")
+        float, typer.Option(min=0.0, help="Largest acceptable slow-down, as a share: 0.05 is 5 %.")
     ] = 0.05,
     blocks: Annotated[
-        int, typer.Option(help="Each is a new process of A and of B; more narrow the interval.")
+        int, typer.Option(help="New processes of A and of B. More blocks narrow the interval.")
     ] = 10,
-    output: _Output = None,
-    as_json: _AsJson = False,
+    output: Output = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Is B slower than A? Both run the suites in turns, on this machine, at the same time.
+    """Compare the speed of two Python environments, which take turns on this machine.
 
     Example: assay bench ab /opt/torch-2.12 /opt/torch-2.13 --suite training-step
 
-    Exit code: 0 PASS, 1 FAIL (slower by more than the margin), 2 usage or environment error, 3 the
-    interval is too wide to tell, or a suite ran on one side alone.
+    Exit code: 0 PASS, 1 FAIL (B is slower by more than the margin), 2 usage or environment error, 3 the
+    interval is too wide, or a suite ran on only one side.
     """
     from assay.output.console import open_console
     from assay.runs import RunFolder, open_progress
     from assay_bench.performance.environments import Environment
-    from assay_bench.performance.faces import comparison_line, comparison_table
-    from assay_bench.performance.paired.records import EXIT_CODES
     from assay_bench.performance.paired.running import compare_environments
     from assay_bench.performance.requests import SuiteRequest
     from assay_bench.performance.suite_table import choose_suites
+    from assay_bench.performance.tables import comparison_line, comparison_table
 
     chosen = choose_suites(suite or [])
     with open_progress() as progress:
-        with progress.step("asks both environments for their suites"):
+        with progress.step("reads the suites of both environments"):
             sides = Environment.at(environments[0]), Environment.at(environments[1])
         folder = RunFolder.create("bench ab", output)
         result = compare_environments(
@@ -116,68 +102,4 @@ def ab(
         )
     open_console(sys.stderr if as_json else None).print(comparison_table(result))
     print_text(result.to_json() if as_json else comparison_line(result))
-    raise typer.Exit(EXIT_CODES[result.verdict])
-
-
-@history.command("add")
-def history_add(
-    file: _History,
-    results: Annotated[
-        list[Path], typer.Argument(metavar="RUN...", help="Folders of `assay bench perf`.")
-    ],
-) -> None:
-    """Add results to a history; all or none. A file that is not there is made.
-
-    Example: assay bench history add perf.db runs/20260101-120000-bench-perf
-
-    Exit code: 0 added, 2 usage or environment error, such as a run that is in it already.
-    """
-    from assay_bench.performance.history.database import add_results
-    from assay_bench.performance.results import read_performance
-
-    read = {path: read_performance(path) for path in results}
-    add_results(file, read)
-    print_text(f"{file}: {len(read)} added")
-
-
-@history.command("show")
-def history_show(file: _History, *, as_json: _AsJson = False) -> None:
-    """Show each series of a history: its runs and its latest ratio.
-
-    Exit code: 0, or 2 for a usage or environment error.
-    """
-    import json
-    from dataclasses import asdict
-    from itertools import groupby
-
-    from assay.output.console import open_console
-    from assay_bench.performance.faces import series_table
-    from assay_bench.performance.history.database import read_series
-
-    series = read_series(file)
-    if as_json:
-        print_text(json.dumps({"schema": 1, "series": [asdict(one) for one in series]}, indent=1))
-    else:
-        for place, of_one_kind in groupby(series, key=lambda one: one.key.place):
-            open_console().print(place, series_table(list(of_one_kind)), "", sep="\n")
-
-
-@history.command("check")
-def history_check(file: _History, *, as_json: _AsJson = False) -> None:
-    """Did any suite become slower, and stay so? Looks for changes of level in the last 60 runs.
-
-    Exit code: 0 PASS, 1 FAIL (a slow-down stands), 2 usage or environment error, 3 no series is long
-    enough.
-    """
-    from assay_bench.performance.history.checking import check_history
-    from assay_bench.performance.history.database import read_series
-
-    checked = check_history(read_series(file))
-    if as_json:
-        print_text(checked.to_json())
-    else:
-        for one in checked.series:
-            place = f"{one.suite} of {one.model} on {one.run}, {one.machine}"
-            print_text(f"{one.verdict}  {place}: {one.reason}")
-        print_text(checked.verdict)
-    raise typer.Exit(checked.verdict.exit_code)
+    raise typer.Exit(result.verdict.as_verdict.exit_code)

@@ -1,4 +1,4 @@
-"""Python environments whose speed is measured: this one, or another with a torch of its own."""
+"""Python environments whose speed is measured: this one, or another one."""
 
 import json
 import os
@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Self
 
 from assay.errors import MachineError, UsageError
-from assay_bench.performance.suite_table import SUITES, Suite, UnknownSuiteError
+from assay_bench.performance.suite_table import SUITES, SpeedSuite, UnknownSuiteError
 
-# A first start reads torch's metadata from a cold disk.
+# The first start can read torch's metadata from a cold disk.
 _PROBE_SECONDS = 120
 
-# Set where this process was started; another environment is what is installed in it.
-_VARIABLES_OF_THIS_ONE = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
+# Another environment must use only its own packages.
+_VARIABLES_OF_THIS_ENVIRONMENT = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
 
 _PROBE = """
 import json
@@ -37,53 +37,54 @@ print(json.dumps({
 
 
 class EnvironmentUnusableError(UsageError):
-    """Something that was named as an environment, and in which nothing can be measured."""
+    """The suites cannot run in an environment."""
 
     @classmethod
     def without_python(cls, path: Path) -> Self:
-        """There is no interpreter."""
+        """Make the error for a path without an interpreter."""
         return cls(
-            f"{path} is no environment: neither a folder with bin/python nor a Python executable"
+            f"{path} is not an environment: neither a folder with bin/python nor a Python executable"
         )
 
     @classmethod
     def without_suites(cls, path: Path, problem: str) -> Self:
-        """`problem`: the last line of what its Python printed."""
+        """Make the error. problem: the last line that its Python printed."""
         return cls(
-            f"{path} is no Python with the suites of assay-bench ({problem}); install it there with pip"
+            f"{path} lacks the suites of assay-bench ({problem}); install assay-bench there with pip"
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """A Python with the suites.
-
-    nodes: for each suite what its pytest is given. versions: of what decides its speed.
-    variables: of its processes.
-    """
+    """A Python environment with the suites."""
 
     name: str
     python: Path
     nodes: Mapping[str, str]
+    """The pytest node of each suite."""
     versions: Mapping[str, str]
+    """Versions of the packages that affect speed."""
     variables: Mapping[str, str]
+    """Environment variables of its processes."""
 
     @classmethod
     def current(cls) -> Self:
-        """The one of this process."""
+        """Return the environment of this process."""
         nodes = {name: suite.node for name, suite in SUITES.items()}
         return cls("this environment", Path(sys.executable), nodes, {}, dict(os.environ))
 
     @classmethod
     def at(cls, path: Path) -> Self:
-        """The virtual environment in a folder, or that of an executable.
+        """Open a virtual environment by its folder or its Python executable.
 
         Raises: EnvironmentUnusableError if it has no Python or no suites; MachineError if its
-            Python does not answer.
+            Python does not respond.
         """
         python = _find_python(path)
         variables = {
-            name: value for name, value in os.environ.items() if name not in _VARIABLES_OF_THIS_ONE
+            name: value
+            for name, value in os.environ.items()
+            if name not in _VARIABLES_OF_THIS_ENVIRONMENT
         }
         try:
             done = subprocess.run(
@@ -93,16 +94,16 @@ class Environment:
         except OSError as error:
             raise EnvironmentUnusableError.without_python(path) from error
         except subprocess.TimeoutExpired as error:
-            raise MachineError(f"{python} gave no answer within {_PROBE_SECONDS} s") from error
+            raise MachineError(f"{python} did not respond within {_PROBE_SECONDS} s") from error
         try:
             answer = json.loads(done.stdout)
             return cls(str(path), python, answer["nodes"], answer["versions"], variables)
         except (ValueError, KeyError, TypeError):
-            lines = done.stderr.strip().splitlines() or ["it printed nothing"]
+            lines = done.stderr.strip().splitlines() or ["no output"]
             raise EnvironmentUnusableError.without_suites(python, lines[-1]) from None
 
-    def nodes_of(self, suites: Sequence[Suite]) -> list[str]:
-        """What its pytest is given for `suites`. Raises: UnknownSuiteError for one that it lacks."""
+    def nodes_of(self, suites: Sequence[SpeedSuite]) -> list[str]:
+        """Return the pytest nodes of `suites`. Raises: UnknownSuiteError for a missing suite."""
         for suite in suites:
             if suite.name not in self.nodes:
                 raise UnknownSuiteError.of(suite.name, tuple(self.nodes), f" in {self.name}")
@@ -115,6 +116,6 @@ def _find_python(path: Path) -> Path:
         candidates = [path]
     for candidate in candidates:
         if candidate.is_file() and os.access(candidate, os.X_OK):
-            # Not resolved: a virtual environment is found by the path of its link.
+            # Not resolved: Python finds a virtual environment by the path of the link.
             return candidate.absolute()
     raise EnvironmentUnusableError.without_python(path)

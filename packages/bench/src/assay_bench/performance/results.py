@@ -1,21 +1,12 @@
-"""What a run of the suites gave: raw samples, and the numbers that follow from them."""
+"""Results of suites: raw samples and derived numbers."""
 
 import json
 import math
-from pathlib import Path
 from typing import Any, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from assay.files import (
-    DIGEST,
-    check_seal,
-    parse_json,
-    read_sealed,
-    refuse_link,
-    seal,
-    validate_record,
-)
+from assay.files import seal
 from assay.verdicts import SCHEMA, Record
 from assay_bench.performance.suite_table import SUITES, Control
 
@@ -23,25 +14,23 @@ RESULT_FILE = "performance.json"
 
 
 class SuiteResult(Record):
-    """The samples of one suite, one of each list for each round.
-
-    seconds: of the round's work. matmul_seconds, read_seconds: of the machine's own matrix product of
-        `matmul_flops` operations, and of its pass over `read_bytes`, both taken just before the round
-        and with the same number of threads.
-    num_tokens, num_flops, num_bytes: what one round processes; 0 for what it has none of.
-    peak_memory_bytes: of the process, in the kept rounds; 0 where the device does not tell.
-    """
+    """The samples of one suite. Lists have one entry per round."""
 
     suite: str
     seconds: list[float] = Field(min_length=1)
+    """Time of the round's work."""
     matmul_seconds: list[float]
+    """Time of a matrix product of `matmul_flops` operations just before the round."""
     matmul_flops: int
     read_seconds: list[float]
+    """Time of a pass over `read_bytes` just before the round."""
     read_bytes: int
     num_tokens: int = 0
+    """Tokens of one round; 0 if the suite processes none. The same holds for flops and bytes."""
     num_flops: int = 0
     num_bytes: int = 0
     peak_memory_bytes: int = 0
+    """Peak of the process in the timed rounds; 0 if the device does not report it."""
     num_threads: int = 1
 
     @model_validator(mode="after")
@@ -49,64 +38,62 @@ class SuiteResult(Record):
         samples = (self.seconds, self.matmul_seconds, self.read_seconds)
         whole = len(set(map(len, samples))) == 1
         if not whole or not all(0 < time < math.inf for times in samples for time in times):
-            raise ValueError("every round needs its time and those of both controls, above zero")
+            raise ValueError(
+                "every round needs three positive times: its own and those of both controls"
+            )
         return self
 
     @property
     def control(self) -> Control:
-        """Which control its times are divided by; reading for a suite of another version."""
+        """Return the control of this suite; reading for a suite of another version."""
         return SUITES[self.suite].control if self.suite in SUITES else "read"
 
     @property
     def fastest(self) -> float:
-        """Seconds of the fastest round.
+        """Return the seconds of the fastest round.
 
-        What else a machine does only lengthens rounds, by as much as it likes; the fastest of a few
-        dozen is disturbed least. Source: Chen & Revels, Robust benchmarking in noisy environments
-        (2016), 4.
+        Other work on the machine can only lengthen a round, so the fastest round is disturbed least.
+        Source: Chen & Revels, Robust benchmarking in noisy environments (2016), 4.
         """
         return min(self.seconds)
 
     @property
     def ratio(self) -> float:
-        """How many times as long as its control it takes, each in its fastest round."""
+        """Return the time relative to the control, each in its fastest round."""
         controls = self.matmul_seconds if self.control == "matmul" else self.read_seconds
         return self.fastest / min(controls)
 
     @property
     def tokens_per_second(self) -> float:
-        """Of the fastest round; 0 where it has no tokens."""
+        """Return the throughput of the fastest round; 0 for a suite without tokens."""
         return self.num_tokens / self.fastest
 
     @property
     def flops_share(self) -> float:
-        """Operations per second, as a share of those of the machine's own matmul."""
+        """Return operations per second, as a share of the machine's own matmul."""
         return (self.num_flops / self.fastest) / (self.matmul_flops / min(self.matmul_seconds))
 
     @property
     def bytes_share(self) -> float:
-        """Bytes per second, as a share of the machine's own read bandwidth."""
+        """Return bytes per second, as a share of the machine's own read bandwidth."""
         return (self.num_bytes / self.fastest) / (self.read_bytes / min(self.read_seconds))
 
 
 class PerformanceResult(Record):
-    """performance.json: all suites of one run on one kind of machine.
-
-    machine: the kind: product, architecture and number of processors. Machines of one kind are
-        compared with each other.
-    device: as `assay.devices.registry.describe_run` has it. skipped: for each suite that cannot run
-        here, why.
-    """
+    """The file performance.json: all suites of one run."""
 
     model_config = ConfigDict(extra="forbid", populate_by_name=True)
 
     schema_: int = Field(default=SCHEMA, alias="schema")
     machine: str
+    """Product, architecture and number of processors."""
     run: str
     model: str
     suites: list[SuiteResult]
     skipped: dict[str, str] = Field(default_factory=dict)
+    """Reasons of suites that cannot run here."""
     device: dict[str, Any] = Field(default_factory=dict)
+    """As from `assay.devices.registry.describe_run`."""
     versions: dict[str, str] = Field(default_factory=dict)
     provenance: dict[str, Any] = Field(default_factory=dict)
 
@@ -116,26 +103,9 @@ class PerformanceResult(Record):
 
 
 def machine_kind(device: dict[str, Any], num_processors: int | None) -> str:
-    """What machines have in common whose times can be compared.
+    """Describe the kind of machine.
 
-    device: as `assay.devices.registry.describe_run` has it.
+    device: as from `assay.devices.registry.describe_run`.
     """
     count = "" if num_processors is None else f", {num_processors} processors"
     return f"{device['device']} ({device['architecture']}{count})"
-
-
-def read_performance(path: Path) -> PerformanceResult:
-    """Read the result in a file, or in the folder of a run.
-
-    Raises: UnreadableFileError if the file is invalid or was changed.
-    """
-    file = refuse_link(path / RESULT_FILE) if path.is_dir() else path
-    return read_sealed(PerformanceResult, file)
-
-
-def parse_performance(text: str, place: str) -> PerformanceResult:
-    """Parse performance.json. The digest is optional. Raises: UnreadableFileError for `place`."""
-    content = parse_json(text, place)
-    if isinstance(content, dict) and DIGEST in content:
-        content = check_seal(content, place)
-    return validate_record(PerformanceResult, content, place)

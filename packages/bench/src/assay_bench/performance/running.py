@@ -1,4 +1,4 @@
-"""All suites on one machine, one after the other."""
+"""Measurement of suites in this environment, one after the other."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,24 +12,24 @@ from assay_bench.performance.environments import Environment
 from assay_bench.performance.requests import SuiteRequest
 from assay_bench.performance.results import RESULT_FILE, PerformanceResult, machine_kind
 from assay_bench.performance.suite_process import suite_process
-from assay_bench.performance.suite_table import Suite
+from assay_bench.performance.suite_table import SpeedSuite
 
 
 def run_suites(
-    asked: SuiteRequest, suites: Sequence[Suite], folder: Path, progress: Progress
+    request: SuiteRequest, suites: Sequence[SpeedSuite], folder: Path, progress: Progress
 ) -> PerformanceResult:
     """Measure `suites` in this environment, and write performance.json into `folder`.
 
-    Raises: UsageError for a run or model that there is not; MachineError, with the end of the log,
-        if a suite fails or none can run here.
+    Raises: UsageError for an unknown run or model; MachineError, with the end of the log, if a suite
+        fails or none can run here.
     """
-    parse_run(asked.run)
-    resolve_model(asked.model)
-    with suite_process(Environment.current(), suites, asked, folder) as process:
-        with progress.step(f"loads {asked.model} on {asked.run}"):
+    parse_run(request.run)
+    resolve_model(request.model)
+    with suite_process(Environment.current(), suites, request, folder) as process:
+        with progress.step(f"loads {request.model} on {request.run}"):
             process.wait_until_ready()
         while (suite := process.waiting_for) is not None:
-            with progress.task(f"measures {suite}", asked.num_turns, "rounds") as task:
+            with progress.task(f"measures {suite}", request.num_turns, "rounds") as task:
                 while process.waiting_for == suite:
                     process.run_round()
                     task.advance()
@@ -41,8 +41,8 @@ def run_suites(
     origin = provenance()
     result = PerformanceResult(
         machine=machine_kind(device, origin["num_cpus"]),
-        run=asked.run,
-        model=asked.model,
+        run=request.run,
+        model=request.model,
         suites=results,
         skipped=process.skipped,
         device=device,

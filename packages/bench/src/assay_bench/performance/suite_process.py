@@ -1,4 +1,4 @@
-"""A pytest process that runs suites, one round whenever it is given the turn."""
+"""A pytest process that runs one round of a suite per turn."""
 
 import os
 import select
@@ -19,32 +19,31 @@ from assay.watchdog import GRACE_SECONDS, watched
 from assay_bench.performance.environments import Environment
 from assay_bench.performance.requests import REQUEST_VARIABLE, SuiteEvent, SuiteRequest
 from assay_bench.performance.results import SuiteResult
-from assay_bench.performance.suite_table import Suite
+from assay_bench.performance.suite_table import SpeedSuite
 
-# For one round, and for what comes before the first: loading and compiling a model.
+# Enough for one round, and for loading and compiling a model before the first.
 _ROUND_SECONDS = 1800.0
 
 
 class SuiteProcess:
-    """Started by `suite_process`; `waiting_for` names the suite whose next round it will run.
-
-    waiting_for: None once it has ended. skipped: for each suite that cannot run there, why.
-    """
+    """A running suite process. `suite_process` makes it."""
 
     def __init__(
         self, environment: Environment, folder: Path, process: subprocess.Popen[bytes],
         go: int, events: int,
     ) -> None:  # fmt: skip
         self.skipped: dict[str, str] = {}
+        """Reasons of suites that cannot run there."""
         self.waiting_for: str | None = None
+        """The suite of the next round; None after the last suite."""
         self._environment, self._folder, self._process = environment, folder, process
         self._go, self._events, self._unread = go, events, b""
 
     def wait_until_ready(self) -> None:
-        """Wait until it can run a round, or has ended.
+        """Wait until the process can run a round or has ended.
 
-        Raises: UsageError or MachineError as it has told; MachineError if it says nothing for half
-            an hour.
+        Raises: UsageError or MachineError that the process reports; MachineError if it writes nothing
+            for half an hour.
         """
         self.waiting_for = None
         while line := self._read_line():
@@ -57,19 +56,19 @@ class SuiteProcess:
             self.skipped[event.suite] = event.reason
 
     def give_turn(self) -> None:
-        """Let it run a round, or go on to the next suite after the last; returns at once."""
-        with suppress(BrokenPipeError):  # it has ended, which its results will say
+        """Let the process run a round, or begin the next suite. Returns at once."""
+        with suppress(BrokenPipeError):  # the process ended, which `results` reports
             os.write(self._go, b"g")
 
     def run_round(self) -> None:
-        """Give it the turn, and wait until its round is over."""
+        """Let the process run a round, and wait for its end."""
         self.give_turn()
         self.wait_until_ready()
 
     def results(self) -> tuple[list[SuiteResult], dict[str, Any]]:
-        """The samples of all suites, and its device; called when `waiting_for` is None.
+        """Return the samples of all suites, and the device. Call it when `waiting_for` is None.
 
-        Raises: ProcessError with the end of its log if it failed.
+        Raises: ProcessError with the end of the log if the process failed.
         """
         code = self._process.wait()
         file = self._folder / "benchmark.json"
@@ -102,12 +101,12 @@ class SuiteProcess:
         )
 
     def _read_line(self) -> bytes:
-        """The next event, without its newline; empty if there will be none."""
+        """Read the next event, without its newline; empty after the last."""
         while b"\n" not in self._unread:
             if not select.select([self._events], [], [], _ROUND_SECONDS)[0]:
                 raise MachineError(
-                    f"the suites of {self._environment.name} said nothing for"
-                    f" {_ROUND_SECONDS:.0f} s; their log: {self._folder / 'suites.log'}"
+                    f"the suites of {self._environment.name} wrote nothing for"
+                    f" {_ROUND_SECONDS:.0f} s; log: {self._folder / 'suites.log'}"
                 )
             chunk = os.read(self._events, 1 << 16)
             if not chunk:
@@ -119,22 +118,22 @@ class SuiteProcess:
 
 @contextmanager
 def suite_process(
-    environment: Environment, suites: Sequence[Suite], asked: SuiteRequest, folder: Path
+    environment: Environment, suites: Sequence[SpeedSuite], request: SuiteRequest, folder: Path
 ) -> Iterator[SuiteProcess]:
-    """Start pytest on `suites` in `environment`; it and its children end with the context.
+    """Start pytest on `suites` in `environment`. The context ends it and its children.
 
-    folder: an existing one, which gets its log and what pytest-benchmark writes.
+    folder: an existing folder for the log and the output of pytest-benchmark.
     """
     nodes = environment.nodes_of(suites)
-    (folder / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")  # none of the user's
+    (folder / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")  # hides the user's
     child_go, go = os.pipe()
     events, child_events = os.pipe()
-    request = asked.model_copy(update={"go": child_go, "events": child_events})
-    # None of the user's plugins and options, nor of a pytest that started this one: pytest-benchmark
-    # measures nothing where it finds the variables of pytest-xdist.
+    child_request = request.model_copy(update={"go": child_go, "events": child_events})
+    # Drop plugins and options of the user and of a parent pytest: with the variables of pytest-xdist,
+    # pytest-benchmark measures nothing.
     variables = {k: v for k, v in environment.variables.items() if not k.startswith("PYTEST_")}
     variables |= {**SAME_HASHES, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    variables[REQUEST_VARIABLE] = request.model_dump_json()
+    variables[REQUEST_VARIABLE] = child_request.model_dump_json()
     with (folder / "suites.log").open("wb") as log:
         process = subprocess.Popen(
             [
@@ -161,7 +160,7 @@ def suite_process(
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
-    """End the process, if it still runs, and all of its children."""
+    """End the process and all of its children."""
     if process.poll() is None:
         _signal_group(process, signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):

@@ -1,4 +1,4 @@
-"""The suites by name: which test measures each, and beside which control."""
+"""The suites, with the test and the control of each."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,57 +7,54 @@ from typing import Literal
 
 from assay.errors import UsageError
 
-# A product of two square matrices, or one pass over a tensor larger than the caches.
+# A product of two square matrices, or a pass over a tensor larger than the caches.
 Control = Literal["matmul", "read"]
 
 SUITE_FOLDER = Path(__file__).parent / "suites"
 
 
 @dataclass(frozen=True, slots=True)
-class Suite:
-    """One test of `suites/`.
-
-    control: the measurement of the machine by which its times are divided: the matrix product where
-        arithmetic is most of the work, reading where moving bytes is.
-    """
+class SpeedSuite:
+    """One test of `suites/`."""
 
     name: str
     file: str
     function: str
     control: Control
+    """The divisor of its times: matmul if arithmetic dominates, read if memory traffic does."""
 
     @property
     def node(self) -> str:
-        """What pytest is given to run it."""
+        """Return the pytest node."""
         return f"{SUITE_FOLDER / self.file}::{self.function}"
 
 
 SUITES = {
     suite.name: suite
     for suite in (
-        Suite("training-step", "test_training.py", "test_training_step", "matmul"),
-        Suite("prefill", "test_generation.py", "test_prefill", "matmul"),
-        Suite("decode", "test_generation.py", "test_decode", "read"),
-        Suite("collectives", "test_collectives.py", "test_all_reduce", "read"),
-        Suite("capture", "test_traces.py", "test_capture", "read"),
-        Suite("compare", "test_traces.py", "test_compare", "read"),
-        Suite("checkpoint-save", "test_checkpoints.py", "test_save", "read"),
-        Suite("checkpoint-load", "test_checkpoints.py", "test_load", "read"),
+        SpeedSuite("training-step", "test_training.py", "test_training_step", "matmul"),
+        SpeedSuite("prefill", "test_generation.py", "test_prefill", "matmul"),
+        SpeedSuite("decode", "test_generation.py", "test_decode", "read"),
+        SpeedSuite("collectives", "test_collectives.py", "test_all_reduce", "read"),
+        SpeedSuite("capture", "test_traces.py", "test_capture", "read"),
+        SpeedSuite("compare", "test_traces.py", "test_compare", "read"),
+        SpeedSuite("checkpoint-save", "test_checkpoints.py", "test_save", "read"),
+        SpeedSuite("checkpoint-load", "test_checkpoints.py", "test_load", "read"),
     )
 }
 
 
 class UnknownSuiteError(UsageError):
-    """No suite has this name."""
+    """A suite name is unknown."""
 
     @classmethod
     def of(cls, name: str, known: Sequence[str], where: str = "") -> "UnknownSuiteError":
-        """`where`: of which environment `known` are the suites; "" for this one."""
-        return cls(f"there is no suite {name!r}{where}; there is: {', '.join(known)}")
+        """Make the error. where: the environment of the `known` suites; "" for this one."""
+        return cls(f"there is no suite {name!r}{where}; suites: {', '.join(known)}")
 
 
-def choose_suites(names: Sequence[str]) -> tuple[Suite, ...]:
-    """The suites called `names`, in the order in which they run; all where none is named.
+def choose_suites(names: Sequence[str]) -> tuple[SpeedSuite, ...]:
+    """Return the named suites in the order of their run; all suites without names.
 
     Raises: UnknownSuiteError.
     """

@@ -1,1 +1,1 @@
-"""What is written of a comparison: verdict, JSON, Markdown, page. Imports no torch."""
+"""Reports on comparisons: verdict, JSON, Markdown, HTML. Imports no torch."""

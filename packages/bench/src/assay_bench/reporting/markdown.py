@@ -1,9 +1,9 @@
-"""A comparison as a person reads it in a job summary."""
+"""A comparison as Markdown for a job summary."""
 
 from collections.abc import Iterator
 
 from assay.foreign_text import escape_markdown, markdown_code
-from assay_bench.comparing.judging import Comparison, TaskComparison
+from assay_bench.comparing.judging import EvaluationComparison, TaskComparison
 from assay_bench.comparing.pairing import Pair
 from assay_bench.comparing.verdicts import measure_in_words
 
@@ -11,17 +11,17 @@ _FLIPS_SHOWN = 5
 _MOST_CHARACTERS = 120
 
 
-def comparison_as_markdown(comparison: Comparison) -> str:
-    """A section: a table of measures, why, and the items that only one side got right."""
+def comparison_as_markdown(comparison: EvaluationComparison) -> str:
+    """Format the measures as a table, the reasons, and items that only one side got right."""
     return "\n".join(_lines(comparison)) + "\n"
 
 
-def _lines(comparison: Comparison) -> Iterator[str]:
+def _lines(comparison: EvaluationComparison) -> Iterator[str]:
     sides = escape_markdown(f"{comparison.candidate.name} compared with {comparison.base.name}")
     yield f"### {comparison.judged}: {sides}"
     yield ""
     if comparison.refused:
-        yield "The two were not asked the same:"
+        yield "The two sides answered different questions:"
         yield ""
         yield from (f"- {escape_markdown(what)}" for what in comparison.refused)
         return
@@ -69,6 +69,6 @@ def _flip(pair: Pair) -> str:
 
 
 def _shown(text: str) -> str:
-    """The end of a question is what is asked."""
+    """Shorten text from the front, because a prompt ends with the question."""
     short = text if len(text) <= _MOST_CHARACTERS else f"…{text[-_MOST_CHARACTERS:]}"
     return markdown_code(short.replace("\n", "⏎"))

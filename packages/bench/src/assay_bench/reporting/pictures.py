@@ -1,4 +1,4 @@
-"""Numbers as places in a picture: intervals beside their margin, losses by step, speeds by run."""
+"""Coordinates of the pictures on the page: intervals with their margin, and loss curves."""
 
 import math
 from collections.abc import Sequence
@@ -6,21 +6,19 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, Self
 
-from assay_bench.performance.history.checking import check_series
-from assay_bench.performance.history.series import Series
 from assay_bench.tuning.records import Tuning
 
-# Points of a picture, in its own units: the browser scales them.
+# In the picture's own units, which the browser scales.
 WIDTH, HEIGHT = 600.0, 120.0
-# A curve of many steps is drawn by the means of so many windows.
-_MOST_POINTS = 120
+# Longer curves are drawn as means of windows.
+_MAX_POINTS = 120
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """One measure of a comparison, drawn from two margins below to two above; what is beyond is cut off.
+    """One measure of a comparison, drawn from two margins below zero to two above.
 
-    low, high, difference, margin, zero: places from the left, in percent.
+    Positions are percentages of the width, clipped to the picture.
     """
 
     task: str
@@ -35,12 +33,12 @@ class Interval:
 
     @classmethod
     def of(cls, task: str, measure: dict[str, Any]) -> Self:
-        """From a measure of comparison.json."""
-        # How far something moved has its margin above zero; what must not fall has it below.
+        """Make the interval from a measure of comparison.json."""
+        # A movement has an upper limit, all other measures a lower one.
         is_movement = measure["name"] == "movement"
         margin = measure["margin"] if is_movement else -measure["margin"]
 
-        def place(value: float) -> float:
+        def position(value: float) -> float:
             return max(0.0, min(100.0, 50 + 25 * value / float(measure["margin"])))
 
         return cls(
@@ -48,59 +46,43 @@ class Interval:
             name=measure["name"],
             judged=measure["judged"],
             words=f"{measure['base']:.4g} → {measure['candidate']:.4g}, {measure['num_items']:,} items",
-            low=place(measure["low"]),
-            difference=place(measure["difference"]),
-            high=place(measure["high"]),
-            margin=place(margin),
+            low=position(measure["low"]),
+            difference=position(measure["difference"]),
+            high=position(measure["high"]),
+            margin=position(margin),
         )
 
 
 @dataclass(frozen=True, slots=True)
-class Curve:
-    """A line in a picture. points: of an SVG polyline; low, high: of its values, for the axis."""
+class LossCurve:
+    """The losses of a tuning by step."""
 
     title: str
     points: str
+    """Points of an SVG polyline."""
     low: float
+    """Smallest value, for the axis."""
     high: float
-    words: str = ""
-    marks: tuple[tuple[float, str], ...] = ()
+    words: str
 
     @classmethod
-    def of_losses(cls, tuning: Tuning) -> Self:
-        """The loss by step."""
+    def of(cls, tuning: Tuning) -> Self:
+        """Make the curve of a finished tuning."""
         values = _windowed(tuning.curve)
-        words = f"{tuning.curve[0]:.3f} → {fmean(tuning.curve[-10:]):.3f} nats a token"
+        words = f"{tuning.curve[0]:.3f} → {fmean(tuning.curve[-10:]):.3f} nats per token"
         return cls(tuning.record.title, _points(values), min(values), max(values), words)
-
-    @classmethod
-    def of_series(cls, series: Series) -> Self:
-        """How many times as long as its control each run took, with where that changed."""
-        values = series.ratios
-        check = check_series(series)
-        dates = [point.date for point in series.points]
-        marks = tuple(
-            (_x(dates.index(change.date), len(values)), f"{change.direction}, {change.date[:10]}")
-            for change in check.changes
-        )
-        title = f"{series.key.suite}: {series.key.place}"
-        words = f"{len(values)} runs; {check.reason}"
-        return cls(title, _points(values), min(values), max(values), words, marks)
 
 
 def _windowed(values: Sequence[float]) -> list[float]:
-    size = math.ceil(len(values) / _MOST_POINTS)
+    size = math.ceil(len(values) / _MAX_POINTS)
     return [fmean(values[start : start + size]) for start in range(0, len(values), size)]
-
-
-def _x(number: int, count: int) -> float:
-    return WIDTH * number / max(1, count - 1)
 
 
 def _points(values: Sequence[float]) -> str:
     low, high = min(values), max(values)
     scale = HEIGHT / (high - low) if high > low else 0.0
+    step = WIDTH / max(1, len(values) - 1)
     return " ".join(
-        f"{_x(number, len(values)):.1f},{HEIGHT - (value - low) * scale:.1f}"
+        f"{number * step:.1f},{HEIGHT - (value - low) * scale:.1f}"
         for number, value in enumerate(values)
     )

@@ -1,4 +1,4 @@
-"""Answers to items that are alike, such as questions on one text: a cluster counts, not each item of it.
+"""Statistics of clusters of similar items, such as questions on one text.
 
 Shapes: N items, K clusters, R random sign patterns.
 """
@@ -17,7 +17,7 @@ Floats = NDArray[np.float64]
 
 
 def sums_of_clusters(values: Sequence[float], clusters: Sequence[str]) -> tuple[Floats, Floats]:
-    """Of each cluster the sum of its values and the number of its items, both (K,)."""
+    """Return the sum of values and the number of items of each cluster, both (K,)."""
     _, cluster_N = np.unique(np.asarray(clusters), return_inverse=True)
     values_N = np.asarray(values, dtype=np.float64)
     sums_K: Floats = np.bincount(cluster_N, weights=values_N).astype(np.float64)
@@ -25,15 +25,17 @@ def sums_of_clusters(values: Sequence[float], clusters: Sequence[str]) -> tuple[
 
 
 def p_worse_of_clusters(differences: Sequence[float], clusters: Sequence[str]) -> float:
-    """Probability of so large a drop if both are equally good: then each cluster's sum is as likely negative.
+    """Compute the probability of at least as large a drop if both models are equally good.
 
-    differences: candidate less base of each item. Exact but for the number of patterns drawn.
+    Under that hypothesis every cluster's sum is as likely to be negative. The test is exact except for
+    the number of random sign patterns.
+    differences: candidate minus base for each item.
     Source: Fisher, The Design of Experiments (1935), section 21.
     """
     sums_K, _ = sums_of_clusters(differences, clusters)
     rng = np.random.default_rng(_SEED)
     signs_RK = rng.choice(np.array([-1.0, 1.0]), size=(_PATTERNS, len(sums_K)))
-    # Sums of whole numbers: no rounding decides whether one is as low as another.
+    # Rounded, so that equal sums of whole numbers compare equal.
     as_low = np.round(signs_RK @ sums_K, 6) <= round(float(sums_K.sum()), 6)
     return float((1 + as_low.sum()) / (1 + _PATTERNS))
 
@@ -41,7 +43,7 @@ def p_worse_of_clusters(differences: Sequence[float], clusters: Sequence[str]) -
 def deflated(
     answers: PairedAnswers, differences: Sequence[float], clusters: Sequence[str]
 ) -> PairedAnswers:
-    """The answers as so many items as say as much: fewer, where items of a cluster differ together.
+    """Scale the counts to the effective sample size, which correlation within clusters reduces.
 
     Source: Rao, Scott, Biometrics 48 (1992), 577-585: counts are divided by the design effect.
     """
@@ -50,7 +52,7 @@ def deflated(
 
 
 def design_effect(differences: Sequence[float], clusters: Sequence[str]) -> float:
-    """How much larger the variance of the mean is than if each item stood for itself; at least 1."""
+    """Return the factor by which clusters increase the variance of the mean; at least 1."""
     sums_K, sizes_K = sums_of_clusters(differences, clusters)
     num_items, num_clusters = sizes_K.sum(), len(sizes_K)
     mean = sums_K.sum() / num_items

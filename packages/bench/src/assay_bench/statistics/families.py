@@ -1,4 +1,4 @@
-"""Several tests at once, and how many items a test needs."""
+"""Correction for multiple tests, and sample sizes."""
 
 import math
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from scipy.stats import norm
 
 
 def holm(p_values: Mapping[str, float]) -> dict[str, float]:
-    """P-values adjusted so that the chance of any false alarm among all of them is the significance.
+    """Adjust p-values so that the significance is the chance of any false alarm among all of them.
 
     Source: Holm, Scandinavian Journal of Statistics 6 (1979), 65-70.
     """
@@ -20,10 +20,10 @@ def holm(p_values: Mapping[str, float]) -> dict[str, float]:
 
 
 def items_needed(variance: float, margin: float, significance: float, power: float) -> int:
-    """Of how many items a candidate that is equally good is shown to be, with probability `power`.
+    """Return how many items show, with probability `power`, that an equally good candidate is not worse.
 
-    variance: of the difference of one item; of answers it is the share that only one of two models has
-    right. margin: by how much it must not be worse.
+    variance: of the difference of one item; for answers, the share of discordant items.
+    margin: the drop to exclude.
     """
-    reach = norm.isf(significance) + norm.isf(1 - power)
-    return max(1, math.ceil(float(reach**2 * variance / margin**2)))
+    num_errors = norm.isf(significance) + norm.isf(1 - power)
+    return max(1, math.ceil(float(num_errors**2 * variance / margin**2)))

@@ -1,6 +1,6 @@
-"""Tests of the mean of paired differences, such as of log-probabilities, by the bootstrap.
+"""Bootstrap tests of the mean of paired differences, such as differences of log-probabilities.
 
-Shapes: N items, K clusters of items that are alike, R resamples.
+Shapes: N items, K clusters, R resamples.
 """
 
 from collections.abc import Sequence
@@ -14,45 +14,46 @@ from assay_bench.statistics.clusters import sums_of_clusters
 
 _RESAMPLES = 9_999
 _SEED = 0
-# Resamples that are drawn at a time: their numbers of clusters fit into memory.
-_AT_A_TIME = 500
+# Resamples drawn at a time, to bound memory.
+_RESAMPLES_PER_PART = 500
 
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class MeanDifference:
-    """The mean of differences of `num_items` items, candidate less base, and how sure it is.
-
-    studentized: (R,) how far means of resamples are from this one, in their own standard errors; what
-        is drawn again are clusters, each with all of its items. Resamples of one value are left out.
-    """
+    """The mean of differences, candidate minus base, with its bootstrap distribution."""
 
     mean: float
     standard_error: float
     num_items: int
     num_clusters: int
     studentized: Floats
+    """Sorted deviations of the resamples' means, in their own standard errors, (R,).
+
+    Whole clusters are resampled. Resamples without variance are left out.
+    """
 
     @classmethod
     def of(
         cls, differences: Sequence[float], clusters: Sequence[str] | None = None
     ) -> "MeanDifference":
-        """clusters: of each item; None where every item stands for itself.
+        """Resample the differences.
 
-        Raises: UsageError for fewer than two clusters, which say nothing of their spread.
+        clusters: the cluster of each item; None if items are independent.
+        Raises: UsageError for fewer than two clusters, which have no variance.
         """
         values_N = np.asarray(differences, dtype=np.float64)
         names = clusters or [str(number) for number in range(len(values_N))]
         sums_K, sizes_K = sums_of_clusters(differences, names)
         num_clusters = len(sums_K)
         if num_clusters < 2:
-            raise UsageError(f"{num_clusters} clusters of items: a spread needs at least 2")
+            raise UsageError(f"the items form {num_clusters} cluster; a variance needs at least 2")
         mean, error = _mean_and_error(sums_K[None], sizes_K[None])
         rng = np.random.default_rng(_SEED)
         parts = []
-        for start in range(0, _RESAMPLES, _AT_A_TIME):
-            shape = (min(_AT_A_TIME, _RESAMPLES - start), num_clusters)
+        for start in range(0, _RESAMPLES, _RESAMPLES_PER_PART):
+            shape = (min(_RESAMPLES_PER_PART, _RESAMPLES - start), num_clusters)
             drawn_RK = rng.integers(num_clusters, size=shape)
             means_R, errors_R = _mean_and_error(sums_K[drawn_RK], sizes_K[drawn_RK])
             varied = errors_R > 0
@@ -66,15 +67,15 @@ class MeanDifference:
         )
 
     def p_above(self, bound: float) -> float:
-        """Probability of a mean at least as high if the true one is `bound`."""
+        """Compute the probability of a mean at least as high if the true mean is `bound`."""
         return self._p(self._distance(bound), np.greater_equal)
 
     def p_below(self, bound: float) -> float:
-        """Probability of a mean at least as low if the true one is `bound`."""
+        """Compute the probability of a mean at least as low if the true mean is `bound`."""
         return self._p(self._distance(bound), np.less_equal)
 
     def interval(self, confidence: float) -> tuple[float, float]:
-        """Bounds of the true mean; confidence: of both together."""
+        """Return bounds of the true mean, with this two-sided confidence."""
         tail = (1 - confidence) / 2
         if not len(self.studentized):
             return self.mean, self.mean
@@ -86,17 +87,17 @@ class MeanDifference:
     def _distance(self, bound: float) -> float:
         if self.standard_error > 0:
             return (self.mean - bound) / self.standard_error
-        # All items differ by the same.
+        # All differences are equal.
         return float(np.sign(self.mean - bound)) * np.inf if self.mean != bound else 0.0
 
     def _p(self, distance: float, reaches: np.ufunc) -> float:
-        if not len(self.studentized):  # nothing varies: whatever is drawn is the mean itself
+        if not len(self.studentized):  # no variance: every resample has this mean
             return 1.0 if reaches(0.0, distance) else 1 / (1 + _RESAMPLES)
         return float((1 + reaches(self.studentized, distance).sum()) / (1 + len(self.studentized)))
 
 
 def _mean_and_error(sums_RK: Floats, sizes_RK: Floats) -> tuple[Floats, Floats]:
-    """The mean over items and its standard error, of each of R samples of clusters."""
+    """Return the mean over items and its standard error, for each of R samples of clusters."""
     num_clusters = sums_RK.shape[1]
     num_items_R = sizes_RK.sum(axis=1)
     means_R = sums_RK.sum(axis=1) / num_items_R

@@ -1,1 +1,1 @@
-"""Tuning: one model trained on a known text, its losses judged by those of other seeds."""
+"""Tuning: models trained on a known text, with losses compared to other seeds."""

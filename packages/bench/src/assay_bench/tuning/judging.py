@@ -1,4 +1,4 @@
-"""The verdict of a tuning: did each model learn, and did its losses run as those of a baseline?"""
+"""Verdict of tunings: what each model learned, and how its losses compare with a baseline."""
 
 import math
 from collections.abc import Sequence
@@ -10,14 +10,14 @@ from assay.verdicts import Level, Measurement, Outcome, Unmatched, Verdict, over
 from assay_bench.tuning.band import BandError, band_of, judge_losses
 from assay_bench.tuning.records import Tuning, TuningRecord
 
-# The chance that a model that learned nothing is taken for one that did.
+# Chance that a model that learned nothing passes.
 SIGNIFICANCE = 0.01
 
 
 def judge_tunings(
     tunings: Sequence[Tuning], baseline: Sequence[Tuning] | None
 ) -> tuple[Verdict, list[Measurement]]:
-    """One level for what each tuning learned and, with a baseline, one for its losses."""
+    """Judge what each tuning learned and, with a baseline, its losses."""
     levels: dict[str, Level] = {}
     rows: list[Measurement] = []
     for tuning in tunings:
@@ -45,7 +45,7 @@ def judge_tunings(
 
 
 def judge_learning(tuning: Tuning) -> Level:
-    """Is held-out text of the trained mix more probable than before? Each row is its own control."""
+    """Test whether held-out text is more probable than before, with a paired t-test over rows."""
     for one in tuning.losses:
         if not math.isfinite(one.loss):
             reason = f"the loss of step {one.step} is {one.loss}"
@@ -61,26 +61,26 @@ def judge_learning(tuning: Tuning) -> Level:
 
 
 def judge_by_baseline(tuning: Tuning, baseline: Sequence[Tuning]) -> Level:
-    """Do the losses lie in the band of the baseline's seeds of the same model and permutation?"""
+    """Compare the losses with the band of the baseline's seeds of the same model and permutation."""
     record = tuning.record
     name = (record.model, record.permutation)
-    alike = [one for one in baseline if (one.record.model, one.record.permutation) == name]
-    if not alike:
+    matching = [one for one in baseline if (one.record.model, one.record.permutation) == name]
+    if not matching:
         reason = f"the baseline has no permutation {record.permutation} of {record.model}"
         return Level(verdict=Outcome.NOT_COMPARED, reason=reason)
-    expected = alike[0].record
-    for what, one, other in (
+    expected = matching[0].record
+    for what, ours, theirs in (
         ("data", record.start.data_hash, expected.start.data_hash),
-        ("weights to start from", record.start.weights_hash, expected.start.weights_hash),
+        ("initial weights", record.start.weights_hash, expected.start.weights_hash),
         ("shares of the data", record.recipe.data, expected.recipe.data),
         ("batches", _batches_of(record), _batches_of(expected)),
         ("learning rate or features", _way_of(record), _way_of(expected)),
     ):
-        if one != other:
-            reason = f"the baseline has other {what}: {other}, not {one}"
+        if ours != theirs:
+            reason = f"the baseline has different {what}: {theirs}, not {ours}"
             return Level(verdict=Outcome.NOT_COMPARED, reason=reason)
     try:
-        band = band_of([one.curve for one in alike])
+        band = band_of([one.curve for one in matching])
     except BandError as error:
         return Level(verdict=Outcome.NOT_COMPARED, reason=str(error))
     return judge_losses(tuning.curve, band)
@@ -96,13 +96,13 @@ def _batches_of(record: TuningRecord) -> dict[str, int]:
 
 
 def _way_of(record: TuningRecord) -> dict[str, object]:
-    """What of a permutation changes losses by more than rounding: neither trainer nor ranks."""
+    """Return the settings that change losses by more than rounding: not trainer and ranks."""
     way = record.recipe.permutations[record.permutation]
     return {"learning_rate": way.learning_rate, "features": sorted(way.features)}
 
 
 def _weighted_rows(record: TuningRecord) -> tuple[list[float], list[float]]:
-    """Held-out losses before and after, row by row, each row the mix of sources of a batch."""
+    """Return held-out losses by row, before and after, weighted by the shares of the sources."""
     total = sum(one.share for one in record.recipe.data)
     shares = {one.source: one.share / total for one in record.recipe.data}
 

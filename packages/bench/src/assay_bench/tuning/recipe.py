@@ -1,4 +1,4 @@
-"""The recipe of a tuning: which models are trained on what, and in which ways. Imports no torch."""
+"""Tuning recipes: models, data and ways to train. Imports no torch."""
 
 import json
 from dataclasses import dataclass
@@ -28,11 +28,11 @@ _SUFFIX = ".toml"
 
 
 class RecipeError(UsageError):
-    """A recipe that cannot be tuned."""
+    """A recipe is invalid."""
 
     @classmethod
     def of(cls, path: object, problem: str, key: str = "") -> Self:
-        """`key`: where the problem is; empty for the whole file."""
+        """Make the error. key: the wrong key; empty for the whole file."""
         return cls(f"{path}: {f'{key}: ' if key else ''}{shorten(problem)}")
 
 
@@ -41,54 +41,52 @@ class _RecipePart(Record):
 
 
 class DataSource(_RecipePart):
-    """A text to train on.
-
-    source: `standard-library`, `sums`, or a file: JSONL with one {"text": ...} a line, or text whose
-        documents are parted by empty lines. A relative path begins at the recipe's folder.
-    share: of the rows of every batch, in proportion to the shares of the other sources.
-    """
+    """A text to train on."""
 
     source: str
+    """`standard-library`, `sums`, or a file, relative to the recipe's folder.
+
+    A JSONL file has one {"text": ...} per line. In any other file, empty lines separate documents.
+    """
     share: PositiveFloat = 1.0
+    """Share of the rows of a batch, relative to the other sources."""
 
 
 class Permutation(_RecipePart):
-    """One way to train.
-
-    learning_rate: of AdamW, constant over the steps.
-    trainer: NAME or FILE.py:CLASS, as for `assay check train --candidate-trainer`.
-    ranks: all of the axis dp; they share the rows of a batch.
-    features: as in `assay.training.TrainingPlan`: lora, mixed-precision, recompute, ...
-    """
+    """One way to train."""
 
     learning_rate: PositiveFloat
+    """Constant learning rate of AdamW."""
     trainer: str = "reference"
+    """NAME or FILE.py:CLASS, as for `assay check train --candidate-trainer`."""
     ranks: PositiveInt = 1
+    """Data-parallel ranks, which share the rows of a batch."""
     features: list[str] = Field(default_factory=list)
+    """Features of `assay.training.TrainingPlan`: lora, mixed-precision, recompute, ..."""
 
 
-class Recipe(_RecipePart):
-    """What is tuned: every model in every permutation with every seed.
-
-    models: micro:RECIPE, folders or hub names. run: DEVICE/DTYPE.
-    steps: optimizer steps. batch_size: rows of a step, over all ranks.
-    sequence_length: tokens of a row. checkpoint_every: steps.
-    seeds: which rows are drawn, and what an adapter starts from.
-    """
+class TuningRecipe(_RecipePart):
+    """A recipe: trains every model in every permutation with every seed."""
 
     models: list[str] = Field(min_length=1)
+    """micro:RECIPE, folders or hub names."""
     run: str
+    """DEVICE/DTYPE."""
     seeds: list[NonNegativeInt] = Field(min_length=1)
+    """Seeds of the rows and of an adapter's initial weights."""
     steps: PositiveInt
     batch_size: PositiveInt
+    """Rows of a step, over all ranks."""
     sequence_length: int = Field(ge=2)
+    """Tokens of a row."""
     checkpoint_every: PositiveInt
+    """Steps between checkpoints."""
     data: list[DataSource] = Field(min_length=1)
     permutations: dict[str, Permutation] = Field(min_length=1)
 
     @property
     def hash(self) -> str:
-        """Of what the recipe says; order of keys and comments have no effect."""
+        """Hash the settings, without comments and the order of keys."""
         return xxhash.xxh3_128_hexdigest(json.dumps(self.model_dump(), sort_keys=True).encode())
 
     @model_validator(mode="after")
@@ -96,29 +94,29 @@ class Recipe(_RecipePart):
         for name, permutation in self.permutations.items():
             if self.batch_size % permutation.ranks:
                 raise ValueError(
-                    f"{permutation.ranks} ranks of permutation {name} cannot share out a batch_size"
-                    f" of {self.batch_size} evenly"
+                    f"the batch_size {self.batch_size} is not divisible by the {permutation.ranks} ranks"
+                    f" of permutation {name}"
                 )
         sources = [one.source for one in self.data]
         for kind, values in (("models", self.models), ("seeds", self.seeds), ("data", sources)):
             if len(set(values)) < len(values):
-                raise ValueError(f"{kind} names one twice")
+                raise ValueError(f"{kind} contains a duplicate")
         return self
 
 
 @dataclass(frozen=True, slots=True)
 class RecipeFile:
-    """A recipe, and the folder that its relative paths begin at."""
+    """A recipe, and the folder of its relative paths."""
 
-    recipe: Recipe
+    recipe: TuningRecipe
     folder: Path
 
 
 def read_recipe(name: str, run: str | None = None) -> RecipeFile:
-    """The recipe in the file `name`, or the one of that name that ships with the package.
+    """Read the recipe file `name`, or the shipped recipe of that name.
 
-    run: DEVICE/DTYPE in place of the recipe's; None leaves that.
-    Raises: RecipeError that names file and key, before anything is loaded.
+    run: DEVICE/DTYPE that replaces the recipe's; None keeps it.
+    Raises: RecipeError that names file and key.
     """
     path = Path(name)
     if path.suffix != _SUFFIX:
@@ -131,11 +129,13 @@ def read_recipe(name: str, run: str | None = None) -> RecipeFile:
     return RecipeFile(_validate(path, document), path.parent.resolve())
 
 
-def _validate(path: Path, document: dict[str, Any]) -> Recipe:
-    recipe = validate_record(Recipe, document, path)
+def _validate(path: Path, document: dict[str, Any]) -> TuningRecipe:
+    recipe = validate_record(TuningRecipe, document, path)
     for number, one in enumerate(recipe.data):
         if one.source not in BUILT_IN and not (path.parent / one.source).is_file():
-            problem = f"no file {path.parent / one.source}, and none of {', '.join(BUILT_IN)}"
+            problem = (
+                f"{path.parent / one.source} is not a file; built-in texts: {', '.join(BUILT_IN)}"
+            )
             raise RecipeError.of(path, problem, f"data.{number}.source")
     try:
         parse_run(recipe.run)
@@ -152,7 +152,7 @@ def _require_decoder(path: Path, model: str, key: str) -> None:
     except UsageError as error:
         raise RecipeError.of(path, str(error), key) from None
     if micro is not None and micro.masked:
-        raise RecipeError.of(path, f"{model} predicts no next token", key)
+        raise RecipeError.of(path, f"{model} does not predict next tokens", key)
 
 
 def _shipped() -> str:

@@ -1,4 +1,4 @@
-"""What is asked of the ranks of a tuning, what they answer, and what stays in its folder."""
+"""Requests to the ranks of a tuning, their answers, and the files of its folder."""
 
 import os
 import re
@@ -17,148 +17,145 @@ from assay.files import (
     refuse_link,
 )
 from assay.verdicts import SCHEMA, Number, Record
-from assay_bench.tuning.recipe import Permutation, Recipe
+from assay_bench.tuning.recipe import Permutation, TuningRecipe
 
 RECORD_FILE, LOSSES_FILE = "tuning.json", "losses.jsonl"
 MODEL_FOLDER, ADAPTER_FOLDER = "model", "adapter"
 _CHECKPOINTS = "checkpoints"
-# Not whole: still being written, or left by a run that was killed while it wrote.
+# A partial checkpoint, in progress or from a killed run.
 PART = "part"
 
 
 class StepLoss(Record):
-    """One line of losses.jsonl.
-
-    step: from 0. loss: mean over the label tokens of the step, in nats. tokens: how many these are.
-    seconds: that the step took.
-    """
+    """One line of losses.jsonl."""
 
     step: int
+    """Counted from 0."""
     loss: Number
+    """Mean over the label tokens of the step, in nats."""
     learning_rate: float
     tokens: int
+    """Number of label tokens."""
     seconds: float
+    """Duration of the step."""
 
 
 class ModelStart(Record):
-    """What a tuning starts from, which decides whether two of them can be compared.
-
-    data_hash: of all texts, by source. weights_hash: of the untrained model's checkpoint.
-    held_out: by source, nats per token of each held-out row before training.
-    """
+    """Data and weights before training. Tunings are comparable if these are equal."""
 
     data_hash: dict[str, str]
+    """Hash of each source's text."""
     weights_hash: str
     held_out: dict[str, list[Number]]
+    """For each source, nats per token of each held-out row."""
 
 
 class TuneTask(Record):
-    """One model in one permutation with one seed; `output`: the folder of what it leaves.
+    """A request to train one model in one permutation with one seed."""
 
-    sources: the folder that relative paths of the recipe begin at.
-    done: steps that the newest checkpoint has behind it.
-    """
-
-    recipe: Recipe
+    recipe: TuningRecipe
     sources: str
+    """Folder of the recipe's relative paths."""
     model: str
     permutation: str
     seed: int
     output: str
+    """Folder of this tuning."""
     done: int = 0
+    """Steps before the newest checkpoint."""
 
     @property
     def way(self) -> Permutation:
-        """The permutation itself."""
+        """Return the settings of the permutation."""
         return self.recipe.permutations[self.permutation]
 
     @property
     def folder(self) -> Path:
-        """`output` as a path."""
+        """Return `output` as a path."""
         return Path(self.output)
 
     @property
     def title(self) -> str:
-        """How messages and verdicts name it."""
+        """Return the name for messages and verdicts."""
         return title_of(self.model, self.permutation, self.seed)
 
 
 class Trained(Record):
-    """What a rank says that has trained. candidate: its run, trainer, mesh and features."""
+    """The answer of a rank that trained."""
 
     candidate: dict[str, Any]
+    """Run, trainer, mesh and features."""
 
 
 class Tuned(Record):
-    """What the finished model is. held_out: as in ModelStart, of the model as it was written."""
+    """The finished model, measured after it was written and read back."""
 
     weights_hash: str
     held_out: dict[str, list[Number]]
+    """As in `ModelStart`."""
 
 
 class TuningRecord(Record):
-    """The file tuning.json. It is written last, so its presence marks a finished tuning.
-
-    candidate: the description from rank 0, see Trained. losses_digest: digest of losses.jsonl.
-    """
+    """The file tuning.json. It is written last, so its presence marks a finished tuning."""
 
     schema_: int = Field(default=SCHEMA, alias="schema")
     recipe_hash: str
-    recipe: Recipe
+    recipe: TuningRecipe
     model: str
     permutation: str
     seed: int
     start: ModelStart
     end: Tuned
     candidate: dict[str, Any]
+    """As in `Trained`, from rank 0."""
     losses_digest: str
     provenance: dict[str, Any]
 
     @property
     def title(self) -> str:
-        """How messages and verdicts name it."""
+        """Return the name for messages and verdicts."""
         return title_of(self.model, self.permutation, self.seed)
 
 
 class Tuning(Record):
-    """A finished tuning: its record and its curve."""
+    """The record and losses of a finished tuning."""
 
     record: TuningRecord
     losses: list[StepLoss]
 
     @property
     def curve(self) -> list[float]:
-        """The loss of each step, in nats per token."""
+        """Return the loss of each step, in nats per token."""
         return [one.loss for one in self.losses]
 
 
 def title_of(model: str, permutation: str, seed: int) -> str:
-    """How messages and verdicts name a tuning."""
+    """Return the name of a tuning for messages and verdicts."""
     return f"{model} {permutation} seed {seed}"
 
 
 def model_folder(output: Path, model: str) -> Path:
-    """Where the tunings of `model` lie."""
+    """Return the folder of a model's tunings."""
     return output / _file_name(model)
 
 
-def held_out_file(of_model: Path, source: str) -> Path:
-    """Where the held-out part of the text `source` lies, in the folder of a model."""
-    return of_model / f"{_file_name(source)}.held-out.txt"
+def held_out_file(folder: Path, source: str) -> Path:
+    """Return the file of a source's held-out text in the folder of a model."""
+    return folder / f"{_file_name(source)}.held-out.txt"
 
 
 def tuning_folder(output: Path, model: str, permutation: str, seed: int) -> Path:
-    """Where one tuning lies."""
+    """Return the folder of one tuning."""
     return model_folder(output, model) / permutation / f"seed-{seed}"
 
 
 def checkpoint_folder(tuning: Path, step: int | str) -> Path:
-    """The checkpoint after `step` steps; of the one that is being written, `PART`."""
+    """Return the folder of the checkpoint after `step` steps, or of the partial one (`PART`)."""
     return tuning / _CHECKPOINTS / str(step)
 
 
 def keep_only_checkpoint(tuning: Path, step: int) -> None:
-    """Remove all checkpoints but the one after `step` steps, with what killed runs left."""
+    """Remove all checkpoints except the one after `step` steps."""
     folder = tuning / _CHECKPOINTS
     for entry in list(folder.iterdir()) if folder.is_dir() else []:
         if entry.name != str(step):
@@ -166,13 +163,13 @@ def keep_only_checkpoint(tuning: Path, step: int) -> None:
 
 
 def go_back_to_checkpoint(tuning: Path) -> int:
-    """Leave of `tuning` what was there at its newest checkpoint; the number of steps behind it."""
+    """Restore the state at the newest checkpoint. Returns: the number of steps before it."""
     folder, losses = tuning / _CHECKPOINTS, tuning / LOSSES_FILE
     lines = losses.read_bytes().split(b"\n")[:-1] if losses.is_file() else []
     names = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
     done = max((int(name) for name in names if name.isdecimal()), default=0)
     if done > len(lines):
-        done = 0  # the machine went down before the losses were on its disk
+        done = 0  # the machine crashed before it wrote the losses to disk
     keep_only_checkpoint(tuning, done)
     losses.write_bytes(b"".join(line + b"\n" for line in lines[:done]))
     return done
@@ -186,7 +183,7 @@ def read_tuning(folder: Path) -> Tuning:
         raise UnreadableFileError.of(path, "it was changed after the tuning")
     losses = list(read_record_lines(StepLoss, path))
     if [one.step for one in losses] != list(range(record.recipe.steps)):
-        problem = f"it has {len(losses)} steps of {record.recipe.steps}"
+        problem = f"it has {len(losses)} of {record.recipe.steps} steps"
         raise UnreadableFileError.of(path, problem)
     return Tuning(record=record, losses=losses)
 
@@ -200,7 +197,7 @@ def read_tunings(output: Path) -> list[Tuning]:
     folders = sorted(output.glob("*/*/seed-*"))
     tunings = [folder for folder in folders if os.path.lexists(folder / RECORD_FILE)]
     if not tunings:
-        raise UsageError(f"{output} holds no finished tuning of `assay bench tune`")
+        raise UsageError(f"{output} has no finished tuning of `assay bench tune`")
     return list(map(read_tuning, tunings))
 
 

@@ -1,4 +1,4 @@
-"""Rows of text for each step, drawn by seed and step alone: a resumed run draws the same.
+"""Rows of text for each step. They depend only on seed and step, so a resumed run draws the same rows.
 
 Shapes: B rows, T tokens.
 """
@@ -11,24 +11,25 @@ from pathlib import Path
 import torch
 
 from assay.training.batches import IGNORED, MicroBatch, TextCoder
-from assay_bench.tuning.recipe import Recipe
+from assay_bench.tuning.recipe import TuningRecipe
 from assay_bench.tuning.texts import Text, read_training_text
 
-# A token of the tokenizers in use has about 4 characters of English; of spaces it may have more.
+# Common tokenizers have about 4 characters of English per token, and more for spaces.
 _CHARACTERS_PER_TOKEN = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A text by its name in the recipe; share: of the rows, of a total of 1."""
+    """A text of the recipe."""
 
     name: str
     text: Text
     share: float
+    """Share of the rows; all shares add up to 1."""
 
 
-def read_sources(recipe: Recipe, folder: Path) -> list[Source]:
-    """The texts of a recipe; `folder`: at which its relative paths begin. Raises: TextError."""
+def read_sources(recipe: TuningRecipe, folder: Path) -> list[Source]:
+    """Read the texts of a recipe. folder: folder of its relative paths. Raises: TextError."""
     total = sum(one.share for one in recipe.data)
     return [
         Source(one.source, read_training_text(one.source, folder), one.share / total)
@@ -37,30 +38,36 @@ def read_sources(recipe: Recipe, folder: Path) -> list[Source]:
 
 
 def draw_step(
-    sources: Sequence[Source], recipe: Recipe, coder: TextCoder, *, seed: int, step: int, ranks: int
+    sources: Sequence[Source],
+    recipe: TuningRecipe,
+    coder: TextCoder,
+    *,
+    seed: int,
+    step: int,
+    ranks: int,
 ) -> list[MicroBatch]:
-    """The micro-batches of a step, one for each rank; together they have the same rows for any ranks."""
-    rng = random.Random(f"{seed}/{step}")  # noqa: S311 - reproducible draws, no secret
-    chosen = _take_turns(sources, recipe.batch_size)
+    """Draw the micro-batches of a step, one per rank. All together have the same rows for any `ranks`."""
+    rng = random.Random(f"{seed}/{step}")  # noqa: S311 - reproducible
+    chosen = _choose_sources(sources, recipe.batch_size)
     rows = [_draw(one.text.training, coder, recipe.sequence_length, rng) for one in chosen]
     return [_pad(rows[rank::ranks], coder.pad_token_id) for rank in range(ranks)]
 
 
 def held_out_rows(
-    source: Source, recipe: Recipe, coder: TextCoder, num_rows: int
+    source: Source, recipe: TuningRecipe, coder: TextCoder, num_rows: int
 ) -> list[MicroBatch]:
-    """Rows of the held-out part of `source`, one in each micro-batch; the same for all seeds."""
-    rng = random.Random("held out")  # noqa: S311 - as above
+    """Draw held-out rows, one per micro-batch, the same for all seeds."""
+    rng = random.Random("held out")  # noqa: S311 - reproducible
     rows = [
         _draw(source.text.held_out, coder, recipe.sequence_length, rng) for _ in range(num_rows)
     ]
     return [_pad([row], coder.pad_token_id) for row in rows]
 
 
-def _take_turns(sources: Sequence[Source], num_rows: int) -> list[Source]:
-    """Of which source each row is: as many of each in every batch as its share says.
+def _choose_sources(sources: Sequence[Source], num_rows: int) -> list[Source]:
+    """Return the source of each row, in proportion to the shares.
 
-    Rows of one source follow each other, so that every stride of ranks has its part of each.
+    Rows of one source are adjacent, so that every rank's stride gets its part of each source.
     """
     counts = [0] * len(sources)
     for row in range(1, num_rows + 1):
@@ -70,7 +77,7 @@ def _take_turns(sources: Sequence[Source], num_rows: int) -> list[Source]:
 
 
 def _draw(text: str, coder: TextCoder, length: int, rng: random.Random) -> list[int]:
-    """The ids of `length` tokens from the beginning of a line; fewer where the text has no more."""
+    """Return `length` token ids from the start of a line; fewer if the text is too short."""
     start = text.find("\n", rng.randrange(len(text))) + 1
     wanted = length * _CHARACTERS_PER_TOKEN
     piece = text[start : start + wanted]
@@ -80,7 +87,7 @@ def _draw(text: str, coder: TextCoder, length: int, rng: random.Random) -> list[
 
 
 def _pad(rows: Sequence[Sequence[int]], pad_token_id: int) -> MicroBatch:
-    """Tensors (B, T), padded on the right."""
+    """Make tensors (B, T), padded on the right."""
     width = max(map(len, rows))
 
     def fill(values: Sequence[int], value: int) -> list[int]:

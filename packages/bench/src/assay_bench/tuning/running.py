@@ -1,4 +1,4 @@
-"""Tunings from the outside: worlds one after the other, and a folder that an interrupted run goes on in."""
+"""Tunings in a folder: one world after the other, continued after an interruption."""
 
 import os
 import shutil
@@ -20,7 +20,7 @@ from assay.runs.results import write_results
 from assay.training.check import PRELOAD
 from assay.verdicts import Verdict
 from assay_bench.tuning.judging import judge_tunings
-from assay_bench.tuning.recipe import Recipe, RecipeFile
+from assay_bench.tuning.recipe import RecipeFile, TuningRecipe
 from assay_bench.tuning.records import (
     LOSSES_FILE,
     RECORD_FILE,
@@ -39,61 +39,63 @@ from assay_bench.tuning.records import (
 
 _RECIPE_FILE, _START_FILE, _LOCK, _LOGS = "recipe.json", "start.json", "lock", "logs"
 
-# A tuning may take days; no collective of a step takes minutes.
+# A tuning can take days. A collective of a step never takes five minutes.
 _LIMITS = TimeLimits(start_seconds=300.0, collective_seconds=300.0, body_seconds=7 * 86_400.0)
 
 _POLL_SECONDS = 0.5
 
-_BODIES = "assay_bench.tuning.bodies"
+_RANK_TASKS = "assay_bench.tuning.rank_tasks"
 
 
-def open_folder(asked: RecipeFile, output: Path | None) -> Path:
-    """A new folder, or the one of an earlier run of the same recipe, which then goes on.
+def open_folder(recipe_file: RecipeFile, output: Path | None) -> Path:
+    """Create a folder, or open the folder of an interrupted run of the same recipe.
 
-    Raises: UsageError for a folder of something else.
+    Raises: UsageError for any other folder.
     """
     if output is not None and (output / _RECIPE_FILE).is_file():
-        kept = read_sealed(Recipe, output / _RECIPE_FILE)
-        if kept.hash != asked.recipe.hash:
+        kept = read_sealed(TuningRecipe, output / _RECIPE_FILE)
+        if kept.hash != recipe_file.recipe.hash:
             raise UsageError(
                 f"{output} holds tunings of another recipe (hash {kept.hash}, not"
-                f" {asked.recipe.hash}): name a new folder with --output"
+                f" {recipe_file.recipe.hash}): name a new folder with --output"
             )
         return output
     folder = RunFolder.create("bench tune", output)
-    write_sealed(folder.path / _RECIPE_FILE, asked.recipe)
+    write_sealed(folder.path / _RECIPE_FILE, recipe_file.recipe)
     return folder.path
 
 
 def run_tunings(
-    asked: RecipeFile, output: Path, baseline: Path | None, progress: Progress
+    recipe_file: RecipeFile, output: Path, baseline: Path | None, progress: Progress
 ) -> Verdict:
-    """Tune what is not finished in `output`, judge all, and write the verdict there.
+    """Run the unfinished tunings of `output`, judge all tunings, and write the verdict.
 
-    output: from `open_folder`; another run in it waits until this one ends.
-    baseline: the output of an earlier one, with several seeds.
+    output: from `open_folder`. A second run in the same folder waits for this one.
+    baseline: output of an earlier run with several seeds.
     """
     expected = None if baseline is None else read_tunings(baseline)
-    require_run(parse_run(asked.recipe.run))
-    recipe, tunings = asked.recipe, []
+    require_run(parse_run(recipe_file.recipe.run))
+    recipe, tunings = recipe_file.recipe, []
     with locked(output / _LOCK):
         for model in recipe.models:
-            start = _look_at(asked, model, output, progress)
+            start = _measure_start(recipe_file, model, output, progress)
             for permutation, seed in product(recipe.permutations, recipe.seeds):
                 folder = tuning_folder(output, model, permutation, seed)
                 if not (folder / RECORD_FILE).is_file():
-                    task = _task(asked, model, permutation, seed, folder)
+                    task = _task(recipe_file, model, permutation, seed, folder)
                     _tune(task, start, progress)
                 tunings.append(read_tuning(folder))
         verdict, measurements = judge_tunings(tunings, expected)
         return write_results(verdict, measurements, output)
 
 
-def _task(asked: RecipeFile, model: str, permutation: str, seed: int, folder: Path) -> TuneTask:
+def _task(
+    recipe_file: RecipeFile, model: str, permutation: str, seed: int, folder: Path
+) -> TuneTask:
     folder.mkdir(parents=True, exist_ok=True)
     return TuneTask(
-        recipe=asked.recipe,
-        sources=str(asked.folder),
+        recipe=recipe_file.recipe,
+        sources=str(recipe_file.folder),
         model=model,
         permutation=permutation,
         seed=seed,
@@ -101,19 +103,21 @@ def _task(asked: RecipeFile, model: str, permutation: str, seed: int, folder: Pa
     )
 
 
-def _look_at(asked: RecipeFile, model: str, output: Path, progress: Progress) -> ModelStart:
-    """What `model` starts from. Raises: UsageError where an earlier run started from something else."""
+def _measure_start(
+    recipe_file: RecipeFile, model: str, output: Path, progress: Progress
+) -> ModelStart:
+    """Measure a model before training. Raises: UsageError if its data or weights have changed."""
     folder = model_folder(output, model)
-    permutation, seed = next(iter(asked.recipe.permutations)), asked.recipe.seeds[0]
-    task = _task(asked, model, permutation, seed, folder)
-    with progress.step(f"looks at {model} and the data"):
-        start = ModelStart.model_validate(_launch("look at", task, 1))
+    permutation, seed = next(iter(recipe_file.recipe.permutations)), recipe_file.recipe.seeds[0]
+    task = _task(recipe_file, model, permutation, seed, folder)
+    with progress.step(f"measures {model} before training"):
+        start = ModelStart.model_validate(_launch("measure start", task, 1))
     kept = folder / _START_FILE
     if kept.is_file():
         before = read_sealed(ModelStart, kept)
         if (before.data_hash, before.weights_hash) != (start.data_hash, start.weights_hash):
             raise UsageError(
-                f"{output}: data or weights of {model} have changed since its tunings began: name a"
+                f"{output}: the data or weights of {model} have changed since its first tuning: name a"
                 " new folder with --output"
             )
     write_sealed(kept, start)
@@ -121,12 +125,12 @@ def _look_at(asked: RecipeFile, model: str, output: Path, progress: Progress) ->
 
 
 def _tune(task: TuneTask, start: ModelStart, progress: Progress) -> None:
-    """Train from the newest checkpoint on, write the model, and last its record."""
+    """Train from the newest checkpoint, write the model, and write the record last."""
     folder, recipe = task.folder, task.recipe
     task = task.model_copy(update={"done": go_back_to_checkpoint(folder)})
     with progress.task(f"tunes {task.title}", recipe.steps, "steps") as bar:
         bar.advance(task.done)
-        with _counted(folder / LOSSES_FILE, bar):
+        with _lines_counted(folder / LOSSES_FILE, bar):
             trained = Trained.model_validate(_launch("train", task, task.way.ranks))
     with progress.step(f"writes {task.title}"):
         end = Tuned.model_validate(_launch("write model", task, 1))
@@ -147,7 +151,7 @@ def _tune(task: TuneTask, start: ModelStart, progress: Progress) -> None:
 
 
 def _launch(work: str, task: TuneTask, num_ranks: int) -> dict[str, Any]:
-    """Have so many ranks of dp do one of the works in `bodies`; what rank 0 answers."""
+    """Run a function of `rank_tasks` on `num_ranks` data-parallel ranks. Returns: rank 0's answer."""
     logs = task.folder / _LOGS
     logs.mkdir(exist_ok=True)
     world = World(
@@ -155,21 +159,21 @@ def _launch(work: str, task: TuneTask, num_ranks: int) -> dict[str, Any]:
         parse_run(task.recipe.run).device,
         threads=max(1, (os.cpu_count() or 1) // num_ranks),
         limits=_LIMITS,
-        preload=(*PRELOAD, _BODIES),
+        preload=(*PRELOAD, _RANK_TASKS),
         log_folder=logs,
     )
     return launch_world(_do, world, work, task.model_dump(mode="json"))[0]
 
 
 def _do(rank: Rank, work: str, task: dict[str, Any]) -> dict[str, Any]:
-    from assay_bench.tuning.bodies import WORKS  # imports torch: in ranks alone
+    from assay_bench.tuning.rank_tasks import WORKS  # imports torch, which only the ranks need
 
     return WORKS[work](rank, TuneTask.model_validate(task)).model_dump(mode="json")
 
 
 @contextmanager
-def _counted(losses: Path, bar: Task) -> Iterator[None]:
-    """Inside, `bar` advances by each line that rank 0 adds to `losses`."""
+def _lines_counted(losses: Path, bar: Task) -> Iterator[None]:
+    """Advance `bar` by each line that rank 0 adds to `losses`, inside of the context."""
     ended = threading.Event()
 
     def count() -> None:

@@ -1,4 +1,4 @@
-"""Texts to train on, each with a part that is held out. Importing it imports no torch."""
+"""Training texts, each with a held-out part. Imports no torch."""
 
 import random
 import re
@@ -13,30 +13,30 @@ from pydantic import BaseModel
 from assay.errors import UsageError
 from assay.files import read_record_lines, read_text
 
-# One document in so many is held out, chosen by its content: the same ones wherever they are read,
-# and equal documents are on the same side.
+# One document in 20 is held out. The choice depends only on its content, so equal documents are in the
+# same part on every machine.
 HELD_OUT_SHARE = 20
 
-# Sums of numbers below it: 10,000 of them.
-_LARGEST = 100
+# 10,000 sums.
+_NUM_SUMMANDS = 100
 
-_MOST_BYTES = 1 << 30
+_MAX_BYTES = 1 << 30
 
 
 class TextError(UsageError):
-    """A text that cannot be trained on."""
+    """A text is not usable for training."""
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """The two parts of a text; no document is in both."""
+    """The two parts of a text, which share no document."""
 
     training: str
     held_out: str
 
     @property
     def hash(self) -> str:
-        """Of both parts."""
+        """Hash both parts."""
         digest = xxhash.xxh3_128(self.training.encode())
         digest.update(b"\0")
         digest.update(self.held_out.encode())
@@ -44,10 +44,10 @@ class Text:
 
 
 def read_training_text(source: str, folder: Path) -> Text:
-    """The text `source`: one of BUILT_IN, or a file. The rule for files: DataSource of a recipe.
+    """Read a built-in text or a file in the format of `DataSource`.
 
-    folder: at which a relative path begins.
-    Raises: TextError if a file holds no documents, or too few to hold any out.
+    folder: folder of a relative path.
+    Raises: TextError if one part of a file's text would be empty.
     """
     if source in BUILT_IN:
         return BUILT_IN[source]()
@@ -56,14 +56,14 @@ def read_training_text(source: str, folder: Path) -> Text:
     text = _split(documents, "\n\n")
     if not text.training or not text.held_out:
         raise TextError(
-            f"{path}: of {len(documents)} documents, one in {HELD_OUT_SHARE} is held out by its content,"
-            f" and that leaves {'nothing to train on' if not text.training else 'none'}: add documents"
+            f"{path}: one in {HELD_OUT_SHARE} of {len(documents)} documents is held out by its content;"
+            f" the {'training' if not text.training else 'held-out'} part is empty: add documents"
         )
     return text
 
 
 def _standard_library() -> Text:
-    """The source of the running Python's standard library, split by files."""
+    """Read the source of the running Python's standard library, split by files."""
     from assay.models.micro_training.standard_library import standard_library_text
 
     training, held_out = standard_library_text()
@@ -71,10 +71,10 @@ def _standard_library() -> Text:
 
 
 def _sums() -> Text:
-    """Lines like `37+45=82`, of all numbers below 100, in an order without pattern."""
-    numbers = range(_LARGEST)
+    """Make lines like `37+45=82` of all numbers below 100, shuffled."""
+    numbers = range(_NUM_SUMMANDS)
     documents = [f"{one}+{other}={one + other}" for one in numbers for other in numbers]
-    random.Random(0).shuffle(documents)  # noqa: S311 - a reproducible order, no secret
+    random.Random(0).shuffle(documents)  # noqa: S311 - reproducible
     return _split(documents, "\n")
 
 
@@ -87,8 +87,7 @@ BUILT_IN: Mapping[str, Callable[[], Text]] = {
 def _read_documents(path: Path) -> list[str]:
     if path.suffix == ".jsonl":
         return [line.text for line in read_record_lines(_Document, path)]
-    # A text may be far larger than a record.
-    text = read_text(path, _MOST_BYTES)
+    text = read_text(path, _MAX_BYTES)
     return [part for part in re.split(r"\n\s*\n", text) if part.strip()]
 
 

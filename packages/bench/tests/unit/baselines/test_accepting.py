@@ -1,4 +1,4 @@
-"""What becomes a baseline, and what asks for a reason."""
+"""Evaluations that become baselines, with and without a reason."""
 
 import math
 import random
@@ -13,7 +13,7 @@ from assay_bench.baselines.accepting import accept
 from assay_bench.baselines.records import is_baseline, read_baseline
 from assay_bench.comparing.terms import Terms
 from assay_bench.evaluations.items import Evaluation
-from packages.bench.tests.unit.made import answered, evaluation, item, task
+from packages.bench.tests.unit.sample_evaluations import answered, evaluation, item, task
 
 TERMS = Terms(accuracy=0.02)
 
@@ -22,7 +22,7 @@ def write(found: Evaluation, path: Path, reason: str | None = None) -> Path:
     return accept(found, path, TERMS, by="A. Lovelace", reason=reason)
 
 
-def test_a_baseline_is_read_as_the_evaluation_that_it_was(tmp_path: Path) -> None:
+def test_baseline_round_trips_without_texts(tmp_path: Path) -> None:
     given = evaluation(
         task([item(n, right=n % 2 == 0, log_probability=-n / 7, cluster="c") for n in range(9)])
     )
@@ -38,12 +38,12 @@ def test_a_baseline_is_read_as_the_evaluation_that_it_was(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("before", "now", "told"),
     [
-        (400, 380, "this is not shown to be as good (sums: FAIL)"),
-        (400, 396, "this is not shown to be as good (sums: UNDERPOWERED)"),
-        (360, 390, "too good to be taken without a word: sums accuracy rose by 0.075"),
+        (400, 380, "is not shown to be as good (sums: FAIL)"),
+        (400, 396, "is not shown to be as good (sums: UNDERPOWERED)"),
+        (360, 390, "suspiciously good: sums accuracy rose by 0.075"),
     ],
 )
-def test_what_surprises_asks_for_a_reason(tmp_path: Path, before: int, now: int, told: str) -> None:
+def test_surprising_result_needs_a_reason(tmp_path: Path, before: int, now: int, told: str) -> None:
     path = write(evaluation(answered(before, 400)), tmp_path / "b.json")
     text = path.read_text()
     with pytest.raises(UsageError) as raised:
@@ -54,22 +54,24 @@ def test_what_surprises_asks_for_a_reason(tmp_path: Path, before: int, now: int,
     assert read_baseline(path).acceptance.reason == "more data"
 
 
-def test_what_is_as_good_replaces_it_without_a_word(tmp_path: Path) -> None:
+def test_equally_good_result_replaces_without_a_reason(tmp_path: Path) -> None:
     path = write(evaluation(answered(390, 400)), tmp_path / "b.json")
     write(evaluation(answered(390, 400), name="newer"), path)
     assert read_baseline(path).name == "newer"
 
 
-def test_another_question_asks_for_a_reason(tmp_path: Path) -> None:
+def test_different_questions_need_a_reason(tmp_path: Path) -> None:
     path = write(evaluation(answered(390, 400)), tmp_path / "b.json")
     other = replace(answered(390, 400), asked={"version": 9})
-    with pytest.raises(UsageError, match="was asked something else"):
+    with pytest.raises(UsageError, match="holds answers to different questions"):
         write(evaluation(other), path)
 
 
-def test_no_reason_makes_a_baseline_of_what_is_no_number(tmp_path: Path) -> None:
+def test_nan_is_refused_in_spite_of_a_reason(tmp_path: Path) -> None:
     wrong = evaluation(task([item(0, log_probability=math.nan)]))
-    with pytest.raises(UsageError, match="nothing to hold others to: sums: 1 of 1 log-prob"):
+    with pytest.raises(
+        UsageError, match="this evaluation cannot be a baseline: sums: 1 of 1 log-prob"
+    ):
         write(wrong, tmp_path / "b.json", "please")
     assert not (tmp_path / "b.json").exists()
 
@@ -83,7 +85,7 @@ def test_no_reason_makes_a_baseline_of_what_is_no_number(tmp_path: Path) -> None
         ('{"baseline": 1}', "it has no digest"),
     ],
 )
-def test_a_damaged_baseline_is_one_message(tmp_path: Path, text: str, told: str) -> None:
+def test_damaged_baseline_is_an_error(tmp_path: Path, text: str, told: str) -> None:
     path = tmp_path / "b.json"
     path.write_text(text)
     with pytest.raises(UsageError, match=told):
@@ -95,7 +97,7 @@ def test_one_changed_digit_of_a_baseline_is_refused(tmp_path: Path, seed: int) -
     path = write(evaluation(answered(390, 400)), tmp_path / "b.json")
     text = path.read_text()
     places = [place for place, letter in enumerate(text) if letter.isdigit()]
-    place = random.Random(seed).choice(places)  # noqa: S311 - a reproducible choice, no secret
+    place = random.Random(seed).choice(places)  # noqa: S311 - reproducible
     path.write_text(f"{text[:place]}{(int(text[place]) + 1) % 10}{text[place + 1 :]}")
     with pytest.raises(UsageError):
         read_baseline(path)

@@ -1,4 +1,4 @@
-"""PASS, FAIL and UNDERPOWERED, as the arithmetic says."""
+"""PASS, FAIL and UNDERPOWERED, computed by hand."""
 
 import math
 from dataclasses import replace
@@ -6,33 +6,36 @@ from dataclasses import replace
 import pytest
 
 from assay.verdicts import Outcome
-from assay_bench.comparing.judging import Judged, compare
+from assay_bench.comparing.judging import compare
 from assay_bench.comparing.terms import Terms
 from assay_bench.comparing.verdicts import verdict_of
 from assay_bench.evaluations.items import TaskResult
+from assay_bench.outcomes import PairedOutcome
 from assay_bench.reporting.markdown import comparison_as_markdown
-from packages.bench.tests.unit.made import answered, evaluation, item, task
+from packages.bench.tests.unit.sample_evaluations import answered, evaluation, item, task
 
 TERMS = Terms(accuracy=0.02, log_probability=0.01)
 
 
-def judged(base: TaskResult, candidate: TaskResult) -> Judged:
+def judged(base: TaskResult, candidate: TaskResult) -> PairedOutcome:
     return compare(evaluation(base), evaluation(candidate), TERMS).judged
 
 
 @pytest.mark.parametrize(
     ("num_lost", "num_items", "expected"),
     [
-        (0, 400, Judged.PASS),
-        (0, 100, Judged.UNDERPOWERED),  # 133 would exclude 2 %
-        (6, 400, Judged.FAIL),  # six heads of six: 1.6 %
-        (4, 400, Judged.UNDERPOWERED),  # 6 %
-        (4, 4000, Judged.PASS),
-        # Lower by more than chance, and shown to be by less than the margin.
-        (30, 8000, Judged.PASS),
+        (0, 400, PairedOutcome.PASS),
+        (0, 100, PairedOutcome.UNDERPOWERED),  # 133 items would exclude 2 %
+        (6, 400, PairedOutcome.FAIL),  # p of six heads of six: 1.6 %
+        (4, 400, PairedOutcome.UNDERPOWERED),  # p = 6 %
+        (4, 4000, PairedOutcome.PASS),
+        # Significantly lower, but by less than the margin.
+        (30, 8000, PairedOutcome.PASS),
     ],
 )
-def test_lost_items_decide_by_their_number(num_lost: int, num_items: int, expected: Judged) -> None:
+def test_outcome_depends_on_the_number_of_lost_items(
+    num_lost: int, num_items: int, expected: PairedOutcome
+) -> None:
     base, candidate = answered(num_items, num_items), answered(num_items - num_lost, num_items)
     assert judged(base, candidate) is expected
 
@@ -42,9 +45,12 @@ def with_log_probabilities(values: list[float]) -> TaskResult:
 
 
 @pytest.mark.parametrize(
-    ("drop", "expected"), [(0.0, Judged.PASS), (0.005, Judged.PASS), (0.0095, Judged.FAIL)]
+    ("drop", "expected"),
+    [(0.0, PairedOutcome.PASS), (0.005, PairedOutcome.PASS), (0.0095, PairedOutcome.FAIL)],
 )
-def test_log_probabilities_see_what_no_answer_shows(drop: float, expected: Judged) -> None:
+def test_log_probabilities_detect_drops_without_lost_answers(
+    drop: float, expected: PairedOutcome
+) -> None:
     base = [-1 + 0.1 * math.sin(n) for n in range(300)]
     now = [value - drop + 0.02 * math.cos(7 * n) for n, value in enumerate(base)]
     assert judged(with_log_probabilities(base), with_log_probabilities(now)) is expected
@@ -52,16 +58,21 @@ def test_log_probabilities_see_what_no_answer_shows(drop: float, expected: Judge
 
 @pytest.mark.parametrize(
     ("moved", "expected"),
-    [(0.0, Judged.PASS), (0.0005, Judged.PASS), (0.001, Judged.UNDERPOWERED), (0.002, Judged.FAIL)],
+    [
+        (0.0, PairedOutcome.PASS),
+        (0.0005, PairedOutcome.PASS),
+        (0.001, PairedOutcome.UNDERPOWERED),
+        (0.002, PairedOutcome.FAIL),
+    ],
 )
-def test_a_model_that_has_to_be_the_same_may_not_move_up_or_down(
-    moved: float, expected: Judged
+def test_movement_of_the_same_model_is_limited_in_both_directions(
+    moved: float, expected: PairedOutcome
 ) -> None:
     base = [-1 + 0.1 * math.sin(n) for n in range(300)]
     now = [value + moved * 2**0.5 * math.cos(7 * n) for n, value in enumerate(base)]
     sides = evaluation(with_log_probabilities(base)), evaluation(with_log_probabilities(now))
     assert compare(*sides, TERMS.model_copy(update={"movement": 0.001})).judged is expected
-    assert compare(*sides, TERMS).judged is Judged.PASS
+    assert compare(*sides, TERMS).judged is PairedOutcome.PASS
 
 
 @pytest.mark.parametrize(
@@ -69,12 +80,12 @@ def test_a_model_that_has_to_be_the_same_may_not_move_up_or_down(
     [
         ({}, True),
         ({"machine": "B"}, True),  # the same weights
-        ({"weights_hash": "2"}, True),  # trained where the base was
+        ({"weights_hash": "2"}, True),  # trained on the same machine
         ({"weights_hash": "2", "machine": "B"}, False),
         ({"weights_hash": "2", "versions": {"torch": "2.14"}}, False),
     ],
 )
-def test_a_model_trained_elsewhere_need_not_be_the_same(
+def test_movement_of_a_model_trained_elsewhere_is_not_judged(
     update: dict[str, object], is_judged: bool
 ) -> None:
     facts = {"weights_hash": "1", "machine": "A", "versions": {"torch": "2.13"}}
@@ -86,53 +97,53 @@ def test_a_model_trained_elsewhere_need_not_be_the_same(
     assert bool(found.notes) != is_judged
 
 
-def test_underpowered_says_how_many_items_would_do() -> None:
+def test_underpowered_reports_the_needed_items() -> None:
     found = compare(evaluation(answered(100, 100)), evaluation(answered(99, 100)), TERMS)
     (measure,) = found.tasks[0].measures
     assert measure.items_needed == 215  # (1.645 + 1.282)² * 0.01 / 0.02²
     verdict, _ = verdict_of(found)
     assert verdict.verdict is Outcome.NOT_COMPARED
     assert verdict.levels["sums"].model_extra == {"judged": "UNDERPOWERED"}
-    assert "100 items cannot exclude a drop by 2.0%; about 215 would" in str(
+    assert "100 items cannot exclude a drop of 2.0%; about 215 would" in str(
         verdict.levels["sums"].reason
     )
 
 
-def test_what_is_far_better_passes_with_a_question() -> None:
+def test_suspiciously_good_candidate_passes_with_a_note() -> None:
     found = compare(evaluation(answered(300, 400)), evaluation(answered(380, 400)), TERMS)
     verdict, _ = verdict_of(found)
     assert verdict.verdict is Outcome.PASS
     assert verdict.notes[0].endswith(
-        "higher by more than 2.0%: were the questions in what it was trained on?"
+        "higher by more than 2.0%: did the training data contain the questions?"
     )
 
 
-def test_of_many_tasks_one_that_chance_explains_fails_nothing() -> None:
+def test_one_chance_drop_among_many_tasks_does_not_fail() -> None:
     def named(name: str, num_right: int) -> TaskResult:
         return replace(answered(num_right, 4000), name=name)
 
     base = evaluation(*[named(f"t{n}", 4000) for n in range(12)])
     one_lower = evaluation(*[named(f"t{n}", 4000 - 6 * (n == 3)) for n in range(12)])
-    # Alone it would be: p = 1/64 under 5 %; and six of 4,000 are within the margin.
-    assert compare(base, one_lower, Terms(accuracy=0.0005)).judged is not Judged.FAIL
+    # As a single task it fails: p = 1/64 is below 5 %.
+    assert compare(base, one_lower, Terms(accuracy=0.0005)).judged is not PairedOutcome.FAIL
 
 
-def test_numbers_that_are_none_fail_and_of_the_base_say_nothing() -> None:
+def test_nan_of_the_candidate_fails_and_nan_of_the_base_is_not_compared() -> None:
     good, bad = with_log_probabilities([-1.0] * 9), with_log_probabilities([-1.0] * 8 + [math.nan])
     failed = compare(evaluation(good), evaluation(bad), TERMS)
     verdict, _ = verdict_of(failed)
     assert (verdict.verdict, verdict.diagnosis) == (Outcome.FAIL, "non-finite")
     assert "1 of 9 log-probabilities of the candidate are NaN" in str(verdict.levels["sums"].reason)
-    assert judged(bad, good) is Judged.NOT_COMPARED
+    assert judged(bad, good) is PairedOutcome.NOT_COMPARED
 
 
-def test_a_task_without_anything_to_compare_is_no_pass() -> None:
+def test_task_without_measures_is_not_a_pass() -> None:
     nothing = task([item(n, right=None) for n in range(500)])
-    assert judged(nothing, nothing) is Judged.NOT_COMPARED
-    assert compare(evaluation(), evaluation(), TERMS).judged is Judged.NOT_COMPARED
+    assert judged(nothing, nothing) is PairedOutcome.NOT_COMPARED
+    assert compare(evaluation(), evaluation(), TERMS).judged is PairedOutcome.NOT_COMPARED
 
 
-def test_what_is_told_shows_flips_with_their_texts() -> None:
+def test_markdown_shows_lost_items_with_their_texts() -> None:
     text = comparison_as_markdown(
         compare(evaluation(answered(400, 400)), evaluation(answered(390, 400)), TERMS)
     )

@@ -1,14 +1,15 @@
-"""Two evaluations are held to each other only where they were asked the same."""
+"""Two evaluations are compared only if their questions are equal."""
 
 from dataclasses import replace
 
 import pytest
 
-from assay_bench.comparing.judging import Judged, compare
+from assay_bench.comparing.judging import compare
 from assay_bench.comparing.pairing import differences, pairs_of
 from assay_bench.comparing.terms import Terms
 from assay_bench.evaluations.items import TaskResult
-from packages.bench.tests.unit.made import answered, evaluation, item, task
+from assay_bench.outcomes import PairedOutcome
+from packages.bench.tests.unit.sample_evaluations import answered, evaluation, item, task
 
 BASE = answered(5, 10)
 
@@ -28,24 +29,24 @@ def changed(number: int, **update: str) -> TaskResult:
         (changed(3, target_hash="other"), "sums: 1 of 10 right answers differ"),
         (
             replace(BASE, items=BASE.items[:-2]),
-            "sums: 2 of 10 documents are not the candidate's",
+            "sums: missing from the candidate: 2 of 10 documents",
         ),
-        (task([*BASE.items, item(99)]), "sums: 1 documents are the candidate's alone"),
-        (replace(BASE, name="other"), "the candidate was not asked sums"),
+        (task([*BASE.items, item(99)]), "sums: only in the candidate: 1 documents"),
+        (replace(BASE, name="other"), "the candidate has no sums"),
     ],
 )
-def test_what_differs_is_named_and_nothing_is_compared(candidate: TaskResult, told: str) -> None:
+def test_different_questions_are_named_and_not_compared(candidate: TaskResult, told: str) -> None:
     found = compare(evaluation(BASE), evaluation(candidate), Terms())
-    assert found.judged is Judged.NOT_COMPARED
+    assert found.judged is PairedOutcome.NOT_COMPARED
     assert list(found.refused) == [told]
 
 
-def test_the_order_of_documents_is_no_difference() -> None:
+def test_order_of_documents_does_not_matter() -> None:
     turned = replace(BASE, items=BASE.items[::-1])
     assert differences(evaluation(BASE), evaluation(turned)) == []
     assert all(one.key == two.key for one, two in pairs_of(BASE, turned))
 
 
-def test_tasks_that_the_candidate_was_asked_beside_are_no_difference() -> None:
+def test_extra_tasks_of_the_candidate_do_not_matter() -> None:
     more = evaluation(BASE, replace(BASE, name="more"))
     assert differences(evaluation(BASE), more) == []

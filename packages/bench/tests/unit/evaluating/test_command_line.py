@@ -4,14 +4,14 @@ import pytest
 import yaml
 
 from assay.errors import UsageError
-from assay_bench.battery.suites import Suite
+from assay_bench.battery.suites import TaskSuite
 from assay_bench.evaluating.command_line import command_line, parse_backend
 
 
 def test_a_backend_gets_the_tasks_with_their_files(tmp_path: Path) -> None:
     backend = parse_backend("vllm", ["pretrained=org/model", "dtype=bfloat16"], 1)
     assert backend is not None
-    words = command_line(backend, Suite(tasks=["addition", "mmlu"], fewshot=5), 20, tmp_path)
+    words = command_line(backend, TaskSuite(tasks=["addition", "mmlu"], fewshot=5), 20, tmp_path)
     assert words[1:] == [
         *("-m", "lm_eval", "run", "--model", "vllm", "--tasks", "addition,mmlu"),
         *("--model_args", "pretrained=org/model,dtype=bfloat16"),
@@ -26,7 +26,7 @@ def test_a_backend_gets_the_tasks_with_their_files(tmp_path: Path) -> None:
 def test_several_processes_are_started_by_accelerate(tmp_path: Path) -> None:
     backend = parse_backend("hf", ["pretrained=m"], 4)
     assert backend is not None
-    words = command_line(backend, Suite(tasks=["mmlu"]), None, tmp_path)
+    words = command_line(backend, TaskSuite(tasks=["mmlu"]), None, tmp_path)
     assert words[1:7] == [
         "-m",
         "accelerate.commands.launch",
@@ -40,21 +40,21 @@ def test_several_processes_are_started_by_accelerate(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "arguments", "processes", "told"),
     [
-        (None, ["a=b"], 1, "--model-args and --processes are of --model-backend"),
-        (None, [], 2, "--model-args and --processes are of --model-backend"),
-        ("hf", ["device=cpu"], 2, "--processes is of accelerators"),
-        ("hf", ["pretrained"], 1, "--model-args pretrained: write it as KEY=VALUE"),
+        (None, ["a=b"], 1, "--model-args and --processes need --model-backend"),
+        (None, [], 2, "--model-args and --processes need --model-backend"),
+        ("hf", ["device=cpu"], 2, "--processes needs accelerators"),
+        ("hf", ["pretrained"], 1, "--model-args pretrained: expected one KEY=VALUE"),
     ],
 )
-def test_arguments_that_go_nowhere_are_refused(
+def test_useless_arguments_are_refused(
     name: str | None, arguments: list[str], processes: int, told: str
 ) -> None:
     with pytest.raises(UsageError, match=told):
         parse_backend(name, arguments, processes)
 
 
-def test_a_comma_would_be_taken_for_another_argument(tmp_path: Path) -> None:
+def test_comma_in_a_value_is_refused(tmp_path: Path) -> None:
     backend = parse_backend("hf", ["pretrained=a,b"], 1)
     assert backend is not None
     with pytest.raises(UsageError, match="at commas"):
-        command_line(backend, Suite(tasks=["mmlu"]), None, tmp_path)
+        command_line(backend, TaskSuite(tasks=["mmlu"]), None, tmp_path)

@@ -1,4 +1,4 @@
-"""What lm-eval's own command line writes, read."""
+"""Reading the files of lm-eval's command line."""
 
 import json
 import math
@@ -25,7 +25,7 @@ def hashes(number: int) -> dict[str, str]:
 
 
 def sample(kind: str, number: int, **update: Any) -> dict[str, Any]:
-    """As version 0.4.13 writes it: arguments as objects, numbers as text."""
+    """A sample in the format of version 0.4.13: arguments as objects, numbers as text."""
     kinds: dict[str, dict[str, Any]] = {
         "choices": {
             "arguments": {
@@ -100,14 +100,14 @@ def test_each_kind_of_task_is_read(tmp_path: Path) -> None:
     assert [found.tasks[kind].chance for kind in KINDS] == [0.5, None, None, None]
 
 
-def test_the_right_choice_may_be_given_as_its_text(tmp_path: Path) -> None:
+def test_right_choice_can_be_given_as_text(tmp_path: Path) -> None:
     write(tmp_path, {"choices": [sample("choices", 0, target="five")]})
     (item,) = read_evaluation(tmp_path).tasks["choices"].items
     assert item.target == "five"
     assert item.log_probability == pytest.approx(-9 / 5)
 
 
-def test_filters_of_a_task_are_tasks_of_their_own(tmp_path: Path) -> None:
+def test_each_filter_of_a_task_is_a_task(tmp_path: Path) -> None:
     strict, flexible = ({"filter": name} for name in ("strict-match", "flexible-extract"))
     lines = [sample("sums", 0, **strict), sample("sums", 0, **flexible, exact_match=1.0)]
     write(tmp_path, {"sums": lines})
@@ -118,7 +118,7 @@ def test_filters_of_a_task_are_tasks_of_their_own(tmp_path: Path) -> None:
     }
 
 
-def test_a_document_that_is_there_twice_is_two_items(tmp_path: Path) -> None:
+def test_duplicate_document_is_two_items(tmp_path: Path) -> None:
     write(tmp_path, {"sums": [sample("sums", 0), sample("sums", 0)]})
     assert [item.key for item in read_evaluation(tmp_path).tasks["sums"].items] == [
         "doc_hash0",
@@ -126,7 +126,7 @@ def test_a_document_that_is_there_twice_is_two_items(tmp_path: Path) -> None:
     ]
 
 
-def test_of_several_results_the_newest_is_read(tmp_path: Path) -> None:
+def test_newest_results_are_read(tmp_path: Path) -> None:
     write(tmp_path, {"sums": [sample("sums", 0)]}, model_name="older")
     newer = json.loads((tmp_path / f"results_{STAMP}.json").read_text()) | {"model_name": "newer"}
     (tmp_path / "results_2027.json").write_text(json.dumps(newer))
@@ -134,7 +134,7 @@ def test_of_several_results_the_newest_is_read(tmp_path: Path) -> None:
     assert read_evaluation(tmp_path).name == "newer"
 
 
-def test_a_likelihood_that_is_no_number_stays_none(tmp_path: Path) -> None:
+def test_nan_likelihood_stays_nan(tmp_path: Path) -> None:
     lines = [sample("texts", 0, resps=[["nan"]], filtered_resps=["nan"])]
     write(tmp_path, {"texts": lines})
     (item,) = read_evaluation(tmp_path).tasks["texts"].items
@@ -159,7 +159,7 @@ def without_hash(folder: Path) -> None:
     ("damage", "told"),
     [
         (lambda folder: next(folder.glob("samples_*")).unlink(), "evaluate with --log_samples"),
-        (lambda folder: next(folder.glob("samples_*")).write_text(""), "it is empty"),
+        (lambda folder: next(folder.glob("samples_*")).write_text(""), "empty: the task"),
         (cut_off, ", line 1: not JSON: Expecting"),
         (without_hash, "sample 1 is not an lm-eval sample: KeyError: 'prompt_hash'"),
         (lambda folder: next(folder.glob("results_*")).unlink(), "no results_*.json"),
@@ -167,7 +167,7 @@ def without_hash(folder: Path) -> None:
         (lambda folder: next(folder.glob("results_*")).write_text("["), "Invalid JSON"),
     ],
 )
-def test_what_cannot_be_read_says_where_and_why(tmp_path: Path, damage: Any, told: str) -> None:
+def test_damaged_files_are_named(tmp_path: Path, damage: Any, told: str) -> None:
     write(tmp_path, {"sums": [sample("sums", 0)]})
     damage(tmp_path)
     with pytest.raises(UsageError) as raised:
@@ -236,7 +236,7 @@ def test_links_out_of_a_finished_run_are_refused(finished: Path, tmp_path: Path)
         {"assay": {"clusters": 1}, "configs": {"absent": {}}},
     ],
 )
-def test_results_of_another_shape_are_one_message(tmp_path: Path, update: Any) -> None:
+def test_malformed_results_are_an_error(tmp_path: Path, update: Any) -> None:
     folder = write(tmp_path, {"sums": [sample("sums", 0)]}, **update)
     with pytest.raises(UsageError) as raised:
         read_evaluation(folder)
@@ -257,9 +257,7 @@ def test_results_of_another_shape_are_one_message(tmp_path: Path, update: Any) -
     ],
 )
 @pytest.mark.parametrize("kind", KINDS)
-def test_samples_of_another_shape_are_one_message_or_read(
-    tmp_path: Path, kind: str, update: Any
-) -> None:
+def test_malformed_samples_are_an_error_or_read(tmp_path: Path, kind: str, update: Any) -> None:
     folder = write(tmp_path, {kind: [sample(kind, 0, **update)]})
     try:
         found = read_evaluation(folder)

@@ -15,14 +15,14 @@ def write_program(path: Path, text: str) -> Path:
 
 
 @pytest.mark.parametrize("name", ["absent", "empty", "file"])
-def test_what_holds_no_python_is_named(tmp_path: Path, name: str) -> None:
+def test_path_without_python_is_named(tmp_path: Path, name: str) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("no program")
-    with pytest.raises(EnvironmentUnusableError, match=f"{name} is no environment: neither"):
+    with pytest.raises(EnvironmentUnusableError, match=f"{name} is not an environment: neither"):
         Environment.at(tmp_path / name)
 
 
-def test_a_python_without_assay_bench_is_told_what_it_lacks(tmp_path: Path) -> None:
+def test_python_without_assay_bench_is_an_error(tmp_path: Path) -> None:
     program = write_program(tmp_path / "bin" / "python", f'exec "{sys.executable}" -I -S "$@"')
     with pytest.raises(EnvironmentUnusableError, match=r"No module named 'assay_bench'.*pip$"):
         Environment.at(tmp_path)
@@ -31,13 +31,13 @@ def test_a_python_without_assay_bench_is_told_what_it_lacks(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("answer", ["", "hello", "[]", '{"nodes": {}}'])
-def test_a_program_that_answers_otherwise_is_no_python(tmp_path: Path, answer: str) -> None:
+def test_other_program_is_an_error(tmp_path: Path, answer: str) -> None:
     program = write_program(tmp_path / "python", f"echo '{answer}'")
-    with pytest.raises(EnvironmentUnusableError, match="is no Python with the suites"):
+    with pytest.raises(EnvironmentUnusableError, match="lacks the suites of assay-bench"):
         Environment.at(program)
 
 
-def test_another_environment_gets_none_of_the_import_path_of_this_one(
+def test_another_environment_does_not_inherit_the_import_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", "/somewhere")

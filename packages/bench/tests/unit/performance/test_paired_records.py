@@ -7,7 +7,6 @@ from assay.runs import SilentProgress
 from assay_bench.performance.environments import Environment
 from assay_bench.performance.paired.judging import Speed, TooFewBlocksError
 from assay_bench.performance.paired.records import (
-    EXIT_CODES,
     Block,
     SuiteComparison,
     compare_suite,
@@ -15,13 +14,13 @@ from assay_bench.performance.paired.records import (
 )
 from assay_bench.performance.paired.running import (
     NUM_QUADS,
+    compare_blocks,
     compare_environments,
-    judge_blocks,
     turn_order,
 )
 from assay_bench.performance.requests import NUM_WARMUP_ROUNDS, SuiteRequest
 from assay_bench.performance.suite_table import choose_suites
-from packages.bench.tests.unit.performance.measured import suite_result
+from packages.bench.tests.unit.performance.sample_results import suite_result
 
 
 def blocks_of(pairs: list[tuple[float, float]]) -> list[Block]:
@@ -34,13 +33,13 @@ def comparison(speed: Speed) -> SuiteComparison:
     return SuiteComparison(suite="prefill", speed=speed, ratio=1, lower=1, upper=1, block_ratios=[])
 
 
-def test_a_block_counts_by_its_fastest_rounds() -> None:
+def test_ratio_of_a_block_uses_the_fastest_rounds() -> None:
     found = compare_suite("prefill", blocks_of([(1.0, 1.5), (2.0, 3.0)] * 3), margin=0.05)
     assert found.block_ratios == [1.5] * 6
     assert found.speed == "slower"
 
 
-def test_blocks_that_disagree_are_underpowered() -> None:
+def test_contradicting_blocks_are_underpowered() -> None:
     pairs = [(1.0, 1.5), (1.5, 1.0)] * 3
     assert compare_suite("prefill", blocks_of(pairs), margin=0.05).speed == "UNDERPOWERED"
 
@@ -56,30 +55,31 @@ def test_blocks_that_disagree_are_underpowered() -> None:
         ([], {}, "NOT_COMPARED", 3),
     ],
 )
-def test_only_suites_that_are_all_known_to_be_no_slower_pass(
+def test_pass_needs_every_suite_not_slower(
     speeds: list[Speed], not_compared: dict[str, str], outcome: str, code: int
 ) -> None:
     found = overall([comparison(speed) for speed in speeds], not_compared)
-    assert (found, EXIT_CODES[found]) == (outcome, code)
+    assert (found, found.as_verdict.exit_code) == (outcome, code)
 
 
-def test_what_one_side_skips_is_not_compared_and_what_both_skip_is_no_question() -> None:
+def test_suite_skipped_by_one_side_is_not_compared_and_by_both_is_ignored() -> None:
     reason = "needs 2 devices"
     blocks = [
         block.model_copy(update={"skipped": {"A": {"capture": reason}, "B": skipped_by_b}})
         for block in blocks_of([(1.0, 1.0)] * 6)
         for skipped_by_b in [{"capture": reason, "decode": reason}]
     ]
-    found = judge_blocks(blocks, choose_suites(["prefill", "decode", "capture"]), 0.05)
-    assert found.not_compared == {"decode": f"only one side could run it; B: {reason}"}
-    assert found.skipped == {"capture": f"A: {reason}; B: {reason}"}
-    assert [suite.suite for suite in found.compared] == ["prefill"]
-    assert found.verdict == "NOT_COMPARED"
+    suites = choose_suites(["prefill", "decode", "capture"])
+    compared, not_compared, skipped = compare_blocks(blocks, suites, 0.05)
+    assert not_compared == {"decode": f"only one side could run it; B: {reason}"}
+    assert skipped == {"capture": f"A: {reason}; B: {reason}"}
+    assert [suite.suite for suite in compared] == ["prefill"]
+    assert overall(compared, not_compared) == "NOT_COMPARED"
 
 
 def test_too_few_blocks_are_refused_before_anything_is_run(tmp_path: Path) -> None:
     here = Environment.current()
-    with pytest.raises(TooFewBlocksError, match="5 blocks give no interval"):
+    with pytest.raises(TooFewBlocksError, match="5 blocks are too few"):
         compare_environments(
             (here, here),
             choose_suites([]),
@@ -92,8 +92,8 @@ def test_too_few_blocks_are_refused_before_anything_is_run(tmp_path: Path) -> No
     assert list(tmp_path.iterdir()) == []
 
 
-def test_turns_are_warmed_up_and_balanced() -> None:
-    turns = list(turn_order(random.Random(0)))  # noqa: S311 - no secret
+def test_turns_begin_with_a_warm_up_and_are_balanced() -> None:
+    turns = list(turn_order(random.Random(0)))  # noqa: S311 - reproducible
     warm_up, rest = turns[: 2 * NUM_WARMUP_ROUNDS], turns[2 * NUM_WARMUP_ROUNDS :]
     quads = {"".join(rest[n : n + 4]) for n in range(0, len(rest), 4)}
     assert warm_up == ["A", "B"] * NUM_WARMUP_ROUNDS
@@ -101,7 +101,7 @@ def test_turns_are_warmed_up_and_balanced() -> None:
     assert len(rest) == 4 * NUM_QUADS
 
 
-def test_each_side_waits_once_more_than_it_has_turns() -> None:
-    turns = list(turn_order(random.Random(1)))  # noqa: S311 - no secret
+def test_each_side_waits_once_more_than_its_turns() -> None:
+    turns = list(turn_order(random.Random(1)))  # noqa: S311 - reproducible
     asked = SuiteRequest(num_rounds=2 * NUM_QUADS)
     assert turns.count("A") == turns.count("B") == asked.num_turns - 1

@@ -1,32 +1,27 @@
 import math
-from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
-from assay.files import UnreadableFileError, seal
-from assay_bench.performance.results import (
-    machine_kind,
-    read_performance,
-)
-from packages.bench.tests.unit.performance.measured import performance_result, suite_result
+from assay_bench.performance.results import machine_kind
+from packages.bench.tests.unit.performance.sample_results import suite_result
 
 
-def test_a_ratio_is_of_the_fastest_round_to_the_fastest_control() -> None:
+def test_ratio_uses_the_fastest_round_and_the_fastest_control() -> None:
     result = suite_result([4.0, 3.0, 50.0], matmul_seconds=[2.0, 9.0, 1.5])
     assert result.ratio == 3.0 / 1.5
 
 
 @pytest.mark.parametrize(("suite", "ratio"), [("prefill", 2.0 / 1.0), ("decode", 2.0 / 0.5)])
-def test_each_suite_stands_beside_its_own_control(suite: str, ratio: float) -> None:
+def test_each_suite_has_its_own_control(suite: str, ratio: float) -> None:
     assert suite_result(suite=suite).ratio == ratio
 
 
-def test_a_suite_of_another_version_stands_beside_reading() -> None:
+def test_control_of_an_unknown_suite_is_reading() -> None:
     assert suite_result(suite="not-there-any-more").control == "read"
 
 
-def test_rates_are_shares_of_the_machines_own() -> None:
+def test_rates_are_relative_to_the_controls() -> None:
     result = suite_result([2.0, 9.0], num_tokens=64, num_flops=50, num_bytes=4)
     assert result.tokens_per_second == 32.0
     assert result.flops_share == (50 / 2.0) / (100 / 1.0)
@@ -36,39 +31,14 @@ def test_rates_are_shares_of_the_machines_own() -> None:
 @pytest.mark.parametrize(
     "bad", [[], [1.0], [1.0, 0.0], [1.0, -1.0], [1.0, math.nan], [1.0, math.inf]]
 )
-def test_a_round_without_a_time_above_zero_is_refused(bad: list[float]) -> None:
+def test_round_without_a_positive_time_is_refused(bad: list[float]) -> None:
     with pytest.raises(ValidationError):
         suite_result([2.0, 3.0], matmul_seconds=bad)
     with pytest.raises(ValidationError):
         suite_result(bad, matmul_seconds=[1.0, 1.0], read_seconds=[1.0, 1.0])
 
 
-def test_a_result_is_read_as_it_was_written(tmp_path: Path) -> None:
-    result = performance_result()
-    (tmp_path / "performance.json").write_text(result.to_json())
-    assert read_performance(tmp_path) == result
-    assert read_performance(tmp_path / "performance.json") == result
-
-
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        (None, "No such file"),
-        ("{", "not JSON"),
-        ("{}", "it has no digest"),
-        (seal({}), "machine: Field required"),
-        (seal({"machine": "x", "run": "r", "model": "m", "suites": [], "more": 1}), "more: Extra"),
-        (performance_result().to_json().replace("2.", "3.", 1), "its digest differs"),
-    ],
-)
-def test_what_is_no_result_is_named(tmp_path: Path, text: str | None, problem: str) -> None:
-    if text is not None:
-        (tmp_path / "performance.json").write_text(text)
-    with pytest.raises(UnreadableFileError, match=problem):
-        read_performance(tmp_path)
-
-
-def test_machines_are_of_one_kind_by_product_architecture_and_processors() -> None:
+def test_machine_kind_has_product_architecture_and_processors() -> None:
     device = {"device": "EPYC", "architecture": "x86_64-avx2"}
     assert machine_kind(device, 2) == "EPYC (x86_64-avx2, 2 processors)"
     assert machine_kind(device, None) == "EPYC (x86_64-avx2)"

@@ -10,7 +10,7 @@ from assay_bench.performance.suite_table import (
 )
 
 
-def test_all_suites_are_chosen_where_none_is_named() -> None:
+def test_all_suites_are_the_default() -> None:
     assert choose_suites([]) == tuple(SUITES.values())
 
 
@@ -18,12 +18,12 @@ def test_suites_run_in_the_order_of_the_table() -> None:
     assert [suite.name for suite in choose_suites(["compare", "prefill"])] == ["prefill", "compare"]
 
 
-def test_an_unknown_suite_is_named_with_those_there_are() -> None:
-    with pytest.raises(UnknownSuiteError, match="no suite 'prefil'; there is: training-step, pre"):
+def test_unknown_suite_lists_the_suites() -> None:
+    with pytest.raises(UnknownSuiteError, match="no suite 'prefil'; suites: training-step, pre"):
         choose_suites(["prefill", "prefil"])
 
 
-def test_every_test_that_is_shipped_is_a_suite() -> None:
+def test_every_shipped_test_is_a_suite() -> None:
     shipped = {
         (file.name, node.name)
         for file in SUITE_FOLDER.glob("test_*.py")

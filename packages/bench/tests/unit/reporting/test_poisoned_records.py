@@ -1,4 +1,4 @@
-"""Hostile text in baselines, evaluations and results of speed reaches no output format."""
+"""Hostile text in baselines, evaluations and performance results stays harmless in every output format."""
 
 import io
 import json
@@ -14,14 +14,12 @@ from assay_bench.baselines.records import Acceptance, Baseline
 from assay_bench.comparing.judging import compare
 from assay_bench.comparing.terms import Terms
 from assay_bench.comparing.verdicts import verdict_of
-from assay_bench.performance.faces import performance_table, series_table
-from assay_bench.performance.history.database import add_results, read_series
-from assay_bench.reporting.comparing import JSON_FILE
-from assay_bench.reporting.json_file import comparison_as_json
+from assay_bench.performance.tables import performance_table
+from assay_bench.reporting.comparison_files import JSON_FILE, comparison_as_json
 from assay_bench.reporting.markdown import comparison_as_markdown
-from assay_bench.reporting.page import PageSources, write_page
-from packages.bench.tests.unit.made import answered, evaluation, item, task
-from packages.bench.tests.unit.performance.measured import performance_result
+from assay_bench.reporting.page import write_page
+from packages.bench.tests.unit.performance.sample_results import performance_result
+from packages.bench.tests.unit.sample_evaluations import answered, evaluation, item, task
 from packages.core.tests.poison import (
     POISON,
     assert_harmless_html,
@@ -30,7 +28,9 @@ from packages.core.tests.poison import (
     poisoned,
 )
 
-BASE = evaluation(answered(3, 4), task([item(n, log_probability=-n) for n in (1, 2)], name="texts"))
+BASE = evaluation(
+    answered(3, 4), task([item(n, log_probability=-float(n)) for n in (1, 2)], name="texts")
+)
 ACCEPTED = Baseline.of(
     BASE, Acceptance(by="a", date="2026-01-01", reason="r", command=["assay", "bench"])
 )
@@ -44,7 +44,7 @@ def test_every_free_text_is_poisoned() -> None:
 
 
 @pytest.mark.parametrize("path", BASELINES)
-def test_no_text_of_a_baseline_does_anything(path: str, tmp_path: Path) -> None:
+def test_text_of_a_baseline_is_harmless(path: str, tmp_path: Path) -> None:
     base = BASELINES[path].evaluation()
     for pair in ((base, BASE), (BASE, base)):
         found = compare(*pair, Terms())
@@ -52,14 +52,14 @@ def test_no_text_of_a_baseline_does_anything(path: str, tmp_path: Path) -> None:
         text = comparison_as_json(found)
         assert json.loads(escape_output(text)) == json.loads(text)
         write_whole(tmp_path / JSON_FILE, text)
-        page = write_page(PageSources(compared=[tmp_path]), tmp_path / "page.html")
+        page = write_page([tmp_path], [], tmp_path / "page.html")
         assert_harmless_html(page.read_text())
         verdict, _ = verdict_of(found)
         assert verdict.model_dump_json()
 
 
 @pytest.mark.parametrize("field", ["key", "question", "target", "answer", "prompt_hash", "cluster"])
-def test_no_text_of_a_sample_does_anything(field: str, tmp_path: Path) -> None:
+def test_text_of_a_sample_is_harmless(field: str, tmp_path: Path) -> None:
     right, wrong = item(0, right=True), item(0, right=False)
     sides = [
         evaluation(task([replace(one, **{field: POISON})], name=f"t {POISON}"))  # type: ignore[arg-type]
@@ -68,18 +68,12 @@ def test_no_text_of_a_sample_does_anything(field: str, tmp_path: Path) -> None:
     found = compare(sides[0], sides[1], Terms())
     assert_harmless_markdown(comparison_as_markdown(found))
     write_whole(tmp_path / JSON_FILE, seal(json.loads(comparison_as_json(found))))
-    page = write_page(PageSources(compared=[tmp_path]), tmp_path / "page.html")
+    page = write_page([tmp_path], [], tmp_path / "page.html")
     assert_harmless_html(page.read_text())
 
 
 @pytest.mark.parametrize("path", RESULTS)
-def test_no_text_of_a_result_of_speed_does_anything(path: str, tmp_path: Path) -> None:
-    result = RESULTS[path]
+def test_text_of_a_performance_result_is_harmless(path: str) -> None:
     stream = io.StringIO()
-    console = open_text_console(stream)
-    console.print(performance_table(result))
-    add_results(tmp_path / "h.db", {Path("run"): result})
-    console.print(series_table(read_series(tmp_path / "h.db")))
+    open_text_console(stream).print(performance_table(RESULTS[path]))
     assert_harmless_text(stream.getvalue())
-    page = write_page(PageSources(history=tmp_path / "h.db"), tmp_path / "page.html")
-    assert_harmless_html(page.read_text())

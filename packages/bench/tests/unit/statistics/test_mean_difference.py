@@ -6,7 +6,7 @@ from assay.errors import UsageError
 from assay_bench.statistics.mean_difference import MeanDifference
 
 
-def test_of_normal_differences_it_is_students_test() -> None:
+def test_p_values_of_normal_differences_match_students_test() -> None:
     values = np.random.default_rng(1).normal(-0.008, 0.1, 400)
     mean = MeanDifference.of(values.tolist())
     student = ttest_1samp(values, 0, alternative="less")
@@ -18,7 +18,7 @@ def test_of_normal_differences_it_is_students_test() -> None:
     assert low < mean.mean < high
 
 
-def test_items_of_a_cluster_that_are_the_same_count_once() -> None:
+def test_equal_items_of_a_cluster_count_once() -> None:
     values = np.random.default_rng(2).normal(0, 1, 50)
     alone = MeanDifference.of(values.tolist())
     repeated = MeanDifference.of(
@@ -28,7 +28,7 @@ def test_items_of_a_cluster_that_are_the_same_count_once() -> None:
     assert (repeated.num_items, repeated.num_clusters) == (400, 50)
 
 
-def test_what_all_items_differ_by_is_certain() -> None:
+def test_constant_difference_is_certain() -> None:
     lower = MeanDifference.of([-0.5] * 10)
     assert (lower.p_below(0.0), lower.p_above(-1.0), lower.p_above(0.0)) == (1e-4, 1e-4, 1.0)
     assert lower.interval(0.9) == (-0.5, -0.5)
@@ -36,6 +36,6 @@ def test_what_all_items_differ_by_is_certain() -> None:
     assert same.p_below(0.0) == 1.0
 
 
-def test_one_cluster_says_nothing_of_the_spread() -> None:
-    with pytest.raises(UsageError, match="1 clusters of items: a spread needs at least 2"):
+def test_one_cluster_is_refused() -> None:
+    with pytest.raises(UsageError, match="the items form 1 cluster; a variance needs at least 2"):
         MeanDifference.of([1.0, 2.0], ["a", "a"])

@@ -10,18 +10,18 @@ INF, NAN = math.inf, math.nan
 
 
 def noisy_curve(rng: random.Random, num_steps: int = 200) -> list[float]:
-    """A loss that falls from 3 to 1, with noise of its batches and of its seed."""
+    """A loss that falls from 3 to 1, with noise of batches and of the seed."""
     of_seed = rng.gauss(0, 0.02)
     return [1 + 2 * math.exp(-step / 40) + of_seed + rng.gauss(0, 0.1) for step in range(num_steps)]
 
 
 @pytest.fixture(scope="module")
 def band() -> LossBand:
-    rng = random.Random(1)  # noqa: S311 - reproducible noise
+    rng = random.Random(1)  # noqa: S311 - reproducible
     return band_of([noisy_curve(rng) for _ in range(10)])
 
 
-def test_half_width_of_two_curves_is_that_of_a_cauchy_distribution() -> None:
+def test_half_width_of_two_curves_uses_the_cauchy_distribution() -> None:
     band = band_of([[1.0], [3.0]])
     # Student's t with one degree of freedom: its tail of 0.005 begins at 1 / tan(0.005 pi).
     quantile = 1 / math.tan(0.005 * math.pi)
@@ -30,7 +30,7 @@ def test_half_width_of_two_curves_is_that_of_a_cauchy_distribution() -> None:
     assert band.resolution == band.half_widths[0]
 
 
-def test_curve_is_cut_into_windows_and_the_last_has_the_rest() -> None:
+def test_last_window_takes_the_remaining_steps() -> None:
     band = band_of([[float(step) for step in range(23)], [0.0] * 23])
     assert band.window == 2
     assert len(band.means) == 11
@@ -40,14 +40,14 @@ def test_curve_is_cut_into_windows_and_the_last_has_the_rest() -> None:
     assert (band.means[0], band.means[10]) == (0.25, 10.5)
 
 
-def test_window_in_which_seeds_lie_close_has_the_usual_spread() -> None:
+def test_window_with_close_seeds_uses_the_pooled_deviation() -> None:
     band = band_of([[1.0, 1.0, 1.0], [1.0, 1.0, 3.0]])
-    # Standard deviations 0, 0 and sqrt(2): the usual one is sqrt(2 / 3).
+    # Standard deviations 0, 0 and sqrt(2): pooled sqrt(2 / 3).
     assert band.half_widths[0] == band.half_widths[1]
     assert band.half_widths[2] == pytest.approx(band.half_widths[0] * math.sqrt(3))
 
 
-def test_run_shorter_than_the_windows_is_judged_step_by_step() -> None:
+def test_short_run_has_windows_of_one_step() -> None:
     band = band_of([[1.0, 2.0, 3.0], [2.0, 4.0, 5.0]])
     assert (band.window, band.means) == (1, [1.5, 3.0, 4.0])
 
@@ -55,30 +55,30 @@ def test_run_shorter_than_the_windows_is_judged_step_by_step() -> None:
 @pytest.mark.parametrize(
     ("curves", "problem"),
     [
-        ([], "there is 0"),
-        ([[1.0]], "there is 1"),
-        ([[1.0], [1.0, 2.0]], "they have 1, 2 steps"),
-        ([[], []], "they have 0, 0 steps"),
+        ([], "found 0"),
+        ([[1.0]], "found 1"),
+        ([[1.0], [1.0, 2.0]], "found 1, 2 steps"),
+        ([[], []], "found 0, 0 steps"),
         ([[1.0], [NAN]], "a loss is not finite"),
         ([[1.0], [INF]], "a loss is not finite"),
-        ([[1.0], [1.0]], "two are equal, so that their spread says nothing of other seeds"),
+        ([[1.0], [1.0]], "two are equal, so their spread says nothing about other seeds"),
     ],
 )
-def test_curves_without_a_spread_make_no_band(curves: list[list[float]], problem: str) -> None:
+def test_unusable_curves_are_refused(curves: list[list[float]], problem: str) -> None:
     with pytest.raises(BandError) as raised:
         band_of(curves)
     assert str(raised.value) == (
-        f"a band needs at least two finite curves of equally many steps: {problem}"
+        f"a band needs at least two finite curves of equal length: {problem}"
     )
 
 
-def test_clean_curves_leave_the_band_no_more_often_than_it_says() -> None:
-    rng = random.Random(0)  # noqa: S311 - reproducible noise
+def test_clean_curves_leave_the_band_at_the_nominal_rate() -> None:
+    rng = random.Random(0)  # noqa: S311 - reproducible
     outside = 0
     for _ in range(300):
         *others, one = [noisy_curve(rng, 60) for _ in range(7)]
         outside += judge_losses(one, band_of(others)).verdict is Outcome.FAIL
-    # At most one in a hundred: 3 of 300; more than 9 would come with a probability of 0.001.
+    # Expected: at most 3 of 300. More than 9 have a probability of 0.001.
     assert outside <= 9
 
 
@@ -89,23 +89,23 @@ def test_higher_loss_fails_at_its_first_step(band: LossBand) -> None:
     assert level.model_extra == {"first_step": 100}
     expected, half_width = band.means[5], band.half_widths[5]
     assert level.reason == (
-        f"loss {expected + 1:.4f} nats per token in the steps 100 to 119, higher than"
+        f"loss {expected + 1:.4f} nats per token in steps 100 to 119 is higher than"
         f" {expected:.4f} ± {half_width:.4f} of 10 seeds"
     )
 
 
-def test_loss_that_is_too_good_fails_and_is_asked_about(band: LossBand) -> None:
+def test_loss_that_is_too_low_fails_with_a_hint(band: LossBand) -> None:
     level = judge_losses([loss - 0.5 for loss in band_curve(band)], band)
     assert level.verdict is Outcome.FAIL
     assert level.reason is not None
     assert "lower than" in level.reason
     assert level.reason.endswith(
-        ": is a label in the input, or a held-out text in the training data?"
+        ": does the input contain the label, or the training data a held-out text?"
     )
 
 
 @pytest.mark.parametrize("loss", [NAN, INF, -INF])
-def test_loss_that_is_not_finite_fails_whatever_its_length(band: LossBand, loss: float) -> None:
+def test_non_finite_loss_fails_at_any_length(band: LossBand, loss: float) -> None:
     level = judge_losses([1.0, 1.0, loss], band)
     assert level.verdict is Outcome.FAIL
     assert level.model_extra == {"first_step": 2}
@@ -116,19 +116,18 @@ def test_loss_that_is_not_finite_fails_whatever_its_length(band: LossBand, loss:
 def test_curve_of_another_length_is_not_compared(band: LossBand, length: int) -> None:
     level = judge_losses([1.0] * length, band)
     assert level.verdict is Outcome.NOT_COMPARED
-    assert level.reason == f"it has {length} steps, the band 200"
+    assert level.reason == f"the run has {length} steps, the band 200"
 
 
-def test_pass_says_what_could_not_have_been_seen(band: LossBand) -> None:
+def test_pass_reports_the_resolution(band: LossBand) -> None:
     level = judge_losses(band_curve(band), band)
     assert level.verdict is Outcome.PASS
     assert level.compared == 200
     assert level.reason == (
-        f"in the band of 10 seeds; a change of less than {band.resolution:.4f} nats per token could"
-        " not have been seen everywhere"
+        f"inside the band of 10 seeds; changes below {band.resolution:.4f} nats per token can be missed"
     )
 
 
 def band_curve(band: LossBand) -> list[float]:
-    """The curve that is the mean of its band everywhere."""
+    """The curve of the band's means."""
     return [mean for number, mean in enumerate(band.means) for _ in band.steps_of(number)]

@@ -6,10 +6,10 @@ import pytest
 
 from assay.verdicts import Outcome
 from assay_bench.tuning.judging import judge_by_baseline, judge_learning, judge_tunings
-from assay_bench.tuning.recipe import DataSource, Permutation, Recipe
+from assay_bench.tuning.recipe import DataSource, Permutation, TuningRecipe
 from assay_bench.tuning.records import ModelStart, StepLoss, Tuned, Tuning, TuningRecord
 
-RECIPE = Recipe(
+RECIPE = TuningRecipe(
     models=["micro:llama"],
     run="cpu/float32",
     seeds=[0, 1],
@@ -57,7 +57,7 @@ def tuning(
 BASELINE = [tuning(3.0, 2.0, seed=1), tuning(3.2, 2.2, seed=2), tuning(3.1, 2.1, seed=3)]
 
 
-def test_more_probable_held_out_text_has_been_learned() -> None:
+def test_more_probable_held_out_text_passes() -> None:
     level = judge_learning(tuning())
     assert level.verdict is Outcome.PASS
     # 3/4 of 4.3 and 1/4 of 1.05; 3/4 of 2.25 and 1/4 of 1.25.
@@ -69,12 +69,12 @@ def test_more_probable_held_out_text_has_been_learned() -> None:
 
 
 @pytest.mark.parametrize("after", [BEFORE, {**BEFORE, "sums": [3.0, 5.0, 4.0, 5.1]}])
-def test_chance_is_not_learning(after: dict[str, list[float]]) -> None:
+def test_chance_improvement_is_not_learning(after: dict[str, list[float]]) -> None:
     assert judge_learning(tuning(after=after)).verdict is Outcome.FAIL
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf])
-def test_loss_that_is_not_finite_fails_whatever_was_learned(loss: float) -> None:
+def test_non_finite_loss_fails_in_spite_of_learning(loss: float) -> None:
     verdict, _ = judge_tunings([tuning(3.0, loss)], None)
     assert verdict.verdict is Outcome.FAIL
     assert verdict.diagnosis == "non-finite"
@@ -82,7 +82,7 @@ def test_loss_that_is_not_finite_fails_whatever_was_learned(loss: float) -> None
     assert level.reason == f"the loss of step 1 is {loss}"
 
 
-def test_losses_are_held_to_the_seeds_of_the_baseline() -> None:
+def test_losses_are_judged_by_the_baseline() -> None:
     verdict, rows = judge_tunings([tuning(3.05, 2.05, seed=9)], BASELINE)
     assert {name: level.verdict for name, level in verdict.levels.items()} == {
         "micro:llama full seed 9: learned": Outcome.PASS,
@@ -100,44 +100,47 @@ def test_losses_are_held_to_the_seeds_of_the_baseline() -> None:
     [
         (
             tuning(start={"data_hash": {"sums": "other"}}),
-            "the baseline has other data: {'sums': 's'}, not {'sums': 'other'}",
+            "the baseline has different data: {'sums': 's'}, not {'sums': 'other'}",
         ),
         (
             tuning(start={"weights_hash": "other"}),
-            "the baseline has other weights to start from: w, not other",
+            "the baseline has different initial weights: w, not other",
         ),
-        (tuning(3.0, 2.0, 1.0), "the baseline has other batches: {'steps': 2, 'batch_size': 4,"),
+        (
+            tuning(3.0, 2.0, 1.0),
+            "the baseline has different batches: {'steps': 2, 'batch_size': 4,",
+        ),
         (
             tuning(recipe={"permutations": {"full": Permutation(learning_rate=1e-2)}}),
-            "the baseline has other learning rate or features: {'learning_rate': 0.001,",
+            "the baseline has different learning rate or features: {'learning_rate': 0.001,",
         ),
         (
             tuning(recipe={"data": [DataSource(source="sums")]}, after={"sums": [1.0] * 4}),
-            "the baseline has other shares of the data: ",
+            "the baseline has different shares of the data: ",
         ),
     ],
 )
-def test_tuning_of_something_else_is_not_compared(changed: Tuning, reason: str) -> None:
+def test_different_tuning_is_not_compared(changed: Tuning, reason: str) -> None:
     level = judge_by_baseline(changed, BASELINE)
     assert level.verdict is Outcome.NOT_COMPARED
     assert level.reason is not None
     assert level.reason.startswith(reason)
 
 
-def test_other_trainer_and_ranks_are_compared() -> None:
+def test_different_trainer_and_ranks_are_compared() -> None:
     way = Permutation(learning_rate=1e-3, trainer="fsdp", ranks=2)
     changed = tuning(3.05, 2.05, recipe={"permutations": {"full": way}})
     assert judge_by_baseline(changed, BASELINE).verdict is Outcome.PASS
 
 
 @pytest.mark.parametrize("baseline", [[], BASELINE[:1]])
-def test_baseline_without_a_spread_is_not_a_pass(baseline: list[Tuning]) -> None:
+def test_baseline_with_too_few_seeds_is_not_a_pass(baseline: list[Tuning]) -> None:
     verdict, _ = judge_tunings([tuning()], baseline)
     assert verdict.verdict is Outcome.NOT_COMPARED
     assert verdict.unmatched.expected == ["micro:llama full seed 0: losses"]
 
 
-def test_what_was_learned_is_said_in_perplexities() -> None:
+def test_notes_report_perplexities() -> None:
     verdict, _ = judge_tunings([tuning()], None)
     # exp of 4.3, 2.25, 1.05 and 1.25.
     perplexities, cost = verdict.notes

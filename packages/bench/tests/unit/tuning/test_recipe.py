@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from assay.errors import UsageError
-from assay_bench.tuning.recipe import Recipe, RecipeError, read_recipe
+from assay_bench.tuning.recipe import RecipeError, TuningRecipe, read_recipe
 
 TEXT = """
 models = ["micro:llama"]
@@ -28,7 +28,7 @@ def write(folder: Path, text: str) -> str:
     return str(path)
 
 
-def test_recipe_that_ships_has_a_full_and_an_adapted_permutation() -> None:
+def test_shipped_recipe_has_full_and_lora_permutations() -> None:
     recipe = read_recipe("micro").recipe
     assert {name: way.features for name, way in recipe.permutations.items()} == {
         "full": [],
@@ -41,16 +41,16 @@ def test_comments_and_the_order_of_keys_do_not_change_the_hash(tmp_path: Path) -
     other = TEXT.replace("steps = 4\n", "").replace("models", "# four\nsteps = 4\nmodels")
     assert read_recipe(write(tmp_path, other)).recipe.hash == recipe.hash
     assert recipe.model_copy(update={"steps": 5}).hash != recipe.hash
-    assert Recipe.model_validate_json(recipe.model_dump_json()).hash == recipe.hash
+    assert TuningRecipe.model_validate_json(recipe.model_dump_json()).hash == recipe.hash
 
 
-def test_another_device_takes_the_place_of_the_recipes(tmp_path: Path) -> None:
+def test_run_option_overrides_the_recipe(tmp_path: Path) -> None:
     assert read_recipe(write(tmp_path, TEXT), "npu:1/float32").recipe.run == "npu:1/float32"
     with pytest.raises(RecipeError, match="run: "):
         read_recipe(write(tmp_path, TEXT), "float32")
 
 
-def test_relative_paths_begin_at_the_recipe(tmp_path: Path) -> None:
+def test_paths_are_relative_to_the_recipe(tmp_path: Path) -> None:
     (tmp_path / "own.jsonl").touch()
     read = read_recipe(write(tmp_path, TEXT.replace('"sums"', '"own.jsonl"')))
     assert read.folder == tmp_path
@@ -65,7 +65,7 @@ def test_relative_paths_begin_at_the_recipe(tmp_path: Path) -> None:
         ("steps = 4", "steps = '4'", "steps: Input should be a valid integer"),
         ("steps = 4", "steps = 4\nepochs = 1", "epochs: Extra inputs are not permitted"),
         ("seeds = [0, 1]", "seeds = []", "seeds: List should have at least 1 item"),
-        ("seeds = [0, 1]", "seeds = [1, 1]", "seeds names one twice"),
+        ("seeds = [0, 1]", "seeds = [1, 1]", "seeds contains a duplicate"),
         (
             "learning_rate = 1e-3",
             "learning_rate = -1",
@@ -74,12 +74,12 @@ def test_relative_paths_begin_at_the_recipe(tmp_path: Path) -> None:
         (
             "learning_rate = 1e-3",
             "learning_rate = 1e-3\nranks = 3",
-            "3 ranks of permutation full cannot share out a batch_size of 4 evenly",
+            "the batch_size 4 is not divisible by the 3 ranks of permutation full",
         ),
         ('"cpu/float32"', '"cpu"', "run: "),
         ('"micro:llama"', '"micro:lama"', "models.0: no recipe 'lama'"),
-        ('"micro:llama"', '"micro:bert"', "models.0: micro:bert predicts no next token"),
-        ('"sums"', '"own.jsonl"', "data.0.source: no file "),
+        ('"micro:llama"', '"micro:bert"', "models.0: micro:bert does not predict next tokens"),
+        ('"sums"', '"own.jsonl"', "data.0.source: "),
         ("steps = 4", "steps = ", "Invalid value (at line 5, column 9)"),
     ],
 )
@@ -94,7 +94,7 @@ def test_error_names_file_and_key_in_one_line(
 
 
 @pytest.mark.parametrize("name", ["absent", "absent.toml"])
-def test_recipe_that_is_not_there_is_answered_with_those_that_are(name: str) -> None:
+def test_missing_recipe_lists_the_shipped_recipes(name: str) -> None:
     with pytest.raises(UsageError) as raised:
         read_recipe(name)
     assert str(raised.value) == f"recipe {name} does not exist; shipped recipes: micro"

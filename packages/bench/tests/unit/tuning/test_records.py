@@ -20,8 +20,8 @@ def write(tuning: Path, *, checkpoints: list[str], losses: bytes) -> None:
     (tuning / LOSSES_FILE).write_bytes(losses)
 
 
-def test_tuning_goes_back_to_its_newest_whole_checkpoint(tmp_path: Path) -> None:
-    # Killed while it wrote the line of the fifth step, or the checkpoint after it.
+def test_tuning_restores_its_newest_complete_checkpoint(tmp_path: Path) -> None:
+    # Killed during the write of the fifth line or of the next checkpoint.
     write(tmp_path, checkpoints=["2", "4", "part"], losses=b"0\n1\n2\n3\n4")
     assert go_back_to_checkpoint(tmp_path) == 4
     assert (tmp_path / LOSSES_FILE).read_bytes() == b"0\n1\n2\n3\n"
@@ -36,7 +36,7 @@ def test_checkpoints_are_compared_as_numbers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("checkpoints", "losses"), [([], b"0\n1\n"), (["part"], b"0\n"), (["4"], b"0\n1\n")]
 )
-def test_tuning_begins_anew_without_a_checkpoint_whose_losses_are_there(
+def test_tuning_restarts_if_losses_before_the_checkpoint_are_missing(
     tmp_path: Path, checkpoints: list[str], losses: bytes
 ) -> None:
     write(tmp_path, checkpoints=checkpoints, losses=losses)
@@ -44,7 +44,7 @@ def test_tuning_begins_anew_without_a_checkpoint_whose_losses_are_there(
     assert (tmp_path / LOSSES_FILE).read_bytes() == b""
 
 
-def test_tuning_that_never_began_has_nothing_to_go_back_to(tmp_path: Path) -> None:
+def test_new_tuning_has_no_checkpoint(tmp_path: Path) -> None:
     assert go_back_to_checkpoint(tmp_path) == 0
 
 
@@ -52,14 +52,14 @@ def test_tuning_that_never_began_has_nothing_to_go_back_to(tmp_path: Path) -> No
     ("model", "name"),
     [("micro:llama?trained=0", "micro-llama-trained-0"), ("/data/my model", "data-my-model")],
 )
-def test_folder_of_a_model_bears_its_name(tmp_path: Path, model: str, name: str) -> None:
+def test_model_names_its_folder(tmp_path: Path, model: str, name: str) -> None:
     assert model_folder(tmp_path, model) == tmp_path / name
 
 
-def test_folder_without_a_finished_tuning_is_no_baseline(tmp_path: Path) -> None:
+def test_folder_without_a_finished_tuning_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as raised:
         read_tunings(tmp_path)
-    assert str(raised.value) == f"{tmp_path} holds no finished tuning of `assay bench tune`"
+    assert str(raised.value) == f"{tmp_path} has no finished tuning of `assay bench tune`"
 
 
 def test_damaged_record_is_named(tmp_path: Path) -> None:

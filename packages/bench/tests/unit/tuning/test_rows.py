@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from assay.training.batches import IGNORED, TextCoder
-from assay_bench.tuning.recipe import DataSource, Permutation, Recipe
+from assay_bench.tuning.recipe import DataSource, Permutation, TuningRecipe
 from assay_bench.tuning.rows import Source, draw_step, held_out_rows
 from assay_bench.tuning.texts import Text
 
@@ -12,8 +12,8 @@ SMALL = Text("\n".join("abcdefghij" * 3), "\n".join("ABCDEFGHIJ" * 3))
 LARGE = Text("\n".join("klmnopqrst" * 3), "\n".join("KLMNOPQRST" * 3))
 
 
-def recipe(**changes: object) -> Recipe:
-    return Recipe(
+def recipe(**changes: object) -> TuningRecipe:
+    return TuningRecipe(
         models=["micro:llama"],
         run="cpu/float32",
         seeds=[0],
@@ -32,7 +32,7 @@ def draw(sources: list[Source], *, seed: int = 0, step: int = 0, ranks: int = 1)
     return [["".join(map(chr, row)) for row in one["input_ids"].tolist()] for one in batch]
 
 
-def test_step_is_drawn_by_seed_and_number_alone() -> None:
+def test_rows_depend_only_on_seed_and_step() -> None:
     sources = [Source("small", SMALL, 1.0)]
     assert draw(sources, seed=1, step=2) == draw(sources, seed=1, step=2)
     assert draw(sources, seed=1, step=2) != draw(sources, seed=1, step=1)
@@ -40,7 +40,7 @@ def test_step_is_drawn_by_seed_and_number_alone() -> None:
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
-def test_ranks_share_the_rows_that_one_process_has(ranks: int) -> None:
+def test_ranks_share_the_rows_of_one_process(ranks: int) -> None:
     sources = [Source("small", SMALL, 0.5), Source("large", LARGE, 0.5)]
     (whole,), shared = draw(sources), draw(sources, ranks=ranks)
     assert sorted(row for one in shared for row in one) == sorted(whole)
@@ -58,12 +58,12 @@ def test_every_batch_has_its_share_of_each_source(share: float, num_small: int) 
         assert sum(row[0] < "k" for row in rows) == num_small
 
 
-def test_row_begins_with_a_line_and_goes_on_at_the_beginning_of_the_text() -> None:
+def test_row_begins_with_a_line_and_wraps_around() -> None:
     (rows,) = draw([Source("small", Text("ab\ncd", "x"), 1.0)])
     assert set(rows) <= {"ab\ncda", "cdab\nc"}
 
 
-def test_label_is_each_token_but_no_padding() -> None:
+def test_labels_are_all_tokens_except_padding() -> None:
     # Text of 4 tokens for rows of 6.
     one = Source("small", Text("abcd", "x"), 1.0)
     (batch,) = draw_step([one], recipe(), CODER, seed=0, step=0, ranks=1)

@@ -7,12 +7,12 @@ from assay.errors import UsageError
 from assay_bench.tuning.texts import read_training_text
 
 
-def test_sums_are_right_and_no_sum_is_on_both_sides() -> None:
+def test_sums_are_right_and_in_one_part_only() -> None:
     text = read_training_text("sums", Path())
     training, held_out = text.training.splitlines(), text.held_out.splitlines()
     assert len(training) + len(held_out) == 10_000
     assert set(training).isdisjoint(held_out)
-    # One in twenty of 10,000, give or take four standard deviations of 22.
+    # One in twenty of 10,000, plus or minus four standard deviations of 22.
     assert 412 < len(held_out) < 588
     for line in [*training, *held_out]:
         left, _, total = line.partition("=")
@@ -25,7 +25,7 @@ def test_standard_library_is_split_by_files() -> None:
     assert len(text.training) > 10 * len(text.held_out) > 10_000
 
 
-def test_both_parts_are_in_the_hash(tmp_path: Path) -> None:
+def test_hash_covers_both_parts(tmp_path: Path) -> None:
     documents = [f"document {number}" for number in range(100)]
     (tmp_path / "one.txt").write_text("\n\n".join(documents))
     (tmp_path / "other.txt").write_text("\n\n".join([*documents, "one more"]))
@@ -50,8 +50,8 @@ def test_jsonl_and_text_of_the_same_documents_are_the_same(tmp_path: Path) -> No
     [
         ("own.jsonl", '{"text": "a"}\n{"txt": "b"}', ", line 2: text: Field required"),
         ("own.jsonl", '{"text": "a"}\n{"text"', ", line 2: "),
-        ("own.txt", "one document", ": of 1 documents, one in 20 is held out by its content"),
-        ("own.txt", "", ": of 0 documents, one in 20 is held out by its content"),
+        ("own.txt", "one document", ": one in 20 of 1 documents is held out by its content"),
+        ("own.txt", "", ": one in 20 of 0 documents is held out by its content"),
         ("absent.txt", None, ": cannot be read"),
     ],
 )

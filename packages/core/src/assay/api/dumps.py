@@ -3,9 +3,11 @@
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+from assay.api import options
 from assay.api.command_line import command_line
+from assay.api.options import Option
 from assay.sites import ComparedLevel
 
 if TYPE_CHECKING:
@@ -13,23 +15,56 @@ if TYPE_CHECKING:
 
 
 def compare(  # noqa: PLR0913 - one for each option
-    expected: str | Path,
-    actual: str | Path,
+    expected: Annotated[
+        str | Path, Option("A dump. docs/foreign-formats.md lists the formats.", "EXPECTED")
+    ],
+    actual: Annotated[str | Path, Option("The dump that is judged.", "ACTUAL")],
     *,
-    model: str | None = None,
-    noise: str | Path | None = None,
-    level: ComparedLevel | None = None,
-    map: str | Path | None = None,  # noqa: A002 - the name of the option
-    stats: bool = False,
-    allow_unmatched: Sequence[str] = (),
-    rank: int | None = None,
-    token_shift: int | None = None,
-    format: str | None = None,  # noqa: A002 - the name of the option
-    limits: str = "noise",
-    metric: Sequence[str] = (),
-    compat: bool = False,
-    trust_remote_code: bool = False,
-    output: str | Path | None = None,
+    model: Annotated[
+        str | None,
+        Option("A trusted model, which recomputes ACTUAL from its dumped inputs.", "MODEL"),
+    ] = None,
+    noise: Annotated[
+        str | Path | None,
+        Option(
+            "The same model in ACTUAL's precision, from a trusted machine. It sets the noise.",
+            "DUMP",
+        ),
+    ] = None,
+    level: Annotated[
+        ComparedLevel | None, Option("Compare no deeper than this; default: everything.")
+    ] = None,
+    map: Annotated[  # noqa: A002 - the name of the option
+        str | Path | None, Option("TOML or JSON: module names, EXPECTED's to ACTUAL's.", "FILE")
+    ] = None,
+    stats: Annotated[
+        bool, Option("Compare norms only; dumps may hold statistics instead of values.")
+    ] = False,
+    allow_unmatched: Annotated[
+        Sequence[str], Option("Module or MODULE:PORT that may lack a partner.", "GLOB")
+    ] = (),
+    rank: Annotated[int | None, Option("Compare this rank alone.", "N")] = None,
+    token_shift: Annotated[
+        int | None, Option("Pass of ACTUAL minus pass of EXPECTED; default: found.", "N")
+    ] = None,
+    format: Annotated[str | None, Option("Default: recognized.", "NAME")] = None,  # noqa: A002 - the name of the option
+    limits: Annotated[str, Option("Shipped limits, or a TOML file.", "NAME|FILE")] = "noise",
+    metric: Annotated[
+        Sequence[str],
+        Option(
+            "A function (golden, my) -> (value, message), which becomes a column of the table.",
+            "FILE.py:FUNC",
+        ),
+    ] = (),
+    compat: Annotated[bool, Option("Metrics by the formulas as published, uncorrected.")] = False,
+    trust_remote_code: options.TrustRemoteCode = False,
+    output: Annotated[
+        str | Path | None,
+        Option(
+            "Folder of the run, by default runs/<time>-compare; or a table of all tensors.",
+            "DIR|FILE.csv|.xlsx|.parquet",
+        ),
+    ] = None,
 ) -> "CheckedVerdict":
     """Compare two dumps on disk and locate the first place that differs.
 

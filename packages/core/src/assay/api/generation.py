@@ -1,11 +1,12 @@
 """`assay.check_generate`."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+from assay.api import options
 from assay.api.command_line import command_line
-from assay.api.inputs import globs, input_options
+from assay.api.options import Option
 from assay.errors import UsageError
 from assay.sites import CheckLevel
 
@@ -16,37 +17,52 @@ if TYPE_CHECKING:
 
 
 def check_generate(  # noqa: PLR0913 - one for each option
-    model: str,
+    model: options.Model,
     *,
-    candidate: str,
-    reference: str | None = None,
-    golden: str | Path | None = None,
-    no_verify: bool = False,
-    candidate_setup: "str | Callable[[nn.Module], nn.Module | None] | None" = None,
+    candidate: options.Candidate,
+    reference: Annotated[str | None, options.Reference] = None,
+    golden: Annotated[
+        str | Path | None, Option("A golden captured elsewhere, instead of --reference.", "TRACE")
+    ] = None,
+    no_verify: Annotated[bool, Option("Do not compare the golden with its hashes.")] = False,
+    candidate_setup: Annotated[
+        "str | Callable[[nn.Module], nn.Module | None] | None",
+        Option("Called with the candidate's model before it runs.", "FILE.py:FUNC"),
+    ] = None,
     candidate_model: "nn.Module | Callable[[], nn.Module] | None" = None,
-    candidate_option: Mapping[str, str | int] | None = None,
-    mesh: str | None = None,
-    prompts: str | Path | None = None,
-    prompt_length: str | int | None = None,
-    batch_size: int | None = None,
-    max_new_tokens: int | None = None,
-    chat: bool = False,
-    temperature: float | None = None,
-    top_p: float | None = None,
-    top_k: int | None = None,
-    generation_config: str | Path | None = None,
-    level: CheckLevel = "auto",
-    limits: str = "noise",
-    allow_unused: str | Sequence[str] | None = None,
-    seed: int | None = None,
-    trust_remote_code: bool = False,
-    output: str | Path | None = None,
+    candidate_option: Annotated[
+        Mapping[str, str | int] | None,
+        Option(
+            "threads=N, attention=NAME, experts=NAME, batch-size=1, compile=1, padding=left.",
+            "NAME=VALUE",
+        ),
+    ] = None,
+    mesh: Annotated[
+        str | None,
+        Option("Divide the candidate's heads, features, vocabulary over N ranks.", "tp=N"),
+    ] = None,
+    prompts: options.Prompts = None,
+    prompt_length: options.PromptLength = None,
+    batch_size: options.BatchSize = None,
+    max_new_tokens: options.MaxNewTokens = None,
+    chat: options.Chat = False,
+    temperature: options.Temperature = None,
+    top_p: options.TopP = None,
+    top_k: options.TopK = None,
+    generation_config: options.GenerationConfigFile = None,
+    level: Annotated[
+        CheckLevel, Option("auto runs all levels; others stop early and see less.")
+    ] = "auto",
+    limits: options.Limits = "noise",
+    allow_unused: options.AllowUnused = None,
+    seed: options.Seed = None,
+    trust_remote_code: options.TrustRemoteCode = False,
+    output: options.Output = None,
 ) -> "CheckedVerdict":
     """Check that `model` generates the same on the candidate as on the reference.
 
-    The options are those of `assay check generate`, whose help describes them. Progress goes to
-    standard error. Each side runs in its own process. The candidate's process does not see
-    definitions or patches of this process, only what it imports.
+    Progress goes to standard error. Each side runs in its own process. The candidate's process does
+    not see definitions or patches of this process, only what it imports.
 
     model: a folder, a hub name, or micro:RECIPE.
     candidate: the device and dtype to judge, as DEVICE/DTYPE, such as "cuda/bfloat16".
@@ -66,11 +82,12 @@ def check_generate(  # noqa: PLR0913 - one for each option
     Raises: UsageError for what cannot be checked, MachineError for what this machine lacks.
     """
     arguments = dict(locals())
+    from assay.api.inputs import globs, input_options
     from assay.generate.check import check_generate as run_check
     from assay.generate.processes.ranks import AXES
     from assay.generate.processes.requests import GenerateCheck
     from assay.launch.mesh_string import parse_mesh
-    from assay.models.given import candidate_code
+    from assay.models.candidate_code import candidate_code
     from assay.models.remote_code import remote_code_of
     from assay.runs import RunFolder, open_progress
 
@@ -88,12 +105,12 @@ def check_generate(  # noqa: PLR0913 - one for each option
         generation_config=generation_config,
         seed=seed,
     )
-    options = {name: str(value) for name, value in (candidate_option or {}).items()}
+    chosen = {name: str(value) for name, value in (candidate_option or {}).items()}
     ranks = parse_mesh(mesh, AXES) if mesh else {}
     code = candidate_code(candidate_setup, arguments.pop("candidate_model"), candidate)
     folder = RunFolder.create("check generate", output).path
     setup = code.write(folder)
-    arguments |= {"candidate_setup": setup, "candidate_option": options or None}
+    arguments |= {"candidate_setup": setup, "candidate_option": chosen or None}
     check = GenerateCheck(
         model=str(model),
         candidate=candidate,
@@ -104,7 +121,7 @@ def check_generate(  # noqa: PLR0913 - one for each option
         given=frozenset(inputs.model_fields_set),
         level="modules" if level == "auto" else level,
         setup=setup,
-        options=options,
+        options=chosen,
         mesh=ranks,
         limits=limits,
         allow_unused=globs(allow_unused),

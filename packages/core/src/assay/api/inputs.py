@@ -1,33 +1,37 @@
 """Prompts and the choice of tokens, from options that may be left out."""
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pydantic import ValidationError
-
-from assay.api.generation_config import choose_sampling, read_generation_config
+from assay.api import options
 from assay.errors import UsageError
-from assay.generate.processes.requests import InputOptions
+
+if TYPE_CHECKING:
+    from assay.generate.processes.requests import InputOptions
 
 
 def input_options(  # noqa: PLR0913 - one for each option
     *,
-    prompts: str | Path | None,
-    prompt_length: str | int | None,
-    batch_size: int | None,
-    max_new_tokens: int | None,
-    chat: bool,
-    temperature: float | None,
-    top_p: float | None,
-    top_k: int | None,
-    generation_config: str | Path | None,
-    seed: int | None,
-) -> InputOptions:
-    """The requested inputs: `model_fields_set` are the options that were given.
+    prompts: options.Prompts = None,
+    prompt_length: options.PromptLength = None,
+    batch_size: options.BatchSize = None,
+    max_new_tokens: options.MaxNewTokens = None,
+    chat: options.Chat = False,
+    temperature: options.Temperature = None,
+    top_p: options.TopP = None,
+    top_k: options.TopK = None,
+    generation_config: options.GenerationConfigFile = None,
+    seed: options.Seed = None,
+) -> "InputOptions":
+    """Return the requested inputs. `model_fields_set` names the options that were given.
 
-    Raises: UsageError for values out of range, and for a file that asks for what cannot be.
+    Raises: UsageError for a value out of range, and for a file with an unsupported setting.
     """
+    from pydantic import ValidationError
+
+    from assay.api.generation_config import choose_sampling, read_generation_config
+    from assay.generate.processes.requests import InputOptions
+
     sampling = {"temperature": temperature, "top_p": top_p, "top_k": top_k}
     from_flags = {name: value for name, value in sampling.items() if value is not None}
     given: dict[str, Any] = {

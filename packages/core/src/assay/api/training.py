@@ -1,15 +1,16 @@
 """`assay.check_train`."""
 
 from math import prod
-from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+from assay.api import options
 from assay.api.command_line import command_line
+from assay.api.options import Option
 from assay.api.train_mode import TrainMode
 from assay.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from torch import nn
 
@@ -17,42 +18,67 @@ if TYPE_CHECKING:
 
 
 def check_train(  # noqa: PLR0913 - one for each option
-    model: str,
+    model: options.Model,
     *,
-    reference: str,
-    candidate: str,
-    candidate_trainer: str | None = None,
-    candidate_setup: "str | Callable[[nn.Module], nn.Module | None] | None" = None,
+    reference: Annotated[str, options.Reference],
+    candidate: options.Candidate,
+    candidate_trainer: Annotated[
+        str | None,
+        Option(
+            "reference, ddp, fsdp, tensor-parallel, pipeline; default: what fits the mesh.",
+            "NAME|FILE.py:CLASS",
+        ),
+    ] = None,
+    candidate_setup: Annotated[
+        "str | Callable[[nn.Module], nn.Module | None] | None",
+        Option("Called with the candidate's model before LoRA.", "FILE.py:FUNC"),
+    ] = None,
     candidate_model: "nn.Module | Callable[[], nn.Module] | None" = None,
-    steps: int | None = None,
-    resume_at: int | None = None,
-    overfit: bool = False,
-    overfit_steps: int | None = None,
-    learning_rate: float | None = None,
-    track: str | None = None,
-    micro_batches: int | None = None,
-    mesh: str | None = None,
-    world: int | None = None,
-    cpu_offload: bool = False,
-    recompute: bool = False,
-    mixed_precision: bool = False,
-    loss_scaling: bool = False,
-    packed: bool = False,
-    compile: bool = False,  # noqa: A002 - as the option is called
-    lora: bool = False,
-    seed: int = 0,
-    limits: str = "training",
-    allow_unused: "str | Sequence[str] | None" = None,
-    trust_remote_code: bool = False,
-    output: str | Path | None = None,
+    steps: Annotated[int | None, Option("Optimizer steps; default: 3.")] = None,
+    resume_at: Annotated[
+        int | None,
+        Option("Steps before the checkpoint from which training is resumed; default: 2."),
+    ] = None,
+    overfit: Annotated[
+        bool, Option("Only: does it memorize a few sequences, as it should?")
+    ] = False,
+    overfit_steps: Annotated[
+        int | None, Option("Steps of --overfit; default: 120, with --lora 160.", "N")
+    ] = None,
+    learning_rate: Annotated[
+        float | None, Option("Default: 0.001; with --overfit and --lora 0.01.")
+    ] = None,
+    track: Annotated[
+        str | None, Option("Where the curves of --overfit go as well.", "tensorboard|wandb")
+    ] = None,
+    micro_batches: Annotated[
+        int | None,
+        Option("Micro-batches of each step, of unequal token counts; default: 2, or dp times pp."),
+    ] = None,
+    mesh: Annotated[
+        str | None, Option("Ranks of the candidate by axis: dp, tp, pp.", "dp=2,tp=2")
+    ] = None,
+    world: Annotated[int | None, Option("Ranks; without --mesh they are all of dp.", "N")] = None,
+    cpu_offload: Annotated[bool, Option("Keep parameters and moments on the host.")] = False,
+    recompute: Annotated[bool, Option("Recompute activations in backward.")] = False,
+    mixed_precision: Annotated[
+        bool, Option("Keep weights, moments and sums of gradients in float32, and check it.")
+    ] = False,
+    loss_scaling: Annotated[
+        bool, Option("Scale the loss, as float16 needs it; skip steps that overflow.")
+    ] = False,
+    packed: Annotated[bool, Option("Lay the rows of a rank's batch end to end in one.")] = False,
+    compile: Annotated[bool, Option("Compile every decoder layer.")] = False,  # noqa: A002 - as the option is called
+    lora: Annotated[bool, Option("Train a LoRA adapter only.")] = False,
+    seed: Annotated[int, Option("Chooses texts, their lengths and random numbers.")] = 0,
+    limits: options.Limits = "training",
+    allow_unused: options.AllowUnused = None,
+    trust_remote_code: options.TrustRemoteCode = False,
+    output: options.Output = None,
 ) -> "CheckedVerdict":
-    """Does `model` train on the candidate as on the reference?
+    """Check that `model` trains on the candidate as on the reference.
 
-    The options are those of `assay check train`, whose help describes them; for those that are
-    also options of `check_generate`, and for what holds of both, see there.
-
-    candidate_trainer: the name of a trainer, or FILE.py:CLASS.
-    mesh: ranks of the candidate by axis, such as "dp=2,tp=2".
+    Arguments that `check_generate` also has mean the same.
 
     Returns: the verdict; `verdict.passed`, `str(verdict)`, `verdict.folder`.
     Raises: UsageError for what cannot be checked, MachineError for what this machine lacks.
@@ -60,7 +86,7 @@ def check_train(  # noqa: PLR0913 - one for each option
     arguments = dict(locals())
     from assay.api.inputs import globs
     from assay.launch.mesh_string import parse_mesh
-    from assay.models.given import candidate_code
+    from assay.models.candidate_code import candidate_code
     from assay.models.remote_code import remote_code_of
     from assay.runs import RunFolder, open_progress
     from assay.training.check import TrainCheck

@@ -1,14 +1,14 @@
-"""Apple GPUs, which torch itself has as "mps"."""
+"""Apple GPUs, which torch calls "mps"."""
 
 import platform
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
 
-from assay.devices.base import Detection, Vendor
+from assay.devices.base import DeviceVendor
 from assay.devices.torch_backend import TorchBackendDevice
 
-APPLE = Vendor(
+APPLE = DeviceVendor(
     name="apple",
     title="Apple GPU",
     distributed_backend="gloo",
@@ -19,72 +19,56 @@ APPLE = Vendor(
 
 
 class AppleDevice(TorchBackendDevice):
-    """The one GPU of a Mac through `torch.mps`, whose functions take no index.
+    """The GPU of a Mac through `torch.mps`, whose functions take no index.
 
-    Source: https://docs.pytorch.org/docs/stable/notes/mps.html and mps.html beside it.
+    Source: https://docs.pytorch.org/docs/stable/notes/mps.html and https://docs.pytorch.org/docs/stable/mps.html
     """
 
     kind = "mps"
-    vendor = APPLE
+    maker = APPLE
 
     @classmethod
-    def detect(cls) -> tuple[Detection, ...]:
-        """One entry: the GPU, or what is missing."""
-        if torch.backends.mps.is_available():
-            return (Detection(APPLE, products=cls.products(), variants=cls.indices()),)
-        missing = "a Mac with an Apple GPU, macOS 14 or later, and a torch built for MPS"
-        return (Detection(APPLE, missing=missing),)
+    def is_usable(cls) -> bool:
+        """Return True if torch can use the GPU."""
+        return torch.backends.mps.is_available()
 
     @classmethod
-    def products(cls) -> tuple[str, ...]:
-        """The name that Metal has for it."""
-        return tuple(_metal_name() for _ in cls.indices())
+    def missing_device(cls) -> str:
+        """Name the machine, the system and the build of torch."""
+        return "a Mac with an Apple GPU, macOS 14 or later, and a torch built for MPS"
 
-    def product(self) -> str:
-        """The name that Metal has for it, as in "Apple M3 Max"."""
-        return _metal_name()
+    @classmethod
+    def product_of(cls, index: int) -> str:
+        """Return Metal's name of the GPU, such as "Apple M3 Max"."""
+        del index
+        # torch 2.7 lacks the function.
+        get_name = getattr(torch.backends.mps, "get_name", None)
+        return str(get_name()) if get_name else APPLE.title
 
     def architecture(self) -> str:
-        """Generation of the chip, as in "apple-m3-max"."""
+        """Return the generation of the chip, such as "apple-m3-max"."""
         return self.product().lower().replace(" ", "-")
 
     def supported_dtypes(self) -> tuple[str, ...]:
-        """No float64."""
+        """Return all dtypes but float64."""
         return ("float32", "bfloat16", "float16")
 
     def effective_precision(self, dtype: str) -> str:
-        """As asked for."""
+        """Return `dtype`."""
         return dtype
 
     def execution(self) -> AbstractContextManager[None]:
-        """There is one device."""
+        """Return an empty context: a Mac has one GPU."""
         return nullcontext()
 
     def synchronize(self) -> None:
         """Wait for all work."""
         self.module().synchronize()
 
-    def reset_peak_memory(self) -> None:
-        """Nothing is measured: torch tells what is in use now, and no peak."""
-
-    def peak_memory_bytes(self) -> int:
-        """0, not known."""
-        return 0
-
     def free_memory_bytes(self) -> int:
-        """What torch recommends to use, less what the driver has given it."""
+        """Return the memory that torch recommends to use, less what the driver has allocated."""
         return int(self.module().recommended_max_memory() - self.module().driver_allocated_memory())
 
     def versions(self) -> dict[str, str]:
-        """Torch, Python, macOS."""
-        return {
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-            "macos": platform.mac_ver()[0] or "unknown",
-        }
-
-
-def _metal_name() -> str:
-    """The title where torch is too old to tell: its documents of 2.7 lack the function."""
-    tell = getattr(torch.backends.mps, "get_name", None)
-    return str(tell()) if tell else APPLE.title
+        """Return the versions of torch, Python and macOS."""
+        return {**super().versions(), "macos": platform.mac_ver()[0] or "unknown"}

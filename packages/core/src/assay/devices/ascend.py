@@ -1,9 +1,9 @@
 """Huawei Ascend NPUs, which the package torch_npu adds to torch as "npu"."""
 
-from assay.devices.base import Vendor
+from assay.devices.base import DeviceVendor
 from assay.devices.vendor_package import VendorPackageDevice
 
-ASCEND = Vendor(
+ASCEND = DeviceVendor(
     name="ascend",
     title="Huawei Ascend",
     distributed_backend="hccl",
@@ -24,21 +24,21 @@ class AscendDevice(VendorPackageDevice):
     package = "torch_npu"
 
     def architecture(self) -> str:
-        """The name of the chip that kernels are built for, as in "ascend910b1"."""
+        """Return the name of the chip, such as "ascend910b1"."""
         return self.product().lower()
 
     def supported_dtypes(self) -> tuple[str, ...]:
-        """No float64; bfloat16 where the chip has it."""
+        """Return float32, float16, and bfloat16 if the chip has it."""
         with self.execution():
             has_bfloat16 = self.module().is_bf16_supported()
         return ("float32", *(("bfloat16",) if has_bfloat16 else ()), "float16")
 
     def effective_precision(self, dtype: str) -> str:
-        """For float32 HF32 where it is allowed, float16 on chips before Ascend910B1.
+        """Return HF32 for float32 where it is allowed, and float16 on chips before Ascend910B1.
 
-        By default HF32 is allowed for convolutions and not for products.
+        By default HF32 is allowed for convolutions but not for matrix products.
         Source: https://www.hiascend.com/document/detail/zh/Pytorch/720/apiref/torchnpuCustomsapi/context/torch_npu-npu-matmul-allow_hf32.md
-        Chips before Ascend910B1 are those without bfloat16.
+        Chips before Ascend910B1 lack bfloat16.
         Source: IsAllowFP32ToFP16 and IsBF16Supported of https://github.com/Ascend/pytorch
         """
         if dtype != "float32":

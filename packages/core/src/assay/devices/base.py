@@ -1,6 +1,6 @@
 """The protocol of devices. A vendor's adapter is one class that implements it.
 
-Importing this file is cheap: it imports neither torch nor a vendor's module.
+This file imports neither torch nor a vendor's module.
 """
 
 import threading
@@ -13,45 +13,38 @@ from assay.errors import MachineError, UsageError
 
 
 @dataclass(frozen=True, slots=True)
-class Vendor:
-    """Constants of a maker's devices, whether or not one is present.
-
-    distributed_backend: name for `torch.distributed.init_process_group`.
-    compile_backend: name for `torch.compile(backend=...)`.
-    runner_labels: labels of the CI runners that carry such a device.
-    visible_devices: the environment variable that lists by number the devices that a process is
-        given; "" if there is none.
-    training_compile_backend: the backend for training, where it is another than `compile_backend`.
-    verified: what the adapter was run on; "" if on no hardware yet, only on a stand-in of the maker's
-        module.
-    measures_memory: whether its software tells the peak of the memory and what is free; where it
-        does not, what it does not tell is 0.
-    """
+class DeviceVendor:
+    """Constants of a vendor's devices."""
 
     name: str
     title: str
     distributed_backend: str
+    """Name for `torch.distributed.init_process_group`."""
     compile_backend: str
+    """Name for `torch.compile(backend=...)`."""
     runner_labels: tuple[str, ...]
+    """Labels of the CI runners with such a device."""
     visible_devices: str = ""
+    """Environment variable that lists the device numbers a process may use; "" if none exists."""
     training_compile_backend: str | None = None
+    """Compile backend for training, if it is not `compile_backend`."""
     verified: str = ""
+    """Hardware on which the adapter has run; "" if only on a stand-in of the vendor's module."""
     measures_memory: bool = True
+    """False if the vendor's software reports no peak or no free memory, which are then 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class Detection:
-    """The result of looking for a vendor's devices on this machine.
+    """The devices of one vendor on this machine."""
 
-    products: the product name of each device found, in the order of their indices.
-    missing: what is missing before one can be used; "" if there is at least one.
-    variants: parts that may follow the colon in a device name, such as "1" or "fp8".
-    """
-
-    vendor: Vendor
+    vendor: DeviceVendor
     products: tuple[str, ...] = ()
+    """Product name of each device, in the order of the indices."""
     missing: str = ""
+    """What is missing to use a device; "" if there is at least one."""
     variants: tuple[str, ...] = ()
+    """Parts that may follow the colon in a device name, such as "1" or "fp8"."""
 
     def __post_init__(self) -> None:
         if bool(self.products) == bool(self.missing):
@@ -62,121 +55,104 @@ class Detection:
 
     @property
     def present(self) -> bool:
-        """Whether at least one device was found."""
+        """Return True if at least one device was found."""
         return not self.missing
 
     @property
     def count(self) -> int:
-        """Number of devices found."""
+        """Count the devices."""
         return len(self.products)
 
 
 @runtime_checkable
 class Device(Protocol):
-    """One opened device; an entry point of `assay.devices` names its class.
+    """One opened device; an entry point of the group `assay.devices` names its class.
 
-    The constructor takes the variant, the part of the name after the colon ("" if there is
-    none): an index or the name of a mode. It raises `AbsentDeviceError` for an index that this
-    machine lacks and `UnknownVariantError` for any other unknown variant.
+    The constructor takes the part of the device name after the colon, an index or the name of a
+    mode, or "". It raises `AbsentDeviceError` for an index that this machine lacks and
+    `UnknownVariantError` for any other unknown variant.
     """
 
     def __init__(self, variant: str = "") -> None: ...
 
     @classmethod
     def detect(cls) -> tuple[Detection, ...]:
-        """What this machine has, one entry for each vendor that the adapter serves.
+        """Look for devices; return one entry per vendor of the adapter.
 
-        May import vendor modules and initialise drivers; `assay.devices.detection.isolation` calls
+        May import vendor modules and initialize drivers. `assay.devices.detection.isolation` calls
         it in another process under a timeout.
         """
-        ...
 
     @property
     def name(self) -> str:
-        """The device part of a RUN, such as "cuda:1" or "sim:fp8"."""
-        ...
+        """Return the device part of a RUN, such as "cuda:1" or "sim:fp8"."""
 
     @property
-    def vendor(self) -> Vendor:
-        """The constants of its maker."""
-        ...
+    def vendor(self) -> DeviceVendor:
+        """Return the constants of the vendor."""
 
     @property
     def torch_device(self) -> str:
-        """The argument for `torch.device`, such as "cuda:1"; "cpu" for the simulated device."""
-        ...
+        """Return the argument for `torch.device`, such as "cuda:1"; "cpu" for the simulated device."""
 
     def count(self) -> int:
-        """Number of devices of this kind that this process can use."""
-        ...
+        """Count the devices of this kind that this process can use."""
 
     def product(self) -> str:
-        """Name of the product, such as "NVIDIA H200"."""
-        ...
+        """Return the product name, such as "NVIDIA H200"."""
 
     def architecture(self) -> str:
-        """The target that its kernels are built for, such as "sm_90"; a key of expectations."""
-        ...
+        """Return the architecture that kernels are built for, such as "sm_90"; a key of expectations."""
 
     def supported_dtypes(self) -> tuple[str, ...]:
-        """Names of the dtypes that a model can run in, as in `assay.dtypes.FORMATS`."""
-        ...
+        """Return the dtypes that a model can run in, by their names in `assay.dtypes.FORMATS`."""
 
     def effective_precision(self, dtype: str) -> str:
-        """The format to which operands of matrix products in `dtype` are rounded.
+        """Return the format to which operands of matrix products in `dtype` are rounded.
 
-        Returns: `dtype`, or another format under the present settings ("tf32", "hf32").
+        It depends on the current settings: `dtype`, or a format such as "tf32" or "hf32".
         """
-        ...
 
     def seed(self, seed: int) -> None:
         """Seed every generator that a run on this device draws from."""
-        ...
 
     def deterministic(self) -> AbstractContextManager[None]:
-        """Inside, operations with a deterministic kernel use it; settings are restored."""
-        ...
+        """Use deterministic kernels inside the context where they exist; restore settings on exit."""
 
     def execution(self) -> AbstractContextManager[None]:
-        """Inside, model code runs on this device; only simulated devices change its arithmetic."""
-        ...
+        """Run model code on this device inside the context. Only simulated devices change arithmetic."""
 
     def synchronize(self) -> None:
-        """Wait until all submitted work has been computed."""
-        ...
+        """Wait until all submitted work is done."""
 
     def reset_peak_memory(self) -> None:
         """Start a new measurement of the memory peak."""
-        ...
 
     def peak_memory_bytes(self) -> int:
-        """Most memory in use at one time since the last reset; 0 where its maker tells none."""
-        ...
+        """Return the peak of memory in use since the last reset; 0 if unknown."""
 
     def free_memory_bytes(self) -> int:
-        """Memory that can be allocated now; 0 where its maker tells none."""
-        ...
+        """Return the memory that can be allocated now; 0 if unknown."""
 
     def versions(self) -> Mapping[str, str]:
-        """Versions of the software that numbers depend on: torch, driver, runtime, libraries."""
-        ...
+        """Return versions of software that affects numbers: torch, driver, runtime, libraries."""
 
 
 class AbsentDeviceError(MachineError):
-    """A known device that this machine does not have."""
+    """Error for a known device that this machine does not have."""
 
     @classmethod
     def of(cls, name: str, missing: str, available: str) -> "AbsentDeviceError":
-        """`missing`: what this machine lacks; `available`: names of devices that it has."""
+        """Make the error from what this machine lacks and the devices that it has."""
         return cls(f"device {name!r} is absent; missing: {missing}. This machine has: {available}")
 
 
 class UnknownVariantError(UsageError):
-    """An unknown index or mode of a known kind of device."""
+    """Error for an unknown index or mode of a known kind of device."""
 
     @classmethod
     def of(cls, kind: str, variant: str, known: tuple[str, ...]) -> "UnknownVariantError":
-        """`known`: the existing variants."""
+        """Make the error from the known variants."""
         names = ", ".join((kind, *(f"{kind}:{name}" for name in known)))
         return cls(f"unknown device '{kind}:{variant}'; there is: {names}")
 
@@ -185,15 +161,15 @@ _thread = threading.local()
 
 
 def execution_suspended() -> bool:
-    """Whether this thread is inside of `suspend_execution`."""
+    """Return True inside `suspend_execution` in this thread."""
     return getattr(_thread, "suspended", False)
 
 
 @contextmanager
 def suspend_execution() -> Iterator[None]:
-    """Inside, this thread computes as the host does, also within `Device.execution`.
+    """Let this thread compute as the host does inside the context, even within `Device.execution`.
 
-    For hooks that measure a forward pass: a simulated device would round their arithmetic too.
+    For hooks that measure a forward pass, whose arithmetic a simulated device would round too.
     """
     outer = execution_suspended()
     _thread.suspended = True

@@ -3,10 +3,10 @@
 import importlib
 import os
 
-from assay.devices.base import Vendor
+from assay.devices.base import DeviceVendor
 from assay.devices.vendor_package import VendorPackageDevice
 
-GAUDI = Vendor(
+GAUDI = DeviceVendor(
     name="gaudi",
     title="Intel Gaudi",
     distributed_backend="hccl",
@@ -15,7 +15,7 @@ GAUDI = Vendor(
     visible_devices="HABANA_VISIBLE_MODULES",
 )
 
-# "0" runs each operation at once, "1" gathers them into graphs, which was the default up to 1.19 at least.
+# "0" runs each operation at once. "1" collects operations into graphs, the default at least up to 1.19.
 # Source: https://docs.habana.ai/en/v1.19.0/PyTorch/Reference/Runtime_Flags.html and the same page of `latest`
 _LAZY_MODE = "PT_HPU_LAZY_MODE"
 
@@ -31,21 +31,22 @@ class GaudiDevice(VendorPackageDevice):
     package = "habana_frameworks.torch"
 
     def architecture(self) -> str:
-        """The generation, as in "gaudi2"."""
+        """Return the generation, such as "gaudi2"."""
         return self.product().lower()
 
     def supported_dtypes(self) -> tuple[str, ...]:
-        """No float64; float16 from the second generation on."""
+        """Return float32, bfloat16, and float16 from the second generation on."""
         first = self.architecture() == "gaudi"
         return ("float32", "bfloat16", *(() if first else ("float16",)))
 
     def effective_precision(self, dtype: str) -> str:
-        """As asked for: operands are cast inside of autocast alone."""
+        """Return `dtype`: operands are cast only inside autocast."""
         return dtype
 
     def synchronize(self) -> None:
-        """Start what lazy mode has gathered, and wait for it; torch.hpu.synchronize takes no device.
+        """Start the operations that lazy mode has collected, and wait for them.
 
+        torch.hpu.synchronize takes no device.
         Source: https://docs.habana.ai/en/latest/PyTorch/Reference/mark_step.html and
         accelerator/hpu_accelerator.py of https://github.com/deepspeedai/DeepSpeed
         """

@@ -1,13 +1,11 @@
-"""Intel GPUs, which torch itself has as "xpu"."""
-
-import platform
+"""Intel GPUs, which torch calls "xpu"."""
 
 import torch
 
-from assay.devices.base import Detection, Vendor
+from assay.devices.base import DeviceVendor
 from assay.devices.torch_backend import TorchBackendDevice
 
-INTEL = Vendor(
+INTEL = DeviceVendor(
     name="intel",
     title="Intel GPU",
     distributed_backend="xccl",
@@ -24,24 +22,20 @@ class IntelDevice(TorchBackendDevice):
     """
 
     kind = "xpu"
-    vendor = INTEL
+    maker = INTEL
 
     @classmethod
-    def detect(cls) -> tuple[Detection, ...]:
-        """One entry: its devices, or what is missing."""
-        products = cls.products() if cls.module().is_available() else ()
-        if products:
-            return (Detection(INTEL, products=products, variants=cls.indices()),)
-        missing = f"an Intel GPU with a driver, and a torch built for XPU; this one is {torch.__version__}"
-        return (Detection(INTEL, missing=missing),)
+    def missing_device(cls) -> str:
+        """Name the GPU, its driver and the build of torch."""
+        return f"an Intel GPU with a driver, and a torch built for XPU; this one is {torch.__version__}"
 
     def architecture(self) -> str:
-        """The number that SYCL has for it, as in "xpu-0x5004004"."""
+        """Return SYCL's number of the architecture, such as "xpu-0x5004004"."""
         number = self.module().get_device_capability(self._index)["architecture"]
         return f"xpu-{number:#x}"
 
     def supported_dtypes(self) -> tuple[str, ...]:
-        """float64 and bfloat16 where the hardware has them."""
+        """Return float32, float16, and float64 and bfloat16 if the hardware has them."""
         with self.execution():
             has_float64 = self.module().get_device_properties(self._index).has_fp64
             has_bfloat16 = self.module().is_bf16_supported(including_emulation=False)
@@ -53,19 +47,15 @@ class IntelDevice(TorchBackendDevice):
         )
 
     def effective_precision(self, dtype: str) -> str:
-        """TF32 for float32 if oneDNN may use it and the hardware has it.
+        """Return TF32 for float32 if oneDNN may use it and the hardware has it, else `dtype`.
 
-        Kernels of this device ask for this setting alone; the others of mkldnn are for the host.
+        XPU kernels read only this setting of mkldnn. The others concern the host.
         Source: aten/src/ATen/native/mkldnn/xpu/detail/Matmul.cpp of https://github.com/pytorch/pytorch
         """
         allowed = dtype == "float32" and torch.backends.mkldnn.allow_tf32
         return "tf32" if allowed and self.module().is_tf32_supported() else dtype
 
     def versions(self) -> dict[str, str]:
-        """Torch, Python, and the driver."""
+        """Return the versions of torch, Python and the driver."""
         driver = self.module().get_device_properties(self._index).driver_version
-        return {
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-            "driver": str(driver),
-        }
+        return {**super().versions(), "driver": str(driver)}

@@ -1,8 +1,8 @@
-"""Devices by name: built-in adapters and those that other packages register.
+"""Find and open devices by name, from built-in adapters and those of other packages.
 
-An adapter is an entry point of the group `assay.devices`; its name is the part of a device name
-before the colon. Adapters run in this process here; `assay.devices.detection.isolation` runs them
-in another one, which a vendor's software may hang or crash.
+An adapter is an entry point of the group `assay.devices`. Its name is the part of a device name before
+the colon. This module runs adapters in the calling process; `assay.devices.detection.isolation` runs
+them in another one, because a vendor's software may hang or crash.
 """
 
 from importlib.metadata import EntryPoint, entry_points
@@ -19,149 +19,122 @@ _MEMBERS = tuple(name for name in vars(Device) if not name.startswith("_"))
 
 
 class UnknownDeviceError(UsageError):
-    """No adapter has this name."""
-
-    @classmethod
-    def of(cls, kind: str, known: tuple[str, ...]) -> "UnknownDeviceError":
-        """`known`: the names of the adapters that are installed."""
-        return cls(
-            f"unknown device {kind!r}; there is: {', '.join(known)}. "
-            f"Others come with a package that registers an adapter (entry-point group {GROUP})"
-        )
+    """Error for a name without an adapter."""
 
 
 class UnsupportedDtypeError(UsageError):
-    """A device that cannot run a model in the dtype of a RUN."""
-
-    @classmethod
-    def of(cls, run: Run, supported: tuple[str, ...]) -> "UnsupportedDtypeError":
-        """`supported`: the dtypes of the device."""
-        return cls(f"{run.device} has no {run.dtype}; it has: {', '.join(supported)}")
+    """Error for a device that cannot run a model in the dtype of a RUN."""
 
 
 class BrokenAdapterError(MachineError):
-    """An adapter that cannot be loaded, raises, or does not implement the protocol."""
+    """Error for an adapter that fails to load, raises, or does not implement the protocol."""
 
     @classmethod
-    def raised(cls, kind: str, error: BaseException) -> "BrokenAdapterError":
-        """The adapter called `kind` raised `error`."""
-        return cls(f"the adapter for {kind!r} is broken: {type(error).__name__}: {error}")
-
-    @classmethod
-    def lacks(cls, kind: str, names: list[str]) -> "BrokenAdapterError":
-        """`names`: members of the protocol that the class lacks."""
-        return cls(f"the adapter for {kind!r} is broken: it lacks {', '.join(names)}")
-
-    @classmethod
-    def ambiguous(cls, kind: str, values: list[str]) -> "BrokenAdapterError":
-        """Several packages register `kind`; `values`: their entry points."""
-        return cls(f"the adapter for {kind!r} is registered more than once: {', '.join(values)}")
+    def of(cls, kind: str, problem: object) -> "BrokenAdapterError":
+        """Make the error from the exception that the adapter raised, or from a clause."""
+        if isinstance(problem, BaseException):
+            problem = f"{type(problem).__name__}: {problem}"
+        return cls(f"the adapter for {kind!r} is broken: {problem}")
 
 
 def adapter_names() -> tuple[str, ...]:
-    """The names of all adapters that are installed, broken ones included."""
+    """List all installed adapters, including broken ones."""
     return tuple(sorted({entry_point.name for entry_point in entry_points(group=GROUP)}))
 
 
 def is_own_adapter(kind: str) -> bool:
-    """Whether every adapter called `kind` is part of this package."""
+    """Return True if every adapter called `kind` is part of this package."""
     return all(found.value.startswith(_OWN_ADAPTERS) for found in _registered(kind))
 
 
 def is_host_adapter(kind: str) -> bool:
-    """Whether `kind` is an adapter of this package for the host, which loads no driver.
+    """Return True for an adapter of this package that computes on the host and loads no driver.
 
-    Raises: UnknownDeviceError if there is no such adapter.
+    Raises: UnknownDeviceError.
     """
     return is_own_adapter(kind) and getattr(load_adapter(kind), "torch_device", None) == "cpu"
 
 
 def load_adapter(kind: str) -> type[Device]:
-    """The adapter class called `kind`.
-
-    Raises: UnknownDeviceError if there is none; BrokenAdapterError if it does not load.
-    """
+    """Load the adapter class called `kind`. Raises: UnknownDeviceError, BrokenAdapterError."""
     found = _registered(kind)
     if not found:
-        raise UnknownDeviceError.of(kind, adapter_names())
+        raise UnknownDeviceError(
+            f"unknown device {kind!r}; there is: {', '.join(adapter_names())}. "
+            f"Others come with a package that registers an adapter (entry-point group {GROUP})"
+        )
     if len(found) > 1:
-        raise BrokenAdapterError.ambiguous(kind, [entry_point.value for entry_point in found])
+        values = ", ".join(entry_point.value for entry_point in found)
+        raise BrokenAdapterError(f"the adapter for {kind!r} is registered more than once: {values}")
     try:
         adapter: type[Device] = found[0].load()
     except (Exception, SystemExit) as error:
-        raise BrokenAdapterError.raised(kind, error) from error
+        raise BrokenAdapterError.of(kind, error) from error
     if not callable(getattr(adapter, "detect", None)):
-        raise BrokenAdapterError.lacks(kind, ["detect"])
+        raise BrokenAdapterError.of(kind, "it lacks detect")
     return adapter
 
 
 def detect(kind: str) -> tuple[Detection, ...]:
-    """The detections of the adapter called `kind` on this machine.
+    """Detect the devices of the adapter called `kind`.
 
-    Raises: as `load_adapter`, and BrokenAdapterError if the adapter raises or returns anything
-        but detections.
+    Raises: as `load_adapter`; BrokenAdapterError if the adapter raises or returns other objects.
     """
     adapter = load_adapter(kind)
     try:
         detections: tuple[Any, ...] = tuple(adapter.detect())
     except (Exception, SystemExit) as error:
-        raise BrokenAdapterError.raised(kind, error) from error
+        raise BrokenAdapterError.of(kind, error) from error
     for detection in detections:
         if not isinstance(detection, Detection):
             wrong = TypeError(f"detect() must return detections, not {detection!r}")
-            raise BrokenAdapterError.raised(kind, wrong)
+            raise BrokenAdapterError.of(kind, wrong)
     if not detections:
-        raise BrokenAdapterError.raised(kind, ValueError("detect() returned nothing"))
+        raise BrokenAdapterError.of(kind, ValueError("detect() returned nothing"))
     return detections
 
 
 def open_device(text: str) -> Device:
-    """The device called `text`, such as "cpu", "cuda:1" or "sim:fp8".
+    """Open the device called `text`, such as "cpu", "cuda:1" or "sim:fp8".
 
-    Raises: UsageError for a name that does not exist anywhere; MachineError for a device that
-        this machine lacks or that its adapter cannot open.
+    Raises: UsageError for an unknown name; MachineError if this machine lacks the device or its
+        adapter cannot open it.
     """
     name = parse_device(text)
-    missing = _missing(name.kind)
-    if missing:
-        raise AbsentDeviceError.of(text, missing, _what_is_here())
+    detections = detect(name.kind)
+    if not any(detection.present for detection in detections):
+        missing = "; or ".join(detection.missing for detection in detections)
+        # Detecting other vendors' devices would import their software, which may hang.
+        host = [kind for kind in adapter_names() if is_own_adapter(kind) and is_host_adapter(kind)]
+        here = f"{', '.join(host)}, and what `assay devices` lists"
+        raise AbsentDeviceError.of(text, missing, here)
     try:
         device = load_adapter(name.kind)(name.variant)
     except AssayError:
         raise
     except Exception as error:
-        raise BrokenAdapterError.raised(name.kind, error) from error
+        raise BrokenAdapterError.of(name.kind, error) from error
     lacking = [member for member in _MEMBERS if not hasattr(device, member)]
     if lacking:
-        raise BrokenAdapterError.lacks(name.kind, lacking)
+        raise BrokenAdapterError.of(name.kind, f"it lacks {', '.join(lacking)}")
     return device
 
 
 def open_run(run: Run) -> Device:
-    """Open the device of `run`, and check that it supports the run's dtype.
-
-    Raises: as `open_device`; UnsupportedDtypeError if it lacks the dtype.
-    """
+    """Open the device of `run`. Raises: as `open_device`; UnsupportedDtypeError."""
     device = open_device(run.device)
     try:
         supported = tuple(device.supported_dtypes())
     except Exception as error:
-        raise BrokenAdapterError.raised(parse_device(run.device).kind, error) from error
+        raise BrokenAdapterError.of(parse_device(run.device).kind, error) from error
     if run.dtype not in supported:
-        raise UnsupportedDtypeError.of(run, supported)
+        names = ", ".join(supported)
+        raise UnsupportedDtypeError(f"{run.device} has no {run.dtype}; it has: {names}")
     return device
 
 
-def _missing(kind: str) -> str:
-    """What this machine lacks for any device called `kind`; "" if it has one."""
-    detections = detect(kind)
-    if any(detection.present for detection in detections):
-        return ""
-    return "; or ".join(detection.missing for detection in detections)
-
-
 def _registered(kind: str) -> list[EntryPoint]:
-    """The entry points called `kind`; one that is on the path twice counts once."""
+    """Return the entry points called `kind`; one that is on the path twice counts once."""
     found = {
         entry_point.value: entry_point
         for entry_point in entry_points(group=GROUP)
@@ -170,14 +143,8 @@ def _registered(kind: str) -> list[EntryPoint]:
     return list(found.values())
 
 
-def _what_is_here() -> str:
-    """The host's devices: to ask for others here would import makers' software, which might hang."""
-    names = [kind for kind in adapter_names() if is_own_adapter(kind) and is_host_adapter(kind)]
-    return f"{', '.join(names)}, and what `assay devices` lists"
-
-
 def describe_run(device: Device, run: Run) -> dict[str, Any]:
-    """RUN, product, architecture, precision of products and versions, as JSON values."""
+    """Describe a run and its device as JSON values."""
     return {
         "run": str(run),
         "device": device.product(),

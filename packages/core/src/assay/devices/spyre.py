@@ -3,20 +3,20 @@
 import os
 from contextlib import AbstractContextManager, nullcontext
 
-from assay.devices.base import Vendor
+from assay.devices.base import DeviceVendor
 from assay.devices.vendor_package import VendorPackageDevice
 
-SPYRE = Vendor(
+SPYRE = DeviceVendor(
     name="spyre",
     title="IBM Spyre (AIU)",
     distributed_backend="spyreccl",
     compile_backend="inductor",
     runner_labels=("assay-spyre",),
     visible_devices="SPYRE_DEVICES",
-    measures_memory=False,
+    measures_memory=False,  # free memory: https://github.com/torch-spyre/torch-spyre/issues/4542
 )
 
-# "MOCK" is a simulation without a card.
+# "MOCK" simulates a card.
 # Source: https://torch-spyre.readthedocs.io/en/latest/runtime/index.html
 _RUNTIME = "FLEX_DEVICE"
 
@@ -33,54 +33,43 @@ class SpyreDevice(VendorPackageDevice):
 
     @classmethod
     def is_usable(cls) -> bool:
-        """Whether there is a card, and this process may use it.
+        """Return True if this process can use a card.
 
-        To each process that Python started a torch_spyre of 2025 says that there is one, and gives none.
+        In a process that Python started, a torch_spyre of 2025 reports a card but provides none.
         Source: https://github.com/torch-spyre/torch-spyre/pull/289
         """
-        is_kept_from_it: bool = cls.module()._is_in_bad_fork()  # noqa: SLF001 - torch requires it
-        return not is_kept_from_it and super().is_usable()
+        in_bad_fork: bool = cls.module()._is_in_bad_fork()  # noqa: SLF001 - torch requires it
+        return not in_bad_fork and super().is_usable()
 
     @classmethod
-    def products(cls) -> tuple[str, ...]:
-        """One name for all: torch_spyre tells none."""
-        return tuple(_title() for _ in cls.indices())
-
-    def product(self) -> str:
-        """The same for all cards."""
-        return _title()
+    def product_of(cls, index: int) -> str:
+        """Return the same name for all cards: torch_spyre reports none."""
+        del index
+        return f"{SPYRE.title}, simulated" if os.environ.get(_RUNTIME) == "MOCK" else SPYRE.title
 
     def architecture(self) -> str:
-        """The same for all cards: there is one generation."""
+        """Return "spyre": there is one generation."""
         return "spyre"
 
     def supported_dtypes(self) -> tuple[str, ...]:
-        """The dtype of its matrix products."""
+        """Return float16, the dtype of matrix products."""
         return ("float16",)
 
     def effective_precision(self, dtype: str) -> str:
-        """Its own format, with 9 bits of significand behind the point where float16 has 10.
+        """Return Spyre's format for float16, which has 9 fraction bits instead of 10.
 
-        Source: DataFormats.SEN169_FP16 of torch_spyre, which float16 maps to.
+        Source: DataFormats.SEN169_FP16 of torch_spyre, to which float16 maps.
         """
         return "sen169" if dtype == "float16" else dtype
 
     def execution(self) -> AbstractContextManager[None]:
-        """The card that tensors name."""
+        """Return an empty context: tensors name their card."""
         return nullcontext()
 
     def reset_peak_memory(self) -> None:
-        """Start a new measurement of the peak of its allocator."""
+        """Start a new measurement of the allocator's peak."""
         self.module().memory.reset_peak_memory_stats()
 
     def peak_memory_bytes(self) -> int:
-        """Most memory of its allocator in use since the reset."""
+        """Return the allocator's peak since the reset."""
         return int(self.module().memory.max_memory_allocated())
-
-    def free_memory_bytes(self) -> int:
-        """0, not known: https://github.com/torch-spyre/torch-spyre/issues/4542 asks for it."""
-        return 0
-
-
-def _title() -> str:
-    return f"{SPYRE.title}, simulated" if os.environ.get(_RUNTIME) == "MOCK" else SPYRE.title

@@ -1,7 +1,6 @@
-"""Base of adapters for accelerators with a module in torch, such as `torch.cuda`.
+"""Base class of adapters for accelerators with a module in torch, such as `torch.cuda`.
 
-torch requires such modules to have the functions of `torch.cuda` by the same names, so that a
-vendor's adapter adds little more than its name and its dtypes.
+torch requires such modules to name their functions as `torch.cuda` does.
 """
 
 from contextlib import AbstractContextManager
@@ -10,18 +9,19 @@ from typing import ClassVar
 
 import torch
 
-from assay.devices.adapter_parts.reproducibility import deterministic_algorithms, seed_generators
-from assay.devices.base import AbsentDeviceError, UnknownVariantError
+from assay.devices.base import AbsentDeviceError, Detection, DeviceVendor, UnknownVariantError
+from assay.devices.torch_settings import TorchSettings
 
 
-class TorchBackendDevice:
-    """Base of adapters over torch's module called `kind`.
+class TorchBackendDevice(TorchSettings):
+    """Base class of adapters over torch's module called `kind`.
 
-    A subclass sets `kind` and adds what differs from vendor to vendor: `detect`, `vendor`,
-    `architecture`, `supported_dtypes`, `effective_precision` and `versions`.
+    A subclass sets `kind` and `maker`, and implements `architecture`, `supported_dtypes`,
+    `effective_precision` and `missing_device`.
     """
 
     kind: ClassVar[str]
+    maker: ClassVar[DeviceVendor]
 
     def __init__(self, variant: str = "") -> None:
         if variant and not variant.isdecimal():
@@ -34,43 +34,63 @@ class TorchBackendDevice:
 
     @classmethod
     def module(cls) -> ModuleType:
-        """The module that torch has for this kind of device."""
+        """Return torch's module for this kind of device."""
         module: ModuleType = getattr(torch, cls.kind)
         return module
 
     @classmethod
+    def detect(cls) -> tuple[Detection, ...]:
+        """Return one entry: the devices, or what is missing."""
+        products = cls.products() if cls.is_usable() else ()
+        if products:
+            return (Detection(cls.maker, products=products, variants=cls.indices()),)
+        return (Detection(cls.maker, missing=cls.missing_device()),)
+
+    @classmethod
+    def is_usable(cls) -> bool:
+        """Return True if torch finds a device and its driver."""
+        return bool(cls.module().is_available())
+
+    @classmethod
+    def missing_device(cls) -> str:
+        """Say what is missing if no device is found."""
+        raise NotImplementedError
+
+    @classmethod
     def indices(cls) -> tuple[str, ...]:
-        """The index of every device that this process can use."""
+        """Return the index of every device that this process can use."""
         return tuple(str(index) for index in range(cls.module().device_count()))
 
     @classmethod
     def products(cls) -> tuple[str, ...]:
-        """The product name of every device that this process can use."""
-        return tuple(str(cls.module().get_device_name(int(index))) for index in cls.indices())
+        """Return the product name of every device that this process can use."""
+        return tuple(cls.product_of(int(index)) for index in cls.indices())
+
+    @classmethod
+    def product_of(cls, index: int) -> str:
+        """Return the product name of one device."""
+        return str(cls.module().get_device_name(index))
+
+    @property
+    def vendor(self) -> DeviceVendor:
+        """Return the constants of the vendor."""
+        return self.maker
 
     @property
     def torch_device(self) -> str:
-        """Always with its index, so that it does not follow the current device."""
+        """Return the name with an index, so that it does not follow the current device."""
         return f"{self.kind}:{self._index}"
 
     def count(self) -> int:
-        """Number of devices of this kind that this process can use."""
+        """Count the devices of this kind that this process can use."""
         return int(self.module().device_count())
 
     def product(self) -> str:
-        """Name of the product, from the driver."""
-        return str(self.module().get_device_name(self._index))
-
-    def seed(self, seed: int) -> None:
-        """Seed Python's, NumPy's and torch's generators, those of all devices included."""
-        seed_generators(seed)
-
-    def deterministic(self) -> AbstractContextManager[None]:
-        """Inside, torch uses deterministic kernels where it has them."""
-        return deterministic_algorithms()
+        """Return the product name."""
+        return self.product_of(self._index)
 
     def execution(self) -> AbstractContextManager[None]:
-        """Inside, this device is the current one of its kind."""
+        """Make this device the current one of its kind inside the context."""
         current: AbstractContextManager[None] = self.module().device(self._index)
         return current
 
@@ -80,12 +100,17 @@ class TorchBackendDevice:
 
     def reset_peak_memory(self) -> None:
         """Start a new measurement of the peak of torch's allocator."""
-        self.module().reset_peak_memory_stats(self._index)
+        if self.vendor.measures_memory:
+            self.module().reset_peak_memory_stats(self._index)
 
     def peak_memory_bytes(self) -> int:
-        """Most memory of torch's allocator in use by tensors since the reset."""
+        """Return the peak of torch's allocator since the reset; 0 if unknown."""
+        if not self.vendor.measures_memory:
+            return 0
         return int(self.module().max_memory_allocated(self._index))
 
     def free_memory_bytes(self) -> int:
-        """Memory that is free according to the driver, other processes included."""
+        """Return the memory that the driver reports as free; 0 if unknown."""
+        if not self.vendor.measures_memory:
+            return 0
         return int(self.module().mem_get_info(self._index)[0])

@@ -9,12 +9,12 @@ from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 
-from assay.devices.adapter_parts.reproducibility import seed_generators
-from assay.devices.base import Vendor
+from assay.devices.base import DeviceVendor
+from assay.devices.torch_settings import seed_generators
 from assay.devices.vendor_package import VendorPackageDevice, version_of
 from assay.errors import MachineError
 
-TRAINIUM = Vendor(
+TRAINIUM = DeviceVendor(
     name="trainium",
     title="AWS Trainium",
     distributed_backend="xla",
@@ -24,28 +24,28 @@ TRAINIUM = Vendor(
     measures_memory=False,
 )
 
-# Of an instance of EC2 its type, such as "trn1.32xlarge".
+# The type of an EC2 instance, such as "trn1.32xlarge".
 _INSTANCE = Path("/sys/devices/virtual/dmi/id/product_name")
 _DRIVER = Path("/dev/neuron0")
 _UNKNOWN = "unknown"
 
-# What --auto-cast-type calls the dtypes. Source: neuronx-cc command line reference,
+# Dtype names of --auto-cast-type. Source: neuronx-cc command line reference,
 # https://awsdocs-neuron.readthedocs-hosted.com/en/latest/compiler/neuronx-cc/api-reference-guide/neuron-compiler-cli-reference-guide.html
 _CAST_TYPES = {"bf16": "bfloat16", "fp16": "float16", "tf32": "tf32"}
 
-# Earlier compilers cast the operands of float32 products unless they are told not to.
+# Earlier compilers cast the operands of float32 products by default.
 # Source: https://awsdocs-neuron.readthedocs-hosted.com/en/latest/release-notes/components/compiler.html, 2.22
 _FIRST_WITHOUT_CASTS = (2, 22)
 
-# "1" makes torch_xla keep float32 as bfloat16; both are to be removed.
+# "1" makes torch_xla keep float32 as bfloat16. Both variables are deprecated.
 # Source: https://awsdocs-neuron.readthedocs-hosted.com/en/latest/about-neuron/announcements/neuron2.x/announce-eos-xla-bf16.html
 _FLOAT32_AS_BFLOAT16 = ("XLA_USE_BF16", "XLA_DOWNCAST_BF16")
 
 
 class TrainiumDevice(VendorPackageDevice):
-    """One NeuronCore through torch_xla, which gathers operations into graphs.
+    """One NeuronCore through torch_xla, which collects operations into graphs.
 
-    From torch 2.10 on torch_neuronx needs no torch_xla and has a device of its own, for which this is no adapter.
+    From torch 2.10 on, torch_neuronx has its own device, which this adapter does not support.
     Source: https://awsdocs-neuron.readthedocs-hosted.com/en/latest/frameworks/torch/about/index.html
     Source: https://docs.pytorch.org/xla/release/r2.8/learn/api-guide.html
     """
@@ -57,43 +57,44 @@ class TrainiumDevice(VendorPackageDevice):
 
     @classmethod
     def module(cls) -> ModuleType:
-        """`torch_xla`: torch has no module of its own for it."""
+        """Return `torch_xla`: torch has no module for the device."""
         importlib.import_module(cls.package)
         return importlib.import_module("torch_xla")
 
     @classmethod
     def missing_software(cls) -> list[str]:
-        """Packages, and the driver: torch_neuronx would wait for it."""
+        """List missing packages and a missing driver, for which torch_neuronx would wait."""
         driver = [] if _DRIVER.exists() else [f"the driver of AWS Neuron ({_DRIVER})"]
         return [*super().missing_software(), *driver]
 
     @classmethod
     def is_usable(cls) -> bool:
-        """Whether torch_xla counts a core."""
+        """Return True if torch_xla counts a core."""
         return int(cls.module().device_count()) > 0
 
     @classmethod
-    def products(cls) -> tuple[str, ...]:
-        """The same for all cores of an instance."""
-        return tuple(TRAINIUM.title for _ in cls.indices())
+    def product_of(cls, index: int) -> str:
+        """Return the same name for all cores of an instance."""
+        del index
+        return TRAINIUM.title
 
     def product(self) -> str:
-        """Title and type of the instance."""
+        """Return the title and the type of the instance."""
         return f"{TRAINIUM.title} ({_instance()})"
 
     def architecture(self) -> str:
-        """The family of the instance, as in "trn1". Raises: MachineError where the system tells none."""
+        """Return the family of the instance, such as "trn1". Raises: MachineError if it is unknown."""
         instance = _instance()
         if instance == _UNKNOWN:
-            raise MachineError(f"{_INSTANCE} does not tell the type of this instance")
+            raise MachineError(f"{_INSTANCE} does not name the type of this instance")
         return instance.partition(".")[0]
 
     def supported_dtypes(self) -> tuple[str, ...]:
-        """No float64, which is computed as float32."""
+        """Return all dtypes but float64, which is computed as float32."""
         return ("float32", "bfloat16", "float16")
 
     def effective_precision(self, dtype: str) -> str:
-        """What operands of float32 products are cast to by variables, or by an older compiler."""
+        """Return the dtype to which variables or an older compiler cast float32 operands."""
         if dtype != "float32":
             return dtype
         if any(os.environ.get(variable) == "1" for variable in _FLOAT32_AS_BFLOAT16):
@@ -105,29 +106,18 @@ class TrainiumDevice(VendorPackageDevice):
         return _CAST_TYPES.get(asked, asked)
 
     def seed(self, seed: int) -> None:
-        """Seed the generators of the host, and that of the core."""
+        """Seed the generators of the host and of the core."""
         seed_generators(seed)
         self._model_functions().set_rng_state(seed, self.torch_device)
 
     def execution(self) -> AbstractContextManager[None]:
-        """The core that tensors name."""
+        """Return an empty context: tensors name their core."""
         return nullcontext()
 
     def synchronize(self) -> None:
-        """Start what was gathered, and wait for it."""
+        """Start the collected operations, and wait for them."""
         self.module().sync()
         self._model_functions().wait_device_ops()
-
-    def reset_peak_memory(self) -> None:
-        """Nothing is measured."""
-
-    def peak_memory_bytes(self) -> int:
-        """0, not known."""
-        return 0
-
-    def free_memory_bytes(self) -> int:
-        """0, not known."""
-        return 0
 
     @staticmethod
     def _model_functions() -> ModuleType:
@@ -142,13 +132,11 @@ def _instance() -> str:
 
 
 def _flags(text: str) -> dict[str, str]:
-    """Values by flag, of `--flag=value` and `--flag value`."""
     words = shlex.split(text.replace("=", " "))
     return dict(pairwise(words))
 
 
 def _default_casts() -> str:
-    """What the compiler does without --auto-cast."""
     release = re.match(r"(\d+)\.(\d+)", version_of("neuronxcc"))
     is_older = release and tuple(map(int, release.groups())) < _FIRST_WITHOUT_CASTS
     return "matmult" if is_older else "none"

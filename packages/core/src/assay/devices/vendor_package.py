@@ -1,15 +1,14 @@
-"""Base of adapters for accelerators that a Python package of their maker adds to torch."""
+"""Base class of adapters for accelerators that a vendor's Python package adds to torch."""
 
 import importlib
 import importlib.util
-import platform
 from importlib.metadata import entry_points, packages_distributions, version
 from types import ModuleType
 from typing import ClassVar
 
 import torch
 
-from assay.devices.base import Detection, Vendor
+from assay.devices.base import Detection
 from assay.devices.torch_backend import TorchBackendDevice
 
 # The group of entry points that torch loads.
@@ -17,25 +16,22 @@ _AUTOLOADED = "torch.backends"
 
 
 class VendorPackageDevice(TorchBackendDevice):
-    """Base of adapters over a module of torch that `package` registers.
+    """Base class of adapters over a torch module that `package` registers.
 
-    A subclass sets `kind`, `maker` and `package`, and adds what differs from maker to maker:
-    `architecture`, `supported_dtypes` and `effective_precision`. The package is imported when its
-    devices are asked for, never before.
-
-    more_packages: others that it needs, and that numbers depend on.
+    A subclass sets `kind`, `maker` and `package`, and implements `architecture`, `supported_dtypes`
+    and `effective_precision`. The package is imported only when its devices are asked for.
     """
 
-    maker: ClassVar[Vendor]
     package: ClassVar[str]
     more_packages: ClassVar[tuple[str, ...]] = ()
+    """Other packages that the device needs. Their versions are recorded too."""
 
     @classmethod
     def module(cls) -> ModuleType:
-        """The module that torch has for this kind of device, once the package is imported.
+        """Import the package, and return torch's module for this kind of device.
 
-        Some packages register it when torch loads them, as it does at its own import unless
-        TORCH_DEVICE_BACKEND_AUTOLOAD is 0.
+        Some packages register the module only when torch loads them. torch does so at its own import
+        unless TORCH_DEVICE_BACKEND_AUTOLOAD is 0.
         Source: https://docs.pytorch.org/tutorials/unstable/python_extension_autoload.html
         """
         importlib.import_module(cls.package)
@@ -47,44 +43,30 @@ class VendorPackageDevice(TorchBackendDevice):
 
     @classmethod
     def detect(cls) -> tuple[Detection, ...]:
-        """One entry: its devices, or what is missing."""
-        missing = cls.missing_software()
-        if missing:
+        """Return one entry: the devices, or what is missing."""
+        if missing := cls.missing_software():
             return (Detection(cls.maker, missing=", ".join(missing)),)
-        products = cls.products() if cls.is_usable() else ()
-        if products:
-            return (Detection(cls.maker, products=products, variants=cls.indices()),)
-        no_device = f"{cls.maker.title} with a driver that {cls.package} can use"
-        return (Detection(cls.maker, missing=no_device),)
+        return super().detect()
 
     @classmethod
     def missing_software(cls) -> list[str]:
-        """What is not installed here, found without importing anything of the maker's."""
+        """List what is not installed, without importing the vendor's packages."""
         packages = (cls.package, *cls.more_packages)
         return [f"the Python package {name}" for name in packages if not _is_installed(name)]
 
     @classmethod
-    def is_usable(cls) -> bool:
-        """Whether the package finds a device and its driver."""
-        return bool(cls.module().is_available())
-
-    @property
-    def vendor(self) -> Vendor:
-        """The constants of its maker."""
-        return self.maker
+    def missing_device(cls) -> str:
+        """Name the device and its driver."""
+        return f"{cls.maker.title} with a driver that {cls.package} can use"
 
     def versions(self) -> dict[str, str]:
-        """Torch, Python, and the maker's packages."""
+        """Return the versions of torch, Python and the vendor's packages."""
         packages = [name.partition(".")[0] for name in (self.package, *self.more_packages)]
-        return {
-            "torch": torch.__version__,
-            "python": platform.python_version(),
-            **{name: version_of(name) for name in packages},
-        }
+        return {**super().versions(), **{name: version_of(name) for name in packages}}
 
 
 def version_of(package: str) -> str:
-    """Of the distribution that has a top-level package; "unknown" where none says so."""
+    """Return the version of the distribution with this top-level package, or "unknown"."""
     names = packages_distributions().get(package, [])
     return version(names[0]) if names else "unknown"
 

@@ -1,4 +1,4 @@
-"""Reading files that others may have written or changed, and writing files whole.
+"""Read files that others may have written or changed, and write files atomically.
 
 Readers limit size and nesting, refuse FIFOs and devices, and raise only `UnreadableFileError`.
 This package imports neither torch nor transformers.
@@ -36,33 +36,9 @@ from assay.files.sealing import (
 from assay.files.writing import create_temporary, write_whole
 
 __all__ = [
-    "DIGEST",
-    "DiskError",
-    "UnreadableFileError",
-    "Url",
-    "check_seal",
-    "content_digest",
-    "create_temporary",
-    "file_digest",
-    "open_file",
-    "parse_json",
-    "parse_location",
-    "parse_record",
-    "read_bytes",
-    "read_json",
-    "read_json_lines",
-    "read_json_object",
-    "read_lines",
-    "read_record",
-    "read_record_lines",
-    "read_sealed",
-    "read_sealed_json",
-    "read_text",
-    "read_toml",
-    "read_toml_record",
-    "refuse_link",
-    "seal",
-    "validate_record",
-    "write_sealed",
-    "write_whole",
-]
+    "DIGEST", "DiskError", "UnreadableFileError", "Url", "check_seal", "content_digest",
+    "create_temporary", "file_digest", "open_file", "parse_json", "parse_location", "parse_record",
+    "read_bytes", "read_json", "read_json_lines", "read_json_object", "read_lines", "read_record",
+    "read_record_lines", "read_sealed", "read_sealed_json", "read_text", "read_toml",
+    "read_toml_record", "refuse_link", "seal", "validate_record", "write_sealed", "write_whole",
+]  # fmt: skip

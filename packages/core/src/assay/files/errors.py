@@ -14,7 +14,7 @@ class UnreadableFileError(UsageError):
 
     @classmethod
     def of(cls, path: Path | str, problem: object, line: int | None = None) -> Self:
-        """Make the error from the file, the line and the problem. The message has one line.
+        """Make the error, with a message of one line.
 
         line: line number from 1; None for the whole file.
         """

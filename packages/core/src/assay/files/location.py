@@ -11,7 +11,7 @@ _LOCAL = "file://"
 
 @dataclass(frozen=True, slots=True)
 class Url:
-    """A URL of storage that is not a local folder. `/` appends a name, as for a path."""
+    """A URL of remote storage. `/` appends a name, as for a path."""
 
     text: str
 
@@ -23,7 +23,7 @@ class Url:
 
 
 def parse_location(text: str | Path | Url) -> Path | Url:
-    """Return the folder or URL that a user named; `file://` names a folder.
+    """Parse a folder or a URL; `file://` stands for a folder.
 
     Raises: UsageError if the URL holds a password, which would be printed and stored.
     """

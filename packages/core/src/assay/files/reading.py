@@ -1,4 +1,6 @@
-"""Readers of foreign files. Each limits what it reads and raises only `UnreadableFileError`."""
+"""Read foreign files within limits. All functions raise only `UnreadableFileError`."""
+
+# ruff: noqa: ANN401 - JSON values
 
 import json
 import os
@@ -94,7 +96,7 @@ def read_lines(path: Path) -> Iterator[tuple[int, str]]:
                 yield number, _decoded(path, line, number)
 
 
-def read_json(path: Path) -> Any:  # noqa: ANN401 - any JSON value
+def read_json(path: Path) -> Any:
     """Read a JSON file."""
     return parse_json(read_text(path), path)
 
@@ -148,7 +150,7 @@ def read_record_lines(kind: type[_Model], path: Path) -> Iterator[_Model]:
         yield parse_record(kind, line, path, number)
 
 
-def parse_json(text: str, path: Path | str, line: int | None = None) -> Any:  # noqa: ANN401 - any JSON value
+def parse_json(text: str, path: Path | str, line: int | None = None) -> Any:
     """Parse JSON. `path` and `line` name its place in the error."""
     _require_few_values(text, path, line)
     try:
@@ -192,7 +194,6 @@ def _require_few_values(text: str, path: Path | str, line: int | None) -> None:
 
 
 def _require_depth(text: str, value: object, path: Path | str, line: int | None = None) -> None:
-    """Raise UnreadableFileError for a value that is nested deeper than MAX_DEPTH."""
     if text.count("[") + text.count("{") + text.count(".") <= MAX_DEPTH:
         return
     level = [value]

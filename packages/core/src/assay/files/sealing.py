@@ -1,8 +1,8 @@
 """Sealed records: JSON files that carry a digest of their own content.
 
-A digest detects changes made by accident or by hand. It is not a signature: whoever can write the file
-can write its digest. The hash is BLAKE2b (RFC 7693) from the standard library, so that planning needs
-no further package.
+A digest detects changes made by accident or by hand. It is not a signature: anyone who can write the
+file can write its digest. The hash is BLAKE2b (RFC 7693) from the standard library, so that planning
+needs no other package.
 """
 
 import hashlib
@@ -52,7 +52,7 @@ def write_sealed(path: Path, record: BaseModel) -> Path:
 
 
 def read_sealed(kind: type[_Model], path: Path) -> _Model:
-    """Read what `write_sealed` wrote.
+    """Read a file of `write_sealed`.
 
     Raises: UnreadableFileError if its digest is absent or does not match the content.
     """
@@ -63,7 +63,9 @@ def read_sealed_json(path: Path) -> dict[str, Any]:
     """Read the JSON object that `seal` formatted, without its digest. Raises: as in `read_sealed`."""
     content = read_json_object(path)
     if DIGEST not in content:
-        raise UnreadableFileError.of(path, "it has no digest: a change of it could not be seen")
+        raise UnreadableFileError.of(
+            path, "it has no digest, so that a change could not be detected"
+        )
     return check_seal(content, path)
 
 

@@ -1,1 +1,1 @@
-"""What watches a running model: its module calls, gradients and tensors, without changing them."""
+"""Hooks on a running model: its module calls, gradients, operations and tensors."""

@@ -1,7 +1,7 @@
-"""Key/value caches: what a call added to them, and putting other values in its place.
+"""The tokens that a call adds to a key/value cache.
 
-A snapshot of a cache at every step would cost the square of the length; what a step added is
-enough, because the rest was added by earlier steps. That the rest is unchanged is checked.
+A snapshot of the cache at every step would cost the square of the length. Earlier steps added the
+other tokens; a check shows that they are unchanged.
 """
 
 from collections.abc import Iterator
@@ -16,16 +16,13 @@ PARTS = ("keys", "values")
 
 @dataclass(slots=True)
 class Addition:
-    """What one call added to one part of one cache layer.
-
-    tensor: a view of the cache's last `tensor.shape[-2]` tokens, (B, heads, tokens, head_dim):
-        writing to it changes the cache.
-    history_changed: whether tokens that were there before the call are no longer the same.
-    """
+    """The tokens that one call added to the keys or values of one cache layer."""
 
     port: str
     tensor: Tensor
+    """A view of the cache, (B, heads, tokens, head_dim): writing to it changes the cache."""
     history_changed: bool
+    """True if the call also changed earlier tokens."""
 
 
 _Key = tuple[str, int]
@@ -38,11 +35,11 @@ class CacheTracker:
         self._claimed: set[_Key] = set()
 
     def begin_root(self) -> None:
-        """A new root call: every layer of a cache may be changed again."""
+        """Forget the additions of the last root call."""
         self._claimed.clear()
 
     def snapshot(self, arguments: dict[str, Any]) -> dict[_Key, tuple[Tensor | None, ...]]:
-        """The tensors that the caches among `arguments` hold before a call."""
+        """Return the tensors of all caches among `arguments`, before a call."""
         return {
             (name, index): tuple(getattr(layer, part, None) for part in PARTS)
             for name, index, layer in _layers(arguments)
@@ -54,9 +51,9 @@ class CacheTracker:
         before: dict[_Key, tuple[Tensor | None, ...]],
         num_tokens: int | None,
     ) -> Iterator[Addition]:
-        """What the call that ends now added; what a callee of it added is left out.
+        """Yield the additions of a call that ends, without those of its callees.
 
-        num_tokens: tokens of the root call, None if not known.
+        num_tokens: tokens of the root call, None if unknown.
         """
         for name, index, layer in _layers(arguments):
             key = (name, index)

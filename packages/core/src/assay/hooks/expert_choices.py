@@ -1,13 +1,12 @@
-"""Which experts compute each token: a router's choice, where a group of experts is called with it.
+"""A router's choice of experts for each token, read at the call of a group of experts.
 
-A group of experts gets the tokens, the chosen experts and their weights; whatever the router
-computes, and wherever it stands, its choice passes this boundary.
+A group of experts gets the tokens, the chosen experts and their weights, wherever the router is.
 
 Shape legend: R tokens, k experts for each, E experts.
 """
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -15,16 +14,16 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from assay.hooks.module_tracer import find_called_modules, forget_compiled_graphs
-from assay.hooks.suspension import is_suspended, suspended
+from assay.hooks.module_tracer import ActiveCall, ModuleTracer, NullHandler
+from assay.hooks.suspension import is_suspended
 
 _SELECTING = frozenset({torch.topk, Tensor.topk})
-_MAXIMISING = frozenset({torch.max, Tensor.max, torch.argmax, Tensor.argmax})
+_MAXIMIZING = frozenset({torch.max, Tensor.max, torch.argmax, Tensor.argmax})
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """An operation that picked the `count` largest of each row of `scores`, (R, anything)."""
+    """An operation that selected the `count` largest of each row of `scores`, (R, any)."""
 
     scores: Tensor
     count: int
@@ -32,108 +31,76 @@ class Selection:
 
 @dataclass(frozen=True, slots=True)
 class ExpertChoice:
-    """The choice with which a group of experts is called.
-
-    step: number of the root call since tracing began; call: of the module in it.
-    indices, weights: (R, k); padding is among the tokens.
-    selections: what was picked from, in order, since the last group of experts was called; empty
-        where that is not watched.
-    """
+    """The indices and weights, (R, k), that a group of experts is called with; R includes padding."""
 
     module: str
     step: int
+    """Number of the root call since tracing began."""
     call: int
+    """Number of the module's call in the step."""
     indices: Tensor
     weights: Tensor
     selections: tuple[Selection, ...] = ()
+    """Selections since the previous call of experts, in order; empty if `modules` is given."""
 
 
 class ChoiceHandler(Protocol):
-    """Called with every choice; returns the indices and weights that the experts get instead."""
+    """Observes or replaces choices."""
 
     def choose(self, choice: ExpertChoice) -> tuple[Tensor, Tensor] | None:
-        """None to leave the choice as it is."""
+        """Return other indices and weights for the experts, or None to keep the choice."""
 
 
 @dataclass
-class ChoiceTracer:
-    """Shows `handler` every choice of experts while a model runs.
-
-    modules: paths of the groups of experts; None to try every module.
-    """
+class ChoiceTracer(NullHandler):
+    """Calls `handler` with every choice of experts while a model runs."""
 
     handler: ChoiceHandler
     modules: frozenset[str] | None = None
-    _step: int = -1
-    _calls: dict[str, int] = field(default_factory=dict)
+    """Paths of the groups of experts; None to find them, and to record selections."""
     _selections: list[Selection] = field(default_factory=list)
 
     @contextmanager
     def attached(self, model: nn.Module) -> Iterator[None]:
-        """Show the choices of one run of `model`: its first root call has step 0."""
-        self._step = -1
-        handles = [
-            model.register_forward_pre_hook(torch.compiler.disable(self._begin_root), prepend=True)
-        ]
-        for name, (module, _) in find_called_modules(model).items():
-            watched = _may_be_experts(module) if self.modules is None else name in self.modules
-            if name and watched:
-                hook: Callable[..., Any] = torch.compiler.disable(self._hook(name))
-                handles.append(module.register_forward_pre_hook(hook, with_kwargs=True))
-        forget_compiled_graphs()
-        try:
-            if self.modules is None:
-                with _SelectionWatcher(self._selections):
-                    yield
-            else:
-                yield
-        finally:
-            for handle in handles:
-                handle.remove()
-            forget_compiled_graphs()
+        """Watch one run of `model` inside this context; its first root call has step 0."""
+        watcher = _SelectionWatcher(self._selections) if self.modules is None else nullcontext()
+        with ModuleTracer(self).attached(model), watcher:
+            yield
 
-    def _begin_root(self, module: nn.Module, args: object) -> None:
-        del module, args
-        self._step += 1
-        self._calls.clear()
-        self._selections.clear()
-
-    def _hook(self, name: str) -> Callable[..., Any]:
-        def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401 - as torch calls it
-            del module
-            given: dict[Any, Any] = dict(enumerate(args))
-            given |= kwargs
-            keys = find_choice_arguments(given)
-            if keys is None or is_suspended():
-                return None
-            indices, weights = keys
-            call = self._calls.get(name, 0)
-            self._calls[name] = call + 1
-            selections, self._selections[:] = tuple(self._selections), []
-            choice = ExpertChoice(
-                name, self._step, call, given[indices], given[weights], selections
+    def enter(self, active: ActiveCall) -> None:
+        """Handle the choice of a call of experts."""
+        site, arguments = active.call.site, active.arguments
+        if active.call.caller is None:
+            self._selections.clear()
+        if not self._is_watched(active) or (keys := find_choice_arguments(arguments)) is None:
+            return
+        indices, weights = keys
+        selections, self._selections[:] = tuple(self._selections), []
+        chosen = self.handler.choose(
+            ExpertChoice(
+                site.module,
+                site.step,
+                site.call,
+                arguments[indices],
+                arguments[weights],
+                selections,
             )
-            with suspended():
-                chosen = self.handler.choose(choice)
-            if chosen is None:
-                return None
-            given[indices], given[weights] = chosen
-            return tuple(given[number] for number in range(len(args))), {
-                key: given[key] for key in kwargs
-            }
+        )
+        if chosen is not None:
+            arguments[indices], arguments[weights] = chosen
 
-        return enter
-
-
-def _may_be_experts(module: nn.Module) -> bool:
-    """Whether this is no layer of torch's own, of which a model calls thousands."""
-    return not type(module).__module__.startswith("torch.nn.")
+    def _is_watched(self, active: ActiveCall) -> bool:
+        path = active.call.site.module
+        if self.modules is not None:
+            return path in self.modules
+        # A model has thousands of torch's own layers, and none is a group of experts.
+        return path != "" and not type(active.module).__module__.startswith("torch.nn.")
 
 
 def find_choice_arguments(arguments: dict[Any, Any]) -> tuple[Any, Any] | None:
-    """The keys of indices and weights among the arguments of a group of experts; None for others.
+    """Return the keys of indices and weights among a module's arguments, None unless it gets both.
 
-    Shapes: indices and weights (R, k), beside them the tokens, (R, C).
+    Shapes: indices and weights (R, k); the tokens, (R, C), are another argument.
     """
     tables = {
         key: value
@@ -155,7 +122,7 @@ def find_choice_arguments(arguments: dict[Any, Any]) -> tuple[Any, Any] | None:
 
 
 class _SelectionWatcher(TorchFunctionMode):
-    """Keeps what every operation that picks the largest of each row picked from."""
+    """Keeps the scores of every operation that selects the largest of each row."""
 
     def __init__(self, selections: list[Selection]) -> None:
         super().__init__()
@@ -171,7 +138,7 @@ class _SelectionWatcher(TorchFunctionMode):
         del types
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        if (func in _SELECTING or func in _MAXIMISING) and not is_suspended():
+        if (func in _SELECTING or func in _MAXIMIZING) and not is_suspended():
             scores = args[0] if args else kwargs.get("input")
             if isinstance(scores, Tensor) and scores.ndim == 2 and scores.is_floating_point():
                 count = 1

@@ -1,8 +1,8 @@
-"""Gradients at module boundaries, observed and replaced on their way back.
+"""Gradients at module boundaries, observed and replaced in backward.
 
-At every boundary the injected value stays in the graph by a *gradient tap*. In backward the tap
-observes the gradient that arrives and may pass another one on: so an error made in backward stays
-in the stage that makes it, as an error in forward does.
+At every boundary a *gradient tap* keeps the injected value in the graph. In backward the tap
+observes the gradient that arrives and may return another. So an error of backward stays in the
+stage that makes it, as in forward.
 """
 
 from collections.abc import Callable
@@ -21,52 +21,52 @@ from assay.sites import Call, CallSite
 
 
 class BoundaryHandler(TraceHandler, Protocol):
-    """A handler that recognises the values that it injected."""
+    """A handler that recognizes the values that it injected."""
 
-    def recognises(self, value: Tensor) -> bool:
-        """Whether this very object was injected."""
+    def recognizes(self, value: Tensor) -> bool:
+        """Return True if this object was injected."""
 
     def alias(self, new: Tensor, known: Tensor) -> None:
-        """From now on treat `new` as the injected value `known`."""
+        """Treat `new` as the injected value `known` from now on."""
 
     def in_order(self, active: ActiveCall, made: Tensor) -> Tensor:
-        """What a call made, with its columns in the order of what was injected in its place."""
+        """Return a computed value with its columns in the order of the value injected for it."""
         ...
 
 
 class GradientHandler(Protocol):
-    """What is done with the gradients that arrive at boundaries."""
+    """Observes or replaces the gradients that arrive at boundaries."""
 
     def expects(self, call: Call, port: str, value: Tensor) -> bool:
-        """Called in forward: whether a gradient of `value`, at `port` of `call`, is wanted."""
+        """Return True, in forward, if `arrive` wants the gradient of `value`."""
 
     def announce(self, call: Call, port: str) -> None:
-        """Called in forward for each gradient that `arrive` is to get."""
+        """Note, in forward, that `arrive` will get a gradient."""
 
     def begin_backward(self, gradient: Tensor) -> None:
-        """Called in backward, before all others, with the gradient of the loss itself."""
+        """Get the gradient of the loss, before all others."""
 
     def arrive(self, call: Call, port: str, gradient: Tensor) -> Tensor:
-        """Called in backward with a gradient; returns the one that goes on from there."""
+        """Return the gradient that backward continues with."""
 
     def finish_backward(self) -> None:
-        """Called when a backward pass has ended."""
+        """End a backward pass."""
 
 
 class _GradientTap(torch.autograd.Function):
-    """Puts an injected value into the graph, in place of the one that was made there."""
+    """Replaces a computed value in the graph by an injected one."""
 
     @staticmethod
     def forward(
         ctx: Any,  # noqa: ANN401 - torch's own
-        made: Tensor,
+        computed: Tensor,
         injected: Tensor,
         anchor: Tensor,
         arrive: Callable[[Tensor], Tensor],
     ) -> Tensor:
-        del made, anchor
+        del computed, anchor
         ctx.arrive = arrive
-        # A tensor of its own: code may change it in place, and views of a Function's may not be.
+        # A copy: autograd forbids changes in place of a view that a Function returns.
         return copy_of(injected)
 
     @staticmethod
@@ -76,7 +76,7 @@ class _GradientTap(torch.autograd.Function):
 
 
 class _Join(torch.autograd.Function):
-    """The loss, on which every tap depends: one that nothing else reaches gets zeros."""
+    """Makes the loss depend on every tap: one that backward would not reach gets zeros."""
 
     @staticmethod
     def forward(
@@ -99,13 +99,12 @@ class _Join(torch.autograd.Function):
 class GradientTaps:
     """A handler that puts a tap at every boundary where `inner` injects a value.
 
-    A boundary has its own tap even if its value is known already: along a residual stream the
-    values are the same and the gradients are not.
+    Boundaries of the same value have separate taps: along a residual stream gradients differ.
     """
 
     inner: BoundaryHandler
     handler: GradientHandler
-    # A value that the candidate detached has to get gradients too: they are compared.
+    # Values that the candidate detached get gradients too, which are compared.
     _anchor: Tensor = field(default_factory=lambda: torch.zeros((), requires_grad=True))
     _tapped: list[Tensor] = field(default_factory=list)
     _places: set[tuple[CallSite, str]] = field(default_factory=set)
@@ -113,93 +112,94 @@ class GradientTaps:
     _copies: dict[CallSite, tuple[dict[str, Tensor], InPlaceChanges]] = field(default_factory=dict)
 
     def enter(self, active: ActiveCall) -> None:
-        """As `inner` does, with taps at the arguments."""
+        """Let `inner` handle the call, then put taps at the arguments."""
         if active.call.caller is None and not active.is_recompute:
             self._places.clear()
             self._copies.clear()
-        made = _tensors_of(active.arguments)
+        computed = dict(iterate_tensors(active.arguments, "input"))
         self.inner.enter(active)
         if active.state is None:
             return
-        for name, value in active.arguments.items():
-            active.arguments[name] = map_tensors(
-                value, f"input.{name}", lambda port, tensor: self._tap(active, port, made, tensor)
-            )
-        self._copies[active.call.site] = made, InPlaceChanges(active.arguments)
+        active.arguments = map_tensors(
+            active.arguments,
+            "input",
+            lambda port, tensor: self._tap(active, port, computed, tensor),
+        )
+        self._copies[active.call.site] = computed, InPlaceChanges(active.arguments)
 
     def leave(self, active: ActiveCall, output: Any) -> Any:  # noqa: ANN401 - see TraceHandler
-        """As `inner` does, with taps at the results."""
-        made = dict(iterate_tensors(output, "output"))
+        """Let `inner` handle the results, then put taps at them."""
+        computed = dict(iterate_tensors(output, "output"))
         output = self.inner.leave(active, output)
         if active.state is None:
             return output
         self._change_callers_tensors(active)
-        tap = self._pass_through if _holds_own_loss(active, made) else self._tap
-        return map_tensors(output, "output", lambda port, tensor: tap(active, port, made, tensor))
+        tap = self._pass_through if _holds_own_loss(active, computed) else self._tap
+        return map_tensors(
+            output, "output", lambda port, tensor: tap(active, port, computed, tensor)
+        )
 
     def finish_root(self, active: ActiveCall) -> None:
-        """As `inner` does."""
+        """Let `inner` end the root call."""
         self.inner.finish_root(active)
 
     def join(self, loss: Tensor) -> Tensor:
-        """`loss`, such that its backward reaches every tap made since the last one."""
+        """Return the loss, with a backward that reaches every tap since the previous `join`."""
         tapped, self._tapped = self._tapped, []
         return cast("Tensor", _Join.apply(loss, self.handler.begin_backward, *tapped))  # type: ignore[no-untyped-call]
 
     def _change_callers_tensors(self, active: ActiveCall) -> None:
         """Apply the call's changes to its copies to the caller's tensors."""
-        made, changes = self._copies.pop(active.call.site)
+        computed, changes = self._copies.pop(active.call.site)
         for port, copy in changes.changed():
-            original = made[f"input.{port}"]
+            original = computed[f"input.{port}"]
             if original is not copy:
                 original.copy_(copy)
 
     def _tap(
-        self, active: ActiveCall, port: str, made: dict[str, Tensor], injected: Tensor
+        self, active: ActiveCall, port: str, computed: dict[str, Tensor], injected: Tensor
     ) -> Tensor:
-        value = made.get(port)
+        value = computed.get(port)
         if (
             value is None
             or not torch.is_grad_enabled()
             or not injected.is_floating_point()
-            or not self.inner.recognises(injected)
+            or not self.inner.recognizes(injected)
         ):
             return injected
         value = self.inner.in_order(active, value)
         if self.handler.expects(active.call, port, value):
             arrive = self._arrive_at(active, port)
         elif value.requires_grad:
-            arrive = (
-                _pass_unchanged  # more than is expected is not compared, and not cut off either
-            )
+            arrive = _pass_unchanged  # an unexpected gradient is not compared, and not cut off
         else:
             return injected
-        tapped = cast(
-            "Tensor",
-            _GradientTap.apply(value, injected.detach(), self._anchor, arrive),  # type: ignore[no-untyped-call]
-        )
-        self.inner.alias(tapped, injected)
+        tapped = self._insert_tap(value, injected, arrive)
         if not active.is_recompute:
             self._tapped.append(tapped)
         return tapped
 
     def _pass_through(
-        self, active: ActiveCall, port: str, made: dict[str, Tensor], injected: Tensor
+        self, active: ActiveCall, port: str, computed: dict[str, Tensor], injected: Tensor
     ) -> Tensor:
-        """A tap that only a loss from this value reaches: gradients go on as they are."""
+        """Insert a tap that passes gradients on and that only a loss of this value reaches."""
         del active
-        value = made.get(port)
-        if value is None or not value.requires_grad or not self.inner.recognises(injected):
+        value = computed.get(port)
+        if value is None or not value.requires_grad or not self.inner.recognizes(injected):
             return injected
-        tapped: Tensor = _GradientTap.apply(value, injected.detach(), self._anchor, _pass_unchanged)  # type: ignore[no-untyped-call]
+        return self._insert_tap(value, injected, _pass_unchanged)
+
+    def _insert_tap(
+        self, value: Tensor, injected: Tensor, arrive: Callable[[Tensor], Tensor]
+    ) -> Tensor:
+        tapped: Tensor = _GradientTap.apply(value, injected.detach(), self._anchor, arrive)  # type: ignore[no-untyped-call]
         self.inner.alias(tapped, injected)
         return tapped
 
     def _arrive_at(self, active: ActiveCall, port: str) -> Callable[[Tensor], Tensor]:
-        """What is done with the gradient at a boundary.
+        """Return the function that gets the gradient at a boundary.
 
-        Of activations that are computed again backward needs the values alone, unless they had
-        no graph the first time.
+        For recomputed activations backward needs only the values, unless they had no graph before.
         """
         call, handler = active.call, self.handler
         place = call.site, port
@@ -210,22 +210,11 @@ class GradientTaps:
         return lambda gradient: handler.arrive(call, port, gradient)
 
 
-def _holds_own_loss(active: ActiveCall, made: dict[str, Tensor]) -> bool:
-    """Whether the model computed a loss itself: gradients need not come through its results.
-
-    They come through the head's.
-    """
-    loss = made.get("output.loss")
+def _holds_own_loss(active: ActiveCall, computed: dict[str, Tensor]) -> bool:
+    """Return True if the model computed a loss: gradients then come through the head's results."""
+    loss = computed.get("output.loss")
     return active.call.caller is None and loss is not None and loss.requires_grad
 
 
 def _pass_unchanged(gradient: Tensor) -> Tensor:
     return gradient
-
-
-def _tensors_of(arguments: dict[str, Any]) -> dict[str, Tensor]:
-    return {
-        port: tensor
-        for name, value in arguments.items()
-        for port, tensor in iterate_tensors(value, f"input.{name}")
-    }

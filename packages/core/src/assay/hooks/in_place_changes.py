@@ -1,4 +1,4 @@
-"""Arguments that a call changes in place are results of it."""
+"""Arguments that a call changes in place, which are results of the call."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -17,23 +17,22 @@ class InPlaceChanges:
 
     def __init__(self, arguments: dict[str, Any]) -> None:
         self._before = [
-            (f"{name}{port}", tensor, tensor._version)  # noqa: SLF001 - there is no public name
-            for name, value in arguments.items()
-            for port, tensor in iterate_tensors(value, "")
+            (port.removeprefix("."), tensor, tensor._version)  # noqa: SLF001 - no public name
+            for port, tensor in iterate_tensors(arguments, "")
             if not tensor.is_inference()
         ]
 
     def changed(self) -> Iterator[tuple[str, Tensor]]:
-        """Every argument that was changed since, with its port after `input.`."""
+        """Yield every argument that has changed, with its port after `input.`."""
         for port, tensor, version in self._before:
             if tensor._version != version:  # noqa: SLF001
                 yield port, tensor
 
 
 def write_injected(target: Tensor, injected: Tensor) -> None:
-    """Give `target` the values of `injected` without a trace in its graph or its version.
+    """Write values to `target` without changing its graph or version.
 
-    Autograd refuses a backward pass over a tensor whose version changed after it was saved, and a
-    recorded copy would cut the gradient off.
+    Autograd refuses a backward pass over a saved tensor with another version, and a copy in the
+    graph would cut off the gradient.
     """
     target.data.copy_(injected)

@@ -1,4 +1,4 @@
-"""Hooks on every module of a model: which module calls which, with what, and in which order."""
+"""Hooks on every module of a model: callers, arguments and order of all calls."""
 
 import inspect
 import sys
@@ -12,57 +12,55 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from assay.hooks.row_positions import BatchPositions
 from assay.hooks.suspension import is_suspended, suspended
-from assay.hooks.timeline import Timeline
 from assay.sites import Call, CallSite, RowMap, unwrapped_path
 
 
 @dataclass(slots=True)
 class ActiveCall:
-    """One call that is under way.
-
-    arguments: by their names in the forward signature.
-    state: what the handler keeps from `enter` to `leave`; None for a call that it leaves alone.
-    is_recompute: whether backward computes anew what the call computed before.
-    """
+    """A call that has not ended."""
 
     call: Call
     module: nn.Module
     arguments: dict[str, Any]
+    """By their names in the forward signature."""
     state: Any = None
+    """The handler's, from `enter` to `leave`; None for a call that it skips."""
     is_recompute: bool = False
+    """True if backward repeats an earlier call (activation checkpointing)."""
 
 
 class TraceHandler(Protocol):
-    """What is done at the module boundaries of a run: values there are observed, or replaced."""
+    """Observes or replaces the values at the module boundaries of a run."""
 
     def enter(self, active: ActiveCall) -> None:
-        """Called before a module runs; may change `active.arguments` in place."""
+        """Handle a call before the module runs; may change `active.arguments`."""
 
     def leave(self, active: ActiveCall, output: Any) -> Any:  # noqa: ANN401 - whatever modules return
-        """Called with the module's `output`; returns what its caller gets."""
+        """Return the result that the module's caller gets."""
 
     def finish_root(self, active: ActiveCall) -> None:
-        """Called when the root call has ended."""
+        """Handle the end of the root call."""
 
 
 class NullHandler:
     """A handler that changes nothing and keeps nothing."""
 
     def enter(self, active: ActiveCall) -> None:
-        """Leave the arguments as they are."""
+        """Do nothing."""
 
     def leave(self, active: ActiveCall, output: Any) -> Any:  # noqa: ANN401 - see TraceHandler
-        """The output as it is."""
+        """Return the output unchanged."""
         del active
         return output
 
     def finish_root(self, active: ActiveCall) -> None:
-        """Keep nothing of the root call."""
+        """Do nothing."""
 
 
 def _find_graph_test() -> Callable[[], bool]:
-    """Return the device's test if it records a graph, which must not copy, and replays no hooks."""
+    """Return the device's test for recording a graph, which must not copy, and replays no hooks."""
     test: Callable[[], bool] = getattr(
         torch.get_device_module(), "is_current_stream_capturing", lambda: False
     )
@@ -71,69 +69,55 @@ def _find_graph_test() -> Callable[[], bool]:
 
 @dataclass
 class ModuleTracer:
-    """Calls a handler for every module call of a model.
-
-    timeline: rows of the batch that is being run; None if nothing is known of them.
-    paused: whether the handler is not called at all.
-    rank: of this process.
-    num_left_out: calls in other threads while a root call was under way, and calls that a device
-        recorded into a graph. They are not handled.
-    """
+    """Calls a handler for every module call of a model."""
 
     handler: TraceHandler
     batch: int = 0
-    timeline: Timeline | None = None
+    positions: BatchPositions | None = None
+    """Those of the current batch; None if unknown."""
     step: int = -1
     order: int = 0
     paused: bool = False
+    """True while the handler is not called."""
     rank: int = 0
     num_left_out: int = 0
-    _thread: int | None = None  # of the root call that is under way
+    """Calls that a device recorded into a graph, and those of other threads during a root call."""
+    _thread: int | None = None  # of the current root call
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _is_recording_graph: Callable[[], bool] = field(default_factory=_find_graph_test)
     _column: int = 0
     _stack: list[ActiveCall] = field(default_factory=list)
     _counts: Counter[str] = field(default_factory=Counter)
     _rows: RowMap | None = None
-    _made: dict[tuple[str, int], Call] = field(default_factory=dict)
+    _calls: dict[tuple[str, int], Call] = field(default_factory=dict)
     _num_recomputed: Counter[str] = field(default_factory=Counter)
 
-    def begin_batch(self, number: int, timeline: Timeline | None, first_step: int = 0) -> None:
-        """Called before a batch runs: its first root call has the step `first_step`."""
-        self.batch, self.timeline = number, timeline
+    def begin_batch(
+        self, number: int, positions: BatchPositions | None, first_step: int = 0
+    ) -> None:
+        """Begin a batch, whose first root call has the step `first_step`."""
+        self.batch, self.positions = number, positions
         self.step, self._column = first_step - 1, 0
 
     @property
     def active(self) -> ActiveCall | None:
-        """The innermost call under way; None outside of the model."""
+        """The innermost running call; None outside of the model."""
         return self._stack[-1] if self._stack else None
-
-    @property
-    def current(self) -> str | None:
-        """Path of the module whose code is running; None outside of the model."""
-        return self.active.call.site.module if self.active else None
-
-    @property
-    def current_call(self) -> tuple[str, int, int] | None:
-        """Path, step and call of the module whose code is running."""
-        if self.active is None:
-            return None
-        site = self.active.call.site
-        return site.module, site.step, site.call
 
     @contextmanager
     def attached(self, model: nn.Module) -> Iterator[None]:
         """Call the handler for every module call of `model` inside this context."""
         handles = []
+        post: Callable[..., Any] = torch.compiler.disable(self._leave)
+        end: Callable[..., None] = torch.compiler.disable(self._end_root)
         for name, (module, innermost) in find_called_modules(model).items():
             pre = self._pre_hook(name, _Signature(innermost), type(innermost).__name__)
-            post = self._post_hook()
             # A script may evaluate the model that DistributedDataParallel wraps.
             for one in (module, innermost) if innermost is not module else (module,):
                 handles.append(one.register_forward_pre_hook(pre, with_kwargs=True))
                 handles.append(one.register_forward_hook(post, with_kwargs=True))
                 if not name:
-                    handles.append(one.register_forward_hook(self._end_hook(), always_call=True))
+                    handles.append(one.register_forward_hook(end, always_call=True))
         forget_compiled_graphs()
         try:
             yield
@@ -144,7 +128,7 @@ class ModuleTracer:
 
     @contextmanager
     def unpaused(self) -> Iterator[None]:
-        """Inside, the handler is called."""
+        """Call the handler inside this context."""
         before, self.paused = self.paused, False
         try:
             yield
@@ -162,7 +146,7 @@ class ModuleTracer:
                     self._stack.clear()  # of a root call that ended by an exception
                 arguments = signature.bind(args, kwargs)
                 if is_in_backward():
-                    known = self._made.get((name, self._num_recomputed[name]))
+                    known = self._calls.get((name, self._num_recomputed[name]))
                     self._num_recomputed[name] += 1
                     if known is None:
                         self._release()
@@ -179,39 +163,31 @@ class ModuleTracer:
         hook: Callable[..., Any] = torch.compiler.disable(enter)
         return hook
 
-    def _post_hook(self) -> Callable[..., Any]:
-        def leave(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:  # noqa: ANN401
-            del args, kwargs
-            if self.paused or is_suspended() or self._thread != threading.get_ident():
-                return None
-            if all(active.module is not module for active in self._stack):
-                return None  # wrapped by another one, or made again and not before
-            with suspended():
-                while self._stack[-1].module is not module:
-                    self._stack.pop()  # a callee that left by an exception its caller caught
-                active = self._stack.pop()
-                output = self.handler.leave(active, output)
-                if not self._stack and not is_in_backward():
-                    self.handler.finish_root(active)
-                self._release()
-                return output
+    def _leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:  # noqa: ANN401
+        del args, kwargs
+        if self.paused or is_suspended() or self._thread != threading.get_ident():
+            return None
+        if all(active.module is not module for active in self._stack):
+            return None  # its wrapper has the call, or only backward calls it
+        with suspended():
+            while self._stack[-1].module is not module:
+                self._stack.pop()  # a callee whose exception its caller caught
+            active = self._stack.pop()
+            output = self.handler.leave(active, output)
+            if not self._stack and not is_in_backward():
+                self.handler.finish_root(active)
+            self._release()
+            return output
 
-        hook: Callable[..., Any] = torch.compiler.disable(leave)
-        return hook
-
-    def _end_hook(self) -> Callable[..., None]:
-        def end(module: nn.Module, args: object, output: object) -> None:
-            del args, output
-            is_own = self._thread == threading.get_ident() and bool(self._stack)
-            if is_own and self._stack[0].module is module:  # it ended by an exception
-                self._stack.clear()
-                self._release()
-
-        hook: Callable[..., None] = torch.compiler.disable(end)
-        return hook
+    def _end_root(self, module: nn.Module, args: object, output: object) -> None:
+        del args, output
+        is_own = self._thread == threading.get_ident() and bool(self._stack)
+        if is_own and self._stack[0].module is module:  # it ended by an exception
+            self._stack.clear()
+            self._release()
 
     def _claim(self) -> bool:
-        """Return True unless another thread is inside of a root call, or a graph is recorded."""
+        """Return True unless another thread runs a root call, or a device records a graph."""
         with self._lock:
             is_other = self._thread not in (None, threading.get_ident())
             if is_other or self._is_recording_graph():
@@ -236,26 +212,26 @@ class ModuleTracer:
         caller = self._stack[-1].call.site.module if self._stack else None
         call = Call(site, class_name, caller, self.order, rows=self._rows)
         self.order += 1
-        self._made[name, number] = call
+        self._calls[name, number] = call
         return call
 
     def _begin_root(self, arguments: dict[str, Any]) -> None:
         self.step += 1
         self._counts.clear()
-        self._made.clear()
+        self._calls.clear()
         self._num_recomputed.clear()
-        ids = _sequence(arguments)
+        ids = _find_tokens(arguments)
         if ids is None:
             self._rows = None
             return
-        timeline, length = self.timeline, ids.shape[1]
-        if timeline is None:
+        positions, length = self.positions, ids.shape[1]
+        if positions is None:
             names = "attention_mask", "position_ids", "past_key_values"
-            timeline = Timeline.of_call(ids, *map(arguments.get, names))
-            self._column = timeline.positions.shape[1] - length
+            positions = BatchPositions.of_call(ids, *map(arguments.get, names))
+            self._column = positions.positions.shape[1] - length
         elif length == self._column + 1:
             self._column = 0  # without a cache, all tokens so far and the new one
-        self._rows = timeline.rows(self._column, length)
+        self._rows = positions.rows(self._column, length)
         self._column += length
 
 
@@ -275,12 +251,22 @@ def find_whole_graphs(model: nn.Module) -> list[str]:
     ]
 
 
-def find_called_modules(model: nn.Module) -> dict[str, tuple[nn.Module, nn.Module]]:
-    """By path in the unwrapped model the module whose calls count, and the innermost one there.
+def find_compiled_modules(model: nn.Module) -> list[str]:
+    """Return the paths of compiled modules, whose operations do not run one by one."""
+    return [
+        path or "the model"
+        for path, module in model.named_modules()
+        if module._compiled_call_impl is not None  # noqa: SLF001 - there is no public name
+        or isinstance(module, torch._dynamo.OptimizedModule)  # noqa: SLF001
+    ]
 
-    A wrapper has the path of what it wraps, and a call of the two is one: that of the wrapper, as
-    `torch.compile(module)` returns one, since its result is what the caller gets. Backward calls
-    what an activation checkpoint wraps, and not the wrapper again: there it is the wrapped one.
+
+def find_called_modules(model: nn.Module) -> dict[str, tuple[nn.Module, nn.Module]]:
+    """Return the module whose calls count, and the innermost wrapped one, by unwrapped path.
+
+    A wrapper such as that of `torch.compile` and its module share a path, and their calls count as
+    one call of the wrapper, whose result the caller gets. A checkpoint wrapper does not count:
+    backward calls only the module inside.
     """
     found: dict[str, tuple[nn.Module, nn.Module]] = {}
     for path, module in model.named_modules():
@@ -292,8 +278,8 @@ def find_called_modules(model: nn.Module) -> dict[str, tuple[nn.Module, nn.Modul
     return found
 
 
-def _sequence(arguments: dict[str, Any]) -> torch.Tensor | None:
-    """The argument that has the tokens of the call, (B, T) or (B, T, C)."""
+def _find_tokens(arguments: dict[str, Any]) -> torch.Tensor | None:
+    """Return the argument with the tokens of the call, (B, T) or (B, T, C)."""
     for name in ("input_ids", "inputs_embeds", "decoder_input_ids"):
         tensor = arguments.get(name)
         if isinstance(tensor, torch.Tensor) and tensor.ndim >= 2:
@@ -302,21 +288,21 @@ def _sequence(arguments: dict[str, Any]) -> torch.Tensor | None:
 
 
 def forget_compiled_graphs() -> None:
-    """Make torch.compile trace again: graphs made without hooks do not call them."""
+    """Make torch.compile trace again: graphs of a model without hooks do not call them."""
     if "torch._dynamo" in sys.modules:
         torch.compiler.reset()
 
 
 class _Signature:
-    """Arguments of a forward method by name, and back to how it was called.
+    """Converts the arguments of a forward method to names, and back to the form of the call.
 
-    What came by position goes back by position: wrappers of Hugging Face look into keywords only.
+    Positional arguments stay positional: wrappers of Hugging Face read only keywords.
     """
 
     def __init__(self, module: nn.Module) -> None:
         self._names = []
         self._rest = "args"
-        # Of the class: a setup function may have put another callable on the instance.
+        # Of the class: a setup function may have replaced `forward` of the instance.
         parameters = list(inspect.signature(type(module).forward).parameters.values())[1:]
         for parameter in parameters:
             if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
@@ -325,7 +311,7 @@ class _Signature:
                 self._rest = parameter.name
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """All arguments by name; positional ones beyond the names as one tuple."""
+        """Return all arguments by name, those of `*args` as one tuple."""
         arguments: dict[str, Any] = dict(zip(self._names, args, strict=False))
         if len(args) > len(self._names):
             arguments[self._rest] = args[len(self._names) :]
@@ -334,7 +320,7 @@ class _Signature:
     def unbind(
         self, arguments: dict[str, Any], num_positional: int
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """`arguments` in the form of a call that had `num_positional` positional ones."""
+        """Return the arguments of a call with `num_positional` positional ones."""
         names = self._names[:num_positional]
         args = tuple(arguments[name] for name in names)
         if num_positional > len(self._names):

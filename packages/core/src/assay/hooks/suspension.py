@@ -1,4 +1,4 @@
-"""Suspending what watches or changes torch functions while our own code computes."""
+"""Suspending all watchers and precision modes while assay itself computes."""
 
 import threading
 from collections.abc import Iterator
@@ -12,13 +12,13 @@ _state = threading.local()
 
 
 def is_suspended() -> bool:
-    """Whether the calling thread is inside `suspended()`."""
+    """Return True if the calling thread is inside `suspended()`."""
     return getattr(_state, "depth", 0) > 0
 
 
 @contextmanager
 def suspended_modes() -> Iterator[None]:
-    """Run our own arithmetic: no precision mode, no operation recorder, no simulated device."""
+    """Compute without precision modes, operation watchers and simulated devices."""
     _state.depth = getattr(_state, "depth", 0) + 1
     try:
         with suspend_execution():
@@ -29,17 +29,14 @@ def suspended_modes() -> Iterator[None]:
 
 @contextmanager
 def suspended() -> Iterator[None]:
-    """`suspended_modes` for plain tensors: the modes are spared the look at every operation.
-
-    Tensors of a class of their own, such as DTensor, do not work inside.
-    """
+    """Suspend modes faster, for plain tensors: subclasses such as DTensor do not work inside."""
     with suspended_modes(), torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():  # noqa: SLF001
         yield
 
 
 @contextmanager
 def resumed() -> Iterator[None]:
-    """Inside of `suspended`, let hooks see the calls of another model."""
+    """Let hooks see the calls of another model inside of `suspended`."""
     depth, _state.depth = getattr(_state, "depth", 0), 0
     try:
         yield

@@ -1,4 +1,4 @@
-"""Usage of a model by its runs: modules, parameters, experts, cache slots.
+"""The modules, parameters, experts and cache slots that a model's runs use.
 
 Shape legend: R tokens, k experts for each, E experts.
 """
@@ -28,21 +28,19 @@ _READ_FIRST_VALUE = frozenset({"to", "type_as", "view_as", "expand_as", "reshape
 
 @dataclass
 class UsageWatch:
-    """A handler that notes what each call uses, and passes the call on to `handler`.
-
-    called: modules that were called with values to compute with.
-    read: parameters whose values an operation read; None if reads are not watched.
-    routed: number of tokens of each expert of a group, without padding, (E,).
-    varied: for each port of position ids, True if its rows ever differed.
-    slots: positions written and read in each cache, in order of first use.
-    """
+    """A handler that notes the usage of each call, and passes the call on to `handler`."""
 
     handler: TraceHandler
     called: set[str] = field(default_factory=set)
+    """Modules that were called with values to compute with."""
     read: set[str] | None = None
+    """Parameters whose values an operation read; None if reads are not watched."""
     routed: dict[str, Tensor] = field(default_factory=dict)
+    """Number of tokens of each expert of a group, without padding, (E,)."""
     varied: dict[str, bool] = field(default_factory=dict)
+    """For each port of position ids, True if its rows ever differed."""
     slots: list[tuple[int, int]] = field(default_factory=list)
+    """Positions written and read in each cache, in order of first use."""
     _owners: dict[str, list[str]] = field(default_factory=dict)
     _names: dict[int, list[str]] = field(default_factory=dict)
     _is_running: bool = False
@@ -58,7 +56,7 @@ class UsageWatch:
             self._names.setdefault(id(parameter), []).append(name)
 
     def reading(self) -> AbstractContextManager[object]:
-        """Watch, inside this context, which parameters the operations of a forward pass read."""
+        """Note, inside this context, the parameters that operations of a forward pass read."""
         self.read = set()
         return _ParameterReads(self)
 
@@ -68,7 +66,7 @@ class UsageWatch:
             self.read.update(self._names.get(id(value), ()))
 
     def enter(self, active: ActiveCall) -> None:
-        """Note what the call uses."""
+        """Note the usage of a call."""
         self._is_running |= active.call.caller is None
         path, arguments = active.call.site.module, active.arguments
         tensors = list(iterate_tensors(arguments, path))
@@ -124,10 +122,10 @@ class UsageWatch:
 def count_expert_tokens(
     module: nn.Module, arguments: dict[str, Any], rows: RowMap | None
 ) -> Tensor | None:
-    """Count the tokens of each expert in a call, (E,), without padding. Return None for other modules.
+    """Count the tokens of each expert in a call, (E,), without padding; None for other modules.
 
-    A group of experts gets indices (R, k), a list of E counts, or the tokens of all experts in
-    sequence, (E * R, C), with zeros for tokens that an expert does not compute.
+    A group of experts gets indices (R, k), a list of E counts, or the tokens once per expert,
+    (E * R, C), with zeros for tokens that an expert does not compute.
     """
     fused = {len(item) for item in module.parameters(recurse=False) if item.ndim == 3}
     numbered = sum(name.isdecimal() for name, _ in module.named_children())
@@ -162,7 +160,7 @@ def _has_rows_of_positions(tensor: Tensor) -> bool:
 
 
 class _ParameterReads(TorchFunctionMode):
-    """A torch function mode that reports to `watch` the values that functions read."""
+    """Reports the arguments whose values functions read to `watch`."""
 
     def __init__(self, watch: UsageWatch) -> None:
         super().__init__()
@@ -176,9 +174,10 @@ class _ParameterReads(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:  # noqa: ANN401 - whatever func returns
         del types
-        result = func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
         if not is_suspended():
-            for number, value in enumerate((*args, *(kwargs or {}).values())):
+            for number, value in enumerate((*args, *kwargs.values())):
                 if _reads_value(func, result, number):
                     for item in value if isinstance(value, (list, tuple)) else (value,):
                         self._watch.note_read(item)

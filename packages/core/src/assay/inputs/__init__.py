@@ -1,26 +1,16 @@
-"""Prompts and batches that cover the cases in which generation often fails.
+"""Prompts and batches that cover cases in which generation often fails.
 
-Importing this package imports no torch: a batch makes its tensors on access.
+Importing this package does not import torch: a batch makes its tensors on access.
 """
 
 from assay.inputs.batches import Batch, InputPlan
 from assay.inputs.hard_cases import describe_hard_cases
 from assay.inputs.model_limits import ModelLimits, limits_of
-from assay.inputs.planning import LengthRange, PlanOptions, parse_lengths, plan_batches
+from assay.inputs.planning import BatchOptions, LengthRange, parse_lengths, plan_batches
 from assay.inputs.prompts import Prompt, built_in_texts, load_prompts, read_prompts
 
 __all__ = [
-    "Batch",
-    "InputPlan",
-    "LengthRange",
-    "ModelLimits",
-    "PlanOptions",
-    "Prompt",
-    "built_in_texts",
-    "describe_hard_cases",
-    "limits_of",
-    "load_prompts",
-    "parse_lengths",
-    "plan_batches",
+    "Batch", "BatchOptions", "InputPlan", "LengthRange", "ModelLimits", "Prompt", "built_in_texts",
+    "describe_hard_cases", "limits_of", "load_prompts", "parse_lengths", "plan_batches",
     "read_prompts",
-]
+]  # fmt: skip

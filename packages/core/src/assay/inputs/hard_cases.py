@@ -1,4 +1,4 @@
-"""Which of the hard cases a plan covers, so that a report can list the others."""
+"""Find which hard cases a plan covers."""
 
 from collections.abc import Sequence
 
@@ -9,9 +9,9 @@ _FAR = 1000
 
 
 def describe_hard_cases(batches: Sequence[Batch], limits: ModelLimits) -> dict[str, bool | None]:
-    """For each hard case whether `batches` cover it; None if it cannot occur in the model."""
+    """Map each hard case to True if `batches` cover it, or None if the model cannot have it."""
     generates = limits.can_generate
-    # The last new token is never an input of the model.
+    # The last new token is never an input.
     num_processed = [
         len(row) + max(0, batch.max_new_tokens - 1) for batch in batches for row in batch.rows
     ]

@@ -1,4 +1,4 @@
-"""Limits of the inputs that a model accepts."""
+"""Limits of a model's inputs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,28 +23,26 @@ class _Model(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ModelLimits:
-    """The properties of a model that limit its inputs.
-
-    max_positions: length of the longest sequence; None for no limit.
-    sliding_window: length of the shortest window of a layer; None if no layer has one.
-    whole_prefill: why generation has to take a prompt in one call; empty where chunks are possible.
-    """
+    """The properties of a model that limit its inputs."""
 
     vocab_size: int
     max_positions: int | None = None
+    """Length of the longest sequence; None without a limit."""
     sliding_window: int | None = None
+    """Length of the shortest window of a layer; None without windows."""
     pad_token_id: int = 0
     can_generate: bool = True
     whole_prefill: str = ""
+    """Why the prefill cannot be divided into chunks; "" if it can."""
 
     def check_ids(self, ids: Sequence[int], max_new_tokens: int, where: str) -> None:
-        """Raise UsageError, beginning with `where`, if the model cannot continue `ids`."""
+        """Raise UsageError, starting with `where`, if the model cannot continue `ids`."""
         if not ids:
             raise UsageError(f"{where}: the prompt is empty")
         for position, id_ in enumerate(ids):
             if not 0 <= id_ < self.vocab_size:
                 raise UsageError(
-                    f"{where}: token id {shorten(id_)} at position {position} is outside of the"
+                    f"{where}: token id {shorten(id_)} at position {position} is outside the"
                     f" vocabulary of {self.vocab_size}"
                 )
         if self.max_positions is not None and len(ids) + max_new_tokens > self.max_positions:
@@ -55,7 +53,7 @@ class ModelLimits:
 
 
 def limits_of(model: _Model) -> ModelLimits:
-    """The limits of a loaded model."""
+    """Return the limits of a loaded model."""
     return ModelLimits(
         vocab_size=model.vocab_size,
         max_positions=model.max_positions,

@@ -1,4 +1,4 @@
-"""The batches of a check, from its options and the model's limits."""
+"""Plan the batches of a check from its options and the model's limits."""
 
 import random
 from collections.abc import Sequence
@@ -10,20 +10,20 @@ from assay.inputs.batches import Batch, InputPlan
 from assay.inputs.model_limits import ModelLimits
 from assay.inputs.prompts import Encode, Prompt, built_in_texts
 
-# RoPE phases computed in bfloat16 differ by 3 times the noise below position 128 and by 190
-# times at 1,000 (transformers#29285): one prompt has to be longer than that.
+# RoPE phases computed in bfloat16 differ by 3 times the noise below position 128 and by 190 times at
+# 1,000 (transformers#29285), so one prompt has to be longer.
 LONG_LENGTH = 1040
 LONG_NEW_TOKENS = 4
 LONG_PREFILL_CHUNK = 256
-# For windows up to this length the long prompt is made longer than the window; for larger ones
-# it would cost more than all other prompts.
+# The long prompt is made longer than windows up to this length. For larger windows it would cost more
+# than all other prompts.
 LONGEST = 2048
 _BEYOND_WINDOW = 16
 
 
 @dataclass(frozen=True, slots=True)
 class LengthRange:
-    """Prompt lengths in tokens, both ends included."""
+    """Prompt lengths in tokens, including both ends."""
 
     low: int
     high: int
@@ -33,23 +33,20 @@ DEFAULT_LENGTHS = LengthRange(32, 96)
 
 
 @dataclass(frozen=True, slots=True)
-class PlanOptions:
-    """The options of `plan_batches`.
-
-    lengths: None for built-in prompts in `DEFAULT_LENGTHS` and given prompts as they are;
-        otherwise longer given prompts are cut.
-    num_prompts: number of built-in prompts to use; the seed selects them.
-    """
+class BatchOptions:
+    """The options of `plan_batches`."""
 
     lengths: LengthRange | None = None
+    """Cut given prompts to these lengths; None keeps them, and uses `DEFAULT_LENGTHS` for built-in ones."""
     batch_size: int = 4
     max_new_tokens: int = 32
     num_prompts: int = 8
+    """Number of built-in prompts, which the seed selects."""
     seed: int = 0
 
 
 def parse_lengths(text: str) -> LengthRange:
-    """`64` or `32:96` as a range. Raises: UsageError."""
+    """Parse `64` or `32:96`. Raises: UsageError."""
     low, separator, high = text.partition(":")
     if not low.isdecimal() or (separator and not high.isdecimal()):
         raise UsageError(f"prompt length {text!r} is neither a number nor a range such as 32:96")
@@ -62,18 +59,18 @@ def parse_lengths(text: str) -> LengthRange:
 
 def plan_batches(
     limits: ModelLimits,
-    options: PlanOptions,
+    options: BatchOptions,
     encode: Encode,
     prompts: Sequence[Prompt] | None = None,
 ) -> InputPlan:
-    """The batches for `prompts`, or for built-in ones and one long prompt in chunks.
+    """Plan batches for `prompts`, or for built-in prompts and one long prompt in chunks.
 
     Raises: UsageError if the model cannot take them.
     """
     if options.batch_size < 1 or options.max_new_tokens < 0 or options.num_prompts < 1:
         raise UsageError("batch size and prompts must be at least 1, new tokens at least 0")
     new_tokens = options.max_new_tokens if limits.can_generate else 0
-    rng = random.Random(options.seed)  # noqa: S311 - a reproducible choice, no secret
+    rng = random.Random(options.seed)  # noqa: S311 - reproducible, not secret
     if prompts is None:
         lengths, notes = _clipped(options.lengths or DEFAULT_LENGTHS, limits, new_tokens)
         prompts = _built_in_prompts(lengths, options, encode, rng)
@@ -106,7 +103,6 @@ def plan_batches(
 def _clipped(
     lengths: LengthRange, limits: ModelLimits, new_tokens: int
 ) -> tuple[LengthRange, list[str]]:
-    """The range within the model's context, and a note if it had to be cut."""
     if limits.max_positions is None:
         return lengths, []
     room = limits.max_positions - new_tokens
@@ -125,7 +121,7 @@ def _clipped(
 
 
 def _built_in_prompts(
-    lengths: LengthRange, options: PlanOptions, encode: Encode, rng: random.Random
+    lengths: LengthRange, options: BatchOptions, encode: Encode, rng: random.Random
 ) -> list[Prompt]:
     texts = rng.sample(built_in_texts(), len(built_in_texts()))
     sizes = _draw_lengths(lengths, options.num_prompts, options.batch_size, rng)
@@ -135,7 +131,7 @@ def _built_in_prompts(
 def _draw_lengths(
     lengths: LengthRange, count: int, batch_size: int, rng: random.Random
 ) -> list[int]:
-    """Lengths in the range; not all equal in a batch of two or more, if the range allows."""
+    """Draw lengths, with at least two different ones in a batch if the range allows it."""
     sizes = [rng.randint(lengths.low, lengths.high) for _ in range(count)]
     for start in range(0, count, batch_size):
         batch = sizes[start : start + batch_size]
@@ -145,7 +141,7 @@ def _draw_lengths(
 
 
 def _prompt_of(texts: Sequence[str], start: int, size: int, encode: Encode) -> Prompt:
-    """Texts from `start` on, joined until they reach `size` tokens, and cut there."""
+    """Join texts from `start` on until they reach `size` tokens, and cut there."""
     text = texts[start % len(texts)]
     ids = encode(text)
     following = start + 1
@@ -156,7 +152,7 @@ def _prompt_of(texts: Sequence[str], start: int, size: int, encode: Encode) -> P
     return Prompt(text, tuple(ids[:size]))
 
 
-def _cut(prompts: Sequence[Prompt], options: PlanOptions, rng: random.Random) -> list[Prompt]:
+def _cut(prompts: Sequence[Prompt], options: BatchOptions, rng: random.Random) -> list[Prompt]:
     if options.lengths is None:
         return list(prompts)
     sizes = _draw_lengths(options.lengths, len(prompts), options.batch_size, rng)
@@ -166,7 +162,7 @@ def _cut(prompts: Sequence[Prompt], options: PlanOptions, rng: random.Random) ->
 
 
 def _long_length(limits: ModelLimits) -> tuple[int, list[str]]:
-    """Length of the long prompt, 0 for none, and notes on cases that it does not cover."""
+    """Return the length of the long prompt (0 for none), and notes on uncovered cases."""
     size, notes = LONG_LENGTH, []
     if limits.sliding_window is not None:
         beyond = limits.sliding_window + _BEYOND_WINDOW

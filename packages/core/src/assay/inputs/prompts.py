@@ -1,4 +1,4 @@
-"""Prompts: the built-in set, and those of a JSONL file."""
+"""Built-in prompts, and prompts of a JSONL file."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,32 +19,34 @@ _KEYS = ("prompt", "text", "ids", "messages")
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt. text: what the ids were encoded from, whole even if the ids were cut."""
+    """One prompt."""
 
     text: str | None
+    """The whole encoded text, even if the ids were cut."""
     ids: tuple[int, ...]
 
 
 @cache
 def built_in_texts() -> tuple[str, ...]:
-    """The built-in prompts: prose, code, other languages and scripts, digits, emoji."""
+    """Read the built-in prompts: prose, code, other languages and scripts, digits, emoji."""
     return tuple(line["text"] for _, line in read_json_lines(_BUILT_IN))
 
 
 @dataclass(frozen=True, slots=True)
 class PromptLine:
-    """One line of a prompts file, not encoded yet. kind: its key, one of `_KEYS`."""
+    """One line of a prompts file before encoding."""
 
     where: str
     kind: str
+    """Its key, one of `_KEYS`."""
     value: Any
 
 
 def read_prompts(path: Path) -> list[PromptLine]:
-    """The lines of a JSONL file, each an object with one of the keys of `_KEYS`.
+    """Read the lines of a JSONL file, each an object with one of the keys `_KEYS`.
 
-    `prompt` and `text` are strings, `ids` token ids, `messages` a chat. Needs no model.
-    Raises: UsageError naming file and line.
+    `prompt` and `text` hold strings, `ids` token ids, `messages` a chat.
+    Raises: UsageError, naming file and line.
     """
     found = [_read_line(line, f"{path}, line {number}") for number, line in read_json_lines(path)]
     if not found:
@@ -60,10 +62,10 @@ def load_prompts(
     max_new_tokens: int,
     encode_chat: EncodeChat | None = None,
 ) -> list[Prompt]:
-    """The prompts of a file in the format of `read_prompts`, as token ids of the model.
+    """Read the prompts of a file in the format of `read_prompts`, and encode them.
 
-    encode_chat: if given, every text is encoded as a user's message, by the chat template.
-    Raises: UsageError naming file and line.
+    encode_chat: encode every text as a user's message with the chat template.
+    Raises: UsageError, naming file and line.
     """
     prompts = []
     for line in read_prompts(path):

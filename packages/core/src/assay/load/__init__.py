@@ -1,1 +1,1 @@
-"""`assay check load`: is what is in memory what the files of a model folder say?"""
+"""`assay check load`: compare a loaded model with the files of its folder."""

@@ -2,15 +2,37 @@
 
 from typing import Any
 
+from pydantic import Field
+
+from assay.models.loaded.report import LoadReport
+from assay.models.remote_code import RemoteCode
 from assay.runs import Progress
 from assay.runs.worker import serve
+from assay.verdicts import Record
+
+
+class LoadRequest(Record):
+    """A model to load and compare with its files."""
+
+    model: str
+    run: str | None = None
+    """None for the host, in the dtype of the files."""
+    remote_code: RemoteCode = "refuse"
+
+
+class LoadAnswer(Record):
+    """Comparison of the loaded model with its files, and the verdict's fields `model` and `candidate`."""
+
+    report: LoadReport
+    model: dict[str, Any]
+    run: dict[str, Any]
+    notes: list[str] = Field(default_factory=list)
 
 
 def work(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
-    """Load what the request names, and compare it with its files."""
+    """Load the requested model, and compare it with its files."""
     from assay.devices.registry import describe_run, open_run
     from assay.devices.run_string import parse_run
-    from assay.load.requests import LoadAnswer, LoadRequest
     from assay.models import load_model
     from assay.models.loaded.inspection import inspect_load
     from assay.models.loading.loaded_model import stored_dtype
@@ -21,10 +43,7 @@ def work(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
     progress.number_phases(2)
     with progress.step(f"loads {asked.model} on {run}"):
         loaded = load_model(
-            asked.model,
-            dtype=run.dtype,
-            device=device.torch_device,
-            remote_code=asked.remote_code,
+            asked.model, dtype=run.dtype, device=device.torch_device, remote_code=asked.remote_code
         )
     with progress.step("compares it with its files"):
         report = inspect_load(loaded, asked.remote_code).report

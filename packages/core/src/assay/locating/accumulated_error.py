@@ -7,7 +7,7 @@ from torch import Tensor
 
 from assay.blocks import compute_dtype
 from assay.hooks.module_tracer import ActiveCall
-from assay.hooks.timeline import RowIndex
+from assay.hooks.row_positions import RowIndex
 from assay.hooks.values.nested import iterate_tensors
 from assay.locating.matching.batch_source import BatchSource
 from assay.sites import CallSite

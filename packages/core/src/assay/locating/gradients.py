@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from assay.comparing.results import PortResult, ReplayResults
-from assay.hooks.timeline import RowIndex
+from assay.hooks.row_positions import RowIndex
 from assay.hooks.values.boundary import Boundary
 from assay.hooks.values.memory_layout import laid_out_as
 from assay.locating.label_gradients import LabelDifference, find_label_differences

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from assay.comparing.results import PortResult
-from assay.hooks.timeline import RowIndex
+from assay.hooks.row_positions import RowIndex
 from assay.sites import RowMap
 
 

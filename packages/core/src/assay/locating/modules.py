@@ -15,7 +15,7 @@ from assay.comparing.results import PortResult, ReplayResults
 from assay.hooks.caches import CacheTracker
 from assay.hooks.in_place_changes import InPlaceChanges, write_injected
 from assay.hooks.module_tracer import ActiveCall
-from assay.hooks.timeline import RowIndex
+from assay.hooks.row_positions import RowIndex
 from assay.hooks.values.boundary import Boundary
 from assay.hooks.values.memory_layout import laid_out_as
 from assay.hooks.values.nested import iterate_tensors, map_tensors
@@ -170,7 +170,7 @@ class Replayer:
         del active
         self._injected.clear()
 
-    def recognises(self, value: Tensor) -> bool:
+    def recognizes(self, value: Tensor) -> bool:
         """Whether this very object was injected."""
         return self._injected.get(value) is not None
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from assay.comparing.limits import Limits
 from assay.dtypes import FORMATS
-from assay.hooks.timeline import RowIndex
+from assay.hooks.row_positions import RowIndex
 from assay.metrics import PairSums
 from assay.noise import Ratio, error_ratios
 from assay.recording.operation_names import ATTENTION, MOVING

@@ -1,46 +1,36 @@
 """Models by folder, hub name or micro recipe.
 
-Importing this package imports no torch: functions that need it are imported on first use.
+Importing this package does not import torch; functions that need it are imported on first use.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from assay.models.micro.recipes import RECIPES, Recipe
-from assay.models.sources import ModelSource, resolve_model
+from assay.models.micro.recipes import RECIPES
+from assay.models.sources import resolve_model
 
 if TYPE_CHECKING:
     from assay.models.loading.loaded_model import LoadedModel, load_model
     from assay.models.micro_training.building import build_model
-    from assay.models.size import ModelSize, estimate_size
+    from assay.models.size import estimate_size
     from assay.models.weight_files.hashing import combine_hashes, weight_hashes
 
-_HOMES = {
+_MODULES = {
     "build_model": "micro_training.building",
     "combine_hashes": "weight_files.hashing",
     "weight_hashes": "weight_files.hashing",
     "LoadedModel": "loading.loaded_model",
     "load_model": "loading.loaded_model",
-    "ModelSize": "size",
     "estimate_size": "size",
 }
 
 __all__ = [
-    "RECIPES",
-    "LoadedModel",
-    "ModelSize",
-    "ModelSource",
-    "Recipe",
-    "build_model",
-    "combine_hashes",
-    "estimate_size",
-    "load_model",
-    "resolve_model",
-    "weight_hashes",
-]
+    "RECIPES", "LoadedModel", "build_model", "combine_hashes", "estimate_size", "load_model",
+    "resolve_model", "weight_hashes",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -1,4 +1,4 @@
-"""`--candidate-setup FILE.py:FUNC`: the user's change to a loaded model."""
+"""Apply `--candidate-setup FILE.py:FUNC` to a loaded model."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,11 +9,11 @@ from assay.errors import UsageError, raised_in_words
 
 
 class SetupError(UsageError):
-    """A setup function that failed, or was never called."""
+    """Error for a setup function that failed or was never called."""
 
     @classmethod
     def not_called(cls, reference: str, trainer: str) -> "SetupError":
-        """`trainer` built its model without calling the setup function `reference`."""
+        """Make the error for a trainer that built its model without calling the setup function."""
         return cls(
             f"{trainer} never called {reference}: its setup has to call"
             " assay.training.set_up(model, plan.setup), as build_model of ReferenceTrainer does"
@@ -21,10 +21,10 @@ class SetupError(UsageError):
 
 
 def apply_setup(function: Callable[[nn.Module], Any], model: nn.Module, name: str) -> nn.Module:
-    """Call the setup `function` on `model`; returns `model` or the module that it returned.
+    """Call the setup `function`; return `model`, or the module that the function returned.
 
-    name: of the function, in messages.
-    Raises: SetupError if it raises, or returns anything but a module or None.
+    name: the function's name for messages.
+    Raises: SetupError if the function raises or returns anything but a module or None.
     """
     try:
         result = function(model)

@@ -1,4 +1,4 @@
-"""A local Hugging Face folder for every kind of model source, so that there is one way to load."""
+"""Provide a local Hugging Face folder for every kind of model source."""
 
 import hashlib
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from assay.errors import MachineError, UsageError
-from assay.models.micro.recipes import Recipe, read_provenance
+from assay.models.micro.recipes import MicroRecipe, read_provenance
 from assay.models.remote_code import RemoteCode
 from assay.models.sources import ModelSource
 from assay.watchdog import temporary_folder
@@ -16,7 +16,7 @@ _PATTERNS = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
 
 @contextmanager
 def local_folder(source: ModelSource, remote_code: RemoteCode) -> Iterator[Path]:
-    """A folder with configuration, weights and tokenizer of `source`; removed on exit if temporary."""
+    """Provide a folder with configuration, weights and tokenizer; remove it on exit if temporary."""
     if source.kind == "folder" and source.folder is not None:
         yield source.folder
     elif source.recipe is None:
@@ -29,13 +29,13 @@ def local_folder(source: ModelSource, remote_code: RemoteCode) -> Iterator[Path]
             yield scratch
 
 
-def _verified_folder(recipe: Recipe) -> Path:
-    """The shipped folder of a recipe. Raises: MachineError if it is absent or damaged."""
+def _verified_folder(recipe: MicroRecipe) -> Path:
+    """Return the shipped folder of a recipe. Raises: MachineError if it is absent or damaged."""
     provenance = read_provenance(recipe)
     if provenance is None:
         raise MachineError(
             f"the weights of micro:{recipe.name} are not installed ({recipe.folder});"
-            f" `assay models build {recipe.name}` trains them anew,"
+            f" `assay models build {recipe.name}` trains them again,"
             f" micro:{recipe.name}?trained=0 needs none"
         )
     for name, expected in provenance["sha256"].items():
@@ -49,8 +49,8 @@ def _verified_folder(recipe: Recipe) -> Path:
     return recipe.folder
 
 
-def write_untrained(recipe: Recipe, seed: int, folder: Path) -> None:
-    """Write a folder with random weights; those of norms vary around their usual value."""
+def write_untrained(recipe: MicroRecipe, seed: int, folder: Path) -> None:
+    """Write a folder with random weights. Norm weights vary around their usual value."""
     import torch
 
     from assay.models.micro.untrained import new_model, save_model
@@ -65,7 +65,7 @@ def write_untrained(recipe: Recipe, seed: int, folder: Path) -> None:
 
 
 def fetch_config(name: str) -> Path:
-    """The folder with the configuration of hub model `name`, without its weights."""
+    """Download the configuration of hub model `name`, without its weights."""
     from huggingface_hub import hf_hub_download
 
     with _hub_errors(name):
@@ -85,24 +85,18 @@ def _download(name: str, remote_code: RemoteCode) -> Path:
 
 @contextmanager
 def _hub_errors(name: str) -> Iterator[None]:
-    from huggingface_hub.errors import (
-        EntryNotFoundError,
-        GatedRepoError,
-        HfHubHTTPError,
-        LocalEntryNotFoundError,
-        RepositoryNotFoundError,
-    )
+    from huggingface_hub import errors as hub
 
     try:
         yield
-    except (LocalEntryNotFoundError, ConnectionError) as error:
+    except (hub.LocalEntryNotFoundError, ConnectionError) as error:
         raise MachineError(
             f"model {name!r}: no such folder here, not in the local hub cache, and the hub cannot"
             f" be reached ({error.__class__.__name__})"
         ) from error
-    except (RepositoryNotFoundError, GatedRepoError, EntryNotFoundError) as error:
+    except (hub.RepositoryNotFoundError, hub.GatedRepoError, hub.EntryNotFoundError) as error:
         raise UsageError(
             f"model {name!r}: no such folder here, and the hub raised {error.__class__.__name__}"
         ) from error
-    except (HfHubHTTPError, OSError) as error:
+    except (hub.HfHubHTTPError, OSError) as error:
         raise MachineError(f"model {name!r} cannot be fetched from the hub: {error}") from error

@@ -1,4 +1,4 @@
-"""Whether code that comes with a model may run: only where the user allows it."""
+"""Permission to run code that comes with a model."""
 
 from typing import Literal
 
@@ -6,10 +6,10 @@ RemoteCode = Literal["refuse", "trust"]
 
 
 def remote_code_of(*, trusted: bool) -> RemoteCode:
-    """From the option --trust-remote-code."""
+    """Convert the option --trust-remote-code."""
     return "trust" if trusted else "refuse"
 
 
 def transformers_option(remote_code: RemoteCode) -> dict[str, bool]:
-    """The argument of `from_pretrained` of every Auto class."""
+    """Return the argument for `from_pretrained` of every Auto class."""
     return {"trust_remote_code": remote_code == "trust"}

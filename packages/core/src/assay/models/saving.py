@@ -1,4 +1,4 @@
-"""Writing a model as a Hugging Face folder."""
+"""Write a model as a Hugging Face folder."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,14 +17,17 @@ def save_pretrained(
     folder: Path,
     state: "Mapping[str, Tensor] | None" = None,
 ) -> None:
-    """Write `model` into `folder`, on every rank that calls this; state: instead of its own."""
+    """Write `model` into `folder` on every rank that calls this.
+
+    state: weights to write instead of the model's own.
+    """
     from transformers import modeling_utils
 
     with (
         quiet_transformers(),
-        # By itself transformers writes on rank 0 only: a folder of another rank would stay empty.
+        # transformers writes only on rank 0; the folder of another rank would stay empty.
         mock.patch.object(model, "should_save_on_this_rank", return_value=True, create=True),
-        # It imports DeepSpeed to see if `model` is a wrapper, which has no such method.
+        # The original imports DeepSpeed to look for a wrapper, which lacks `save_pretrained`.
         mock.patch.object(modeling_utils, "unwrap_model", lambda unwrapped: unwrapped),
     ):
         model.save_pretrained(folder, state_dict=state)

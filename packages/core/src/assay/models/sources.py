@@ -1,4 +1,4 @@
-"""What a MODEL argument names, resolved without importing torch."""
+"""Resolve MODEL arguments without importing torch."""
 
 import re
 from dataclasses import dataclass
@@ -9,38 +9,33 @@ from urllib.parse import parse_qsl
 from assay.counts import LARGEST_SEED, parse_count
 from assay.errors import UsageError, name_some
 from assay.files import open_file
-from assay.models.micro.recipes import RECIPES, Recipe, find_recipe
+from assay.models.micro.recipes import RECIPES, MicroRecipe, find_recipe
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?")
 # Files that loading a model reads.
 _FILE_NAME = re.compile(r".*\.(json|safetensors|jinja|model|txt)|pytorch_model.*\.bin")
 _TRUTH = {"0": False, "1": True}
-# Number of folders that a message lists.
-_NUM_NAMED = 5
+_MOST_FOLDERS_NAMED = 5
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """Where a model comes from, as `resolve_model` returns it.
-
-    reference: as the user wrote it.
-    folder: for kind `folder` only.
-    recipe, trained, seed: for kind `micro` only; the seed is that of untrained weights.
-    """
+    """The origin of a model."""
 
     reference: str
+    """As the user wrote it."""
     kind: Literal["micro", "folder", "hub"]
     folder: Path | None = None
-    recipe: Recipe | None = None
+    """Set for kind `folder`."""
+    recipe: MicroRecipe | None = None
+    """Set for kind `micro`."""
     trained: bool = True
     seed: int = 0
+    """Seed of untrained weights."""
 
 
 def resolve_model(reference: str) -> ModelSource:
-    """What `reference` names: `micro:RECIPE[?trained=0&seed=1]`, a folder, or a hub name.
-
-    Raises: UsageError if it is none of these.
-    """
+    """Resolve `micro:RECIPE[?trained=0&seed=1]`, a folder or a hub name. Raises: UsageError."""
     if reference.startswith("micro:"):
         return _resolve_recipe(reference)
     folder = Path(reference).expanduser()
@@ -51,8 +46,8 @@ def resolve_model(reference: str) -> ModelSource:
         raise UsageError(f"model {reference} is a file; a folder with a config.json is needed")
     if reference.startswith((".", "~", "/")) or not _HUB_NAME.fullmatch(reference):
         raise UsageError(
-            f"model {reference!r}: no such folder, and no name that a hub could have;"
-            f" the recipes are {_recipe_list()}"
+            f"model {reference!r}: no such folder, and not a valid hub name;"
+            f" the recipes are {', '.join(f'micro:{name}' for name in RECIPES)}"
         )
     if len(folder.parts) > 1 and folder.parent.is_dir():
         raise UsageError(f"there is no folder {folder}; {_list_folders(folder.parent)}")
@@ -67,7 +62,7 @@ def _is_folder(path: Path) -> bool:
 
 
 def _require_readable(folder: Path) -> None:
-    """Raise UsageError for a folder without configuration, or with a file that cannot be opened."""
+    """Raise UsageError for a folder without configuration or with a file that cannot be opened."""
     try:
         files = sorted(path for path in folder.iterdir() if _FILE_NAME.fullmatch(path.name))
     except OSError as error:
@@ -80,9 +75,9 @@ def _require_readable(folder: Path) -> None:
 
 
 def require_inside(file: Path) -> Path:
-    """Return `file`, a weight file of a model folder.
+    """Return the weight file `file`.
 
-    Raises: UsageError for a link out of the folder, except into the blobs of a hub cache.
+    Raises: UsageError for a link that leaves the folder, except into the blobs of a hub cache.
     """
     folder, target = file.parent.resolve(), file.resolve()
     allowed = [folder]
@@ -94,13 +89,12 @@ def require_inside(file: Path) -> Path:
 
 
 def _list_folders(parent: Path) -> str:
-    """The folders in `parent` in words; hidden ones are left out."""
     names = sorted(
         path.name for path in parent.iterdir() if path.is_dir() and not path.name.startswith(".")
     )
     if not names:
-        return f"in {parent} there are none"
-    return f"in {parent} there are: {name_some(names, _NUM_NAMED)}"
+        return f"{parent} has no folders"
+    return f"{parent} has: {name_some(names, _MOST_FOLDERS_NAMED)}"
 
 
 def _resolve_recipe(reference: str) -> ModelSource:
@@ -122,7 +116,3 @@ def _resolve_recipe(reference: str) -> ModelSource:
         raise UsageError(f"model {reference!r}: a seed needs trained=0, trained weights are fixed")
     number = parse_count(f"model micro:{name}: seed", seed, 0, LARGEST_SEED)
     return ModelSource(reference, "micro", recipe=recipe, trained=_TRUTH[trained], seed=number)
-
-
-def _recipe_list() -> str:
-    return ", ".join(f"micro:{name}" for name in RECIPES)

@@ -1,4 +1,4 @@
-"""Replacements for the progress bars and load reports of transformers."""
+"""Replace the progress bars and load reports of transformers."""
 
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -9,7 +9,7 @@ from assay.progress import counted
 
 @contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """Limit transformers, inside this context, to error logs, and show its bars as our tasks."""
+    """Limit transformers to error logs inside this context, and show its bars as our tasks."""
     from transformers.utils import logging as untyped_logging
 
     logging: Any = untyped_logging
@@ -31,7 +31,7 @@ def quiet_transformers() -> Iterator[None]:
 
 def _count(
     make_bar: Callable[..., Any], arguments: tuple[Any, ...], options: dict[str, Any]
-) -> Any:  # noqa: ANN401 - what stands in for a bar of tqdm
+) -> Any:  # noqa: ANN401 - a substitute for a tqdm bar
     items = next(iter(arguments), None)
     if isinstance(items, Collection):
         return counted(str(options.get("desc", "loads")).lower(), items, "tensors")

@@ -11,7 +11,7 @@ from assay.dumps.protocol import Dump
 from assay.dumps.recognizing import open_dump
 from assay.files import write_whole
 from assay.launch import on_first_rank
-from assay.models.quantization.stored import StoredWeights
+from assay.models.quantization.stored import WeightStore
 from assay.offline.comparison import Comparison, refuse_dump_as_model, refuse_options_of_tensors
 from assay.offline.completeness.reused_buffers import describe_reused
 from assay.offline.judging.causes import Evidence
@@ -99,9 +99,7 @@ def _measure(
     return judge_and_describe
 
 
-def _judge_weights(
-    weights: tuple[StoredWeights, StoredWeights], comparison: Comparison
-) -> Compared:
+def _judge_weights(weights: tuple[WeightStore, WeightStore], comparison: Comparison) -> Compared:
     return Compared(*compare_quantized(weights, comparison.allow_unmatched))
 
 

@@ -28,7 +28,7 @@ from assay.comparing.limits import Limits
 from assay.comparing.results import ReplayResults
 from assay.dumps.protocol import Dump, DumpedTensor, DumpError
 from assay.hooks.module_tracer import ModuleTracer, TraceHandler
-from assay.hooks.timeline import Timeline
+from assay.hooks.row_positions import BatchPositions
 from assay.hooks.values.boundary import Boundary
 from assay.hooks.values.exact_double import ExactDouble
 from assay.locating.matching.batch_source import BatchSource
@@ -42,7 +42,7 @@ from assay.offline.tokens.passes import Pass
 from assay.progress import subtask
 from assay.recording.modules import Recorder
 from assay.sites import Call, CallSite, Site
-from assay.trace import StoredTensor, Trace, TraceWriter
+from assay.trace import TensorEntry, Trace, TraceWriter
 
 # Libraries of functions differ in float32: without oneDNN, PyTorch's GELU has a mean error of -0.4 unit
 # roundoffs between 1 and 8, with it 0.002.
@@ -220,9 +220,9 @@ def _split_requests(passes: Sequence[Pass]) -> Iterator[list[Pass]]:
         yield request
 
 
-def _timeline(request: Sequence[Pass]) -> Timeline:
+def _timeline(request: Sequence[Pass]) -> BatchPositions:
     rows = [one.rows for one in request if one.rows is not None]
-    return Timeline(
+    return BatchPositions(
         rows[0].prompts, torch.cat([torch.tensor(one.positions) for one in rows], dim=1)
     )
 
@@ -332,7 +332,7 @@ class _SamePorts:
         """Return the call at `site`; None if the model made none."""
         return self.dumped.find(site)
 
-    def stored(self, call: Call, port: str) -> StoredTensor:
+    def stored(self, call: Call, port: str) -> TensorEntry:
         """Return shape and content hash of a tensor."""
         return self.trace.stored(call, port)
 

@@ -1,1 +1,1 @@
-"""What happens in a run: hooks on modules, caches, operations, exact double precision."""
+"""Recording module calls, gradients, operations and parameters of a run into a trace."""

@@ -1,4 +1,4 @@
-"""`assay.capture`: records what a model computes, in any script."""
+"""`assay.capture`: recording a model in any script."""
 
 import math
 from collections.abc import Sequence
@@ -16,15 +16,18 @@ from torch import nn
 from assay.devices.run_string import RUN_DTYPES
 from assay.errors import UsageError, name_some
 from assay.files import Url, parse_location
-from assay.hooks.module_tracer import find_called_modules, find_whole_graphs
-from assay.recording.background import BackgroundWriter
-from assay.recording.budget import Budget, parse_size
-from assay.recording.control import open_control
-from assay.recording.live_operations import find_compiled_modules
-from assay.recording.manual import RUNNING, record, rows
-from assay.recording.running import CapturePlan, RunningCapture
-from assay.recording.selection import Ranges, Selection, WarmUp
-from assay.recording.training import optimizer_steps
+from assay.hooks.module_tracer import (
+    find_called_modules,
+    find_compiled_modules,
+    find_whole_graphs,
+)
+from assay.recording.capturing.background import BackgroundWriter
+from assay.recording.capturing.budget import Budget, parse_size
+from assay.recording.capturing.capture_filter import CaptureFilter
+from assay.recording.capturing.control import open_control
+from assay.recording.capturing.manual import RUNNING, record, rows
+from assay.recording.capturing.running_capture import CapturePlan, RunningCapture
+from assay.recording.capturing.training import optimizer_steps
 from assay.runs import provenance
 from assay.sites import CapturedLevel
 from assay.trace import TraceWriter
@@ -33,7 +36,7 @@ _captured: WeakSet[nn.Module] = WeakSet()
 
 
 class CaptureFunction:
-    """The function `assay.capture`, with `record` and `rows` for the captured code."""
+    """The function `assay.capture`, with the functions `record` and `rows` for the script."""
 
     record = staticmethod(record)
     rows = staticmethod(rows)
@@ -59,32 +62,34 @@ class CaptureFunction:
     ) -> "Capture":
         """Record the forward calls of `model`, and in training the gradients of its results.
 
-        Use the result in a with-statement, as a decorator, or by `start` and `stop`. Among several ranks
-        of `torch.distributed`, each writes its own folder `rank-N`, and `assay.compare` reads them as one.
+        Use the result in a with-statement, as a decorator, or by `start` and `stop`. Each rank of
+        `torch.distributed` writes a folder `rank-N`; `assay.compare` reads them as one dump.
 
-        model: None for code that records all by `capture.record` and counts steps by `step`.
+        model: None for code that uses only `capture.record` and counts steps by `step`.
         folder: new or empty, or a URL that fsspec opens, such as "s3://bucket/run".
         level: `module` records the tensors of every module, each distinct one once; `logits` only
-            what the model itself is given and returns; `op` also the results of every operation (aten)
+            the inputs and outputs of the model; `op` also the results of every operation (aten)
             that runs in the thread of `start`.
         include, exclude: globs of module paths, such as "model.layers.0.*".
-        steps: numbers and ranges such as "0,100:102": optimizer steps, or forward passes without an optimizer.
+        steps: numbers and ranges such as "0,100:102": optimizer steps, or forward passes of a run
+            without an optimizer.
         tokens: forward passes of each generation, such as "0:16"; 0 is the prefill.
-        warmup: passes that are not counted: the first ones, such as "3", or those whose first tensor has
-            a shape, such as "8x512".
+        warmup: passes that are not counted: the first ones, such as "3", or those whose first tensor
+            has a shape, such as "8x512".
         weights: record parameters at the beginning of each step, and their gradients.
-        stats_only: keep statistics of each tensor instead of its values, see `statistics.NAMES`.
-        noise_for: dtypes of candidates, such as "bfloat16". Each pass is repeated in each, by a copy of the
-            model, and only the error of every tensor is kept: `assay.compare` judges by it. One rank.
-        max_disk, max_seconds: what the trace may take, such as "20G", and how long the run may wait for
-            it. From half of that on, only outputs are recorded, from 90% on only statistics.
-        max_memory: for copies that wait to be written.
+        stats_only: record statistics of each tensor instead of its values, see `statistics.NAMES`.
+        noise_for: dtypes of candidates, such as "bfloat16". A copy of the model repeats each pass in
+            each dtype, and the trace keeps the errors, by which `assay.compare` judges. One rank.
+        max_disk, max_seconds: limits on the size of the trace, such as "20G", and on the time that
+            the run waits for it. From half of a limit on, only outputs are recorded, from 90% on
+            only statistics.
+        max_memory: limit on copies that wait to be written.
         control: "SIGUSR1", which turns the capture off and on, or a file that holds
             {"capture": true, "tokens": "0:16"} and may change at any time.
-        Raises: UsageError for a glob that no module matches, if the model is being captured already, or
-            if a part of it is compiled with fullgraph=True, or at all for level="op"; TraceError if the folder is not empty,
-            StorageError if it cannot be written or reached. What fails later ends the capture with a
-            message, and the run goes on.
+        Raises: UsageError for a glob that no module matches, a model that is being captured, a part
+            compiled with fullgraph=True, or any compiled part for level="op"; TraceError if the
+            folder is not empty; StorageError if it cannot be written or reached. A later error ends
+            the capture with a message, and the run continues.
 
         >>> with assay.capture(model, "golden"):  # doctest: +SKIP
         ...     model.generate(...)
@@ -92,14 +97,7 @@ class CaptureFunction:
         if level not in get_args(CapturedLevel):
             raise UsageError(f"level={level!r}: choose from {', '.join(get_args(CapturedLevel))}")
         if max_seconds is not None and not 0 < max_seconds < math.inf:
-            raise UsageError(f"max_seconds={max_seconds!r} is no positive number")
-        selection = Selection(
-            (include,) if isinstance(include, str) else include,
-            (exclude,) if isinstance(exclude, str) else exclude,
-            None if steps is None else Ranges.parse(str(steps)),
-            None if tokens is None else Ranges.parse(str(tokens)),
-            WarmUp() if warmup is None else WarmUp.parse(str(warmup)),
-        )
+            raise UsageError(f"max_seconds={max_seconds!r} is not a positive number")
         if noise_for and stats_only:
             raise UsageError("noise_for needs the values of tensors: leave out stats_only")
         location = parse_location(folder)
@@ -109,17 +107,18 @@ class CaptureFunction:
             max_seconds,
             "statistics" if stats_only else "everything",
         )
-        memory = parse_size(str(max_memory))
         plan = CapturePlan(
-            nn.Module() if model is None else model,
-            location,
-            level,
-            selection,
-            weights,
-            budget,
-            memory,
-            control,
-            _parse_dtypes(noise_for or ""),
+            model=nn.Module() if model is None else model,
+            folder=location,
+            level=level,
+            filter=CaptureFilter.parse(
+                include=include, exclude=exclude, steps=steps, tokens=tokens, warmup=warmup
+            ),
+            weights=weights,
+            budget=budget,
+            max_memory=parse_size(str(max_memory)),
+            control=control,
+            noise_for=_parse_dtypes(noise_for or ""),
         )
         return Capture(plan)
 
@@ -129,14 +128,14 @@ capture = CaptureFunction()
 
 @dataclass
 class Capture(ContextDecorator):
-    """A capture of one model, from `start` to `stop`. `capture` makes it."""
+    """A capture of one model, from `start` to `stop`."""
 
     plan: CapturePlan
     _open: ExitStack = field(default_factory=ExitStack, init=False)
     _run: RunningCapture | None = field(default=None, init=False)
 
     def start(self) -> Self:
-        """Begin to record."""
+        """Start recording."""
         if self.plan.model in _captured:
             raise UsageError("this model is being captured already")
         self._require_modules()
@@ -166,13 +165,12 @@ class Capture(ContextDecorator):
         return self
 
     def step(self) -> None:
-        """Begin the next step of what `capture.record` records outside of forward passes."""
+        """Begin the next step of a script without forward passes."""
         if self._run is not None:
-            self._run.tracer.begin_manual_step()
-            self._run.flush()
+            self._run.begin_manual_step()
 
     def stop(self) -> None:
-        """End the recording, and mark the trace as complete."""
+        """Stop recording, and mark the trace as complete."""
         self._open.close()
 
     def __enter__(self) -> Self:
@@ -188,10 +186,10 @@ class Capture(ContextDecorator):
 
     def _require_modules(self) -> None:
         if type(self.plan.model) is nn.Module:
-            return  # of code that records all by itself
+            return  # capture(None, ...): the script only uses `record`
         paths = find_called_modules(self.plan.model)
-        for glob in self.plan.selection.include:
-            if not any(Selection((glob,)).has_module(path) for path in paths):
+        for glob in self.plan.filter.include:
+            if not any(CaptureFilter((glob,)).has_module(path) for path in paths):
                 raise UsageError(f"no module of the model matches include={glob!r}")
 
     def _describe(self, rank: int, size: int) -> dict[str, Any]:

@@ -11,31 +11,31 @@ from assay.trace import TraceWriter
 
 @dataclass
 class GradientRecorder:
-    """A handler that writes the gradients at all boundaries, as calls of the phase `backward`."""
+    """Writes the gradients at all boundaries, as calls of the phase `backward`."""
 
     writer: TraceWriter
     boundary: Boundary
     _arrived: dict[CallSite, tuple[Call, dict[str, Tensor]]] = field(default_factory=dict)
 
     def expects(self, call: Call, port: str, value: Tensor) -> bool:
-        """Whether backward makes a gradient there: all are recorded."""
+        """Return True for every value with a gradient."""
         del call, port
         return value.requires_grad
 
     def announce(self, call: Call, port: str) -> None:
-        """Take no note: a gradient that never arrives is not written."""
+        """Do nothing: a gradient that never arrives is not written."""
 
     def begin_backward(self, gradient: Tensor) -> None:
-        """Keep nothing of the loss itself."""
+        """Do nothing: the gradient of the loss is not written."""
 
     def arrive(self, call: Call, port: str, gradient: Tensor) -> Tensor:
-        """Keep the gradient, and return the boundary's injected value."""
+        """Keep a gradient, and return the injected one."""
         stored = self.boundary.store(gradient.detach())
         self._arrived.setdefault(call.site, (call, {}))[1][port] = stored
         return self.boundary.injected(stored, gradient.dtype)
 
     def finish_backward(self) -> None:
-        """Write what arrived."""
+        """Write the gradients."""
         for call, gradients in self._arrived.values():
             backward = replace(call, site=call.site.backward, ports=tuple(gradients))
             self.writer.add(backward, gradients)

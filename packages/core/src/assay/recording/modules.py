@@ -1,8 +1,9 @@
-"""Recording the calls of a model into a trace."""
+"""Recording the module calls of a model into a trace."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from torch import Tensor
 
@@ -15,67 +16,68 @@ from assay.hooks.values.tensor_map import TensorMap
 from assay.sites import Call
 from assay.trace import TraceWriter
 
-# How far a row of attention probabilities in bfloat16 is from one: at most a unit roundoff for
-# each of its roundings, far less than rows of anything else.
+# The sum of a row of attention probabilities in bfloat16 differs from one by at most a unit
+# roundoff per rounding. Sums of other rows differ by far more.
 PROBABILITY_TOLERANCE = 0.02
 
 
 T = TypeVar("T")
+T_contra = TypeVar("T_contra", contravariant=True)
+
+
+class CallWriter(Protocol[T_contra]):
+    """Stores calls: a `TraceWriter` or a `BackgroundWriter`."""
+
+    def add(self, call: Call, tensors: Mapping[str, T_contra]) -> None:
+        """Store a finished call."""
+
+    def flush(self) -> None:
+        """Make all added calls survive a kill."""
 
 
 @dataclass(slots=True)
-class Pending(Generic[T]):
-    """What is recorded of a call that has not ended.
-
-    caches, changes: the state of its arguments when it began.
-    """
+class UnfinishedCall(Generic[T]):
+    """The recorded part of a call that has not ended."""
 
     tensors: dict[str, T]
     constants: dict[str, object]
     caches: dict[Any, Any]
+    """The caches among the arguments before the call."""
     changes: InPlaceChanges
 
 
 @dataclass
 class CallRecorder(ABC, Generic[T]):
-    """A handler that records every call. T: what is kept of a tensor."""
+    """A handler that records every call. T: the copy of a tensor that it keeps."""
 
+    writer: CallWriter[T]
     _known: TensorMap[T] = field(default_factory=TensorMap, init=False)  # injected -> kept
     _caches: CacheTracker = field(default_factory=CacheTracker, init=False)
     _opaque: set[str | None] = field(default_factory=set, init=False)
 
     @abstractmethod
     def keep(self, value: Tensor) -> tuple[T, Tensor]:
-        """Return what is kept of a value, and what the next module gets instead."""
-
-    @abstractmethod
-    def write(self, call: Call, tensors: dict[str, T]) -> None:
-        """Write a finished call."""
-
-    @abstractmethod
-    def flush(self) -> None:
-        """Make what was written survive a kill."""
+        """Return the copy to keep of a value, and the value for the next module."""
 
     @property
     def keeps_values(self) -> bool:
-        """Return True if what is kept of a tensor stays when a call changes the tensor."""
+        """Return True if a copy stays the same when a call changes the tensor."""
         return True
 
     def enter(self, active: ActiveCall) -> None:
-        """Record the arguments, and replace them by what `keep` returns."""
+        """Record the arguments, and replace them by the injected values."""
         if active.call.caller is None:
             self._caches.begin_root()
             self._opaque.clear()
-        if active.call.caller in self._opaque or routes_rows(active.arguments):
+        if active.call.caller in self._opaque or _routes_rows(active.arguments):
             self._opaque.add(active.call.site.module)
         if active.call.caller in self._opaque:
             return
         tensors: dict[str, T] = {}
-        for name, value in active.arguments.items():
-            active.arguments[name] = map_tensors(
-                value, f"input.{name}", lambda port, tensor: self._record(tensors, port, tensor)
-            )
-        active.state = Pending(
+        active.arguments = map_tensors(
+            active.arguments, "input", lambda port, tensor: self._record(tensors, port, tensor)
+        )
+        active.state = UnfinishedCall(
             tensors,
             constants(active.arguments, "input"),
             self._caches.snapshot(active.arguments),
@@ -83,9 +85,9 @@ class CallRecorder(ABC, Generic[T]):
         )
 
     def leave(self, active: ActiveCall, output: Any) -> Any:  # noqa: ANN401 - see TraceHandler
-        """Record the results and what the call changed, then write the call."""
-        pending: Pending[T] | None = active.state
-        if pending is None:
+        """Record the results and the changed arguments, then write the call."""
+        unfinished: UnfinishedCall[T] | None = active.state
+        if unfinished is None:
             return output
         rows = active.call.rows
         length = rows.length if rows is not None else None
@@ -93,42 +95,38 @@ class CallRecorder(ABC, Generic[T]):
         def pass_result(port: str, tensor: Tensor) -> Tensor:
             if _holds_attention_probabilities(port, tensor, length):
                 return tensor
-            return self._record(pending.tensors, port, tensor)
+            return self._record(unfinished.tensors, port, tensor)
 
-        for port, tensor in pending.changes.changed():
+        for port, tensor in unfinished.changes.changed():
             if not self.keeps_values:
-                pending.tensors.pop(f"input.{port}", None)
+                unfinished.tensors.pop(f"input.{port}", None)
             self._known.forget(tensor)
-            injected = self._record(pending.tensors, f"changed.{port}", tensor)
-            if injected is not tensor:
-                write_injected(tensor, injected)
+            self._record_change(unfinished, f"changed.{port}", tensor)
         output = map_tensors(output, "output", pass_result)
-        for addition in self._caches.additions(active.arguments, pending.caches, length):
-            injected = self._record(pending.tensors, addition.port, addition.tensor)
-            if injected is not addition.tensor:
-                write_injected(addition.tensor, injected)
-        call = replace(active.call, ports=tuple(pending.tensors), constants=pending.constants)
-        self.write(call, pending.tensors)
+        for addition in self._caches.additions(active.arguments, unfinished.caches, length):
+            self._record_change(unfinished, addition.port, addition.tensor)
+        call = replace(active.call, ports=tuple(unfinished.tensors), constants=unfinished.constants)
+        self.writer.add(call, unfinished.tensors)
         return output
 
     def finish_root(self, active: ActiveCall) -> None:
-        """Write what was recorded: what the index names survives a kill."""
+        """Flush the trace."""
         del active
         self._known.clear()
-        self.flush()
+        self.writer.flush()
 
-    def recognises(self, value: Tensor) -> bool:
-        """Whether this very object was injected."""
+    def recognizes(self, value: Tensor) -> bool:
+        """Return True if this object was injected."""
         return self._known.get(value) is not None
 
     def alias(self, new: Tensor, known: Tensor) -> None:
-        """From now on treat `new` as the injected value `known`."""
+        """Treat `new` as the injected value `known` from now on."""
         stored = self._known.get(known)
         if stored is not None:
             self._known.put(new, stored)
 
     def in_order(self, active: ActiveCall, made: Tensor) -> Tensor:
-        """What a call made, as it is: it is recorded in its own order."""
+        """Return a computed value unchanged: it is recorded in its own order."""
         del active
         return made
 
@@ -141,10 +139,15 @@ class CallRecorder(ABC, Generic[T]):
         self._known.put(injected, tensors[port])
         return injected
 
+    def _record_change(self, unfinished: UnfinishedCall[T], port: str, tensor: Tensor) -> None:
+        injected = self._record(unfinished.tensors, port, tensor)
+        if injected is not tensor:
+            write_injected(tensor, injected)
+
 
 @dataclass
 class Recorder(CallRecorder[Tensor]):
-    """Writes every call to `writer`; values are stored and injected by `boundary`."""
+    """Writes every call to `writer`; `boundary` stores and injects the values."""
 
     writer: TraceWriter
     boundary: Boundary = field(default_factory=Boundary)
@@ -157,25 +160,17 @@ class Recorder(CallRecorder[Tensor]):
             return stored, value
         return stored, self.boundary.injected(stored, value.dtype)
 
-    def write(self, call: Call, tensors: dict[str, Tensor]) -> None:
-        """Add a call to the trace."""
-        self.writer.add(call, tensors)
-
-    def flush(self) -> None:
-        """Flush the trace."""
-        self.writer.flush()
-
     @property
     def keeps_values(self) -> bool:
-        """Return True unless what is kept is the tensor itself."""
+        """Return True unless the stored value is the tensor itself."""
         return self.boundary.stored is not None
 
 
-def routes_rows(arguments: dict[str, Any]) -> bool:
-    """Whether arguments hold indices of which rows go where, as those of a group of experts do.
+def _routes_rows(arguments: dict[str, Any]) -> bool:
+    """Return True for arguments with indices of rows, as a group of experts gets them.
 
-    How its children are called then depends on the data and on how it is implemented (one call for
-    each expert, one for all): they have no partners elsewhere, and are part of its own code.
+    The calls of its children depend on the data and on the implementation (one call for each
+    expert, or one for all). They match no calls elsewhere, and count as the group's own code.
     """
     tensors = [value for value in arguments.values() if isinstance(value, Tensor)]
     rows = {t.shape[0] for t in tensors if t.ndim == 2 and t.is_floating_point()}
@@ -183,9 +178,10 @@ def routes_rows(arguments: dict[str, Any]) -> bool:
 
 
 def _holds_attention_probabilities(port: str, tensor: Tensor, length: int | None) -> bool:
-    """Whether `tensor` holds attention probabilities, returned after the main result.
+    """Return True for attention probabilities that a module returns after its main result.
 
-    They are quadratic in the length, no module's input, and only eager attention returns them.
+    Their size is quadratic in the length, no module gets them, and only eager attention returns
+    them.
     """
     return (
         port != "output"
@@ -198,7 +194,7 @@ def _holds_attention_probabilities(port: str, tensor: Tensor, length: int | None
 
 
 def _holds_probabilities(table_BHTS: Tensor) -> bool:
-    """Whether rows sum to one: rotated queries and keys have the same shape where S is small."""
+    """Return True if rows sum to one: rotated queries and keys can have the same shape."""
     if not table_BHTS.is_floating_point() or not table_BHTS.numel():
         return False
     row_S = table_BHTS.detach()[0, 0, -1].double()

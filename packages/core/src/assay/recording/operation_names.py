@@ -1,9 +1,9 @@
-"""Names of operations (aten), and which of them compute."""
+"""Canonical names of operations (aten), and pointwise operations."""
 
 import torch
 from torch._ops import OpOverload
 
-# Operations that move or make values without computing: they do not round.
+# Operations that move or create values without rounding.
 MOVING = frozenset(
     # As text: forty names in quotes are hard to read.
     """view _unsafe_view reshape _reshape_alias t transpose permute expand slice select unsqueeze
@@ -17,7 +17,7 @@ MOVING = frozenset(
 
 ATTENTION = "scaled_dot_product_attention"
 
-# Names under which one computation arrives, by the name that a reader would look for.
+# The common name of aten operations that do one computation.
 _CANONICAL = {
     "mm": "linear",
     "addmm": "linear",
@@ -38,13 +38,13 @@ _CANONICAL = {
 
 
 def operation_name(func: OpOverload) -> str:
-    """The canonical name of an aten operation, without overload: `aten.mm.default` is linear."""
+    """Return the canonical name of an aten operation: `aten.mm.default` is linear."""
     name: str = func._schema.name.rpartition("::")[2]  # noqa: SLF001 - the public name is the same text
     name = name.rstrip("_") or name
     return _CANONICAL.get(name, name)
 
 
 def is_pointwise(func: OpOverload) -> bool:
-    """Whether every output element depends on one element of each input, and is rounded once."""
+    """Return True if an output element depends on one element of each input, and is rounded once."""
     name = func._schema.name.rpartition("::")[2]  # noqa: SLF001
     return torch.Tag.pointwise in func.tags or name in MOVING or func.is_view

@@ -5,7 +5,6 @@ Shape legend: R rows, C channels (last dim).
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, get_args
 
@@ -16,11 +15,8 @@ TensorStatistic = Literal["min", "max", "mean", "norm", "nan", "inf", "projectio
 NAMES: tuple[TensorStatistic, ...] = get_args(TensorStatistic)
 
 
-@dataclass(slots=True, eq=False)
-class TensorStatistics:
-    """The statistics of one tensor, still on its device. parts: one scalar each, as in `NAMES`."""
-
-    parts: tuple[Tensor, ...]
+# The statistics of one tensor on its device, one scalar each, in the order of `NAMES`.
+TensorStatistics = tuple[Tensor, ...]
 
 
 def measure_statistics(tensor: Tensor) -> TensorStatistics:
@@ -28,11 +24,11 @@ def measure_statistics(tensor: Tensor) -> TensorStatistics:
 
     nan, inf: numbers of such elements.
     projection: the sum of all elements, each times a random factor of its row and one of its channel.
-        Unlike a norm it depends on order and signs. Of two tensors with the difference D, the
-        projections differ by about the norm of D.
-    channels: the last dim. Projections of other widths cannot be compared.
+        Unlike a norm it depends on order and signs. The projections of two tensors with the
+        difference D differ by about the norm of D.
+    channels: size of the last dim. Only projections of the same width can be compared.
     """
-    if tensor.element_size() == 1:  # of float8, torch computes nothing
+    if tensor.element_size() == 1:  # torch has no arithmetic for float8
         tensor = tensor.float()
     dtype = torch.promote_types(tensor.dtype, torch.float32)
     low, high = torch.aminmax(tensor)
@@ -42,17 +38,17 @@ def measure_statistics(tensor: Tensor) -> TensorStatistics:
     num_channels = tensor.shape[-1] if tensor.ndim else 1
     values_RC = tensor.reshape(-1, num_channels).to(dtype)
     channels = norm.new_full((), num_channels)
-    return TensorStatistics((low, high, mean, norm, nan, inf, _project(values_RC), channels))
+    return low, high, mean, norm, nan, inf, _project(values_RC), channels
 
 
 def take_values(found: Iterable[TensorStatistics]) -> dict[int, Tensor]:
-    """Return by id the values on the host, (8,) float64. All of a device come in one transfer."""
+    """Return the values by id on the host, (8,) float64, with one transfer per device."""
     by_device: dict[torch.device, dict[int, TensorStatistics]] = {}
     for one in found:
-        by_device.setdefault(one.parts[0].device, {})[id(one)] = one
+        by_device.setdefault(one[0].device, {})[id(one)] = one
     values: dict[int, Tensor] = {}
     for on_device in by_device.values():
-        parts = [part for one in on_device.values() for part in one.parts]
+        parts = [part for one in on_device.values() for part in one]
         dtype = max((part.dtype for part in parts), key=lambda dtype: dtype.itemsize)
         rows = torch.stack([part.to(dtype) for part in parts]).cpu().double()
         values |= dict(zip(on_device, rows.view(-1, len(NAMES)), strict=True))
@@ -74,6 +70,6 @@ def _project(values_RC: Tensor) -> Tensor:
 
 @lru_cache(maxsize=64)
 def _factors(size: int, seed: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return standard normal factors, equal on all devices."""
+    """Return standard normal factors, the same on all devices."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(size, generator=generator, dtype=torch.float64).to(dtype).to(device)

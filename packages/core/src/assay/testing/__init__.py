@@ -1,1 +1,1 @@
-"""What tests of models stand on, with pytest or without. Importing it imports no torch."""
+"""Support for tests of models. Importing this package does not import torch."""

@@ -1,8 +1,8 @@
-"""`--pdb` on ranks: rank 0 takes the terminal and stops where its test failed."""
+"""Debug ranks under `--pdb`: rank 0 takes the terminal and stops at the failure."""
 
 import bdb
 import os
-import pdb  # noqa: T100 - it is what this is for
+import pdb  # noqa: T100 - needed for --pdb
 import signal
 import time
 from collections.abc import Iterator
@@ -13,24 +13,26 @@ from typing import IO
 from assay.launch import TimeLimits
 
 DEBUGGED_RANK = 0
-# No limit may end a world while it is debugged.
-WITHOUT_HURRY = TimeLimits(start_seconds=600.0, collective_seconds=86_400.0, body_seconds=90_000.0)
+# Time limits must not end the ranks during debugging.
+DEBUGGING_LIMITS = TimeLimits(
+    start_seconds=600.0, collective_seconds=86_400.0, body_seconds=90_000.0
+)
 
 _TERMINAL = Path("/dev/tty")
 _FLAG = "stopped"
-# How long the other ranks wait, if all fail, for rank 0 to signal that it has stopped.
+# If all ranks fail, the others wait this long for rank 0 to signal that it has stopped.
 _NOTICE_SECONDS = 2.0
 _POLL_SECONDS = 0.05
 
 
 class StoppedInRank(bdb.BdbQuit):
-    """Raised for a failure that was debugged on rank 0, so that pytest opens no debugger itself."""
+    """A failure that was debugged on rank 0; pytest does not open a debugger for it."""
 
 
 def stop_at(error: BaseException, rank: int, folder: Path) -> None:
-    """On rank 0 open the debugger where `error` was raised; on others wait until it is closed.
+    """Open the debugger where `error` was raised on rank 0; on other ranks wait until it closes.
 
-    folder: shared by all ranks of this test. Without a terminal no debugger is opened.
+    Without a terminal, does nothing. folder: shared by all ranks of this test.
     """
     flag = folder / _FLAG
     if rank == DEBUGGED_RANK:
@@ -40,7 +42,7 @@ def stop_at(error: BaseException, rank: int, folder: Path) -> None:
         finally:
             flag.unlink()
         return
-    # Returning would end the world, and with it the debugger.
+    # Returning would end all ranks, and the debugger with them.
     deadline = time.monotonic() + _NOTICE_SECONDS
     while flag.exists() or time.monotonic() < deadline:
         time.sleep(_POLL_SECONDS)
@@ -60,7 +62,7 @@ def _open_debugger(error: BaseException) -> None:
 
 @contextmanager
 def _in_foreground(terminal: IO[str]) -> Iterator[None]:
-    """Make this process group the terminal's foreground group, without which it may not read."""
+    """Make this process group the terminal's foreground group, so that it may read."""
     before = os.tcgetpgrp(terminal.fileno())
     handler = signal.signal(signal.SIGTTOU, signal.SIG_IGN)
     try:

@@ -1,4 +1,4 @@
-"""The golden of a test: captured once on a trusted device, then what every device is held to."""
+"""Goldens of tests: captured once on a trusted device, and compared with every device."""
 
 import shlex
 import shutil
@@ -23,37 +23,22 @@ if TYPE_CHECKING:
 Mode = Literal["capture", "check"]
 
 
-class GoldenSaved(AssertionError):  # noqa: N818 - not an error: what a capturing test ends with
-    """A golden was captured: nothing was tested."""
+class GoldenSaved(AssertionError):  # noqa: N818 - not an error
+    """End of a capturing test, which compared nothing."""
 
 
-class GoldenError(UsageError):
-    """A golden that is absent, or that belongs to no test."""
-
-    @classmethod
-    def absent(cls, folder: Path) -> "GoldenError":
-        """It was never captured."""
-        return cls(
-            f"there is no golden in {folder}; capture it on a trusted device:"
-            " pytest --capture-expectation --assay-device cpu/float32"
-        )
-
-    @classmethod
-    def stale(cls, folders: Sequence[Path]) -> "GoldenError":
-        """`folders`: goldens that no test uses."""
-        names = " ".join(shlex.quote(str(folder)) for folder in folders)
-        return cls(f"no test uses these goldens; delete them: {names}")
+class GoldenFixtureError(UsageError):
+    """Error for a golden that is absent or belongs to no test."""
 
 
 @dataclass(frozen=True, slots=True)
 class Golden:
-    """The value of the fixture `golden`: the golden of one test.
-
-    folder: of the golden, kept with the test; scratch: for the files of this run.
-    """
+    """The value of the fixture `golden`: the golden of one test."""
 
     folder: Path
+    """Folder of the golden, kept with the test."""
     scratch: Path
+    """Folder for the files of this run."""
     run: Run
     mode: Mode
 
@@ -69,11 +54,11 @@ class Golden:
 
         Under --capture-expectation, capture the golden instead.
 
-        noise_for: for the capture, dtypes of candidates, by default that of the RUN under test.
+        noise_for: dtypes of candidates for the capture, by default that of the RUN under test.
         setup: FILE.py:FUNC, called with the candidate's model.
         inputs: options of `assay capture`, such as max_new_tokens=8, prompts="file.jsonl".
-        Raises: AssertionError with the explanation; GoldenSaved after a capture; fails the test
-            if there is no golden or it cannot be checked.
+        Raises: AssertionError with the explanation; GoldenSaved after a capture. Fails the test
+            without a golden, or if the golden cannot be checked.
         """
         __tracebackhide__ = True
         from assay.generate.processes.requests import InputOptions
@@ -84,7 +69,7 @@ class Golden:
                 self._capture(model, noise_for, asked)
             self._check(model, setup, asked)
         except AssayError as error:
-            # Our own traceback would not help the reader of the test.
+            # assay's traceback does not help the reader of the test.
             raise pytest.fail.Exception(str(error), pytrace=False) from None
         return assert_run_passed(self.scratch)
 
@@ -93,7 +78,10 @@ class Golden:
         from assay.generate.processes.requests import GenerateCheck
 
         if not self.folder.is_dir():
-            raise GoldenError.absent(self.folder)
+            raise GoldenFixtureError(
+                f"there is no golden in {self.folder}; capture it on a trusted device:"
+                " pytest --capture-expectation --assay-device cpu/float32"
+            )
         self.scratch.mkdir(parents=True, exist_ok=True)
         check = GenerateCheck(
             model=model,
@@ -130,14 +118,15 @@ class Golden:
 
 
 def golden_folder(file: Path, test: str) -> Path:
-    """The folder of the golden of `test` in `file`."""
+    """Return the folder of the golden of `test` in `file`."""
     return file.parent / "goldens" / file.stem / quote(test, safe="[]=,")
 
 
 def refuse_stale_goldens(file: Path, tests: Iterable[str]) -> None:
-    """Raise GoldenError if the goldens of `file` include any of a test that is not in `tests`."""
+    """Raise GoldenFixtureError if `file` has a golden of a test that is not in `tests`."""
     folder = file.parent / "goldens" / file.stem
     asked_for = {golden_folder(file, test) for test in tests}
     stale = sorted(set(folder.glob("*/")) - asked_for)
     if stale:
-        raise GoldenError.stale(stale)
+        names = " ".join(shlex.quote(str(one)) for one in stale)
+        raise GoldenFixtureError(f"no test uses these goldens; delete them: {names}")

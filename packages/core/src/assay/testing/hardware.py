@@ -1,4 +1,4 @@
-"""Whether this machine has the hardware that a test needs, and whether it is required."""
+"""Find the hardware that a test needs, and decide what its absence means."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
@@ -15,10 +15,10 @@ Policy = Literal["skip", "fail"]
 
 
 def hardware_policy(environment: Mapping[str, str]) -> Policy:
-    """Whether a test whose hardware is absent is skipped or fails.
+    """Return "skip" or "fail" for tests whose hardware is absent.
 
-    Raises: UsageError for a value that is neither 0 nor 1: read as 0 it would hide that nothing
-        was tested.
+    Raises: UsageError for a value other than 0 and 1. Reading it as 0 would hide that nothing was
+        tested.
     """
     value = environment.get(REQUIRE_HARDWARE, "")
     if value not in ("", "0", "1"):
@@ -27,10 +27,10 @@ def hardware_policy(environment: Mapping[str, str]) -> Policy:
 
 
 def missing_accelerators(mark: AcceleratorMark, listed: "Sequence[ListedDevice]") -> str:
-    """What this machine lacks for a test with this mark; "" if the test can run.
+    """Say what this machine lacks for a test with this mark; return "" if the test can run.
 
     listed: the devices of this machine.
-    Raises: MarkError for a vendor without a line in `listed`: the test would never run anywhere.
+    Raises: MarkError for a vendor that is not in `listed`, so that the test could never run.
     """
     if mark.vendor is None:
         lines = [line for line in listed if line.vendor is None or not _is_host(line)]
@@ -38,11 +38,8 @@ def missing_accelerators(mark: AcceleratorMark, listed: "Sequence[ListedDevice]"
         lines = [line for line in listed if line.vendor and line.vendor.name == mark.vendor]
         if not lines:
             known = ", ".join(sorted({line.vendor.name for line in listed if line.vendor}))
-            raise MarkError.of(
-                "accelerator",
-                'accelerator("nvidia", count=4)',
-                f"unknown vendor {mark.vendor!r} (there is: {known})",
-            )
+            problem = f"unknown vendor {mark.vendor!r} (there is: {known})"
+            raise MarkError.of("accelerator", problem)
     if any(line.status == "present" and len(line.products) >= mark.count for line in lines):
         return ""
     present = [line for line in lines if line.status == "present"]
@@ -60,11 +57,11 @@ def missing_ranks(
     environment: Mapping[str, str],
     count_accelerators: Callable[[], int | None],
 ) -> str:
-    """Why a test with this mark cannot run here; "" if it can.
+    """Say why a test with this mark cannot run here; return "" if it can.
 
     allowed: the largest number of ranks that the user allows; None for any.
-    environment: has the variables of torchrun if it started this process as a rank.
-    count_accelerators: the number of devices for the ranks; None if ranks need no device each.
+    environment: has torchrun's variables if torchrun started this process as a rank.
+    count_accelerators: returns the number of devices, or None if ranks can share one.
     """
     from assay.launch import outer_world_size
 

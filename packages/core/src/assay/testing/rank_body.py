@@ -1,6 +1,6 @@
-"""The body of a test on one rank: import its module, unpickle its fixtures, call it.
+"""Run the body of a test on one rank: import its module, unpickle its fixtures, call it.
 
-No pytest session runs on the ranks, which would take 0.2 s on each.
+Ranks run no pytest session, which would take 0.2 s on each.
 """
 
 import ast
@@ -29,37 +29,28 @@ from assay.testing.debugging import stop_at
 
 @dataclass(frozen=True, slots=True)
 class BodyCall:
-    """A test in the form in which it is sent to the ranks.
-
-    test: the qualified name of the function in its module.
-    fixtures: the result of `assay.testing.worlds.pack_fixtures`.
-    of_rank: names of fixtures that the rank makes itself.
-    files: files of modules whose assertions are rewritten, by module name.
-    code: of the test's module, marshalled, with rewritten assertions; b"" if none are rewritten.
-    filters: the entries of `warnings.filters`.
-    stops_in: under `--pdb` a folder that all ranks share, otherwise "".
-    """
+    """A test as it is sent to the ranks."""
 
     module: str
     file: str
     test: str
+    """Qualified name of the function in its module."""
     fixtures: bytes
+    """Result of `assay.testing.worlds.pack_fixtures`."""
     of_rank: tuple[str, ...]
+    """Names of fixtures that the rank makes itself."""
     files: Mapping[str, str] = field(default_factory=dict)
+    """Files of modules with rewritten assertions, by module name."""
     code: bytes = b""
+    """Marshalled code of the test's module with rewritten assertions, if there are any."""
     filters: Sequence[Any] = ()
+    """Entries of `warnings.filters`."""
     stops_in: str = ""
+    """Under `--pdb`, a folder that all ranks share."""
 
 
 class FixtureLostError(UsageError):
-    """A fixture that was pickled but cannot be unpickled in a rank."""
-
-    @classmethod
-    def of(cls, name: str, error: BaseException) -> "FixtureLostError":
-        """`error`: what unpickling fixture `name` raised."""
-        return cls(
-            f"fixture {name!r} cannot be made again in a rank: {type(error).__name__}: {error}"
-        )
+    """Error for a fixture that cannot be unpickled in a rank."""
 
 
 def run_body(rank: Rank, call: BodyCall) -> None:
@@ -83,7 +74,7 @@ def run_body(rank: Rank, call: BodyCall) -> None:
 
 
 def fixtures_of(rank: Rank, names: Iterable[str]) -> dict[str, object]:
-    """The values on `rank` of those fixtures of `names` that every rank makes itself."""
+    """Return the named fixtures that every rank makes itself."""
     made = {"mesh": rank.mesh, "device": rank.device}
     return {name: made[name] for name in names if name in made}
 
@@ -98,7 +89,7 @@ def call_test(function: Callable[..., object], arguments: Mapping[str, object]) 
 
 
 def rewrite(file: Path) -> CodeType:
-    """The compiled code of `file`, with assertions that report the compared values."""
+    """Compile `file` with assertions that report the compared values."""
     source = file.read_bytes()
     tree = ast.parse(source, str(file))
     rewrite_asserts(tree, source, str(file))
@@ -106,7 +97,7 @@ def rewrite(file: Path) -> CodeType:
 
 
 class RewritingFinder(MetaPathFinder, Loader):
-    """An import hook that rewrites assertions in the modules in which pytest has rewritten them."""
+    """Import hook that rewrites assertions in the modules in which pytest has rewritten them."""
 
     def __init__(self, files: Mapping[str, str]) -> None:
         self._files = files
@@ -114,7 +105,7 @@ class RewritingFinder(MetaPathFinder, Loader):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The spec of a module in `files`; None for others."""
+        """Return the spec of a module in `files`; None for others."""
         del path, target
         file = self._files.get(fullname)
         if file is None:
@@ -130,7 +121,7 @@ class RewritingFinder(MetaPathFinder, Loader):
 
 
 def _import_test_module(call: BodyCall) -> ModuleType:
-    """Import the module from its file, under its name in pytest, which need not be importable."""
+    """Import the module from its file under its name in pytest, which may not be importable."""
     spec = importlib.util.spec_from_file_location(call.module, call.file)
     if spec is None or spec.loader is None:
         raise UsageError(f"{call.file} cannot be imported as a module")
@@ -144,7 +135,6 @@ def _import_test_module(call: BodyCall) -> ModuleType:
 
 
 def _find_test(module: ModuleType, name: str) -> Callable[..., object]:
-    """The function called `name`; a method is bound to a new instance of its class."""
     found: Any = module
     for part in name.split("."):
         found = getattr(found, part)
@@ -161,5 +151,7 @@ def _unpack_fixtures(packed: bytes) -> dict[str, object]:
         try:
             values[name] = unpickler.load()
         except Exception as error:
-            raise FixtureLostError.of(name, error) from error
+            raise FixtureLostError(
+                f"fixture {name!r} cannot be made again in a rank: {type(error).__name__}: {error}"
+            ) from error
     return values

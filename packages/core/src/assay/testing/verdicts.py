@@ -1,4 +1,4 @@
-"""Verdicts in tests: a failed check raises an AssertionError with the command's explanation."""
+"""Assertions about verdicts, which fail with the command's explanation."""
 
 import shlex
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from assay.verdicts import Measurement, Verdict
 def assert_passed(verdict: Verdict, measurements: Sequence[Measurement] = ()) -> None:
     """Raise AssertionError with the explanation unless `verdict` is a PASS.
 
-    measurements: the rows whose numbers the explanation quotes.
+    measurements: rows for the numbers in the explanation.
     """
     __tracebackhide__ = True
     if not verdict.passed:
@@ -26,7 +26,6 @@ def assert_run_passed(folder: Path) -> Verdict:
 
     The message ends with the command that opens the run's report.
     Returns: the verdict of the run.
-
     Raises: UnreadableFileError if `folder` holds no finished run.
     """
     __tracebackhide__ = True
@@ -38,7 +37,7 @@ def assert_run_passed(folder: Path) -> Verdict:
 
 
 def _explain(verdict: Verdict, measurements: Sequence[Measurement]) -> str:
-    """The message of `verdict`, whose second line names the model and both RUNs."""
+    """Format the message of `verdict`; its second line names the model and both RUNs."""
     deciding = find_deciding_rows(verdict, measurements)
     headline, *rest = explain_verdict(verdict, deciding).message.splitlines()
     return "\n".join([headline, f"  {describe_sides(verdict)}", *rest])

@@ -1,6 +1,6 @@
-"""Tests on every rank of a world: sending a test and its fixtures to the ranks.
+"""Send a test and its fixtures to every rank of a world.
 
-Imports neither torch nor pytest; the ranks' half is `assay.testing.rank_body`.
+Imports neither torch nor pytest. `assay.testing.rank_body` runs in the ranks.
 """
 
 import inspect
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 # Fixtures that every rank makes itself.
 RANK_FIXTURES = frozenset({"mesh", "device"})
 
-# The end of a rank's output that is shown, so that the report of a test stays readable.
+# Show only the end of a rank's output, to keep test reports readable.
 _SHOWN_BYTES = 1 << 16
 
 
@@ -36,42 +36,36 @@ _preloaded: list[str] = []
 
 
 def preload_for_ranks(*modules: str) -> None:
-    """Import `modules` once for all ranks instead of in each; called in a conftest.
+    """Import `modules` once for all ranks instead of in each rank; call this in a conftest.
 
-    Their import must start no thread and open no device, as that of transformers' models. An import
-    that takes 2 s takes a minute on 32 ranks.
+    Importing them must start no thread and open no device, as with transformers' models. An import of
+    2 s takes a minute on 32 ranks.
     """
     _preloaded.extend(module for module in modules if module not in _preloaded)
 
 
 class MeshFixtureError(UsageError):
-    """A use of the fixture `mesh` outside of a rank."""
+    """Error for a use of the fixture `mesh` outside a rank."""
 
     @classmethod
     def unmarked(cls) -> "MeshFixtureError":
-        """The test is not marked `world`."""
+        """Make the error for a test that is not marked `world`."""
         return cls("the fixture mesh needs a world of ranks; mark the test world(dp=2)")
-
-    @classmethod
-    def in_fixture(cls, name: str) -> "MeshFixtureError":
-        """A fixture reads attribute `name` of the mesh."""
-        return cls(
-            f"mesh.{name}: the mesh is made in the ranks, after all fixtures; use it in the test's "
-            "body"
-        )
 
 
 class MeshOfRanks:
-    """The value of the fixture `mesh` outside of the ranks; any use of it raises."""
+    """The value of the fixture `mesh` outside the ranks; any use of it raises."""
 
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):  # read by pytest, pickle and the like
             raise AttributeError(name)
-        raise MeshFixtureError.in_fixture(name)
+        raise MeshFixtureError(
+            f"mesh.{name}: the mesh is made in the ranks, after all fixtures; use it in the test's body"
+        )
 
 
 def run_test_in_world(item: "pytest.Function", world: World) -> None:
-    """Run the body of `item` on every rank of `world`, and print the ranks' output here.
+    """Run the body of `item` on every rank of `world`, and print the ranks' output.
 
     Raises: as `launch_world`; UnsendableError for a fixture that cannot be pickled.
     """
@@ -127,7 +121,7 @@ def _run_in_new_ranks(
 
 
 def pack_fixtures(fixtures: Mapping[str, object]) -> bytes:
-    """Pickle all values as one stream, so that objects shared by fixtures stay shared.
+    """Pickle all values into one stream, so that objects shared by fixtures stay shared.
 
     Raises: UnsendableError with the name of the fixture that cannot be pickled.
     """
@@ -144,7 +138,7 @@ def pack_fixtures(fixtures: Mapping[str, object]) -> bytes:
 
 
 def _rewritten_files() -> dict[str, str]:
-    """The files of all modules in which pytest has rewritten assertions, by name."""
+    """Return the files of all modules with assertions that pytest rewrote, by module name."""
     from _pytest.assertion.rewrite import AssertionRewritingHook
 
     specs = {name: getattr(module, "__spec__", None) for name, module in [*sys.modules.items()]}
@@ -157,7 +151,7 @@ def _rewritten_files() -> dict[str, str]:
 
 @lru_cache(maxsize=64)
 def _rewritten_code(file: str, _changed: int) -> bytes:
-    """The compiled code of `file` with rewritten assertions; cached, so that ranks need not do it.
+    """Compile `file` with rewritten assertions once for all ranks.
 
     _changed: modification time, so that a changed file is compiled again.
     """
@@ -167,7 +161,6 @@ def _rewritten_code(file: str, _changed: int) -> bytes:
 
 
 def _show_log(rank: int, log: Path) -> None:
-    """Print the log of `rank`, so that pytest shows it with the output of the test."""
     size = log.stat().st_size if log.exists() else 0
     if not size:
         return

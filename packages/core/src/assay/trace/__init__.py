@@ -1,16 +1,16 @@
-"""Traces on disk: every tensor of a run by its Site, crash-safe, each value once, no pickle.
+"""Traces on disk: the tensors of a run by Site, crash-safe, each value once, without pickle.
 
-A trace is one folder: `manifest.json` (what was run), `index.jsonl` (append-only; one line for
-every flush lists the finished calls and where their tensors are), `shard-NNNNNN.safetensors` (one
-or more for each flush) and `attachments/` (named tensors and JSON values that belong to no call).
-All that the index lists survives a kill of the writer. `remote/` keeps the same files behind a URL.
+A trace is a folder: `manifest.json` describes the run, `index.jsonl` has a line for every flush
+with the finished calls and the places of their tensors, `shard-NNNNNN.safetensors` are one or more
+for each flush, and `attachments/` holds named tensors and JSON values without a call. Everything
+in the index survives a kill of the writer. `remote/` stores the same files behind a URL.
 """
 
 from assay.trace.damage import find_damage, is_intact
 from assay.trace.errors import StorageError, TraceError
-from assay.trace.index import StoredTensor
+from assay.trace.index import TensorEntry
 from assay.trace.json_text import Json
-from assay.trace.reader import Summary, Trace, read_digest
+from assay.trace.reader import Trace, read_digest
 from assay.trace.remote.reading import RemoteCopy, list_names
 from assay.trace.writer import TraceWriter
 
@@ -18,8 +18,7 @@ __all__ = [
     "Json",
     "RemoteCopy",
     "StorageError",
-    "StoredTensor",
-    "Summary",
+    "TensorEntry",
     "Trace",
     "TraceError",
     "TraceWriter",

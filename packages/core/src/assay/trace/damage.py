@@ -1,4 +1,4 @@
-"""Which bytes of a trace are no longer those that were recorded: it may have been copied."""
+"""Finding the files of a trace that have changed since they were recorded."""
 
 from collections.abc import Iterator
 
@@ -14,9 +14,9 @@ from assay.trace.reader import Trace
 
 
 def find_damage(trace: Trace) -> list[str]:
-    """Read every file of `trace`, and compare it with the hashes that were recorded with it.
+    """Compare every file of `trace` with its recorded hash.
 
-    Returns: one line for each damaged file, with its name and what is wrong in it.
+    Returns: one line for each damaged file, with its name and the damage.
     """
     return [f"{file}: {what}" for file, what in _damaged_files(trace)]
 
@@ -48,7 +48,7 @@ def _damaged_files(trace: Trace) -> Iterator[tuple[str, str]]:
 
 
 def is_intact(trace: Trace, attached: Attached) -> bool:
-    """Return True if the content of an attachment is as it was recorded."""
+    """Return True if the content of an attachment has its recorded hash."""
     files = trace.files
     try:
         if attached.kind == "json":

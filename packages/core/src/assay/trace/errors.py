@@ -3,64 +3,72 @@
 import errno
 import re
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from assay.errors import MachineError, UsageError
+from assay.errors import AssayError, MachineError, UsageError
 from assay.foreign_text import one_line, shorten
 
 _SHOWN_NAMES = 12
 
 
 class TraceError(UsageError):
-    """A trace that is damaged, is none of assay's, or lacks what was asked for."""
+    """A trace that is damaged, of another tool, or without a requested part."""
 
     @classmethod
     def damaged(cls, path: Path, key: str, what: str) -> "TraceError":
-        """A file of the trace contradicts itself or the index.
+        """Report a file that contradicts itself or the index.
 
         key: of the tensor or part of the file, "" for the whole; what: the contradiction.
         """
         place = f"{shorten(path)}: {shorten(repr(key))}" if key else shorten(path)
         return cls(
-            f"{place}: {shorten(what)}. The trace is damaged or was not made by assay: capture it anew."
+            f"{place}: {shorten(what)}. The trace is damaged or was not made by assay: capture it again."
         )
 
     @classmethod
     def absent(cls, folder: Path, wanted: str, present: list[str]) -> "TraceError":
-        """The trace has no `wanted`; `present`: the names that it has."""
+        """Report a missing part; `present`: the names in the trace."""
         return cls(f"{folder} holds no {wanted}; it holds: {_shown(present) or 'nothing'}")
 
     @classmethod
     def not_empty(cls, folder: object, names: list[str]) -> "TraceError":
-        """The folder of a new trace is not empty."""
+        """Report that the folder of a new trace is not empty."""
         text = f"{folder} is not empty (it holds {_shown(sorted(names))})"
         return cls(f"{text}: name a new folder for the trace")
 
     @classmethod
     def in_use(cls, folder: object) -> "TraceError":
-        """Another writer created a trace in the folder at the same time."""
+        """Report that another writer created a trace in the folder at the same time."""
         return cls(f"{folder} is being written by another run: name a new folder for the trace")
 
 
 class StorageError(MachineError):
-    """A trace that cannot be written or fetched: a full or read-only disk, an absent bucket."""
+    """A trace that cannot be written or fetched: a full or read-only disk, a missing bucket."""
 
     @classmethod
     def refused(cls, path: Path, action: str, error: OSError) -> "StorageError":
-        """`action` on `path` failed with `error`; a full disk is reported with its free space."""
+        """Report an error of the operating system, with the free space of a full disk."""
         text = f"cannot {action} {path}: {error.strerror or error}"
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             text += _free_space(path)
         return cls(text)
 
-    @classmethod
-    def failed(cls, action: str, url: object, error: Exception) -> "StorageError":
-        """`action` on the storage behind `url` failed with an error of its client."""
-        return cls(f"cannot {action} {url}: {error_in_words(error)}")
+
+@contextmanager
+def client_errors(action: str, url: object) -> Iterator[None]:
+    """Raise a StorageError for any error of a storage client that does `action` on `url`."""
+    try:
+        yield
+    except AssayError:
+        raise
+    except Exception as error:
+        raise StorageError(f"cannot {action} {url}: {error_in_words(error)}") from error
 
 
 def error_in_words(error: Exception) -> str:
-    """The type and text of an error of a storage client, without queries of URLs: some hold keys."""
+    """Return type and text of a storage client's error, without URL queries, which can hold keys."""
     text = re.sub(r"\?[^\s\"']+", "", one_line(str(error)))
     return f"{type(error).__name__}: {shorten(text)}" if text else type(error).__name__
 

@@ -1,8 +1,7 @@
-"""All file access of traces: a local folder, written crash-safe, read by memory mapping.
+"""File access of traces: a local folder, written crash-safe, read by memory mapping.
 
-The other modules use names inside of a `Folder`. `remote/` has one that is written behind a URL.
-
-No fsync: a trace survives a kill of its writer (the kernel has the pages), not of the machine.
+Other modules use names inside of a `Folder`; `remote/` has one behind a URL. Without fsync, a trace
+survives a kill of its writer (the kernel has the pages), not of the machine.
 """
 
 import os
@@ -17,7 +16,7 @@ from assay.trace.errors import StorageError, TraceError
 if TYPE_CHECKING:
     import torch
 
-# Limit for a manifest, an index or an attached JSON value. A large one has a tenth of it.
+# Limit for a manifest, an index or an attached JSON value: ten times that of a large trace.
 _MAX_BYTES = 256 << 20
 
 
@@ -30,7 +29,7 @@ def _refusals(path: Path, action: str) -> Iterator[None]:
 
 
 class OutStream:
-    """A new file that gets its name only when it is complete."""
+    """A new file that gets its name when it is complete."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -39,7 +38,7 @@ class OutStream:
             self._descriptor, self._temporary = create_temporary(path)
 
     def write_at(self, offset: int, data: bytes | memoryview) -> None:
-        """Write `data` at byte `offset`; its memory may be changed afterwards."""
+        """Write `data` at byte `offset`, without a reference to it afterwards."""
         view = memoryview(data)
         with _refusals(self.path, "write"):
             while view:
@@ -54,7 +53,7 @@ class OutStream:
             self._temporary.replace(self.path)
 
     def discard(self) -> None:
-        """Delete the file unless it was committed. Never raises: called while errors are handled."""
+        """Delete the file unless it was committed. Never raises, as error handlers call it."""
         if self._descriptor >= 0:
             descriptor, self._descriptor = self._descriptor, -1
             with suppress(OSError):
@@ -64,7 +63,7 @@ class OutStream:
 
 
 class LineFile:
-    """An append-only text file; only its last line can be incomplete, which readers ignore."""
+    """An append-only text file; only its last line can be incomplete, and readers ignore that."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -74,7 +73,7 @@ class LineFile:
             )
 
     def append(self, line: str) -> None:
-        """Append one line; after an error the file is as it was before."""
+        """Append one line, or nothing after an error."""
         size = os.fstat(self._descriptor).st_size
         view = memoryview(line.encode() + b"\n")
         with _refusals(self._path, "append to"):
@@ -99,9 +98,9 @@ class Folder:
 
     @classmethod
     def create(cls, folder: str | Path) -> "Folder":
-        """Make an empty folder for a new trace.
+        """Create the folder of a new trace.
 
-        Raises: TraceError if it holds anything, StorageError if it cannot be made.
+        Raises: TraceError if it is not empty, StorageError if it cannot be created.
         """
         path = Path(folder)
         with _refusals(path, "create the folder"):
@@ -113,13 +112,13 @@ class Folder:
 
     @property
     def is_lost(self) -> bool:
-        """True once storage behind a URL has failed for good: what is written is dropped."""
+        """True after storage behind a URL has failed: further writes are dropped."""
         return False
 
     def create_exclusive(self, name: str, text: str) -> None:
-        """Write a file that must not exist.
+        """Write a new file.
 
-        Raises: TraceError if it does, because another writer has created it.
+        Raises: TraceError if another writer has created it.
         """
         path = self.path / name
         try:
@@ -132,11 +131,11 @@ class Folder:
             file.write(text)
 
     def stream(self, name: str) -> OutStream:
-        """A new file to write in parts; it gets its name when it is committed."""
+        """Create a file to write in parts."""
         return OutStream(self.path / name)
 
     def replace(self, name: str, text: str) -> int:
-        """Write a file as a whole. Returns its size in bytes."""
+        """Write or replace a file. Returns: its size in bytes."""
         stream = self.stream(name)
         data = text.encode()
         try:
@@ -148,13 +147,13 @@ class Folder:
         return len(data)
 
     def lines(self, name: str) -> LineFile:
-        """A new append-only file."""
+        """Create an append-only file."""
         return LineFile(self.path / name)
 
     def existing(self, name: str) -> Path:
-        """The path of an existing file.
+        """Return the path of an existing file.
 
-        Raises: TraceError if it is missing or, through a link, outside of the folder.
+        Raises: TraceError if it is missing, or a link leads out of the folder.
         """
         path = self.path / name
         try:
@@ -168,14 +167,14 @@ class Folder:
         return path
 
     def read(self, path: Path, size_bytes: int = -1) -> bytes:
-        """The first `size_bytes` of a file, by default all; `path` comes from `existing`."""
+        """Return the first `size_bytes` of a file, by default all. path: from `existing`."""
         if size_bytes < 0:
             return read_bytes(path, _MAX_BYTES)
         with open_file(path) as file:
             return file.read(size_bytes)
 
     def map(self, path: Path, size_bytes: int) -> "torch.UntypedStorage":
-        """A file mapped into memory: read on access, changes stay in this process.
+        """Map a file into memory: pages are read on access, changes stay in this process.
 
         path: from `existing`. Raises: TraceError if it cannot be mapped.
         """
@@ -184,6 +183,6 @@ class Folder:
         try:
             storage = torch.UntypedStorage.from_file(str(path), shared=False, nbytes=size_bytes)
         except RuntimeError as error:  # torch words the operating system's errors itself
-            what = f"it can no longer be mapped ({error})"
+            what = f"mapping failed ({error})"
             raise TraceError.damaged(path, "", what) from None
         return cast("torch.UntypedStorage", storage)  # the stub names its base classes

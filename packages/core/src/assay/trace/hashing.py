@@ -1,4 +1,4 @@
-"""Content hashes of what a trace holds: XXH3-128, not cryptographic, 28 GB/s measured.
+"""Content hashes of a trace: XXH3-128, not cryptographic, 28 GB/s measured.
 
 Source: Collet, xxHash fast digest algorithm (the XXH3 family).
 """
@@ -16,17 +16,17 @@ DIGEST = "digest"
 
 
 def hash_text(text: str) -> str:
-    """The hash of a text."""
+    """Hash a text."""
     return xxhash.xxh3_128_hexdigest(text.encode())
 
 
 def hash_manifest(manifest: Mapping[str, Any]) -> str:
-    """The hash of a manifest without its own field `digest`. Raises: TypeError if it is no JSON."""
+    """Hash a manifest without its field `digest`. Raises: TypeError if it is not JSON."""
     return hash_text(to_text({key: manifest[key] for key in manifest if key != DIGEST}))
 
 
 def hash_tensors(tensors: Iterable[tuple[str, torch.Tensor, memoryview]]) -> str:
-    """The hash of named tensors with their dtypes and shapes; each given with its bytes."""
+    """Hash named tensors with their dtypes and shapes. tensors: name, tensor and its bytes."""
     hasher = xxhash.xxh3_128()
     for key, tensor, data in tensors:
         hasher.update(f"{key}:{dtype_name(tensor.dtype)}{list(tensor.shape)}".encode())

@@ -1,8 +1,8 @@
-"""The lines of index.jsonl: finished calls and attachments as JSON, and back.
+"""Reading and writing index.jsonl: finished calls and attachments.
 
-One line is one flush. It lists the shards that this flush wrote with their sizes, the row maps of
-its calls (each once), and its calls with the shard, key, content hash, dtype and shape of the
-tensor at every port. Shards are given by number, so that no line can name a path.
+A line is one flush. It lists the shards of the flush with their sizes, the row maps of its calls
+(each once), and its calls with the shard, key, content hash, dtype and shape of the tensor at every
+port. Shards have numbers, so that no line can name a path.
 """
 
 import sys
@@ -22,8 +22,8 @@ FORMAT = "assay-trace"
 _PHASES = frozenset(get_args(Phase))
 
 
-class StoredTensor(NamedTuple):
-    """Place, content hash (xxh3-128 of the bytes), dtype and shape of the tensor of one port."""
+class TensorEntry(NamedTuple):
+    """Place, content hash (xxh3-128 of the bytes), dtype and shape of a tensor of a call."""
 
     shard: int
     key: str
@@ -34,35 +34,36 @@ class StoredTensor(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Attached:
-    """The index entry of an attachment; digest: of its tensors or its text."""
+    """The index entry of an attachment."""
 
     name: str
     kind: Literal["tensors", "json"]
     size_bytes: int
     digest: str
+    """Hash of its tensors or its text."""
 
     @property
     def file(self) -> str:
-        """The name of its file inside of the folder."""
+        """Name of the file inside of the folder."""
         return attachment_file(self.name, self.kind)
 
     def to_text(self) -> str:
-        """Its line in the index."""
+        """Return the line in the index."""
         entry = {"attached": self.name, "kind": self.kind, "size": self.size_bytes}
         return to_text(entry | {"digest": self.digest})
 
 
 @dataclass(slots=True)
 class Flush:
-    """The content of one line of the index, as read."""
+    """The content of one line of the index."""
 
     shards: dict[int, int] = field(default_factory=dict)
-    calls: list[tuple[Call, dict[str, StoredTensor]]] = field(default_factory=list)
+    calls: list[tuple[Call, dict[str, TensorEntry]]] = field(default_factory=list)
     attached: Attached | None = None
 
 
 class Line:
-    """Collects the calls of one line; `add` turns each into text, so that it may be changed later."""
+    """Collects the calls of one line as text: a call may change after `add`."""
 
     def __init__(self) -> None:
         self.shards: dict[int, int] = {}
@@ -75,10 +76,10 @@ class Line:
         """Number of calls added."""
         return len(self._calls)
 
-    def add(self, call: Call, stored: Mapping[str, StoredTensor]) -> None:
+    def add(self, call: Call, stored: Mapping[str, TensorEntry]) -> None:
         """Append a call.
 
-        Raises: TypeError if its constants are no JSON.
+        Raises: TypeError if its constants are not JSON.
         """
         record = _call_to_json(call, stored)
         if call.rows is not None:
@@ -86,9 +87,9 @@ class Line:
         self._calls.append(to_text(record))
 
     def _number_of(self, rows: RowMap) -> int:
-        # By identity first: all calls of a root call share one object, and comparing its positions
-        # for each of them would cost more than the rest of the line. The object is kept in _rows or
-        # equals one there; in the second case its id is not kept, since another object may get it.
+        # By identity first: all calls of a root call share one object, and a comparison of its
+        # positions for each of them would cost more than the rest of the line. _rows_number holds
+        # ids of objects in _rows only: after the death of another object, a new one can get its id.
         number = self._rows_number.get(id(rows))
         if number is None:
             if rows in self._rows:
@@ -98,23 +99,23 @@ class Line:
         return number
 
     def to_text(self) -> str:
-        """The text of the line."""
+        """Return the text of the line."""
         rows = [{"prompts": rows.prompts, "positions": rows.positions} for rows in self._rows]
         start = to_text({"shards": list(self.shards.items()), "rows": rows})
         return f'{start[:-1]},"calls":[{",".join(self._calls)}]}}'
 
 
 def shard_file(number: int) -> str:
-    """The file name of a shard."""
+    """Return the file name of a shard."""
     return f"shard-{number:06d}.safetensors"
 
 
 def attachment_file(name: str, kind: Literal["tensors", "json"]) -> str:
-    """The file name of an attachment."""
+    """Return the file name of an attachment."""
     return f"attachments/{name}.{'safetensors' if kind == 'tensors' else 'json'}"
 
 
-def _call_to_json(call: Call, stored: Mapping[str, StoredTensor]) -> dict[str, Any]:
+def _call_to_json(call: Call, stored: Mapping[str, TensorEntry]) -> dict[str, Any]:
     site = call.site
     record: dict[str, Any] = {
         "order": call.order,
@@ -136,10 +137,10 @@ def _call_to_json(call: Call, stored: Mapping[str, StoredTensor]) -> dict[str, A
     return record | {name: value for name, value in optional.items() if value}
 
 
-def flush_from_json(line: object, seen: dict[StoredTensor, StoredTensor]) -> Flush:
-    """The content of one line; StoredTensors that equal one of `seen` are replaced by it.
+def flush_from_json(line: object, seen: dict[TensorEntry, TensorEntry]) -> Flush:
+    """Read one line; entries that equal one of `seen` are replaced by it.
 
-    Raises: ValueError, TypeError, KeyError, IndexError or AttributeError for any other content.
+    Raises: ValueError, TypeError, KeyError, IndexError or AttributeError for an invalid line.
     """
     if not isinstance(line, dict):
         raise TypeError("not an object")
@@ -162,14 +163,14 @@ def flush_from_json(line: object, seen: dict[StoredTensor, StoredTensor]) -> Flu
 
 
 def _call_from_json(
-    record: dict[str, Any], rows: list[RowMap], seen: dict[StoredTensor, StoredTensor]
-) -> tuple[Call, dict[str, StoredTensor]]:
+    record: dict[str, Any], rows: list[RowMap], seen: dict[TensorEntry, TensorEntry]
+) -> tuple[Call, dict[str, TensorEntry]]:
     stored = {}
     for port, (shard, key, digest, dtype, shape) in record["ports"].items():
-        # Most entries equal an earlier one, whose fields have been checked.
+        # Most entries equal an earlier one, whose fields are valid.
         entry = seen.get((shard, key, digest, dtype, tuple(shape)))  # type: ignore[call-overload]
         if entry is None:
-            entry = StoredTensor(
+            entry = TensorEntry(
                 _natural(shard),
                 _text(key),
                 _text(digest),
@@ -201,7 +202,7 @@ def _call_from_json(
 
 def _whole(value: object) -> int:
     if type(value) is not int:
-        raise TypeError(f"{value!r} is no whole number")
+        raise TypeError(f"{value!r} is not an integer")
     return value
 
 
@@ -214,7 +215,7 @@ def _natural(value: object) -> int:
 
 def _text(value: object) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{value!r} is no text")
+        raise TypeError(f"{value!r} is not a string")
     return value
 
 

@@ -7,8 +7,7 @@ from typing import TypeAlias
 
 Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
 
-# A float that JSON lacks is written {"$float": "nan"}, so that every line stays valid JSON for
-# other readers and is read back as the same float.
+# Such a float is written {"$float": "nan"}: every line is valid JSON for other readers.
 _TAG = "$float"
 
 
@@ -27,9 +26,9 @@ def _untagged(value: dict[str, str]) -> float | dict[str, str]:
 
 
 def to_text(value: object) -> str:
-    """`value` as one line of JSON.
+    """Convert a value to one line of JSON.
 
-    Raises: TypeError if it is no JSON value.
+    Raises: TypeError if it has no JSON form.
     """
     try:
         return json.dumps(value, allow_nan=False, separators=(",", ":"))
@@ -38,7 +37,7 @@ def to_text(value: object) -> str:
 
 
 def from_text(text: str) -> Json:
-    """The value that `to_text` was given, with lists for tuples.
+    """Convert the result of `to_text` back, with lists for tuples.
 
     Raises: ValueError if `text` is not JSON, RecursionError if it is nested too deep.
     """

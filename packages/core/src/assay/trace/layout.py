@@ -1,10 +1,10 @@
-"""One safetensors file, written as a stream and read by memory mapping.
+"""A safetensors file, written as a stream and read by memory mapping.
 
 Source: the format description in the README of huggingface/safetensors: 8 bytes little-endian
 length of the header, a JSON header that may be padded with spaces, then the data without holes.
 
-The header is first in the file but complete only at the end, so space is reserved for it: tensors
-are written directly from the memory that the model computed them in, without a copy.
+The header comes first but is complete last. Space is reserved for it, so that tensors are written
+from the memory of the model, without a copy.
 """
 
 import json
@@ -17,14 +17,14 @@ import torch
 from assay.trace.errors import TraceError
 from assay.trace.files import Folder, OutStream
 
-# Memory that torch allocates is aligned to 64 bytes, and the kernels of some libraries take
-# another path, with other rounding, for memory that is not. Replays must be bitwise equal, so
-# every tensor is aligned alike; padding is stored as tensors since the format forbids holes.
+# torch aligns memory to 64 bytes. For other memory, kernels of some libraries take a path with
+# other rounding, and replays must be bitwise equal. Padding is stored as tensors since the format
+# forbids holes.
 _ALIGNMENT = 64
 _PADDING = "__pad__"
 _LENGTH_BYTES = 8
 
-# safetensors itself refuses headers over 100 MB.
+# The limit of safetensors, 100 MB.
 _LARGEST_HEADER = 100_000_000
 
 _NAMES = {
@@ -36,28 +36,29 @@ _NAMES = {
 }  # fmt: skip
 _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 
-# Formats that not every safetensors reader supports are stored as bytes, with one more dimension;
-# this key of the header's metadata holds their dtypes.
+# Other dtypes, which not every safetensors reader supports, are stored as bytes with one more
+# dimension; this key of the header's metadata holds the dtypes.
 _DTYPES_AS_BYTES = "torch_dtypes"
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """The entry of one tensor in a header; begin and end count from the start of the file."""
+class ShardEntry:
+    """The entry of one tensor in a header."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
     begin: int
+    """In bytes from the start of the file, as `end`."""
     end: int
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """The name of a dtype without its module, such as bfloat16."""
+    """Return the name of a dtype without its module, such as bfloat16."""
     return str(dtype).removeprefix("torch.")
 
 
 def dtype_called(name: object) -> torch.dtype:
-    """The dtype of that name.
+    """Return the dtype of that name.
 
     Raises: ValueError if torch has none.
     """
@@ -68,16 +69,16 @@ def dtype_called(name: object) -> torch.dtype:
 
 
 def host_bytes(tensor: torch.Tensor) -> memoryview:
-    """The bytes of a tensor in row-major order, without a copy if it is contiguous on the host.
+    """Return the bytes of a tensor in row-major order, without a copy if it is contiguous on the host.
 
-    Raises: TypeError for tensors without plain bytes: sparse, quantised, meta.
+    Raises: TypeError for sparse, quantized and meta tensors.
     """
     if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
         raise TypeError(f"a {tensor.layout} {dtype_name(tensor.dtype)} tensor on {tensor.device}")
     plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
     if plain.numel() == 0:
         return memoryview(b"")
-    # reshape(-1) would keep the stride of 0 that a single expanded element may have.
+    # reshape(-1) would keep a stride of 0, which a single expanded element may have.
     return plain.as_strided((plain.numel(),), (1,)).view(torch.uint8).numpy().data
 
 
@@ -98,18 +99,18 @@ class ShardWriter:
 
     @property
     def header_bytes(self) -> int:
-        """Bytes that the header needs so far."""
+        """Bytes of the header so far."""
         return _LENGTH_BYTES + len(self._header())
 
     def has_room_for(self, key: str, tensor: torch.Tensor) -> bool:
-        """Whether the header has space for one more tensor."""
+        """Return True if the header has space for one more tensor."""
         needed = header_bytes_for(key, tensor)
         if self._as_bytes:
             needed += len(self._metadata())
         return _LENGTH_BYTES + self._header_length + needed <= self._data_start
 
     def append(self, key: str, tensor: torch.Tensor, data: memoryview) -> None:
-        """Write `tensor` under `key`; `data`: its bytes."""
+        """Write a tensor under `key`. data: its bytes."""
         if padding := -self.data_bytes % _ALIGNMENT:
             name = f"{_PADDING}{len(self._entries)}"
             self._write(name, "U8", [padding], memoryview(bytes(padding)))
@@ -138,7 +139,7 @@ class ShardWriter:
         return ("{" + ",".join(entries) + "}").encode()
 
     def finish(self) -> int:
-        """Write the header and give the file its name. Returns its size in bytes."""
+        """Write the header and give the file its name. Returns: its size in bytes."""
         header = self._header().ljust(self._data_start - _LENGTH_BYTES)
         self._stream.write_at(0, len(header).to_bytes(_LENGTH_BYTES, "little") + header)
         self._stream.commit()
@@ -150,7 +151,7 @@ class ShardWriter:
 
 
 def header_bytes_for(key: str, tensor: torch.Tensor) -> int:
-    """An upper bound of the bytes that one tensor adds to a header.
+    """Return an upper bound of the bytes that one tensor adds to a header.
 
     These are an entry (96 bytes of names, punctuation and two numbers besides key and shape), an
     entry of padding, and the key twice more, escaped again, if the metadata holds its dtype.
@@ -159,9 +160,9 @@ def header_bytes_for(key: str, tensor: torch.Tensor) -> int:
 
 
 class ShardReader:
-    """Maps the tensors of a safetensors file one by one; the file is not kept open.
+    """Maps the tensors of a safetensors file one by one, without keeping the file open.
 
-    Raises: TraceError naming the file, and the key if there is one, for any other file.
+    Raises: TraceError naming the file and key, if the file is invalid.
     """
 
     def __init__(self, folder: Folder, name: str) -> None:
@@ -170,7 +171,7 @@ class ShardReader:
         self._size_bytes = self._path.stat().st_size
         self.entries = self._read_header()
 
-    def _read_header(self) -> dict[str, Entry]:
+    def _read_header(self) -> dict[str, ShardEntry]:
         length = int.from_bytes(self._folder.read(self._path, _LENGTH_BYTES), "little")
         data_start = _LENGTH_BYTES + length
         if self._size_bytes < data_start or length > _LARGEST_HEADER:
@@ -188,21 +189,21 @@ class ShardReader:
             if key.startswith(_PADDING):
                 continue
             try:
-                entries[key] = _entry(fields, as_bytes.get(key), data_start, self._size_bytes)
+                entries[key] = _parse_entry(fields, as_bytes.get(key), data_start, self._size_bytes)
             except (ValueError, KeyError, TypeError) as error:
-                what = f"the header makes no sense ({error})"
+                what = f"the header is invalid ({error})"
                 raise TraceError.damaged(self._path, key, what) from None
         return entries
 
     def tensor(self, key: str) -> torch.Tensor:
-        """The tensor of `key`, memory-mapped: its values are read on access.
+        """Map the tensor of `key`.
 
         Changes in place affect neither the file nor the results of later calls.
         """
         return _cut_out(self.entries[key], self._map())
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """All tensors by key, in one mapping; changes in place do not affect the file."""
+        """Map all tensors at once, by key; changes in place do not affect the file."""
         memory = self._map()
         return {key: _cut_out(entry, memory) for key, entry in self.entries.items()}
 
@@ -210,7 +211,7 @@ class ShardReader:
         return self._folder.map(self._path, self._size_bytes)
 
 
-def _cut_out(entry: Entry, memory: torch.UntypedStorage) -> torch.Tensor:
+def _cut_out(entry: ShardEntry, memory: torch.UntypedStorage) -> torch.Tensor:
     if entry.begin == entry.end:
         return torch.empty(entry.shape, dtype=entry.dtype)
     size = (entry.end - entry.begin,)
@@ -220,17 +221,19 @@ def _cut_out(entry: Entry, memory: torch.UntypedStorage) -> torch.Tensor:
     return data.view(entry.dtype).reshape(entry.shape)
 
 
-def _entry(fields: dict[str, Any], really: object, data_start: int, file_size: int) -> Entry:
+def _parse_entry(
+    fields: dict[str, Any], dtype_as_bytes: object, data_start: int, file_size: int
+) -> ShardEntry:
     stored_as, shape, (begin, end) = fields["dtype"], fields["shape"], fields["data_offsets"]
     if not all(type(number) is int and number >= 0 for number in (*shape, begin, end)):
-        raise ValueError("a size that is no natural number")
+        raise ValueError("a size that is not a natural number")
     dtype = _DTYPES[stored_as]
     if math.prod(shape) * dtype.itemsize != end - begin:
         raise ValueError(f"{stored_as} {shape} in {end - begin} bytes")
     if data_start + end > file_size:
         raise ValueError(f"the tensor ends at byte {data_start + end} of {file_size}")
-    if really is not None:
-        dtype = dtype_called(really)
+    if dtype_as_bytes is not None:
+        dtype = dtype_called(dtype_as_bytes)
         if stored_as != "U8" or not shape or shape.pop() != dtype.itemsize:
-            raise ValueError(f"no bytes of {really}")
-    return Entry(dtype, tuple(shape), data_start + begin, data_start + end)
+            raise ValueError(f"no bytes of {dtype_as_bytes}")
+    return ShardEntry(dtype, tuple(shape), data_start + begin, data_start + end)

@@ -1,8 +1,8 @@
-"""Reading a trace: the index into memory, tensors by memory mapping."""
+"""Reading a trace: its index is in memory, its tensors are memory-mapped."""
 
+import math
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from assay.trace.index import (
     SCHEMA,
     Attached,
     Flush,
-    StoredTensor,
+    TensorEntry,
     flush_from_json,
     shard_file,
 )
@@ -32,25 +32,12 @@ from assay.trace.layout import ShardReader, dtype_called, dtype_name, host_bytes
 _OPEN_SHARDS = 32
 
 
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """Counts of a trace. total_bytes counts a tensor at every port, unique_bytes once."""
-
-    modules: int
-    calls: int
-    tensors: int
-    total_bytes: int
-    unique_bytes: int
-    complete: bool
-
-
 class Trace:
-    """A trace on disk. Its index is in memory, its tensors are mapped one by one.
+    """A trace on disk. `open` reads its index; tensors are mapped one by one.
 
     Attributes:
-        folder: the folder of the trace; files: the access to it.
-        manifest: the description of the run that the writer was given.
-        complete: whether its writer closed it; if not, it holds the calls of all finished flushes.
+        manifest: the description of the run.
+        complete: False if the writer did not close it; it holds the calls of all finished flushes.
         calls: in order of their start.
         attachments: names of the attachments.
     """
@@ -62,9 +49,8 @@ class Trace:
         self.complete: bool = manifest["complete"]
         self._whole_manifest = manifest
         self._shards = {number: size for flush in flushes for number, size in flush.shards.items()}
-        self._stored: dict[CallSite, dict[str, StoredTensor]] = {}
+        self._stored: dict[CallSite, dict[str, TensorEntry]] = {}
         self._call_at: dict[CallSite, Call] = {}
-        self._by_module: dict[str, list[Call]] = {}
         for call, stored in sorted(
             (pair for flush in flushes for pair in flush.calls), key=lambda pair: pair[0].order
         ):
@@ -72,7 +58,6 @@ class Trace:
                 raise TraceError.damaged(self.folder / INDEX, str(call.site), "indexed twice")
             self._call_at[call.site] = call
             self._stored[call.site] = stored
-            self._by_module.setdefault(call.site.module, []).append(call)
         self.calls = tuple(self._call_at.values())
         self._attached = {f.attached.name: f.attached for f in flushes if f.attached is not None}
         self.attachments = tuple(self._attached)
@@ -80,13 +65,13 @@ class Trace:
 
     @classmethod
     def open(cls, folder: str | Path) -> "Trace":
-        """Read the index, and check existence and size of every file that it lists.
+        """Read the index, and check existence and size of every file in it.
 
-        Raises: TraceError, naming file and key, for any other folder than a usable trace.
+        Raises: TraceError naming file and key, if the folder is not a usable trace.
         """
         opened = Folder(Path(folder))
         if not opened.path.is_dir():
-            raise TraceError(f"{folder} is no trace: there is no such folder")
+            raise TraceError(f"{folder} is not a trace: there is no such folder")
         manifest = _read_manifest(opened)
         trace = cls(opened, manifest, _read_index(opened, manifest))
         trace._check_files()
@@ -115,42 +100,39 @@ class Trace:
             what = f"the file has {actual} bytes, the index says {expected}"
             raise TraceError.damaged(path, key, what)
 
-    def calls_of(self, module: str) -> tuple[Call, ...]:
-        """All calls of a module, in order of their start; empty if it was never called."""
-        return tuple(self._by_module.get(module, ()))
-
     @property
     def modules(self) -> tuple[str, ...]:
         """Paths of all modules that were called, in order of their first call."""
-        return tuple(self._by_module)
+        return tuple(dict.fromkeys(call.site.module for call in self.calls))
 
     def find(self, site: CallSite) -> Call | None:
-        """The call at `site`; None if it was not recorded."""
+        """Return the call at `site`; None if it was not recorded."""
         return self._call_at.get(site)
 
     def sites(self) -> Iterator[Site]:
-        """The address of every tensor, call by call."""
+        """Yield the address of every tensor, call by call."""
         for site, stored in self._stored.items():
             for port in stored:
                 yield Site(site, port)
 
-    def stored(self, call: Call, port: str) -> StoredTensor:
-        """Dtype, shape and content hash of a tensor, from the index alone.
+    def stored(self, call: Call, port: str) -> TensorEntry:
+        """Return the index entry of a tensor.
 
         Raises: TraceError if the trace has no such call or port.
         """
         ports = self._stored.get(call.site)
         if ports is None:
-            calls = [str(Site(one.site, "*")) for one in self.calls_of(call.site.module)]
+            sites = (one.site for one in self.calls if one.site.module == call.site.module)
+            calls = [str(Site(site, "*")) for site in sites]
             raise TraceError.absent(self.folder, f"call {call.site}", calls)
         if port not in ports:
             raise TraceError.absent(self.folder, f"{Site(call.site, port)}", list(ports))
         return ports[port]
 
     def tensor(self, call: Call, port: str) -> torch.Tensor:
-        """The tensor at a port of a call, memory-mapped.
+        """Map the tensor at a port of a call.
 
-        The caller may change it in place: neither the file nor a later answer changes.
+        Changes in place affect neither the file nor later results.
 
         Raises: TraceError if the trace has no such call or port, or the shard is damaged.
         """
@@ -169,9 +151,9 @@ class Trace:
         return shard.tensor(stored.key)
 
     def intact_tensor(self, call: Call, port: str) -> torch.Tensor:
-        """The tensor at a port of a call, whose bytes are those that were recorded.
+        """Map the tensor at a port of a call, and check its hash.
 
-        Raises: TraceError as `tensor` does, and for other bytes.
+        Raises: TraceError as `tensor`, or if the values have changed.
         """
         tensor, stored = self.tensor(call, port), self.stored(call, port)
         if xxhash.xxh3_128_hexdigest(host_bytes(tensor)) != stored.digest:
@@ -190,14 +172,14 @@ class Trace:
         return shard
 
     def attachment(self, name: str) -> dict[str, torch.Tensor]:
-        """The tensors attached under `name`, memory-mapped.
+        """Map the tensors attached under `name`.
 
         Raises: TraceError if there is no such attachment or it is damaged.
         """
         return ShardReader(self.files, self.attached_as(name, "tensors").file).tensors()
 
     def attachment_json(self, name: str) -> Json:
-        """The JSON value attached under `name`.
+        """Read the JSON value attached under `name`.
 
         Raises: TraceError if there is no such attachment or it is damaged.
         """
@@ -210,20 +192,20 @@ class Trace:
 
     @property
     def digest(self) -> str:
-        """A hash over all that was recorded, as it stands in the manifest."""
+        """The manifest's hash over all recorded values."""
         return str(self._whole_manifest.get(DIGEST))
 
     def manifest_is_intact(self) -> bool:
-        """Whether the manifest is as it was written."""
+        """Return True if the manifest has its recorded hash."""
         return hash_manifest(self._whole_manifest) == self.digest
 
     def index_is_intact(self) -> bool:
-        """Whether the index is as it was written."""
+        """Return True if the index has its recorded hash."""
         data = self.files.read(self.files.existing(INDEX))
         return xxhash.xxh3_128_hexdigest(data) == self._whole_manifest.get("index")
 
     def tensors_by_shard(self) -> dict[int, dict[str, tuple[str, str]]]:
-        """By shard and key: the content hash of each tensor, and the first place that it is at."""
+        """Return the content hash and the first place of each tensor, by shard and key."""
         shards: dict[int, dict[str, tuple[str, str]]] = {number: {} for number in self._shards}
         for site, ports in self._stored.items():
             for port, stored in ports.items():
@@ -232,11 +214,11 @@ class Trace:
         return shards
 
     def attached(self) -> tuple[Attached, ...]:
-        """The index entries of the attachments."""
+        """Return the index entries of the attachments."""
         return tuple(self._attached.values())
 
     def attached_as(self, name: str, kind: str) -> Attached:
-        """The index entry of an attachment. Raises: TraceError if there is none of this kind."""
+        """Return the index entry of an attachment. Raises: TraceError if there is none of this kind."""
         attached = self._attached.get(name)
         if attached is None or attached.kind != kind:
             present = [f"{one.name} ({one.kind})" for one in self._attached.values()]
@@ -244,7 +226,7 @@ class Trace:
         return attached
 
     def inputs_hash(self) -> str:
-        """A hash over all inputs of the root calls; traces of the same inputs have equal ones."""
+        """Hash all inputs of the root calls."""
         hasher = xxhash.xxh3_128()
         for call in self.calls:
             if call.caller is None:
@@ -254,45 +236,34 @@ class Trace:
                         hasher.update(text.encode())
         return hasher.hexdigest()
 
-    def describe(self) -> Summary:
-        """Counts and sizes, from the index alone."""
-        total = [tensor for stored in self._stored.values() for tensor in stored.values()]
-        return Summary(
-            modules=len(self._by_module),
-            calls=len(self.calls),
-            tensors=len(total),
-            total_bytes=sum(map(_size_bytes, total)),
-            unique_bytes=sum(map(_size_bytes, set(total))),
-            complete=self.complete,
-        )
-
-
-def _size_bytes(stored: StoredTensor) -> int:
-    size = dtype_called(stored.dtype).itemsize
-    for length in stored.shape:
-        size *= length
-    return size
+    @property
+    def unique_bytes(self) -> int:
+        """Bytes of the distinct tensors of all calls."""
+        distinct = {tensor for stored in self._stored.values() for tensor in stored.values()}
+        return sum(dtype_called(one.dtype).itemsize * math.prod(one.shape) for one in distinct)
 
 
 def read_digest(folder: Path) -> str:
-    """The digest of the trace in `folder`, as `Trace.digest`. Raises: as `Trace.open`."""
+    """Return the `Trace.digest` of the trace in `folder`. Raises: as `Trace.open`."""
     return str(_read_manifest(Folder(folder)).get(DIGEST))
 
 
 def _read_manifest(folder: Folder) -> dict[str, Any]:
     path = folder.path / MANIFEST
     if not path.exists():
-        raise TraceError(f"{folder.path} is no trace: it has no {MANIFEST}")
+        raise TraceError(f"{folder.path} is not a trace: it has no {MANIFEST}")
     try:
         manifest = from_text(folder.read(folder.existing(MANIFEST)).decode())
     except (ValueError, RecursionError) as error:
         raise TraceError.damaged(path, "", f"not JSON ({error})") from None
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise TraceError(f"{folder.path} is no trace: {MANIFEST} has not format {FORMAT!r}")
+        raise TraceError(
+            f"{folder.path} is not a trace: {MANIFEST} does not have format {FORMAT!r}"
+        )
     if manifest.get("schema") != SCHEMA:
         raise TraceError(
             f"{path}: schema {shorten(manifest.get('schema'))}, this version of assay reads {SCHEMA}: "
-            "capture the trace anew, or use the version that wrote it"
+            "capture the trace again, or use the version that wrote it"
         )
     if not isinstance(manifest.get("manifest"), dict) or type(manifest.get("complete")) is not bool:
         raise TraceError.damaged(path, "manifest", "the fields of a manifest are missing")
@@ -303,13 +274,13 @@ def _read_index(folder: Folder, manifest: dict[str, Any]) -> list[Flush]:
     path = folder.path / INDEX
     if not path.exists() and not manifest["complete"]:
         return []
-    # A line without a newline was being written when the writer was killed.
+    # A kill of the writer can leave a line without its end.
     lines = folder.read(folder.existing(INDEX)).split(b"\n")[:-1]
     if manifest["complete"] and len(lines) != manifest.get("lines"):
         what = f"{len(lines)} lines, the manifest says {manifest.get('lines')}"
         raise TraceError.damaged(path, "", what)
     flushes = []
-    seen: dict[StoredTensor, StoredTensor] = {}
+    seen: dict[TensorEntry, TensorEntry] = {}
     for number, line in enumerate(lines, start=1):
         try:
             flushes.append(flush_from_json(from_text(line.decode()), seen))

@@ -22,7 +22,7 @@ from assay.trace.index import (
     SCHEMA,
     Attached,
     Line,
-    StoredTensor,
+    TensorEntry,
     attachment_file,
     shard_file,
 )
@@ -32,8 +32,8 @@ from assay.trace.remote.writing import create_folder
 
 DEFAULT_SHARD_BYTES = 1 << 30
 
-# Hashes kept to store each content once: about 20 MB of memory. With more distinct tensors the
-# least recently used hash is dropped, and its tensor may be stored again.
+# Hashes kept to store each content once, in about 20 MB of memory. With more distinct tensors, the
+# tensor of the least recently used hash may be stored again.
 _REMEMBERED_CONTENTS = 1 << 16
 
 # Space for a header: a quarter more than the last one needed. A full header ends its shard.
@@ -46,17 +46,15 @@ _ATTACHMENT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,100}")
 class TraceWriter:
     """Writes one trace. Use it as a context manager, or call `close`.
 
-    A tensor is written during `add`, from its own memory: changes that the model makes to it later,
-    declared or not, do not affect the trace, and no tensor is kept in memory.
-
-    After an exception the trace keeps the calls that were added and stays incomplete.
+    `add` writes a tensor from its own memory: later changes by the model do not affect the trace, and
+    no tensor is kept in memory. After an exception the trace has the added calls and is incomplete.
 
     Args:
         folder: a folder or URL, new or empty.
-        manifest: what was run: JSON values.
-        shard_bytes: a shard that has grown to this size is flushed.
+        manifest: JSON values that describe the run.
+        shard_bytes: a shard of this size is flushed.
 
-    Raises: TraceError if the folder is not empty or taken, StorageError if it cannot be written.
+    Raises: TraceError if the folder is not empty or in use, StorageError if it cannot be written.
     """
 
     def __init__(
@@ -80,7 +78,7 @@ class TraceWriter:
         self._shard: ShardWriter | None = None
         self._line = Line()
         self._sites: set[CallSite] = set()
-        self._contents: OrderedDict[tuple[bytes, torch.dtype, torch.Size], StoredTensor]
+        self._contents: OrderedDict[tuple[bytes, torch.dtype, torch.Size], TensorEntry]
         self._contents = OrderedDict()
         self._attachments: set[str] = set()
         self._closed: StorageError | None = None
@@ -92,29 +90,26 @@ class TraceWriter:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of distinct tensors that were written."""
+        """Bytes of distinct tensors."""
         return self._num_bytes
 
-    def store(self, tensor: torch.Tensor) -> StoredTensor:
-        """Write a tensor of a call that `add` will record later.
+    def store(self, tensor: torch.Tensor) -> TensorEntry:
+        """Write a tensor before the `add` of its call.
 
-        Raises: TraceError if it has no plain bytes, StorageError if the disk is full.
+        Raises: TraceError if it is sparse, quantized or meta; StorageError if the disk is full.
         """
         with self._writing():
-            try:
-                return self._store(f"t{self._num_stored}", tensor)
-            except TypeError as error:
-                raise TraceError(f"cannot record {error}") from None
+            return self._store(f"t{self._num_stored}", tensor)
 
-    def add(self, call: Call, tensors: Mapping[str, torch.Tensor | StoredTensor]) -> None:
+    def add(self, call: Call, tensors: Mapping[str, torch.Tensor | TensorEntry]) -> None:
         """Record one finished call.
 
         Args:
-            call: stored as it is, except that its `ports` are replaced by those of `tensors`.
-            tensors: by port; any strided tensor on any device, or what `store` returned.
+            call: its `ports` are replaced by those of `tensors`.
+            tensors: by port; strided tensors on any device, or results of `store`.
 
-        Raises: TraceError if the call was added before, its constants are no JSON or a tensor has
-            no plain bytes; StorageError if the disk is full.
+        Raises: TraceError if the call was added before, its constants are not JSON or a tensor is
+            sparse, quantized or meta; StorageError if the disk is full.
         """
         if self._folder.is_lost:
             return
@@ -122,32 +117,31 @@ class TraceWriter:
             if call.site in self._sites:
                 raise TraceError(f"{call.site} was recorded twice")
             stored = {
-                port: one if isinstance(one, StoredTensor) else self._store_port(call, port, one)
+                port: one
+                if isinstance(one, TensorEntry)
+                else self._store(f"{call.order}:{port}", one, f"{call.site}, {port}: ")
                 for port, one in tensors.items()
             }
             try:
                 self._line.add(call, stored)
             except TypeError as error:
-                raise TraceError(f"{call.site}: its constants are no JSON: {error}") from None
+                raise TraceError(f"{call.site}: its constants are not JSON: {error}") from None
             self._sites.add(call.site)
             if self._shard is not None and self._shard.data_bytes >= self._shard_bytes:
                 self._finish_line()
 
     def flush(self) -> None:
-        """Make all added calls survive a kill; called after each root forward call."""
+        """Make all added calls survive a kill. Call it after each root forward call."""
         with self._writing():
             self._finish_line()
 
-    def _store_port(self, call: Call, port: str, tensor: torch.Tensor) -> StoredTensor:
+    def _store(self, key: str, tensor: torch.Tensor, place: str = "") -> TensorEntry:
         try:
-            return self._store(f"{call.order}:{port}", tensor)
+            data = host_bytes(tensor)
         except TypeError as error:
-            raise TraceError(f"{call.site}, {port}: cannot record {error}") from None
-
-    def _store(self, key: str, tensor: torch.Tensor) -> StoredTensor:
-        data = host_bytes(tensor)
-        # Compared by content, not by storage and version counter: some kernels change their
-        # argument without declaring it, and the hash (28 GB/s measured) costs less than the write.
+            raise TraceError(f"{place}cannot record {error}") from None
+        # By content, not by storage and version counter: some kernels change an argument without
+        # a new version, and the hash (28 GB/s measured) costs less than the write.
         digest = xxhash.xxh3_128_digest(data)
         content = (digest, tensor.dtype, tensor.shape)
         stored = self._contents.get(content)
@@ -157,7 +151,7 @@ class TraceWriter:
         self._shard_for(key, tensor).append(key, tensor, data)
         self._num_stored += 1
         self._num_bytes += len(data)
-        stored = StoredTensor(
+        stored = TensorEntry(
             self._num_shards, key, digest.hex(), dtype_name(tensor.dtype), tuple(tensor.shape)
         )
         self._contents[content] = stored
@@ -195,10 +189,10 @@ class TraceWriter:
         self._num_lines += 1
 
     def attach(self, name: str, tensors: Mapping[str, torch.Tensor]) -> None:
-        """Store named tensors that belong to no call, and flush them.
+        """Store named tensors without a call, and flush them.
 
-        Raises: TraceError if the name is taken or is no plain file name, or a tensor has no plain
-            bytes; StorageError if the disk is full.
+        Raises: TraceError if the name is used or not a plain file name, or a tensor is sparse,
+            quantized or meta; StorageError if the disk is full.
         """
         with self._writing():
             file = self._new_attachment(name, "tensors")
@@ -214,16 +208,16 @@ class TraceWriter:
             self._append(Attached(name, "tensors", size, digest).to_text())
 
     def attach_json(self, name: str, value: Json) -> None:
-        """Store a JSON value that belongs to no call, and flush it.
+        """Store a JSON value without a call, and flush it.
 
-        Raises: TraceError if the name is taken or is no plain file name, or `value` is no JSON;
+        Raises: TraceError if the name is used or not a plain file name, or `value` is not JSON;
             StorageError if the disk is full.
         """
         with self._writing():
             try:
                 text = to_text(value)
             except TypeError as error:
-                raise TraceError(f"attachment {name!r} is no JSON: {error}") from None
+                raise TraceError(f"attachment {name!r} is not JSON: {error}") from None
             size = self._folder.replace(self._new_attachment(name, "json"), text)
             self._append(Attached(name, "json", size, hash_text(text)).to_text())
 
@@ -236,9 +230,9 @@ class TraceWriter:
         return attachment_file(name, kind)
 
     def note(self, name: str, value: Json) -> None:
-        """Add a fact to the manifest.
+        """Add a field to the manifest.
 
-        Raises: TraceError if it is no JSON, StorageError if the disk is full.
+        Raises: TraceError if it is not JSON, StorageError if the disk is full.
         """
         with self._writing():
             text = self._manifest_text(None, self._manifest | {name: value})
@@ -246,7 +240,7 @@ class TraceWriter:
             self._folder.replace(MANIFEST, text)
 
     def close(self) -> None:
-        """Flush, and mark the trace as complete; a second call does nothing."""
+        """Flush, and mark the trace as complete. A second call does nothing."""
         if self._closed is None:
             with self._writing():
                 self._finish_line()
@@ -260,11 +254,11 @@ class TraceWriter:
         try:
             return to_text(content | {DIGEST: hash_manifest(content)}) + "\n"
         except TypeError as error:
-            raise TraceError(f"the manifest of a trace has to be JSON: {error}") from None
+            raise TraceError(f"the manifest of a trace must be JSON: {error}") from None
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Close the trace, incomplete, if any exception interrupts a write inside."""
+        """Close the trace as incomplete if an exception interrupts a write."""
         if self._closed is not None:
             raise StorageError(str(self._closed))
         try:
@@ -308,7 +302,7 @@ class TraceWriter:
 def _appended(
     shard: ShardWriter, tensors: Mapping[str, torch.Tensor]
 ) -> Iterator[tuple[str, torch.Tensor, memoryview]]:
-    """Append the tensors one by one. Yields: what `hash_tensors` takes."""
+    """Append tensors one by one. Yields: the arguments of `hash_tensors`."""
     for key, tensor in tensors.items():
         data = host_bytes(tensor)
         shard.append(key, tensor, data)

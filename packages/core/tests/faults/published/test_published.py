@@ -28,7 +28,12 @@ def findings(
     text = f"{findings_table(found)}\n\n{totals(found)}"
     request.config.get_terminal_writer().line(f"\n{text}")
     if request.config.getoption("--publish"):
-        publish(f"{text}\n\n{not_planted_table()}", "published-bugs")
+        publish(
+            "published-bugs",
+            totals(found),
+            published_bugs=findings_table(found),
+            published_bugs_not_planted=not_planted_table(),
+        )
     return found
 
 

@@ -13,10 +13,10 @@ from assay.comparing.token_thresholds import PUBLISHED_METRICS, read_clean_token
 from assay.inputs.model_limits import ModelLimits
 from assay.inputs.prompts import load_prompts
 from assay.models.loaded.inspection import inspect_load
-from assay.models.loaded.stored_values import map_stored
 from assay.models.loading.loaded_model import load_model
 from assay.models.sources import resolve_model
 from assay.models.transformers_logging import quiet_transformers
+from assay.models.weight_files.mapping import map_folder
 from assay.models.weight_files.pickled import pickled_weights
 from assay.models.weight_files.reading import read_tensors, stored_weights
 from packages.core.tests.fuzz.reader import Reader
@@ -59,7 +59,7 @@ def _read_files(folder: Path) -> object:
     assert source.folder is not None
     tensors = read_tensors(source.folder)
     hashed = pickled_weights(folder) if tensors is None else stored_weights(tensors)
-    return hashed, {name: value.double().sum().item() for name, value in map_stored(folder).items()}
+    return hashed, {name: value.double().sum().item() for name, value in map_folder(folder).items()}
 
 
 def _load(folder: Path) -> object:

@@ -77,7 +77,7 @@ def _read_trace(folder: Path) -> object:
     damage = find_damage(trace)
     noise = trace.attachment("noise")["a"]
     values = [trace.tensor(trace.calls[0], "output").tolist(), noise.tolist()]
-    content = (trace.manifest, trace.describe(), values, trace.attachment_json("tokens"))
+    content = (trace.manifest, trace.calls, values, trace.attachment_json("tokens"))
     if damage or not trace.complete:
         raise NotedError("\n".join(damage) or "not complete")
     return content

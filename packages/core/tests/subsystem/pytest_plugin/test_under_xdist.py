@@ -21,10 +21,10 @@ def test_skipped(): pass
 
 MACHINE = """
 import assay.devices.detection.listing
-from assay.devices.base import Vendor
+from assay.devices.base import DeviceVendor
 from assay.devices.detection.listing import ListedDevice
 
-NOBODY = Vendor("nobody", "Nobody", "gloo", "inductor", ())
+NOBODY = DeviceVendor("nobody", "Nobody", "gloo", "inductor", ())
 LISTED = (ListedDevice("nobody", "absent", NOBODY, missing="its driver"),)
 assay.devices.detection.listing.list_devices = lambda timeout: LISTED
 """

@@ -77,7 +77,7 @@ def test_level_op_is_refused_for_a_model() -> None:
         (["cpu/bfloat17"], f"unknown dtype 'bfloat17' in run 'cpu/bfloat17'; {KNOWN}"),
         (
             ["cpu/bfloat16", "--reference", "cpu"],
-            "'cpu' is no run; write one as DEVICE/DTYPE, such as cuda:1/bfloat16",
+            "'cpu' is not a run; write one as DEVICE/DTYPE, such as cuda:1/bfloat16",
         ),
     ],
 )

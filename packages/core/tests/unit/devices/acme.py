@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
-from assay.devices.base import AbsentDeviceError, Detection, UnknownVariantError, Vendor
+from assay.devices.base import AbsentDeviceError, Detection, DeviceVendor, UnknownVariantError
 
-ACME = Vendor(
+ACME = DeviceVendor(
     name="acme",
     title="Acme Rocket",
     distributed_backend="gloo",
@@ -50,13 +50,13 @@ class AcmeDevice:
         return dtype
 
     def seed(self, seed: int) -> None:
-        from assay.devices.adapter_parts.reproducibility import seed_generators
+        from assay.devices.torch_settings import seed_generators
 
         seed_generators(seed)
 
     @contextmanager
     def deterministic(self) -> Iterator[None]:
-        from assay.devices.adapter_parts.reproducibility import deterministic_algorithms
+        from assay.devices.torch_settings import deterministic_algorithms
 
         with deterministic_algorithms():
             yield

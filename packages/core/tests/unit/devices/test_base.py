@@ -6,9 +6,9 @@ import threading
 
 import pytest
 
-from assay.devices.base import Detection, Vendor, execution_suspended, suspend_execution
+from assay.devices.base import Detection, DeviceVendor, execution_suspended, suspend_execution
 
-VENDOR = Vendor("acme", "Acme Rocket", "gloo", "eager", ("assay-acme",))
+VENDOR = DeviceVendor("acme", "Acme Rocket", "gloo", "eager", ("assay-acme",))
 
 
 def test_detection_counts_what_it_names() -> None:

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from assay.devices.base import Detection, Vendor
-from assay.devices.conformance import ConformanceError, check_device_protocol
+from assay.devices.base import Detection, DeviceVendor
 from assay.devices.cpu import CpuDevice
+from packages.core.tests.unit.devices.protocol_checks import ConformanceError, check_device_protocol
 
 
 def problems_of(device: Any) -> list[str]:
@@ -98,7 +98,7 @@ def test_wrong_product_is_reported_with_the_right_one() -> None:
 class LiesAboutItself(CpuDevice):
     """Has another vendor than it detects, empty names, and more precision than the dtype."""
 
-    vendor = Vendor("other", "Other", "gloo", "eager", ())
+    vendor = DeviceVendor("other", "Other", "gloo", "eager", ())
 
     def product(self) -> str:
         return ""

@@ -8,12 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from assay.devices.adapter_parts import host_memory
-from assay.devices.adapter_parts.float32_precision import float32_operand_format
-from assay.devices.adapter_parts.reproducibility import deterministic_algorithms, seed_generators
+from assay.devices import host_memory
 from assay.devices.base import UnknownVariantError
-from assay.devices.conformance import check_device_protocol
 from assay.devices.cpu import CpuDevice
+from assay.devices.torch_settings import (
+    deterministic_algorithms,
+    float32_operand_format,
+    seed_generators,
+)
+from packages.core.tests.unit.devices.protocol_checks import check_device_protocol
 
 
 def test_cpu_implements_the_protocol() -> None:

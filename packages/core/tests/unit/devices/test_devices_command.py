@@ -9,16 +9,16 @@ import typer
 from typer.testing import CliRunner
 
 from assay.cli.commands.devices import devices
-from assay.devices.base import Vendor
+from assay.devices.base import DeviceVendor
 from assay.devices.detection import listing
 from assay.devices.detection.listing import ListedDevice
 
-ACME = Vendor(
+ACME = DeviceVendor(
     "acme", "Acme Rocket", "gloo", "eager", ("assay-acme", "assay-fast"), verified="Rocket 1"
 )
 LINES = (
     ListedDevice("acme", "present", ACME, ("Rocket", "Rocket", "Pad"), ("0", "1", "2")),
-    ListedDevice("npu", "absent", Vendor("ascend", "Huawei Ascend", "hccl", "npu", ("l",)), missing="a chip"),
+    ListedDevice("npu", "absent", DeviceVendor("ascend", "Huawei Ascend", "hccl", "npu", ("l",)), missing="a chip"),
     ListedDevice("bad", "broken", missing="the adapter for 'bad' is broken: [red]boom[/red]"),
 )  # fmt: skip
 

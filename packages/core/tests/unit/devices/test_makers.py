@@ -14,13 +14,13 @@ import torch
 from assay.devices.apple import AppleDevice
 from assay.devices.ascend import AscendDevice
 from assay.devices.base import AbsentDeviceError, Device
-from assay.devices.conformance import ConformanceError, check_device_protocol
 from assay.devices.detection import isolation
 from assay.devices.gaudi import GaudiDevice
 from assay.devices.intel import IntelDevice
 from assay.devices.spyre import SpyreDevice
 from assay.devices.torch_backend import TorchBackendDevice
 from assay.devices.trainium import TrainiumDevice
+from packages.core.tests.unit.devices.protocol_checks import ConformanceError, check_device_protocol
 
 pytest_plugins = ("pytester",)
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from assay.devices.base import AbsentDeviceError
-from assay.devices.conformance import check_device_protocol
 from assay.devices.registry import (
     BrokenAdapterError,
     UnknownDeviceError,
@@ -18,6 +17,7 @@ from assay.devices.registry import (
 )
 from assay.devices.run_string import parse_run
 from assay.errors import MachineError, UsageError
+from packages.core.tests.unit.devices.protocol_checks import check_device_protocol
 
 
 @pytest.fixture(autouse=True)
@@ -68,11 +68,11 @@ def test_absent_device_is_reported_with_what_is_missing_and_what_is_available(
     install_vendor: Callable[..., None],
 ) -> None:
     code = """
-from assay.devices.base import Detection, Vendor
+from assay.devices.base import Detection, DeviceVendor
 class Absent:
     @classmethod
     def detect(cls):
-        vendor = Vendor("acme", "Acme Rocket", "gloo", "eager", ("assay-acme",))
+        vendor = DeviceVendor("acme", "Acme Rocket", "gloo", "eager", ("assay-acme",))
         return (Detection(vendor, missing="a rocket"), Detection(vendor, missing="a pad"))
 """
     install_vendor("acme", code, "Absent")

@@ -69,7 +69,7 @@ def test_writing_to_an_addition_writes_to_the_cache(cache: DynamicCache) -> None
     assert keys_of(cache)[0, 0, :, 0].tolist() == [1.0, 9.0, 9.0]
 
 
-def test_inner_call_claims_its_addition_and_outer_ones_do_not_tell_it_again(
+def test_addition_of_an_inner_call_is_not_reported_again_by_its_callers(
     cache: DynamicCache,
 ) -> None:
     tracer = CacheTracker()
@@ -89,7 +89,7 @@ def test_call_that_only_reads_the_cache_adds_nothing(cache: DynamicCache) -> Non
     assert additions(tracer, cache, tracer.snapshot({"past_key_values": cache}), 3) == {}
 
 
-def test_earlier_tokens_that_a_call_overwrites_are_noticed(cache: DynamicCache) -> None:
+def test_overwritten_earlier_tokens_are_noticed(cache: DynamicCache) -> None:
     tracer = CacheTracker()
     cache.update(states(3, 1.0), states(3, 1.0), 0)
     before = tracer.snapshot({"past_key_values": cache})
@@ -105,7 +105,7 @@ def test_earlier_tokens_that_a_call_overwrites_are_noticed(cache: DynamicCache) 
     assert not found["changed.past_key_values.0.values"].history_changed
 
 
-def test_window_keeps_only_the_last_tokens_and_their_addition_is_whole() -> None:
+def test_sliding_window_reports_the_tokens_that_it_keeps() -> None:
     config = MistralConfig(
         hidden_size=HEADS * DIM,
         num_attention_heads=HEADS,
@@ -130,7 +130,7 @@ def test_window_keeps_only_the_last_tokens_and_their_addition_is_whole() -> None
     assert not found.history_changed
 
 
-def test_lengths_tell_what_was_added_where_the_number_of_tokens_is_not_known(
+def test_addition_follows_from_lengths_without_a_number_of_tokens(
     cache: DynamicCache,
 ) -> None:
     tracer = CacheTracker()
@@ -143,7 +143,7 @@ def test_lengths_tell_what_was_added_where_the_number_of_tokens_is_not_known(
     assert torch.equal(found["changed.past_key_values.0.keys"].tensor, states(2, 2.0))
 
 
-def test_arguments_that_are_no_caches_are_let_be() -> None:
+def test_other_arguments_have_no_additions() -> None:
     tracer = CacheTracker()
     arguments = {"x": torch.ones(2), "past_key_values": None, "layers": [1]}
 

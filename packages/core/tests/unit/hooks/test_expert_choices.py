@@ -1,4 +1,4 @@
-"""Seeing, and replacing, the choice with which a group of experts is called."""
+"""Observing and replacing the choice of experts."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +17,7 @@ class Experts(nn.Module):
 
 
 class Block(nn.Module):
-    """Chooses two of four experts in its own code, after a pick among pairs of them."""
+    """Chooses two of four experts in its own code, after a selection of pairs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Watch:
 IDS = torch.arange(24).reshape(3, 8) % 5
 
 
-def test_choice_is_seen_with_what_it_was_picked_from() -> None:
+def test_choice_has_the_scores_of_its_selections() -> None:
     watch, block = Watch(), Block()
 
     with ChoiceTracer(watch).attached(block), torch.no_grad():

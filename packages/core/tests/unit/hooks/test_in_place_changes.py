@@ -23,7 +23,7 @@ def test_change_through_a_view_is_a_change_of_the_argument() -> None:
     assert [port for port, _ in tracer.changed()] == ["x"]
 
 
-def test_tensors_of_inference_mode_are_let_be() -> None:
+def test_inference_tensors_are_ignored() -> None:
     with torch.inference_mode():
         x = torch.ones(2)
         tracer = InPlaceChanges({"x": x})

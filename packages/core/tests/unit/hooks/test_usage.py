@@ -1,4 +1,4 @@
-"""What of a model takes part in its runs."""
+"""Usage of modules, parameters, experts and caches by the runs of a model."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +13,7 @@ from assay.sites import RowMap
 
 
 class Looking(nn.Module):
-    """Does `look` with its weight."""
+    """Calls `look` with its weight."""
 
     def __init__(self, look: Callable[[Tensor], object]) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class Model(nn.Module):
         return nn.functional.linear(hidden, self.inner.weight.t()).type_as(self.scale)
 
 
-def test_what_is_called_and_what_is_read() -> None:
+def test_called_modules_and_read_parameters() -> None:
     used = usage_of(Model(), lambda model: model(torch.ones(1, 4)))
 
     assert used["called"] == ["", "layer"]
@@ -75,7 +75,7 @@ def test_what_is_called_and_what_is_read() -> None:
         lambda weight: weight.to(torch.float64),
     ],
 )
-def test_a_value_that_is_taken_is_read(read: Callable[[Tensor], object]) -> None:
+def test_operations_that_use_a_value_read_it(read: Callable[[Tensor], object]) -> None:
     assert usage_of(Looking(read), lambda model: model(torch.ones(1, 4)))["read"] == ["weight"]
 
 
@@ -95,11 +95,11 @@ def test_a_value_that_is_taken_is_read(read: Callable[[Tensor], object]) -> None
         lambda weight: weight.is_floating_point(),
     ],
 )
-def test_dtype_device_and_shape_are_no_value(look: Callable[[Tensor], object]) -> None:
+def test_dtype_device_and_shape_do_not_read_a_value(look: Callable[[Tensor], object]) -> None:
     assert usage_of(Looking(look), lambda model: model(torch.ones(1, 4)))["read"] == []
 
 
-def test_what_reads_a_parameter_outside_of_a_forward_pass_does_not_count() -> None:
+def test_reads_outside_of_a_forward_pass_do_not_count() -> None:
     used = usage_of(
         Looking(lambda weight: weight.dtype),
         lambda model: model(torch.ones(1, 4)),
@@ -126,7 +126,7 @@ def test_a_parameter_that_is_passed_to_a_module_is_read() -> None:
     assert usage_of(Block(), lambda block: block(torch.ones(1, 4)))["read"] == ["bias"]
 
 
-def test_a_call_with_nothing_to_compute_with_does_not_count() -> None:
+def test_a_call_with_only_empty_tensors_does_not_count() -> None:
     class Loop(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -170,7 +170,7 @@ def test_tokens_of_each_fused_expert_without_padding(
     assert (found if found is None else found.tolist()) == counts
 
 
-def test_a_router_is_no_group_of_experts() -> None:
+def test_a_router_is_not_a_group_of_experts() -> None:
     class Router(nn.Linear):
         num_experts = 3
 
@@ -178,7 +178,7 @@ def test_a_router_is_no_group_of_experts() -> None:
 
 
 @pytest.mark.parametrize(("row", "varied"), [(0, False), (1, True)])
-def test_position_rows_that_never_differ_are_named(row: int, *, varied: bool) -> None:
+def test_position_rows_that_never_differ_are_listed(row: int, *, varied: bool) -> None:
     class Rotary(nn.Module):
         def forward(self, position_ids: Tensor) -> Tensor:
             return position_ids

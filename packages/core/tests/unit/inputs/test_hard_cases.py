@@ -2,7 +2,7 @@
 
 import pytest
 
-from assay.inputs import Batch, ModelLimits, PlanOptions, describe_hard_cases, plan_batches
+from assay.inputs import Batch, BatchOptions, ModelLimits, describe_hard_cases, plan_batches
 
 PAD = "left padding"
 WINDOW = "sequence longer than the sliding window"
@@ -19,7 +19,7 @@ def batch(*lengths: int, new_tokens: int = 0, chunk: int | None = None) -> Batch
 
 
 def test_defaults_cover_every_case() -> None:
-    plan = plan_batches(LIMITS, PlanOptions(), lambda text: list(text.encode()))
+    plan = plan_batches(LIMITS, BatchOptions(), lambda text: list(text.encode()))
     assert describe_hard_cases(plan.batches, LIMITS) == dict.fromkeys(
         (PAD, WINDOW, FAR, CHUNKS, DECODE), True
     )

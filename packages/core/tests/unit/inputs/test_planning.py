@@ -6,10 +6,10 @@ import pytest
 
 from assay.errors import UsageError
 from assay.inputs import (
+    BatchOptions,
     InputPlan,
     LengthRange,
     ModelLimits,
-    PlanOptions,
     Prompt,
     describe_hard_cases,
     parse_lengths,
@@ -24,7 +24,7 @@ def encode(text: str) -> list[int]:
 
 
 def plan(limits: ModelLimits = LIMITS, **options: object) -> InputPlan:
-    return plan_batches(limits, PlanOptions(**options), encode)  # type: ignore[arg-type]
+    return plan_batches(limits, BatchOptions(**options), encode)  # type: ignore[arg-type]
 
 
 def lengths_of(planned: InputPlan) -> list[list[int]]:
@@ -107,20 +107,20 @@ def test_model_that_generates_nothing_gets_no_new_tokens_and_no_chunks() -> None
 
 def test_given_prompts_are_taken_as_they_are() -> None:
     given = [Prompt(None, (1, 2, 3)), Prompt(None, (4,)), Prompt(None, (5, 6))]
-    planned = plan_batches(LIMITS, PlanOptions(batch_size=2), encode, given)
+    planned = plan_batches(LIMITS, BatchOptions(batch_size=2), encode, given)
     assert [batch.rows for batch in planned.batches] == [((1, 2, 3), (4,)), ((5, 6),)]
     assert planned.prompts == tuple(given)
 
 
 def test_given_prompts_are_cut_to_lengths_that_are_asked_for() -> None:
     given = [Prompt(None, tuple(range(10))), Prompt(None, (1, 2))]
-    options = PlanOptions(lengths=LengthRange(4, 4))
+    options = BatchOptions(lengths=LengthRange(4, 4))
     planned = plan_batches(LIMITS, options, encode, given)
     assert planned.batches[0].rows == ((0, 1, 2, 3), (1, 2))
 
 
 def test_given_prompts_must_fit_the_model() -> None:
-    options = PlanOptions()
+    options = BatchOptions()
     with pytest.raises(UsageError, match="prompt 1: token id 260 at position 0 is outside"):
         plan_batches(LIMITS, options, encode, [Prompt(None, (1,)), Prompt(None, (260,))])
     with pytest.raises(UsageError, match="prompt 0: 2017 tokens and 32 new ones are over"):
@@ -128,15 +128,15 @@ def test_given_prompts_must_fit_the_model() -> None:
 
 
 def test_vocabulary_too_small_for_the_tokenizer_is_refused() -> None:
-    with pytest.raises(UsageError, match="outside of the vocabulary of 200"):
+    with pytest.raises(UsageError, match="outside the vocabulary of 200"):
         plan(ModelLimits(vocab_size=200))
 
 
 @pytest.mark.parametrize(
     "options",
-    [PlanOptions(batch_size=0), PlanOptions(max_new_tokens=-1), PlanOptions(num_prompts=0)],
+    [BatchOptions(batch_size=0), BatchOptions(max_new_tokens=-1), BatchOptions(num_prompts=0)],
 )
-def test_options_without_meaning_are_refused(options: PlanOptions) -> None:
+def test_options_without_meaning_are_refused(options: BatchOptions) -> None:
     with pytest.raises(UsageError, match="must be at least"):
         plan_batches(LIMITS, options, encode)
 

@@ -53,8 +53,8 @@ def test_prompts_are_texts_or_ids(load: Callable[[str], list[Prompt]]) -> None:
         ('{"ids": [1.5]}', "2: ids must be a list of whole numbers"),
         ('{"ids": [true]}', "2: ids must be a list of whole numbers"),
         ('{"ids": "1 2"}', "2: ids must be a list of whole numbers"),
-        ('{"ids": [7, 260]}', "2: token id 260 at position 1 is outside of the vocabulary of 260"),
-        ('{"ids": [-1]}', "2: token id -1 at position 0 is outside of the vocabulary of 260"),
+        ('{"ids": [7, 260]}', "2: token id 260 at position 1 is outside the vocabulary of 260"),
+        ('{"ids": [-1]}', "2: token id -1 at position 0 is outside the vocabulary of 260"),
         (
             '{"prompt": "seventeen letters"}',
             "2: 17 tokens and 4 new ones are over the model's context of 20",

@@ -16,7 +16,7 @@ from assay.comparing.judge import Judged, judge_replay
 from assay.comparing.limits import load_limits
 from assay.comparing.results import ReplayResults
 from assay.hooks.module_tracer import ModuleTracer
-from assay.hooks.timeline import Timeline
+from assay.hooks.row_positions import BatchPositions
 from assay.hooks.values.boundary import Boundary
 from assay.hooks.values.exact_double import ExactDouble
 from assay.locating.modules import Replayer
@@ -50,7 +50,7 @@ class Rig:
     model: nn.Module
     run: Run
     dtype: torch.dtype = torch.bfloat16
-    timeline: Timeline | None = None
+    timeline: BatchPositions | None = None
     _trace: Trace | None = None
     _noise: ReplayResults | None = field(default=None)
 
@@ -170,7 +170,7 @@ def make_rig(tmp_path: Path) -> MakeRig:
 @pytest.fixture(scope="session")
 def llama_rig(llama: nn.Module, tmp_path_factory: pytest.TempPathFactory) -> Rig:
     """Shared: only its replays differ from test to test."""
-    timeline = Timeline.of_batch((0, 1), MASK[:, :PREFILL], 3)
+    timeline = BatchPositions.of_batch((0, 1), MASK[:, :PREFILL], 3)
     return Rig(tmp_path_factory.mktemp("llama") / "yardstick", llama, generate, timeline=timeline)
 
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F  # noqa: N812 - as everybody names it
 from torch import Tensor, nn
 
 from assay.comparing.results import PortResult
-from assay.hooks.timeline import RowIndex
+from assay.hooks.row_positions import RowIndex
 from assay.locating.measuring import measure
 from assay.sites import RowMap
 from assay.stages import Stage

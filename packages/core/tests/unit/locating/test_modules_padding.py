@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from assay.comparing.judge import find_nonfinite_padding
-from assay.hooks.timeline import Timeline
+from assay.hooks.row_positions import BatchPositions
 from assay.stages import Stage
 from packages.core.tests.unit.locating.conftest import MakeRig, Rig
 from packages.core.tests.unit.locating.plants import do_nothing, replace_forward
@@ -79,7 +79,7 @@ def test_same_garbage_in_a_token_is_an_error(llama_rig: Rig) -> None:
 def test_positions_of_padding_are_nobody_s_business(make_rig: MakeRig, llama: nn.Module) -> None:
     at_padding = [0]
     mask = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])
-    timeline = Timeline.of_batch(tuple(range(len(mask))), mask, 0)
+    timeline = BatchPositions.of_batch(tuple(range(len(mask))), mask, 0)
 
     def loop(model: Any) -> None:
         positions = (mask.cumsum(-1) - 1).masked_fill(mask == 0, at_padding[0])

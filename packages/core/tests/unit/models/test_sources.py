@@ -68,12 +68,12 @@ def test_reference_that_is_neither_recipe_nor_folder_may_be_a_hub_name() -> None
 @pytest.mark.parametrize(
     ("folders", "message"),
     [
-        ((), "there is no folder models/lama; in models there are none"),
-        ((".git",), "there is no folder models/lama; in models there are none"),
-        (("llama", "gemma"), "there is no folder models/lama; in models there are: gemma, llama"),
+        ((), "there is no folder models/lama; models has no folders"),
+        ((".git",), "there is no folder models/lama; models has no folders"),
+        (("llama", "gemma"), "there is no folder models/lama; models has: gemma, llama"),
         (
             tuple("gfedcba"),
-            "there is no folder models/lama; in models there are: a, b, c, d, e and 2 more",
+            "there is no folder models/lama; models has: a, b, c, d, e and 2 more",
         ),
     ],
     ids=["empty", "hidden", "two", "seven"],

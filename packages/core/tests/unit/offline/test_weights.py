@@ -8,7 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from assay.errors import UsageError
-from assay.models.quantization.results import Finding, Place, WeightComparison, WeightResult
+from assay.models.quantization.results import (
+    WeightComparison,
+    WeightFault,
+    WeightRegion,
+    WeightResult,
+)
 from assay.offline.check import Comparison, compare
 from assay.offline.judging.weights import judge_weights
 from assay.runs import SilentProgress
@@ -23,11 +28,11 @@ from packages.core.tests.unit.models.quantization.writers import (
 )
 
 NAME = "model.layers.3.mlp.down_proj.weight"
-PLACE = Place(range(7, 8), tuple(range(128, 256)))
-FINDING = Finding(NAME, "scale", 0.147, 0.098, PLACE, 1.1)
+PLACE = WeightRegion(range(7, 8), tuple(range(128, 256)))
+FINDING = WeightFault(NAME, "scale", 0.147, 0.098, PLACE, 1.1)
 
 
-def result(*findings: Finding) -> WeightResult:
+def result(*findings: WeightFault) -> WeightResult:
     return WeightResult(NAME, "model.safetensors", 64, 0.1, 0.098, 1.5, 0.05, findings)
 
 
@@ -74,18 +79,18 @@ def test_nothing_compared_is_not_a_pass() -> None:
 
 
 def test_words_of_each_cause() -> None:
-    other = Place(range(3), (0, 5))
+    other = WeightRegion(range(3), (0, 5))
     for cause, amount, partner, text in (
         ("zero-point", 1.0, None, "row 7, columns 128-255: its zero point is off by +1 steps"),
         ("swapped", 0.0, other, "it holds the values of rows 0-2, 2 columns from 0 to 5"),
         ("swapped-parameters", 0.0, other, "its scale and zero point are those of rows 0-2"),
         ("values", 0.0, None, "its values differ"),
     ):
-        finding = Finding(NAME, cause, 1.4, 0.1, PLACE, amount, partner)  # type: ignore[arg-type]
+        finding = WeightFault(NAME, cause, 1.4, 0.1, PLACE, amount, partner)  # type: ignore[arg-type]
         verdict, _ = judge_weights(WeightComparison((result(finding),), (finding,)))
         assert verdict.headline is not None
         assert text in verdict.headline
-    stale = Finding("model-00002-of-00004.safetensors", "shard", 1.4, 0.1, None, 17)
+    stale = WeightFault("model-00002-of-00004.safetensors", "shard", 1.4, 0.1, None, 17)
     verdict, _ = judge_weights(WeightComparison((result(stale),), (stale,)))
     assert verdict.location is None
     assert verdict.headline == (

@@ -13,11 +13,11 @@ pytest_plugins = ("pytester",)
 
 MACHINE = """
 import assay.devices.detection.listing
-from assay.devices.base import Vendor
+from assay.devices.base import DeviceVendor
 from assay.devices.detection.listing import ListedDevice
 
 def vendor(name):
-    return Vendor(name, name, "gloo", "inductor", ())
+    return DeviceVendor(name, name, "gloo", "inductor", ())
 
 LISTED = (
     ListedDevice("cpu", "present", vendor("cpu"), ("a laptop",)),
@@ -285,7 +285,7 @@ def test_required_hardware_has_to_be_named(
     [
         (
             ("--assay-device", "cpu"),
-            "ERROR: 'cpu' is no run; write one as DEVICE/DTYPE, such as cuda:1/bfloat16",
+            "ERROR: 'cpu' is not a run; write one as DEVICE/DTYPE, such as cuda:1/bfloat16",
         ),
         (("--assay-world", "0"), "ERROR: --assay-world is 0; a world has at least 1 rank"),
     ],

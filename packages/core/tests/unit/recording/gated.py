@@ -1,4 +1,4 @@
-"""A small model with operations of its own, and a tracer on it."""
+"""A small model with operations in its own code, and a tracer on it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -10,7 +10,7 @@ from assay.dumps.recognizing import open_dump
 from assay.errors import UsageError
 from assay.offline.check import Comparison, compare_dumps
 from assay.recording.capture import capture
-from assay.recording.selection import Ranges
+from assay.recording.capturing.capture_filter import Ranges
 from assay.runs import SilentProgress
 from assay.sites import CallSite
 from assay.trace import Trace
@@ -57,7 +57,7 @@ def test_level_logits_records_the_model_and_none_of_its_modules(tmp_path: Path) 
     assert torch.equal(trace.tensor(call, "output"), expected)
 
 
-def test_training_goes_on_as_if_nobody_watched(tmp_path: Path) -> None:
+def test_capture_does_not_change_gradients(tmp_path: Path) -> None:
     torch.manual_seed(0)
     net = model()
     x = torch.ones(2, 3)
@@ -72,7 +72,7 @@ def test_training_goes_on_as_if_nobody_watched(tmp_path: Path) -> None:
     assert torch.equal(weight.grad, expected)
 
 
-def test_what_was_finished_before_an_exception_is_kept(tmp_path: Path) -> None:
+def test_calls_before_an_exception_are_kept(tmp_path: Path) -> None:
     net = model()
 
     def run_and_fail() -> None:
@@ -87,7 +87,7 @@ def test_what_was_finished_before_an_exception_is_kept(tmp_path: Path) -> None:
 
 
 class Causal(nn.Module):
-    """Enough of a language model: ids in, logits out, and a loss."""
+    """A minimal language model: ids in, logits out."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -165,7 +165,7 @@ def test_globs_choose_modules(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "a", "3:2", "2:2", "-1", "1;2", "1:2:3", "9" * 5000])
-def test_nonsense_ranges_are_refused(text: str) -> None:
+def test_invalid_ranges_are_refused(text: str) -> None:
     with pytest.raises(UsageError):
         Ranges.parse(text)
 
@@ -225,7 +225,7 @@ def test_training_is_numbered_by_optimizer_steps(tmp_path: Path) -> None:
     }
 
 
-def test_an_evaluation_after_training_is_no_cut_off_step(tmp_path: Path) -> None:
+def test_an_evaluation_after_training_is_not_an_unfinished_step(tmp_path: Path) -> None:
     for name in ("one", "two"):
         net = Causal()
         with capture(net, tmp_path / name):
@@ -257,7 +257,7 @@ def test_gradients_are_recorded_before_and_after_clipping(tmp_path: Path) -> Non
     assert gradients[1, "backward"] == gradients[1, "clip"] == pytest.approx([0.3, 0.4])
 
 
-def test_a_second_backward_pass_disturbs_nothing(tmp_path: Path) -> None:
+def test_a_second_backward_pass_is_ignored(tmp_path: Path) -> None:
     net = Causal()
     with capture(net, tmp_path / "t"):
         loss = net(torch.arange(3)[None]).sum()

@@ -1,4 +1,4 @@
-"""What a recorded run holds, and what its modules were handed on."""
+"""The recorded values of a run, and the values injected into its modules."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +19,7 @@ FINE = 1.0 + 2.0**-10  # what bfloat16 cannot hold
 
 
 class Seeing(nn.Module):
-    """Adds 2**-10 and remembers what it was given."""
+    """Adds 2**-10 and remembers its inputs."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -69,7 +69,7 @@ def test_recorded_value_is_exact_and_the_injected_one_is_rounded(tmp_path: Path)
     assert recorded(trace, "two", "output") == [FINE]  # exact for the rounded input
 
 
-def test_what_only_passes_a_boundary_is_stored_once(tmp_path: Path) -> None:
+def test_value_that_passes_two_boundaries_is_stored_once(tmp_path: Path) -> None:
     trace = record(Chain(), tmp_path / "t", ONE)
 
     one, two = (trace.find(CallSite(0, name)) for name in ("one", "two"))
@@ -78,7 +78,7 @@ def test_what_only_passes_a_boundary_is_stored_once(tmp_path: Path) -> None:
     assert trace.stored(one, "output").digest == trace.stored(two, "input.x").digest
 
 
-def test_value_changed_in_place_between_two_children_is_recorded_anew(tmp_path: Path) -> None:
+def test_value_changed_in_place_between_two_children_is_recorded_again(tmp_path: Path) -> None:
     model = Chain(lambda x: x.mul_(3.0))
 
     trace = record(model, tmp_path / "t", ONE)
@@ -111,7 +111,7 @@ def test_argument_changed_in_place_is_a_result_of_the_call(tmp_path: Path) -> No
     assert recorded(trace, "", "output") == [8.0 + 4.0]  # both handed on in bfloat16
 
 
-def test_cache_is_recorded_by_what_each_call_adds_and_injected_rounded(tmp_path: Path) -> None:
+def test_additions_to_a_cache_are_recorded_and_injected_rounded(tmp_path: Path) -> None:
     class Attention(nn.Module):
         def forward(self, x: Tensor, past_key_values: DynamicCache) -> Any:
             keys = x[:, None, :, :]
@@ -152,7 +152,7 @@ def test_cache_of_a_float32_candidate_is_recorded_before_it_is_rounded(tmp_path:
     assert recorded(trace, "", "changed.past_key_values.0.keys") == [1.0 + 2.0**-40]
 
 
-def test_whole_numbers_and_constants_are_recorded_as_they_are(tmp_path: Path) -> None:
+def test_integers_and_constants_are_recorded_unchanged(tmp_path: Path) -> None:
     class Embedding(nn.Module):
         def forward(self, ids: Tensor, use_cache: bool = True, mode: str = "x") -> Any:
             del use_cache, mode
@@ -170,7 +170,7 @@ def test_whole_numbers_and_constants_are_recorded_as_they_are(tmp_path: Path) ->
     assert dict(trace.calls[0].constants) == {"input.use_cache": False}
 
 
-def test_tuples_dictionaries_and_none_have_ports_of_their_own(tmp_path: Path) -> None:
+def test_items_of_tuples_and_dictionaries_have_separate_ports(tmp_path: Path) -> None:
     class Nested(nn.Module):
         def forward(self, x: Tensor) -> tuple[Tensor, None, dict[str, Tensor]]:
             return x, None, {"aux": 2 * x}
@@ -180,7 +180,7 @@ def test_tuples_dictionaries_and_none_have_ports_of_their_own(tmp_path: Path) ->
     assert trace.calls[0].ports == ("input.x", "output.0", "output.2.aux")
 
 
-def test_attention_probabilities_beside_the_result_are_not_recorded(tmp_path: Path) -> None:
+def test_attention_probabilities_after_the_main_result_are_not_recorded(tmp_path: Path) -> None:
     class Eager(nn.Module):
         def forward(self, input_ids: Tensor) -> tuple[Tensor, Tensor]:
             batch, length = input_ids.shape
@@ -203,7 +203,7 @@ def test_second_result_by_heads_is_recorded(tmp_path: Path) -> None:
     assert "output.1" in trace.calls[0].ports
 
 
-def test_boundary_that_keeps_everything_changes_nothing(tmp_path: Path) -> None:
+def test_boundary_without_rounding_changes_nothing(tmp_path: Path) -> None:
     model = Chain()
 
     trace = record(model, tmp_path / "t", ONE, boundary=Boundary())
@@ -211,7 +211,7 @@ def test_boundary_that_keeps_everything_changes_nothing(tmp_path: Path) -> None:
     assert recorded(trace, "two", "output") == [1.0 + 2 * 2.0**-10]
 
 
-def test_run_cut_short_keeps_the_root_calls_that_were_finished(tmp_path: Path) -> None:
+def test_killed_run_keeps_the_finished_root_calls(tmp_path: Path) -> None:
     model = Chain()
     writer = TraceWriter(tmp_path / "t", {})
     with ModuleTracer(Recorder(writer, EXACT)).attached(model):

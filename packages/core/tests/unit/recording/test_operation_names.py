@@ -42,5 +42,5 @@ def test_one_computation_has_one_name(func: torch._ops.OpOverload, name: str) ->
     ],
     ids=str,
 )
-def test_what_adds_up_is_not_pointwise(func: torch._ops.OpOverload, *, expected: bool) -> None:
+def test_sums_are_not_pointwise(func: torch._ops.OpOverload, *, expected: bool) -> None:
     assert is_pointwise(func) is expected

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - as everybody names it
 from torch import Tensor, nn
 
-from assay.recording.operations import Operation, OperationRecorder
+from assay.recording.operations import Operation, OperationRecorder, PointwiseModules
 from packages.core.tests.unit.recording.gated import Gated, watching
 
 
@@ -29,7 +29,7 @@ def test_operations_of_another_call_are_not_recorded() -> None:
     assert record(Gated(), ("act", 0, 1)) == []
 
 
-def test_recorded_values_are_those_at_that_time() -> None:
+def test_recorded_values_precede_later_changes_in_place() -> None:
     class InPlace(nn.Module):
         def forward(self, x: Tensor) -> Any:
             y = x * 2
@@ -43,7 +43,7 @@ def test_recorded_values_are_those_at_that_time() -> None:
     ]
 
 
-def test_views_and_whole_numbers_are_no_steps_of_a_computation() -> None:
+def test_views_and_integers_are_not_recorded() -> None:
     class Moving(nn.Module):
         def forward(self, x: Tensor) -> Any:
             order = x.argsort(-1)
@@ -58,3 +58,12 @@ def test_views_and_whole_numbers_are_no_steps_of_a_computation() -> None:
         for operation in record(Moving(), ("", 0, 0))
         for tensor in operation.outputs
     )
+
+
+def test_modules_without_sums_in_their_own_code_are_pointwise() -> None:
+    model = Gated()
+    with watching(model) as tracer, PointwiseModules(tracer) as pointwise:
+        model(torch.ones(2, 4))
+
+    # The root's own code multiplies; sums are made by its children.
+    assert pointwise.paths == {"", "act"}

@@ -35,7 +35,7 @@ def test_large_low_precision_tensors_do_not_overflow(dtype: torch.dtype) -> None
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(64, 32), (2048,), (4, 16, 32), (2048, 1)])
-def test_projections_tell_what_norms_do_not(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+def test_projections_differ_where_norms_do_not(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     value = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
     for changed in (value.flip(0), -value, value.flip(-1) if shape[-1] > 1 else -value):
         before, after = measured(value), measured(changed)

@@ -53,7 +53,7 @@ class Meeting(Net):
         return super().forward(hidden)
 
 
-def test_calls_in_several_threads_at_once_are_said_to_be_left_out(
+def test_left_out_concurrent_calls_are_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     net = Meeting().eval()
@@ -69,7 +69,7 @@ def test_calls_in_several_threads_at_once_are_said_to_be_left_out(
     assert [call.site.module for call in Trace.open(tmp_path / "t").calls] == PATHS
 
 
-def test_calls_in_one_thread_after_another_are_recorded(tmp_path: Path) -> None:
+def test_successive_calls_in_different_threads_are_recorded(tmp_path: Path) -> None:
     net = Net().eval()
     with capture(net, tmp_path / "t"), ThreadPoolExecutor(1) as pool:
         with pytest.raises(RuntimeError):
@@ -82,7 +82,7 @@ def test_calls_in_one_thread_after_another_are_recorded(tmp_path: Path) -> None:
     assert not open_dump(str(tmp_path / "t")).problems
 
 
-def test_calls_recorded_into_a_device_graph_are_said_to_be_left_out(
+def test_left_out_calls_of_a_device_graph_are_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     is_recording = False
@@ -157,9 +157,7 @@ def train(net: nn.Module) -> None:
 @pytest.mark.parametrize(
     "compiled", [compile_model, compile_in_place, compile_layers, compile_forward]
 )
-def test_compiled_models_are_captured_as_they_compute(
-    tmp_path: Path, compiled: Callable[..., nn.Module]
-) -> None:
+def test_compiled_models_are_captured(tmp_path: Path, compiled: Callable[..., nn.Module]) -> None:
     for name, scale in (("eager", 1.0), ("compiled", 1.0), ("fault", 1.02)):
         net = Net()
         net.layers[1].register_forward_hook(lambda _m, _a, output, s=scale: output * s)
@@ -176,8 +174,6 @@ def test_compiled_models_are_captured_as_they_compute(
 @pytest.mark.parametrize(
     "compiled", [compile_model, compile_in_place, compile_layers, compile_forward]
 )
-def test_graphs_that_must_be_whole_are_refused(
-    tmp_path: Path, compiled: Callable[..., nn.Module]
-) -> None:
+def test_fullgraph_is_refused(tmp_path: Path, compiled: Callable[..., nn.Module]) -> None:
     with pytest.raises(UsageError, match="is compiled with fullgraph=True"):
         capture(compiled(Net(), fullgraph=True), tmp_path / "t").start()

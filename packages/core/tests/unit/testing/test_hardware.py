@@ -1,14 +1,14 @@
 import pytest
 
-from assay.devices.base import Vendor
+from assay.devices.base import DeviceVendor
 from assay.devices.detection.listing import ListedDevice
 from assay.errors import UsageError
 from assay.testing.hardware import hardware_policy, missing_accelerators, missing_ranks
 from assay.testing.marks import AcceleratorMark, MarkError, WorldMark
 
 
-def vendor(name: str) -> Vendor:
-    return Vendor(name, name.title(), "gloo", "inductor", ())
+def vendor(name: str) -> DeviceVendor:
+    return DeviceVendor(name, name.title(), "gloo", "inductor", ())
 
 
 HOST = ListedDevice("cpu", "present", vendor("cpu"), ("a laptop",))

@@ -40,7 +40,7 @@ def test_writer_that_is_killed_leaves_every_flushed_call(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("kept", range(0, 190, 7))
-def test_last_line_that_was_cut_off_is_ignored(two_steps: Path, tmp_path: Path, kept: int) -> None:
+def test_truncated_last_line_is_ignored(two_steps: Path, tmp_path: Path, kept: int) -> None:
     folder = tmp_path / "cut"
     shutil.copytree(two_steps, folder)
     first, second = (folder / "index.jsonl").read_bytes().splitlines(keepends=True)[:2]
@@ -56,7 +56,7 @@ def test_last_line_that_was_cut_off_is_ignored(two_steps: Path, tmp_path: Path, 
     assert not trace.complete
 
 
-def test_leftovers_of_a_killed_writer_do_no_harm(two_steps: Path) -> None:
+def test_files_of_a_killed_writer_outside_its_index_are_ignored(two_steps: Path) -> None:
     (two_steps / "shard-000007.safetensors").write_bytes(b"not indexed")
     (two_steps / "shard-000008.safetensors.part").write_bytes(b"")
     assert len(Trace.open(two_steps).calls) == 2
@@ -181,7 +181,7 @@ def test_line_that_does_not_fit_on_the_disk_is_removed(
     assert Trace.open(tmp_path / "t").calls == ()
 
 
-def test_limit_of_the_system_ends_a_write_cleanly(tmp_path: Path) -> None:
+def test_file_size_limit_ends_a_write_cleanly(tmp_path: Path) -> None:
     # A real refusal by the kernel: files of at most 1 MB, and Python ignores SIGXFSZ.
     script = f"""
 import resource, torch
@@ -207,7 +207,7 @@ print([call.site.step for call in Trace.open(folder).calls])
     assert steps == "[0, 1]"
 
 
-def test_folder_that_cannot_be_made_is_one_clear_error(tmp_path: Path) -> None:
+def test_folder_that_cannot_be_created_is_one_clear_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match=r"cannot create the folder .*file/t: Not a directory"):
         TraceWriter(tmp_path / "file/t", {})
@@ -227,7 +227,7 @@ def test_read_only_folder_is_one_clear_error(
         TraceWriter(tmp_path / "t", {})
 
 
-def test_folder_that_holds_anything_is_refused(tmp_path: Path) -> None:
+def test_folder_with_files_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("")
     with pytest.raises(TraceError, match=r"is not empty \(it holds notes\.txt\): name a new"):
         TraceWriter(tmp_path, {})
@@ -268,7 +268,7 @@ def test_second_writer_is_refused_even_if_the_folder_was_empty_before(
         TraceWriter(tmp_path / "t", {})
 
 
-def test_manifest_that_is_no_json_is_refused_before_anything_is_written(tmp_path: Path) -> None:
-    with pytest.raises(TraceError, match=r"manifest of a trace has to be JSON: .*set"):
+def test_manifest_that_is_not_json_is_refused_before_any_write(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match=r"manifest of a trace must be JSON: .*set"):
         TraceWriter(tmp_path / "t", {"x": {1}})  # type: ignore[dict-item]
     assert list(tmp_path.glob("t/*")) == []

@@ -76,7 +76,7 @@ def test_flipped_bit_that_changes_what_is_read_is_found(trace_folder: Path, name
     assert num_found
 
 
-def test_damage_that_is_no_json_or_header_is_named_too(trace_folder: Path) -> None:
+def test_damaged_json_and_headers_are_reported(trace_folder: Path) -> None:
     (trace_folder / "attachments/tokens.json").write_bytes(b"\xff" * 11)
     assert find_damage(Trace.open(trace_folder)) == [
         "attachments/tokens.json: the values of tokens"

@@ -35,7 +35,7 @@ def test_attachment_is_written_once(tmp_path: Path) -> None:
             writer.attach("a", {})
 
 
-def test_tensor_without_plain_bytes_is_refused_and_the_trace_stays_usable(
+def test_sparse_tensor_is_refused_and_the_trace_stays_usable(
     tmp_path: Path, call_at: Callable[..., Call]
 ) -> None:
     with TraceWriter(tmp_path / "t", {}) as writer:
@@ -43,7 +43,7 @@ def test_tensor_without_plain_bytes_is_refused_and_the_trace_stays_usable(
             writer.add(call_at(0, "a"), {"output": torch.ones(2).to_sparse()})
         with pytest.raises(TraceError, match="tensor on meta"):
             writer.attach("a", {"x": torch.ones(2, device="meta")})
-        with pytest.raises(TraceError, match=r"constants are no JSON: .*dtype"):
+        with pytest.raises(TraceError, match=r"constants are not JSON: .*dtype"):
             writer.add(call_at(1, "b", constants={"input.dtype": torch.float32}), {})
         writer.add(call_at(2, "c"), {"output": torch.ones(2)})
     assert [call.site.module for call in Trace.open(tmp_path / "t").calls] == ["c"]
@@ -56,7 +56,7 @@ def test_call_is_recorded_once(tmp_path: Path, call_at: Callable[..., Call]) -> 
             writer.add(call_at(1), {})
 
 
-def test_what_the_trace_does_not_hold_is_named_with_what_it_holds(
+def test_missing_parts_are_reported_with_the_present_ones(
     two_steps: Path, call_at: Callable[..., Call]
 ) -> None:
     trace = Trace.open(two_steps)

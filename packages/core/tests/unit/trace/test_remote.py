@@ -34,7 +34,7 @@ def memory() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def spools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of spools and copies."""
+    """Return the folder of spools and copies."""
     folder = tmp_path / "spools"
     folder.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(folder))
@@ -43,7 +43,7 @@ def spools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def stored(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of the files in the order in which they were stored."""
+    """Return the names of the files in the order in which they were stored."""
     names: list[str] = []
     for method in ("create", "write", "upload"):
         original = getattr(Store, method)
@@ -136,7 +136,7 @@ def test_kill_between_shard_and_index_leaves_the_earlier_calls(
     writer.close()
 
 
-def test_failures_of_a_moment_are_tried_again(
+def test_temporary_failures_are_retried(
     call_at: CallAt, stored: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(uploading, "_FIRST_PAUSE_SECONDS", 0.01)
@@ -269,7 +269,7 @@ def test_second_writer_is_refused_even_if_the_prefix_was_empty_before(
 
 
 @pytest.mark.parametrize("method", ["ls", "pipe_file"])
-def test_unreachable_storage_is_one_error_before_anything_runs(
+def test_unreachable_storage_is_an_error_before_the_run(
     spools: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
@@ -310,7 +310,7 @@ def test_name_that_leads_out_of_the_copy_is_refused(
     TraceWriter(URL, {}).close()
     found = {"/bucket/run/../../x": {"size": 1}, "/bucket/run/manifest.json": {"size": 1}}
     monkeypatch.setattr(fsspec.get_filesystem_class("memory"), "find", lambda *_, **__: found)
-    with pytest.raises(TraceError, match=r"holds '\.\./\.\./x', which is no name of a file"):
+    with pytest.raises(TraceError, match=r"holds '\.\./\.\./x', which is not the name of a file"):
         RemoteCopy(Url(URL))
 
 
@@ -327,7 +327,7 @@ def test_flipped_bit_is_named_with_its_site(call_at: CallAt) -> None:
     ]
 
 
-def test_copy_of_a_running_capture_holds_all_that_its_index_lists(
+def test_copy_of_a_running_capture_has_all_files_of_its_index(
     call_at: CallAt, stored: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(uploading, "_INDEX_SECONDS", 0.0)

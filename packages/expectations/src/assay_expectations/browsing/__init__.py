@@ -1,1 +1,1 @@
-"""One page over all expectations: models by machines, what was last seen of each, its history."""
+"""The page of all expectations: models by machines, with the newest verdict and git history."""

@@ -1,21 +1,19 @@
-"""Every model and machine: what is expected there, and what was last seen."""
+"""Cells of the page: a model on a machine, its expectation, and its newest verdict."""
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import product
 from pathlib import Path
 from typing import Literal
 
 from assay.errors import UsageError
 from assay.runs.results import VERDICT_FILE, read_verdict
 from assay.verdicts import Outcome, Verdict
-from assay_expectations.browsing.history import Commit, commits_of
-from assay_expectations.records import Expectation, Machine, Provenance, read_expectation
+from assay_expectations.records import Machine, Provenance, read_expectation
 from assay_expectations.verifying import find_files
 
-# unseen: captured, and no verdict is about it.
+# unseen: captured, but without a verdict.
 State = Literal["pass", "fail", "stale", "unseen", "missing"]
 
 _REPORT = "report.html"
@@ -23,60 +21,56 @@ _REPORT = "report.html"
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """What a run says about one expectation.
-
-    date: of the run, in ISO 8601; report: relative to the page.
-    """
+    """The verdict of a run about one expectation."""
 
     state: State
     date: str
+    """Date of the run, in ISO 8601."""
     reason: str
     report: str
+    """Path relative to the page."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One model on one machine; without a file where nothing was captured.
-
-    captured: when, as YYYY-MM-DDTHH:MM; age_days: since then.
-    approved: by whom, and why; "" if by nobody.
-    """
+    """One model on one machine."""
 
     model: str
     machine: Machine
     file: Path | None = None
+    """The expectation; None if nothing was captured."""
     captured: str = ""
+    """Date of the capture, as YYYY-MM-DDTHH:MM."""
     approved: str = ""
+    """Who approved it, and why; "" if nobody did."""
     age_days: int | None = None
     seen: Sighting | None = None
-    history: Sequence[Commit] = ()
 
     @property
     def state(self) -> State:
-        """What was last seen of it."""
+        """Return the newest state."""
         if self.file is None:
             return "missing"
         return self.seen.state if self.seen else "unseen"
 
 
 def collect_cells(paths: Sequence[Path], runs: Path, page: Path, now: datetime) -> list[Cell]:
-    """A cell for each pair of a model and a machine that the expectations in `paths` have.
+    """Make a cell for each pair of a model and a machine in the expectations of `paths`.
 
-    runs: searched for the verdicts of `assay expect verify`; page: the file that will link to them.
-    Raises: UsageError if there is no expectation, one cannot be read, or two are of one cell.
+    runs: folder that is searched for verdicts of `assay expect verify`. page: file that links to them.
+    Raises: UsageError if there is no expectation, one cannot be read, or two belong to one cell.
     """
     expectations = {file: read_expectation(file) for file in find_files(paths)}
     seen = _sightings(runs, page.parent)
-    cells: dict[tuple[str, tuple[str, str, str, str]], Cell] = {}
+    cells: dict[tuple[str, Machine], Cell] = {}
     for file, expectation in expectations.items():
-        place = expectation.model, _as_key(expectation.key.machine)
-        if place in cells:
+        key = expectation.model, expectation.key.machine
+        if key in cells:
             raise UsageError(
-                f"{cells[place].file} and {file} are of one model and machine: one of them is stale,"
-                " delete it"
+                f"{cells[key].file} and {file} are of one model and machine; delete the stale one"
             )
         captured = str(expectation.provenance.process.get("date", ""))
-        cells[place] = Cell(
+        cells[key] = Cell(
             model=expectation.model,
             machine=expectation.key.machine,
             file=file,
@@ -84,32 +78,31 @@ def collect_cells(paths: Sequence[Path], runs: Path, page: Path, now: datetime) 
             approved=_approved(expectation.provenance),
             age_days=_days_since(captured, now),
             seen=seen.get(expectation.hash),
-            history=commits_of(file),
         )
+    models, machines = (set(parts) for parts in zip(*cells, strict=True))
     return [
-        cells.get((model, _as_key(machine))) or Cell(model, machine)
-        for model, machine in product(
-            _models(expectations.values()), _machines(expectations.values())
-        )
+        cells.get((model, machine)) or Cell(model, machine)
+        for model in sorted(models)
+        for machine in sorted(machines, key=lambda one: tuple(one.model_dump().values()))
     ]
 
 
-def _sightings(runs: Path, beside: Path) -> dict[str, Sighting]:
-    """The newest sighting of each expectation, by its hash."""
+def _sightings(runs: Path, page_folder: Path) -> dict[str, Sighting]:
+    """Find the newest sighting of each expectation, by its hash."""
     found: dict[str, Sighting] = {}
     for file in runs.rglob(VERDICT_FILE):
-        for hash_, sighting in _seen_in(read_verdict(file.parent), file.parent, beside):
+        for hash_, sighting in _seen_in(read_verdict(file.parent), file.parent, page_folder):
             if hash_ not in found or _order(found[hash_]) < _order(sighting):
                 found[hash_] = sighting
     return found
 
 
 def _order(sighting: Sighting) -> tuple[str, bool]:
-    """The newest comes last, and of two at one time the one that does not pass."""
+    """Sort by date; at equal dates, a pass comes first."""
     return sighting.date, sighting.state != "pass"
 
 
-def _seen_in(verdict: Verdict, folder: Path, beside: Path) -> Iterator[tuple[str, Sighting]]:
+def _seen_in(verdict: Verdict, folder: Path, page_folder: Path) -> Iterator[tuple[str, Sighting]]:
     for level in verdict.levels.values():
         details = level.model_extra or {}
         if level.verdict not in (Outcome.PASS, Outcome.FAIL) or "expectation" not in details:
@@ -121,7 +114,7 @@ def _seen_in(verdict: Verdict, folder: Path, beside: Path) -> Iterator[tuple[str
                 state="pass" if level.verdict is Outcome.PASS else failed,
                 date=str(verdict.environment.get("date", "")),
                 reason=level.reason or "",
-                report=Path(os.path.relpath(folder / _REPORT, beside)).as_posix(),
+                report=Path(os.path.relpath(folder / _REPORT, page_folder)).as_posix(),
             ),
         )
 
@@ -130,19 +123,6 @@ def _approved(provenance: Provenance) -> str:
     if provenance.approved_by is None:
         return ""
     return provenance.approved_by + (f": {provenance.reason}" if provenance.reason else "")
-
-
-def _models(expectations: Iterable[Expectation]) -> list[str]:
-    return sorted({one.model for one in expectations})
-
-
-def _machines(expectations: Iterable[Expectation]) -> list[Machine]:
-    by_key = {_as_key(one.key.machine): one.key.machine for one in expectations}
-    return [by_key[key] for key in sorted(by_key)]
-
-
-def _as_key(machine: Machine) -> tuple[str, str, str, str]:
-    return machine.vendor, machine.architecture, machine.dtype, machine.precision
 
 
 def _days_since(date: str, now: datetime) -> int | None:

@@ -1,1 +1,1 @@
-"""Whether decoders generate on a device as on the reference, over many shapes of inputs."""
+"""Comparison of decoders on a device with the reference, over many input shapes."""

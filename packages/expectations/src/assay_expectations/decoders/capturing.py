@@ -1,7 +1,7 @@
-"""References and metrics of a trusted device, over shapes and prompts: what thresholds come from."""
+"""Captures references and metrics of a trusted device, from which thresholds are calibrated."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -21,55 +21,47 @@ from assay_expectations.records import require_writable
 REFERENCES, METRICS = "references", "metrics"
 
 
-@dataclass(frozen=True, slots=True)
-class MetricsCapture:
-    """What is captured of one model: every shape with `num_seeds` sets of prompts.
+def capture_metrics(
+    model: str,
+    run: str,
+    shapes: Sequence[Shape],
+    num_seeds: int,
+    output: Path,
+    progress: Progress,
+) -> Iterator[Path]:
+    """Write references and metrics into two folders of `output`. Yield each finished file of metrics.
 
-    run: the trusted device, as DEVICE/DTYPE.
-    """
-
-    model: str
-    run: str
-    shapes: Sequence[Shape]
-    num_seeds: int
-
-
-def capture_metrics(capture: MetricsCapture, output: Path, progress: Progress) -> Iterator[Path]:
-    """Write references and metrics into two folders in `output`; each file of metrics as it is there.
-
-    Raises: UsageError if `run` does not pass the ladder: nothing is held to a device that is wrong; or
-        if there are too few texts for so many sets of prompts.
+    num_seeds: sets of prompts per shape.
+    Raises: UsageError if `run` does not pass the ladder, or if there are too few texts for the prompts.
     """
     num_texts = len(built_in_texts())
-    for shape in capture.shapes:
-        if capture.num_seeds * shape.batch_size > num_texts:
+    for shape in shapes:
+        if num_seeds * shape.batch_size > num_texts:
             raise UsageError(
-                f"--seeds {capture.num_seeds} with shape {shape}: there are {num_texts} texts, so that"
-                " prompts would be the same in two sets"
+                f"--seeds {num_seeds} with shape {shape}: the {num_texts} texts are too few, two"
+                " sets would have equal prompts"
             )
     require_writable(output)
     options = DecoderOptions(references=output / REFERENCES)
-    trials = list(product(capture.shapes, range(capture.num_seeds)))
-    with progress.task(f"{capture.model} on {capture.run}", len(trials)) as task:
+    trials = list(product(shapes, range(num_seeds)))
+    with progress.task(f"{model} on {run}", len(trials)) as task:
         for shape, seed in trials:
             with temporary_folder("assay-metrics-") as scratch:
-                check = DecoderCheck(
-                    capture.model, shape, capture.run, scratch, replace(options, seed=seed)
-                )
+                check = DecoderCheck(model, shape, run, scratch, replace(options, seed=seed))
                 verdict = check.run(progress)
                 if verdict.verdict is not Outcome.PASS:
                     raise UsageError(
-                        f"{capture.run} is no device to trust: {capture.model} with shape {shape} is"
-                        f" {verdict.verdict.value} against cpu/float32. To see it: pytest --pyargs"
-                        f" assay_expectations.suites -k decoders --decoder-model {capture.model}"
-                        f" --decoder-shape {shape} --assay-device {capture.run}"
+                        f"{run} cannot be trusted: {model} with shape {shape} is"
+                        f" {verdict.verdict.value} against cpu/float32. To reproduce: pytest --pyargs"
+                        f" assay_expectations.suites -k decoders --decoder-model {model}"
+                        f" --decoder-shape {shape} --assay-device {run}"
                     )
                 yield _keep_metrics(check, f"{shape}-seed{seed}", output / METRICS)
             task.advance()
 
 
 def _keep_metrics(check: DecoderCheck, name: str, folder: Path) -> Path:
-    """The published metrics among the measurements of a check, as a file of their own."""
+    """Write the published metrics of a check to a file."""
     rows, _ = read_measurements(check.results)
     kept = [row.model_dump_json() for row in rows if row.statistic in PUBLISHED_METRICS]
     owner = "-".join(f"{check.model}-{check.candidate}".replace(":", "/").split("/"))

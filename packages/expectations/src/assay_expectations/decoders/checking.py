@@ -1,6 +1,5 @@
-"""One model and shape: its reference, captured or used again, and the candidate against it."""
+"""A check of one model and shape, with a cached reference."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -10,6 +9,7 @@ import xxhash
 
 from assay.devices.run_string import parse_run
 from assay.errors import UsageError
+from assay.files import content_digest, file_digest
 from assay.generate.check import capture, check_generate
 from assay.generate.processes.requests import CaptureRequest, GenerateCheck, InputOptions
 from assay.models.folders import local_folder
@@ -24,30 +24,28 @@ from assay_expectations.decoders.thresholds import Thresholds
 
 REFERENCE = "cpu/float32"
 _SOFTWARE = ("assay-core", "torch", "transformers")
-_CHUNK_BYTES = 1 << 22
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderCheck:
-    """A candidate with one model and shape.
-
-    candidate: as DEVICE/DTYPE; setup: FILE.py:FUNC, called with the candidate's model.
-    attention: of the candidate, as transformers names it; "default" for its own.
-    folder: of the run; an existing one.
-    """
+    """A check of a candidate with one model and shape."""
 
     model: str
     shape: Shape
     candidate: str
+    """DEVICE/DTYPE."""
     folder: Path
+    """Existing folder of the run."""
     options: DecoderOptions
     setup: str | None = None
+    """FILE.py:FUNC to call with the candidate's model."""
     attention: str = "default"
+    """Attention of the candidate, as named by transformers."""
 
     def run(self, progress: Progress) -> Verdict:
-        """The verdict of the ladder of `assay check generate`.
+        """Run the ladder of `assay check generate`.
 
-        Raises: UsageError for a shape that is over the model's context.
+        Raises: UsageError for a shape that exceeds the model's context.
         """
         num_prompts = self.options.num_prompts(self.shape)
         lines = prompt_lines(
@@ -78,26 +76,26 @@ class DecoderCheck:
 
     @property
     def results(self) -> Path:
-        """The folder with verdict, measurements and logs."""
+        """Return the folder with verdict, measurements and logs."""
         return self.folder / "check"
 
     @property
     def thresholds(self) -> Thresholds:
-        """What its shape is held to."""
+        """Return the thresholds of the shape."""
         return self.options.thresholds_of(self.shape)
 
     def exceeded_thresholds(self) -> list[str]:
-        """A line for each published metric with too many tokens at or over its threshold."""
-        held_to = self.thresholds
+        """Describe each published metric with too many tokens at or over its threshold."""
+        thresholds = self.thresholds
         return [
-            f"{name}: {rate:.2%} of the tokens are at or over {held_to.metrics[name]:g} (from"
-            f" {held_to.failure_rate:.2%} on it fails)"
+            f"{name}: {rate:.2%} of the tokens are at or over {thresholds.metrics[name]:g}"
+            f" (fails from {thresholds.failure_rate:.2%})"
             for name, rate in self.failure_rates().items()
-            if rate >= held_to.failure_rate
+            if rate >= thresholds.failure_rate
         ]
 
     def failure_rates(self) -> dict[str, float]:
-        """Of each published metric with a threshold the share of tokens at or over it; NaN is over."""
+        """Return the share of tokens at or over the threshold of each metric. NaN counts as over."""
         values: dict[str, list[float]] = {name: [] for name in self.thresholds.metrics}
         rows, complaints = read_measurements(self.results)
         if complaints:
@@ -113,7 +111,7 @@ class DecoderCheck:
         }
 
     def _reference(self, inputs: InputOptions, lines: str, progress: Progress) -> Path:
-        """The folder of what the trusted side gives: from `references` if it is there."""
+        """Return the reference's folder: cached in `references`, or captured now."""
         dtype = parse_run(self.candidate).dtype
         if self.options.references is None:
             golden = self.folder / "reference"
@@ -130,7 +128,7 @@ class DecoderCheck:
             try:
                 (Path(folder) / "golden").rename(golden)
             except OSError:
-                # Another run, which asked for the same, was first.
+                # Another run captured the same reference first.
                 if not golden.is_dir():
                     raise
         return golden
@@ -148,19 +146,7 @@ class DecoderCheck:
 
 
 def content_of_model(model: str) -> str:
-    """A hash over the names and bytes of all files of a model."""
+    """Hash the names and bytes of all files of a model."""
     with local_folder(resolve_model(model), "refuse") as folder:
-        lines = [f"{file.relative_to(folder)} {_hash(file)}" for file in _files(folder)]
-    return xxhash.xxh3_128_hexdigest("\n".join(lines).encode())
-
-
-def _files(folder: Path) -> Iterator[Path]:
-    yield from sorted(path for path in folder.rglob("*") if path.is_file())
-
-
-def _hash(file: Path) -> str:
-    digest = xxhash.xxh3_128()
-    with file.open("rb") as stream:
-        while chunk := stream.read(_CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()
+        files = sorted(path for path in folder.rglob("*") if path.is_file())
+        return content_digest({str(file.relative_to(folder)): file_digest(file) for file in files})

@@ -1,4 +1,4 @@
-"""Sizes of what decoders are tried with."""
+"""Input shapes of decoders."""
 
 from dataclasses import dataclass
 from typing import Self
@@ -8,7 +8,7 @@ from assay.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """Sizes of one generation: rows, tokens of each prompt, tokens that are generated."""
+    """Sizes of one generation."""
 
     batch_size: int
     prompt_length: int
@@ -16,10 +16,12 @@ class Shape:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """From `4x64x16`. Raises: UsageError."""
+        """Parse `4x64x16`: rows, prompt length, new tokens. Raises: UsageError."""
         parts = text.lower().split("x")
         if len(parts) != 3 or not all(part.isdecimal() and int(part) > 0 for part in parts):
-            raise UsageError(f"shape {text!r}: rows, prompt length and new tokens, such as 4x64x16")
+            raise UsageError(
+                f"shape {text!r}: expected rows, prompt length and new tokens, such as 4x64x16"
+            )
         return cls(*map(int, parts))
 
     def __str__(self) -> str:

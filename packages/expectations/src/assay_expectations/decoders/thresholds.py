@@ -1,4 +1,4 @@
-"""What is asked of the published metrics of tokens: for all shapes, or for some their own."""
+"""Thresholds of the published token metrics, for all shapes or for single shapes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,17 +18,15 @@ _Share = Annotated[float, Field(gt=0, lt=1)]
 
 @dataclass(frozen=True, slots=True)
 class Thresholds:
-    """What one shape is held to.
-
-    metrics: thresholds by the name of the metric; failure_rate: the share of tokens at or over one
-        from which a test fails.
-    """
+    """The thresholds of one shape."""
 
     metrics: Mapping[str, float] = field(default_factory=dict)
+    """Threshold of each metric."""
     failure_rate: float = FAILURE_RATE
+    """Share of tokens at or over a threshold from which a test fails."""
 
 
-class _OfShape(BaseModel):
+class _ShapeTable(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     failure_rate: _Share | None = None
@@ -36,7 +34,7 @@ class _OfShape(BaseModel):
 
 
 class _File(BaseModel):
-    """As `assay calibrate` writes it; what the thresholds come from is for people."""
+    """A file of `assay calibrate`."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -44,14 +42,14 @@ class _File(BaseModel):
     false_failure_bound: float | None = None
     runs: dict[str, object] = Field(default_factory=dict)
     thresholds: dict[_Metric, _Positive]
-    shapes: dict[str, _OfShape] = Field(default_factory=dict)
+    shapes: dict[str, _ShapeTable] = Field(default_factory=dict)
 
 
 def read_thresholds(path: Path) -> tuple[Thresholds, dict[Shape, Thresholds]]:
-    """Those of a file as `assay calibrate` writes it: for all shapes, and for some their own.
+    """Read a file of `assay calibrate`. Returns: the thresholds for all shapes, and for single shapes.
 
-    Their own stand in tables such as `[shapes.4x64x16.thresholds]`, with a `failure_rate` beside it
-    where it is another.
+    A table such as `[shapes.4x64x16.thresholds]`, with an optional `failure_rate` in `[shapes.4x64x16]`,
+    serves a single shape.
     Raises: UsageError.
     """
     read = read_toml_record(_File, path)

@@ -1,1 +1,1 @@
-"""What was observed against what was captured: ratios, in words, and the verdict. Imports no torch."""
+"""Judgment of observations by expectations: ratios, descriptions, verdicts. Imports no torch."""

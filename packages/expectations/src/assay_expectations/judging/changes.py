@@ -1,4 +1,4 @@
-"""What changed from one capture to another: in noise units, in words, and of which kind.
+"""Changes between two captures: kind, size in units of noise, tokens, modules, environment.
 
 Shapes: R tokens of all prompts, K kept ids and the rest.
 """
@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 
 from assay_expectations.judging.numbers import (
-    CLEAN_REACH,
+    LARGEST_CLEAN_RATIOS,
     JudgedSignature,
     judge_numbers,
     rows_of,
@@ -25,36 +25,35 @@ from assay_expectations.records import (
     value_differences,
 )
 
-# noise: no further from the yardstick than clean runs; drift: further, and within the limits; break: over
-# a limit; other: not of the same content, so that there is nothing to compare.
+# noise: no further from the yardstick than clean runs. drift: further, but within the limits. break: over a
+# limit. other: different content, which cannot be compared.
 Kind = Literal["noise", "drift", "break", "other"]
 
-_MOST_SHOWN = 5
+_MAX_TOKENS_SHOWN = 5
 
-# How much further from the yardstick a module has to be than before to be told: clean runs of four models with
-# other threads and attention were up to 1.81 times as far.
-_GROWN = 2.0
+# A module is reported if its error grew by this factor. Clean runs of four models with other threads and
+# attention reached 1.81.
+_MIN_GROWTH = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class MovedToken:
-    """The place of a generated token, and the kept id whose log-probability moved most there.
-
-    units: how far all kept ones of the token moved, in the noise of the older capture.
-    """
+    """A generated token, with the kept id whose log-probability moved most."""
 
     batch: int
     row: int
     position: int
     id: int | None
+    """None for all other ids together."""
     expected: float
     actual: float
     units: float
+    """Movement of all kept ids, in units of the older capture's noise."""
 
 
 @dataclass(frozen=True, slots=True)
 class GrownLayer:
-    """A module whose results are further from the yardstick than they were: relative errors."""
+    """A module whose relative error grew."""
 
     module: str
     before: float
@@ -63,48 +62,42 @@ class GrownLayer:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """From one capture to another of the same model.
-
-    judged: the newer one by the older one's limits; None where they cannot be compared.
-    moved: those that moved furthest, the furthest first.
-    grown: modules with a larger error than before, those that end first before others: the change is made
-        in the first, and others inherit it.
-    content, environment: what differs in what was run, and around it.
-    """
+    """The change between two captures of a model."""
 
     kind: Kind
     judged: JudgedSignature | None
+    """The newer capture, judged by the older one's limits; None for different content."""
     moved: list[MovedToken]
+    """The tokens that moved most, in descending order."""
     grown: list[GrownLayer]
+    """Modules with a larger error, in the order in which they end. The first one causes the change."""
     content: list[str]
+    """Differences in content."""
     environment: list[str]
+    """Differences in machine, software and settings."""
 
     @property
     def summary(self) -> str:
-        """In a sentence."""
+        """Describe the change."""
         if self.judged is None:
-            return f"nothing can be compared: {'; '.join(self.content)}"
-        worst = self.judged.worst
-        size = (
-            f"{worst.ratio.statistic} {worst.ratio.actual:.3g} is {worst.ratio.value:.3g}x the noise before"
-            f" (limit {worst.limit:g}x)"
-        )
+            return f"different content: {'; '.join(self.content)}"
+        size = self.judged.describe_worst("the older noise")
         if self.kind == "noise":
-            return f"no more than noise: {size}"
+            return f"noise: {size}"
         if self.kind == "drift":
-            return f"within the limits, and further than clean runs were: {size}"
+            return f"within the limits, but further than clean runs: {size}"
         return f"over a limit: {size}"
 
 
 def find_change(expected: Expectation, actual: Expectation) -> Change:
-    """What changed from the capture `expected` to `actual`."""
+    """Compare the capture `actual` with the older capture `expected`."""
     content = content_differences(expected.key.content, actual.key.content)
     signatures = (expected.signature, actual.signature)
     if not content and any(
         getattr(signatures[0], name) != getattr(signatures[1], name)
         for name in ("tokens", "top_ids")
     ):
-        content.append("their yardsticks chose other tokens")
+        content.append("different tokens of the yardsticks")
     environment = list(_environment(expected, actual))
     if content:
         return Change("other", None, [], [], content, environment)
@@ -121,17 +114,18 @@ def find_change(expected: Expectation, actual: Expectation) -> Change:
 
 def _grown(before: Mapping[str, float], now: Mapping[str, float]) -> Iterator[GrownLayer]:
     for module, error in before.items():
-        # Written so that a NaN has grown.
-        if module in now and not now[module] <= _GROWN * error:
+        # NaN counts as growth.
+        if module in now and not now[module] <= _MIN_GROWTH * error:
             yield GrownLayer(module, error, now[module])
 
 
 def _kind_of(judged: JudgedSignature, expected: Expectation) -> Kind:
     if not judged.passed:
         return "break"
-    widest = {name: max(one[name] for one in expected.captures) for name in CLEAN_REACH}
+    largest = {name: max(one[name] for one in expected.captures) for name in LARGEST_CLEAN_RATIOS}
     is_noise = all(
-        judged.ratios[name] <= max(reach, widest[name]) for name, reach in CLEAN_REACH.items()
+        judged.ratios[name] <= max(clean, largest[name])
+        for name, clean in LARGEST_CLEAN_RATIOS.items()
     )
     return "noise" if is_noise else "drift"
 
@@ -141,11 +135,11 @@ def _environment(expected: Expectation, actual: Expectation) -> Iterator[str]:
     before, now = expected.provenance, actual.provenance
     yield from value_differences(before.versions, now.versions)
     yield from value_differences(before.torch_settings, now.torch_settings)
-    yield from value_differences(_around(before), _around(now))
+    yield from value_differences(_surroundings(before), _surroundings(now))
 
 
-def _around(provenance: Provenance) -> dict[str, object]:
-    """What may change numbers beside versions and settings; only what is known."""
+def _surroundings(provenance: Provenance) -> dict[str, object]:
+    """Return the known facts, except versions and settings, that can change numbers."""
     variables = provenance.process.get("variables") or {}
     found = {
         "product": provenance.product,
@@ -168,7 +162,7 @@ def _moved(expected: Expectation, actual: Expectation, judged: JudgedSignature) 
     units_R = np.where(np.isnan(units_R), math.inf, units_R)
     places = list(_places(expected))
     found = []
-    for number in np.argsort(-units_R, kind="stable")[:_MOST_SHOWN]:
+    for number in np.argsort(-units_R, kind="stable")[:_MAX_TOKENS_SHOWN]:
         if units_R[number] > 0:
             batch, row, position = places[number]
             kept = int(np.nanargmax(np.nan_to_num(moved_RK[number], nan=math.inf)))
@@ -188,7 +182,7 @@ def _moved(expected: Expectation, actual: Expectation, judged: JudgedSignature) 
 
 
 def _places(expectation: Expectation) -> Iterator[tuple[int, int, int]]:
-    """Batch, row and position of every token, in the order of the rows of `rows_of`."""
+    """Yield batch, row and position of every token, in the order of `rows_of`."""
     for batch, rows in enumerate(expectation.signature.spreads):
         for row, spreads in enumerate(rows):
             for position in range(len(spreads)):

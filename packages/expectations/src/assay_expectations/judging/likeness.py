@@ -1,9 +1,7 @@
-"""In words, how values that are wrong are like those that were expected.
+"""Explanations of wrong values by a single change of all logits.
 
 Shapes: R tokens, K kept ids and the rest.
 """
-
-import math
 
 import numpy as np
 
@@ -13,6 +11,7 @@ from assay_expectations.judging.numbers import (
     JudgedSignature,
     centred,
     relative_errors,
+    rms,
     rows_of,
 )
 from assay_expectations.records import Observed, Signature
@@ -23,9 +22,9 @@ _STATISTIC: Statistic = "logits-error"
 def describe_likeness(
     signature: Signature, observed: Observed, dtype: str, judged: JudgedSignature
 ) -> str | None:
-    """What one change would explain the difference; None if none of those that are known does.
+    """Describe the single change that explains the difference; return None if no known change does.
 
-    dtype: that the run should have.
+    dtype: the expected dtype.
     """
     if observed.dtype != dtype:
         return f"the model's parameters are {observed.dtype}, expected {dtype}"
@@ -39,30 +38,30 @@ def describe_likeness(
     within = {name for name, one in by_statistic.items() if one.ratio.value <= one.limit}
     if _STATISTIC in within:
         num_kept = actual_RK.shape[1] - 1
-        # Where single tokens are wrong, nothing explains them all.
+        # Errors of single tokens have no common explanation.
         return (
-            f"the {num_kept} most likely ids of each token agree, what is wrong is in the rest of the"
+            f"the {num_kept} most likely ids of each token agree; the error is in the rest of the"
             " vocabulary"
             if "logits-worst" in within
             else None
         )
-    # The rest is no logit: it is not scaled with them.
+    # Without the sum of all other ids, which does not scale like a logit.
     scale = _common_factor(actual_RK[:, :-1], expected_RK[:, :-1], most)
     if scale is not None:
         is_sign = abs(scale + 1) <= most
         return (
             "the logits are negated"
             if is_sign
-            else f"the logits are {scale:.4g} times the expected"
+            else f"the logits are {scale:.4g} times the expected logits"
         )
     own_RK = rows_of(observed.most_likely)
-    if _rms(relative_errors(own_RK, expected_RK[:, :-1])) <= most:
-        return "the probabilities are right, and belong to other ids: the vocabulary is permuted"
+    if rms(relative_errors(own_RK, expected_RK[:, :-1])) <= most:
+        return "the probabilities are right but belong to other ids: the vocabulary is permuted"
     return None
 
 
 def _common_factor(actual_RK: Array, expected_RK: Array, most: float) -> float | None:
-    """The factor that all logits have, where what it leaves is noise; None where there is none."""
+    """Return the common factor of all logits; None if the remainder exceeds the noise."""
     actual, expected = centred(actual_RK), centred(expected_RK)
     used = np.isfinite(expected)
     square = float(np.sum(expected[used] ** 2))
@@ -72,7 +71,3 @@ def _common_factor(actual_RK: Array, expected_RK: Array, most: float) -> float |
     left = float(np.sum((actual - factor * expected)[used] ** 2)) / square
     is_factor = left**0.5 <= most * max(abs(factor), 1.0) and abs(factor - 1) > most
     return factor if is_factor else None
-
-
-def _rms(values_R: Array) -> float:
-    return math.sqrt(float(np.mean(values_R**2)))

@@ -1,7 +1,4 @@
-"""A change between two captures, as the text of a pull request.
-
-All text from records is escaped.
-"""
+"""A change between two captures as Markdown for a pull request. All text from records is escaped."""
 
 import shlex
 from collections.abc import Iterable, Iterator
@@ -14,7 +11,7 @@ _LAYERS_SHOWN = 5
 
 
 def change_as_markdown(expected: Expectation, actual: Expectation, change: Change) -> str:
-    """A section: the kind of change, ratios, tokens that moved furthest, and what else differs."""
+    """Format the kind of change, ratios, tokens, modules, and other differences."""
     return "\n".join(_lines(expected, actual, change)) + "\n"
 
 
@@ -25,7 +22,7 @@ def _lines(expected: Expectation, actual: Expectation, change: Change) -> Iterat
     if change.judged is not None:
         yield from (
             "",
-            "| statistic | error | ratio to the noise before | limit |",
+            "| statistic | error | ratio to the older noise | limit |",
             "|---|---|---|---|",
         )
         for one in change.judged.judged:
@@ -34,7 +31,7 @@ def _lines(expected: Expectation, actual: Expectation, change: Change) -> Iterat
             ratio = f"{one.ratio.actual:.3g} | {one.ratio.value:.3g}x{mark}"
             yield f"| {statistic} | {ratio} | {one.limit:g}x |"
     if change.moved:
-        yield from ("", "Tokens that moved furthest (in units of the noise before):", "")
+        yield from ("", "Tokens that moved most (in units of the older noise):", "")
         yield "| batch, row, token | units | id | log-probability before | now |"
         yield "|---|---|---|---|---|"
         for token in change.moved:
@@ -44,28 +41,28 @@ def _lines(expected: Expectation, actual: Expectation, change: Change) -> Iterat
                 f" {token.expected:.6g} | {token.actual:.6g} |"
             )
         yield from _layers(expected, actual, change)
-    yield from _listed("What else changed since the capture before", change.environment)
+    yield from _listed("Other changes since the older capture", change.environment)
     yield from _listed("Provenance", _provenance(expected, actual))
 
 
 def _layers(expected: Expectation, actual: Expectation, change: Change) -> Iterator[str]:
-    """Where the change is made, from what was kept of the modules; and how to look closer."""
+    """List modules with larger errors, and the command that finds the operation."""
     yield ""
     if change.grown:
-        yield "Modules that are further from the yardstick than before, first the one that begins it:"
+        yield "Modules with a larger error than before. The first one causes the change:"
         yield from ("", "| module | relative error before | now |", "|---|---|---|")
         for layer in change.grown[:_LAYERS_SHOWN]:
             yield f"| {escape_markdown(layer.module or '(model)')} | {layer.before:.3g} | {layer.now:.3g} |"
         if (more := len(change.grown) - _LAYERS_SHOWN) > 0:
             yield f"| and {more} more | | |"
     elif expected.layers and actual.layers:
-        yield "No module is clearly further from the yardstick than before."
+        yield "No module has a clearly larger error than before."
     else:
-        yield "One of the two was captured before errors of modules were kept."
+        yield "One of the captures has no errors of modules."
     yield ""
     words = ["assay", "check", "generate", actual.model, "--reference", "cpu/float32"]
     command = shlex.join([*words, "--candidate", actual.provenance.run])
-    yield f"To see the operation: {markdown_code(command)}."
+    yield f"To find the operation: {markdown_code(command)}."
 
 
 def _listed(title: str, items: Iterable[str]) -> Iterator[str]:
@@ -76,7 +73,7 @@ def _listed(title: str, items: Iterable[str]) -> Iterator[str]:
 
 def _provenance(expected: Expectation, actual: Expectation) -> Iterator[str]:
     for word, one in (("before", expected), ("now", actual)):
-        date = one.provenance.process.get("date", "at an unknown date")
+        date = one.provenance.process.get("date", "unknown date")
         approved = one.provenance.approved_by or "nobody"
         reason = f": {one.provenance.reason}" if one.provenance.reason else ""
         yield f"{word}: {date}, {len(one.captures)} captures, approved by {approved}{reason}"

@@ -1,6 +1,6 @@
-"""Numbers against an expectation: the error of what was seen, as a ratio to the captured run's.
+"""Noise ratios: the error of an observation over the error of the captured run.
 
-Both errors are distances from the yardstick, so any healthy order of sums gives a ratio near 1.
+Both errors are distances from the yardstick, so any correct order of sums gives a ratio near 1.
 Shapes: R tokens of all prompts, K kept ids and the rest, M projections.
 """
 
@@ -22,17 +22,17 @@ from assay_expectations.records import Distributions, LogProbabilities, Machine,
 
 Array = NDArray[np.float64]
 
-# From the 90 clean runs of docs/expectations.md, each against a capture on one thread with the best
-# kernels of the processor: every micro model with 2 threads, eager attention, another layout of its
-# weights, and two levels of vector extensions, in float32 and bfloat16.
+# From the 90 clean runs of docs/expectations.md, compared with captures on one thread with the best kernels of
+# the processor: every micro model with 2 threads, eager attention, another layout of its weights, and two
+# levels of vector extensions, in float32 and bfloat16.
 LIMITS: dict[Statistic, float] = {"logits-error": 2.0, "logits-worst": 3.0, "logits-whole": 2.0}
 # The largest ratios of those runs.
-CLEAN_REACH: dict[Statistic, float] = {
+LARGEST_CLEAN_RATIOS: dict[Statistic, float] = {
     "logits-error": 1.59, "logits-worst": 2.02, "logits-whole": 1.45,
 }  # fmt: skip
 _ORIGIN = (
-    f"90 clean runs reached {CLEAN_REACH['logits-error']} pooled, {CLEAN_REACH['logits-worst']} at the"
-    f" worst token and {CLEAN_REACH['logits-whole']} over the whole vocabulary"
+    f"90 clean runs reached {LARGEST_CLEAN_RATIOS['logits-error']} pooled, {LARGEST_CLEAN_RATIOS['logits-worst']} at the"
+    f" worst token and {LARGEST_CLEAN_RATIOS['logits-whole']} over the whole vocabulary"
 )
 _CALIBRATED_MODELS = tuple(f"micro:{name}" for name in RECIPES)
 _CALIBRATED_MACHINES = tuple(
@@ -46,46 +46,54 @@ _FLOOR = 0.5
 
 @dataclass(frozen=True, slots=True)
 class JudgedSignature:
-    """What was found about one expectation: one ratio for each of its limits."""
+    """The ratios of one expectation, one for each limit."""
 
     judged: tuple[JudgedRatio, ...]
     num_tokens: int
 
     @property
     def worst(self) -> JudgedRatio:
-        """The ratio that is furthest over its limit, or least below it."""
+        """Return the ratio that is largest relative to its limit."""
         return find_worst(self.judged)
+
+    def describe_worst(self, noise: str) -> str:
+        """Describe the worst ratio. noise: what the error is divided by."""
+        ratio = self.worst.ratio
+        return (
+            f"{ratio.statistic} is {ratio.actual:.3g} = {ratio.value:.3g}x {noise}"
+            f" (limit {self.worst.limit:g}x)"
+        )
 
     @property
     def passed(self) -> bool:
-        """Whether every ratio is within its limit; a NaN is not."""
+        """Return True if every ratio is within its limit. NaN is not."""
         return all(item.ratio.value <= item.limit for item in self.judged)
 
     @property
     def ratios(self) -> dict[Statistic, float]:
-        """Every ratio by its statistic."""
+        """Return the ratios by statistic."""
         return {item.ratio.statistic: item.ratio.value for item in self.judged}
 
     def measurements(self, level: str) -> list[Measurement]:
-        """One row for each statistic."""
+        """Return a row for each statistic."""
         return [item.measurement(level, "output.logits") for item in self.judged]
 
 
 def limits_origin(model: str, machine: Machine) -> str:
-    """Where `LIMITS` come from for an expectation of `model` on `machine`."""
+    """Describe the calibration of `LIMITS` for `model` on `machine`."""
     if model in _CALIBRATED_MODELS and machine in _CALIBRATED_MACHINES:
         return _ORIGIN
     return "not calibrated for this model and device"
 
 
 def judge_numbers(
-    signature: Signature, seen: Distributions, dtype: str, limits: Mapping[Statistic, float]
+    signature: Signature, observed: Distributions, dtype: str, limits: Mapping[Statistic, float]
 ) -> JudgedSignature:
-    """What was seen, judged where `signature` was captured.
+    """Judge an observation by a signature.
 
-    dtype: of the run; limits: of the ratios, by statistic.
+    dtype: dtype of the run. limits: limits of the ratios, by statistic.
     """
-    actual, noise = _errors(signature, seen), _errors(signature, signature.captured)
+    actual, noise = _errors(signature, observed), _errors(signature, signature.captured)
     floor = _FLOOR * float_format(dtype).unit_roundoff
     ratios = [
         Ratio(statistic, actual[statistic], max(noise[statistic], floor)) for statistic in LIMITS
@@ -95,24 +103,24 @@ def judge_numbers(
 
 
 def _errors(signature: Signature, run: Distributions) -> dict[Statistic, float]:
-    """How far a run is from the yardstick, by statistic."""
+    """Compute the error of a run relative to the yardstick, by statistic."""
     yardstick = signature.yardstick
     errors_R = relative_errors(rows_of(run.log_probabilities), rows_of(yardstick.log_probabilities))
     difference_RM = _flat(run.projections) - _flat(yardstick.projections)
     spreads_R = _flat(signature.spreads)
     whole_R = np.sqrt(np.mean(difference_RM**2, axis=1)) / np.maximum(spreads_R, _TINY)
     return {
-        "logits-error": _rms(errors_R),
-        "logits-worst": float(errors_R.max()),  # max passes a NaN on
-        "logits-whole": _rms(whole_R),
+        "logits-error": rms(errors_R),
+        "logits-worst": float(errors_R.max()),  # max propagates NaN
+        "logits-whole": rms(whole_R),
     }
 
 
 def relative_errors(actual_RK: Array, expected_RK: Array) -> Array:
-    """For each token the rms error of its log-probabilities over their rms spread.
+    """Compute each token's rms error of log-probabilities over their standard deviation.
 
-    Shapes: both (R, K); returns (R,). Equal infinities are no error; a NaN, or an infinity on one
-    side, makes its token's error NaN or infinite.
+    Shapes: both (R, K); returns (R,). Equal infinities have no error. A NaN, or an infinity on one side,
+    makes the error of its token NaN or infinite.
     """
     with np.errstate(invalid="ignore"):
         difference = np.where(actual_RK == expected_RK, 0.0, actual_RK - expected_RK)
@@ -122,20 +130,20 @@ def relative_errors(actual_RK: Array, expected_RK: Array) -> Array:
 
 
 def token_spreads(values_RK: Array) -> Array:
-    """For each token the standard deviation of its finite values; never zero. Returns: (R,)."""
+    """Compute each token's standard deviation of finite values, never zero. Returns: (R,)."""
     spreads_R: Array = np.sqrt(np.nanmean(centred(values_RK) ** 2, axis=1))
     return np.maximum(spreads_R, _TINY)
 
 
 def centred(values_RK: Array) -> Array:
-    """Each token's values less their mean; NaN where a value is infinite."""
+    """Subtract each token's mean. Infinite values become NaN."""
     finite = np.where(np.isfinite(values_RK), values_RK, np.nan)
     result: Array = finite - np.nanmean(finite, axis=1, keepdims=True)
     return result
 
 
 def rows_of(batches: Sequence[LogProbabilities]) -> Array:
-    """All tokens of all batches, (R, K)."""
+    """Flatten batches to tokens, (R, K)."""
     return _flat(batches)
 
 
@@ -143,11 +151,12 @@ _TINY = float(np.finfo(np.float64).tiny)
 
 
 def _flat(batches: Sequence[Sequence[Sequence[Any]]]) -> Array:
-    """Batches of rows of tokens as one array of tokens, (R, ...)."""
+    """Flatten batches of rows of tokens to one array of tokens, (R, ...)."""
     return np.asarray(
         [token for rows in batches for row in rows for token in row], dtype=np.float64
     )
 
 
-def _rms(values_R: Array) -> float:
+def rms(values_R: Array) -> float:
+    """Return the root mean square."""
     return math.sqrt(float(np.mean(values_R**2)))

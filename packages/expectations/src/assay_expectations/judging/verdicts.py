@@ -1,7 +1,7 @@
-"""One verdict over the expectations of a machine."""
+"""The verdict over the expectations of a machine."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -37,17 +37,18 @@ from assay_expectations.records import (
     Expectation,
     Observed,
     machine_differences,
+    value_differences,
 )
 
-# The level of a machine that nothing was captured on.
+# Level name if nothing was captured on this machine.
 _NO_EXPECTATION = "expectations"
-# Of expectations of other machines: a page of them hides what failed.
-_MOST_NOTES = 3
+# More notes about other machines would hide failures.
+_MAX_NOTES = 3
 
 
 @dataclass(slots=True)
 class _Judgement:
-    """The levels of a verdict as they come, what was judged in them, and what to say beside them."""
+    """A verdict under construction."""
 
     levels: dict[str, Level] = field(default_factory=dict)
     judged: dict[str, JudgedSignature] = field(default_factory=dict)
@@ -55,8 +56,10 @@ class _Judgement:
     coverages: list[Coverage] = field(default_factory=list)
     elsewhere: dict[str, str] = field(default_factory=dict)
 
-    def verdict(self) -> Verdict:
-        """What all levels come to."""
+    def verdict(
+        self, models: Iterable[str], reference: str, candidate: str, location: Location | None
+    ) -> Verdict:
+        """Make the verdict of all levels."""
         unmatched = [
             name
             for name, level in self.levels.items()
@@ -67,11 +70,15 @@ class _Judgement:
         if self.judged:
             worst = find_worst(judged.worst for judged in self.judged.values())
             numbers = deciding_numbers(worst, worst.resolution)
-            # Which module it was is a question for `assay check generate`.
+            # Only `assay check generate` can name a module.
             diagnosis = None if math.isfinite(worst.ratio.value) else "non-finite"
         return Verdict(
             verdict=outcome_of_levels(self.levels),
+            model={"name": ", ".join(sorted(set(models)))},
+            reference={"run": reference},
+            candidate={"run": candidate},
             levels=self.levels,
+            location=location,
             diagnosis=diagnosis,
             notes=self.notes,
             compared=sum(level.compared for level in self.levels.values()),
@@ -81,7 +88,7 @@ class _Judgement:
         )
 
     def measurements(self) -> list[Measurement]:
-        """The rows behind the levels."""
+        """Return the rows of all levels."""
         return [row for name, one in self.judged.items() for row in one.measurements(name)]
 
 
@@ -93,7 +100,7 @@ def judge_seen(
 ) -> tuple[Verdict, list[Measurement]]:
     """Return the verdict over the observations of all expectations, and its measurements.
 
-    Expectations of other machines are excluded. They need a run there.
+    Expectations of other machines are excluded.
     allow_unused: GLOBs of modules, parameters and experts that may stay uncompared.
     """
     judgement = _Judgement()
@@ -101,7 +108,7 @@ def judge_seen(
         if expectation.key.machine != here.machine:
             judgement.elsewhere[name] = _describe_elsewhere(name, expectation, seen, here)
         elif seen.observed is None:
-            reason = seen.problem or f"stale, nothing can meet it: {'; '.join(seen.stale)}"
+            reason = seen.problem or f"stale, different content: {'; '.join(seen.stale)}"
             judgement.levels[name] = Level(
                 verdict=Outcome.FAIL,
                 reason=reason,
@@ -116,13 +123,8 @@ def judge_seen(
         judgement.levels[_NO_EXPECTATION] = Level(verdict=Outcome.NOT_COMPARED, reason=reason)
     else:
         judgement.notes += _condense(judgement.elsewhere)
-    verdict = judgement.verdict().model_copy(
-        update={
-            "model": {"name": _joined({expectation.model for expectation in expectations})},
-            "reference": {"run": "what was captured"},
-            "candidate": {"run": run},
-        }
-    )
+    models = [expectation.model for expectation in expectations]
+    verdict = judgement.verdict(models, "the captures", run, None)
     return verdict, judgement.measurements()
 
 
@@ -135,23 +137,23 @@ def _judge_one(
     judgement: _Judgement,
 ) -> None:
     judged = _judge(expectation, observed)
-    changed = _changes(expectation.provenance.versions, versions)
+    changed = value_differences(expectation.provenance.versions, versions)
     judgement.judged[name] = judged
     judgement.levels[name] = _level_of(judged, expectation, observed, changed)
     if changed:
-        judgement.notes.append(f"{name}: since its capture {', '.join(changed)}")
+        judgement.notes.append(f"{name}: changed since its capture: {', '.join(changed)}")
     if not judged.passed:
         judgement.notes.append(
-            f"to find the place: assay check generate {expectation.model}"
-            f" --reference cpu/float32 --candidate {run}; if that passes, both sides share the fault:"
-            " it is in the model's code or in assay's, and `git bisect` with this command finds the commit"
+            f"to find the module: assay check generate {expectation.model}"
+            f" --reference cpu/float32 --candidate {run}; if that passes, both sides share the fault, in the"
+            " model's code or in assay's, and `git bisect` with this command finds the commit"
         )
 
 
 def _require_coverage(
     name: str, seen: Seen, allow_unused: Sequence[str], judgement: _Judgement
 ) -> None:
-    """Change a passing level to NOT_COMPARED if part of the model did not contribute to it."""
+    """Change a PASS to NOT_COMPARED if part of the model did not contribute."""
     if seen.usage is None:
         return
     coverage = judge_coverage(CoverageParts(seen.usage, seen.usage, allowed=allow_unused))
@@ -168,7 +170,7 @@ def _require_coverage(
 def judge_pair(
     expected: Expectation, actual: Expectation
 ) -> tuple[Verdict, list[Measurement], Change]:
-    """Does what was captured in `actual` agree with `expected`, by its limits; and what changed?"""
+    """Judge the capture `actual` by the limits of `expected`, and describe the change."""
     judgement = _Judgement()
     change = find_change(expected, actual)
     if change.judged is None:
@@ -184,17 +186,11 @@ def judge_pair(
             change=change.kind,
         )
     judgement.notes += change.environment
-    failed = change.kind == "break" and change.grown
-    verdict = judgement.verdict().model_copy(
-        update={
-            "model": {"name": _joined({expected.model, actual.model})},
-            "location": Location(phase="forward", module=change.grown[0].module)
-            if failed
-            else None,
-            "reference": {"run": expected.name},
-            "candidate": {"run": actual.name},
-        }
-    )
+    location = None
+    if change.kind == "break" and change.grown:
+        location = Location(phase="forward", module=change.grown[0].module)
+    models = (expected.model, actual.model)
+    verdict = judgement.verdict(models, expected.name, actual.name, location)
     return verdict, judgement.measurements(), change
 
 
@@ -218,7 +214,7 @@ def _level_of(
         worst = judged.worst
         ratio, limit = format_against(worst.ratio.value, worst.limit)
         reason = (
-            f"{describe_error(worst.ratio.statistic, worst.ratio.actual)} is {ratio}x what the captured run had"
+            f"{describe_error(worst.ratio.statistic, worst.ratio.actual)} is {ratio}x the error of the captured run"
             f" (limit {limit}x)"
         )
         dtype = expectation.key.machine.dtype
@@ -235,40 +231,24 @@ def _level_of(
 
 
 def _describe_elsewhere(name: str, expectation: Expectation, seen: Seen, here: AllSeen) -> str:
-    """Of another machine; where it rounds alike, what its values would say here."""
+    """Describe an expectation of another machine, with its result here if it was observed."""
     differing = ", ".join(machine_differences(expectation.key.machine, here.machine))
-    told = f"{name} is of another machine: {differing}"
+    description = f"{name} belongs to another machine: {differing}"
     if seen.observed is None:
-        return told
-    worst = _judge(expectation, seen.observed).worst
-    return (
-        f"{told}; it decides nothing here, where {worst.ratio.statistic} {worst.ratio.actual:.3g} would be"
-        f" {worst.ratio.value:.3g}x (limit {worst.limit:g}x)"
-    )
+        return description
+    result = _judge(expectation, seen.observed).describe_worst("its noise")
+    return f"{description}; it is not judged here, where {result}"
 
 
 def _condense(elsewhere: Mapping[str, str]) -> list[str]:
-    """What is said of expectations of other machines, or their names alone where they are many."""
-    if len(elsewhere) <= _MOST_NOTES:
+    """Return the descriptions, or a single note if there are many."""
+    if len(elsewhere) <= _MAX_NOTES:
         return list(elsewhere.values())
-    return [f"{len(elsewhere)} expectations are of other machines: {', '.join(elsewhere)}"]
-
-
-def _changes(expected: Mapping[str, str], actual: Mapping[str, str]) -> list[str]:
-    """Which versions are others than at the capture."""
-    return [
-        f"{name} went from {expected.get(name, 'absent')} to {actual.get(name, 'absent')}"
-        for name in sorted(expected.keys() | actual.keys())
-        if expected.get(name) != actual.get(name)
-    ]
+    return [f"{len(elsewhere)} expectations belong to other machines: {', '.join(elsewhere)}"]
 
 
 def _names(seen: Sequence[Seen]) -> list[str]:
-    """Names of the files, whole paths where two have the same."""
+    """Return the file names, or whole paths if two names are equal."""
     stems = [Path(one.file).stem for one in seen]
     unique = len(set(stems)) == len(stems)
     return stems if unique else [one.file for one in seen]
-
-
-def _joined(names: set[str]) -> str:
-    return ", ".join(sorted(names))

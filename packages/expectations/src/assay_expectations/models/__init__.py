@@ -1,1 +1,1 @@
-"""Whether one model is as it was captured: its output, its weights, and how these are laid out."""
+"""Checks of one model: its outputs, its weights, and other layouts of them."""

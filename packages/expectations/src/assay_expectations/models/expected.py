@@ -1,4 +1,4 @@
-"""One model and what was captured of it, on any machine."""
+"""A model with its expectations."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,18 +14,18 @@ from assay_expectations.verifying import verify_expectations
 
 @dataclass(frozen=True, slots=True)
 class ExpectedModel:
-    """A model that is held to what was captured of it.
-
-    run: as DEVICE/DTYPE; folder: of the expectations of all models; scratch: for the files of runs.
-    """
+    """A model that is verified by its expectations."""
 
     model: str
     run: str
+    """DEVICE/DTYPE."""
     folder: Path
+    """Folder of the expectations of all models."""
     scratch: Path
+    """Folder for the files of runs."""
 
     def files(self) -> list[Path]:
-        """Its expectations, those of other machines too. Raises: UsageError if there is none."""
+        """List the model's expectations, on any machine. Raises: UsageError if there is none."""
         found = [
             file
             for file in sorted(self.folder.glob("*.json"))
@@ -33,25 +33,25 @@ class ExpectedModel:
         ]
         if not found:
             raise UsageError(
-                f"there is no expectation of {self.model} in {self.folder}; where it is trusted:"
+                f"{self.folder} has no expectation of {self.model}; on a trusted device:"
                 f" --capture-expectation --expectation-folder DIR --assay-device {self.run}"
             )
         return found
 
     def capture(self) -> Path:
-        """Write an expectation of this machine. Returns: the file."""
+        """Capture an expectation on this machine. Returns: the file."""
         options = CaptureOptions(model=self.model, run=self.run)
         return capture_expectation(options, self.folder, SilentProgress())
 
     def verify(self, setup: str | None = None) -> Verdict:
-        """Hold its output to its expectations.
+        """Verify the model's expectations.
 
-        setup: FILE.py:FUNC, called with the model before it runs.
+        setup: FILE.py:FUNC to call with the model before it runs.
         """
         return verify_expectations(self.files(), self.run, self.scratch, SilentProgress(), setup)
 
     def weight_differences(self) -> list[str]:
-        """In what names, dtypes, shapes or values of its stored weights are not those captured."""
+        """List the differences between stored and captured weights."""
         stored = load_model(self.model, dtype="float32").stored_weights
         here = {name: Weight.of(one) for name, one in stored.items()}
         return [
@@ -62,7 +62,7 @@ class ExpectedModel:
 
 
 def unused_files(folder: Path, models: list[str]) -> list[Path]:
-    """Expectations in `folder` of models that nobody tries."""
+    """List expectations in `folder` of models that are not in `models`."""
     return [
         file for file in sorted(folder.glob("*.json")) if read_expectation(file).model not in models
     ]

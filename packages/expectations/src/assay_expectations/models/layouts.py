@@ -1,6 +1,6 @@
-"""The same weights in another layout: projections of one input fused, and all others in two parts.
+"""Another layout of the same weights: fused projections of one input, and all others split in two.
 
-A device multiplies matrices of other sizes then, and has to give the same output.
+A device then multiplies matrices of other sizes and must give the same output.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ _NUM_TOKENS = 4
 
 
 class FusedPart(nn.Module):
-    """Rows `start` to `stop` of the product with the weights of several projections at once."""
+    """Rows `start` to `stop` of the product with fused weights."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, start: int, stop: int) -> None:
         super().__init__()
@@ -24,20 +24,20 @@ class FusedPart(nn.Module):
         self.start, self.stop = start, stop
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Shapes: inputs (..., in); returns (..., stop - start)."""
+        """Multiply. Shapes: inputs (..., in); returns (..., stop - start)."""
         whole = functional.linear(inputs, self.weight, self.bias)
         return whole[..., self.start : self.stop]
 
 
 class TwoParts(nn.Module):
-    """A projection whose weights are multiplied in two parts."""
+    """A projection that multiplies its weights in two parts."""
 
     def __init__(self, whole: nn.Linear) -> None:
         super().__init__()
         self.whole = whole
 
     def forward(self, inputs: Tensor) -> Tensor:
-        """Shapes: inputs (..., in); returns (..., out)."""
+        """Multiply. Shapes: inputs (..., in); returns (..., out)."""
         bias: Tensor | None = self.whole.bias
         weights = self.whole.weight.chunk(2)
         biases = (None,) * len(weights) if bias is None else bias.chunk(2)
@@ -49,13 +49,13 @@ class TwoParts(nn.Module):
 
 
 def other_layout(model: nn.Module) -> nn.Module:
-    """Exchange the projections of `model`, in place; a setup function.
+    """Replace the projections of a model, in place. A setup function.
 
-    Raises: UsageError if it has none.
+    Raises: UsageError if there are none.
     """
     groups = list(_projections_by_input(model))
     if not groups:
-        raise UsageError(f"{type(model).__name__} has no torch.nn.Linear to lay out otherwise")
+        raise UsageError(f"{type(model).__name__} has no torch.nn.Linear")
     for names in groups:
         linears = [model.get_submodule(name) for name in names]
         for name, other in zip(names, _laid_out_otherwise(linears), strict=True):
@@ -65,9 +65,9 @@ def other_layout(model: nn.Module) -> nn.Module:
 
 
 def _projections_by_input(model: nn.Module) -> Iterator[list[str]]:
-    """Names of the projections of `model`; those of one owner that read the same tensor together."""
+    """Group the projections of each module that read the same tensor, by name."""
     seen: dict[tuple[str, int], list[str]] = {}
-    kept: list[Tensor] = []  # so that no other tensor gets the address of one that was read
+    kept: list[Tensor] = []  # keeps tensors alive, because ids of freed tensors are reused
 
     with ExitStack() as hooks:
         for name, part in model.named_modules():

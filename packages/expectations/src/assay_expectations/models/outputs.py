@@ -1,4 +1,4 @@
-"""What a model returns as a tuple, against the same by name."""
+"""Comparison of a model's outputs as a tuple and by name."""
 
 import torch
 from torch import Tensor
@@ -11,9 +11,9 @@ _NUM_TOKENS = 8
 
 
 def tuple_differences(model: str, run: str) -> list[str]:
-    """In what the tuple of `return_dict=False` is not what the model returns by name, bit by bit.
+    """List the bitwise differences between outputs with `return_dict=False` and outputs by name.
 
-    Hidden states are asked for, so that there are several tensors in it.
+    Hidden states are included, so that there are several tensors.
     Raises: UsageError if the model cannot be loaded.
     """
     opened = parse_run(run)
@@ -24,19 +24,19 @@ def tuple_differences(model: str, run: str) -> list[str]:
         by_name = loaded.model(input_ids=ids, output_hidden_states=True)
         as_tuple = loaded.model(input_ids=ids, output_hidden_states=True, return_dict=False)
     if not isinstance(as_tuple, tuple):
-        return [f"return_dict=False gives a {type(as_tuple).__name__}"]
+        return [f"return_dict=False returns a {type(as_tuple).__name__}"]
     expected, actual = _tensors(by_name.to_tuple()), _tensors(as_tuple)
     if len(expected) != len(actual):
         return [f"{len(actual)} tensors in the tuple, {len(expected)} by name"]
     return [
-        f"tensor {number} of the tuple, {list(one.shape)}, is not the one by name"
+        f"tensor {number} of the tuple, {list(one.shape)}, differs from the one by name"
         for number, (one, other) in enumerate(zip(actual, expected, strict=True))
         if not torch.equal(one, other)
     ]
 
 
 def _tensors(value: object) -> list[Tensor]:
-    """All tensors of a nested tuple, in their order; a cache is none."""
+    """Return all tensors of a nested tuple, in order, without caches."""
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, tuple | list):

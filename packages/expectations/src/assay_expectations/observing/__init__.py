@@ -1,1 +1,1 @@
-"""In the process that runs the model: its distributions, the yardstick's, and what was run."""
+"""Observation of a model and its yardstick, in the process that runs them."""

@@ -1,4 +1,4 @@
-"""A model as it is captured and verified: loaded on its device, with its inputs and its key."""
+"""Candidates: models on their device, with inputs and key, and the capture of their signature."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -14,7 +14,7 @@ from assay.generate.passes.generation_loop import count_tokens, limits_of_genera
 from assay.generate.passes.passes import Side, run_free, whole_batches
 from assay.hooks.module_tracer import NullHandler
 from assay.hooks.usage import UsageWatch
-from assay.inputs import InputPlan, PlanOptions, plan_batches
+from assay.inputs import BatchOptions, InputPlan, plan_batches
 from assay.models import LoadedModel, load_model
 from assay.models.candidate_setup import apply_setup
 from assay.models.size_policy import choose_threads, yardstick_dtype
@@ -38,8 +38,8 @@ from assay_expectations.records import (
 
 _HOST = "cpu"
 
-# Versions that change without changing a number.
-_OTHER_VERSIONS = ("python", "system")
+# Versions that numbers do not depend on.
+_IRRELEVANT_VERSIONS = ("python", "system")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Candidate:
 
 
 def machine_of(run: Run, device: Device) -> Machine:
-    """The part of the key that the hardware decides."""
+    """Return the hardware part of the key."""
     architecture = device.architecture()
     if device.vendor.name == _HOST:
         architecture = architecture.partition("-")[0]
@@ -65,15 +65,17 @@ def machine_of(run: Run, device: Device) -> Machine:
 
 
 def versions_of(device: Device) -> dict[str, str]:
-    """Of the software that numbers may depend on."""
+    """Return the versions of software that numbers can depend on."""
     versions = {
-        name: version for name, version in device.versions().items() if name not in _OTHER_VERSIONS
+        name: version
+        for name, version in device.versions().items()
+        if name not in _IRRELEVANT_VERSIONS
     }
     return versions | {"transformers": transformers.__version__}
 
 
 def torch_settings() -> Mapping[str, object]:
-    """Those of torch that decide whether two runs are equal."""
+    """Return the settings of torch that decide if two runs are bitwise equal."""
     return {
         "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
         "float32_matmul_precision": torch.get_float32_matmul_precision(),
@@ -82,14 +84,11 @@ def torch_settings() -> Mapping[str, object]:
 
 
 def open_candidate(model: str, run: Run, settings: Settings) -> Candidate:
-    """Load `model` as it is to be observed.
-
-    Raises: UsageError if it cannot be loaded.
-    """
+    """Load a model on the device of `run`. Raises: UsageError if it cannot be loaded."""
     device = open_run(run)
     loaded = _load(model, run.dtype, device, settings, None)
     choose_threads(sum(parameter.numel() for parameter in loaded.model.parameters()))
-    options = PlanOptions(
+    options = BatchOptions(
         batch_size=settings.batch_size,
         max_new_tokens=settings.max_new_tokens,
         num_prompts=settings.num_prompts,
@@ -107,22 +106,19 @@ def open_candidate(model: str, run: Run, settings: Settings) -> Candidate:
 
 
 def after_setup(candidate: Candidate, setup: str) -> Candidate:
-    """The same after FILE.py:FUNC was called with its model."""
+    """Return the candidate after a call of FILE.py:FUNC with its model."""
     loaded = candidate.side.loaded
     changed = replace(loaded, model=apply_setup(load_object(setup), loaded.model, setup))
     return replace(candidate, side=replace(candidate.side, loaded=changed))
 
 
-@dataclass(frozen=True, slots=True)
-class Observation:
-    """What the model gives, and how far each module is from the yardstick when it does."""
+def capture_signature(
+    model: str, candidate: Candidate, progress: Progress
+) -> tuple[Signature, dict[str, float]]:
+    """Run the candidate and its yardstick on the same tokens.
 
-    signature: Signature
-    layers: dict[str, float]
-
-
-def capture_signature(model: str, candidate: Candidate, progress: Progress) -> Observation:
-    """What the model gives, beside what it would give without rounding."""
+    Returns: the signature, and the relative error of each module.
+    """
     settings, dtype = candidate.key.content.settings, candidate.side.loaded.dtype
     batches = candidate.plan.batches
     num_tokens = count_tokens(batches)
@@ -132,7 +128,7 @@ def capture_signature(model: str, candidate: Candidate, progress: Progress) -> O
         exact = yardstick_dtype(num_parameters, host.supported_dtypes())
         rounded_to = dtype if exact == "float64" else None
         yardstick = Side(_load(model, exact, host, settings, rounded_to), host)
-    # Three runs: generation, its own tokens, and its own tokens with modules watched.
+    # Three runs: generation, then twice its tokens, the second time with projections of modules.
     with progress.task("runs the yardstick", 3 * num_tokens, "tokens"):
         tokens = [run_free(yardstick, work, {}).tokens for work in whole_batches(batches)]
         exactly = forced_log_probabilities(yardstick, batches, tokens)
@@ -140,7 +136,7 @@ def capture_signature(model: str, candidate: Candidate, progress: Progress) -> O
     top_ids = [
         [logp_NV.topk(settings.top_k, dim=-1).indices for logp_NV in batch] for batch in exactly
     ]
-    with progress.task("runs what is captured", 2 * num_tokens, "tokens"):
+    with progress.task("runs the candidate", 2 * num_tokens, "tokens"):
         captured = forced_log_probabilities(candidate.side, batches, tokens)
         layers = layer_errors(exact_layers, sketch_layers(candidate.side, batches, tokens))
     signature = Signature(
@@ -150,13 +146,13 @@ def capture_signature(model: str, candidate: Candidate, progress: Progress) -> O
         yardstick=distributions_of(exactly, top_ids),
         captured=distributions_of(captured, top_ids),
     )
-    return Observation(signature, layers)
+    return signature, layers
 
 
 def captured_on_host(
     model: str, candidate: Candidate, signature: Signature
 ) -> Distributions | None:
-    """What the host gives in the same dtype; None where the host is what was captured."""
+    """Run the model on the host in the same dtype; return None if the candidate is the host."""
     if candidate.side.device.name == _HOST:
         return None
     host, settings = open_device(_HOST), candidate.key.content.settings
@@ -166,7 +162,7 @@ def captured_on_host(
 
 
 def _spreads(logp_NV: Tensor) -> Tensor:
-    """Standard deviation over the vocabulary, (N,); an id that is impossible counts as zero."""
+    """Compute the standard deviation over the vocabulary, (N,). Impossible ids count as zero."""
     return logp_NV.masked_fill(logp_NV == -torch.inf, 0.0).std(dim=-1, correction=0)
 
 

@@ -1,6 +1,6 @@
-"""What is kept of a model's logits.
+"""Compression of logits to the stored distributions.
 
-Shapes: B rows, N tokens of a row that count, T positions, V vocabulary, K kept ids.
+Shapes: B rows, N stored tokens of a row, T positions, V vocabulary, K kept ids.
 """
 
 from collections.abc import Sequence
@@ -16,8 +16,8 @@ from assay.inputs import Batch
 from assay_expectations.observing.projections import project
 from assay_expectations.records import Distributions, Observed, Signature
 
-# Of a row of a model that does not generate: every position has read all others.
-_MOST_POSITIONS = 16
+# Stored positions of a row if the model does not generate. Every position has read all others.
+_MAX_POSITIONS = 16
 
 
 def forced_log_probabilities(
@@ -26,10 +26,10 @@ def forced_log_probabilities(
     tokens: Sequence[Tensor],
     tracer: ModuleTracer | None = None,
 ) -> list[list[Tensor]]:
-    """Return log probabilities by batch and row, (N, V) in float64, under forced `tokens`, (B, N).
+    """Return log-probabilities by batch and row, (N, V) in float64, under forced `tokens`, (B, N).
 
     For a model that does not generate: at a few positions of each row, never in padding.
-    tracer: a tracer to attach to the model, or None.
+    tracer: an attached tracer, or None.
     """
     found = []
     for work, tokens_BN in zip(whole_batches(batches), tokens, strict=True):
@@ -45,18 +45,18 @@ def forced_log_probabilities(
 
 
 def _kept_positions(mask_T: Tensor) -> Tensor:
-    """Positions that are no padding: at most 16, from the first to the last, evenly apart."""
+    """Choose at most 16 evenly spaced positions outside of padding."""
     valid = mask_T.nonzero().flatten()
-    places = torch.linspace(0, len(valid) - 1, min(len(valid), _MOST_POSITIONS)).round().long()
+    places = torch.linspace(0, len(valid) - 1, min(len(valid), _MAX_POSITIONS)).round().long()
     return valid[places]
 
 
 def distributions_of(
     rows: Sequence[Sequence[Tensor]], top_ids: Sequence[Sequence[Tensor]]
 ) -> Distributions:
-    """What is kept of log-probabilities, by batch and row (N, V).
+    """Compress log-probabilities, by batch and row (N, V).
 
-    top_ids: (N, K) by batch and row, the ids that are kept.
+    top_ids: the kept ids, by batch and row (N, K).
     """
     return Distributions(
         log_probabilities=[
@@ -70,7 +70,7 @@ def distributions_of(
 def observe(
     side: Side, batches: Sequence[Batch], signature: Signature, watch: UsageWatch
 ) -> Observed:
-    """Run the model where `signature` was captured, while `watch` observes its usage."""
+    """Run the model on the tokens of `signature`, while `watch` records its usage."""
     tokens = [
         torch.tensor(rows, dtype=torch.long).reshape(len(rows), -1) for rows in signature.tokens
     ]
@@ -91,7 +91,7 @@ def observe(
 
 
 def _kept(logp_NV: Tensor, ids_NK: Tensor) -> Tensor:
-    """Of each of the ids, and last of all others together."""
+    """Return the log-probabilities of the ids, and last of all other ids together."""
     others_NV = logp_NV.scatter(-1, ids_NK, -torch.inf)
     return torch.cat([logp_NV.gather(-1, ids_NK), others_NV.logsumexp(-1, keepdim=True)], dim=-1)
 

@@ -1,6 +1,6 @@
-"""How far the result of each module is from the yardstick's, with the error that it inherits.
+"""Relative error of each module's result, including the error of its inputs.
 
-Shapes: R tokens that are no padding, C channels, M projections.
+Shapes: R tokens outside of padding, C channels, M projections.
 """
 
 import math
@@ -13,22 +13,22 @@ from torch import Tensor
 from assay.generate.passes.generation_loop import timeline_of
 from assay.generate.passes.passes import Side, run_forced, whole_batches
 from assay.hooks.module_tracer import ActiveCall, ModuleTracer
-from assay.hooks.timeline import RowIndex
+from assay.hooks.row_positions import RowIndex
 from assay.hooks.values.nested import iterate_tensors
 from assay.inputs import Batch
 from assay_expectations.observing.projections import project
 
-# Of an error, as people review it.
+# Significant digits of an error in the file.
 _DIGITS = 5
 
-# By module, projections of its main result in every call, each (R, M).
+# For each module, projections of its main result in every call, (R, M).
 Sketches = Mapping[str, Sequence[Tensor]]
 
 
 def sketch_layers(side: Side, batches: Sequence[Batch], tokens: Sequence[Tensor]) -> Sketches:
-    """Of a model that is forced to follow `tokens`, (B, N) by batch.
+    """Project the results of all modules under forced `tokens`, (B, N) by batch.
 
-    Modules stand in the order in which they end first: what a module calls comes before it.
+    Modules are in the order in which they end first, so callees precede their callers.
     """
     sketcher = _Sketcher()
     tracer = ModuleTracer(sketcher)
@@ -40,10 +40,10 @@ def sketch_layers(side: Side, batches: Sequence[Batch], tokens: Sequence[Tensor]
 
 
 def layer_errors(expected: Sketches, actual: Sketches) -> dict[str, float]:
-    """||actual - expected|| / ||expected|| in the worst call of each module, from its projections.
+    """Compute ||actual - expected|| / ||expected|| in the worst call of each module, from projections.
 
-    So what is wrong in decode alone is not lost among the many tokens of prefill. Modules that run in
-    other calls, or on other rows, on the two sides are left out.
+    The worst call, so that an error in decode is not averaged with the many tokens of prefill. Modules
+    with different calls or rows on the two sides are left out.
     """
     errors = {}
     for module, calls in expected.items():
@@ -63,18 +63,18 @@ def layer_errors(expected: Sketches, actual: Sketches) -> dict[str, float]:
 
 @dataclass
 class _Sketcher:
-    """A handler that keeps projections of the main result of every call, and changes nothing."""
+    """A handler that projects the main result of every call and changes nothing."""
 
     sketches: dict[str, list[Tensor]] = field(default_factory=dict)
     _index: RowIndex = field(default_factory=lambda: RowIndex(None))
 
     def enter(self, active: ActiveCall) -> None:
-        """Begin a root call anew; arguments are not kept."""
+        """Start a row index at each root call."""
         if active.call.caller is None:
             self._index = RowIndex(active.call.rows)
 
     def leave(self, active: ActiveCall, output: Any) -> Any:  # noqa: ANN401 - see TraceHandler
-        """Keep the first floating-point result."""
+        """Project the first floating-point result."""
         for _, tensor in iterate_tensors(output, "output"):
             if tensor.is_floating_point():
                 (values_RC,), _, _ = self._index.flatten(tensor.detach().cpu().double())
@@ -83,4 +83,4 @@ class _Sketcher:
         return output
 
     def finish_root(self, active: ActiveCall) -> None:
-        """Keep everything: sketches are of all root calls."""
+        """Do nothing: sketches span all root calls."""

@@ -1,7 +1,7 @@
-"""Whole distributions in few numbers: sums over the vocabulary under fixed patterns of signs.
+"""Random projections: sums over the vocabulary with fixed patterns of signs.
 
-The mean square of the difference of two projections is that of the two distributions, on average over
-patterns; so it sees ids that nobody looks at, two that have changed places, a sign, a scale.
+Averaged over patterns, the mean square difference of projections equals that of the distributions. So
+projections detect errors of unlikely ids, swapped ids, a wrong sign and a wrong scale.
 Source: Achlioptas, Database-friendly random projections, JCSS 66 (2003).
 
 Shapes: R tokens, V vocabulary, M projections.
@@ -21,7 +21,7 @@ _MASK = (1 << _BITS) - 1
 
 
 def project(values_RV: Tensor) -> Tensor:
-    """Projections of each row, divided by the root of V: their rms is that of the row, on average.
+    """Project each row and divide by the root of V, which preserves the average rms.
 
     values_RV: float64; minus infinity counts as zero, a NaN makes its row NaN. Returns: (R, M).
     """
@@ -32,7 +32,7 @@ def project(values_RV: Tensor) -> Tensor:
 
 
 def sign_patterns(num_ids: int) -> Tensor:
-    """A sign for each id and projection, (V, M): bits of SplitMix64 at the id, the same everywhere."""
+    """Return a sign for each id and projection, (V, M), from the bits of SplitMix64 at the id."""
     ids = torch.arange(1, num_ids + 1, dtype=torch.int64)
     mixed = ids * _signed(_GOLDEN_GAMMA)
     for shift, factor in _MIXERS:
@@ -43,10 +43,10 @@ def sign_patterns(num_ids: int) -> Tensor:
 
 
 def _shifted(values: Tensor, places: int) -> Tensor:
-    """To the right, with zeros coming in from the left, as for unsigned numbers."""
+    """Shift to the right with zeros from the left, as for unsigned numbers."""
     return (values >> places) & ((1 << (_BITS - places)) - 1)
 
 
 def _signed(value: int) -> int:
-    """The int64 of the same bits as an unsigned number: torch multiplies modulo 2**64."""
+    """Return the int64 with the bits of an unsigned number. torch multiplies modulo 2**64."""
     return value - (1 << _BITS) if value > _MASK >> 1 else value

@@ -1,1 +1,1 @@
-"""The process that runs models, and what it is asked."""
+"""The process that runs models, with its requests and answers."""

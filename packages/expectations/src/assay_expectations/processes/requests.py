@@ -1,4 +1,4 @@
-"""What the process that runs models is asked for, and what it answers."""
+"""Requests to the process that runs models, and its answers."""
 
 from typing import Any
 
@@ -16,8 +16,8 @@ from assay_expectations.records import (
 )
 
 
-class CaptureRequest(Record):
-    """Capture this model on this device."""
+class SignatureRequest(Record):
+    """A request to capture a model on a device."""
 
     model: str
     run: str
@@ -25,24 +25,20 @@ class CaptureRequest(Record):
 
 
 class Captured(Record):
-    """What was captured, and on what.
-
-    layers: as in an expectation.
-    on_host: what the host gives in the same dtype; None where it is what was captured.
-    product, versions, torch_settings: as in the provenance of an expectation.
-    """
+    """The answer to a `SignatureRequest`, with fields as in `Expectation` and `Provenance`."""
 
     key: Key
     signature: Signature
     layers: dict[str, Number]
     on_host: Distributions | None
+    """Outputs of the host in the same dtype; None if the host was captured."""
     product: str
     versions: dict[str, str]
     torch_settings: dict[str, Any]
 
 
 class VerifyRequest(Record):
-    """Look at what these files hold on this device."""
+    """A request to observe the models of expectation files on a device."""
 
     files: list[str]
     run: str
@@ -50,23 +46,21 @@ class VerifyRequest(Record):
 
 
 class Seen(Record):
-    """The observation of one expectation file.
-
-    observed: values of the model here; None if it was not run or its values were not comparable.
-    stale: differences from the run at the capture, which no device can undo.
-    usage: parts of the model that ran; None if the model was not run.
-    problem: the reason why the model could not be run.
-    """
+    """The observation of one expectation file."""
 
     file: str
     observed: Observed | None = None
+    """Outputs of the model here; None if it did not run."""
     usage: Usage | None = None
+    """Parts of the model that ran."""
     stale: list[str] = Field(default_factory=list)
+    """Differences in content, which make the expectation stale."""
     problem: str | None = None
+    """Reason why the model could not run."""
 
 
 class AllSeen(Record):
-    """What became of each file, on which machine, with which versions of software."""
+    """The answer to a `VerifyRequest`."""
 
     machine: Machine
     versions: dict[str, str]

@@ -1,4 +1,4 @@
-"""The process that runs models: captures an expectation, or looks at those of this machine."""
+"""The process that runs models: captures an expectation, or observes the models of several."""
 
 from pathlib import Path
 from typing import Any
@@ -26,36 +26,35 @@ from assay_expectations.observing.distributions import observe
 from assay_expectations.processes.requests import (
     AllSeen,
     Captured,
-    CaptureRequest,
     Seen,
+    SignatureRequest,
     VerifyRequest,
 )
 from assay_expectations.records import Expectation, Machine, content_differences, read_expectation
 
 
 def work(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
-    """Answer a CaptureRequest or a VerifyRequest, whichever is wrapped."""
+    """Answer a SignatureRequest under the key "capture", or a VerifyRequest under "verify"."""
     answer: Captured | AllSeen
     if "capture" in request:
-        answer = _capture(CaptureRequest.model_validate(request["capture"]), progress)
+        answer = _capture(SignatureRequest.model_validate(request["capture"]), progress)
     else:
-        answer = _look(VerifyRequest.model_validate(request["verify"]), progress)
+        answer = _observe_all(VerifyRequest.model_validate(request["verify"]), progress)
     return answer.model_dump(mode="json")
 
 
-def _capture(request: CaptureRequest, progress: Progress) -> Captured:
+def _capture(request: SignatureRequest, progress: Progress) -> Captured:
     progress.number_phases(5)
     with progress.step(f"loads {request.model} on {request.run}"):
         candidate = open_candidate(request.model, parse_run(request.run), request.settings)
     device = candidate.side.device
-    observed = capture_signature(request.model, candidate, progress)
-    signature = observed.signature
-    with progress.step("compares it with the host"):
+    signature, layers = capture_signature(request.model, candidate, progress)
+    with progress.step("compares with the host"):
         on_host = captured_on_host(request.model, candidate, signature)
     return Captured(
         key=candidate.key,
         signature=signature,
-        layers=observed.layers,
+        layers=layers,
         on_host=on_host,
         product=device.product(),
         versions=versions_of(device),
@@ -63,7 +62,7 @@ def _capture(request: CaptureRequest, progress: Progress) -> Captured:
     )
 
 
-def _look(request: VerifyRequest, progress: Progress) -> AllSeen:
+def _observe_all(request: VerifyRequest, progress: Progress) -> AllSeen:
     run = parse_run(request.run)
     device = open_run(run)
     machine = machine_of(run, device)
@@ -71,16 +70,16 @@ def _look(request: VerifyRequest, progress: Progress) -> AllSeen:
     seen = []
     with progress.task(f"observes on {run}", len(expectations), "expectations") as task:
         for file, expectation in expectations.items():
-            looked_at = _can_inform(expectation, machine, [*expectations.values()])
+            is_useful = _is_useful(expectation, machine, [*expectations.values()])
             seen.append(
-                _look_at(file, expectation, run, request.setup) if looked_at else Seen(file=file)
+                _observe(file, expectation, run, request.setup) if is_useful else Seen(file=file)
             )
             task.advance()
     return AllSeen(machine=machine, versions=versions_of(device), seen=seen)
 
 
-def _can_inform(expectation: Expectation, here: Machine, others: list[Expectation]) -> bool:
-    """Whether it is of this machine; or of one that rounds alike, where this one has none."""
+def _is_useful(expectation: Expectation, here: Machine, others: list[Expectation]) -> bool:
+    """Return True for this machine; or, if it has none, for machines with the same rounding."""
     if expectation.key.machine == here:
         return True
     there = expectation.key.machine
@@ -89,7 +88,7 @@ def _can_inform(expectation: Expectation, here: Machine, others: list[Expectatio
     return rounds_alike and not has_own
 
 
-def _look_at(file: str, expectation: Expectation, run: Run, setup: str | None) -> Seen:
+def _observe(file: str, expectation: Expectation, run: Run, setup: str | None) -> Seen:
     expected = expectation.key.content
     try:
         with subtask(f"loads {expectation.model}"):

@@ -1,6 +1,6 @@
-"""What a file of expectations holds, and the files themselves. Imports no torch."""
+"""Records of an expectation file. Imports no torch."""
 
-from assay_expectations.records.expectation import Expectation
+from assay_expectations.records.expectation import Expectation, Provenance
 from assay_expectations.records.files import (
     file_for,
     read_expectation,
@@ -18,8 +18,6 @@ from assay_expectations.records.keys import (
     value_differences,
     weight_differences,
 )
-from assay_expectations.records.provenance import Provenance
-from assay_expectations.records.statement import statement_of
 from assay_expectations.records.values import (
     Distributions,
     LogProbabilities,
@@ -46,7 +44,6 @@ __all__ = [
     "machine_differences",
     "read_expectation",
     "require_writable",
-    "statement_of",
     "value_differences",
     "weight_differences",
     "write_expectation",

@@ -1,4 +1,4 @@
-"""Files of expectations: written so that a person can review a change, read with one clear error."""
+"""Reader and writer of expectation files, in a layout that people can review."""
 
 import json
 from pathlib import Path
@@ -18,15 +18,12 @@ _WIDTH = 100
 
 
 def file_for(expectation: Expectation, output: Path) -> Path:
-    """The file `output`; where that is a folder, one in it that is named by the key."""
+    """Return `output` if it is a file, or the file in the folder `output` that the key names."""
     return output if output.suffix == ".json" else output / f"{expectation.name}.json"
 
 
 def require_writable(output: Path) -> None:
-    """Make sure that a file can be written to `output`, before anything takes long.
-
-    Raises: DiskError.
-    """
+    """Raise DiskError early if a file cannot be written to `output`."""
     folder = output.parent if output.suffix == ".json" else output
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -37,11 +34,7 @@ def require_writable(output: Path) -> None:
 
 
 def write_expectation(expectation: Expectation, output: Path) -> Path:
-    """Write `expectation` to `file_for` it and `output`.
-
-    Returns: the file.
-    Raises: DiskError if it cannot be written.
-    """
+    """Write an expectation to a file or folder. Returns: the file. Raises: DiskError."""
     sealed = expectation.model_copy(update={"hash": expectation.content_hash()})
     path = file_for(expectation, output)
     record = sealed.model_dump(mode="json", by_alias=True)
@@ -56,16 +49,18 @@ def read_expectation(path: Path) -> Expectation:
     """Read the expectation in `path`. Raises: UnreadableFileError."""
     record = read_json_object(path)
     if (schema := record.get("schema")) != SCHEMA:
-        problem = f"its schema is {schema!r}, this assay reads {SCHEMA}: capture it again"
+        problem = (
+            f"its schema is {schema!r}, but this assay reads schema {SCHEMA}: capture it again"
+        )
         raise UnreadableFileError.of(path, problem)
     expectation = validate_record(Expectation, record, path)
     if expectation.hash != expectation.content_hash():
-        raise UnreadableFileError.of(path, "its hash is not that of its content")
+        raise UnreadableFileError.of(path, "its hash does not match its content")
     return expectation
 
 
 def _as_lines(value: Any, indent: str) -> str:  # noqa: ANN401 - any JSON value
-    """JSON with one line for each list of numbers, and for each object that fits into one."""
+    """Format JSON with one line per list, and per object that fits into a line."""
     line = json.dumps(value)
     if not isinstance(value, dict) or len(indent) + len(line) <= _WIDTH:
         return line

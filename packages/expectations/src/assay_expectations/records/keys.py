@@ -1,32 +1,43 @@
-"""What has to be alike before numbers are compared: the machine, and what was run on it.
+"""Keys: the machine and content that must be equal before numbers are compared.
 
-Versions of software are no part of it. Values are held to a yardstick that does not depend on them,
-and what a new version does to a model is what people want to know.
+Versions of software are not part of the key. The yardstick does not depend on them, and an expectation
+exists to show the effect of a new version.
 """
 
 from collections.abc import Mapping
+
+from pydantic import ConfigDict
 
 from assay.errors import name_some
 from assay.models.weight_files.hashing import StoredWeight
 from assay.verdicts import Record
 
 
-class Machine(Record):
-    """What has to be alike in the hardware.
+class PublishedRecord(Record):
+    """Base of the records in the published JSON Schema, which takes descriptions from docstrings."""
 
-    architecture: what kernels are built for. Of a host processor only its instruction set: which
-        vector extension is used changes the order of sums, and the limits hold for any order.
-    precision: the format that operands of matrix products are rounded to.
-    """
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+
+class Machine(PublishedRecord):
+    """The hardware part of the key."""
+
+    model_config = ConfigDict(frozen=True)
 
     vendor: str
     architecture: str
+    """The target of the kernels.
+
+    For a host processor, only its instruction set: vector extensions change the order of sums, and the
+    limits hold for any order.
+    """
     dtype: str
     precision: str
+    """Format to which operands of matrix products are rounded."""
 
 
-class Settings(Record):
-    """How the model was run, apart from the machine."""
+class Settings(PublishedRecord):
+    """Settings of the run."""
 
     num_prompts: int = 4
     batch_size: int = 4
@@ -36,24 +47,23 @@ class Settings(Record):
     attention: str = "default"
 
 
-class Weight(Record):
-    """A tensor of the checkpoint.
-
-    dtype: as safetensors names it, such as "BF16"; hash: of its values, with dtype and shape.
-    """
+class Weight(PublishedRecord):
+    """A tensor of the checkpoint."""
 
     dtype: str
+    """As in safetensors: "BF16"."""
     shape: list[int]
     hash: str
+    """Hash of values, dtype and shape."""
 
     @classmethod
     def of(cls, stored: StoredWeight) -> "Weight":
-        """As it was read."""
+        """Convert a tensor of a loaded checkpoint."""
         return cls(dtype=stored.dtype, shape=list(stored.shape), hash=stored.hash)
 
 
-class Content(Record):
-    """What was run: the checkpoint by name of its tensors, and all else by hash."""
+class Content(PublishedRecord):
+    """The model and its inputs."""
 
     tokenizer_hash: str
     prompts_hash: str
@@ -61,30 +71,29 @@ class Content(Record):
     weights: dict[str, Weight]
 
 
-class Key(Record):
-    """Everything that has to be equal before numbers are compared."""
+class Key(PublishedRecord):
+    """The key of an expectation."""
 
     machine: Machine
     content: Content
 
 
 def machine_differences(expected: Machine, actual: Machine) -> list[str]:
-    """What differs between two machines, one line each."""
+    """List the differences between two machines."""
     return value_differences(expected.model_dump(), actual.model_dump())
 
 
 def content_differences(expected: Content, actual: Content) -> list[str]:
-    """What differs in what was run, one line for each kind of difference."""
+    """List the differences in content, one line per kind."""
     found = weight_differences(expected.weights, actual.weights)
     for part in ("tokenizer", "prompts"):
         if getattr(expected, f"{part}_hash") != getattr(actual, f"{part}_hash"):
-            verb = "is another one" if part == "tokenizer" else "are other ones"
-            found.append(f"the {part} {verb}")
+            found.append(f"different {part}")
     return found + value_differences(expected.settings.model_dump(), actual.settings.model_dump())
 
 
 def value_differences(expected: Mapping[str, object], actual: Mapping[str, object]) -> list[str]:
-    """What differs between named values, one line each."""
+    """List the differences between named values."""
     return [
         f"{name} is {actual.get(name, 'absent')}, expected {expected.get(name, 'absent')}"
         for name in sorted(expected.keys() | actual.keys())
@@ -93,14 +102,14 @@ def value_differences(expected: Mapping[str, object], actual: Mapping[str, objec
 
 
 def weight_differences(expected: Mapping[str, Weight], actual: Mapping[str, Weight]) -> list[str]:
-    """What differs in the tensors of a checkpoint, one line for each kind of difference."""
+    """List the differences between checkpoints, one line per kind."""
     missing = {name: expected[name] for name in sorted(expected.keys() - actual.keys())}
     new = {name: actual[name] for name in sorted(actual.keys() - expected.keys())}
     renamed: list[str] = []
     for name in list(missing):
         other = next((one for one in new if new[one] == missing[name]), None)
         if other is not None:
-            renamed.append(f"{name} is called {other}")
+            renamed.append(f"{name} is now {other}")
             del missing[name], new[other]
     formats, values = [], []
     for name in sorted(expected.keys() & actual.keys()):
@@ -111,11 +120,11 @@ def weight_differences(expected: Mapping[str, Weight], actual: Mapping[str, Weig
             )
         elif before != now:
             values.append(name)
-    said = [
-        (renamed, "weights with another name"),
-        (list(missing), "weights that are missing"),
-        (list(new), "weights that are new"),
-        (formats, "weights of another dtype or shape"),
-        (values, f"weights with other values, of {len(expected)}"),
+    kinds = [
+        (renamed, f"renamed weights ({len(renamed)})"),
+        (list(missing), f"missing weights ({len(missing)})"),
+        (list(new), f"new weights ({len(new)})"),
+        (formats, f"weights with a different dtype or shape ({len(formats)})"),
+        (values, f"weights with different values ({len(values)} of {len(expected)})"),
     ]
-    return [f"{len(names)} {what}: {name_some(names)}" for names, what in said if names]
+    return [f"{kind}: {name_some(names)}" for names, kind in kinds if names]

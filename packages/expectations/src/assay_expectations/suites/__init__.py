@@ -1,1 +1,1 @@
-"""Suites of tests that people run on their devices: `pytest --pyargs assay_expectations.suites`."""
+"""Test suites for devices: `pytest --pyargs assay_expectations.suites`."""

@@ -1,8 +1,8 @@
-"""Does a decoder generate on this device as on the reference, over shapes of inputs?
+"""Compares decoders on this device with the reference, over input shapes.
 
-Run as `pytest --pyargs assay_expectations.suites -k decoders --assay-device cuda/bfloat16`, with the
+Run `pytest --pyargs assay_expectations.suites -k decoders --assay-device cuda/bfloat16`, with the
 options of the group `assay decoders`, or the published variables FMS_TEST_SHAPES_*. Under
-`torchrun --nproc-per-node N -m pytest` the models are divided over N devices.
+`torchrun --nproc-per-node N -m pytest` the models are sharded over N devices.
 """
 
 from pathlib import Path
@@ -16,11 +16,11 @@ from assay.runs import SilentProgress
 from assay.verdicts import Outcome
 from assay_expectations.decoders.checking import DecoderCheck
 from assay_expectations.decoders.shapes import Shape
-from assay_expectations.pytest_plugin import decoder_options, decoder_setup
+from assay_expectations.pytest_plugin import decoder_options
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """One test for each model, shape and kind of attention."""
+    """Make a test for each model, shape and attention."""
     options = decoder_options(metafunc.config)
     metafunc.parametrize("model", options.models)
     metafunc.parametrize("shape", options.shapes, ids=str)
@@ -30,10 +30,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def test_decoders(
     model: str, shape: Shape, attention: str, tmp_path: Path, pytestconfig: pytest.Config
 ) -> None:
-    """It passes the ladder of `assay check generate`, and the published thresholds if there are any."""
+    """Require a PASS of `assay check generate`, and of the published thresholds if there are any."""
     run = pytestconfig.getoption("assay_device") or "cpu/float16"
     options = decoder_options(pytestconfig)
-    setup = decoder_setup(pytestconfig)
+    setup = pytestconfig.getoption("decoder_setup")
     check = DecoderCheck(model, shape, run, tmp_path, options, setup, attention)
     try:
         require_one_machine()
@@ -44,7 +44,7 @@ def test_decoders(
 
 
 def _failures(check: DecoderCheck) -> list[str]:
-    """What is wrong, as people read it: the verdict, then thresholds that too many tokens are over."""
+    """Return the failed verdict, or the exceeded thresholds."""
     if check.run(SilentProgress()).verdict is not Outcome.PASS:
         return [str(CheckedVerdict.publish(check.results))]
     return check.exceeded_thresholds()

@@ -1,6 +1,6 @@
-"""Is a model on this device what was captured: its output, its weights, in any layout of them?
+"""Compares a model on this device with its expectations: outputs, weights, other layouts.
 
-Run as `pytest --pyargs assay_expectations.suites -k model_expectations --assay-device cuda/bfloat16`,
+Run `pytest --pyargs assay_expectations.suites -k model_expectations --assay-device cuda/bfloat16`,
 with the options of the group `assay expectations`.
 """
 
@@ -22,14 +22,14 @@ OTHER_LAYOUT = f"{layouts.__file__}:{layouts.other_layout.__name__}"
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """One test of each kind for each model."""
+    """Make a test of each kind for each model."""
     if "expected" in metafunc.fixturenames:
         metafunc.parametrize("expected", expected_models(metafunc.config), indirect=True)
 
 
 @pytest.fixture
 def expected(request: pytest.FixtureRequest, tmp_path: Path) -> ExpectedModel:
-    """The model that is tried, on the device under test."""
+    """Return the model on the device under test."""
     config = request.config
     run = config.getoption("assay_device") or "cpu/float32"
     return ExpectedModel(request.param, run, expectation_folder(config), tmp_path)
@@ -37,15 +37,15 @@ def expected(request: pytest.FixtureRequest, tmp_path: Path) -> ExpectedModel:
 
 @pytest.fixture
 def captured(expected: ExpectedModel, pytestconfig: pytest.Config) -> ExpectedModel:
-    """One of which something was captured before."""
+    """Return the model, unless this session captures it."""
     if pytestconfig.getoption("capture_expectation"):
-        pytest.skip("--capture-expectation: it is captured by test_model_output")
+        pytest.skip("--capture-expectation: test_model_output captures the model")
     return expected
 
 
 @contextmanager
-def told_in_words() -> Iterator[None]:
-    """Inside, an error of assay fails the test by its message alone."""
+def one_line_failures() -> Iterator[None]:
+    """Fail the test with only the message of an error of assay in the context."""
     try:
         yield
     except AssayError as error:
@@ -53,8 +53,8 @@ def told_in_words() -> Iterator[None]:
 
 
 def test_model_output(expected: ExpectedModel, pytestconfig: pytest.Config) -> None:
-    """Its distributions are as near to the yardstick as they were."""
-    with told_in_words():
+    """Require distributions as close to the yardstick as at the capture."""
+    with one_line_failures():
         if pytestconfig.getoption("capture_expectation"):
             file = expected.capture()
             pytest.fail(f"saved in {file}; run again without --capture-expectation", pytrace=False)
@@ -63,31 +63,31 @@ def test_model_output(expected: ExpectedModel, pytestconfig: pytest.Config) -> N
 
 
 def test_model_weight_keys(captured: ExpectedModel) -> None:
-    """Its stored weights have the names, dtypes, shapes and values that they had."""
-    with told_in_words():
+    """Require the captured names, dtypes, shapes and values of stored weights."""
+    with one_line_failures():
         differences = captured.weight_differences()
     assert differences == []
 
 
 def test_model_unfused(captured: ExpectedModel) -> None:
-    """It gives the same with fused weights taken apart, and with others fused."""
-    with told_in_words():
+    """Require the same outputs with fused weights split, and with others fused."""
+    with one_line_failures():
         verdict = captured.verify(OTHER_LAYOUT)
     assert verdict.verdict is Outcome.PASS, str(CheckedVerdict.publish(captured.scratch))
 
 
 def test_model_tuple_output(captured: ExpectedModel) -> None:
-    """Without names its outputs are the same tensors in the same order."""
-    with told_in_words():
+    """Require the same tensors in the same order with `return_dict=False`."""
+    with one_line_failures():
         differences = tuple_differences(captured.model, captured.run)
     assert differences == []
 
 
 def test_model_expectations_are_all_used(pytestconfig: pytest.Config) -> None:
-    """Nobody keeps an expectation of a model that is not tried."""
+    """Require that every expectation belongs to a model under test."""
     options = (pytestconfig.getoption(name) for name in ("expectation_folder", "expectation_model"))
     if [bool(one) for one in options] == [False, True]:
-        pytest.skip("--expectation-model chooses some of those that are shipped")
-    with told_in_words():
+        pytest.skip("--expectation-model selects some of the shipped models")
+    with one_line_failures():
         unused = unused_files(expectation_folder(pytestconfig), expected_models(pytestconfig))
     assert unused == []

@@ -1,4 +1,4 @@
-"""What the published variables ask for."""
+"""Options from the published variables."""
 
 from pathlib import Path
 
@@ -19,12 +19,12 @@ def read(**variables: str) -> DecoderOptions:
     return options_from({f"FMS_TEST_SHAPES_{name}": value for name, value in variables.items()})
 
 
-def test_without_variables_everything_is_as_by_default() -> None:
+def test_defaults_without_variables() -> None:
     assert read() == DecoderOptions()
     assert len(DEFAULT_SHAPES) == 4
 
 
-def test_the_published_variables_mean_what_is_published() -> None:
+def test_published_variables_set_all_options() -> None:
     options = read(
         COMMON_MODEL_PATHS="mistralai/Mistral-7B-Instruct-v0.3,/models/llama",
         USE_MICRO_MODELS="0",
@@ -47,15 +47,15 @@ def test_the_published_variables_mean_what_is_published() -> None:
         ),
         references=Path("/kept"),
     )
-    # 40 tokens of each row are three generations of 16.
+    # 40 tokens per row need three batches of 16.
     assert options.num_prompts(Shape(2, 64, 16)) == 6
 
 
-def test_one_batch_is_run_where_no_number_of_tokens_is_asked_for() -> None:
+def test_one_batch_is_the_default() -> None:
     assert DecoderOptions().num_prompts(Shape(4, 64, 16)) == 4
 
 
-def test_an_assertion_can_be_left_out() -> None:
+def test_assertion_can_be_skipped() -> None:
     options = read(METRICS_THRESHOLD="3.0,0.001", SKIP_ASSERTIONS="CE")
     assert options.thresholds.metrics == {"diff_mean": 0.001}
 
@@ -73,14 +73,14 @@ def test_an_assertion_can_be_left_out() -> None:
         ("micro:gemma2", "micro:gemma2"),
     ],
 )
-def test_a_micro_model_stands_for_its_family(name: str, micro: str) -> None:
+def test_micro_model_of_a_family(name: str, micro: str) -> None:
     assert micro_model(name) == micro
     assert read(COMMON_MODEL_PATHS=name).models == (micro,)
 
 
-def test_a_family_without_a_micro_model_is_an_error() -> None:
+def test_family_without_a_micro_model_is_an_error() -> None:
     with pytest.raises(
-        UsageError, match=r"^there is no micro model for acme/unknown; there are: bert"
+        UsageError, match=r"^there is no micro model for acme/unknown; micro models: bert"
     ):
         read(COMMON_MODEL_PATHS="acme/unknown")
 
@@ -88,18 +88,18 @@ def test_a_family_without_a_micro_model_is_an_error() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "wanted"),
     [
-        ("COMMON_BATCH_SIZES", "four", "whole numbers from 1, with commas between them"),
-        ("COMMON_SEQ_LENGTHS", "64,0", "whole numbers from 1, with commas between them"),
-        ("METRICS_THRESHOLD", "3.0", "two numbers, of cross_entropy and of diff_mean"),
+        ("COMMON_BATCH_SIZES", "four", "positive integers"),
+        ("COMMON_SEQ_LENGTHS", "64,0", "positive integers"),
+        ("METRICS_THRESHOLD", "3.0", "two numbers, for cross_entropy and diff_mean"),
         ("METRICS_THRESHOLD", "3.0,nan", "positive numbers"),
-        ("FAILURE_THRESHOLD", "1%", "numbers, with commas between them"),
-        ("FAILURE_THRESHOLD", "1", "one share, under 1"),
-        ("FAILURE_THRESHOLD", "0.01,0.5", "one share, under 1"),
+        ("FAILURE_THRESHOLD", "1%", "positive numbers"),
+        ("FAILURE_THRESHOLD", "1", "one share below 1"),
+        ("FAILURE_THRESHOLD", "0.01,0.5", "one share below 1"),
         ("CUMULATIVE_TEST_TOKENS_PER_SEQUENCE", "40,80", "one number"),
         ("USE_MICRO_MODELS", "yes", "0 or 1"),
     ],
 )
-def test_a_variable_of_another_form_is_named(name: str, value: str, wanted: str) -> None:
+def test_invalid_variable_is_named(name: str, value: str, wanted: str) -> None:
     with pytest.raises(UsageError) as raised:
         read(**{name: value})
     assert str(raised.value) == f"FMS_TEST_SHAPES_{name} is {value!r}; expected: {wanted}"

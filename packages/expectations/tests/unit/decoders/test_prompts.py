@@ -1,4 +1,4 @@
-"""Prompts of a shape, from ShareGPT's format or the built-in texts."""
+"""Prompts of a shape, from ShareGPT files or the built-in texts."""
 
 import json
 from pathlib import Path
@@ -22,7 +22,7 @@ def asked(text: str, who: str = "human") -> dict[str, object]:
     }
 
 
-def test_the_first_message_of_a_person_is_taken(tmp_path: Path) -> None:
+def test_first_human_message_is_read(tmp_path: Path) -> None:
     file = write(tmp_path, [asked("What?"), asked("I am", "gpt"), asked("Why?")])
     assert read_texts(file) == ["What?", "Why?"]
 
@@ -36,21 +36,19 @@ def test_texts_are_joined_until_they_are_long_enough() -> None:
 @pytest.mark.parametrize(
     ("conversations", "problem"),
     [
-        ([], "needs a list of conversations"),
-        ({"a": 1}, "needs a list of conversations"),
-        ([{"text": "no"}], "0: a conversation is an object with a list `conversations`"),
-        ([{"conversations": [{"from": "human"}]}], "0: a message is an object with `from`"),
-        ([asked("I am", "gpt")], "no conversation begins with a person's message"),
+        ([], "expected a list of conversations"),
+        ({"a": 1}, "expected a list of conversations"),
+        ([{"text": "no"}], "0: expected an object with a list `conversations`"),
+        ([{"conversations": [{"from": "human"}]}], "0: expected messages with `from`"),
+        ([asked("I am", "gpt")], "no conversation begins with a human message"),
     ],
 )
-def test_a_file_of_another_form_is_named(
-    tmp_path: Path, conversations: object, problem: str
-) -> None:
+def test_malformed_file_is_named(tmp_path: Path, conversations: object, problem: str) -> None:
     file = write(tmp_path, conversations)
     with pytest.raises(UsageError, match=f"{file}.*{problem}"):
         read_texts(file)
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"absent\.json: cannot be read"):
         read_texts(tmp_path / "absent.json")

@@ -1,4 +1,4 @@
-"""Thresholds of all shapes, and those that a shape has of its own."""
+"""Thresholds for all shapes and for single shapes."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ thresholds = { diff_mean = 0.01 }
 """
 
 
-def test_a_shape_has_its_own_thresholds_and_those_of_all_beside_them(tmp_path: Path) -> None:
+def test_shape_overrides_the_thresholds_for_all_shapes(tmp_path: Path) -> None:
     file = tmp_path / "thresholds.toml"
     file.write_text(FILE)
     for_all, by_shape = read_thresholds(file)
@@ -47,7 +47,7 @@ def test_a_shape_has_its_own_thresholds_and_those_of_all_beside_them(tmp_path: P
         ("[thresholds]\ndiff_mean = 1.0\n[shapes.4x64.thresholds]\n", "shape '4x64'"),
     ],
 )
-def test_a_file_of_another_form_is_one_message(tmp_path: Path, text: str, problem: str) -> None:
+def test_malformed_file_is_an_error(tmp_path: Path, text: str, problem: str) -> None:
     file = tmp_path / "thresholds.toml"
     file.write_text(text)
     with pytest.raises(UsageError, match=problem):

@@ -1,4 +1,4 @@
-"""Weights in another layout compute the same."""
+"""Another layout of weights computes the same outputs."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from assay_expectations.models.layouts import FusedPart, TwoParts, other_layout
 
 
 class Attention(nn.Module):
-    """Three projections of one input, of which one has a bias."""
+    """Three projections of one input. One has a bias."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -25,7 +25,7 @@ class Attention(nn.Module):
 
 
 class Model(nn.Module):
-    """An embedding, an attention, and a projection of its own."""
+    """An embedding, an attention, and a separate projection."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ def model() -> Model:
 IDS = torch.tensor([[3, 1, 4, 1, 5]])
 
 
-def test_projections_of_one_input_are_fused_and_others_taken_apart(model: Model) -> None:
+def test_projections_of_one_input_are_fused_and_others_split(model: Model) -> None:
     expected = model(IDS)
     laid_out = other_layout(model)
 
@@ -57,7 +57,7 @@ def test_projections_of_one_input_are_fused_and_others_taken_apart(model: Model)
     assert kinds["attention.out"] is kinds["head"] is TwoParts
 
 
-def test_part_of_another_projection_is_another_output(model: Model) -> None:
+def test_rows_of_another_projection_change_the_output(model: Model) -> None:
     expected = model(IDS)
     attention = other_layout(model).get_submodule("attention")
     attention.k, attention.v = attention.v, attention.k

@@ -1,4 +1,4 @@
-"""The tuple of a model's outputs against the same by name."""
+"""Outputs of a model as a tuple and by name."""
 
 from typing import Any
 
@@ -10,16 +10,16 @@ from assay_expectations.models.outputs import tuple_differences
 
 
 @pytest.mark.parametrize("model", ["micro:llama", "micro:bert"])
-def test_clean_models_give_the_same_tensors(model: str) -> None:
+def test_clean_models_return_the_same_tensors(model: str) -> None:
     assert tuple_differences(model, "cpu/float32") == []
 
 
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        (lambda given: (given[0] * 1.001, *given[1:]), ["tensor 0 of the tuple, [1, 8, 260], is not"]),
+        (lambda given: (given[0] * 1.001, *given[1:]), ["tensor 0 of the tuple, [1, 8, 260], differs"]),
         (lambda given: given[:-1], ["1 tensors in the tuple, 6 by name"]),
-        (list, ["return_dict=False gives a list"]),
+        (list, ["return_dict=False returns a list"]),
     ],
     ids=["other-values", "one-is-missing", "no-tuple"],
 )  # fmt: skip

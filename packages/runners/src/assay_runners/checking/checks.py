@@ -1,70 +1,97 @@
-"""All rules, and what they find."""
+"""The list of all rules, and the function that applies them."""
 
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
-from assay_runners.checking.context import Context
-from assay_runners.checking.findings import Finding
-from assay_runners.checking.rules import checkouts, commands, machines, permissions, pins, triggers
-from assay_runners.checking.rules.kept_jobs import kept_jobs
+from assay_runners.checking.context import Context, Problem
+from assay_runners.checking.rules import checkouts, machines, permissions, steps, triggers
 from assay_runners.checking.rules.vocabulary import known_words
-from assay_runners.checking.workflow_files.documents import read_documents
-from assay_runners.checking.workflow_files.reach import Reach
+from assay_runners.checking.workflow_files.call_graph import CallGraph
+from assay_runners.checking.workflow_files.documents import Document, read_documents
 from assay_runners.fleet.entries import Fleet
 
-Rule = Callable[[Context], Iterator[Finding]]
 
-RULES: tuple[Rule, ...] = (
-    permissions.permissions_of_workflows,
-    permissions.no_write_but_listed,
-    permissions.no_secret_for_others,
-    permissions.no_caches,
-    checkouts.exact_commits,
-    checkouts.compared_commits,
-    checkouts.no_branch_names,
-    checkouts.no_kept_credentials,
-    pins.pinned_actions,
-    triggers.known_events,
-    triggers.schedules,
-    triggers.called_alone,
-    triggers.labels_without_new_commits,
-    triggers.nothing_of_others_with_write_access,
-    commands.no_expressions_in_commands,
-    commands.known_sessions,
-    machines.known_machines,
-    machines.guarded_machines,
-    machines.known_needs,
-    machines.tests_first,
-    machines.timeouts,
-    machines.concurrency,
-    kept_jobs,
-    known_words,
-)
+@dataclass(frozen=True, order=True)
+class Finding:
+    """A place that breaks a rule."""
+
+    file: str
+    """Relative to the root of the repository."""
+    line: int
+    """The first line is 1."""
+    rule: str
+    message: str
+    """The problem, and what to write instead."""
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}: {self.rule}: {self.message}"
+
+
+_Rule = Callable[[Document, Context], Iterator[Problem]]
+_WORKFLOW_RULES: dict[str, _Rule] = {
+    "permissions": permissions.permissions_of_workflows,
+    "write": permissions.no_write_but_listed,
+    "checkout": checkouts.exact_commits,
+    "commit-compared": checkouts.compared_commits,
+    "session": steps.known_sessions,
+    "event": triggers.known_events,
+    "schedule": triggers.schedules,
+    "called-alone": triggers.called_alone,
+    "label-and-push": triggers.labels_without_new_commits,
+    "pull-request-target": triggers.no_foreign_code_with_write_access,
+    "machine": machines.known_machines,
+    "machine-guard": machines.guarded_machines,
+    "needs": machines.known_needs,
+    "tests-first": machines.tests_first,
+    "timeout": machines.timeouts,
+    "concurrency": machines.concurrency,
+}
+_ALL_FILES_RULES: dict[str, _Rule] = {
+    "secret": permissions.no_secret_for_others,
+    "cache": permissions.no_caches,
+    "branch-name": checkouts.no_branch_names,
+    "credentials": checkouts.no_kept_credentials,
+    "pin": steps.pinned_actions,
+    "expression-in-shell": steps.no_expressions_in_commands,
+    "vocabulary": known_words,
+}
+RULES = _WORKFLOW_RULES | _ALL_FILES_RULES
 
 
 def check_workflows(root: Path, fleet: Fleet, sessions: Collection[str]) -> list[Finding]:
-    """What the workflows and actions below `root` have that they must not have.
+    """Check the workflows and actions below `root`.
 
-    sessions: those that nox has.
-    Raises: UsageError if there is no workflow, or a file cannot be read as one.
+    sessions: those of the noxfile.
+    Returns: the findings, sorted.
+    Raises: UsageError if there is no workflow, or a file is not YAML.
     """
     workflows, actions = map(tuple, read_documents(root))
-    unplain = [
-        Finding(document.file, line, "plain-yaml", f"{what} stands here; write it out")
+    special_syntax = [
+        Finding(document.file, line, "plain-yaml", f"{kind} is not allowed; write it out")
         for document in (*workflows, *actions)
-        for line, what in document.unplain
+        for line, kind in document.special_syntax
     ]
-    if unplain:
-        return sorted(unplain)  # what they stand for was not read
-    context = Context(workflows, actions, Reach(workflows), fleet, sessions)
+    if special_syntax:
+        return sorted(special_syntax)  # the values behind aliases were not read
+    context = Context(workflows, actions, CallGraph(workflows), fleet, sessions)
     empty = [
-        Finding(document.file, 1, "empty", "it has no jobs, or no event")
+        Finding(document.file, 1, "empty", "it has no jobs or no event")
         for document in workflows
         if not document.jobs or not document.events
     ]
-    found = {*empty, *(finding for rule in RULES for finding in rule(context))}
-    # What a rule of its own speaks of needs no second line.
-    spoken_of = {(one.file, one.line) for one in found if one.rule != "vocabulary"}
+    unknown = [
+        Finding(place, 1, "session", problem)
+        for place, problem in steps.find_unknown_sessions(context)
+    ]
+    found = {
+        Finding(document.file, line, name, message)
+        for document in context.documents
+        for name, rule in (RULES if document in workflows else _ALL_FILES_RULES).items()
+        for line, message in rule(document, context)
+    }.union(empty, unknown)
+    # On a line that another rule names, the vocabulary says nothing new.
+    named = {(one.file, one.line) for one in found if one.rule != "vocabulary"}
     return sorted(
-        one for one in found if one.rule != "vocabulary" or (one.file, one.line) not in spoken_of
+        one for one in found if one.rule != "vocabulary" or (one.file, one.line) not in named
     )

@@ -1,1 +1,1 @@
-"""The machines there are: what `runners/runners.toml` and `runners/github.toml` say of them."""
+"""The machines that `runners/runners.toml` and `runners/github.toml` describe."""

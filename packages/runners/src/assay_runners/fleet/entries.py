@@ -1,4 +1,4 @@
-"""What a vendor's entry says, and each kind of its runners: one for every number of cards."""
+"""The entries of the two files: vendors, their runners by number of cards, and GitHub."""
 
 import re
 from collections.abc import Iterator
@@ -11,19 +11,19 @@ def _compiles(pattern: str) -> str:
     try:
         re.compile(pattern)
     except re.error as error:
-        raise ValueError(f"{pattern!r} is no regular expression: {error}") from None
+        raise ValueError(f"{pattern!r} is not a regular expression: {error}") from None
     return pattern
 
 
 def _is_free(name: str) -> str:
     if name == "all":
-        raise ValueError("'all' is what labels call every vendor")
+        raise ValueError("labels use 'all' for every vendor")
     return name
 
 
-def _sets_none_of_ours(names: dict[str, str]) -> dict[str, str]:
+def _sets_no_reserved_variable(names: dict[str, str]) -> dict[str, str]:
     if taken := sorted(names.keys() & {"PATH", "HOME", "PYTHONPATH", "ASSAY_TORCH"}):
-        raise ValueError(f"{', '.join(taken)}: the runner's own, which a job relies on")
+        raise ValueError(f"{', '.join(taken)}: the runner sets it, and jobs rely on it")
     return names
 
 
@@ -34,23 +34,17 @@ Pattern = Annotated[str, Field(min_length=1), AfterValidator(_compiles)]
 Hexadecimal = Annotated[str, Field(pattern=r"^0x[0-9a-f]+$")]
 Absolute = Annotated[str, Field(pattern=r"^(/.+)?$")]
 Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
-Variables = Annotated[dict[Variable, str], AfterValidator(_sets_none_of_ours)]
+Variables = Annotated[dict[Variable, str], AfterValidator(_sets_no_reserved_variable)]
 
 
 class Entry(BaseModel):
-    """A table of the file; a field that it does not know is an error."""
+    """A table of a file, whose head describes the fields. An unknown field is an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class Shown(Entry):
-    """What the operating system shows where a driver is loaded.
-
-    by: patterns below "/", one of which exists there.
-    made_by: the vendor's program that makes them after a start of the machine, with its words; run by
-        root before a machine on its own registers.
-    pci_vendor, pci_classes: for nodes that several vendors share.
-    """
+    """The device nodes and files that show a loaded driver."""
 
     by: tuple[RelativePattern, ...]
     made_by: tuple[NonEmpty, ...] = ()
@@ -59,54 +53,33 @@ class Shown(Entry):
 
     @property
     def is_of_macos(self) -> bool:
-        """Whether drivers lie where macOS alone has them: launchd starts the runner there."""
+        """The drivers lie in folders of macOS, where launchd starts the runner."""
         return any(pattern.startswith(("Library/", "System/")) for pattern in self.by)
 
 
 class Torch(Entry):
-    """Which torch uses the devices.
-
-    from_registry: whether the registry's own build does.
-    plugin: the module that makes torch know them; "" where torch itself does.
-    """
+    """The torch that uses the devices."""
 
     from_registry: bool = Field(strict=True)
     plugin: str = ""
 
 
 class Image(Entry):
-    """What the container of a runner is made from.
-
-    base: the vendor's image, with the driver's libraries and the vendor's torch; "" where none is
-        public, and whoever builds the image must name one.
-    python: the Python there that has this torch.
-    """
+    """The base of a runner's container."""
 
     base: str
     python: NonEmpty = "python3"
 
 
 class Health(Entry):
-    """The vendor's own program that lists the cards, run before and after each job.
-
-    command: its words; an exit code other than 0 takes the machine out of service.
-    card_pattern: a regular expression of which every card that is fit for a job gives one match in
-        what it prints.
-    """
+    """The vendor's program that lists the cards, run before and after each job."""
 
     command: tuple[NonEmpty, ...] = Field(min_length=1)
     card_pattern: Pattern
 
 
 class RunnerKind(Entry):
-    """Runners with one number of cards.
-
-    cards: how many cards a job gets; 0 for machines without an accelerator.
-    sessions: the nox sessions that may run there, in this order.
-    timeout_minutes: after which GitHub ends a job.
-    budget_minutes: what the smoke session may plan for; less than the timeout.
-    max_runners: how many jobs run at a time; further ones wait.
-    """
+    """The runners of a vendor with one number of cards."""
 
     cards: int = Field(ge=0, le=1024, strict=True)
     sessions: tuple[NonEmpty, ...] = Field(min_length=1)
@@ -115,7 +88,7 @@ class RunnerKind(Entry):
     max_runners: int = Field(ge=1, le=1000, strict=True)
 
     @model_validator(mode="after")
-    def _leaves_time_beside_the_budget(self) -> "RunnerKind":
+    def _is_consistent(self) -> "RunnerKind":
         if len(set(self.sessions)) < len(self.sessions):
             raise ValueError(f"sessions {', '.join(self.sessions)}: one is named twice")
         if self.budget_minutes >= self.timeout_minutes:
@@ -127,11 +100,7 @@ class RunnerKind(Entry):
 
 
 class Vendor(Entry):
-    """An entry of runners.toml; `name` is that of its table, the rest stands at its head.
-
-    also_called: what people write for it in a label; the refusal then names the vendor.
-    unverified: the fields that nobody has seen work on such a machine yet.
-    """
+    """An entry of runners.toml."""
 
     name: Name
     title: NonEmpty
@@ -163,15 +132,15 @@ class Vendor(Entry):
             raise ValueError("image: a pod with a device needs one")
         unknown = [field for field in self.unverified if field not in type(self).model_fields]
         if unknown:
-            raise ValueError(f"unverified: {', '.join(unknown)} is no field")
+            raise ValueError(f"unverified: {', '.join(unknown)} is not a field")
         for resource in self.resources:
             if not re.fullmatch(r"[a-z0-9.-]+/[A-Za-z0-9_.-]+", resource):
-                raise ValueError(f"resources: {resource!r} is no qualified name")
+                raise ValueError(f"resources: {resource!r} is not a qualified name")
         return self
 
 
 class Runner(BaseModel):
-    """A vendor's runners with one number of cards: what a job can be sent to."""
+    """A vendor's runners with one number of cards: the destination of a job."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -180,29 +149,18 @@ class Runner(BaseModel):
 
     @property
     def target(self) -> str:
-        """How labels of pull requests and dispatches name it: "nvidia", "nvidia-4"."""
+        """The name in labels of pull requests and in dispatches: "nvidia", "nvidia-4"."""
         cards = self.kind.cards
         return self.vendor.name if cards <= 1 else f"{self.vendor.name}-{cards}"
 
     @property
     def label(self) -> str:
-        """The label that `runs-on` asks for: "assay-nvidia", "assay-nvidia-4"."""
+        """The label for `runs-on`: "assay-nvidia", "assay-nvidia-4"."""
         return f"assay-{self.target}"
 
 
 class GitHub(Entry):
-    """runners/github.toml: where assay lives on GitHub.
-
-    repository: OWNER/NAME.
-    protected_ref: the branch that nobody pushes to; accelerators take jobs of its workflows alone.
-    runner_group: the group of all accelerators, restricted to accelerator.yml at that branch.
-    hosted: the label of GitHub's own machines.
-    pythons: the versions of Python that the first tiers run with, the oldest first.
-    bench_python: that of the shipped baselines of the bench session.
-    runner_version, runner_digest: the release of GitHub's runner that the images are made with, and
-        the digest of its image.
-    nightly, reaper: when the two workflows with a schedule start, as cron has it.
-    """
+    """The settings in runners/github.toml."""
 
     repository: Annotated[str, Field(pattern=r"^[\w.-]+/[\w.-]+$")]
     protected_ref: NonEmpty
@@ -217,7 +175,7 @@ class GitHub(Entry):
 
 
 class Fleet(BaseModel):
-    """All machines."""
+    """All machines, and the settings of GitHub."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -225,11 +183,11 @@ class Fleet(BaseModel):
     vendors: tuple[Vendor, ...]
 
     def runners(self) -> Iterator[Runner]:
-        """Every vendor's, in the order of the file."""
+        """Yield the runners of all vendors, in the order of the file."""
         for vendor in self.vendors:
             for kind in vendor.runners:
                 yield Runner(vendor=vendor, kind=kind)
 
     def find(self, target: str) -> Runner | None:
-        """The runner that "nvidia-4" names."""
+        """Find the runner of a target, such as "nvidia-4"."""
         return next((runner for runner in self.runners() if runner.target == target), None)

@@ -1,4 +1,4 @@
-"""Reads the files that say which machines there are."""
+"""Reads the two files that describe the machines."""
 
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
@@ -18,26 +18,26 @@ _Table = TypeVar("_Table", bound=BaseModel)
 
 
 def read_fleet(root: Path) -> Fleet:
-    """What the two files below `root` say.
+    """Read the two files below `root`.
 
-    Raises: UsageError with the file, and a line for each table and field that is wrong.
+    Raises: UsageError with a line for each wrong table and field.
     """
     github = _validated(GitHub, _read_toml(root / GITHUB_FILE), root / GITHUB_FILE)
     vendors = []
     for name, table in _read_toml(root / RUNNERS_FILE).items():
         if not isinstance(table, dict):
-            raise UsageError(f"{root / RUNNERS_FILE}: {name} stands outside of a vendor's table")
+            raise UsageError(f"{root / RUNNERS_FILE}: {name} is outside of a vendor's table")
         vendors.append(
             _validated(Vendor, {"name": name, **table}, root / RUNNERS_FILE, f" [{name}]")
         )
     if not vendors:
         raise UsageError(f"{root / RUNNERS_FILE} has no vendor")
-    _require_own_names(vendors, root / RUNNERS_FILE)
+    _require_distinct_names(vendors, root / RUNNERS_FILE)
     return Fleet(github=github, vendors=tuple(vendors))
 
 
-def _require_own_names(vendors: Sequence[Vendor], file: Path) -> None:
-    """Raises: UsageError if two vendors are called alike: a label could mean either."""
+def _require_distinct_names(vendors: Sequence[Vendor], file: Path) -> None:
+    """Raise UsageError if two vendors share a name: a label would be ambiguous."""
     owners: dict[str, str] = {}
     for vendor in vendors:
         for name in (vendor.name, *vendor.also_called):
@@ -60,31 +60,31 @@ def _validated(model: type[_Table], table: dict[str, Any], file: Path, name: str
     except ValidationError as error:
         known = sorted({str(one["loc"][-1]) for one in error.errors() if one["type"] == "missing"})
         known += list(model.model_fields)
-        # A list none of whose entries is right is told as too short as well.
+        # pydantic also reports a list without valid entries as too short.
         wrong = [one for one in error.errors() if one["type"] != "too_short"] or error.errors()
-        lines = [f"{file}{name}: {_in_words(one, known)}" for one in wrong]
+        lines = [f"{file}{name}: {_describe_error(one, known)}" for one in wrong]
         raise UsageError("\n".join(lines)) from None
 
 
-def _in_words(error: Mapping[str, Any], known: list[str]) -> str:
-    """One mistake: where it is in the table, and what is wrong, in the words of TOML.
+def _describe_error(error: Mapping[str, Any], known: list[str]) -> str:
+    """Describe one mistake, its place and its problem, in terms of TOML.
 
-    known: the fields that a name which is none may have meant.
+    known: the field names to suggest for an unknown one.
     """
     place = [f"[{part + 1}]" if isinstance(part, int) else str(part) for part in error["loc"]]
     field = ".".join(place).replace(".[key]", "").replace(".[", "[")
-    told = error["msg"].removeprefix("Value error, ")
+    problem = error["msg"].removeprefix("Value error, ")
     if error["type"] == "extra_forbidden":
         nearest = get_close_matches(str(error["loc"][-1]), known, n=1)
-        told = f"there is no such field{f'; nearest is {nearest[0]}' if nearest else ''}"
+        problem = f"there is no such field{f'; nearest is {nearest[0]}' if nearest else ''}"
     elif error["type"] == "missing":
-        told = "it is missing"
+        problem = "it is missing"
     else:
-        told = _OF_TOML.get(error["type"], told)
-    return f"{field}: {told}" if field else told
+        problem = _TOML_PROBLEMS.get(error["type"], problem)
+    return f"{field}: {problem}" if field else problem
 
 
-_OF_TOML = {
+_TOML_PROBLEMS = {
     "tuple_type": "it has to be an array: [...]",
     "model_type": "it has to be a table: { ... }",
     "dict_type": "it has to be a table: { ... }",

@@ -1,1 +1,1 @@
-"""What runs where for an event of GitHub; nothing here reads files, runs a process or the network."""
+"""The jobs that a GitHub event starts. Pure: no files, processes or network."""

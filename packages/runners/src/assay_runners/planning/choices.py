@@ -1,4 +1,4 @@
-"""The sessions that events start, and the jobs of a plan that they become."""
+"""The sessions that events start, and the jobs of a plan."""
 
 from collections.abc import Iterable, Sequence
 
@@ -7,29 +7,29 @@ from assay_runners.planning.events import Event
 from assay_runners.planning.labels import sessions_of
 from assay_runners.planning.plan import MachineJob, Plan, Refusal, SessionCall, TierJob
 
-# The first tiers, which every pull request runs: what `nox` runs where no session is named.
+# Every pull request runs these first. They are also what `nox` alone runs.
 FIRST_TIERS = ("lint", "types", "unit", "subsystem", "runners", "repo")
-# What follows them on the same commit; the job `smoke` of ci.yml has these lines.
+# Run after them on the same commit. The job `smoke` of ci.yml has the same lines.
 ON_THE_CPU = (
     SessionCall(session="smoke", arguments=("--coverage", "one")),
     SessionCall(session="expectations"),
     SessionCall(session="check"),
 )
-# What comes before a machine with accelerators; the other sessions run beside it.
+# Must pass before a job on a machine with accelerators starts.
 BEFORE_MACHINES = ("lint", "types", "unit")
-# What takes too long for every pull request, beside bench, which needs a Python of its own.
+# Too slow for every pull request. The nightly run adds bench, which needs one exact Python.
 NIGHTLY = ("faults", "false-alarms", "fuzz", "perf", "bench-rates", "smoke-faults", "suites")
 
 
 def tier_jobs(sessions: Iterable[str], pythons: Sequence[str]) -> tuple[TierJob, ...]:
-    """Each session on each version of Python."""
+    """Make a job for each session on each version of Python."""
     return tuple(
         TierJob(session=session, python=python) for session in sessions for python in pythons
     )
 
 
 def machine_job(runner: Runner, tier: str, calls: Sequence[SessionCall], why: str) -> MachineJob:
-    """A job for one of the machines that `runner` describes."""
+    """Make a job for one of the machines that `runner` describes."""
     return MachineJob(
         target=runner.target,
         tier=tier,
@@ -42,7 +42,7 @@ def machine_job(runner: Runner, tier: str, calls: Sequence[SessionCall], why: st
 
 
 def choose_calls(tier: str, runner: Runner) -> list[SessionCall]:
-    """The sessions of the tier that such a machine runs, as large as its entry allows."""
+    """Choose the sessions of the tier that such a machine runs, as large as its entry allows."""
     cards = ("--cards", str(runner.kind.cards)) if runner.kind.cards else ()
     arguments_of = {"smoke": ("--budget", f"{runner.kind.budget_minutes}m", *cards)}
     return [
@@ -52,10 +52,10 @@ def choose_calls(tier: str, runner: Runner) -> list[SessionCall]:
 
 
 def plan_nothing(event: Event, why: str) -> Plan:
-    """A plan without jobs."""
+    """Make a plan without jobs."""
     return Plan(event=event.name, sha=event.sha, nothing=why)
 
 
 def plan_refusal(event: Event, *refusals: Refusal) -> Plan:
-    """A plan without jobs, for something that was asked for."""
+    """Make a plan without jobs for a refused request."""
     return Plan(event=event.name, sha=event.sha, refused=refusals)

@@ -1,4 +1,4 @@
-"""What a workflow that is started by hand runs on machines with accelerators."""
+"""Plans of workflows that are started by hand."""
 
 from assay_runners.fleet.entries import Fleet
 from assay_runners.planning.choices import machine_job, plan_nothing, plan_refusal
@@ -8,7 +8,7 @@ from assay_runners.planning.plan import Plan, Refusal, SessionCall
 
 
 def plan_bench(event: Event, fleet: Fleet) -> Plan:
-    """The bench session on one machine."""
+    """Plan the bench session on one machine."""
     target = event.inputs.get("vendor", "").casefold()
     if target == EVERY:
         why = "benchmarks take hours: name one machine"
@@ -27,7 +27,7 @@ def plan_bench(event: Event, fleet: Fleet) -> Plan:
 
 
 def _bench_calls(inputs: dict[str, str]) -> list[SessionCall]:
-    """The model's evaluation, compared with the baseline where one is named."""
+    """Evaluate the model and compare it with the baseline, if one is named."""
     suite = ("--suite", inputs["suite"]) if "suite" in inputs else ()
     results = "runs/bench"
     asked = ("run", "--model", inputs["model"], *suite, "--output", results)
@@ -39,7 +39,7 @@ def _bench_calls(inputs: dict[str, str]) -> list[SessionCall]:
 
 
 def plan_recapture(event: Event, fleet: Fleet) -> Plan:
-    """The models' expectations, captured on each of the machines."""
+    """Plan the capture of the models' expectations on each machine."""
     protected = f"refs/heads/{fleet.github.protected_ref}"
     if event.ref != protected:
         why = f"its pull request would bring along what {event.ref} has: start it from {protected}"
@@ -75,7 +75,7 @@ def plan_recapture(event: Event, fleet: Fleet) -> Plan:
 
 
 def plan_reaper(event: Event, _: Fleet) -> Plan:
-    """The reaper asks for no machine."""
+    """Plan nothing: the reaper needs no machine."""
     return plan_nothing(event, "the reaper has no sessions")
 
 
@@ -86,7 +86,7 @@ def _refuse_target(target: str, tier: str, fleet: Fleet) -> Refusal | None:
 
 
 def _refuse_options(inputs: dict[str, str]) -> Refusal | None:
-    """Refuses an input that a command would take for an option."""
+    """Refuse an input that a command would read as an option."""
     for name, value in inputs.items():
         if value.startswith("-"):
             return Refusal(asked=value, why=f"{name} begins with a dash, as only options do")

@@ -1,4 +1,4 @@
-"""An event of GitHub, and what its payload says to a planner."""
+"""A GitHub event, and the facts of its payload that a plan depends on."""
 
 from typing import Any
 
@@ -8,28 +8,26 @@ Payload = dict[str, Any]
 
 
 class Event(BaseModel):
-    """An event as a workflow run sees it.
-
-    name: as GITHUB_EVENT_NAME has it.
-    payload: the object of the file that GITHUB_EVENT_PATH names.
-    sha: GITHUB_SHA. Of a pull request it is a merge commit that GitHub made, not the head.
-    ref: GITHUB_REF.
-    changed: the files that differ from the base; None where that is not known.
-    unchanged_since_success: whether the last successful run of this workflow was of the same commit.
-    """
+    """An event as a workflow run sees it."""
 
     model_config = ConfigDict(frozen=True)
 
     name: str
+    """GITHUB_EVENT_NAME."""
     payload: Payload
+    """The object in the file GITHUB_EVENT_PATH."""
     sha: str
+    """GITHUB_SHA. For a pull request this is the merge commit that GitHub made, not the head."""
     ref: str = ""
+    """GITHUB_REF."""
     changed: tuple[str, ...] | None = None
+    """The files that differ from the base; None if unknown."""
     unchanged_since_success: bool = False
+    """The last successful run of this workflow ran the same commit."""
 
     @property
     def action(self) -> str:
-        """What happened to the pull request: "labeled", "synchronize"; "" for other events."""
+        """The activity of a pull request event: "labeled", "synchronize"; "" for other events."""
         return str(self.payload.get("action") or "")
 
     @property
@@ -49,28 +47,23 @@ class Event(BaseModel):
 
     @property
     def label(self) -> str:
-        """The label that was just given to the pull request, or taken off."""
+        """The label that was just added to the pull request or removed from it."""
         return str((self.payload.get("label") or {}).get("name", ""))
 
     @property
-    def labels(self) -> tuple[str, ...]:
-        """All labels that the pull request has."""
-        return tuple(str(label["name"]) for label in self.pull_request.get("labels") or ())
-
-    @property
     def is_from_fork(self) -> bool:
-        """Whether the pull request comes from another repository, one that is deleted included."""
+        """The pull request comes from another repository, which may be deleted."""
         head = self.pull_request.get("head", {}).get("repo") or {}
         base = self.pull_request.get("base", {}).get("repo") or {}
         return str(head.get("full_name")).casefold() != str(base.get("full_name")).casefold()
 
     @property
     def sender(self) -> Payload:
-        """Who caused the event."""
+        """The account that caused the event."""
         return self.payload.get("sender") or {}
 
     @property
     def inputs(self) -> dict[str, str]:
-        """What a dispatch was given, without what was left empty."""
+        """The inputs of a dispatch that are not blank."""
         given = self.payload.get("inputs") or {}
         return {name: str(value) for name, value in given.items() if str(value or "").strip()}

@@ -1,4 +1,6 @@
-"""A plan: the jobs that an event starts, what was refused, and why nothing runs if nothing does."""
+"""The plan of an event: the jobs that it starts, the refused requests, or why nothing runs."""
+
+import shlex
 
 from pydantic import BaseModel, ConfigDict
 
@@ -8,7 +10,7 @@ class _Part(BaseModel):
 
 
 class TierJob(_Part):
-    """A session without an accelerator, on a machine of GitHub."""
+    """A session without an accelerator, on a GitHub-hosted machine."""
 
     session: str
     python: str
@@ -20,49 +22,51 @@ class SessionCall(_Part):
     session: str
     arguments: tuple[str, ...] = ()
 
+    @property
+    def words(self) -> list[str]:
+        """The arguments of nox."""
+        return ["-s", self.session, *(["--", *self.arguments] if self.arguments else [])]
+
+    def __str__(self) -> str:
+        return shlex.join(["nox", *self.words])
+
 
 class MachineJob(_Part):
-    """What one machine with accelerators is asked for.
-
-    target: which, as a label names it: "nvidia-4".
-    tier: what for: "smoke", "expectations", "bench".
-    cards: how many devices must be there.
-    calls: what runs there, in this order.
-    why: what asked for it.
-    """
+    """A job for one machine with accelerators."""
 
     target: str
+    """The machine, as a label names it: "nvidia-4"."""
     tier: str
+    """The purpose: "smoke", "expectations", "bench"."""
     cards: int
+    """How many devices the machine must have."""
     calls: tuple[SessionCall, ...]
+    """The sessions, in the order in which they run."""
     timeout_minutes: int
     variables: dict[str, str] = {}
     why: str
+    """The request that led to the job."""
 
 
 class Refusal(_Part):
-    """Something that was asked for and will not run.
-
-    asked: in the words of the one who asked.
-    why: one sentence, with what to do instead.
-    """
+    """A request that will not run."""
 
     asked: str
+    """The request, in the words of its author."""
     why: str
+    """The reason in one sentence, with the request to make instead."""
 
 
 class Plan(_Part):
-    """What an event starts.
-
-    sha: the commit that the jobs check out.
-    afterwards: what a machine of GitHub runs once all tiers are green: an abbreviated training.
-    nothing: why no job was chosen; "" where one was.
-    """
+    """The jobs that an event starts."""
 
     event: str
     sha: str
+    """The commit that the jobs check out."""
     tiers: tuple[TierJob, ...] = ()
     afterwards: tuple[SessionCall, ...] = ()
+    """An abbreviated training, which a GitHub-hosted machine runs once all tiers are green."""
     machines: tuple[MachineJob, ...] = ()
     refused: tuple[Refusal, ...] = ()
     nothing: str = ""
+    """Why no job was chosen; "" if there are jobs."""

@@ -1,4 +1,4 @@
-"""What an event of a pull request starts."""
+"""Plans of pull request events."""
 
 from collections.abc import Sequence
 from pathlib import PurePosixPath
@@ -22,7 +22,7 @@ DOCUMENTATION = "nothing to do: only documentation changed"
 
 
 def plan_pull_request(event: Event, fleet: Fleet) -> Plan:
-    """The first tiers for a new commit, machines for a label, nothing for anything else."""
+    """Plan the first tiers for a new commit, machines for a label, and nothing otherwise."""
     if event.action == "labeled":
         return _plan_label(event, fleet)
     if event.action not in ("opened", "synchronize", "reopened"):
@@ -33,18 +33,18 @@ def plan_pull_request(event: Event, fleet: Fleet) -> Plan:
 
 
 def plan_first_tiers(event: Event, fleet: Fleet) -> Plan:
-    """All sessions that need no accelerator, then an abbreviated training on the CPU."""
+    """Plan all sessions that need no accelerator, then an abbreviated training on the CPU."""
     tiers = tier_jobs(FIRST_TIERS, fleet.github.pythons)
     return Plan(event=event.name, sha=event.sha, tiers=tiers, afterwards=ON_THE_CPU)
 
 
 def only_documentation(changed: Sequence[str] | None) -> bool:
-    """Whether every changed file is documentation; not where nothing is known, or nothing changed."""
+    """Check that every changed file is documentation. False if unknown, or if no file changed."""
     return bool(changed) and all(map(is_documentation, changed or ()))
 
 
 def is_documentation(path: str) -> bool:
-    """Whether `path` is Markdown at the root or below docs/: other files there are read by programs."""
+    """Check that `path` is Markdown at the root or below docs/. Programs read the other files there."""
     file = PurePosixPath(path)
     return file.suffix == ".md" and (len(file.parts) == 1 or file.parts[0] == "docs")
 
@@ -72,7 +72,7 @@ def _plan_label(event: Event, fleet: Fleet) -> Plan:
 
 
 def _keep_from_machines(event: Event) -> str:
-    """Why no machine runs code of this pull request, whatever its label; "" where one may."""
+    """Say why no machine may run code of this pull request; "" if one may."""
     if event.pull_request.get("state") != "open":
         return "the pull request is closed"
     if event.sender.get("type") != "User":

@@ -1,4 +1,4 @@
-"""The rules: what an event starts, event by event."""
+"""The rule of each event: which jobs it starts."""
 
 from collections.abc import Callable
 
@@ -13,14 +13,11 @@ _Rule = Callable[[Event, Fleet], Plan]
 
 
 def make_plan(event: Event, fleet: Fleet) -> Plan:
-    """What `event` starts on the machines of `fleet`.
-
-    An event that no workflow waits for gives a plan without jobs, and says so.
-    """
+    """Plan the jobs that `event` starts on the machines of `fleet`."""
     rule = RULES.get(event.name)
-    return (
-        rule(event, fleet) if rule else plan_nothing(event, f"no workflow waits for {event.name}")
-    )
+    if rule is None:
+        return plan_nothing(event, f"no workflow waits for {event.name}")
+    return rule(event, fleet)
 
 
 def _plan_push(event: Event, fleet: Fleet) -> Plan:

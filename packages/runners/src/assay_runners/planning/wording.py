@@ -1,14 +1,13 @@
-"""A plan in words: for a terminal, and for the summary of a job."""
+"""The text of a plan, for a terminal and for the summary of a job."""
 
-import shlex
 from itertools import groupby
 
 from assay.foreign_text import markdown_block
-from assay_runners.planning.plan import Plan, SessionCall
+from assay_runners.planning.plan import Plan
 
 
 def explain_plan(plan: Plan) -> str:
-    """Every job with why it was chosen, everything refused with why, or why nothing runs."""
+    """List every job and every refusal with its reason, or say why nothing runs."""
     lines = [f"{plan.event}, commit {plan.sha or 'not known'}"]
     if plan.tiers:
         pythons: dict[str, list[str]] = {}
@@ -20,26 +19,20 @@ def explain_plan(plan: Plan) -> str:
             )
     if plan.afterwards:
         lines.append("  then, on the CPU")
-        lines += [f"    {nox_command(call)}" for call in plan.afterwards]
+        lines += [f"    {call}" for call in plan.afterwards]
     for machine in plan.machines:
         lines.append(f"  {machine.tier} on assay-{machine.target}, asked for by {machine.why}")
-        lines += [f"    {nox_command(call)}" for call in machine.calls]
+        lines += [f"    {call}" for call in machine.calls]
     lines += [f"  refused: {refusal.asked}: {refusal.why}" for refusal in plan.refused]
     if plan.nothing:
         lines.append(f"  {plan.nothing}")
     return "\n".join(lines)
 
 
-def summarise_plan(plan: Plan) -> str:
-    """The same as Markdown. Labels and inputs are others' words: they stand in code only."""
+def summarize_plan(plan: Plan) -> str:
+    """Write the same as Markdown. Labels and inputs are foreign text, so they stand in code blocks only."""
     blocks = [f"### {_heading(plan)}", markdown_block(explain_plan(plan))]
     return "\n\n".join(blocks) + "\n"
-
-
-def nox_command(call: SessionCall) -> str:
-    """The line that a person would type for the same."""
-    words = ["--", *call.arguments] if call.arguments else []
-    return shlex.join(["nox", "-s", call.session, *words])
 
 
 def _heading(plan: Plan) -> str:

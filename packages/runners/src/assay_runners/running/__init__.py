@@ -1,1 +1,1 @@
-"""Runs what was planned for a machine, and says how it went; the rehearsal runs the same code."""
+"""Runs planned jobs and summarizes them. The rehearsal uses the same code."""

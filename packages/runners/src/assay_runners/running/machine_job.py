@@ -1,4 +1,4 @@
-"""A job on a machine: is it healthy, what do the sessions say, is it still healthy?"""
+"""A job on a machine: a health check, the sessions, and a second health check."""
 
 import os
 import subprocess
@@ -12,42 +12,42 @@ from assay.runs.results import read_verdict
 from assay.verdicts import Outcome
 from assay_runners.fleet.entries import Fleet
 from assay_runners.planning.plan import MachineJob, SessionCall
-from assay_runners.running.health import find_sickness
 
 # EX_TEMPFAIL of sysexits.h: the machine is at fault, and another may succeed.
 SICK = 75
-# What a session leaves below runs/ when it did something: none of it is no success.
-# Of `check` the run of the clean model: the other has a fault planted, and is right to fail.
-_LEFT_BY = {"check": "*-clean/verdict.json", "recapture": "captured/*.json"}
+# health.sh limits the vendor's program itself, to half of this.
+_HEALTH_SECONDS = 120
+_SICKNESS_PREFIX = "assay: this machine must not be used: "
+# The results that a session writes below runs/. A session without results has failed. `check` also
+# runs a model with a planted fault, whose verdict is rightly FAIL: only the clean run counts.
+_RESULTS = {"check": "*-clean/verdict.json", "recapture": "captured/*.json"}
 _VERDICTS = "**/verdict.json"
 
 
 @dataclass(frozen=True)
 class SessionResult:
-    """How one session ended.
-
-    code: the exit code of nox.
-    left: the files that it left: verdicts, or expectations of a recapture.
-    """
+    """The end of one session."""
 
     call: SessionCall
     code: int
+    """The exit code of nox."""
     seconds: float
-    left: tuple[Path, ...]
+    files: tuple[Path, ...]
+    """The verdicts that it wrote, or the expectations of a recapture."""
 
     @property
     def failure(self) -> str:
-        """Why it is no success; "" where it is one."""
+        """Why the session failed; "" if it passed."""
         if self.code:
             return f"exit code {self.code}"
-        if not self.left:
+        if not self.files:
             return "it did nothing: no result was left"
-        return next(filter(None, map(_contradiction, self.runs)), "")
+        return next(filter(None, map(_find_contradiction, self.runs)), "")
 
     @property
     def runs(self) -> list[Path]:
-        """The folders with a verdict, without those that are part of another's."""
-        folders = [file.parent for file in self.left if file.name == "verdict.json"]
+        """The folders with a verdict, without those inside another run."""
+        folders = [file.parent for file in self.files if file.name == "verdict.json"]
         return [
             folder for folder in folders if not any(other in folder.parents for other in folders)
         ]
@@ -55,13 +55,11 @@ class SessionResult:
 
 @dataclass(frozen=True)
 class JobResult:
-    """How a job on a machine ended.
-
-    sick_before, sick_after: why the machine must not be used; "" where it may.
-    """
+    """The end of a job on a machine."""
 
     job: MachineJob
     sick_before: str = ""
+    """Why the machine must not be used; "" if it is healthy."""
     sessions: tuple[SessionResult, ...] = ()
     sick_after: str = ""
 
@@ -75,39 +73,36 @@ class JobResult:
 
 @dataclass(frozen=True)
 class Checkout:
-    """Where a job runs.
-
-    root: the checkout.
-    nox: the words that start nox there.
-    variables: the environment.
-    """
+    """A checkout in which sessions run."""
 
     root: Path
     nox: Sequence[str]
+    """The words that start nox."""
     variables: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    """The environment."""
 
     def run_session(self, call: SessionCall, more: Mapping[str, str]) -> SessionResult:
-        """Run a session to its end."""
-        before = self._left_by(call)
-        words = ["--", *call.arguments] if call.arguments else []
+        """Run a session to its end, with `more` variables."""
+        before = self._find_results(call)
         started = time.monotonic()
-        command = [*self.nox, "-s", call.session, *words]
+        command = [*self.nox, *call.words]
         variables = {**self.variables, **more}
         code = subprocess.run(command, cwd=self.root, env=variables, check=False).returncode
         seconds = time.monotonic() - started
-        left = sorted(path for path, age in self._left_by(call).items() if before.get(path) != age)
-        return SessionResult(call, code, seconds, tuple(left))
+        after = self._find_results(call)
+        written = sorted(path for path, age in after.items() if before.get(path) != age)
+        return SessionResult(call, code, seconds, tuple(written))
 
-    def _left_by(self, call: SessionCall) -> dict[Path, int]:
-        """The files that such a session leaves, and when each was written."""
-        pattern = _LEFT_BY.get(call.session, _VERDICTS)
+    def _find_results(self, call: SessionCall) -> dict[Path, int]:
+        """Find the results of such a session, with their modification times."""
+        pattern = _RESULTS.get(call.session, _VERDICTS)
         return {path: path.stat().st_mtime_ns for path in self.root.glob(f"runs/{pattern}")}
 
 
-def _contradiction(run: Path) -> str:
-    """What in a run's verdict contradicts a session that succeeded; "" where nothing does.
+def _find_contradiction(run: Path) -> str:
+    """Say why the verdict of a run contradicts the success of its session; "" if it does not.
 
-    A session on a laptop may end well with something that was not compared; a job was asked for it.
+    On a laptop, a session may succeed although something was not compared; a job may not.
     """
     try:
         outcome = read_verdict(run).verdict
@@ -117,10 +112,7 @@ def _contradiction(run: Path) -> str:
 
 
 def run_machine_job(job: MachineJob, fleet: Fleet, checkout: Checkout) -> JobResult:
-    """Run the sessions of `job`, all of them, between two looks at the machine's health.
-
-    A sick machine runs none: what it computes says nothing.
-    """
+    """Run all sessions of `job` between two health checks. On a sick machine none runs."""
     sick = _find_sickness(job, fleet, checkout)
     if sick:
         return JobResult(job, sick_before=sick)
@@ -129,14 +121,27 @@ def run_machine_job(job: MachineJob, fleet: Fleet, checkout: Checkout) -> JobRes
 
 
 def _find_sickness(job: MachineJob, fleet: Fleet, checkout: Checkout) -> str:
-    """Why the job's machine must not be used; one without cards cannot be sick.
+    """Say why the machine must not be used; "" if it is healthy or has no cards.
 
-    Raises: UsageError if there is no such machine.
+    Runs the script that the machine's own runner also calls before and after each job.
+    Raises: UsageError if the fleet has no such machine.
     """
     runner = fleet.find(job.target)
     if runner is None:
         raise UsageError(f"runners/runners.toml has no machine {job.target!r}")
     if not job.cards or runner.vendor.health is None:
         return ""
-    script = checkout.root.resolve() / "runners" / runner.vendor.name / "health.sh"
-    return find_sickness(script, job.cards, checkout.variables)
+    folder = checkout.root.resolve() / "runners"
+    command = [folder / "health.sh", folder / runner.vendor.name / "health.json"]
+    variables = {**checkout.variables, "ASSAY_CARDS": str(job.cards)}
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=_HEALTH_SECONDS,
+            env=variables, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"health.sh cannot be run: {error}"
+    if not done.returncode:
+        return ""
+    reason = done.stderr.strip() or f"health.sh exits with {done.returncode}"
+    return reason.removeprefix(_SICKNESS_PREFIX)

@@ -1,4 +1,4 @@
-"""A rehearsal: what an event would start, run here in a clean clone, the CPU in a device's place."""
+"""A rehearsal: runs the jobs of an event in a clean clone, with the CPU instead of accelerators."""
 
 import os
 import shlex
@@ -13,47 +13,38 @@ from assay_runners.fleet.reading import read_fleet
 from assay_runners.planning.events import Event
 from assay_runners.planning.plan import MachineJob, Plan, SessionCall
 from assay_runners.planning.rules import make_plan
-from assay_runners.planning.wording import nox_command, summarise_plan
+from assay_runners.planning.wording import summarize_plan
 from assay_runners.running.machine_job import Checkout, JobResult, SessionResult, run_machine_job
-from assay_runners.running.summary import summarise_job
-from assay_runners.workflow_run.git import files_changed_since, run_git
+from assay_runners.running.summary import summarize_job
+from assay_runners.workflow_run.programs import files_changed_since, run_git
 
 CLONE, SUMMARY_FILE = "clone", "summary.md"
 
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """What a rehearsal found.
-
-    summary: the Markdown that GitHub would show.
-    exit_code: 0; 1 if a session failed; 2 if something was refused.
-    """
+    """The result of a rehearsal."""
 
     summary: str
+    """The Markdown that GitHub would show."""
     exit_code: int
-
-
-@dataclass(frozen=True)
-class RehearsalRequest:
-    """What to rehearse.
-
-    event: the recorded event.
-    patch: a change to commit on top of HEAD first; its files are then the event's changed ones. None
-        runs HEAD as it is.
-    only: the sessions to run, of those that are chosen; all if empty.
-    """
-
-    event: Event
-    patch: Path | None = None
-    only: frozenset[str] = frozenset()
+    """0; 1 if a session failed; 2 if a request was refused."""
 
 
 def rehearse(
-    asked: RehearsalRequest, root: Path, folder: Path, nox: Sequence[str], progress: Progress
+    event: Event,
+    patch: Path | None,
+    only: frozenset[str],
+    root: Path,
+    folder: Path,
+    nox: Sequence[str],
+    progress: Progress,
 ) -> Rehearsal:
-    """Clone `root` into `folder`, and run there what the event starts.
+    """Clone `root` into `folder`, and run the jobs of the event there.
 
-    The clone stays; its environments, which take 2 GB, only where something failed, to repeat it there.
+    After a failure the clone keeps its nox environments (2 GB), to repeat the failure.
+    patch: a change to commit on top of HEAD. Its files replace the event's changed files.
+    only: the planned sessions to run; all if empty.
     nox: the words that start nox.
     Raises: UsageError if the clone or the patch fails.
     """
@@ -61,40 +52,39 @@ def rehearse(
     with progress.step("clones the last commit"):
         run_git(root, "clone", "--quiet", "--no-hardlinks", str(root), str(clone))
         base = run_git(clone, "rev-parse", "HEAD")
-        if asked.patch:
-            _commit_patch(clone, asked.patch)
+        if patch:
+            _commit_patch(clone, patch)
         sha = run_git(clone, "rev-parse", "HEAD")
-    event = asked.event
-    if asked.patch:
+    if patch:
         event = event.model_copy(update={"changed": files_changed_since(base, clone)})
     plan = make_plan(event, read_fleet(clone))
-    _require_chosen(asked.only, plan)
-    run = _Pass(plan, sha, asked.only, Checkout(clone, nox, _variables()), progress)
-    rehearsal = run.rehearsal()
+    _require_planned_sessions(only, plan)
+    run = _PlannedRun(plan, sha, only, Checkout(clone, nox, _variables()), progress)
+    rehearsal = run.execute()
     (folder / SUMMARY_FILE).write_text(rehearsal.summary, encoding="utf-8")
     if not rehearsal.exit_code:
         shutil.rmtree(clone / ".nox", ignore_errors=True)
     return rehearsal
 
 
-def _require_chosen(only: frozenset[str], plan: Plan) -> None:
-    """Raises: UsageError if a session is asked for that the plan does not have: it would not run."""
-    chosen = _chosen(plan)
+def _require_planned_sessions(only: frozenset[str], plan: Plan) -> None:
+    """Raise UsageError if the plan does not have a requested session, which would not run."""
+    chosen = _planned_sessions(plan)
     if chosen and (unknown := only - set(chosen)):
         raise UsageError(
             f"--only {', '.join(sorted(unknown))}: the event starts {', '.join(sorted(chosen))}"
         )
 
 
-def _chosen(plan: Plan) -> list[str]:
-    """The sessions of a plan, in the order in which they run, each once."""
+def _planned_sessions(plan: Plan) -> list[str]:
+    """List the distinct sessions of a plan, in the order in which they run."""
     calls = [*plan.afterwards, *(call for machine in plan.machines for call in machine.calls)]
     return list(dict.fromkeys([job.session for job in plan.tiers] + [one.session for one in calls]))
 
 
 @dataclass(frozen=True)
-class _Pass:
-    """One pass over a plan: the tiers, what follows them, then the machines, as GitHub has it."""
+class _PlannedRun:
+    """The jobs of a plan in GitHub's order: tiers, then the training, then machines."""
 
     plan: Plan
     sha: str
@@ -102,10 +92,12 @@ class _Pass:
     checkout: Checkout
     progress: Progress
 
-    def rehearsal(self) -> Rehearsal:
-        """Run everything, unless something fails that the rest waits for."""
-        blocks = [summarise_plan(self.plan), *self._how_it_differs()]
-        tiers = self._run_calls([SessionCall(session=name) for name in self._tier_sessions()])
+    def execute(self) -> Rehearsal:
+        """Run all jobs whose predecessors pass."""
+        blocks = [summarize_plan(self.plan), *self._describe_differences()]
+        # Each session runs once: this machine has one Python.
+        names = dict.fromkeys(job.session for job in self.plan.tiers)
+        tiers = self._run_calls([SessionCall(session=name) for name in names])
         hosted = [
             (session, f"exit code {session.code}" if session.code else "") for session in tiers
         ]
@@ -114,59 +106,54 @@ class _Pass:
             hosted += [(session, session.failure) for session in after]
         failed = any(failure for _, failure in hosted)
         if hosted:
-            blocks.append(_summarise_hosted(hosted))
+            blocks.append(_summarize_hosted(hosted))
         results: list[JobResult] = []
         if failed and self.plan.machines:
             blocks.append("The jobs on machines would not start: a session before them failed.")
         elif not failed:
             results = self._run_machines()
             enter = f"cd {shlex.quote(str(self.checkout.root))}"
-            blocks += [summarise_job(result, self.sha, enter) for result in results]
+            blocks += [summarize_job(result, self.sha, enter) for result in results]
             blocks += self._proposal(results)
         red = failed or any(result.exit_code for result in results)
         return Rehearsal("\n".join(blocks), 2 if self.plan.refused else int(red))
 
-    def _how_it_differs(self) -> list[str]:
-        """From what GitHub would run; nothing where nothing runs."""
-        chosen = _chosen(self.plan)
+    def _describe_differences(self) -> list[str]:
+        """Describe the differences from a run on GitHub; [] if nothing runs."""
+        chosen = _planned_sessions(self.plan)
         if not chosen:
             return []
-        cpu = " The CPU is in the place of every accelerator." if self.plan.machines else ""
-        left_out = [name for name in chosen if not self._is_asked_for(name)]
+        cpu = " The CPU replaces every accelerator." if self.plan.machines else ""
+        left_out = [name for name in chosen if not self._is_selected(name)]
         only = f" Left out by --only: {', '.join(left_out)}." if left_out else ""
         return [f"Rehearsed on one machine, with one Python.{cpu}{only}\n"]
 
-    def _tier_sessions(self) -> list[str]:
-        """Each session once: this machine has one Python."""
-        return list(dict.fromkeys(job.session for job in self.plan.tiers))
-
-    def _is_asked_for(self, session: str) -> bool:
+    def _is_selected(self, session: str) -> bool:
         return not self.only or session in self.only
 
     def _run_calls(self, calls: Sequence[SessionCall]) -> list[SessionResult]:
         results = []
         for call in calls:
-            if self._is_asked_for(call.session):
-                with self.progress.step(f"runs {nox_command(call)}"):
+            if self._is_selected(call.session):
+                with self.progress.step(f"runs {call}"):
                     results.append(self.checkout.run_session(call, {}))
         return results
 
     def _run_machines(self) -> list[JobResult]:
-        """Every machine's job without its cards: on the CPU."""
+        """Run the job of every machine on the CPU."""
         fleet = read_fleet(self.checkout.root)
         results = []
         for machine in self.plan.machines:
-            calls = tuple(call for call in machine.calls if self._is_asked_for(call.session))
+            calls = tuple(call for call in machine.calls if self._is_selected(call.session))
             job: MachineJob = machine.model_copy(update={"cards": 0, "calls": calls})
             if calls:
-                with self.progress.step(
-                    f"runs {machine.tier} of assay-{machine.target} on the CPU"
-                ):
+                task = f"runs {machine.tier} of assay-{machine.target} on the CPU"
+                with self.progress.step(task):
                     results.append(run_machine_job(job, fleet, self.checkout))
         return results
 
     def _proposal(self, results: list[JobResult]) -> list[str]:
-        """The pull request that a recapture would end in."""
+        """Write the pull request that a recapture would open."""
         reasons = [
             call.arguments[call.arguments.index("--reason") + 1]
             for result in results
@@ -176,28 +163,27 @@ class _Pass:
         if not reasons or any(result.exit_code for result in results):
             return []
         file = self.checkout.root / "runs" / "proposal.md"
-        call = SessionCall(
-            session="propose", arguments=("runs", "--dry-run", "--reason", reasons[0])
-        )
+        words = ("runs", "--dry-run", "--reason", reasons[0])
+        call = SessionCall(session="propose", arguments=words)
         with self.progress.step("writes the pull request"):
             proposed = self.checkout.run_session(call, {"GITHUB_STEP_SUMMARY": str(file)})
         if proposed.code:
-            return [f"The pull request cannot be opened: `{nox_command(call)}` fails.\n"]
+            return [f"The pull request cannot be opened: `{call}` fails.\n"]
         return [f"# The pull request\n\n{file.read_text(encoding='utf-8')}"]
 
 
 def _variables() -> dict[str, str]:
-    """The environment of the sessions: the CPU in place of a card that this machine lacks."""
+    """Make the environment of the sessions, which use the CPU instead of accelerators."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith("GITHUB_")}
     return kept | {"ASSAY_TORCH": "cpu", "ASSAY_REQUIRE_HARDWARE": "0"}
 
 
-def _summarise_hosted(hosted: list[tuple[SessionResult, str]]) -> str:
-    """A table: each session, and why it is no success; "" where it is one."""
+def _summarize_hosted(hosted: list[tuple[SessionResult, str]]) -> str:
+    """Write a table of sessions, each with its failure; "" for a success."""
     lines = ["| session | result | time |", "|---|---|--:|"]
     for result, failure in hosted:
-        told = f"FAILS, {failure}: `{nox_command(result.call)}` repeats it" if failure else "passes"
-        lines.append(f"| `{result.call.session}` | {told} | {result.seconds:.0f} s |")
+        outcome = f"FAILS, {failure}: `{result.call}` repeats it" if failure else "passes"
+        lines.append(f"| `{result.call.session}` | {outcome} | {result.seconds:.0f} s |")
     return "\n".join(lines) + "\n"
 
 

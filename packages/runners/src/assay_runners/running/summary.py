@@ -1,4 +1,4 @@
-"""The summary of a job on a machine: what failed first, and the line that repeats it."""
+"""The summary of a job on a machine: its failures, and the commands that repeat them."""
 
 from itertools import chain
 from typing import Any
@@ -8,17 +8,16 @@ from assay.foreign_text import escape_markdown, markdown_code
 from assay.report.markdown import render_markdown
 from assay.report.run_report import Report, read_report
 from assay.verdicts import Outcome
-from assay_runners.planning.wording import nox_command
 from assay_runners.running.machine_job import JobResult, SessionResult
 
 _WORST_FIRST = (Outcome.FAIL, Outcome.NOT_COMPARED, Outcome.PASS)
 
 
-def summarise_job(result: JobResult, sha: str, enter: str = "") -> str:
-    """Markdown: how each session ended, in which environment, then every run's report, the worst first.
+def summarize_job(result: JobResult, sha: str, enter: str = "") -> str:
+    """Write Markdown: the result of each session, the environment, and every run's report, worst first.
 
     sha: the commit that ran.
-    enter: the command that brings somebody to it; "" checks it out.
+    enter: the command that goes to this commit; "" checks it out.
     """
     job = result.job
     state = {0: "passes", 1: "FAILS"}.get(result.exit_code, "the machine is sick")
@@ -27,25 +26,20 @@ def summarise_job(result: JobResult, sha: str, enter: str = "") -> str:
         f"Commit {markdown_code(sha)}, {escape_markdown(job.why)}.",
     ]
     if result.sick_before:
-        blocks.append(
-            f"Nothing ran: {markdown_code(result.sick_before)}. Another machine may succeed."
-        )
+        reason = markdown_code(result.sick_before)
+        blocks.append(f"Nothing ran: {reason}. Another machine may succeed.")
     reports, unreadable = _read_reports(result.sessions)
     if result.sessions:
         blocks.append(_table(result.sessions))
     if reports:
         blocks.append(f"Environment: {markdown_code(_describe(reports[0].verdict.environment))}.")
     if result.sick_after:
-        blocks.append(
-            "The machine is sick after the job, which may be why:"
-            f" {markdown_code(result.sick_after)}."
-        )
+        reason = markdown_code(result.sick_after)
+        blocks.append(f"The machine is sick after the job, which may be the cause: {reason}.")
     if failed := [session for session in result.sessions if session.failure]:
-        commands = "\n".join(nox_command(session.call) for session in failed)
-        blocks.append(
-            f"To repeat what failed, on the same kind of machine or without one:\n\n```bash\n"
-            f"{enter or f'git checkout {sha}'}\n{commands}\n```"
-        )
+        commands = "\n".join(str(session.call) for session in failed)
+        repeat = f"```bash\n{enter or f'git checkout {sha}'}\n{commands}\n```"
+        blocks.append(f"Repeat the failures, on such a machine or on the CPU:\n\n{repeat}")
     blocks += unreadable
     blocks += [render_markdown(report).rstrip() for report in reports]
     return "\n\n".join(blocks) + "\n"
@@ -68,7 +62,7 @@ def _table(sessions: tuple[SessionResult, ...]) -> str:
         cells = (
             markdown_code(session.call.session),
             escape_markdown(session.failure or "passes"),
-            str(len(session.left)),
+            str(len(session.files)),
             f"{session.seconds:.0f} s",
         )
         lines.append(f"| {' | '.join(cells)} |")
@@ -76,7 +70,7 @@ def _table(sessions: tuple[SessionResult, ...]) -> str:
 
 
 def _read_reports(sessions: tuple[SessionResult, ...]) -> tuple[list[Report], list[str]]:
-    """The reports of all runs, the worst first, and a sentence for each that cannot be read."""
+    """Read the reports of all runs, worst first. Returns: also a sentence for each unreadable run."""
     reports, unreadable = [], []
     for folder in chain.from_iterable(session.runs for session in sessions):
         try:

@@ -1,1 +1,1 @@
-"""Inside of a workflow run: reads its event, writes its outputs and summary, asks GitHub."""
+"""Code for workflow runs on GitHub: their events, outputs, summaries and calls of GitHub."""

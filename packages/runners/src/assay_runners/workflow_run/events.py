@@ -1,4 +1,4 @@
-"""Reads the event that started a workflow run, or one that was recorded."""
+"""Reads the event of a workflow run, or a recorded event."""
 
 from collections.abc import Mapping
 from difflib import get_close_matches
@@ -30,7 +30,7 @@ class _PullRequest(BaseModel):
 
 
 class _Payload(BaseModel):
-    """The shape of what `Event` and planning take from a payload."""
+    """The parts of a payload that `Event` and planning read."""
 
     pull_request: _PullRequest | None = None
     sender: _Object | None = None
@@ -43,27 +43,27 @@ def read_event(file: Path | None, name: str | None, variables: Mapping[str, str]
     """Read the event of a run.
 
     file: a payload, or a recorded event: an object with `event_name`, `sha`, `ref`, `event` (the
-        payload) and, where it matters, `changed` (a list of files). None: the event of this run.
+        payload) and optionally `changed` (a list of files). None: the event of this run.
     name: the event's name, for a payload alone.
     variables: the environment of the run.
-    Raises: UsageError if the event is absent or the file is not an event.
+    Raises: UsageError if there is no event, or the file is not an event.
     """
     if file is None:
-        return _of_run(variables)
+        return _read_run_event(variables)
     read = read_json_object(file)
     if "event_name" in read:
-        return _checked(_recorded(read, file), file)
+        return _require_fields(_read_recorded(read, file), file)
     if not name:
         raise UsageError(f"{file} is a payload alone: name its event with --event")
     validate_record(_Payload, read, file)
     sha, ref = _commit_of(name, read)
-    return _checked(Event(name=name, payload=read, sha=sha, ref=ref), file)
+    return _require_fields(Event(name=name, payload=read, sha=sha, ref=ref), file)
 
 
-def _of_run(variables: Mapping[str, str]) -> Event:
+def _read_run_event(variables: Mapping[str, str]) -> Event:
     path = variables.get("GITHUB_EVENT_PATH", "")
     if not path:
-        raise UsageError("no event: name a file that has one, or run inside of a workflow")
+        raise UsageError("no event: name a file that has one, or run inside a workflow")
     payload = read_json_object(Path(path))
     validate_record(_Payload, payload, path)
     return Event(
@@ -75,19 +75,18 @@ def _of_run(variables: Mapping[str, str]) -> Event:
 
 
 def _commit_of(name: str, payload: dict[str, Any]) -> tuple[str, str]:
-    """What GITHUB_SHA and GITHUB_REF would be, as far as the payload tells."""
+    """Read GITHUB_SHA and GITHUB_REF from the payload, as far as it contains them."""
     if name == "pull_request":
         request = payload.get("pull_request") or {}
-        return str(
-            request.get("merge_commit_sha") or ""
-        ), f"refs/pull/{payload.get('number')}/merge"
+        sha = str(request.get("merge_commit_sha") or "")
+        return sha, f"refs/pull/{payload.get('number')}/merge"
     if name == "merge_group":
         group = payload.get("merge_group") or {}
         return str(group.get("head_sha", "")), str(group.get("head_ref", ""))
     return str(payload.get("after", "")), str(payload.get("ref", ""))
 
 
-# Fields of every payload that a plan uses.
+# The fields of a payload that a plan requires.
 _NEEDED = {
     "pull_request": ("action", "pull_request.head.sha", "pull_request.state", "sender.type"),
     "push": ("ref",),
@@ -97,8 +96,8 @@ _NEEDED = {
 }
 
 
-def _checked(event: Event, file: Path) -> Event:
-    """The event of a file that somebody wrote: a plan for half of one would say nothing."""
+def _require_fields(event: Event, file: Path) -> Event:
+    """Return the event of a handwritten file. Raises: UsageError if a required field is missing."""
     near = get_close_matches(event.name, _NEEDED, n=1, cutoff=0.9)
     if event.name not in _NEEDED and near:
         raise UsageError(f"{file}: GitHub has no event {event.name!r}; nearest is {near[0]}")
@@ -110,16 +109,16 @@ def _checked(event: Event, file: Path) -> Event:
         for key in path.split("."):
             value = value.get(key) if isinstance(value, dict) else None
         if not value:
-            raise UsageError(f"{file}: a payload of {event.name} has {path}, and this has none")
+            raise UsageError(f"{file}: a payload of {event.name} has {path}, and this one does not")
     return event
 
 
-def _recorded(read: dict[str, Any], path: Path) -> Event:
+def _read_recorded(read: dict[str, Any], path: Path) -> Event:
     payload, changed = read.get("event"), read.get("changed")
     if not isinstance(payload, dict):
         raise UsageError(f"{path}: a recorded event has its payload in `event`, an object")
     if changed is not None and not isinstance(changed, list):
-        raise UsageError(f"{path}: `changed` is no list of files")
+        raise UsageError(f"{path}: `changed` is not a list of files")
     validate_record(_Payload, payload, path)
     return Event(
         name=str(read["event_name"]),

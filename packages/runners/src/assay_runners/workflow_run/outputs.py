@@ -1,4 +1,4 @@
-"""Writes what a step leaves for the jobs after it, and the summary that people see."""
+"""The outputs of a step, which later jobs read, and its summary, which people read."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,14 +7,14 @@ from assay.errors import UsageError
 
 
 def run_variable(name: str, variables: Mapping[str, str]) -> str:
-    """A variable that GitHub sets for every workflow run. Raises: UsageError outside of one."""
+    """Read a variable that GitHub sets for every workflow run. Raises: UsageError outside a run."""
     if not variables.get(name):
         raise UsageError(f"{name} is not set: this command belongs to a workflow run")
     return variables[name]
 
 
 def describe_run(variables: Mapping[str, str]) -> str:
-    """The address of the workflow run, and its commit. Raises: UsageError outside of one."""
+    """Write the address and the commit of the workflow run. Raises: UsageError outside a run."""
     server, repository, run, sha = (
         run_variable(f"GITHUB_{name}", variables)
         for name in ("SERVER_URL", "REPOSITORY", "RUN_ID", "SHA")
@@ -23,10 +23,7 @@ def describe_run(variables: Mapping[str, str]) -> str:
 
 
 def write_outputs(values: Mapping[str, str], variables: Mapping[str, str]) -> None:
-    """Set the step's outputs; nothing outside of a workflow run.
-
-    values: each of one line.
-    """
+    """Set the step's outputs, one line each. Outside a workflow run, do nothing."""
     path = variables.get("GITHUB_OUTPUT")
     if not path:
         return
@@ -39,23 +36,19 @@ def write_outputs(values: Mapping[str, str], variables: Mapping[str, str]) -> No
         file.writelines(lines)
 
 
-# GitHub shows nothing at all of a step's summary that is larger than 1 MiB.
-_MOST_BYTES = 1024 * 1024 - 1024
+# GitHub rejects a summary of more than 1 MiB.
+_MAX_BYTES = 1024 * 1024 - 1024
 
 
 def add_to_summary(markdown: str, variables: Mapping[str, str]) -> None:
-    """Append to the step's summary; nothing outside of a workflow run.
-
-    What is over GitHub's limit is cut off at its end, and says so.
-    """
+    """Append to the step's summary, up to GitHub's limit. Outside a workflow run, do nothing."""
     path = variables.get("GITHUB_STEP_SUMMARY")
     if not path:
         return
     text = f"{markdown.rstrip(chr(10))}\n\n".encode()
     with Path(path).open("ab") as file:
-        room = _MOST_BYTES - file.tell()
+        room = _MAX_BYTES - file.tell()
         if len(text) > room:
-            text = (
-                text[: max(room, 0)] + "\n\n… the rest is in the artifacts of the job.\n".encode()
-            )
+            note = "\n\n… the rest is in the artifacts of the job.\n".encode()
+            text = text[: max(room, 0)] + note
         file.write(text)

@@ -1,22 +1,22 @@
-"""How long GitHub goes on sending jobs to the runner that the images are made with."""
+"""The day from which GitHub sends no jobs to the runner version of the images."""
 
 from datetime import datetime, timedelta
 
 from assay_runners.fleet.reading import GITHUB_FILE
-from assay_runners.workflow_run.github import read_gh
+from assay_runners.workflow_run.programs import read_gh
 
-# GitHub sends no job to a runner 30 days after a newer one was published:
+# GitHub sends no jobs to a runner 30 days after the next release:
 # https://github.com/orgs/community/discussions/194762
 _LIFETIME = timedelta(days=30)
-# Time to build the images and to roll them out.
+# The time to build the images and to deploy them.
 _NOTICE = timedelta(days=14)
 _NUM_RELEASES = 100
 
 
 def find_outdated_runner(pinned: str, now: datetime) -> str:
-    """Why the images need a newer runner within two weeks; "" where they do not.
+    """Say why the images need a newer runner within two weeks; "" if they do not.
 
-    pinned: the version that they have, as "2.338.0".
+    pinned: their version, such as "2.338.0".
     now: with a time zone.
     Raises: MachineError if GitHub does not answer.
     """
@@ -28,7 +28,7 @@ def find_outdated_runner(pinned: str, now: datetime) -> str:
     }
     if pinned not in published:
         return (
-            f"{GITHUB_FILE}: runner {pinned} is none of the last {_NUM_RELEASES} releases of"
+            f"{GITHUB_FILE}: runner {pinned} is not among the last {_NUM_RELEASES} releases of"
             " https://github.com/actions/runner"
         )
     newer = {version: date for version, date in published.items() if date > published[pinned]}
@@ -39,7 +39,7 @@ def find_outdated_runner(pinned: str, now: datetime) -> str:
         return ""
     newest = max(newer, key=newer.__getitem__)
     return (
-        f"{GITHUB_FILE}: GitHub sends no job to runner {pinned} from {deadline:%Y-%m-%d} on."
-        f" Write {newest} and the digest of its image there, run `assay runners render`, and build"
-        " the images anew"
+        f"{GITHUB_FILE}: GitHub sends no jobs to runner {pinned} from {deadline:%Y-%m-%d} on."
+        f" Write {newest} and the digest of its image there, run `assay runners render`, and"
+        " rebuild the images"
     )

@@ -1,4 +1,4 @@
-"""The plan of a workflow run: from its event, to the jobs after it."""
+"""The plan of a workflow run: reads its event, and writes the outputs for later jobs."""
 
 import json
 from collections.abc import Mapping
@@ -8,11 +8,10 @@ from assay.errors import MachineError, UsageError
 from assay_runners.fleet.entries import Fleet
 from assay_runners.planning.events import Event
 from assay_runners.planning.plan import Plan
-from assay_runners.planning.wording import summarise_plan
+from assay_runners.planning.wording import summarize_plan
 from assay_runners.workflow_run.events import read_event
-from assay_runners.workflow_run.git import files_changed_since
-from assay_runners.workflow_run.github import last_success
 from assay_runners.workflow_run.outputs import add_to_summary, write_outputs
+from assay_runners.workflow_run.programs import files_changed_since, find_last_success
 
 
 def read_planned_event(
@@ -24,14 +23,13 @@ def read_planned_event(
     root: Path,
     variables: Mapping[str, str],
 ) -> Event:
-    """The event, with what a planner wants to know beside its payload.
+    """Read the event, with the changed files and the last success where the plan depends on them.
 
-    payload, name: as `read_event` takes them.
-    changed_since: the commit that a pull request is compared with. "" is the protected branch in a
-        workflow run, and not the pull request's own base: what depends on another pull request would
-        be documentation alone, and then bring that one's code along when it is aimed at main. Outside
-        of a run it is nothing.
-    unless_succeeded: the workflow whose last successful run is looked up; "" where none is.
+    payload, name: as for `read_event`.
+    changed_since: the commit to compare with. "" in the workflow run of a pull request is the protected
+        branch, not the base of the pull request: on top of another pull request, a documentation-only
+        change brings that one's code along when it is retargeted to main. "" elsewhere compares nothing.
+    unless_succeeded: the workflow whose last successful run to look up; "" for none.
     Raises: UsageError if there is no event, or git does not know `changed_since`.
     """
     event = read_event(payload, name, variables)
@@ -43,22 +41,17 @@ def read_planned_event(
         if changed_since and facts["changed"] is None:
             raise UsageError(f"--changed-since {changed_since}: git knows no such commit in {root}")
     if unless_succeeded:
-        facts["unchanged_since_success"] = _succeeded_before(event, unless_succeeded, fleet)
+        try:
+            last = find_last_success(unless_succeeded, fleet.github.protected_ref)
+        except MachineError:
+            last = ""  # unknown: everything runs
+        facts["unchanged_since_success"] = bool(event.sha) and last == event.sha
     return event.model_copy(update=facts)
 
 
-def _succeeded_before(event: Event, workflow: str, fleet: Fleet) -> bool:
-    try:
-        return bool(event.sha) and last_success(workflow, fleet.github.protected_ref) == event.sha
-    except MachineError:
-        return False  # Where GitHub does not say, everything runs.
-
-
 def publish_plan(plan: Plan, variables: Mapping[str, str]) -> None:
-    """Set the outputs that later jobs read, and the summary; nothing outside of a workflow run."""
+    """Write the outputs for later jobs, and the summary. Outside a workflow run, do nothing."""
     lists = {"tiers": plan.tiers, "machines": plan.machines}
-    write_outputs(
-        {name: json.dumps([job.model_dump() for job in jobs]) for name, jobs in lists.items()},
-        variables,
-    )
-    add_to_summary(summarise_plan(plan), variables)
+    outputs = {name: json.dumps([job.model_dump() for job in jobs]) for name, jobs in lists.items()}
+    write_outputs(outputs, variables)
+    add_to_summary(summarize_plan(plan), variables)

@@ -1,65 +1,57 @@
-"""Ends cloud instances that outlived their lifetime, whatever became of the run that made them.
+"""Terminates cloud instances past the end of their lifetime.
 
-One call for each: a call that names one instance which cannot be ended ends none of the others.
+Each instance gets its own call: a call fails as a whole if it cannot terminate one of its instances.
 https://docs.aws.amazon.com/AWSEC2/latest/APIReference/API_TerminateInstances.html
 """
 
 import http.client
 import json
 import os
-import subprocess
 import urllib.request
-from dataclasses import dataclass
+from collections.abc import Collection
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from assay.errors import MachineError
+from assay_runners.workflow_run.programs import run_program
 
-# Set when an instance is made; docs/runners.md says how.
+# docs/runners.md describes how to set it on an instance.
 TAG = "assay-expires"
 _SECONDS = 120
 
 
-@dataclass(frozen=True)
-class Instance:
-    """An instance of the cloud. expired: when it should have ended, as its tag has it."""
+def find_expired(now: datetime) -> dict[str, str]:
+    """Find the instances with a tag that is before `now` or is not a time. Tags default to UTC.
 
-    id: str
-    expired: str
-
-
-def find_expired(now: datetime) -> list[Instance]:
-    """The instances whose tag names a time before `now`, in UTC unless it says; no time counts as one."""
-    words = (
-        "--filters",
-        f"Name=tag-key,Values={TAG}",
-        "Name=instance-state-name,Values=running,pending,stopped",
-    )
-    found = json.loads(_aws("describe-instances", *words, "--output", "json"))
-    expired = []
+    Returns: the tags, by the id of the instance.
+    """
+    states = "Name=instance-state-name,Values=running,pending,stopped"
+    filters = ("--filters", f"Name=tag-key,Values={TAG}", states)
+    found = json.loads(_aws("describe-instances", *filters, "--output", "json"))
+    expired = {}
     for reservation in found["Reservations"]:
         for instance in reservation["Instances"]:
             tag = next(tag["Value"] for tag in instance["Tags"] if tag["Key"] == TAG)
             if _is_before(tag, now):
-                expired.append(Instance(str(instance["InstanceId"]), str(tag)))
+                expired[str(instance["InstanceId"])] = str(tag)
     return expired
 
 
-def end_instances(instances: list[Instance]) -> None:
-    """Terminate them all, each whatever became of the others.
+def end_instances(ids: Collection[str]) -> None:
+    """Terminate all instances.
 
     Raises: MachineError for those that the cloud or GitHub's identity service refuses.
     """
     refused = []
-    for instance in instances:
+    for name in ids:
         try:
-            _aws("terminate-instances", "--instance-ids", instance.id)
+            _aws("terminate-instances", "--instance-ids", name)
         except MachineError as error:
-            refused.append(f"{instance.id}: {error}")
+            refused.append(f"{name}: {error}")
     if refused:
-        raise MachineError(f"{len(refused)} of {len(instances)} go on:\n" + "\n".join(refused))
+        raise MachineError(f"{len(refused)} of {len(ids)} still run:\n" + "\n".join(refused))
 
 
 def _is_before(tag: str, now: datetime) -> bool:
@@ -72,30 +64,20 @@ def _is_before(tag: str, now: datetime) -> bool:
 
 def _aws(*words: str) -> str:
     with TemporaryDirectory(prefix="assay-reaper-") as folder:
-        variables = {**os.environ, **_identity(Path(folder))}
-        try:
-            done = subprocess.run(
-                ["aws", "ec2", *words],  # noqa: S607 - wherever the machine has it
-                capture_output=True, text=True, check=True, timeout=_SECONDS, env=variables,
-            )  # fmt: skip
-        except FileNotFoundError:
-            raise MachineError("aws is not installed; GitHub's own machines have it") from None
-        except subprocess.SubprocessError as error:
-            told = getattr(error, "stderr", "") or str(error)
-            raise MachineError(f"aws ec2 {words[0]} failed: {told.strip()}") from None
-    return done.stdout
+        variables = {**os.environ, **_fetch_identity(Path(folder))}
+        return run_program("aws", "ec2", *words, seconds=_SECONDS, env=variables)
 
 
-def _identity(folder: Path) -> dict[str, str]:
-    """What makes the cloud's program take the role of the run, without a key that is kept.
+def _fetch_identity(folder: Path) -> dict[str, str]:
+    """Fetch an OIDC token, and return the variables with which `aws` assumes the role of the run.
 
-    A token is good for minutes: each call of the program gets its own.
+    A token is valid for minutes, so each call of `aws` gets its own.
     """
     url, role = os.environ.get("ACTIONS_ID_TOKEN_REQUEST_URL"), os.environ.get("ASSAY_REAPER_ROLE")
     if not url or not role:
         return {}
     bearer = os.environ.get("ACTIONS_ID_TOKEN_REQUEST_TOKEN", "")
-    request = urllib.request.Request(  # noqa: S310 - the address is GitHub's own
+    request = urllib.request.Request(  # noqa: S310 - an address of GitHub
         f"{url}&audience=sts.amazonaws.com", headers={"Authorization": f"bearer {bearer}"}
     )
     try:

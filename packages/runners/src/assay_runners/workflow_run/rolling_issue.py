@@ -1,11 +1,11 @@
-"""Issues that the nightly run opens, adds to and closes: one for each question that it asks."""
+"""The issues that the nightly run opens, comments on and closes."""
 
 import json
 from collections.abc import Mapping
 
 from assay.errors import UsageError
-from assay_runners.workflow_run.github import gh, read_gh
 from assay_runners.workflow_run.outputs import describe_run
+from assay_runners.workflow_run.programs import read_gh, run_program
 
 LABEL = "nightly"
 NIGHT_FAILS = "The nightly run fails"
@@ -13,15 +13,15 @@ RUNNER_IS_OLD = "The machines need a newer runner"
 
 
 def read_failures(results: str) -> list[str]:
-    """The jobs that did not succeed, of `toJSON(needs)`.
+    """Read the failed jobs from `toJSON(needs)`.
 
-    A job that was skipped counts where the plan failed: nothing ran, which is no success.
-    Raises: UsageError if it is no such text, or says nothing of any job.
+    A skipped job counts as failed if another job failed or no job succeeded: nothing ran.
+    Raises: UsageError if the text has another form or no job.
     """
     try:
         jobs = {str(name): str(job["result"]) for name, job in json.loads(results).items()}
     except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise UsageError(f"these are no results of jobs: {error!r}") from None
+        raise UsageError(f"these are not results of jobs: {error!r}") from None
     if not jobs:
         raise UsageError("these are the results of no job")
     nothing_failed = all(result in ("success", "skipped") for result in jobs.values())
@@ -31,12 +31,12 @@ def read_failures(results: str) -> list[str]:
 
 
 def update_issue(title: str, reasons: list[str], variables: Mapping[str, str]) -> str:
-    """Open the issue, or add to the open one, where there are reasons, else close it.
+    """Open the issue or comment on it if there are reasons; otherwise close it.
 
-    title: tells the issues apart.
-    variables: of the workflow run.
-    Returns: what was done, in a sentence.
-    Raises: UsageError outside of a workflow run; MachineError if GitHub refuses.
+    title: identifies the issue.
+    variables: the environment of the workflow run.
+    Returns: a sentence about the action taken.
+    Raises: UsageError outside a workflow run; MachineError if GitHub refuses.
     """
     run = describe_run(variables)
     listed = read_gh("issue", "list", "--label", LABEL, "--state", "open", "--json", "number,title")
@@ -44,11 +44,11 @@ def update_issue(title: str, reasons: list[str], variables: Mapping[str, str]) -
     if reasons:
         body = "\n".join([run, "", *(f"- {reason}" for reason in reasons)])
         if numbers:
-            gh("issue", "comment", numbers[0], "--body", body)
-            return f"{title}: added to issue {numbers[0]}"
-        gh("label", "create", LABEL, "--force")
-        gh("issue", "create", "--title", title, "--label", LABEL, "--body", body)
+            run_program("gh", "issue", "comment", numbers[0], "--body", body)
+            return f"{title}: commented on issue {numbers[0]}"
+        run_program("gh", "label", "create", LABEL, "--force")
+        run_program("gh", "issue", "create", "--title", title, "--label", LABEL, "--body", body)
         return f"{title}: opened an issue"
     for number in numbers:
-        gh("issue", "close", number, "--comment", f"No longer so: {run}")
+        run_program("gh", "issue", "close", number, "--comment", f"Resolved: {run}")
     return f"{title}: closed {', '.join(numbers)}" if numbers else f"{title}: no"

@@ -1,4 +1,4 @@
-// One job that runs, as the program reports it.
+// The report of a job that runs.
 
 import { isBasicExpression, isSequence } from "@actions/workflow-parser";
 
@@ -6,7 +6,7 @@ import { JobError, makeContexts, resolve, toText } from "./expressions.mjs";
 import { findToken } from "./files.mjs";
 import { withoutWriting } from "./permissions.mjs";
 
-/** The name that GitHub shows: `name` or the id, and the values of a matrix that it leaves out. */
+/** Makes the name that GitHub displays: `name` or the id, and matrix values missing in it. */
 export function makeName(job, matrix, contexts) {
   const name = toText(resolve(job.name, contexts));
   return matrix === null || isBasicExpression(job.name)
@@ -21,11 +21,11 @@ function leaves(value) {
 }
 
 /**
- * What the program reports of a job.
+ * Describes a job for the report.
  *
- * token: the job, as its file has it.
- * matrix: the combination; null where there is no matrix.
- * place: as `run` of runWorkflow, with the path, the name and the permissions of this very job.
+ * token: the job in its file.
+ * matrix: the combination; null without a matrix.
+ * place: the `run` of runWorkflow, with the path, the name and the permissions of this job.
  */
 export function describeJob(workflow, token, matrix, contexts, place) {
   const condition = token.find("if");
@@ -79,7 +79,7 @@ function readConcurrency(value) {
   };
 }
 
-/** GitHub turns no text into a number or a boolean: fromJSON does that. */
+/** GitHub does not convert a string to a number or a boolean; fromJSON does. */
 function expect(type, value, key) {
   if (value !== undefined && typeof value !== type) {
     throw new JobError(`${key} is ${JSON.stringify(value)}, and a ${type} is expected`);
@@ -87,7 +87,7 @@ function expect(type, value, key) {
   return value ?? null;
 }
 
-/** The commits that the steps check out, one for each actions/checkout. */
+/** Finds the commits that the steps check out, one for each actions/checkout. */
 function readCheckouts(workflow, token, contexts, place) {
   const { github, inputs, vars, secrets } = contexts;
   const steps = token.find("steps");
@@ -109,7 +109,7 @@ function readCheckouts(workflow, token, contexts, place) {
         );
       const ref = read("ref");
       const repository = read("repository") || place.repository;
-      // Of another repository it takes the default branch.
+      // For another repository, an empty ref is the default branch.
       return repository === place.repository ? ref || place.sha : `${repository}@${ref}`;
     });
 }

@@ -1,9 +1,7 @@
-// What GitHub makes of the workflows of a repository for an event: which of them start, and which
-// jobs run on which runners. Reads one JSON from the standard input, and writes one; workflows.py
-// describes both.
+// Evaluates the workflows of a repository for events, as GitHub does: which workflows start, and which jobs
+// run on which runners. Reads JSON from standard input and writes JSON; workflows.py describes both.
 //
-// Exit codes: 0; 1 where the input cannot be evaluated, with the reasons on the standard error; any
-// other is an error of this program.
+// Exit codes: 0; 1 for invalid input, with the reasons on standard error; others are bugs of this program.
 
 import { readFileSync } from "node:fs";
 
@@ -26,7 +24,7 @@ function evaluateCase(given, files) {
     const known = Object.keys(files.own).map((file) => `.github/workflows/${file}`);
     if (!known.includes(given.event.workflow)) {
       throw new InputError(
-        `${given.name}: the workflow of the dispatch is none of ${known.join(", ")}`,
+        `${given.name}: the workflow of the dispatch is not one of ${known.join(", ")}`,
       );
     }
   }
@@ -70,7 +68,7 @@ function startWorkflow(file, workflow, given, files, report) {
       return;
     }
   }
-  // In the payload all inputs are texts, those that were not given too.
+  // In the payload all inputs are strings, including the defaults.
   const inputs = Object.fromEntries(
     Object.entries(run.inputs).map(([key, one]) => [key, String(one)]),
   );
@@ -87,7 +85,7 @@ function startWorkflow(file, workflow, given, files, report) {
   runWorkflow(workflow, run);
 }
 
-/** A case that speaks of what the workflow does not have would prove nothing. */
+/** Refuses a case that names unknown jobs, outputs or results. */
 function checkGiven(workflow, run) {
   const declared = new Map();
   for (const { path, outputs, excess } of walkJobs(workflow, run)) {

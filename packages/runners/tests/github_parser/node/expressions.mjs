@@ -1,13 +1,13 @@
-// Values of workflow files: literals and `${{ }}`, evaluated by GitHub's own package.
+// Evaluates the values of workflow files, with their `${{ }}`, by GitHub's own package.
 
 import { data, Evaluator, Lexer, Parser } from "@actions/expressions";
 import { truthy } from "@actions/expressions/result";
 import { isBasicExpression, isMapping, isSequence } from "@actions/workflow-parser";
 
-/** Something for which GitHub would fail this one job, or refuse this one workflow. */
+/** An error for which GitHub would fail this job or refuse this workflow. */
 export class JobError extends Error {}
 
-/** Contexts as the evaluator reads them. A context that is not named here cannot be used. */
+/** Converts contexts for the evaluator. Expressions can use no other contexts. */
 export function makeContexts(plain) {
   return Object.fromEntries(
     Object.entries(plain).map(([name, value]) => [name, toData(value ?? null)]),
@@ -15,9 +15,9 @@ export function makeContexts(plain) {
 }
 
 /**
- * The value of `expression`, the text between `${{` and `}}`, as data of the package.
+ * Evaluates `expression`, the text between `${{` and `}}`, to data of the package.
  *
- * functions: those that the package lacks, such as success().
+ * functions: the functions that the package lacks, such as success().
  */
 function evaluate(expression, contexts, functions) {
   try {
@@ -33,12 +33,12 @@ function evaluate(expression, contexts, functions) {
   }
 }
 
-/** Whether an `if` holds. */
+/** Evaluates an `if`. */
 export function isTrue(expression, contexts, functions) {
   return truthy(evaluate(expression, contexts, functions));
 }
 
-/** What a token of a workflow file says, with all expressions in it evaluated. */
+/** Returns the value of a token, with all its expressions evaluated. */
 export function resolve(token, contexts) {
   if (token === undefined) {
     return undefined;
@@ -63,7 +63,7 @@ export function resolve(token, contexts) {
   return token.value ?? null;
 }
 
-/** A scalar as GitHub writes it into a text. */
+/** Converts a scalar to a string, as GitHub does. */
 export function toText(value) {
   if (value !== null && typeof value === "object") {
     throw new JobError(`a text is expected, and there is ${JSON.stringify(value)}`);
@@ -71,7 +71,7 @@ export function toText(value) {
   return toData(value ?? null).coerceString();
 }
 
-// A file is only known where the job runs.
+// The files are only known on the machine of the job.
 const HASH_FILES = {
   name: "hashFiles",
   minArgs: 1,

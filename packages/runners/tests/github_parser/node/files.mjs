@@ -1,4 +1,4 @@
-// Workflow files as GitHub's own package reads them.
+// Reads workflow files with GitHub's own package.
 
 import {
   convertWorkflowTemplate,
@@ -10,15 +10,15 @@ import {
 const SAME_COMMIT = /^[.$]\/(\.github\/workflows\/[^/@]+)$/;
 const ANY_COMMIT = /^([^/@]+\/[^/@]+)\/(\.github\/workflows\/[^/@]+)@(.+)$/;
 
-/** The input cannot be evaluated: the program ends. */
+/** The input is invalid, and the program ends. */
 export class InputError extends Error {}
 
 /**
- * All files of the input, parsed, and how a `uses` finds one of them.
+ * Parses all files of the input. Returns: the files, and a function that finds the file of a `uses`.
  *
  * workflows: texts, by file name.
- * reusable: texts, by what `uses` says.
- * Throws: InputError with all that the parser has to say.
+ * reusable: texts, by the value of `uses`.
+ * Throws: InputError with all messages of the parser.
  */
 export async function parseFiles({ workflows, reusable = {} }) {
   const messages = [];
@@ -39,7 +39,7 @@ function find(uses, caller, repository, own, others) {
   const { repository: callers, ref } = caller.origin ?? {};
   const name = local && callers ? `${callers}/${local}@${ref}` : local ? `./${local}` : uses;
   const [, named, path = local] = ANY_COMMIT.exec(name) ?? [];
-  // Of the repository itself there is one commit here, whichever one is named.
+  // The files of the repository itself stand for any commit of it.
   const isOwn = path && (named ?? repository).toLowerCase() === repository.toLowerCase();
   const found = others[uses] ?? others[name] ?? (isOwn ? own[path.split("/").at(-1)] : undefined);
   if (!found) {
@@ -67,7 +67,7 @@ async function parseAll(texts, messages) {
   return parsed;
 }
 
-/** What a file has at `keys`; undefined where it has nothing. */
+/** Finds the token at `keys`; undefined if there is none. */
 export function findToken(token, ...keys) {
   return keys.reduce(
     (inner, key) => (inner !== undefined && isMapping(inner) ? inner.find(key) : undefined),

@@ -1,14 +1,14 @@
-// The inputs of a workflow that was started by hand, or called by another one.
+// The inputs of a workflow that was started by hand or called by another one.
 
 import { JobError, toText } from "./expressions.mjs";
 
 const EMPTY = { string: "", boolean: false, number: 0, environment: "" };
 
 /**
- * The `inputs` of a workflow that was started by hand.
+ * Reads the `inputs` of a workflow that was started by hand.
  *
  * declared: the inputs of on.workflow_dispatch, by name.
- * given: texts, by name, as the payload of the event has them.
+ * given: strings, by name, from the payload of the event.
  */
 export function readDispatchInputs(declared, given) {
   refuseUndeclared(declared, given);
@@ -39,7 +39,7 @@ export function readDispatchInputs(declared, given) {
 }
 
 /**
- * The `inputs` of a called workflow.
+ * Reads the `inputs` of a called workflow.
  *
  * declared: the inputs of on.workflow_call, by name, with their defaults evaluated.
  * given: the values of `with`, by name.
@@ -54,7 +54,7 @@ export function readCallInputs(declared, given) {
     if (type === "string") {
       return toText(value);
     }
-    // GitHub turns a number into a text, but no text into a number: fromJSON does that.
+    // GitHub converts a number to a string, but only fromJSON converts a string to a number.
     if (typeof value !== type) {
       throw new JobError(
         `the input ${name} is ${JSON.stringify(value)}, and a ${type} is expected`,

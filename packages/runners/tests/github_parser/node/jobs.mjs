@@ -1,4 +1,4 @@
-// The jobs of a workflow that was started: which of them run, where, and with what.
+// The jobs of a started workflow: their conditions, machines and inputs.
 
 import { data } from "@actions/expressions";
 
@@ -9,14 +9,14 @@ import { readCallInputs } from "./inputs.mjs";
 import { expandMatrix } from "./matrix.mjs";
 import { findExcess, narrow, readPermissions } from "./permissions.mjs";
 
-// The levels of workflows that GitHub's documentation of reusable workflows allows.
+// The limit in GitHub's documentation of reusable workflows.
 const MAX_LEVELS = 4;
 
 /**
- * Every job of a workflow and of those that it calls, whether it runs or not.
+ * Yields every job of a workflow and of the workflows that it calls, also those that do not run.
  *
  * run: see runWorkflow.
- * Yields: its path, the names of its outputs, and what it may not have because its caller has not.
+ * Yields: its path, the names of its outputs, and the permissions that its caller does not have.
  */
 export function* walkJobs(workflow, run) {
   if (run.path.length >= MAX_LEVELS) {
@@ -46,13 +46,12 @@ export function* walkJobs(workflow, run) {
 }
 
 /**
- * Goes through the jobs of a workflow in the order of their `needs`.
+ * Runs the jobs of a workflow in the order of their `needs`.
  *
  * run: {file, files, repository, contexts, path, names, ceiling, callerMatrix, given, report}: the
- *     file of the workflow that the event started, what its jobs know of the event, the ids and the
- *     names of the jobs that called this one, what these may do, the combination they run for, the
- *     results and outputs that the case gives, and where jobs are reported.
- * Returns: by the id of a job, its result and its outputs.
+ *     file of the workflow that the event started; the contexts; the ids, names, permissions and matrix
+ *     combination of the calling jobs; the results and outputs of the case; and the report.
+ * Returns: the result and the outputs of each job, by id.
  */
 export function runWorkflow(workflow, run) {
   const done = new Map();
@@ -86,7 +85,7 @@ function runJob(workflow, job, done, run) {
     }
     const ended = runLegs(workflow, job, contexts, run);
     const result = run.given.results[path] ?? ended.result;
-    // A job that did not run has no outputs.
+    // A skipped job has no outputs.
     return { above, result, outputs: result === "skipped" ? {} : (outputs ?? ended.outputs()) };
   } catch (error) {
     if (!(error instanceof JobError)) {
@@ -101,7 +100,7 @@ function asNeed({ result, outputs }) {
   return { result, outputs };
 }
 
-/** Each combination of the matrix, or the one run of a job without a matrix. */
+/** Runs each combination of the matrix, or once without a matrix. */
 function runLegs(workflow, job, contexts, run) {
   const token = findToken(workflow.root, "jobs", job.id.value);
   const strategy = resolve(job.strategy, contexts) ?? {};
@@ -167,7 +166,7 @@ function summarize(ended) {
   return worst ?? (results.every((result) => result === "skipped") ? "skipped" : "success");
 }
 
-/** success() and its like: they look at every job above, not only at those that `needs` names. */
+/** Defines success() and its like, which check all earlier jobs and not only those in `needs`. */
 function statusFunctions(above, done) {
   const among = (names) =>
     names.length > 0 ? names.map((name) => name.coerceString()) : [...above];

@@ -5,10 +5,10 @@ import { isDeepStrictEqual } from "node:util";
 import { JobError } from "./expressions.mjs";
 
 /**
- * The combinations that a job runs for, in GitHub's order.
+ * Expands a matrix into its combinations, in GitHub's order.
  *
- * matrix: what the file has there, evaluated.
- * Throws: JobError where there is none, for GitHub fails such a job.
+ * matrix: the evaluated value of the file.
+ * Throws: JobError if there is no combination, because GitHub fails such a job.
  */
 export function expandMatrix(matrix) {
   const { include = [], exclude = [], ...vectors } = asMapping(matrix, "the matrix");
@@ -23,7 +23,7 @@ export function expandMatrix(matrix) {
   const combinations = products.map((product) => ({ ...product }));
   for (const entry of asEntries(include, "include")) {
     const shared = Object.fromEntries(Object.entries(entry).filter(([key]) => key in vectors));
-    // It adds to what the vectors made, but overwrites none of their values.
+    // An entry extends combinations of the vectors without overwriting their values.
     const extended = products.flatMap((product, i) => (isPartOf(shared, product) ? [i] : []));
     extended.forEach((i) => Object.assign(combinations[i], entry));
     if (extended.length === 0) {

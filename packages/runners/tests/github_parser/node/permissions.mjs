@@ -1,4 +1,4 @@
-// What the token of a job may do. null stands for what the repository's settings say.
+// The permissions of a job's token. null stands for the repository's settings.
 
 import { getWorkflowSchema } from "@actions/workflow-parser/workflows/workflow-schema";
 
@@ -6,7 +6,7 @@ import { resolve } from "./expressions.mjs";
 
 const LEVELS = ["none", "read", "write"];
 
-/** What a token of a workflow file declares, without what is "none"; undefined if it is absent. */
+/** Reads the declared permissions, without "none"; undefined if there are none. */
 export function readPermissions(token) {
   const declared = resolve(token, {});
   if (declared === "read-all" || declared === "write-all") {
@@ -16,7 +16,7 @@ export function readPermissions(token) {
   return declared && keepAbove(Object.entries(declared));
 }
 
-/** The lower level of both, scope by scope: a called workflow gets no more than its caller has. */
+/** Takes the lower level of both for each scope: a called workflow gets at most its caller's. */
 export function narrow(own, ceiling) {
   if (own === null || ceiling === null) {
     return own ?? ceiling;
@@ -26,20 +26,20 @@ export function narrow(own, ceiling) {
   );
 }
 
-/** What is declared beyond the ceiling, as in "contents: write": GitHub refuses such a workflow. */
+/** Finds the levels above the ceiling, such as "contents: write": GitHub refuses such a workflow. */
 export function findExcess(own, ceiling) {
   return Object.entries(ceiling === null ? {} : (own ?? {}))
     .filter(([scope, level]) => lower(level, ceiling[scope] ?? "none") !== level)
     .map(([scope, level]) => `${scope}: ${level}`);
 }
 
-/** What is left for a pull request from a fork: GitHub makes every "write" a "read". */
+/** Reduces the permissions for a pull request from a fork: GitHub turns "write" into "read". */
 export function withoutWriting(own) {
   return (
     own &&
     keepAbove(
       Object.entries(own)
-        // An identity is written or not there at all.
+        // id-token has no level "read".
         .filter(([scope]) => scope !== "id-token")
         .map(([scope, level]) => [scope, lower(level, "read")]),
     )

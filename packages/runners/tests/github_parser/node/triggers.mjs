@@ -1,17 +1,17 @@
-// Which workflows an event starts.
+// The workflows that an event starts.
 
 import { InputError } from "./files.mjs";
 
-// What starts a workflow that names no `types`; any activity of an event that is not named here.
+// The activities that start a workflow without `types`. Other events start for any activity.
 const DEFAULT_TYPES = {
   pull_request: ["opened", "synchronize", "reopened"],
   pull_request_target: ["opened", "synchronize", "reopened"],
 };
 
 /**
- * Whether the event of `given`, a case, starts the workflow of the file name `file`.
+ * Checks that the event of the case `given` starts the workflow `file`.
  *
- * events: what the workflow has under `on`.
+ * events: the value of `on` of the workflow.
  */
 export function isStarted(file, events, given) {
   const { event_name: name, event } = given;
@@ -42,7 +42,7 @@ export function isStarted(file, events, given) {
   return isAmong(branch, filters, "branches") && arePathsAmong(file, filters, given);
 }
 
-/** The branch that `branches` filters: the one that something is to be merged into, mostly. */
+/** Returns the branch that `branches` filters, usually the target of a merge. */
 function branchOf(name, event) {
   return {
     pull_request: event.pull_request?.base?.ref,
@@ -61,11 +61,11 @@ function isPushStarting(file, filters, given) {
     );
   }
   const [own, other] = kind === "tags" ? ["tags", "branches"] : ["branches", "tags"];
-  // Who filters only branches waits for no tag, and the other way round.
+  // A workflow that filters only branches does not start for tags, and vice versa.
   if (!hasFilter(filters, own) && hasFilter(filters, other)) {
     return false;
   }
-  // GitHub looks at no paths for a tag.
+  // GitHub does not filter tags by paths.
   return isAmong(name, filters, own) && (kind === "tags" || arePathsAmong(file, filters, given));
 }
 
@@ -95,7 +95,7 @@ function arePathsAmong(file, filters, given) {
   return given.changed.some((path) => isAmong(path, filters, "paths"));
 }
 
-/** The last pattern that matches decides; one with ! in front takes out what came before. */
+/** The last matching pattern decides. A leading ! excludes. */
 function isMatched(name, patterns) {
   return patterns.reduce((matched, pattern) => {
     const takesOut = pattern.startsWith("!");
@@ -103,7 +103,7 @@ function isMatched(name, patterns) {
   }, false);
 }
 
-/** `?` and `+` repeat the character before them, unlike in a shell. */
+/** Unlike in a shell, `?` and `+` repeat the preceding character. */
 function toRegExp(pattern) {
   const parts = { "**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "?", "+": "+" };
   const source = pattern.replace(

@@ -40,7 +40,7 @@ def test_one_card_is_the_vendor_and_more_are_numbered(root: Path) -> None:
     assert fleet.find("acme-1") is None
 
 
-def test_labels_fit_what_the_chart_of_the_runners_takes() -> None:
+def test_labels_fit_the_limit_of_the_chart() -> None:
     labels = [one.label for one in read_fleet(ROOT).runners()]
     assert len(labels) == len(set(labels)) >= 14
     assert max(map(len, labels)) <= 45  # runnerScaleSetName
@@ -61,7 +61,7 @@ def test_labels_fit_what_the_chart_of_the_runners_takes() -> None:
             "max_runner = 1 },",
             "max_runner: there is no such field; nearest is max_r",
         ),
-        ("[acme]", "[all]", "name: 'all' is what labels call every vendor"),
+        ("[acme]", "[all]", "name: labels use 'all' for every vendor"),
         (
             "cards = 8",
             'cards = "8"',
@@ -79,28 +79,28 @@ def test_labels_fit_what_the_chart_of_the_runners_takes() -> None:
         ("shown.by = [", 'shown.pci_vendor = "0x1"\nshown.by = [', "pci_classes go together"),
         ("health = {", 'model_cache = "models"\nhealth = {', "[acme]: model_cache: "),
         ("health = {", 'variables = { "A B" = "c" }\nhealth = {', "[acme]: variables.A B: "),
-        ("health = {", 'variables = { PATH = "c" }\nhealth = {', "PATH: the runner's own"),
+        ("health = {", 'variables = { PATH = "c" }\nhealth = {', "PATH: the runner sets it"),
         ("shown.by = [", 'shown.pci_vendor = "1002"\nshown.by = [', "[acme]: shown.pci_vendor: "),
         ("[acme]", "[Acme-1]", "[Acme-1]: name: String should match pattern"),
-        ('"acme.com/rocket"', '"rocket"', "'rocket' is no qualified name"),
+        ('"acme.com/rocket"', '"rocket"', "'rocket' is not a qualified name"),
         ("cards = 8", "cards = 1", "cards [1, 1] must rise, each number once"),
         ("cards = 8", "cards = 0", "cards [1, 0] must rise, each number once"),
         ("cards = 8", "cards = -1", "[acme]: runners[2].cards: Input should be greater"),
         ("budget_minutes = 30", "budget_minutes = 60", "leaves no time for installing"),
         ("timeout_minutes = 60", "timeout_minutes = 900", "[acme]: runners[1].timeout_minutes"),
-        ("health = {", 'unverified = ["helth"]\nhealth = {', "helth is no field"),
+        ("health = {", 'unverified = ["helth"]\nhealth = {', "helth is not a field"),
         ('image.base = "acme/pytorch:2.1"', "", "a pod with a device needs one"),
         (
             'sessions = ["smoke"]',
             "sessions = []",
             "[acme]: runners[2].sessions: Tuple should have",
         ),
-        ("[acme]", "acme = 1\n[other]", "acme stands outside of a vendor's table"),
+        ("[acme]", "acme = 1\n[other]", "acme is outside of a vendor's table"),
         ("[acme]", "[acme", "Expected ']'"),
         (ENTRY, "", "has no vendor"),
     ],
 )
-def test_what_is_wrong_is_named_with_its_file_and_field(
+def test_a_mistake_is_reported_with_its_file_and_field(
     root: Path, old: str, new: str, message: str
 ) -> None:
     assert old in ENTRY
@@ -111,7 +111,7 @@ def test_what_is_wrong_is_named_with_its_file_and_field(
     assert message in str(caught.value)
 
 
-def test_all_that_is_wrong_with_an_entry_is_told_at_once(root: Path) -> None:
+def test_all_mistakes_of_an_entry_are_reported_at_once(root: Path) -> None:
     wrong = ENTRY.replace("cards = 8", 'cards = "8"').replace("title", "titel")
     (root / RUNNERS_FILE).write_text(wrong)
     with pytest.raises(UsageError) as caught:
@@ -124,19 +124,19 @@ def test_all_that_is_wrong_with_an_entry_is_told_at_once(root: Path) -> None:
     ]
 
 
-def test_health_is_asked_for_where_there_are_cards(root: Path) -> None:
+def test_health_is_required_for_cards(root: Path) -> None:
     lines = [line for line in ENTRY.splitlines() if not line.startswith("health")]
     (root / RUNNERS_FILE).write_text("\n".join(lines))
     with pytest.raises(UsageError, match="health is missing, and a runner has cards"):
         read_fleet(root)
 
 
-def test_a_folder_that_is_no_checkout_is_told(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_a_checkout_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no such file; name a checkout of assay with --root"):
         read_fleet(tmp_path)
 
 
-def test_a_machine_without_cards_and_one_with_one_have_no_name_of_their_own(root: Path) -> None:
+def test_zero_cards_and_one_card_of_a_vendor_are_refused(root: Path) -> None:
     entry = ENTRY.replace("cards = 1,", "cards = 0,").replace("cards = 8,", "cards = 1,")
     (root / RUNNERS_FILE).write_text(entry)
     with pytest.raises(UsageError, match="0 cards and 1 card would have the same label"):

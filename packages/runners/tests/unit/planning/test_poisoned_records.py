@@ -1,10 +1,10 @@
-"""Hostile text in a plan reaches neither a log nor a job's summary."""
+"""Hostile text in a plan is escaped in logs and in summaries."""
 
 import pytest
 
 from assay.foreign_text import escape_output
 from assay_runners.planning.plan import MachineJob, Plan, Refusal, SessionCall, TierJob
-from assay_runners.planning.wording import explain_plan, summarise_plan
+from assay_runners.planning.wording import explain_plan, summarize_plan
 from packages.core.tests.poison import assert_harmless_markdown, assert_harmless_text, poisoned
 
 CALL = SessionCall(session="s", arguments=("a",))
@@ -24,7 +24,7 @@ PLANS = dict(poisoned(PLAN))
 
 
 @pytest.mark.parametrize("path", PLANS)
-def test_no_text_of_a_plan_does_anything(path: str) -> None:
+def test_text_in_a_plan_cannot_inject_markup(path: str) -> None:
     assert len(PLANS) >= 10
     assert_harmless_text(escape_output(explain_plan(PLANS[path])))
-    assert_harmless_markdown(summarise_plan(PLANS[path]))
+    assert_harmless_markdown(summarize_plan(PLANS[path]))

@@ -23,10 +23,10 @@ STARTS = {
 @pytest.mark.parametrize(
     "file", sorted((ROOT / "examples/events").iterdir()), ids=lambda file: file.stem
 )
-def test_the_examples_start_what_their_names_say(file: Path) -> None:
+def test_each_example_starts_the_jobs_of_its_name(file: Path) -> None:
     plan = make_plan(read_event(file, None, {}), read_fleet(ROOT))
     assert (len(plan.tiers), [job.target for job in plan.machines]) == STARTS[file.stem]
 
 
-def test_every_example_is_tried() -> None:
+def test_every_example_has_a_test() -> None:
     assert {file.stem for file in (ROOT / "examples/events").iterdir()} == set(STARTS)

@@ -3,13 +3,13 @@ from pathlib import Path
 from assay_runners.fleet.entries import Fleet
 from assay_runners.fleet.reading import read_fleet
 from assay_runners.planning.rules import make_plan
-from packages.runners.tests.recorded import dispatch, labeled
+from packages.runners.tests.event_payloads import dispatch, labeled
 
 ROOT = Path(__file__).resolve().parents[5]
 
 
 def without(session: str, vendor: str) -> Fleet:
-    """The fleet, but for a session that no machine of `vendor` runs."""
+    """Read the fleet without a session on the machines of `vendor`."""
     fleet = read_fleet(ROOT)
     vendors = [
         one.model_copy(update={"runners": tuple(

@@ -1,4 +1,4 @@
-"""A fleet of three machines that no other test has, and a folder for what is rendered from it."""
+"""A fleet of three invented vendors, and fixtures that render it and run its scripts."""
 
 import os
 import shutil
@@ -10,10 +10,11 @@ import pytest
 
 from assay_runners.fleet.entries import Fleet
 from assay_runners.fleet.reading import GITHUB_FILE, RUNNERS_FILE, read_fleet
-from assay_runners.rendering import render_fleet, write_rendered
+from assay_runners.rendering.files import render_fleet
+from assay_runners.rendering.writing import write_rendered
 
-# A vendor with all that an entry may say, one without accelerators, and one that no pod can have.
-ENTRIES = r"""# `assay runners render` writes files from this one, which is none of them.
+# A vendor with all fields of an entry, one without accelerators, and one without pods.
+ENTRIES = r"""# `assay runners render` reads this file.
 [acme]
 title = "Acme Rocket"
 resources = ["acme.com/rocket", "acme.com/missile"]
@@ -68,7 +69,7 @@ Call = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A checkout with the two files that say which machines there are."""
+    """Make a checkout with the two files that describe the machines."""
     checkout = tmp_path / "checkout"
     (checkout / "runners").mkdir(parents=True)
     (checkout / RUNNERS_FILE).write_text(ENTRIES)
@@ -83,21 +84,21 @@ def fleet(root: Path) -> Fleet:
 
 @pytest.fixture
 def rendered(fleet: Fleet) -> Mapping[str, str]:
-    """The text of every file by its path below runners/."""
+    """Render the text of every file, by its path below runners/."""
     files = render_fleet(fleet)
     return {str(path.relative_to(PurePosixPath("runners"))): text for path, text in files.items()}
 
 
 @pytest.fixture
 def written(root: Path, fleet: Fleet) -> Path:
-    """The folder runners/ with all files in it."""
+    """Write all files. Returns: the folder runners/."""
     write_rendered(root, fleet)
     return root / "runners"
 
 
 @pytest.fixture
 def programs(tmp_path: Path) -> Path:
-    """The folder of stand-ins: the first on the path."""
+    """Make the folder of fake programs, the first on PATH."""
     folder = tmp_path / "programs"
     folder.mkdir()
     return folder
@@ -105,7 +106,7 @@ def programs(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def put_program(programs: Path) -> Callable[[str, str], Path]:
-    """Makes a stand-in of a shell script."""
+    """Write a fake program from a shell script."""
 
     def put(name: str, script: str) -> Path:
         program = programs / name
@@ -118,7 +119,7 @@ def put_program(programs: Path) -> Callable[[str, str], Path]:
 
 @pytest.fixture
 def call(programs: Path) -> Call:
-    """Runs a script by bash with the stand-ins, and with no other variables than those given."""
+    """Run a script with bash, the fake programs, and only the given variables."""
 
     def run(script: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
         bash = shutil.which("bash")

@@ -13,7 +13,7 @@ Call = Callable[..., subprocess.CompletedProcess[str]]
 
 @dataclass(frozen=True)
 class Metal:
-    """A machine below a folder, the archive of a runner, and its digest."""
+    """A machine below a folder, and the archive of a runner with its digest."""
 
     root: Path
     settings: Path
@@ -62,7 +62,7 @@ def called(metal: Metal) -> list[str]:
     return file.read_text().splitlines() if file.is_file() else []
 
 
-def test_a_machine_gets_the_runner_its_scripts_its_settings_and_the_unit(metal: Metal) -> None:
+def test_bootstrap_installs_runner_scripts_settings_and_unit(metal: Metal) -> None:
     done = metal.bootstrap(str(metal.settings), str(metal.archive), metal.checksum)
     assert (done.returncode, done.stderr) == (0, "")
     assert metal.files() == [
@@ -71,6 +71,7 @@ def test_a_machine_gets_the_runner_its_scripts_its_settings_and_the_unit(metal: 
         "etc/passwd",
         "etc/systemd/system/assay-runner@.service",
         "etc/systemd/system/multi-user.target.wants/assay-runner@acme-8.service",
+        "opt/assay-runner/health.json",
         "opt/assay-runner/health.sh",
         "opt/assay-runner/register.sh",
         "opt/assay-runner/runner/run.sh",
@@ -83,7 +84,7 @@ def test_a_machine_gets_the_runner_its_scripts_its_settings_and_the_unit(metal: 
     assert called(metal) == []
 
 
-def test_a_newer_runner_takes_the_place_of_the_one_before(metal: Metal) -> None:
+def test_a_newer_runner_replaces_the_old_one(metal: Metal) -> None:
     old = metal.root / "opt/assay-runner/runner/old.sh"
     old.parent.mkdir(parents=True)
     old.touch()
@@ -106,11 +107,11 @@ def test_an_archive_with_another_digest_changes_nothing(metal: Metal) -> None:
 def test_nothing_is_downloaded_without_a_digest(metal: Metal, checksum: str) -> None:
     done = metal.bootstrap(str(metal.settings), "https://example.org/runner.tar.gz", checksum)
     assert done.returncode == 2
-    assert "is no SHA-256" in done.stderr
+    assert "is not a SHA-256" in done.stderr
     assert called(metal) == []
 
 
-def test_a_download_is_held_to_its_digest(
+def test_a_download_with_another_digest_is_refused(
     metal: Metal, put_program: Callable[[str, str], Path]
 ) -> None:
     copy = 'while [ "$1" != --output ]; do shift; done; cp "$ARCHIVE" "$2"'
@@ -122,18 +123,18 @@ def test_a_download_is_held_to_its_digest(
     assert "opt/assay-runner/runner/run.sh" in metal.files()
 
 
-def test_a_machine_is_no_second_runner_with_the_same_cards(metal: Metal) -> None:
+def test_a_second_runner_with_the_same_cards_is_refused(metal: Metal) -> None:
     (metal.root / "etc/assay-runner/acme.env").touch()
     before = metal.files()
     done = metal.bootstrap(str(metal.settings), str(metal.archive), metal.checksum)
     assert done.returncode == 2
-    assert "this machine is a runner already, by " in done.stderr
+    assert "this machine is already a runner (" in done.stderr
     assert metal.files() == before
     (metal.root / "etc/assay-runner/acme.env").rename(metal.root / "etc/assay-runner/acme-8.env")
     assert metal.bootstrap(str(metal.settings), str(metal.archive), metal.checksum).returncode == 0
 
 
-def test_without_the_token_nothing_begins(metal: Metal) -> None:
+def test_nothing_is_installed_without_the_token(metal: Metal) -> None:
     (metal.root / "etc/assay-runner/token").unlink()
     done = metal.bootstrap(str(metal.settings), str(metal.archive), metal.checksum)
     assert done.returncode == 2
@@ -141,7 +142,7 @@ def test_without_the_token_nothing_begins(metal: Metal) -> None:
     assert metal.files() == ["etc/passwd"]
 
 
-def test_the_user_is_made_once_and_joins_the_groups_of_the_cards(metal: Metal) -> None:
+def test_the_user_is_created_once_and_joins_the_groups_of_the_cards(metal: Metal) -> None:
     (metal.root / "dev").mkdir()
     (metal.root / "dev/rocket0").touch()
     words = (str(metal.settings), str(metal.archive), metal.checksum)
@@ -157,7 +158,7 @@ def test_the_user_is_made_once_and_joins_the_groups_of_the_cards(metal: Metal) -
     assert called(metal)[2:] == []
 
 
-def test_a_mac_gets_a_daemon_of_launchd_in_place_of_the_unit(metal: Metal) -> None:
+def test_a_mac_gets_a_launchd_daemon_instead_of_the_unit(metal: Metal) -> None:
     done = metal.bootstrap(str(metal.settings), str(metal.archive), metal.checksum, SYSTEM="Darwin")
     assert (done.returncode, done.stderr) == (0, "")
     daemon = metal.root / "Library/LaunchDaemons/org.assay.runner.acme-8.plist"
@@ -166,7 +167,7 @@ def test_a_mac_gets_a_daemon_of_launchd_in_place_of_the_unit(metal: Metal) -> No
     assert not (metal.root / "etc/systemd").exists()
 
 
-# As launchd: a daemon that ends is there for three more looks, and as long no other is taken.
+# Like launchd, an ending daemon exists for three more calls, during which no other can start.
 LAUNCHCTL = """
 echo "$1" >>"$STATE/heard"
 case $1 in
@@ -186,7 +187,7 @@ esac
 def bootstrap_mac(
     metal: Metal, call: Call, put_program: Callable[[str, str], Path], tmp_path: Path
 ) -> Callable[[], list[str]]:
-    """Runs the script on a Mac whose root is `metal.root`; what it asked launchctl for."""
+    """Run the script on a Mac with the root `metal.root`. Returns: the commands of launchctl."""
     state = tmp_path / "launchd"
     state.mkdir()
     put_program("launchctl", LAUNCHCTL)
@@ -209,12 +210,14 @@ def bootstrap_mac(
     return bootstrap
 
 
-def test_a_daemon_that_is_loaded_goes_on_or_starts(bootstrap_mac: Callable[[], list[str]]) -> None:
+def test_a_loaded_daemon_is_started_and_not_replaced(
+    bootstrap_mac: Callable[[], list[str]],
+) -> None:
     assert bootstrap_mac() == ["bootout", "print", "bootstrap"]
     assert bootstrap_mac() == ["print", "kickstart"]
 
 
-def test_a_daemon_of_another_plist_ends_before_the_new_one(
+def test_a_daemon_with_another_plist_ends_before_the_new_one_starts(
     metal: Metal, bootstrap_mac: Callable[[], list[str]]
 ) -> None:
     bootstrap_mac()
@@ -222,13 +225,13 @@ def test_a_daemon_of_another_plist_ends_before_the_new_one(
     assert bootstrap_mac() == ["bootout", "print", "print", "print", "print", "bootstrap"]
 
 
-def test_the_root_of_an_image_is_no_relative_path(metal: Metal) -> None:
+def test_a_relative_destdir_is_refused(metal: Metal) -> None:
     done = metal.bootstrap(str(metal.settings), str(metal.archive), metal.checksum, DESTDIR="image")
     assert done.returncode == 2
-    assert "DESTDIR has to begin with a slash" in done.stderr
+    assert "DESTDIR must start with a slash" in done.stderr
 
 
-def test_a_call_with_too_few_words_says_how_it_is_called(metal: Metal) -> None:
+def test_too_few_arguments_print_the_usage(metal: Metal) -> None:
     done = metal.bootstrap(str(metal.settings))
     assert done.returncode == 2
     assert "usage: sudo " in done.stderr

@@ -10,13 +10,13 @@ import pytest
 
 from assay_runners.fleet.entries import Fleet
 from assay_runners.fleet.reading import read_fleet
-from assay_runners.rendering import find_outdated, render_fleet
-from assay_runners.rendering.writing import HEADER
+from assay_runners.rendering.files import render_fleet
+from assay_runners.rendering.writing import HEADER, find_outdated
 
 ROOT = Path(__file__).resolve().parents[5]
 
 
-def test_the_committed_files_are_those_of_the_entries() -> None:
+def test_the_committed_files_are_up_to_date() -> None:
     assert find_outdated(ROOT, read_fleet(ROOT)) == {}
 
 
@@ -28,12 +28,12 @@ def test_rendering_twice_gives_the_same_bytes(fleet: Fleet, root: Path) -> None:
     assert list(first) == list(second)
 
 
-def test_each_machine_gets_what_can_be_made_of_its_entry(rendered: Mapping[str, str]) -> None:
+def test_each_vendor_gets_the_files_that_its_entry_allows(rendered: Mapping[str, str]) -> None:
     assert sorted(rendered) == [
         "README.md",
         "acme/Containerfile",
         "acme/README.md",
-        "acme/health.sh",
+        "acme/health.json",
         "acme/pod-8.yaml",
         "acme/pod.yaml",
         "acme/runner-8.env",
@@ -44,24 +44,25 @@ def test_each_machine_gets_what_can_be_made_of_its_entry(rendered: Mapping[str, 
         "bare-metal/assay-runner@.service",
         "bare-metal/bootstrap.sh",
         "bare-metal/register.sh",
+        "health.sh",
         "plain/Containerfile",
         "plain/README.md",
         "plain/pod.yaml",
         "plain/runner.env",
         "plain/values.yaml",
         "slab/README.md",
-        "slab/health.sh",
+        "slab/health.json",
         "slab/runner.env",
     ]
 
 
-def test_every_file_says_at_its_head_what_it_is_rendered_from(rendered: Mapping[str, str]) -> None:
+def test_every_file_has_the_header(rendered: Mapping[str, str]) -> None:
     without = [name for name, text in rendered.items() if HEADER not in text[:250]]
     assert without == []
     assert all(text.endswith("\n") and not text.endswith("\n\n") for text in rendered.values())
 
 
-def test_the_container_has_the_vendors_image_the_runner_and_both_looks_at_health(
+def test_the_container_has_the_vendors_image_the_runner_and_both_health_hooks(
     rendered: Mapping[str, str],
 ) -> None:
     lines = rendered["acme/Containerfile"].splitlines()
@@ -69,7 +70,7 @@ def test_the_container_has_the_vendors_image_the_runner_and_both_looks_at_health
     digest = "5" * 64
     assert f'ARG RUNNER_IMAGE="ghcr.io/actions/actions-runner:2.400.1@sha256:{digest}"' in lines
     assert lines.index("FROM ${RUNNER_IMAGE} AS runner") < lines.index("FROM ${BASE_IMAGE}")
-    # An ARG before the first FROM is unknown after it, unless it is declared again.
+    # An ARG before the first FROM must be declared again after it.
     base = lines.index("FROM ${BASE_IMAGE}")
     assert lines.index("ENV ASSAY_CONTAINER=${BASE_IMAGE}") > lines.index("ARG BASE_IMAGE") > base
     assert "COPY --from=runner --chown=1001:1001 /home/runner /home/runner" in lines
@@ -78,12 +79,12 @@ def test_the_container_has_the_vendors_image_the_runner_and_both_looks_at_health
     assert "ENV HF_HUB_OFFLINE=1" in lines
     assert "ENV ACTIONS_RUNNER_HOOK_JOB_STARTED=/opt/assay/health.sh" in lines
     assert "ENV ACTIONS_RUNNER_HOOK_JOB_COMPLETED=/opt/assay/health.sh" in lines
-    # What comes after the last USER is not root's.
+    # The container ends with an unprivileged user.
     assert [line for line in lines if line.startswith("USER")] == ["USER root", "USER 1001"]
     assert lines[-1] == 'CMD ["/home/runner/run.sh"]'
 
 
-def test_a_value_with_quotes_and_dollars_reaches_the_container_as_it_is(
+def test_quotes_and_dollars_in_a_value_reach_the_container(
     rendered: Mapping[str, str],
 ) -> None:
     assert (
@@ -93,30 +94,30 @@ def test_a_value_with_quotes_and_dollars_reaches_the_container_as_it_is(
     )
 
 
-def test_python3_of_a_container_is_the_one_that_has_the_torch(rendered: Mapping[str, str]) -> None:
+def test_python3_of_a_container_has_the_torch(rendered: Mapping[str, str]) -> None:
     acme, plain = rendered["acme/Containerfile"], rendered["plain/Containerfile"]
     assert "/opt/acme/bin/python > /opt/assay/bin/python3" in acme
     assert 'ENV PATH="/opt/assay/bin:${PATH}"' in acme
     assert "/opt/assay/bin" not in plain
 
 
-def test_without_a_public_image_the_build_has_to_be_given_one(rendered: Mapping[str, str]) -> None:
+def test_without_a_public_image_the_build_must_name_one(rendered: Mapping[str, str]) -> None:
     lines = rendered["plain/Containerfile"].splitlines()
     assert "ARG BASE_IMAGE" in lines
     assert any("--build-arg BASE_IMAGE=REGISTRY/NAME:TAG" in line for line in lines)
     assert "--build-arg BASE_IMAGE=IMAGE" in rendered["plain/README.md"]
 
 
-def test_a_machine_without_cards_takes_the_processors_torch_and_no_look_at_health(
+def test_a_machine_without_cards_uses_the_cpu_torch_and_has_no_health_check(
     rendered: Mapping[str, str],
 ) -> None:
     container = rendered["plain/Containerfile"]
     assert "ENV ASSAY_TORCH=cpu" in container.splitlines()
-    assert "health.sh" not in container
+    assert "health" not in container
     assert "HF_HUB" not in container
 
 
-def test_the_environment_file_says_the_same_to_a_shell_and_has_no_secret(
+def test_the_environment_file_is_shell_syntax_without_secrets(
     written: Path, rendered: Mapping[str, str]
 ) -> None:
     printed = subprocess.run(
@@ -141,7 +142,7 @@ def test_the_environment_file_says_the_same_to_a_shell_and_has_no_secret(
     assert "ASSAY_TORCH=cpu" in rendered["plain/runner.env"].splitlines()
 
 
-def test_the_readme_names_labels_resources_and_what_nobody_has_seen(
+def test_the_readme_names_labels_resources_and_unverified_fields(
     rendered: Mapping[str, str],
 ) -> None:
     readme = rendered["acme/README.md"]
@@ -150,10 +151,12 @@ def test_the_readme_names_labels_resources_and_what_nobody_has_seen(
         "| [values-8.yaml](values-8.yaml) [pod-8.yaml](pod-8.yaml) [runner-8.env](runner-8.env) |"
     ) in readme.splitlines()
     assert "(`acme.com/missile`)" in readme
-    unverified = readme.split("Nobody has seen this work on such a machine yet:\n")[1]
-    assert "- `health`: the program that lists the cards, and what it prints for each" in unverified
+    unverified = readme.split("Nobody has confirmed these fields on a machine yet:\n")[1]
+    assert (
+        "- `health`: the program that lists the cards, and its output for each card" in unverified
+    )
     assert "- `scheduler`: the name of the scheduler" in unverified
-    assert "Nobody has seen" not in rendered["plain/README.md"]
+    assert "Nobody has confirmed" not in rendered["plain/README.md"]
 
 
 def test_the_overview_has_a_line_for_each_vendor(rendered: Mapping[str, str]) -> None:
@@ -165,7 +168,9 @@ def test_the_overview_has_a_line_for_each_vendor(rendered: Mapping[str, str]) ->
     ]
 
 
-def test_a_machine_that_no_pod_can_have_is_told_of_no_cluster(rendered: Mapping[str, str]) -> None:
+def test_the_readme_of_a_vendor_without_pods_mentions_no_cluster(
+    rendered: Mapping[str, str],
+) -> None:
     readme = rendered["slab/README.md"]
     assert "| `assay-slab` | 1 | `smoke` | 20 min | [runner.env](runner.env) |" in readme
     assert "docker" not in readme
@@ -176,7 +181,7 @@ def test_a_machine_that_no_pod_can_have_is_told_of_no_cluster(rendered: Mapping[
 
 
 @pytest.mark.parametrize(("ended", "starts_again"), [(0, True), (1, True), (75, False)])
-def test_launchd_starts_again_unless_the_machine_is_at_fault(
+def test_launchd_restarts_unless_the_machine_is_sick(
     rendered: Mapping[str, str], tmp_path: Path, ended: int, starts_again: bool
 ) -> None:
     daemon = plistlib.loads(rendered["bare-metal/assay-runner.plist"].encode())
@@ -193,19 +198,19 @@ def test_launchd_starts_again_unless_the_machine_is_at_fault(
     assert (subprocess.run(command, check=False).returncode == 0) is starts_again
 
 
-def test_systemd_keeps_a_sick_machine_down_and_the_token_with_root(
+def test_systemd_keeps_a_sick_machine_down_and_hides_the_token(
     rendered: Mapping[str, str],
 ) -> None:
     lines = rendered["bare-metal/assay-runner@.service"].splitlines()
     assert "Restart=always" in lines
     assert "RestartPreventExitStatus=75" in lines
     assert "LoadCredential=token:/etc/assay-runner/token" in lines
-    # With a user, the credential would be that user's, and so the job's.
+    # With User=, that user and so the job could read the credential.
     assert not [line for line in lines if line.startswith(("User=", "DynamicUser=", "RuntimeMax"))]
 
 
 def shellcheck(*scripts: Path) -> subprocess.CompletedProcess[str]:
-    # Its package puts the program beside Python.
+    # Its package installs the program next to Python.
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     program = shutil.which("shellcheck", path=path)
     assert program, "shellcheck is missing: it is in the group `runners` of pyproject.toml"
@@ -214,7 +219,7 @@ def shellcheck(*scripts: Path) -> subprocess.CompletedProcess[str]:
 
 def test_shellcheck_finds_nothing_in_any_script(written: Path, tmp_path: Path) -> None:
     scripts = sorted(written.rglob("*.sh"))
-    assert len(scripts) == 4
+    assert len(scripts) == 3
     checked = shellcheck(*scripts)
     assert (checked.returncode, checked.stdout) == (0, "")
     planted = tmp_path / "planted.sh"

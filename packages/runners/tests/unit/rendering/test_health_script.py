@@ -1,3 +1,4 @@
+import shutil
 import subprocess
 import time
 from collections.abc import Callable
@@ -15,8 +16,12 @@ SICK = "assay: this machine must not be used: acme-smi "
 
 
 @pytest.fixture
-def health(written: Path) -> Path:
-    return written / "acme/health.sh"
+def health(written: Path, tmp_path: Path) -> Path:
+    """Install the script and a vendor's settings into one folder, as on a machine."""
+    folder = tmp_path / "opt"
+    folder.mkdir()
+    shutil.copy(written / "acme/health.json", folder)
+    return Path(shutil.copy(written / "health.sh", folder))
 
 
 @pytest.mark.parametrize("cards", ["0", "1", "2"])
@@ -30,7 +35,7 @@ def test_a_machine_with_its_cards_is_healthy(
     )  # fmt: skip
 
 
-def test_the_vendors_program_gets_its_words_as_the_entry_has_them(
+def test_the_vendors_program_gets_the_arguments_of_the_entry(
     health: Path, put_program: Put, call: Call, tmp_path: Path
 ) -> None:
     put_program("acme-smi", f"printf '%s\\n' \"$@\" >{tmp_path}/asked; {TWO_CARDS}")
@@ -52,7 +57,7 @@ def test_the_vendors_program_gets_its_words_as_the_entry_has_them(
         (None, "cannot be run: No such file or directory"),
     ],
 )
-def test_what_is_wrong_is_one_line_and_exit_75(
+def test_a_sick_machine_is_one_line_and_exit_75(
     health: Path, put_program: Put, call: Call, fleet: Fleet, program: str | None, message: str
 ) -> None:
     if program is not None:
@@ -61,7 +66,7 @@ def test_what_is_wrong_is_one_line_and_exit_75(
     assert (done.returncode, done.stdout, done.stderr) == (75, "", f"{SICK}{message}\n")
 
 
-def test_a_program_that_hangs_with_its_children_is_left_after_its_time(
+def test_a_hung_program_is_killed_with_its_children(
     health: Path, put_program: Put, call: Call
 ) -> None:
     put_program("acme-smi", "trap '' TERM; sleep 50 & sleep 50")
@@ -71,16 +76,25 @@ def test_a_program_that_hangs_with_its_children_is_left_after_its_time(
     assert time.monotonic() - started < 20
 
 
-def test_a_number_of_cards_that_is_none_is_no_health(
-    health: Path, put_program: Put, call: Call
-) -> None:
+def test_an_invalid_number_of_cards_is_sick(health: Path, put_program: Put, call: Call) -> None:
     put_program("acme-smi", TWO_CARDS)
     done = call(health, ASSAY_CARDS="all")
     assert done.returncode == 75
-    assert "ASSAY_CARDS or ASSAY_HEALTH_SECONDS is no number" in done.stderr
+    assert "ASSAY_CARDS or ASSAY_HEALTH_SECONDS is not a number" in done.stderr
 
 
-def test_files_that_a_job_leaves_are_not_imported(
+@pytest.mark.parametrize("text", [None, "", "[]", '{"command": ["true"]}'])
+def test_unreadable_settings_are_sick(health: Path, call: Call, text: str | None) -> None:
+    settings = health.with_name("health.json")
+    settings.unlink()
+    if text is not None:
+        settings.write_text(text)
+    done = call(health)
+    assert done.returncode == 75
+    assert f"must not be used: {settings} cannot be read: " in done.stderr
+
+
+def test_modules_left_by_a_job_are_not_imported(
     health: Path, put_program: Put, call: Call, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip

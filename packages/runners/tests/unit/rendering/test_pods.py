@@ -1,3 +1,4 @@
+import json
 from collections.abc import Mapping
 from copy import deepcopy
 from pathlib import Path
@@ -9,9 +10,11 @@ import pytest
 from ruamel.yaml import YAML
 
 from assay_runners.fleet.reading import read_fleet
-from assay_runners.rendering import render_fleet, values_schema
+from assay_runners.rendering.files import render_fleet
 
 ROOT = Path(__file__).resolve().parents[5]
+# The chart ships no schema. Ours is stricter: it refuses a token in place of the name of a secret.
+SCHEMA = json.loads(Path(__file__).with_name("values.schema.json").read_text(encoding="utf-8"))
 
 
 def load(text: str) -> dict[str, Any]:
@@ -20,7 +23,7 @@ def load(text: str) -> dict[str, Any]:
 
 
 def committed(name: str) -> dict[str, dict[str, Any]]:
-    """What the fleet of this repository gives for files whose name begins so."""
+    """Render the files of this repository whose name starts with `name`."""
     files = render_fleet(read_fleet(ROOT))
     return {str(path): load(text) for path, text in files.items() if path.name.startswith(name)}
 
@@ -34,7 +37,7 @@ def values(rendered: Mapping[str, str]) -> dict[str, Any]:
     return load(rendered["acme/values-8.yaml"])
 
 
-def test_values_of_a_new_vendor_have_its_label_resource_and_scheduler(
+def test_values_have_the_label_the_resource_and_the_scheduler(
     values: dict[str, Any],
 ) -> None:
     spec = values.pop("template")["spec"]
@@ -55,7 +58,7 @@ def test_values_of_a_new_vendor_have_its_label_resource_and_scheduler(
     assert container["env"] == [{"name": "ASSAY_CARDS", "value": "8"}]
 
 
-def test_a_pod_whose_cards_are_not_fit_takes_no_job(
+def test_a_pod_with_unfit_cards_takes_no_job(
     values: dict[str, Any], rendered: Mapping[str, str]
 ) -> None:
     (before,) = values["template"]["spec"]["initContainers"]
@@ -66,7 +69,7 @@ def test_a_pod_whose_cards_are_not_fit_takes_no_job(
     assert "initContainers" not in load(rendered["plain/values.yaml"])["template"]["spec"]
 
 
-def test_a_pod_may_do_no_more_than_its_job_needs(values: dict[str, Any]) -> None:
+def test_a_pod_has_only_the_privileges_of_its_job(values: dict[str, Any]) -> None:
     spec = values["template"]["spec"]
     (container,) = spec["containers"]
     assert spec["restartPolicy"] == "Never"
@@ -84,7 +87,7 @@ def test_a_pod_may_do_no_more_than_its_job_needs(values: dict[str, Any]) -> None
     assert spec["activeDeadlineSeconds"] == 7200
 
 
-def test_a_machine_without_cards_asks_for_no_device_and_mounts_no_models(
+def test_a_pod_without_cards_has_no_device_and_no_models(
     rendered: Mapping[str, str],
 ) -> None:
     spec = load(rendered["plain/values.yaml"])["template"]["spec"]
@@ -97,7 +100,7 @@ def test_a_machine_without_cards_asks_for_no_device_and_mounts_no_models(
     ("vendor", "command"),
     [("acme", ["/opt/assay/health.sh"]), ("plain", ["python3", "-m", "nox", "--version"])],
 )
-def test_the_trial_pod_is_the_runners_with_another_command(
+def test_the_trial_pod_differs_from_the_runner_in_its_command(
     rendered: Mapping[str, str], vendor: str, command: list[str]
 ) -> None:
     pod = load(rendered[f"{vendor}/pod.yaml"])
@@ -108,7 +111,7 @@ def test_the_trial_pod_is_the_runners_with_another_command(
     assert pod["metadata"] == {"name": f"assay-{vendor}-trial"}
 
 
-def test_all_pods_are_ones_of_kubernetes(rendered: Mapping[str, str]) -> None:
+def test_all_pods_match_the_kubernetes_schema(rendered: Mapping[str, str]) -> None:
     pods = {**committed("pod"), "acme": load(rendered["acme/pod-8.yaml"])}
     assert len(pods) >= 13
     for pod in pods.values():
@@ -117,9 +120,7 @@ def test_all_pods_are_ones_of_kubernetes(rendered: Mapping[str, str]) -> None:
 
 
 @pytest.mark.parametrize("place", ["spec", "container"])
-def test_a_field_that_kubernetes_does_not_know_is_refused(
-    rendered: Mapping[str, str], place: str
-) -> None:
+def test_a_field_unknown_to_kubernetes_is_refused(rendered: Mapping[str, str], place: str) -> None:
     pod = load(rendered["acme/pod.yaml"])
     holder = pod["spec"] if place == "spec" else pod["spec"]["containers"][0]
     holder["imagePolicy"] = "Always"
@@ -127,12 +128,12 @@ def test_a_field_that_kubernetes_does_not_know_is_refused(
         validate_pod(pod)
 
 
-def test_all_values_are_of_the_schema(rendered: Mapping[str, str]) -> None:
-    jsonschema.Draft202012Validator.check_schema(values_schema())
+def test_all_values_match_our_schema(rendered: Mapping[str, str]) -> None:
+    jsonschema.Draft202012Validator.check_schema(SCHEMA)
     all_values = {**committed("values"), "acme": load(rendered["acme/values-8.yaml"])}
     assert len(all_values) >= 13
     for values in all_values.values():
-        jsonschema.validate(values, values_schema(), jsonschema.Draft202012Validator)
+        jsonschema.validate(values, SCHEMA, jsonschema.Draft202012Validator)
     names = [values["runnerScaleSetName"] for values in all_values.values()]
     assert len(set(names)) == len(names)
 
@@ -160,11 +161,11 @@ def test_values_with_a_mistake_are_refused(
 ) -> None:
     changed = {**deepcopy(values), **change}
     with pytest.raises(jsonschema.ValidationError) as caught:
-        jsonschema.validate(changed, values_schema(), jsonschema.Draft202012Validator)
+        jsonschema.validate(changed, SCHEMA, jsonschema.Draft202012Validator)
     assert message in caught.value.message
 
 
-def test_names_at_their_limits_are_taken(values: dict[str, Any]) -> None:
+def test_names_of_the_maximum_length_are_accepted(values: dict[str, Any]) -> None:
     values |= {"runnerScaleSetName": "a" * 45, "scaleSetLabels": ["a" * 255]}
-    jsonschema.validate(values, values_schema(), jsonschema.Draft202012Validator)
+    jsonschema.validate(values, SCHEMA, jsonschema.Draft202012Validator)
     assert len(values["runnerScaleSetName"]) == 45

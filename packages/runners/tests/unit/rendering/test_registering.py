@@ -9,8 +9,8 @@ import pytest
 
 Call = Callable[..., subprocess.CompletedProcess[str]]
 TOKEN = "github_pat_of_nobody"  # noqa: S105 - of a stand-in
-# Notes its arguments, its environment and the configuration that it is given by a file, then answers
-# as GitHub does. ANSWERS has a file for the end of each address.
+# Records its arguments, its environment and its configuration file, then answers like GitHub. ANSWERS has a
+# file for the end of each address.
 CURL = """
 printf '%s\\n' "$@" >>"$SEEN/arguments"
 env >>"$SEEN/environment"
@@ -22,7 +22,7 @@ done
 address=${address##*/}
 cat "$ANSWERS/${address%%\\?*}" || exit 22
 """
-# In place of setpriv, which only root may use: notes who is asked for, and runs what follows.
+# Replaces setpriv, which needs root: records the user, and runs the command.
 SETPRIV = """
 printf '%s ' "$@" >>"$SEEN/setpriv"
 while [[ $1 == --* ]]; do
@@ -37,7 +37,7 @@ env >"$SEEN/run-environment"
 echo registered >>"$SEEN/order"
 {then}
 """
-# The runner's own log of a job.
+# The runner writes this log when a job starts.
 JOB = 'mkdir "${0%/*}/_diag"; touch "${0%/*}/_diag/Worker_1.log"'
 HEALTH = """
 echo health >>"$SEEN/order"
@@ -110,14 +110,14 @@ def machine(
     return made
 
 
-def test_the_configuration_reaches_the_runner_and_the_token_nobody(machine: Machine) -> None:
+def test_the_runner_gets_the_configuration_and_nobody_the_token(machine: Machine) -> None:
     done = machine.register()
     assert (done.returncode, done.stderr) == (0, "")
     run = machine.saw("run-environment").splitlines()
     assert "ACTIONS_RUNNER_INPUT_JITCONFIG=SklU" in run
     assert "CREDENTIALS_DIRECTORY" not in machine.saw("run-environment")
     assert f"HOME={machine.state}/home" in run
-    # Curl alone has the token, and from a file descriptor.
+    # Only curl has the token, from a file descriptor.
     assert machine.saw("configuration").count(f'"Authorization: Bearer {TOKEN}"') == 2
     for place in ("arguments", "environment", "run-arguments", "run-environment", "setpriv"):
         assert machine.saw(place)
@@ -125,7 +125,7 @@ def test_the_configuration_reaches_the_runner_and_the_token_nobody(machine: Mach
     assert "SklU" not in machine.saw("run-arguments") + machine.saw("setpriv")
 
 
-def test_it_registers_for_one_job_in_the_group_under_its_label(machine: Machine) -> None:
+def test_it_registers_in_the_group_with_its_label(machine: Machine) -> None:
     assert machine.register().returncode == 0
     body = json.loads(machine.saw("body"))
     name = body.pop("name")
@@ -139,7 +139,7 @@ def test_it_registers_for_one_job_in_the_group_under_its_label(machine: Machine)
     assert json.loads(machine.saw("body"))["name"] != name
 
 
-def test_health_is_looked_at_before_and_after_the_job_as_the_jobs_user(machine: Machine) -> None:
+def test_health_is_checked_before_and_after_the_job_by_the_jobs_user(machine: Machine) -> None:
     assert machine.register().returncode == 0
     assert machine.saw("order").split() == ["health", "registered", "pkill", "health"]
     words = "--reuid assay-runner --regid assay-runner --init-groups --no-new-privs"
@@ -156,24 +156,24 @@ def test_a_sick_machine_does_not_register(machine: Machine) -> None:
     assert machine.saw("order").split() == ["health"]
 
 
-def test_a_machine_that_a_job_made_sick_stays_down(machine: Machine) -> None:
+def test_a_machine_that_is_sick_after_a_job_stays_down(machine: Machine) -> None:
     assert machine.register(SICK_AT="2 3").returncode == 75
     assert machine.saw("order").split() == ["health", "registered", "pkill", "health", "health"]
 
 
-def test_a_machine_without_cards_has_no_health_to_look_at(machine: Machine) -> None:
+def test_a_machine_without_cards_has_no_health_check(machine: Machine) -> None:
     (machine.opt / "health.sh").unlink()
     assert machine.register(ASSAY_CARDS="0").returncode == 0
     assert "JOB_STARTED" not in machine.saw("run-environment")
 
 
-def test_a_lost_health_script_is_no_health(machine: Machine) -> None:
+def test_a_missing_health_script_is_sick(machine: Machine) -> None:
     (machine.opt / "health.sh").unlink()
     assert machine.register().returncode == 75
     assert machine.saw("arguments") == ""
 
 
-def test_what_the_last_job_left_is_gone(machine: Machine) -> None:
+def test_leftovers_of_the_last_job_are_deleted(machine: Machine) -> None:
     for folder in ("home", "runner"):
         (machine.state / folder).mkdir()
         (machine.state / folder / "left").write_text("by a job")
@@ -193,7 +193,7 @@ def test_what_the_last_job_left_is_gone(machine: Machine) -> None:
         ("generate-jitconfig", "{}", "GitHub gives no configuration for assay-acme-8"),
     ],
 )
-def test_github_at_fault_is_exit_1_so_that_it_is_tried_again(
+def test_a_failure_of_github_exits_with_1(
     machine: Machine, answer: str, content: str | None, message: str
 ) -> None:
     if content is None:
@@ -206,28 +206,28 @@ def test_github_at_fault_is_exit_1_so_that_it_is_tried_again(
     assert machine.saw("run-environment") == ""
 
 
-def test_a_runner_that_ends_badly_is_exit_1(machine: Machine) -> None:
+def test_a_failed_runner_exits_with_1(machine: Machine) -> None:
     machine.put_run("exit 2")
     done = machine.register()
     assert done.returncode == 1
     assert "the runner ended with exit code 2" in done.stderr
 
 
-def test_a_runner_that_is_too_old_stays_down_as_it_would_be_for_ever(machine: Machine) -> None:
+def test_an_outdated_runner_stays_down(machine: Machine) -> None:
     machine.put_run("exit 7")
     done = machine.register()
     assert done.returncode == 75
-    assert "GitHub wants a newer runner than this" in done.stderr
+    assert "GitHub requires a newer runner" in done.stderr
 
 
-def test_an_end_without_a_job_is_no_job(machine: Machine) -> None:
+def test_a_runner_that_ends_without_a_job_exits_with_1(machine: Machine) -> None:
     machine.put_run("exit 0")  # as for a configuration that GitHub refuses
     done = machine.register()
     assert done.returncode == 1
     assert "the runner ended without a job" in done.stderr
 
 
-def test_failures_wait_longer_each_time_until_a_job_ends(
+def test_the_wait_grows_with_each_failure_until_a_job_ends(
     machine: Machine, put_program: Callable[[str, str], Path]
 ) -> None:
     put_program("sleep", 'echo "$1" >>"$SEEN/sleep"')
@@ -244,7 +244,7 @@ def test_failures_wait_longer_each_time_until_a_job_ends(
     assert machine.saw("sleep").split()[-1] == "0"
 
 
-def test_what_the_job_left_running_ends_before_the_second_look_at_health(
+def test_leftover_processes_end_before_the_second_health_check(
     machine: Machine,
 ) -> None:
     assert machine.register().returncode == 0
@@ -252,13 +252,13 @@ def test_what_the_job_left_running_ends_before_the_second_look_at_health(
     assert machine.saw("pkill") == "-KILL -u assay-runner\n"
 
 
-def test_a_card_that_is_not_free_at_once_is_looked_at_again(machine: Machine) -> None:
+def test_a_card_that_is_busy_after_the_job_is_checked_again(machine: Machine) -> None:
     done = machine.register(SICK_AT="2")
     assert (done.returncode, done.stderr) == (0, "sick\n")
     assert machine.saw("order").split().count("health") == 3
 
 
-def test_a_job_that_does_not_end_takes_the_machine_down(machine: Machine) -> None:
+def test_a_job_over_its_time_limit_takes_the_machine_down(machine: Machine) -> None:
     machine.put_run(f"{JOB}; exec sleep 50")
     started = time.monotonic()
     done = machine.register(ASSAY_JOB_MINUTES="0")
@@ -267,6 +267,6 @@ def test_a_job_that_does_not_end_takes_the_machine_down(machine: Machine) -> Non
     assert time.monotonic() - started < 20
 
 
-def test_waiting_for_a_job_takes_as_long_as_it_takes(machine: Machine) -> None:
+def test_waiting_for_a_job_has_no_time_limit(machine: Machine) -> None:
     machine.put_run(f"sleep 2.5; {JOB}")
     assert machine.register(ASSAY_JOB_MINUTES="0").returncode == 0

@@ -1,7 +1,8 @@
 from pathlib import Path, PurePosixPath
 
 from assay_runners.fleet.entries import Fleet
-from assay_runners.rendering import find_outdated, render_fleet, write_rendered
+from assay_runners.rendering.files import render_fleet
+from assay_runners.rendering.writing import find_outdated, write_rendered
 
 
 def without_slab(fleet: Fleet) -> Fleet:
@@ -9,7 +10,7 @@ def without_slab(fleet: Fleet) -> Fleet:
     return fleet.model_copy(update={"vendors": vendors})
 
 
-def test_all_is_written_once_and_nothing_the_second_time(root: Path, fleet: Fleet) -> None:
+def test_a_second_rendering_writes_nothing(root: Path, fleet: Fleet) -> None:
     assert write_rendered(root, fleet) == sorted(render_fleet(fleet))
     assert write_rendered(root, fleet) == []
     assert find_outdated(root, fleet) == {}
@@ -17,49 +18,49 @@ def test_all_is_written_once_and_nothing_the_second_time(root: Path, fleet: Flee
         assert (root / path).read_bytes() == text.encode()
 
 
-def test_scripts_can_be_run_and_other_files_cannot(written: Path) -> None:
+def test_only_scripts_are_executable(written: Path) -> None:
     runnable = {
         path.name for path in written.rglob("*") if path.is_file() and path.stat().st_mode & 0o100
     }
     assert runnable == {"health.sh", "register.sh", "bootstrap.sh"}
 
 
-def test_each_difference_is_a_line_and_rendering_again_mends_it(
+def test_each_difference_is_reported_and_rendering_repairs_it(
     root: Path, fleet: Fleet, written: Path
 ) -> None:
     (written / "acme/values.yaml").unlink()
     (written / "acme/pod.yaml").write_text("edited: by hand\n")
-    (written / "acme/health.sh").chmod(0o644)
+    (written / "health.sh").chmod(0o644)
     folder = PurePosixPath("runners/acme")
     assert find_outdated(root, fleet) == {
-        folder / "health.sh": "it is not executable",
-        folder / "pod.yaml": "it is not what its entry gives",
-        folder / "values.yaml": "it is not there",
+        PurePosixPath("runners/health.sh"): "it is not executable",
+        folder / "pod.yaml": "it differs from its entry",
+        folder / "values.yaml": "it is missing",
     }
     assert [path.name for path in write_rendered(root, fleet)] == [
-        "health.sh", "pod.yaml", "values.yaml",
+        "pod.yaml", "values.yaml", "health.sh",
     ]  # fmt: skip
     assert find_outdated(root, fleet) == {}
 
 
-def test_files_of_an_entry_that_is_gone_are_named_then_deleted(
+def test_files_of_a_removed_entry_are_reported_then_deleted(
     root: Path, fleet: Fleet, written: Path
 ) -> None:
     smaller = without_slab(fleet)
     gone = {
-        PurePosixPath("runners/slab", name) for name in ("README.md", "health.sh", "runner.env")
+        PurePosixPath("runners/slab", name) for name in ("README.md", "health.json", "runner.env")
     }
     overview = PurePosixPath("runners/README.md")
     assert find_outdated(root, smaller) == {
-        overview: "it is not what its entry gives",
-        **dict.fromkeys(gone, "it is of no entry any more"),
+        overview: "it differs from its entry",
+        **dict.fromkeys(gone, "no entry renders it"),
     }
     assert write_rendered(root, smaller) == sorted({overview, *gone})
     assert not (written / "slab").exists()
     assert find_outdated(root, smaller) == {}
 
 
-def test_a_file_that_was_not_rendered_is_never_deleted(
+def test_a_file_without_the_header_is_never_deleted(
     root: Path, fleet: Fleet, written: Path
 ) -> None:
     (written / "slab/notes.md").write_text("Speaks of `assay runners render`.\n")

@@ -11,13 +11,13 @@ from assay_runners.fleet.entries import Fleet
 from assay_runners.fleet.reading import read_fleet
 from assay_runners.planning.plan import MachineJob, SessionCall
 from assay_runners.running.machine_job import SICK, Checkout, JobResult, run_machine_job
-from assay_runners.running.summary import summarise_job
-from packages.runners.tests.stand_ins import NOX, verdict
+from assay_runners.running.summary import summarize_job
+from packages.runners.tests.fake_programs import NOX, verdict
 
 ROOT = Path(__file__).resolve().parents[5]
 SHA = "f" * 40
 
-# Stands in for a vendor's program: prints what the file `cards` holds, exits with 9 if it is absent.
+# Replaces a vendor's program: prints the file `cards`, or exits with 9 if it is missing.
 SMI = """#!/bin/sh
 [ -f cards ] || { echo "no driver" >&2; exit 9; }
 cat cards
@@ -33,7 +33,7 @@ def fleet() -> Fleet:
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Checkout:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "nox.py").write_text(NOX)
-    shutil.copytree(ROOT / "runners/nvidia", tmp_path / "runners/nvidia")
+    shutil.copytree(ROOT / "runners", tmp_path / "runners")
     programs = tmp_path / "bin"
     programs.mkdir()
     (programs / "nvidia-smi").write_text(SMI)
@@ -71,59 +71,55 @@ def test_all_sessions_run_with_their_arguments_and_variables(
         [["-s", "smoke", "--", "--budget", "30m", "--cards", "1"], "yes"],
         [["-s", "expectations"], "yes"],
     ]
-    # A run's own parts are no runs.
+    # The cases inside a run do not count as runs.
     assert [len(session.runs) for session in result.sessions] == [1, 1]
-    assert "# smoke on assay-nvidia: passes" in summarise_job(result, SHA)
+    assert "# smoke on assay-nvidia: passes" in summarize_job(result, SHA)
 
 
-def test_a_session_that_fails_does_not_keep_the_next_from_running(
-    fleet: Fleet, checkout: Checkout
-) -> None:
+def test_the_next_session_runs_after_a_failed_one(fleet: Fleet, checkout: Checkout) -> None:
     (checkout.root / "smoke.code").write_text("1")
     result = run_machine_job(job(), fleet, checkout)
     assert result.exit_code == 1
     assert [session.failure for session in result.sessions] == ["exit code 1", ""]
-    summary = summarise_job(result, SHA)
+    summary = summarize_job(result, SHA)
     assert f"git checkout {SHA}\nnox -s smoke -- --budget 30m --cards 1\n```" in summary
 
 
-def test_a_summary_names_the_module_that_is_wrong_first(fleet: Fleet, checkout: Checkout) -> None:
+def test_a_summary_starts_with_the_worst_report(fleet: Fleet, checkout: Checkout) -> None:
     (checkout.root / "expectations.left").write_text(verdict("FAIL"))
     (checkout.root / "expectations.code").write_text("1")
-    summary = summarise_job(run_machine_job(job(), fleet, checkout), SHA)
+    summary = summarize_job(run_machine_job(job(), fleet, checkout), SHA)
     assert "# smoke on assay-nvidia: FAILS" in summary
     failed, passed = summary.index("down_proj"), summary.rindex("PASS")
     assert failed < passed, "the worst report comes first"
 
 
-def test_a_summary_says_in_which_environment_it_ran(fleet: Fleet, checkout: Checkout) -> None:
-    summary = summarise_job(run_machine_job(job(), fleet, checkout), SHA)
-    told = "Python 3.12.3, torch 2.9.0, image acme/torch' # @1"
-    assert f"\n\nEnvironment: `{told}`.\n\n" in summary
+def test_a_summary_names_the_environment(fleet: Fleet, checkout: Checkout) -> None:
+    summary = summarize_job(run_machine_job(job(), fleet, checkout), SHA)
+    expected = "Python 3.12.3, torch 2.9.0, image acme/torch' # @1"
+    assert f"\n\nEnvironment: `{expected}`.\n\n" in summary
 
 
-def test_a_verdict_that_contradicts_its_session_is_no_success(
-    fleet: Fleet, checkout: Checkout
-) -> None:
+def test_a_fail_verdict_fails_a_session_that_exits_with_0(fleet: Fleet, checkout: Checkout) -> None:
     (checkout.root / "expectations.left").write_text(verdict("FAIL"))
     result = run_machine_job(job(), fleet, checkout)
     assert result.exit_code == 1
     assert result.sessions[1].failure == "made-by-expectations says FAIL"
 
 
-def test_a_verdict_that_was_cut_off_is_no_success_and_keeps_the_summary(
+def test_a_truncated_verdict_fails_the_session_and_keeps_the_summary(
     fleet: Fleet, checkout: Checkout
 ) -> None:
     (checkout.root / "expectations.left").write_text(verdict("PASS")[:100])
     result = run_machine_job(job(), fleet, checkout)
     assert result.exit_code == 1
     assert "has no verdict that can be read" in result.sessions[1].failure
-    summary = summarise_job(result, SHA)
+    summary = summarize_job(result, SHA)
     assert "`made-by-expectations`: `" in summary
     assert summary.count("PASS: ") == 1  # of the other session
 
 
-def test_a_session_that_judges_nothing_is_no_success(fleet: Fleet, checkout: Checkout) -> None:
+def test_a_session_without_a_verdict_fails(fleet: Fleet, checkout: Checkout) -> None:
     (checkout.root / "expectations.left").unlink()
     result = run_machine_job(job(), fleet, checkout)
     assert result.exit_code == 1
@@ -136,13 +132,13 @@ def test_verdicts_of_an_earlier_run_do_not_count(fleet: Fleet, checkout: Checkou
     assert run_machine_job(job(), fleet, checkout).exit_code == 1
 
 
-def test_a_job_without_sessions_is_no_success(fleet: Fleet, checkout: Checkout) -> None:
+def test_a_job_without_sessions_fails(fleet: Fleet, checkout: Checkout) -> None:
     empty = job().model_copy(update={"calls": ()})
     assert run_machine_job(empty, fleet, checkout).exit_code == 1
 
 
 @pytest.mark.parametrize(
-    ("cards", "listed", "told"),
+    ("cards", "listed", "expected"),
     [
         (4, "0, 4, 0\n1, 4, 0\n", "lists 2 fit cards; 4 were promised; it prints 0, 4, 0 1, 4, 0"),
         (1, "0, 71234, 0\n", "lists 0 fit cards; 1 were promised; it prints 0, 71234, 0"),
@@ -156,34 +152,34 @@ def test_a_job_without_sessions_is_no_success(fleet: Fleet, checkout: Checkout) 
     ],
 )
 def test_a_sick_machine_runs_nothing(
-    fleet: Fleet, checkout: Checkout, cards: int, listed: str | None, told: str
+    fleet: Fleet, checkout: Checkout, cards: int, listed: str | None, expected: str
 ) -> None:
     (checkout.root / "cards").unlink()
     if listed is not None:
         (checkout.root / "cards").write_text(listed)
     result = run_machine_job(job(cards), fleet, checkout)
     assert (result.exit_code, result.sick_before, result.sessions) == (
-        SICK, f"nvidia-smi {told}", (),
+        SICK, f"nvidia-smi {expected}", (),
     )  # fmt: skip
     assert asked(checkout) == []
-    assert told in summarise_job(result, SHA)
+    assert expected in summarize_job(result, SHA)
 
 
-def test_a_machine_that_is_sick_afterwards_is_at_fault(fleet: Fleet, checkout: Checkout) -> None:
+def test_a_machine_that_is_sick_after_the_job_is_at_fault(fleet: Fleet, checkout: Checkout) -> None:
     (checkout.root / "nox.py").write_text(
         NOX.replace("code =", "Path('cards').unlink(missing_ok=True)\ncode =")
     )
     result = run_machine_job(job(), fleet, checkout)
     assert (result.exit_code, result.sick_after) == (SICK, "nvidia-smi exits with 9: no driver")
-    assert "sick after the job" in summarise_job(result, SHA)
+    assert "sick after the job" in summarize_job(result, SHA)
 
 
-def test_a_missing_program_of_the_vendor_is_told(fleet: Fleet, checkout: Checkout) -> None:
+def test_a_missing_vendor_program_is_sick(fleet: Fleet, checkout: Checkout) -> None:
     (checkout.root / "bin" / "nvidia-smi").unlink()
     result: JobResult = run_machine_job(job(), fleet, checkout)
     assert result.sick_before == "nvidia-smi cannot be run: No such file or directory"
 
 
-def test_a_machine_that_no_entry_has_is_told(fleet: Fleet, checkout: Checkout) -> None:
+def test_an_unknown_machine_is_an_error(fleet: Fleet, checkout: Checkout) -> None:
     with pytest.raises(UsageError, match="has no machine 'tpu'"):
         run_machine_job(job().model_copy(update={"target": "tpu"}), fleet, checkout)

@@ -1,4 +1,4 @@
-"""Rehearsals in a small repository, with a nox in its place that does what files of it say."""
+"""Rehearsals in a small repository with a fake nox."""
 
 import shutil
 import subprocess
@@ -10,9 +10,9 @@ import pytest
 from assay.errors import UsageError
 from assay.runs import open_progress
 from assay_runners.planning.events import Event
-from assay_runners.running.rehearsal import Rehearsal, RehearsalRequest, rehearse
-from packages.runners.tests.recorded import DOCUMENTS, dispatch, labeled, pull_request
-from packages.runners.tests.stand_ins import NOX, verdict
+from assay_runners.running.rehearsal import Rehearsal, rehearse
+from packages.runners.tests.event_payloads import DOCUMENTS, dispatch, labeled, pull_request
+from packages.runners.tests.fake_programs import NOX, verdict
 
 ROOT = Path(__file__).resolve().parents[5]
 SESSIONS = ("check", "smoke", "expectations")
@@ -39,7 +39,7 @@ def git(root: Path, *words: str) -> None:
 
 
 def patch_of(root: Path, **files: str) -> Path:
-    """A patch that writes these files; the repository stays as it is."""
+    """Make a patch that writes these files, without changing the repository."""
     for name, text in files.items():
         (root / name).write_text(text)
     git(root, "add", "--intent-to-add", ".")
@@ -56,8 +56,8 @@ def rehearsed(
     folder = root.parent / "rehearsal"
     folder.mkdir()
     with open_progress() as progress:
-        asked = RehearsalRequest(event, patch, frozenset(only))
-        return rehearse(asked, root, folder, (sys.executable, "nox.py"), progress)
+        nox = (sys.executable, "nox.py")
+        return rehearse(event, patch, frozenset(only), root, folder, nox, progress)
 
 
 def asked_of_nox(root: Path) -> list[str]:
@@ -66,7 +66,7 @@ def asked_of_nox(root: Path) -> list[str]:
     return [line.split('"-s", "')[1].split('"')[0] for line in lines]
 
 
-def test_a_label_runs_what_github_would_and_passes(repository: Path) -> None:
+def test_a_label_runs_the_same_sessions_as_on_github(repository: Path) -> None:
     found = rehearsed(repository, labeled("smoke:nvidia"))
     assert found.exit_code == 0
     assert asked_of_nox(repository) == ["lint", "types", "unit", "check", "smoke", "expectations"]
@@ -74,18 +74,18 @@ def test_a_label_runs_what_github_would_and_passes(repository: Path) -> None:
     assert not (repository / "asked.jsonl").exists(), "the checkout itself is left alone"
 
 
-def test_a_change_that_breaks_a_model_is_red_with_its_module(repository: Path) -> None:
+def test_a_broken_model_fails_and_its_module_is_named(repository: Path) -> None:
     patch = patch_of(repository, **{"check.left": verdict("FAIL"), "check.code": "1"})
     found = rehearsed(repository, labeled("smoke:nvidia"), patch)
     assert found.exit_code == 1
     assert "model.layers.1.mlp.down_proj" in found.summary
-    assert "The CPU is in the place of every accelerator." in found.summary
-    # The patched commit is in the clone alone.
+    assert "The CPU replaces every accelerator." in found.summary
+    # Only the clone has the patched commit.
     clone = repository.parent / "rehearsal/clone"
     assert f"```bash\ncd {clone}\nnox -s check\n" in found.summary
 
 
-def test_a_change_of_documents_has_nothing_to_do(repository: Path) -> None:
+def test_a_change_of_documentation_has_nothing_to_do(repository: Path) -> None:
     patch = patch_of(repository, **{"README.md": "read this\n"})
     found = rehearsed(repository, pull_request("opened"), patch)
     assert found.exit_code == 0
@@ -100,7 +100,7 @@ def test_a_pull_request_runs_all_tiers_then_trains(repository: Path) -> None:
     assert asked_of_nox(repository) == [*tiers, "smoke", "expectations", "check"]
 
 
-def test_a_training_that_left_nothing_is_red_and_its_row_says_so(repository: Path) -> None:
+def test_a_training_without_results_fails(repository: Path) -> None:
     (repository / "smoke.left").unlink()
     git(repository, "commit", "-qam", "smoke leaves nothing")
     found = rehearsed(repository, pull_request("opened"))
@@ -108,7 +108,7 @@ def test_a_training_that_left_nothing_is_red_and_its_row_says_so(repository: Pat
     assert "| `smoke` | FAILS, it did nothing: no result was left: `nox -s smoke" in found.summary
 
 
-def test_machines_do_not_start_after_a_session_that_failed(repository: Path) -> None:
+def test_machines_do_not_start_after_a_failed_session(repository: Path) -> None:
     patch = patch_of(repository, **{"unit.code": "1"})
     found = rehearsed(repository, labeled("smoke:nvidia"), patch)
     assert found.exit_code == 1
@@ -117,33 +117,33 @@ def test_machines_do_not_start_after_a_session_that_failed(repository: Path) -> 
     assert "The jobs on machines would not start" in found.summary
 
 
-def test_what_is_refused_is_no_success(repository: Path) -> None:
+def test_a_refusal_exits_with_2(repository: Path) -> None:
     found = rehearsed(repository, labeled("smoke:nvidai"))
     assert (found.exit_code, asked_of_nox(repository)) == (2, [])
     assert "nearest is smoke:nvidia" in found.summary
 
 
-def test_a_session_that_is_not_chosen_is_refused_instead_of_left_out(repository: Path) -> None:
+def test_only_refuses_a_session_that_is_not_planned(repository: Path) -> None:
     with pytest.raises(
         UsageError, match="--only expectation: the event starts check, expectations"
     ):
         rehearsed(repository, labeled("smoke:nvidia"), only=("expectation",))
 
 
-def test_only_leaves_the_others_out(repository: Path) -> None:
+def test_only_leaves_out_the_other_sessions(repository: Path) -> None:
     found = rehearsed(repository, labeled("smoke:nvidia"), only=("check", "expectations"))
     assert "Left out by --only: lint, types, unit, smoke." in found.summary
     assert asked_of_nox(repository) == ["check", "expectations"]
 
 
-def test_a_recapture_that_captures_nothing_is_red(repository: Path) -> None:
+def test_a_recapture_without_captures_fails(repository: Path) -> None:
     event = dispatch("recapture.yml", models="micro:llama", vendors="cpu", reason="torch 2.13")
     found = rehearsed(repository, event)
     assert found.exit_code == 1
     assert "it did nothing: no result was left" in found.summary
 
 
-def test_a_patch_that_does_not_fit_is_told(repository: Path) -> None:
+def test_a_patch_that_does_not_apply_is_an_error(repository: Path) -> None:
     patch = patch_of(repository, **{"README.md": "read this\n"})
     (repository / "README.md").write_text("something else\n")
     git(repository, "commit", "-qam", "second")
@@ -151,8 +151,7 @@ def test_a_patch_that_does_not_fit_is_told(repository: Path) -> None:
         rehearsed(repository, pull_request("opened"), patch)
 
 
-def test_documents_differ_from_the_change_that_a_recorded_event_names(repository: Path) -> None:
-    # Without a patch the event's own list of files counts.
+def test_without_a_patch_the_changed_files_of_the_event_count(repository: Path) -> None:
     found = rehearsed(repository, pull_request("opened", changed=DOCUMENTS))
     assert asked_of_nox(repository) == []
     assert found.exit_code == 0

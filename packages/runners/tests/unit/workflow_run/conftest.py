@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from packages.runners.tests.stand_ins import PROGRAM, Programs
+from packages.runners.tests.fake_programs import PROGRAM, Programs
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Payloads of another shape than GitHub's are refused before a plan is made."""
+"""Payloads of another shape than GitHub's are refused before planning."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 
 from assay.errors import UsageError
 from assay_runners.workflow_run.events import read_event
-from packages.runners.tests.recorded import pull_request
+from packages.runners.tests.event_payloads import pull_request
 
 WRONG: list[dict[str, Any]] = [
     {"pull_request": "text"},
@@ -23,7 +23,7 @@ WRONG: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_a_payload_of_another_shape_is_one_message(tmp_path: Path, wrong: dict[str, Any]) -> None:
+def test_a_payload_of_another_shape_is_refused(tmp_path: Path, wrong: dict[str, Any]) -> None:
     path = tmp_path / "event.json"
     payload = pull_request("labeled", label="smoke:nvidia").payload | wrong
     path.write_text(json.dumps(payload))

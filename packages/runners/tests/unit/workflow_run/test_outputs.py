@@ -5,7 +5,7 @@ import pytest
 from assay_runners.workflow_run.outputs import add_to_summary, write_outputs
 
 
-def test_nothing_is_written_outside_of_a_workflow_run(
+def test_nothing_is_written_outside_a_workflow_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -15,14 +15,14 @@ def test_nothing_is_written_outside_of_a_workflow_run(
 
 
 def test_an_output_of_several_lines_is_refused(tmp_path: Path) -> None:
-    # A second line would be an output of its own.
+    # A second line would be another output.
     file = tmp_path / "output"
     with pytest.raises(ValueError, match="the output a has several lines"):
         write_outputs({"a": "1\nmachines=[]"}, {"GITHUB_OUTPUT": str(file)})
     assert not file.exists()
 
 
-def test_a_summary_over_githubs_limit_is_cut_and_says_so(tmp_path: Path) -> None:
+def test_a_summary_over_githubs_limit_is_cut_with_a_note(tmp_path: Path) -> None:
     file = tmp_path / "summary"
     for text in ("first", "ü" * 600_000, "last"):
         add_to_summary(text, {"GITHUB_STEP_SUMMARY": str(file)})

@@ -1,4 +1,4 @@
-"""`assay runners plan`, inside of a workflow run and outside."""
+"""`assay runners plan`, inside and outside a workflow run."""
 
 import json
 import shutil
@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 from assay_runners.commands import app
 from assay_runners.planning.events import Event
-from assay_runners.workflow_run.git import files_changed_since
-from packages.runners.tests.recorded import (
+from assay_runners.workflow_run.programs import files_changed_since
+from packages.runners.tests.event_payloads import (
     DOCUMENTS,
     SHELL,
     dispatch,
@@ -23,7 +23,7 @@ from packages.runners.tests.recorded import (
     push,
     schedule,
 )
-from packages.runners.tests.stand_ins import Programs
+from packages.runners.tests.fake_programs import Programs
 
 ROOT = Path(__file__).resolve().parents[5]
 UNNAMED = {**labeled("x").payload, "label": {}}
@@ -31,7 +31,7 @@ UNNAMED = {**labeled("x").payload, "label": {}}
 
 @pytest.fixture
 def outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
-    """Where a workflow run takes its step's outputs, and its summary."""
+    """Set the files for the outputs and the summary of a step."""
     monkeypatch.chdir(ROOT)
     files = tmp_path / "output", tmp_path / "summary"
     for name, file in zip(("GITHUB_OUTPUT", "GITHUB_STEP_SUMMARY"), files, strict=True):
@@ -58,7 +58,7 @@ def recorded(event: object) -> dict[str, object]:
 def run_of(
     tmp_path: Path, outputs: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., dict[str, Any]]:
-    """What `plan` prints inside of the workflow run that an event starts."""
+    """Run `plan` inside the workflow run of an event. Returns: the printed plan."""
 
     def plan_in_run(event: Event, *words: str) -> dict[str, Any]:
         assert outputs
@@ -74,13 +74,13 @@ def run_of(
     return plan_in_run
 
 
-def test_inside_of_a_run_its_own_event_is_planned(run_of: Callable[..., dict[str, Any]]) -> None:
+def test_a_workflow_run_plans_its_own_event(run_of: Callable[..., dict[str, Any]]) -> None:
     made = run_of(push("refs/heads/main"))
     assert made["sha"] == push("refs/heads/main").sha
     assert len(made["tiers"]) == 12
 
 
-def test_documents_are_counted_from_where_the_commit_left_main(
+def test_changes_are_counted_since_the_branch_left_main(
     tmp_path: Path,
     outputs: tuple[Path, Path],
     run_of: Callable[..., dict[str, Any]],
@@ -116,7 +116,7 @@ NIGHT = "17 2 * * *"
         (None, 8),  # GitHub refuses
     ],
 )
-def test_a_night_after_no_change_runs_nothing_and_in_doubt_everything(
+def test_an_unchanged_night_runs_nothing_and_an_unknown_one_everything(
     programs: Programs,
     run_of: Callable[..., dict[str, Any]],
     answer: list[dict[str, str]] | None,
@@ -133,25 +133,23 @@ def test_a_night_after_no_change_runs_nothing_and_in_doubt_everything(
     assert words[6:8] == ["--status", "success"]
 
 
-def test_sessions_are_told_with_the_pythons_that_run_them(
+def test_an_explanation_lists_sessions_with_their_pythons(
     tmp_path: Path, outputs: tuple[Path, Path]
 ) -> None:
     _, stdout, _ = plan(tmp_path, recorded(schedule(NIGHT)), "--explain")
-    told = [line.strip() for line in stdout.splitlines() if "Python" in line]
+    actual = [line.strip() for line in stdout.splitlines() if "Python" in line]
     most = "faults, false-alarms, fuzz, perf, bench-rates, smoke-faults, suites"
-    assert told == [
+    assert actual == [
         f"without an accelerator, Python 3.11: {most}",
         "without an accelerator, Python 3.11.7: bench",
     ]
 
 
-def test_a_named_commit_counts_more_than_recorded_files(
-    tmp_path: Path, outputs: tuple[Path, Path]
-) -> None:
+def test_changed_since_overrides_recorded_files(tmp_path: Path, outputs: tuple[Path, Path]) -> None:
     event = recorded(pull_request("opened", changed=("code.py",)))
     code, stdout, _ = plan(tmp_path, event, "--changed-since", "HEAD")
     assert code == 0
-    assert len(json.loads(stdout)["tiers"]) == 12  # nothing changed since: all of it
+    assert len(json.loads(stdout)["tiers"]) == 12  # no file changed: everything runs
     event = recorded(pull_request("opened", changed=DOCUMENTS))
     _, stdout, _ = plan(tmp_path, event, "--changed-since", "HEAD")
     assert len(json.loads(stdout)["tiers"]) == 12
@@ -162,9 +160,7 @@ def git(folder: Path, *words: str) -> None:
     subprocess.run(["git", "-C", str(folder), *who, *words], check=True, capture_output=True)
 
 
-def test_the_jobs_after_it_get_lists_of_one_line(
-    tmp_path: Path, outputs: tuple[Path, Path]
-) -> None:
+def test_outputs_are_lists_on_one_line(tmp_path: Path, outputs: tuple[Path, Path]) -> None:
     code, stdout, _ = plan(tmp_path, recorded(labeled("smoke:nvidia-4")))
     assert code == 0
     lines = dict(line.split("=", 1) for line in outputs[0].read_text().splitlines())
@@ -178,7 +174,7 @@ def test_the_jobs_after_it_get_lists_of_one_line(
     assert "assay-nvidia-4" in outputs[1].read_text()
 
 
-def test_nothing_to_do_is_an_empty_list_and_says_so(
+def test_nothing_to_do_is_an_empty_list_with_a_reason(
     tmp_path: Path, outputs: tuple[Path, Path]
 ) -> None:
     code, _, _ = plan(tmp_path, recorded(pull_request("opened", changed=DOCUMENTS)))
@@ -187,17 +183,19 @@ def test_nothing_to_do_is_an_empty_list_and_says_so(
     assert outputs[1].read_text().startswith("### Nothing to do\n")
 
 
-def test_a_refusal_is_red_and_names_the_nearest(tmp_path: Path, outputs: tuple[Path, Path]) -> None:
+def test_a_refusal_fails_and_names_the_nearest_label(
+    tmp_path: Path, outputs: tuple[Path, Path]
+) -> None:
     code, _, stderr = plan(tmp_path, recorded(labeled("smoke:nvidai")))
-    told = "smoke:nvidai: there is no machine 'nvidai'; nearest is smoke:nvidia\n"
-    assert (code, stderr) == (2, f"assay: {told}")
+    expected = "smoke:nvidai: there is no machine 'nvidai'; nearest is smoke:nvidia\n"
+    assert (code, stderr) == (2, f"assay: {expected}")
     assert plan(tmp_path, recorded(labeled("smoke:nvidai")), "--explain") == (
-        2, f"pull_request, commit {'c' * 40}\n  refused: {told}", "",
+        2, f"pull_request, commit {'c' * 40}\n  refused: {expected}", "",
     )  # fmt: skip
     assert outputs[1].read_text().startswith("### Refused\n")
 
 
-def test_what_others_wrote_stays_inside_of_the_code_block(
+def test_foreign_text_stays_inside_the_code_block(
     tmp_path: Path, outputs: tuple[Path, Path]
 ) -> None:
     label = f"smoke:{SHELL}```\n# not a heading"
@@ -228,12 +226,12 @@ def test_a_model_full_of_shell_is_one_argument(tmp_path: Path, outputs: tuple[Pa
         (
             '{"event_name": "push", "event": {}, "changed": "a"}',
             (),
-            "`changed` is no list of files",
+            "`changed` is not a list of files",
         ),
         ("{}", ("--event", "pull_requests"), "no event 'pull_requests'; nearest is pull_request"),
         ("{}", ("--event", "pull_request"), "a payload of pull_request has action, and this"),
-        ("{}", ("--event", "push"), "a payload of push has ref, and this has none"),
-        (json.dumps(UNNAMED), ("--event", "pull_request"), "has label.name, and this has none"),
+        ("{}", ("--event", "push"), "a payload of push has ref, and this one does not"),
+        (json.dumps(UNNAMED), ("--event", "pull_request"), "has label.name, and this one"),
         (
             json.dumps(pull_request("opened").payload),
             ("--event", "pull_request", "--changed-since", "nowhere"),
@@ -241,7 +239,7 @@ def test_a_model_full_of_shell_is_one_argument(tmp_path: Path, outputs: tuple[Pa
         ),
     ],
 )
-def test_what_is_no_event_is_refused(
+def test_a_file_that_is_not_an_event_is_refused(
     tmp_path: Path, text: str, words: tuple[str, ...], message: str
 ) -> None:
     file = tmp_path / "event.json"
@@ -252,7 +250,7 @@ def test_what_is_no_event_is_refused(
 
 
 @pytest.mark.parametrize("event", [push("refs/heads/main"), merge_group(), pull_request("opened")])
-def test_a_payload_alone_says_which_commit_it_is_about(
+def test_the_commit_of_a_bare_payload_is_read(
     tmp_path: Path, outputs: tuple[Path, Path], event: Event
 ) -> None:
     _, alone, _ = plan(tmp_path, event.payload, "--event", event.name)
@@ -261,7 +259,7 @@ def test_a_payload_alone_says_which_commit_it_is_about(
     assert json.loads(alone)["sha"] == event.sha != ""
 
 
-def test_changed_files_are_those_since_the_branch_began(tmp_path: Path) -> None:
+def test_changed_files_are_those_since_the_branch_started(tmp_path: Path) -> None:
     def git(*words: str) -> str:
         command = ["git", "-C", str(tmp_path), "-c", "user.name=x", "-c", "user.email=x@localhost"]
         done = subprocess.run([*command, *words], check=True, capture_output=True, text=True)
@@ -279,7 +277,7 @@ def test_changed_files_are_those_since_the_branch_began(tmp_path: Path) -> None:
     main = git("rev-parse", "main")
     git("checkout", "-q", "topic")
     assert files_changed_since(main, tmp_path) == ("ü b.md",)
-    # What git does not know is not "nothing changed".
+    # An unknown commit does not count as "nothing changed".
     assert files_changed_since("0" * 40, tmp_path) is None
     assert files_changed_since("--output=/tmp/x", tmp_path) is None
     assert files_changed_since("", tmp_path) is None

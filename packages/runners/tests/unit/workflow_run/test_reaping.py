@@ -7,11 +7,11 @@ from datetime import UTC, datetime
 import pytest
 
 from assay.errors import MachineError
-from assay_runners.workflow_run.reaping import Instance, end_instances, find_expired
-from packages.runners.tests.stand_ins import Programs
+from assay_runners.workflow_run.reaping import end_instances, find_expired
+from packages.runners.tests.fake_programs import Programs
 
 
-def test_instances_that_outlived_their_tag_end(programs: Programs) -> None:
+def test_expired_instances_are_terminated(programs: Programs) -> None:
     tags = {
         "i-old": "2026-01-01T11:00:00+00:00", "i-new": "2026-01-01T13:00:00+00:00",
         "i-zone": "2026-01-01T12:30:00+01:00", "i-odd": "soon", "i-no-zone": "2026-01-01T11:00:00",
@@ -26,19 +26,19 @@ def test_instances_that_outlived_their_tag_end(programs: Programs) -> None:
     ]
     programs.answers({"Reservations": [{"Instances": instances[:2]}, {"Instances": instances[2:]}]})
     expired = find_expired(datetime(2026, 1, 1, 12, tzinfo=UTC))
-    assert [one.id for one in expired] == ["i-old", "i-zone", "i-odd", "i-no-zone"]
+    assert list(expired) == ["i-old", "i-zone", "i-odd", "i-no-zone"]
     end_instances(expired)
     ended = [words[-1] for words in programs.heard if words[1] == "terminate-instances"]
     assert ended == ["i-old", "i-zone", "i-odd", "i-no-zone"]
 
 
-def test_a_cloud_that_refuses_is_no_success(programs: Programs) -> None:
+def test_a_refusal_of_the_cloud_is_an_error(programs: Programs) -> None:
     programs.refuse()
     with pytest.raises(
-        MachineError, match=r"^2 of 2 go on:\ni: aws ec2 terminate-instances failed"
+        MachineError, match=r"^2 of 2 still run:\ni: aws ec2 terminate-instances failed"
     ):
-        end_instances([Instance("i", "x"), Instance("j", "x")])
-    assert [words[-1] for words in programs.heard] == ["i", "j"]  # one refusal saves no other
+        end_instances(["i", "j"])
+    assert [words[-1] for words in programs.heard] == ["i", "j"]
 
 
 CUT_OFF = b'{"value": "to'
@@ -46,7 +46,7 @@ CUT_OFF = b'{"value": "to'
 
 @pytest.fixture
 def identities() -> Iterator[tuple[str, list[bytes]]]:
-    """GitHub's identity service on loopback: its address, and the answers that it still gives."""
+    """Serve GitHub's identity service on loopback. Returns: its address and its pending answers."""
     answers: list[bytes] = []
 
     class Service(http.server.BaseHTTPRequestHandler):
@@ -71,7 +71,7 @@ def identities() -> Iterator[tuple[str, list[bytes]]]:
 
 
 @pytest.mark.parametrize("wrong", [b"", b"{}", b"[]", b"no JSON", CUT_OFF])
-def test_an_identity_that_is_refused_once_saves_no_other_instance(
+def test_a_refused_identity_stops_no_other_termination(
     programs: Programs,
     identities: tuple[str, list[bytes]],
     monkeypatch: pytest.MonkeyPatch,
@@ -82,6 +82,8 @@ def test_an_identity_that_is_refused_once_saves_no_other_instance(
     monkeypatch.setenv("ACTIONS_ID_TOKEN_REQUEST_TOKEN", "x")
     monkeypatch.setenv("ASSAY_REAPER_ROLE", "role")
     answers += [wrong, json.dumps({"value": "token"}).encode()]
-    with pytest.raises(MachineError, match=r"^1 of 2 go on:\ni: GitHub gives the run no identity"):
-        end_instances([Instance("i", "x"), Instance("j", "x")])
+    with pytest.raises(
+        MachineError, match=r"^1 of 2 still run:\ni: GitHub gives the run no identity"
+    ):
+        end_instances(["i", "j"])
     assert [words[-1] for words in programs.heard] == ["j"]

@@ -12,7 +12,7 @@ from assay_runners.workflow_run.rolling_issue import (
     read_failures,
     update_issue,
 )
-from packages.runners.tests.stand_ins import Programs
+from packages.runners.tests.fake_programs import Programs
 
 ROOT = Path(__file__).resolve().parents[5]
 RUN = {
@@ -32,7 +32,7 @@ RUN = {
         ({"plan": "skipped", "tests": "skipped"}, ["plan: skipped", "tests: skipped"]),
     ],
 )
-def test_a_night_fails_unless_its_plan_and_what_it_chose_succeed(
+def test_a_night_fails_unless_its_plan_and_its_jobs_succeed(
     results: dict[str, str], failures: list[str]
 ) -> None:
     needs = {name: {"result": result, "outputs": {}} for name, result in results.items()}
@@ -40,7 +40,7 @@ def test_a_night_fails_unless_its_plan_and_what_it_chose_succeed(
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[]", "null", '{"plan": "success"}'])
-def test_results_that_say_nothing_are_refused(text: str) -> None:
+def test_results_without_jobs_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match="results of"):
         read_failures(text)
 
@@ -55,43 +55,45 @@ def test_a_first_failure_opens_an_issue(programs: Programs) -> None:
     assert "- tests: failure" in body
 
 
-def test_a_further_failure_is_added_to_it(programs: Programs) -> None:
+def test_a_further_failure_comments_on_the_issue(programs: Programs) -> None:
     programs.answers([{"number": 9, "title": NIGHT_FAILS}])
-    assert update_issue(NIGHT_FAILS, ["tests: failure"], RUN) == f"{NIGHT_FAILS}: added to issue 9"
+    assert (
+        update_issue(NIGHT_FAILS, ["tests: failure"], RUN) == f"{NIGHT_FAILS}: commented on issue 9"
+    )
     assert programs.heard[1][:3] == ["issue", "comment", "9"]
 
 
-def test_a_success_closes_it(programs: Programs) -> None:
+def test_a_success_closes_the_issue(programs: Programs) -> None:
     programs.answers([{"number": 9, "title": NIGHT_FAILS}])
     assert update_issue(NIGHT_FAILS, [], RUN) == f"{NIGHT_FAILS}: closed 9"
     assert programs.heard[1][:3] == ["issue", "close", "9"]
 
 
-def test_a_success_without_an_issue_tells_nothing(programs: Programs) -> None:
+def test_a_success_without_an_issue_changes_nothing(programs: Programs) -> None:
     programs.answers([])
     assert update_issue(NIGHT_FAILS, [], RUN) == f"{NIGHT_FAILS}: no"
     assert len(programs.heard) == 1
 
 
-def test_what_github_refuses_is_told(programs: Programs) -> None:
+def test_a_refusal_of_github_is_an_error(programs: Programs) -> None:
     programs.refuse()
     with pytest.raises(MachineError, match=r"^gh issue list failed: HTTP 403: not allowed$"):
         update_issue(NIGHT_FAILS, [], RUN)
 
 
-def test_another_question_has_an_issue_of_its_own(programs: Programs) -> None:
+def test_another_title_is_another_issue(programs: Programs) -> None:
     programs.answers([{"number": 9, "title": NIGHT_FAILS}])
     assert update_issue(RUNNER_IS_OLD, ["x"], RUN) == f"{RUNNER_IS_OLD}: opened an issue"
     assert programs.heard[2][:4] == ["issue", "create", "--title", RUNNER_IS_OLD]
 
 
-def test_outside_of_a_workflow_run_nothing_is_told(programs: Programs) -> None:
+def test_outside_a_workflow_run_nothing_is_sent(programs: Programs) -> None:
     with pytest.raises(UsageError, match=r"^GITHUB_SERVER_URL is not set: this command belongs to"):
         update_issue(NIGHT_FAILS, ["x"], {})
     assert programs.heard == []
 
 
-def test_releases_that_cannot_be_read_leave_the_night_as_it_is(programs: Programs) -> None:
+def test_unreadable_releases_do_not_fail_the_night(programs: Programs) -> None:
     programs.answers([])
     programs.refuse("api")
     results = json.dumps({"plan": {"result": "success"}})
@@ -100,5 +102,5 @@ def test_releases_that_cannot_be_read_leave_the_night_as_it_is(programs: Program
     assert done.exit_code == 0
     night, warning = done.stdout.splitlines()
     assert night == f"{NIGHT_FAILS}: no"
-    assert warning.startswith("::warning::how old runner ")
+    assert warning.startswith("::warning::the age of runner ")
     assert [words[0] for words in programs.heard] == ["issue", "api"]

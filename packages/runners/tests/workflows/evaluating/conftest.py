@@ -1,4 +1,4 @@
-"""Evaluates workflows that stand in a test."""
+"""Fixtures that evaluate the workflows of a test."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +18,7 @@ Evaluate = Callable[..., EvaluatedCase]
 
 @pytest.fixture
 def write_workflows(tmp_path: Path) -> Callable[[dict[str, str]], Path]:
-    """Writes workflows, by file name without its suffix, into a new repository."""
+    """Write workflows, by file name without suffix, into a new repository."""
 
     def write(workflows: dict[str, str]) -> Path:
         folder = tmp_path / ".github" / "workflows"
@@ -32,7 +32,7 @@ def write_workflows(tmp_path: Path) -> Callable[[dict[str, str]], Path]:
 
 @pytest.fixture
 def evaluate_event(parser: Path, write_workflows: Callable[[dict[str, str]], Path]) -> Evaluate:
-    """What `workflows` make of one event: the case is made of the keywords."""
+    """Evaluate `workflows` for one event. The keywords make the case."""
 
     def run(
         workflows: dict[str, str],
@@ -56,7 +56,7 @@ def evaluate_event(parser: Path, write_workflows: Callable[[dict[str, str]], Pat
 
 @pytest.fixture
 def pull_request() -> dict[str, Any]:
-    """A pull request of the repository itself, to main."""
+    """Make a pull request from the repository itself to main."""
     return {
         "number": 5,
         "head": {"ref": "topic", "sha": HEAD, "repo": {"full_name": "our/repo"}},

@@ -98,7 +98,7 @@ def test_a_failed_job_of_a_called_workflow_fails_the_caller(evaluate_event: Eval
 
 
 @pytest.mark.parametrize(("wanted", "result"), [("x", "success"), ("nobody", "skipped")])
-def test_a_called_workflow_that_runs_nothing_is_skipped(
+def test_a_called_workflow_without_jobs_is_skipped(
     evaluate_event: Evaluate, wanted: str, result: str
 ) -> None:
     caller = f"""
@@ -119,7 +119,7 @@ def test_a_called_workflow_that_runs_nothing_is_skipped(
 
 
 def call(given: str, permissions: str = "{contents: read}", uses: str = "./") -> str:
-    """A workflow that calls "called.yml"."""
+    """Make a workflow that calls "called.yml"."""
     return f"""
     on: push
     jobs:
@@ -154,20 +154,20 @@ def test_inputs_of_a_called_workflow_are_checked(
     assert case.jobs == ()
 
 
-def test_a_number_becomes_the_text_that_is_asked_for(evaluate_event: Evaluate) -> None:
+def test_a_number_is_converted_to_a_string_input(evaluate_event: Evaluate) -> None:
     case = evaluate_event({"one": call("{target: 4, minutes: 5}"), "called": CALLED}, "push", PUSH)
     assert case.jobs[0].inputs["target"] == "4"
 
 
 @pytest.mark.parametrize("uses", ["./", "$/"])
-def test_both_ways_to_name_a_workflow_of_the_same_commit(
+def test_a_workflow_of_the_same_commit_has_two_spellings(
     evaluate_event: Evaluate, uses: str
 ) -> None:
     workflows = {"one": call("{target: x, minutes: 5}", uses=uses), "called": CALLED}
     assert [job.job for job in evaluate_event(workflows, "push", PUSH).jobs] == ["calls / run"]
 
 
-def test_a_workflow_of_another_repository_is_given(evaluate_event: Evaluate) -> None:
+def test_a_workflow_of_another_repository_must_be_given(evaluate_event: Evaluate) -> None:
     caller = CALLER.replace("our/repo", "their/repo")
     uses = "their/repo/.github/workflows/called.yml@main"
     case = evaluate_event({"one": caller}, "push", PUSH, reusable={uses: CALLED})
@@ -176,7 +176,7 @@ def test_a_workflow_of_another_repository_is_given(evaluate_event: Evaluate) -> 
         evaluate_event({"one": caller}, "push", PUSH)
 
 
-def test_a_called_workflow_calls_its_own_neighbours(evaluate_event: Evaluate) -> None:
+def test_a_called_workflow_calls_workflows_of_its_repository(evaluate_event: Evaluate) -> None:
     middle = """
     on: workflow_call
     jobs:
@@ -222,7 +222,7 @@ def test_a_workflow_without_workflow_call_cannot_be_called(evaluate_event: Evalu
 
 
 def permitted(own: str) -> str:
-    """A called workflow whose job has the line `own`."""
+    """Make a called workflow whose job has the line `own`."""
     return f"""
     on: workflow_call
     jobs:
@@ -242,7 +242,7 @@ def permitted(own: str) -> str:
         ("{contents: read}", "permissions: {issues: none}", {}),
     ],
 )
-def test_a_called_job_narrows_what_its_caller_may(
+def test_a_called_job_narrows_the_permissions_of_its_caller(
     evaluate_event: Evaluate, allowed: str, own: str, expected: dict[str, str]
 ) -> None:
     caller = "on: push\njobs: {calls: {uses: ./.github/workflows/called.yml, permissions: %s}}"
@@ -260,7 +260,7 @@ def test_a_called_job_narrows_what_its_caller_may(
         ("permissions: {id-token: write}\n        if: false", "id-token: write"),
     ],
 )
-def test_a_called_job_never_gets_more_than_its_caller(
+def test_a_called_job_never_gets_more_permissions_than_its_caller(
     evaluate_event: Evaluate, own: str, excess: str
 ) -> None:
     caller = """

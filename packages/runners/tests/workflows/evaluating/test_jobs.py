@@ -1,4 +1,4 @@
-"""Which jobs of a started workflow run, where and with what."""
+"""The jobs of a started workflow: their conditions, machines and inputs."""
 
 from collections.abc import Callable
 from typing import Any
@@ -34,7 +34,7 @@ def only(case: EvaluatedCase) -> EvaluatedJob:
 
 
 def one_job(text: str) -> dict[str, str]:
-    """A workflow with one job, which has the lines of `text`."""
+    """Make a workflow with one job, which has the lines of `text`."""
     lines = "".join(f"    {line}\n" for line in text.strip().splitlines())
     return {"one": f"on: [push, pull_request]\njobs:\n  only:\n{lines}    steps: [{{run: id}}]\n"}
 
@@ -62,7 +62,7 @@ LABELED = """
         (SHELL, []),
     ],
 )
-def test_a_label_decides_by_if(
+def test_a_condition_on_a_label_selects_jobs(
     evaluate_event: Evaluate, pull_request: dict[str, Any], label: str, expected: list[str]
 ) -> None:
     event = {
@@ -90,7 +90,7 @@ def test_a_label_decides_by_if(
         ("toJSON(fromJSON('[1]')) == format('[{0}  1{0}]', vars.NEWLINE)", True),
     ],
 )
-def test_an_if_holds_by_the_truth_of_its_value(
+def test_a_condition_follows_the_truth_of_its_value(
     evaluate_event: Evaluate, value: str, runs: bool
 ) -> None:
     workflows = one_job(f"runs-on: x\nif: ${{{{ {value} }}}}")
@@ -138,37 +138,37 @@ CHAIN = """
 """
 
 
-def test_a_skipped_job_is_no_success_for_all_after_it(evaluate_event: Evaluate) -> None:
+def test_jobs_after_a_skipped_job_are_skipped(evaluate_event: Evaluate) -> None:
     case = evaluate_event({"one": CHAIN}, "push", PUSH, vars={"RUN": "no"})
-    # after-anyway needs only a job that succeeded, but success() looks at all jobs above.
+    # after-anyway needs only a successful job, but success() checks all earlier jobs.
     assert started(case) == ["anyway", "not-cancelled"]
     assert skipped(case) == ["first", "second", "after-anyway", "after-second", "on-failure"]
 
 
-def test_all_succeed_where_nothing_is_said(evaluate_event: Evaluate) -> None:
+def test_jobs_succeed_by_default(evaluate_event: Evaluate) -> None:
     case = evaluate_event({"one": CHAIN}, "push", PUSH, vars={"RUN": "yes"})
     assert started(case) == ["first", "second", "anyway", "after-anyway", "after-second"]
 
 
-def test_a_failure_is_seen_by_all_after_it(evaluate_event: Evaluate) -> None:
+def test_all_later_jobs_see_a_failure(evaluate_event: Evaluate) -> None:
     results = {"one.yml": {"first": "failure"}}
     case = evaluate_event({"one": CHAIN}, "push", PUSH, vars={"RUN": "yes"}, results=results)
     assert started(case) == ["first", "anyway", "on-failure", "not-cancelled"]
 
 
-def test_a_cancelled_job_cancels_what_asks(evaluate_event: Evaluate) -> None:
+def test_a_canceled_job_starts_jobs_that_test_for_it(evaluate_event: Evaluate) -> None:
     results = {"one.yml": {"first": "cancelled"}}
     case = evaluate_event({"one": CHAIN}, "push", PUSH, vars={"RUN": "yes"}, results=results)
     assert started(case) == ["first", "anyway"]
 
 
-def test_a_result_of_a_job_that_does_not_run_changes_nothing(evaluate_event: Evaluate) -> None:
+def test_the_given_result_of_a_skipped_job_is_ignored(evaluate_event: Evaluate) -> None:
     results = {"one.yml": {"first": "success"}}
     case = evaluate_event({"one": CHAIN}, "push", PUSH, vars={"RUN": "no"}, results=results)
     assert "second" in skipped(case)
 
 
-def test_a_job_that_ends_as_skipped_has_no_outputs(evaluate_event: Evaluate) -> None:
+def test_a_skipped_job_has_no_outputs(evaluate_event: Evaluate) -> None:
     text = """
         on: push
         jobs:
@@ -214,13 +214,13 @@ def test_runs_on_without_a_value_fails_the_job(evaluate_event: Evaluate) -> None
     assert errors(case) == [("only", "runs-on names no runner: null")]
 
 
-def test_a_text_is_no_number_of_minutes(evaluate_event: Evaluate) -> None:
+def test_a_string_timeout_is_an_error(evaluate_event: Evaluate) -> None:
     workflows = one_job("runs-on: x\ntimeout-minutes: ${{ vars.MINUTES }}")
     case = evaluate_event(workflows, "push", PUSH, vars={"MINUTES": "30"})
     assert errors(case) == [("only", 'timeout-minutes is "30", and a number is expected')]
 
 
-def test_a_job_is_described_whole(evaluate_event: Evaluate) -> None:
+def test_a_job_is_described_completely(evaluate_event: Evaluate) -> None:
     text = """
         on: push
         permissions: {contents: read, issues: write}
@@ -262,7 +262,7 @@ def test_a_job_is_described_whole(evaluate_event: Evaluate) -> None:
 
 
 @pytest.mark.parametrize("level", ["read", "write"])
-def test_all_permissions_are_named_one_by_one(evaluate_event: Evaluate, level: str) -> None:
+def test_read_all_is_expanded_to_all_permissions(evaluate_event: Evaluate, level: str) -> None:
     workflows = one_job(f"runs-on: x\npermissions: {level}-all")
     permissions = only(evaluate_event(workflows, "push", PUSH)).permissions
     assert permissions is not None
@@ -270,7 +270,7 @@ def test_all_permissions_are_named_one_by_one(evaluate_event: Evaluate, level: s
     assert {"actions", "contents", "issues", "packages", "pull-requests"} <= set(permissions)
 
 
-def test_what_a_job_leaves_out_is_none(evaluate_event: Evaluate) -> None:
+def test_missing_fields_of_a_job_are_none(evaluate_event: Evaluate) -> None:
     job = only(evaluate_event(one_job("runs-on: x\nconcurrency: alone"), "push", PUSH))
     assert (job.permissions, job.environment, job.timeout_minutes, job.condition) == (None,) * 4
     assert job.checkouts == ()
@@ -285,7 +285,7 @@ def test_what_a_job_leaves_out_is_none(evaluate_event: Evaluate) -> None:
         ("hashFiles('commit')", "the files of the job are not known before it runs"),
     ],
 )
-def test_a_commit_that_a_step_finds_is_not_known(
+def test_a_commit_from_a_step_output_is_unknown(
     evaluate_event: Evaluate, ref: str, message: str
 ) -> None:
     text = f"""
@@ -302,9 +302,7 @@ def test_a_commit_that_a_step_finds_is_not_known(
     ]
 
 
-def test_shell_characters_stay_what_they_are(
-    evaluate_event: Evaluate, pull_request: dict[str, Any]
-) -> None:
+def test_shell_characters_are_kept(evaluate_event: Evaluate, pull_request: dict[str, Any]) -> None:
     text = """
         on: pull_request
         jobs:
@@ -333,14 +331,14 @@ def test_shell_characters_stay_what_they_are(
         ({"outputs": {"one.yml": {"only": {"x": "1"}}}}, "one.yml: only declares no output x"),
     ],
 )
-def test_a_case_that_names_what_no_workflow_has_is_an_error(
+def test_a_case_that_names_unknown_jobs_is_an_error(
     evaluate_event: Evaluate, given: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(UsageError, match=message):
         evaluate_event(one_job("runs-on: x"), "push", PUSH, **given)
 
 
-def test_a_pull_request_of_a_fork_writes_nothing(
+def test_a_pull_request_of_a_fork_has_no_write_permission(
     evaluate_event: Evaluate, pull_request: dict[str, Any]
 ) -> None:
     workflows = one_job("runs-on: x\npermissions: {contents: write, checks: read, id-token: write}")

@@ -17,7 +17,7 @@ def errors(case: EvaluatedCase) -> list[tuple[str, str]]:
 
 
 def one_job(text: str) -> dict[str, str]:
-    """A workflow with one job, which has the lines of `text`."""
+    """Make a workflow with one job, which has the lines of `text`."""
     lines = "".join(f"    {line}\n" for line in text.strip().splitlines())
     return {"one": f"on: [push, pull_request]\njobs:\n  only:\n{lines}    steps: [{{run: id}}]\n"}
 
@@ -109,8 +109,8 @@ def test_an_empty_matrix_fails_its_job(
     assert [job.job for job in case.jobs] == ["plan"]
 
 
-def test_include_adds_to_what_it_does_not_overwrite(evaluate_event: Evaluate) -> None:
-    # The example of GitHub's documentation of `include`, with its six combinations.
+def test_include_extends_combinations_without_overwriting(evaluate_event: Evaluate) -> None:
+    # The example in GitHub's documentation of `include`, with its six combinations.
     case = evaluate_event(
         one_job(
             """
@@ -140,7 +140,7 @@ def test_include_adds_to_what_it_does_not_overwrite(evaluate_event: Evaluate) ->
     ]
 
 
-def test_exclude_takes_out_partial_matches(evaluate_event: Evaluate) -> None:
+def test_exclude_removes_partial_matches(evaluate_event: Evaluate) -> None:
     text = "runs-on: x\nstrategy: {matrix: {a: [1, 2], b: [3, 4], exclude: [{a: 1}, {a: 2, b: 4}]}}"
     case = evaluate_event(one_job(text), "push", PUSH)
     assert [job.matrix for job in case.jobs] == [{"a": 2, "b": 3}]

@@ -1,4 +1,4 @@
-"""Which workflows an event starts."""
+"""The workflows that an event starts."""
 
 from collections.abc import Callable
 from typing import Any
@@ -34,7 +34,7 @@ def on(text: str) -> dict[str, str]:
     ],
 )
 @pytest.mark.parametrize("event_name", ["pull_request", "pull_request_target"])
-def test_a_pull_request_without_types_waits_for_new_commits(
+def test_a_pull_request_without_types_starts_for_new_commits(
     evaluate_event: Evaluate,
     pull_request: dict[str, Any],
     event_name: str,
@@ -56,11 +56,11 @@ def test_types_replace_the_default(
     assert case.workflows == {"one.yml": starts}
 
 
-def test_another_event_without_types_starts_for_any_activity(evaluate_event: Evaluate) -> None:
+def test_other_events_without_types_start_for_any_activity(evaluate_event: Evaluate) -> None:
     assert evaluate_event(on("issues"), "issues", {"action": "pinned"}).workflows["one.yml"]
 
 
-def test_a_pull_request_does_not_start_what_waits_for_its_target(
+def test_pull_request_does_not_start_pull_request_target(
     evaluate_event: Evaluate, pull_request: dict[str, Any]
 ) -> None:
     event = {"action": "opened", "pull_request": pull_request}
@@ -85,7 +85,7 @@ def test_a_pull_request_does_not_start_what_waits_for_its_target(
         ("{push: {tags-ignore: ['v*']}}", "refs/tags/v1", False),
         ("{push: {branches: [main], tags: ['v*']}}", "refs/tags/v1", True),
         ("{push: {branches: [main], tags: ['v*']}}", "refs/heads/main", True),
-        # The characters of the filter patterns.
+        # The special characters of filter patterns.
         ("{push: {branches: ['a/*']}}", "refs/heads/a/b", True),
         ("{push: {branches: ['a/*']}}", "refs/heads/a/b/c", False),
         ("{push: {branches: ['a/**']}}", "refs/heads/a/b/c", True),
@@ -100,7 +100,7 @@ def test_a_pull_request_does_not_start_what_waits_for_its_target(
         ("{push: {branches: ['main$(id)']}}", "refs/heads/main$(id)", True),
     ],
 )
-def test_a_push_starts_by_its_branch_or_tag(
+def test_a_push_is_filtered_by_branch_or_tag(
     evaluate_event: Evaluate, filters: str, ref: str, starts: bool
 ) -> None:
     assert evaluate_event(on(filters), "push", {"ref": ref}).workflows == {"one.yml": starts}
@@ -120,7 +120,7 @@ def test_a_push_starts_by_its_branch_or_tag(
         ("paths: ['a/**', '!a/b/**']", ["a/b/c", "a/c"], True),
     ],
 )
-def test_paths_look_at_every_changed_file(
+def test_paths_match_every_changed_file(
     evaluate_event: Evaluate, filters: str, changed: list[str], starts: bool
 ) -> None:
     event = {"ref": "refs/heads/main"}
@@ -128,18 +128,18 @@ def test_paths_look_at_every_changed_file(
     assert case.workflows == {"one.yml": starts}
 
 
-def test_paths_do_not_hold_a_tag_back(evaluate_event: Evaluate) -> None:
+def test_paths_do_not_filter_tags(evaluate_event: Evaluate) -> None:
     case = evaluate_event(on("{push: {paths: ['**.py']}}"), "push", {"ref": "refs/tags/v1"})
     assert case.workflows == {"one.yml": True}
 
 
-def test_paths_without_changed_files_are_no_answer(evaluate_event: Evaluate) -> None:
+def test_paths_without_changed_files_are_an_error(evaluate_event: Evaluate) -> None:
     with pytest.raises(UsageError, match=r'one.yml filters paths, and "changed" is not given'):
         evaluate_event(on("{push: {paths: ['**.py']}}"), "push", {"ref": "refs/heads/main"})
 
 
 @pytest.mark.parametrize(("base", "starts"), [("main", True), ("next", False)])
-def test_branches_of_a_pull_request_are_what_it_is_merged_into(
+def test_branches_of_a_pull_request_are_its_base(
     evaluate_event: Evaluate, pull_request: dict[str, Any], base: str, starts: bool
 ) -> None:
     pull_request["base"]["ref"] = base
@@ -151,7 +151,7 @@ def test_branches_of_a_pull_request_are_what_it_is_merged_into(
 @pytest.mark.parametrize(
     ("cron", "starts"), [("17 2 * * *", True), ("41 * * * *", True), ("0 0 * * *", False)]
 )
-def test_a_schedule_starts_by_its_own_cron(
+def test_a_schedule_starts_for_its_own_cron(
     evaluate_event: Evaluate, cron: str, starts: bool
 ) -> None:
     text = "{schedule: [{cron: '17 2 * * *'}, {cron: '41 * * * *'}]}"
@@ -172,12 +172,12 @@ def test_a_dispatch_starts_nothing_without_workflow_dispatch(evaluate_event: Eva
 
 
 def test_a_dispatch_of_an_unknown_workflow_is_an_error(evaluate_event: Evaluate) -> None:
-    with pytest.raises(UsageError, match=r"the dispatch is none of .github/workflows/one.yml"):
+    with pytest.raises(UsageError, match=r"the dispatch is not one of .github/workflows/one.yml"):
         evaluate_event(on("workflow_dispatch"), "workflow_dispatch", {"workflow": "one.yml"})
 
 
 @pytest.mark.parametrize("event_name", ["push", "workflow_call"])
-def test_no_event_starts_what_is_only_called(evaluate_event: Evaluate, event_name: str) -> None:
+def test_no_event_starts_a_called_workflow(evaluate_event: Evaluate, event_name: str) -> None:
     case = evaluate_event(on("workflow_call"), event_name, {"ref": "refs/heads/main"})
     assert case.workflows == {"one.yml": False}
 
@@ -219,7 +219,7 @@ def test_inputs_of_a_dispatch_have_their_types_and_defaults(evaluate_event: Eval
     assert job.inputs == expected
 
 
-def test_the_payload_of_a_dispatch_has_its_inputs_as_texts(evaluate_event: Evaluate) -> None:
+def test_the_payload_of_a_dispatch_has_string_inputs(evaluate_event: Evaluate) -> None:
     text = DISPATCH.replace(
         "ubuntu-24.04", "${{ github.event.inputs.deep }}-${{ github.event.inputs.size }}"
     ).replace(

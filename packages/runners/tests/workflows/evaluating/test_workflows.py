@@ -1,4 +1,4 @@
-"""What happens where the workflows, the cases, node or its packages are not as they should be."""
+"""Errors in the workflows, the cases, node and its packages."""
 
 import json
 import re
@@ -40,7 +40,7 @@ GOOD = "on: push\njobs: {run: {runs-on: x, steps: [{run: id}]}}"
         ("", "bad.yml"),
     ],
 )
-def test_what_the_parser_refuses_is_loud(
+def test_a_refusal_of_the_parser_is_an_error(
     parser: Path, write_workflows: Write, text: str, message: str
 ) -> None:
     root = write_workflows({"good": GOOD, "bad": text})
@@ -50,14 +50,14 @@ def test_what_the_parser_refuses_is_loud(
     assert "good.yml" not in str(raised.value)
 
 
-def test_all_that_the_parser_refuses_is_named(parser: Path, write_workflows: Write) -> None:
+def test_every_refusal_of_the_parser_is_reported(parser: Path, write_workflows: Write) -> None:
     bad = GOOD.replace("runs-on", "runs_on")
     root = write_workflows({"one": bad, "two": bad})
     with pytest.raises(UsageError, match=r"(?s)one\.yml.*two\.yml"):
         evaluate(root, [PUSH], folder=parser.parent)
 
 
-def test_cases_do_not_know_of_each_other(parser: Path, write_workflows: Write) -> None:
+def test_cases_are_independent(parser: Path, write_workflows: Write) -> None:
     root = write_workflows({"one": GOOD})
     other = PUSH.model_copy(update={"name": "other", "event_name": "issues"})
     first, second, third = evaluate(root, [PUSH, other, PUSH], folder=parser.parent)
@@ -65,7 +65,7 @@ def test_cases_do_not_know_of_each_other(parser: Path, write_workflows: Write) -
     assert first == third
 
 
-def test_a_case_lacks_what_workflows_need() -> None:
+def test_a_case_without_required_fields_is_refused() -> None:
     github = {name: GITHUB[name] for name in ("sha", "repository")}
     with pytest.raises(ValidationError, match="github lacks ref, run_id"):
         EventCase(name="push", event_name="push", event={}, github=github)
@@ -76,7 +76,7 @@ def test_a_checkout_without_workflows_is_an_error(tmp_path: Path) -> None:
         evaluate(tmp_path, [PUSH])
 
 
-def test_node_that_is_missing_is_named(
+def test_a_missing_node_is_reported(
     write_workflows: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = write_workflows({"one": GOOD})
@@ -87,13 +87,13 @@ def test_node_that_is_missing_is_named(
         evaluate(root, [PUSH])
 
 
-def test_packages_that_are_missing_are_named(write_workflows: Write, tmp_path: Path) -> None:
+def test_missing_packages_are_reported(write_workflows: Write, tmp_path: Path) -> None:
     root = write_workflows({"one": GOOD})
     with pytest.raises(MachineError, match=r"lacks GitHub's packages(?s:.*)Next: nox -s runners"):
         evaluate(root, [PUSH], Path(sys.executable), folder=tmp_path / "nowhere")
 
 
-def test_a_bundle_of_other_sources_is_not_used(write_workflows: Write, tmp_path: Path) -> None:
+def test_a_bundle_of_other_sources_is_refused(write_workflows: Write, tmp_path: Path) -> None:
     (tmp_path / BUNDLE).write_text("", encoding="utf-8")
     (tmp_path / STAMP).write_text("of yesterday", encoding="utf-8")
     root = write_workflows({"one": GOOD})
@@ -101,13 +101,11 @@ def test_a_bundle_of_other_sources_is_not_used(write_workflows: Write, tmp_path:
         evaluate(root, [PUSH], Path(sys.executable), folder=tmp_path)
 
 
-def test_a_program_that_breaks_is_an_error_of_the_machine(
-    write_workflows: Write, tmp_path: Path
-) -> None:
+def test_a_crash_of_node_is_a_machine_error(write_workflows: Write, tmp_path: Path) -> None:
     (tmp_path / BUNDLE).write_text("import sys; sys.exit('broke')", encoding="utf-8")
     (tmp_path / STAMP).write_text(hash_sources(), encoding="utf-8")
     root = write_workflows({"one": GOOD})
-    # Python stands in for node: its exit code is 1 for sys.exit with a text.
+    # Python replaces node; sys.exit with a text exits with 1.
     with pytest.raises(UsageError, match="broke"):
         evaluate(root, [PUSH], Path(sys.executable), folder=tmp_path)
     (tmp_path / BUNDLE).write_text("import sys; sys.exit(70)", encoding="utf-8")
@@ -115,7 +113,7 @@ def test_a_program_that_breaks_is_an_error_of_the_machine(
         evaluate(root, [PUSH], Path(sys.executable), folder=tmp_path)
 
 
-def test_a_program_that_hangs_is_ended(
+def test_a_hung_node_is_killed(
     write_workflows: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(workflows_module, "_TIMEOUT_SECONDS", 0.5)
@@ -125,7 +123,7 @@ def test_a_program_that_hangs_is_ended(
         evaluate(write_workflows({"one": GOOD}), [PUSH], Path(sys.executable), folder=tmp_path)
 
 
-def test_npm_that_fails_says_why(tmp_path: Path) -> None:
+def test_a_failure_of_npm_is_reported(tmp_path: Path) -> None:
     npm = tmp_path / "npm"
     npm.write_text("#!/bin/sh\necho no such package >&2\nexit 3\n", encoding="utf-8")
     npm.chmod(0o755)
@@ -135,13 +133,13 @@ def test_npm_that_fails_says_why(tmp_path: Path) -> None:
     assert not (folder / STAMP).exists()
 
 
-def test_what_is_installed_is_not_installed_again(tmp_path: Path) -> None:
+def test_installed_packages_are_not_installed_again(tmp_path: Path) -> None:
     (tmp_path / BUNDLE).write_text("", encoding="utf-8")
     (tmp_path / STAMP).write_text(hash_sources(), encoding="utf-8")
     assert install(tmp_path, tmp_path / "no-npm") == tmp_path / BUNDLE
 
 
-def test_the_lock_names_no_host_and_every_version_is_exact() -> None:
+def test_the_lock_has_no_host_and_only_exact_versions() -> None:
     wanted = json.loads((SOURCES / "package.json").read_text(encoding="utf-8"))
     text = (SOURCES / "package-lock.json").read_text(encoding="utf-8")
     assert "://" not in text

@@ -1,4 +1,4 @@
-"""What plain transformers and peft make of a checkpoint, as its users would load it."""
+"""Loads a checkpoint as its users do, with plain transformers and peft."""
 
 import tempfile
 import warnings
@@ -17,12 +17,12 @@ from assay_smoke.cases.reference import logits_of, read_logits, relative_error
 from assay_smoke.cases.requests import CaseRequest, ReadAnswer
 from assay_smoke.cases.timeline import Timeline
 
-# A trainer that writes the adapter merged into the weights has it here, beside `model`.
+# Folder next to `model` with the merged weights, if the trainer writes them.
 MERGED_FOLDER = "merged"
 
 
 def read(rank: Rank, body: dict[str, Any]) -> dict[str, Any]:
-    """Load the model of a checkpoint, in a world of one, and compare what it computes."""
+    """Load the model of a checkpoint in a world of one rank and measure its logits."""
     request = CaseRequest.model_validate(body)
     timeline = Timeline(Path(request.timelines) / "rank-0.jsonl", rank.device)
     with timeline.phase("read"):
@@ -50,10 +50,10 @@ def _read(request: CaseRequest, rank: Rank) -> ReadAnswer:
 
 
 def _read_adapter(request: CaseRequest, folder: Path, batches: Batches, rank: Rank) -> ReadAnswer:
-    """The adapter beside the weights and, where asked for, merged into them: in float64."""
+    """Measure the unmerged adapter and, if requested, the merged one, in float64."""
     with tempfile.TemporaryDirectory() as temporary:
         base, merged = Path(temporary) / "base", Path(temporary) / "merged"
-        # Saved first: code may make buffers in the dtype of the file that it loads.
+        # Saved in float64 first: some models create buffers in the dtype of the loaded file.
         save_pretrained(_loaded(request.candidate.options.model, "float64", rank), base)
         model = _with_adapter(_loaded(str(base), "float64", rank), folder)
 
@@ -90,7 +90,6 @@ def _with_adapter(model: Any, folder: Path) -> Any:  # noqa: ANN401 - peft's mod
     from peft import PeftModel
 
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", FutureWarning
-        )  # of transformers, by an attribute's old name
+        # peft uses the old name of an attribute of transformers.
+        warnings.simplefilter("ignore", FutureWarning)
         return PeftModel.from_pretrained(model, folder).eval()

@@ -1,4 +1,4 @@
-"""The trusted side of a case: yardstick and noise run, of which nothing but their course is kept."""
+"""The reference side of a case: yardstick and noise run."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ _LOGITS = "logits.safetensors"
 
 
 def train_reference(request: ReferenceRequest) -> ReferenceAnswer:
-    """Train as yardstick and as noise run; where they begin and end goes to `request.folder`."""
+    """Train the yardstick and the noise run. Write their initial and final states to `request.folder`."""
     folder, options = Path(request.folder), request.options
     run = parse_run(request.reference)
     device = open_run(run)
@@ -73,14 +73,14 @@ def train_reference(request: ReferenceRequest) -> ReferenceAnswer:
 
 
 def read_logits(golden: Path) -> Tensor:
-    """The yardstick's logits after its last step, (N, V)."""
+    """Read the yardstick's final logits, (N, V)."""
     return load_file(golden / _LOGITS)["logits"]
 
 
 def logits_of(model: nn.Module, batches: Batches, device: Device) -> Tensor:
-    """Logits of a trained model on the first step's micro-batches, without dropout.
+    """Compute logits on the micro-batches of the first step, without dropout.
 
-    Returns: float32 on the host, (N, V), of the N positions that are no padding.
+    Returns: float32 on the host, (N, V), at the N positions without padding.
     """
     was_training, dtype = model.training, next(model.parameters()).dtype
     model.eval()
@@ -92,7 +92,7 @@ def logits_of(model: nn.Module, batches: Batches, device: Device) -> Tensor:
 
 
 def relative_error(actual: Tensor, expected: Tensor) -> float:
-    """The norm of the difference over the expected norm."""
+    """Return the norm of the difference over the norm of `expected`."""
     a, e = actual.double(), expected.double()
     return float((a - e).norm() / e.norm())
 

@@ -1,4 +1,4 @@
-"""What the worlds of a case are asked for, and what each of their ranks answers."""
+"""Requests to the worlds of a case, and the answers of their ranks."""
 
 from pydantic import Field
 
@@ -8,104 +8,89 @@ from assay.training.state.records import TrajectoryRecord
 from assay.verdicts import Number, Record
 from assay_smoke.matrix.cases import Checkpoint
 
-# In the folder of a case.
+# Folders of a case.
 CHECKPOINT, LAST_CHECKPOINT = "checkpoint", "last-checkpoint"
-# Written by a run that was sent SIGTERM in the middle of a step.
+# Written by a run that got SIGTERM within a step.
 TERMINATED_CHECKPOINT = "terminated-checkpoint"
 
 Hashes = dict[str, str]
 
 
 class ReferenceAnswer(Record):
-    """What the trusted process answers, beside the states in its folder.
-
-    logits_noise: relative error of the noise run's logits against the yardstick's, where both end.
-    moved: parameters of which the noise run changed most elements: a narrow dtype rounds small
-        updates away.
-    """
+    """Answer of the reference process. Its states are in its folder."""
 
     training: ReferenceReport
     logits_noise: Number
+    """Relative error of the noise run's final logits against the yardstick's."""
     moved: list[str]
+    """Parameters of which the noise run changed most elements. A narrow dtype rounds small updates away."""
 
 
 class CaseRequest(Record):
-    """What every world of a case is given.
-
-    candidate: trainer, options, golden and folder.
-    kind: of checkpoint that is tried beyond what all are.
-    timelines: folder for the phases of each rank of this world.
-    checkpoint: of which a world resumes, or which it reads; empty for none.
-    """
+    """Request to a world of a case."""
 
     candidate: TrainerRequest
     kind: Checkpoint
+    """Checkpoint that the case tries on top of those that every case tries."""
     timelines: str
+    """Folder for the phases of each rank."""
     checkpoint: str = ""
+    """Checkpoint to resume from or to read; empty for none."""
 
 
 class Survivors(Record):
-    """Tensors that outlived a tear-down: bytes in all, and the shapes of the largest."""
+    """Tensors that outlived a teardown."""
 
     num_bytes: int = 0
     shapes: list[str] = Field(default_factory=list)
+    """Shapes of the largest."""
 
 
 class TrainAnswer(Record):
-    """What a rank of `train` answers.
-
-    before, after: hash of every parameter and buffer at the first and after the last step.
-    held: hash of every part of a parameter or moment that this rank has after the last step.
-    parameter_bytes: of what the rank has of the parameters while it trains.
-    survivors: of the tear-down.
-    """
+    """Answer of a rank of `train`."""
 
     report: TrainerReport
     before: Hashes
+    """Hash of every parameter and buffer before the first step."""
     after: Hashes
+    """The same after the last step."""
     held: Hashes
+    """Hash of every part of a parameter or moment that this rank holds after the last step."""
     parameter_bytes: int
+    """Size of the rank's parameters during training."""
     survivors: Survivors
 
 
 class TerminateAnswer(Record):
-    """What a rank of `terminate` answers: whether the signal reached it, and its steps until then."""
+    """Answer of a rank of `terminate`: whether the signal arrived, and the steps until then."""
 
     was_signalled: bool
     steps: list[StepRecord]
 
 
 class ResumeAnswer(Record):
-    """What a rank of `resume` answers.
-
-    held: as in TrainAnswer; problem: why the checkpoint could not be loaded.
-    """
+    """Answer of a rank of `resume`."""
 
     steps: list[StepRecord] = Field(default_factory=list)
     held: Hashes = Field(default_factory=dict)
+    """As in `TrainAnswer`."""
     trajectory: list[TrajectoryRecord] = Field(default_factory=list)
     problem: str | None = None
-
-
-class RestartAnswer(Record):
-    """What a rank of `restart` answers: the first loss of a run that starts from a saved model."""
-
-    loss: Number
+    """Why the checkpoint could not be loaded."""
 
 
 class ReadAnswer(Record):
-    """What plain transformers and peft make of the last checkpoint's model.
-
-    logits_error: relative error of its logits against the yardstick's.
-    adapter_effect: of the adapter on the logits; merged_error, unmerged_error: of the adapter merged
-        into the weights, and taken out again, against the adapter beside them, in float64;
-        exported_error: of the merged model saved and loaded again. None where it was not tried.
-    problem: why it could not be read.
-    """
+    """Measurements of the last checkpoint's model in plain transformers and peft. None: not measured."""
 
     logits_error: Number | None = None
+    """Relative error of its logits against the yardstick's."""
     adapter_effect: Number | None = None
+    """Relative change of the logits by the adapter."""
     merged_error: Number | None = None
+    """Relative error of the merged adapter's logits against the unmerged one's, in float64."""
     unmerged_error: Number | None = None
+    """The same after unmerging."""
     exported_error: Number | None = None
+    """The same of the merged model, saved and loaded."""
     problem: str | None = None
+    """Why the model could not be read."""

@@ -1,11 +1,10 @@
-"""A case from the outside: its worlds one after the other, and its verdict."""
+"""Runs a case: launches its worlds one after the other and judges their answers."""
 
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from assay.files import read_sealed, write_sealed
 from assay.launch import Rank, TimeLimits, World, WorldError, launch_world
@@ -13,16 +12,12 @@ from assay.runs import Progress
 from assay.runs.caches import locked
 from assay.runs.results import write_results
 from assay.training.check import load_training_limits
-from assay.training.processes.requests import ReferenceRequest
-from assay.verdicts import Verdict
+from assay.training.processes.requests import ReferenceRequest, StepRecord
+from assay.verdicts import Outcome, Record, Verdict
 from assay_smoke.cases import reading, worlds
-from assay_smoke.cases.judging.evidence import Answers, CaseEvidence
-from assay_smoke.cases.judging.verdict import (
-    judge_case,
-    verdict_of_crash,
-    verdict_without_reference,
-)
-from assay_smoke.cases.left_behind import leftovers_noted
+from assay_smoke.cases.judging.evidence import CaseEvidence
+from assay_smoke.cases.judging.verdict import judge_case, verdict_of_early_end
+from assay_smoke.cases.leftovers import record_leftovers
 from assay_smoke.cases.preloading import EVERY_CASE, preload_for
 from assay_smoke.cases.requests import (
     CHECKPOINT,
@@ -31,7 +26,6 @@ from assay_smoke.cases.requests import (
     CaseRequest,
     ReadAnswer,
     ReferenceAnswer,
-    RestartAnswer,
     ResumeAnswer,
     TerminateAnswer,
     TrainAnswer,
@@ -50,28 +44,27 @@ from assay_smoke.matrix.cases import Case
 from assay_smoke.trainers.deepspeed.compiling import compile_ahead
 
 Body = Callable[[Rank, dict[str, Any]], dict[str, Any]]
+_Answer = TypeVar("_Answer", bound=Record)
 
-_ANSWER = "answer.json"
+_ANSWER_FILE = "answer.json"
 
 
 @dataclass
 class References:
-    """What the trusted side makes of each set of options and dtype: once in a session.
-
-    folder: of the session, in which they are kept; several processes may use it.
-    """
+    """Reference runs, trained once in a session for each set of options and dtype."""
 
     folder: Path
+    """Shared by the processes of a session."""
 
     def of(self, case: Case, limits: TimeLimits) -> tuple[Path, ReferenceAnswer]:
-        """The folder of the golden that `case` is held to, and what the trusted side said."""
+        """Return the folder of the reference states for `case`, and the answer of the reference."""
         request = ReferenceRequest(
             options=options_of(case), reference=REFERENCE, dtype=case.precision, folder=""
         )
         key = hashlib.sha256(request.model_dump_json().encode()).hexdigest()[:12]
         golden = self.folder / key
         golden.mkdir(parents=True, exist_ok=True)
-        kept = golden / _ANSWER
+        kept = golden / _ANSWER_FILE
         with locked(golden / "lock"):
             if kept.is_file():
                 return golden, read_sealed(ReferenceAnswer, kept)
@@ -84,10 +77,10 @@ class References:
 
 
 def prepare(case: Case, trainer: str | None, folder: Path, progress: Progress) -> None:
-    """Compile what the trainer of `case` needs, if it was not: no world has the time to spare.
+    """Compile what the trainer of `case` needs, since the time limits of worlds leave no room for it.
 
-    trainer: in place of the framework's own; folder: an existing one, for logs.
-    Raises: MachineError if it cannot be compiled here.
+    trainer: replaces the framework's own; folder: an existing one, for logs.
+    Raises: MachineError if compilation fails.
     """
     if is_deepspeed(trainer or TRAINERS[case.framework]) and "offload" in case.features:
         compile_ahead(folder, progress)
@@ -95,129 +88,123 @@ def prepare(case: Case, trainer: str | None, folder: Path, progress: Progress) -
 
 @dataclass(frozen=True)
 class CaseRun:
-    """One case on one device.
-
-    trainer: in place of the framework's own; None: that.
-    limits: of each of its worlds.
-    """
+    """A case on one device."""
 
     case: Case
     device: str
+    """As in a RUN."""
     folder: Path
     references: References
     trainer: str | None = None
+    """Replaces the framework's own trainer."""
     limits: TimeLimits = field(
         default_factory=lambda: TimeLimits(
             start_seconds=120.0, collective_seconds=60.0, body_seconds=300.0
         )
     )
+    """Limits of each world."""
 
     def run(self, progress: Progress) -> Verdict:
-        """Run every world of the case, judge, and write the verdict into `folder`.
+        """Run all worlds of the case, judge them, and write the verdict into `folder`.
 
-        Raises: MachineError if what its trainer needs cannot be compiled here.
+        Raises: MachineError if the compilation for its trainer fails.
         """
         prepare(self.case, self.trainer, self.folder, progress)
         try:
             with progress.step(f"{self.case.id}: reference"):
                 golden, reference = self.references.of(self.case, self.limits)
         except WorldError as error:
-            verdict = verdict_without_reference(self.case, str(error))
+            reason = f"the reference run ended: {error}"
+            verdict = verdict_of_early_end(self.case, Outcome.NOT_COMPARED, reason)
             return write_results(verdict, [], self.folder)
         try:
             evidence = self._gather(golden, reference, progress)
         except WorldError as error:
-            verdict = verdict_of_crash(
-                self.case, {"run": REFERENCE}, str(error), self._stopped_in()
-            )
+            phase = self._stopped_in()
+            reason = f"the run ended{f' in {phase}' if phase else ''}: {error}"
+            verdict = verdict_of_early_end(self.case, Outcome.FAIL, reason, {"run": REFERENCE})
             return write_results(verdict, [], self.folder)
         verdict, measurements = judge_case(self.case, evidence)
         return write_results(verdict, measurements, self.folder)
 
     def _gather(self, golden: Path, reference: ReferenceAnswer, progress: Progress) -> CaseEvidence:
-        left_behind: list[Leftover] = []
-        with leftovers_noted(self.folder / "temporary", left_behind):
-            answers = self._run_worlds(golden, progress, left_behind)
+        """Run the worlds one after the other."""
+        case, left_behind = self.case, list[Leftover]()
+        candidate = request_of(
+            case, self.device, str(golden), str(self.folder / "ranks"), self.trainer
+        )
+        request = CaseRequest(candidate=candidate, kind=case.checkpoint, timelines="")
+        launcher = _Launcher(self, request, progress, left_behind)
+        terminated: list[TerminateAnswer] = []
+        resumed: list[ResumeAnswer] = []
+        restarted: list[StepRecord] = []
+        read = None
+        with record_leftovers(self.folder / "temporary", left_behind):
+            trained = launcher.launch("train", worlds.train, TrainAnswer)
+            checkpoint = CHECKPOINT
+            if case.interruption == "sigterm":
+                checkpoint = TERMINATED_CHECKPOINT
+                terminated = launcher.launch("terminate", worlds.terminate, TerminateAnswer)
+            if (self.folder / checkpoint).is_dir():
+                resumed = launcher.launch("resume", worlds.resume, ResumeAnswer, checkpoint)
+            if case.checkpoint == "hugging-face" and (self.folder / CHECKPOINT).is_dir():
+                restarted = launcher.launch("restart", worlds.restart, StepRecord, CHECKPOINT)
+            if (self.folder / LAST_CHECKPOINT).is_dir():
+                (read,) = launcher.launch("read", reading.read, ReadAnswer, LAST_CHECKPOINT)
         return CaseEvidence(
-            **vars(answers),
-            dtype=self.case.precision,
+            request=request,
+            trained=trained,
+            terminated=terminated,
+            resumed=resumed,
+            restarted=restarted,
+            read=read,
+            dtype=case.precision,
             reference=reference,
             left_behind=left_behind,
             limits=load_training_limits("training"),
         )
 
-    def _run_worlds(self, golden: Path, progress: Progress, left_behind: list[Leftover]) -> Answers:
-        """What every world of the case answers, one after the other."""
-        case, launch = self.case, partial(self._launch, progress, left_behind)
-        candidate = request_of(
-            case, self.device, str(golden), str(self.folder / "ranks"), self.trainer
-        )
-        request = CaseRequest(candidate=candidate, kind=case.checkpoint, timelines="")
-        trained = [
-            TrainAnswer.model_validate(answer)
-            for answer in launch("train", worlds.train, request, "")
-        ]
-        terminated: list[TerminateAnswer] = []
-        checkpoint = CHECKPOINT
-        if case.interruption == "sigterm":
-            checkpoint = TERMINATED_CHECKPOINT
-            terminated = [
-                TerminateAnswer.model_validate(answer)
-                for answer in launch("terminate", worlds.terminate, request, "")
-            ]
-        resumed: list[ResumeAnswer] = []
-        if (self.folder / checkpoint).is_dir():
-            resumed = [
-                ResumeAnswer.model_validate(answer)
-                for answer in launch("resume", worlds.resume, request, checkpoint)
-            ]
-        restarted: list[RestartAnswer] = []
-        if case.checkpoint == "hugging-face" and (self.folder / CHECKPOINT).is_dir():
-            restarted = [
-                RestartAnswer.model_validate(answer)
-                for answer in launch("restart", worlds.restart, request, CHECKPOINT)
-            ]
-        read = None
-        if (self.folder / LAST_CHECKPOINT).is_dir():
-            (answer,) = launch("read", reading.read, request, LAST_CHECKPOINT)
-            read = ReadAnswer.model_validate(answer)
-        return Answers(request, trained, terminated, resumed, restarted, read)
-
-    def _launch(
-        self,
-        progress: Progress,
-        left_behind: list[Leftover],
-        name: str,
-        body: Body,
-        request: CaseRequest,
-        checkpoint: str,
-    ) -> list[dict[str, Any]]:
-        logs = self.folder / "logs" / name
-        logs.mkdir(parents=True, exist_ok=True)
-        axes: Mapping[str, int] = {"dp": 1} if name == "read" else mesh_of(self.case)
-        trainer = self.trainer or TRAINERS[self.case.framework]
-        preload = preload_for(self.case, trainer, self.device)
-        world = World(
-            axes,
-            self.device,
-            limits=self.limits,
-            preload=preload,
-            log_folder=logs,
-            at_end=lambda group: left_behind.extend(find_in_group(group)),
-        )
-        asked = request.model_copy(
-            update={
-                "timelines": str(self.folder / "timelines" / name),
-                "checkpoint": str(self.folder / checkpoint) if checkpoint else "",
-            }
-        )
-        with progress.step(f"{self.case.id}: {name}"):
-            return launch_world(body, world, asked.model_dump())
-
     def _stopped_in(self) -> str | None:
-        """The phase in which the last world of the case ended too early."""
+        """Return the phase in which the last world ended early."""
         files = sorted(
             (self.folder / "timelines").glob("*/rank-*.jsonl"),
             key=lambda file: file.stat().st_mtime,
         )
         return next((phase for file in files[::-1] if (phase := where_it_stopped(file))), None)
+
+
+@dataclass(frozen=True)
+class _Launcher:
+    """Launches the worlds of a case and collects the processes that outlive their ranks."""
+
+    run: CaseRun
+    request: CaseRequest
+    progress: Progress
+    left_behind: list[Leftover]
+
+    def launch(
+        self, name: str, body: Body, answer: type[_Answer], checkpoint: str = ""
+    ) -> list[_Answer]:
+        """Run `body` on every rank of a world and return the answers by rank."""
+        case, folder = self.run.case, self.run.folder
+        logs = folder / "logs" / name
+        logs.mkdir(parents=True, exist_ok=True)
+        axes: Mapping[str, int] = {"dp": 1} if name == "read" else mesh_of(case)
+        trainer = self.run.trainer or TRAINERS[case.framework]
+        world = World(
+            axes,
+            self.run.device,
+            limits=self.run.limits,
+            preload=preload_for(case, trainer, self.run.device),
+            log_folder=logs,
+            at_end=lambda group: self.left_behind.extend(find_in_group(group)),
+        )
+        asked = self.request.model_copy(
+            update={
+                "timelines": str(folder / "timelines" / name),
+                "checkpoint": str(folder / checkpoint) if checkpoint else "",
+            }
+        )
+        with self.progress.step(f"{case.id}: {name}"):
+            answers = launch_world(body, world, asked.model_dump())
+        return [answer.model_validate(one) for one in answers]

@@ -1,4 +1,4 @@
-"""When each phase of a process began and ended, written at once: a killed process leaves it too."""
+"""Records when each phase of a process began and ended. Each is written at once, so kills lose nothing."""
 
 import time
 from collections.abc import Iterator
@@ -8,8 +8,8 @@ from typing import IO, Literal
 
 from pydantic import Field
 
-from assay.devices.adapter_parts.host_memory import peak_resident_bytes
 from assay.devices.base import Device
+from assay.devices.host_memory import peak_resident_bytes
 from assay.files import parse_record, read_lines
 from assay.verdicts import Record
 
@@ -17,28 +17,28 @@ CyclePhase = Literal["set-up", "step", "checkpoint", "resume", "read", "tear-dow
 
 
 class PhaseTime(Record):
-    """One phase of one process.
-
-    number: of the step; begin, end: seconds since the epoch; None for a phase that never ended.
-    host_bytes: most resident memory of the process so far; device_bytes: most of the device's in
-        this phase, which of a CPU is the process's.
-    """
+    """A phase of a process."""
 
     phase: CyclePhase
     number: int | None = None
+    """Number of the step."""
     begin: float
+    """Seconds since the epoch."""
     end: float | None = None
+    """Seconds since the epoch; None for an unfinished phase."""
     host_bytes: int = Field(default=0, ge=0)
+    """Peak resident memory of the process so far."""
     device_bytes: int = Field(default=0, ge=0)
+    """Peak device memory within the phase. On a CPU, peak memory of the process."""
 
     @property
     def name(self) -> str:
-        """As in `step 2`."""
+        """Return the name, as in `step 2`."""
         return self.phase if self.number is None else f"{self.phase} {self.number}"
 
 
 class Timeline:
-    """Writes the phases of one process into a file of lines, each as it begins and as it ends."""
+    """Writes a line when a phase begins and another when it ends."""
 
     def __init__(self, path: Path, device: Device) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -47,7 +47,7 @@ class Timeline:
 
     @contextmanager
     def phase(self, phase: CyclePhase, number: int | None = None) -> Iterator[None]:
-        """Inside, this phase runs; it ends after the device has done its work."""
+        """Record the block as a phase, which ends after the device has finished its work."""
         self._device.reset_peak_memory()
         begun = PhaseTime(phase=phase, number=number, begin=time.time())
         self._write(begun)
@@ -69,18 +69,18 @@ class Timeline:
 
 
 def read_timeline(path: Path) -> list[PhaseTime]:
-    """The phases in a file, in the order in which they began; none if there is no file."""
+    """Read the phases of a file in the order of their begin. A missing file has none."""
     if not path.is_file():
         return []
     phases: dict[float, PhaseTime] = {}
     for number, line in read_lines(path):
-        if line.endswith("\n"):  # otherwise its process was killed during the write
+        if line.endswith("\n"):  # otherwise the process was killed while writing
             phase = parse_record(PhaseTime, line, path, number)
             phases[phase.begin] = phase
     return [phases[begin] for begin in sorted(phases)]
 
 
 def where_it_stopped(path: Path) -> str | None:
-    """The phase that a process was in when it ended; None if it was between two."""
+    """Return the last unfinished phase, or None if the process ended between two phases."""
     unfinished = [phase.name for phase in read_timeline(path) if phase.end is None]
     return unfinished[-1] if unfinished else None

@@ -1,4 +1,4 @@
-"""What the ranks of a case do, world by world. They judge nothing."""
+"""The work of a case's ranks, world by world. Judges nothing."""
 
 import os
 import signal
@@ -28,12 +28,11 @@ from assay_smoke.cases.requests import (
     LAST_CHECKPOINT,
     TERMINATED_CHECKPOINT,
     CaseRequest,
-    RestartAnswer,
     ResumeAnswer,
     TerminateAnswer,
     TrainAnswer,
 )
-from assay_smoke.cases.watching import (
+from assay_smoke.cases.watched_side import (
     WatchedSide,
     hash_held,
     hash_model,
@@ -47,13 +46,13 @@ Answer = dict[str, Any]
 
 
 def reference(rank: Rank, body: Answer) -> Answer:
-    """The trusted side, in a world of one."""
+    """Train the reference in a world of one rank."""
     del rank
     return train_reference(ReferenceRequest.model_validate(body)).model_dump(mode="json")
 
 
 def train(rank: Rank, body: Answer) -> Answer:
-    """Set-up, steps, checkpoint, steps, tear-down; and a resumed run in the same process."""
+    """Set up, train, save, train on and tear down; then resume in the same process."""
     request = CaseRequest.model_validate(body)
     side = WatchedSide(request, rank)
     alive = live_tensors()
@@ -95,7 +94,7 @@ def _train(
 
 
 def terminate(rank: Rank, body: Answer) -> Answer:
-    """Set-up and steps, until SIGTERM comes in the middle of one: then a checkpoint, and the end."""
+    """Train until SIGTERM arrives within a step, then save."""
     request = CaseRequest.model_validate(body)
     side = WatchedSide(request, rank)
     opened = side.open()
@@ -123,7 +122,7 @@ def terminate(rank: Rank, body: Answer) -> Answer:
 
 
 def _send_within_step(root: nn.Module) -> None:
-    """Send this process SIGTERM at the end of the next forward pass, before its backward."""
+    """Send SIGTERM to this process after the next forward pass."""
 
     def send(*_: object) -> None:
         handle.remove()
@@ -133,12 +132,12 @@ def _send_within_step(root: nn.Module) -> None:
 
 
 def resume(rank: Rank, body: Answer) -> Answer:
-    """Go on from the checkpoint in new processes, to the end, with a checkpoint there."""
+    """Continue from the checkpoint in new processes, save at the end, and tear down."""
     request = CaseRequest.model_validate(body)
     side = WatchedSide(request, rank)
     options = request.candidate.options
     opened = side.open()
-    # A process that resumes has drawn other numbers before; its seed alone would hide it.
+    # Another generator state than the saving process had: equal seeds would hide an unrestored one.
     torch.manual_seed(options.seed + 1)
     answer = ResumeAnswer()
     try:
@@ -157,7 +156,7 @@ def resume(rank: Rank, body: Answer) -> Answer:
 
 
 def restart(rank: Rank, body: Answer) -> Answer:
-    """Start another run from the model of the checkpoint alone, as if it had come from a hub."""
+    """Make the first step of another run that starts from the saved model."""
     request = CaseRequest.model_validate(body)
     side = WatchedSide(request, rank)
     resume_at = request.candidate.options.resume_at
@@ -167,12 +166,13 @@ def restart(rank: Rank, body: Answer) -> Answer:
     with comparable(side.run.dtype, side.device):
         step = make_step(opened, batch)
     opened.trainer.teardown()
-    return RestartAnswer(loss=step.loss).model_dump(mode="json")
+    return step.model_dump(mode="json")
 
 
 def make_step(opened: OpenedTrainer, batch: Sequence[MicroBatch]) -> StepRecord:
-    """One step of a trainer, made again as long as it is skipped."""
-    done, num_skipped = step_until_made(lambda: opened.trainer.step(copied(batch)), _do_nothing)
+    """Make one optimizer step, repeated while it is skipped."""
+    # A skipped step changes nothing, so nothing has to be undone.
+    done, num_skipped = step_until_made(lambda: opened.trainer.step(copied(batch)), lambda: None)
     return StepRecord(
         step=done.step,
         loss=done.loss,
@@ -180,7 +180,3 @@ def make_step(opened: OpenedTrainer, batch: Sequence[MicroBatch]) -> StepRecord:
         grad_norm=done.grad_norm,
         num_skipped=num_skipped,
     )
-
-
-def _do_nothing() -> None:
-    """A step that was skipped has changed nothing."""

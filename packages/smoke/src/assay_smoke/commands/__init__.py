@@ -1,4 +1,4 @@
-"""`assay smoke`: one file for each command. Importing it imports no torch."""
+"""The `assay smoke` commands. Importing this package imports no torch."""
 
 import typer
 
@@ -7,7 +7,7 @@ from assay_smoke.commands.plan import plan
 from assay_smoke.commands.run import run
 
 app = typer.Typer(
-    no_args_is_help=True, help="Train a few steps through set-up, checkpoint, tear-down, resume."
+    no_args_is_help=True, help="Train a few steps through setup, checkpoint, teardown and resume."
 )
 app.command()(plan)
 app.command()(run)

@@ -1,4 +1,4 @@
-"""`assay smoke data`: do messages, batches, samplers and accumulation keep what training relies on?"""
+"""`assay smoke data`: checks chats, labels, batches, samplers, accumulation and workers."""
 
 import sys
 from pathlib import Path
@@ -9,6 +9,7 @@ import typer
 from assay.output.streams import print_text
 
 _OWN = "FILE.py:NAME"
+_WORKER = "assay_smoke.data.command.worker"
 
 
 def data(  # noqa: PLR0913 - one for each option
@@ -16,7 +17,7 @@ def data(  # noqa: PLR0913 - one for each option
         str | None,
         typer.Argument(
             metavar="[MODEL]",
-            help="Folder with a tokenizer, hub name, or micro:RECIPE: its chat template is checked.",
+            help="Check the chat template of a folder with a tokenizer, hub name or micro:RECIPE.",
         ),
     ] = None,
     *,
@@ -26,7 +27,7 @@ def data(  # noqa: PLR0913 - one for each option
     ] = None,
     truncation: Annotated[
         Literal["keep-start", "keep-end", "drop"] | None,
-        typer.Option(help="What is done with chats that are too long; default: any of these."),
+        typer.Option(help="Declare how long chats are cut. Default: any of these ways passes."),
     ] = None,
     collator: Annotated[
         str | None, typer.Option(metavar=_OWN, help="(tokenizer) -> collator that pads.")
@@ -37,33 +38,33 @@ def data(  # noqa: PLR0913 - one for each option
     ] = None,
     features: Annotated[
         Literal["masked", "plain"],
-        typer.Option(help="Samples of collators: with masked labels, or with none."),
+        typer.Option(help="Samples for collators: with masked labels, or without labels."),
     ] = "masked",
     sampler: Annotated[
         str | None,
         typer.Option(metavar=_OWN, help="(plan, resumed) -> epochs of batches of sample numbers."),
     ] = None,
     batch_sampler: Annotated[
-        str | None, typer.Option(metavar=_OWN, help="The same, with a budget of tokens a batch.")
+        str | None, typer.Option(metavar=_OWN, help="The same with a token budget per batch.")
     ] = None,
     accumulation: Annotated[
         str | None,
         typer.Option(
             metavar=_OWN,
-            help="(model, micro_batches, num_step_tokens, num_ranks): backward passes.",
+            help="(model, micro_batches, num_step_tokens, num_ranks): runs backward passes.",
         ),
     ] = None,
     loader: Annotated[
         str | None,
         typer.Option(
-            metavar=_OWN, help="(dataset, num_workers, rank) -> DataLoader, seeded by you."
+            metavar=_OWN, help="(dataset, num_workers, rank) -> DataLoader with your seeding."
         ),
     ] = None,
     dataset: Annotated[
-        str | None, typer.Option(metavar=_OWN, help="(samples) -> data set with random items.")
+        str | None, typer.Option(metavar=_OWN, help="(samples) -> dataset with random items.")
     ] = None,
     trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")
+        bool, typer.Option("--trust-remote-code", help="Run code from the model's repository.")
     ] = False,
     output: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Default: runs/<time>-smoke-data.")
@@ -72,10 +73,10 @@ def data(  # noqa: PLR0913 - one for each option
         bool, typer.Option("--json", help="Print the verdict as JSON and nothing else.")
     ] = False,
 ) -> None:
-    """Which property of your data side does not hold, and in which smallest case?
+    """Find broken properties of a training run's data side, each with its smallest case.
 
-    Chats and their labels, collators, samplers over ranks and workers with resume, accumulation,
-    random numbers of workers. Without MODEL and options the installed libraries' own are checked.
+    Checks chats and labels, collators, samplers over ranks and workers with resume, accumulation, and
+    random numbers of workers. Without MODEL and options, checks the installed libraries.
 
     Example: assay smoke data --collator my_library/collate.py:PadAndMask
 
@@ -83,11 +84,11 @@ def data(  # noqa: PLR0913 - one for each option
     """
     from assay.models.remote_code import remote_code_of
     from assay.output.console import open_console
-    from assay.runs import RunFolder, open_progress
-    from assay.runs.results import VERDICT_FILE, format_verdict
-    from assay_smoke.data.command.check import check_data
-    from assay_smoke.data.command.requests import DataRequest
+    from assay.runs import RunFolder, open_progress, run_process
+    from assay.runs.results import VERDICT_FILE, format_verdict, write_results
+    from assay_smoke.data.command.requests import DataAnswer, DataRequest
     from assay_smoke.data.command.table import print_data_verdict
+    from assay_smoke.data.command.verdict import judge_data
 
     request = DataRequest(
         model=model,
@@ -104,11 +105,14 @@ def data(  # noqa: PLR0913 - one for each option
         remote_code=remote_code_of(trusted=trust_remote_code),
     )
     request.require_meaning()
-    folder = RunFolder.create("smoke data", output)
+    folder = RunFolder.create("smoke data", output).path
     with open_progress() as progress:
-        verdict = check_data(request, folder.path, progress)
+        answer = run_process(
+            _WORKER, request.model_dump(), folder, name="data", progress=progress
+        ).result
+    verdict = write_results(judge_data(request, DataAnswer.model_validate(answer)), [], folder)
     print_data_verdict(
-        verdict, open_console(sys.stderr if as_json else None), folder.path / VERDICT_FILE
+        verdict, open_console(sys.stderr if as_json else None), folder / VERDICT_FILE
     )
     if as_json:
         print_text(format_verdict(verdict), end="")

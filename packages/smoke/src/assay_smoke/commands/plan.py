@@ -1,4 +1,4 @@
-"""`assay smoke plan`: which cases would be run, why, what is left out, and what it would take."""
+"""`assay smoke plan`: the cases of a session, their reasons and their expected time."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -11,87 +11,56 @@ from assay.output.streams import print_text
 def plan(  # noqa: PLR0913 - one for each option
     *,
     vendor: Annotated[
-        str, typer.Option(metavar="NAME", help="Whose cards; an unknown name lists those known.")
+        str, typer.Option(metavar="NAME", help="Vendor of the cards; a wrong name lists them.")
     ] = "cpu",
-    cards: Annotated[
-        int, typer.Option(metavar="N", help="The largest number of cards that a case may use.")
-    ] = 4,
+    cards: Annotated[int, typer.Option(metavar="N", help="Largest number of cards per case.")] = 4,
     coverage: Annotated[
         Literal["one", "pairwise", "full"],
         typer.Option(
             metavar="one|pairwise|full",
-            help="Each framework once; every pair of values that can meet; every case.",
+            help="Each framework once; every possible pair of values; every case.",
         ),
     ] = "pairwise",
     budget: Annotated[
         str | None,
-        typer.Option(metavar="30m", help="At most so long, the most valuable cases first."),
-    ] = None,
-    shards: Annotated[
-        int, typer.Option(metavar="N", help="Share the cases out over N machines.")
-    ] = 1,
-    shard: Annotated[
-        int | None,
-        typer.Option(metavar="K", help="Show only what machine K of them, from 1, runs."),
-    ] = None,
-    changed: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="FILE", help="Only what these files can touch; may be given more than once."
-        ),
-    ] = None,
-    since: Annotated[
-        str | None,
-        typer.Option(metavar="REV", help="Only what files that changed since can touch (git)."),
+        typer.Option(metavar="30m", help="Take the most valuable cases in this time."),
     ] = None,
     expression: Annotated[
         str | None,
-        typer.Option("-k", metavar="EXPR", help="Only ids that match, as pytest has it."),
+        typer.Option("-k", metavar="EXPR", help="Take only matching ids, as in `pytest -k`."),
     ] = None,
     history: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Recorded runs; default: ~/.cache/assay, or XDG's."),
+        typer.Option(metavar="FILE", help="Recorded runs. Default: in the user's cache."),
     ] = None,
     machine: Annotated[
         str | None,
-        typer.Option(metavar="KIND", help="Whose recorded runs count; default: of such a machine."),
+        typer.Option(metavar="KIND", help="Machine whose recorded runs count. Default: this kind."),
     ] = None,
     refused: Annotated[
-        bool, typer.Option("--refused", help="Also show what cannot be combined, and why.")
+        bool, typer.Option("--refused", help="Also show refused combinations and reasons.")
     ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object and nothing else.")
     ] = False,
 ) -> None:
-    """Show which cases `assay smoke run` would run, why, what is left out, and the time it takes.
+    """Show the cases that `assay smoke run` would run, why, how long, and what it leaves out.
 
-    No device is needed, and nothing is run.
+    Runs nothing and needs no device.
 
     Example: assay smoke plan --vendor amd --cards 4 --budget 30m
 
-    Exit code: 0; 2 for options that mean nothing.
+    Exit code: 0; 2 for wrong options.
     """
-    from assay.errors import UsageError
-    from assay_smoke.matrix.choosing.changes import files_since, listed_files
     from assay_smoke.matrix.choosing.schedules import parse_budget
     from assay_smoke.matrix.planning import PlanOptions, plan_smoke
 
-    if changed is not None and since is not None:
-        raise UsageError("--changed and --since: give one of them")
-    files = None
-    if changed is not None:
-        files = tuple(listed_files(changed))
-    elif since is not None:
-        files = tuple(files_since(since))
     planned = plan_smoke(
         PlanOptions(
             vendor=vendor,
             cards=cards,
             coverage=coverage,
             budget_seconds=None if budget is None else parse_budget(budget),
-            shards=shards,
-            shard=shard,
-            files=files,
             expression=expression,
             history=history,
             machine=machine,

@@ -1,4 +1,4 @@
-"""A plan as tables for the terminal."""
+"""Prints a plan as tables."""
 
 from collections import Counter
 from typing import TYPE_CHECKING
@@ -14,24 +14,23 @@ from assay.output.console import open_console
 if TYPE_CHECKING:
     from assay_smoke.matrix.plans import LeftOutCase, PlannedCase, SmokePlan
 
-# Cases, and lost pairs, that are listed one by one; --json has all. Characters of the longest line.
+# --json lists all.
 _CASES_SHOWN = 100
 _PAIRS_SHOWN = 6
-_LONGEST = 500
+
+_LINE_WIDTH = 500
 
 _MINUTE = 60
 
 
 def print_plan(plan: "SmokePlan") -> None:
-    """What is run and why, what is left out, and what all of it covers and takes."""
+    """Print the cases with reasons, the cases left out, and a summary."""
     console = open_console()
-    shards = plan.shards > 1 and plan.shard is None
-    table = _new_table("SECONDS", "PAIRS", "CASE", *(["SHARD"] if shards else []), "WHY")
+    table = _new_table("SECONDS", "PAIRS", "CASE", "WHY")
     for case in plan.cases[:_CASES_SHOWN]:
-        shard = [str(case.shard)] if shards else []
         pairs = f"+{case.new_pairs}" if case.new_pairs else ""
         why = "; ".join(case.reasons)
-        table.add_row(*map(Text, (_seconds(case), pairs, case.id, *shard, why)))
+        table.add_row(*map(Text, (_seconds(case), pairs, case.id, why)))
     if plan.cases:
         _print_whole(console, table)
     _print_rest(console, len(plan.cases), "cases")
@@ -42,7 +41,7 @@ def print_plan(plan: "SmokePlan") -> None:
 
 
 def print_refused(plan: "SmokePlan") -> None:
-    """What cannot be combined, and why; pairs that several rules rule out together."""
+    """Print refused combinations, and pairs that several rules together exclude."""
     console = open_console()
     table = _new_table("REFUSED", "WHY")
     for refused in plan.refused:
@@ -51,7 +50,7 @@ def print_refused(plan: "SmokePlan") -> None:
     for pair in plan.refused_pairs:
         if len(pair.rules) > 1:
             rules = " and ".join(pair.rules)
-            _print_line(console, f"no case has {pair.pair}: the rules {rules} leave none")
+            _print_line(console, f"no case has {pair.pair}: the rules {rules} exclude all")
 
 
 def _print_left_out(console: Console, plan: "SmokePlan") -> None:
@@ -63,15 +62,15 @@ def _print_left_out(console: Console, plan: "SmokePlan") -> None:
         table.add_row(*map(Text, (_seconds(case), lost, case.id, case.reason)))
     console.print()
     _print_whole(console, table)
-    _print_rest(console, len(plan.left_out), "cases that are left out")
+    _print_rest(console, len(plan.left_out), "left-out cases")
     lost_pairs = [pair for case in plan.left_out for pair in case.lost_pairs]
     if lost_pairs:
         _print_line(console, f"pairs lost: {name_some(lost_pairs, _PAIRS_SHOWN)}")
 
 
 def _print_whole(console: Console, table: Table) -> None:
-    """Print with lines as long as they need to be: an id that is broken cannot be copied."""
-    needed = Measurement.get(console, console.options.update(max_width=_LONGEST), table).maximum
+    """Print lines unbroken, so that ids can be copied."""
+    needed = Measurement.get(console, console.options.update(max_width=_LINE_WIDTH), table).maximum
     open_console(width=max(needed, console.width)).print(table)
 
 
@@ -88,20 +87,15 @@ def _summary(plan: "SmokePlan") -> str:
     cases = plan.cases
     sources = Counter("recorded" if case.recorded else "estimated" for case in cases)
     known = ", ".join(f"{number} {source}" for source, number in sources.items())
-    of_shard = (
-        f" in shard {plan.shard} of {plan.shards} of plan {plan.digest}" if plan.shard else ""
-    )
-    if plan.shards > 1 and plan.shard is None:
-        of_shard = f" in {plan.shards} shards of plan {plan.digest}"
     return (
-        f"\n{len(cases):,} cases{of_shard}, {plan.pairs.covered} of {plan.pairs.possible} pairs of"
+        f"\n{len(cases):,} cases, {plan.pairs.covered} of {plan.pairs.possible} pairs of"
         f" values that can meet, about {_time(plan.expected_seconds)} on {plan.machine}"
         + (f" (times: {known})" if known else "")
     )
 
 
 def _seconds(case: "PlannedCase | LeftOutCase") -> str:
-    """Those that are recorded, or with "~" those that are estimated."""
+    """Format the expected time, with "~" for an estimate."""
     return f"{'' if case.recorded else '~'}{case.expected_seconds:.0f}"
 
 

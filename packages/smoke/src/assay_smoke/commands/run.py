@@ -1,4 +1,4 @@
-"""`assay smoke run`: cases of the matrix, and external training libraries, one after the other."""
+"""`assay smoke run`: runs cases of the matrix and training libraries."""
 
 import sys
 from pathlib import Path
@@ -21,57 +21,57 @@ def run(  # noqa: PLR0913 - one for each option
         list[str] | None,
         typer.Argument(
             metavar="[CASE|command:FILE.toml]...",
-            help="Ids of cases, as `assay smoke plan` prints them, or command:FILE.toml for a"
-            " training library with a command line of its own. Default: the plan.",
+            help="Case ids from `assay smoke plan`, or command:FILE.toml for a training library with"
+            " its own command line. Default: the plan.",
         ),
     ] = None,
     *,
     plan: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Run what `assay smoke plan --json` printed into FILE."),
+        typer.Option(metavar="FILE", help="Run the plan that `assay smoke plan --json` wrote."),
     ] = None,
-    beside: Annotated[
+    extra: Annotated[
         list[str] | None,
         typer.Option(
-            "--with", metavar="command:FILE.toml", help="Run this beside the plan; repeatable."
+            "--with", metavar="command:FILE.toml", help="Also run this library; repeatable."
         ),
     ] = None,
     device: Annotated[
-        str, typer.Option(metavar="DEVICE", help="Where to train: one that `assay devices` lists.")
+        str, typer.Option(metavar="DEVICE", help="Device to train on, as in `assay devices`.")
     ] = "cpu",
     run: Annotated[
         str | None,
         typer.Option(
             "--run",
             metavar="RUN",
-            help="As DEVICE/DTYPE: only cases in this dtype, on this device.",
+            help="DEVICE/DTYPE: run only cases in this dtype, on this device.",
         ),
     ] = None,
     coverage: Annotated[
-        _Coverage, typer.Option(help="Of pairs of values; see `assay smoke plan`.")
+        _Coverage, typer.Option(help="Coverage of pairs of values; see `assay smoke plan`.")
     ] = "pairwise",
     cards: Annotated[
         int | None,
-        typer.Option(min=1, help="Most ranks of a case. Default: 4 on a host, else all devices."),
+        typer.Option(min=1, help="Most ranks per case. Default: 4 on a CPU, else all devices."),
     ] = None,
     budget: Annotated[
-        str | None, typer.Option(metavar="TIME", help="As 30m: the most valuable cases within it.")
+        str | None, typer.Option(metavar="30m", help="Run the most valuable cases in this time.")
     ] = None,
     keyword: Annotated[
         str | None,
-        typer.Option("-k", metavar="EXPRESSION", help="Only ids that match, as pytest has it."),
+        typer.Option("-k", metavar="EXPR", help="Run only matching ids, as in `pytest -k`."),
     ] = None,
     trainer: Annotated[
         str | None,
         typer.Option(
             metavar="NAME|FILE.py:CLASS",
-            help="Trains in place of each case's own, as in `assay check train --candidate-trainer`.",
+            help="Replace the trainer of each case; see `assay check train --candidate-trainer`.",
         ),
     ] = None,
     timeout: Annotated[
         float,
         typer.Option(
-            metavar="SECONDS", min=1, help="Of each world of ranks; a case has up to five."
+            metavar="SECONDS", min=1, help="Limit of each world of ranks; a case has up to five."
         ),
     ] = 300.0,
     output: Annotated[
@@ -81,7 +81,7 @@ def run(  # noqa: PLR0913 - one for each option
         bool, typer.Option("--json", help="Print one JSON object and nothing else.")
     ] = False,
 ) -> None:
-    """Does training survive set-up, steps, checkpoint, resume and tear-down here, in every feature?
+    """Test whether training survives setup, steps, checkpoint, resume and teardown, in every feature.
 
     Example: assay smoke run --coverage one
 
@@ -89,15 +89,15 @@ def run(  # noqa: PLR0913 - one for each option
 
     Your own library: assay smoke run command:examples/plain_training/smoke.toml
 
-    Exit code: 0 all PASS, 1 one FAILs, 2 usage or the machine, 3 one could not be compared.
+    Exit code: 0 all PASS, 1 any FAIL, 2 usage or machine error, 3 any not compared.
     """
     from assay_smoke.session.command import SessionOptions, run_session
-    from assay_smoke.session.summary import extent_in_words, outcomes_in_words
+    from assay_smoke.session.page import describe_extent, describe_outcomes
 
     options = SessionOptions(
         names=tuple(names or ()),
         plan=plan,
-        beside=tuple(beside or ()),
+        extra=tuple(extra or ()),
         device=device if run is None else run.partition("/")[0],
         precision=None if run is None else run.partition("/")[2],
         coverage=coverage,
@@ -111,13 +111,13 @@ def run(  # noqa: PLR0913 - one for each option
     if as_json:
         print_text(report.model_dump_json(by_alias=True, indent=1))
     else:
-        print_text(f"{outcomes_in_words(report)}: {extent_in_words(report)}")
+        print_text(f"{describe_outcomes(report)}: {describe_extent(report)}")
         print_text(f"report: {page}")
     raise typer.Exit(report.exit_code)
 
 
 def _tell(result: "CaseResult", number: int, total: int) -> None:
-    """One line for each result, on standard error, as soon as it is there."""
+    """Print one line per result to standard error."""
     again = f", run {result.tries} times: {result.tried_again_for}" if result.tries > 1 else ""
     color = "blue" if result.word == "PASS" else "red"
     rest = f" {result.name} ({result.seconds:.1f} s{again})"

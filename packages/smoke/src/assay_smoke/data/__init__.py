@@ -1,1 +1,1 @@
-"""Properties of the data side of training: from messages to the loss's label tokens."""
+"""Checks of the data side of training, from messages to the loss's label tokens."""

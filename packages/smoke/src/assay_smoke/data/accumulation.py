@@ -1,7 +1,7 @@
-"""One optimizer step over micro-batches and ranks has the gradient of one big batch.
+"""Checks that a step over micro-batches and ranks has the gradient of one big batch.
 
-The loss is the mean over all label tokens of the step. A mean of the micro-batches' own means weighs
-a token of a short one more than a token of a long one.
+The loss is the mean over all label tokens of the step. A mean of the micro-batches' means would give
+tokens of short micro-batches too much weight.
 
 Shapes: B rows, T positions, V vocabulary.
 """
@@ -16,19 +16,19 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from assay.models import load_model
-from assay_smoke.data.properties import PropertyLog, SubjectReport, Wrong
+from assay_smoke.data.checked_code import Subject
+from assay_smoke.data.properties import PropertyLog, SubjectReport, Violation
 from assay_smoke.data.protocols import IGNORED, BackwardStep
-from assay_smoke.data.running_code import Subject
 
 SAME_GRADIENT = "a step's gradient is that of one big batch"
 
 MicroBatch = Mapping[str, Tensor]
 
-# For each rank the label tokens of each row of each of its micro-batches.
+# Numbers of label tokens by rank, micro-batch and row.
 Step = Sequence[Sequence[Sequence[int]]]
 
-# Smallest first: one micro-batch, equal ones, unequal ones, unequal ones over ranks and rows; last,
-# one that has no label at all.
+# Smallest first: one micro-batch, equal ones, unequal ones, unequal ones over ranks and rows. The last
+# step has a micro-batch without labels.
 STEPS: tuple[Step, ...] = (
     (((4,),),),
     (((4,), (4,)),),
@@ -39,20 +39,19 @@ STEPS: tuple[Step, ...] = (
     (((5,), (0,)),),
 )
 
-# Tokens of each row before those that are predicted. Behind a prompt of three tokens without labels,
-# as many labels are counted as tokens are predicted; behind a single token that has a label, which
-# nothing predicts, one label a row more.
+# Tokens of each row before the predicted ones. A prompt of three tokens without labels leaves as many
+# labels as predicted tokens. A single labeled token, which nothing predicts, adds one label per row.
 _PROMPTS = {"masked": 3, "plain": 1}
 Kind = Literal["masked", "plain"]
 
-# Relative error of the gradient. Over 120 clean steps of up to six micro-batches it was 5e-8 at most, in
-# float32; a mean of means moves the gradients of the unequal steps above by 0.59 and more.
+# Limit of the gradient's relative error in float32. 120 clean steps of up to six micro-batches reach
+# 5e-8. A mean of means changes the gradients of the unequal steps above by at least 0.59.
 LIMIT = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
 class _Gradients:
-    """The gradients of a model's parameters in one vector, in float64."""
+    """The gradients of a model's parameters as one float64 vector."""
 
     vector: Tensor
 
@@ -65,11 +64,11 @@ class _Gradients:
         return cls(torch.cat([part.detach().double().flatten() for part in parts]))
 
     def error(self, expected: "_Gradients") -> float:
-        """Relative error in the Frobenius norm."""
+        """Return the relative error in the Frobenius norm."""
         return float((self.vector - expected.vector).norm() / expected.vector.norm())
 
     def factor(self, expected: "_Gradients") -> float:
-        """The multiple of `expected` that is nearest."""
+        """Return the factor by which `expected` comes nearest."""
         return float(self.vector @ expected.vector / (expected.vector @ expected.vector))
 
 
@@ -79,7 +78,7 @@ def check_accumulation(
     steps: Sequence[Step] = STEPS,
     model_name: str = "micro:llama",
 ) -> SubjectReport:
-    """Compare the gradient of each step, averaged over its ranks, with that of one big batch."""
+    """Compare the gradient of each step, averaged over ranks, with that of one big batch."""
     log = PropertyLog(subject.name, (SAME_GRADIENT,))
     model = load_model(model_name, dtype="float32").model
     for step, kind in product(steps, get_args(Kind)):
@@ -98,14 +97,14 @@ def check_accumulation(
 
 
 def describe_step(step: Step, kind: Kind) -> str:
-    """The label tokens of a step's micro-batches, in words."""
+    """Describe the label tokens of a step's micro-batches."""
     by_rank = [" and ".join(str(sum(rows)) for rows in rank) for rank in step]
     where = f"one rank, micro-batches of {by_rank[0]} predicted tokens"
     if len(step) > 1:
         where = "micro-batches of " + ", ".join(
             f"{tokens} predicted tokens on rank {rank}" for rank, tokens in enumerate(by_rank)
         )
-    prompt = "a prompt without labels" if kind == "masked" else "one token that has a label"
+    prompt = "a prompt without labels" if kind == "masked" else "one token with a label"
     return f"{where}, each row after {prompt}"
 
 
@@ -114,7 +113,7 @@ def _seed(step: Step) -> int:
 
 
 def _micro_batch(num_labels: Sequence[int], kind: Kind, seed: int) -> MicroBatch:
-    """Rows of random letters, a prompt and so many predicted tokens, padded on the right."""
+    """Make rows of random letters, each a prompt and `num_labels` predicted tokens, padded on the right."""
     generator = torch.Generator().manual_seed(seed + sum(num_labels) * 101)
     prompt = _PROMPTS[kind]
     width = prompt + max(num_labels)
@@ -136,30 +135,30 @@ def _find_difference(
     ranks: Sequence[Sequence[MicroBatch]],
     actual: _Gradients,
     case: str,
-) -> Wrong | None:
+) -> Violation | None:
     everything = [micro for rank in ranks for micro in rank]
     expected = _gradient(model, [(micro, _count(everything)) for micro in everything])
     error = actual.error(expected)
     if error <= LIMIT:
         return None
     if not torch.isfinite(actual.vector).all():
-        return Wrong("the gradient is not finite", (case,))
+        return Violation("the gradient is not finite", (case,))
     factor = actual.factor(expected)
-    reason = f"the gradient is {error:.3g} away from that of one big batch (limit {LIMIT:g})"
+    reason = f"the gradient has relative error {error:.3g} against one big batch (limit {LIMIT:g})"
     for meaning, weighted in _mistakes(ranks):
         if not all(divisor for _, divisor in weighted):
             continue
         if actual.error(_gradient(model, weighted)) <= LIMIT:
-            return Wrong(f"{reason}: it is {meaning}", (case,))
+            return Violation(f"{reason}: it is {meaning}", (case,))
     if actual.error(_Gradients(expected.vector * factor)) <= LIMIT:
         reason += f": it is {factor:.4g} times that"
-    return Wrong(reason, (case,))
+    return Violation(reason, (case,))
 
 
 def _mistakes(
     ranks: Sequence[Sequence[MicroBatch]],
 ) -> Iterator[tuple[str, list[tuple[MicroBatch, float]]]]:
-    """Wrong normalisations in words, with the number by which each micro-batch's sum is divided."""
+    """Yield known wrong normalizations, each with the divisor of every micro-batch's sum."""
     num_ranks = len(ranks)
     yield (
         "the mean of the micro-batches' own means",
@@ -170,16 +169,16 @@ def _mistakes(
         [(one, _count(rank) * num_ranks) for rank in ranks for one in rank],
     )
     yield (
-        "the sum of the micro-batches' means, which nothing divides by their number",
+        "the sum of the micro-batches' means, not divided by their number",
         [(one, _count([one]) * num_ranks) for rank in ranks for one in rank],
     )
     labels = sum(int((one["labels"] != IGNORED).sum()) for rank in ranks for one in rank)
     yield (
-        "divided by all labels, and the first of a row is predicted by no token",
+        "divided by all labels, although no token predicts the first label of a row",
         [(one, labels) for rank in ranks for one in rank],
     )
     yield (
-        "that of each rank's last micro-batch alone",
+        "the gradient of each rank's last micro-batch alone",
         [(rank[-1], _count([rank[-1]]) * num_ranks) for rank in ranks],
     )
 
@@ -189,7 +188,7 @@ def _count(micro_batches: Sequence[MicroBatch]) -> int:
 
 
 def _gradient(model: Any, weighted: Sequence[tuple[MicroBatch, float]]) -> _Gradients:  # noqa: ANN401
-    """The gradient of the micro-batches' summed token losses, each divided by its number."""
+    """Compute the gradient of the micro-batches' summed token losses, each over its divisor."""
     model.zero_grad(set_to_none=True)
     for micro, divisor in weighted:
         inputs = {key: micro[key] for key in ("input_ids", "attention_mask")}

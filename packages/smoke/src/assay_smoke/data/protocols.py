@@ -1,7 +1,7 @@
-"""What users give to `assay smoke data`, each as FILE.py:NAME: one small protocol for each option.
+"""Protocols of the code that users give to `assay smoke data` as FILE.py:NAME, one per option.
 
-The file is imported in a process of its own. A class whose constructor has the parameters of a
-protocol fits as well as a function. Arguments are given by position: their names are free.
+The file is imported in its own process. A class whose constructor matches a protocol works like a
+function. Arguments are positional, so their names are free.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from transformers import PreTrainedTokenizerBase
 
-# The label of a token that counts for no loss. Source: torch.nn.functional.cross_entropy.
+# The label of a token without a loss. Source: torch.nn.functional.cross_entropy.
 IGNORED = -100
 
 
@@ -24,16 +24,16 @@ class Message(TypedDict):
 
 
 class RenderedChat(TypedDict):
-    """A chat as it is trained on: a label is the id at its own position, or -100."""
+    """A chat as training sees it. A label is the id at its own position, or -100."""
 
     input_ids: Sequence[int]
     labels: Sequence[int]
 
 
 class Feature(TypedDict, total=False):
-    """One sample as a collator gets it: lists of equal length, not yet padded.
+    """A sample for a collator: unpadded lists of equal length.
 
-    labels: absent with `--features plain`, where every token is a label.
+    `labels` is absent with `--features plain`, where every token has a label.
     """
 
     input_ids: list[int]
@@ -42,7 +42,7 @@ class Feature(TypedDict, total=False):
 
 
 class Render(Protocol):
-    """`--render`: from messages to ids and labels."""
+    """`--render`: converts messages to ids and labels."""
 
     def __call__(
         self,
@@ -51,66 +51,62 @@ class Render(Protocol):
         max_length: int | None,
         /,
     ) -> RenderedChat | None:
-        """Called for each chat; `max_length` is the most ids wanted, None for all of them.
+        """Render one chat to at most `max_length` ids, or to all of them for None.
 
-        Returns: ids and labels, or None where a chat that is too long is dropped.
+        Returns: ids and labels, or None if a chat that is too long is dropped.
         """
 
 
 class Collate(Protocol):
-    """A collator: from samples to one batch."""
+    """A collator: converts samples to one batch."""
 
     def __call__(self, features: list[Feature], /) -> "Mapping[str, Tensor]":
-        """Called for each batch.
+        """Collate one batch.
 
-        Returns: `input_ids`, `labels` and, where there is padding, `attention_mask`, each (B, T) in
-            int64; labels stand at the position of their own token, as in transformers.
+        Returns: `input_ids`, `labels` and, with padding, `attention_mask`, each (B, T) in int64. Labels
+            are at the position of their own token, as in transformers.
         """
 
 
 class MakeCollator(Protocol):
-    """`--collator` and `--packing`: called once for each tokenizer."""
+    """`--collator` and `--packing`: makes a collator."""
 
     def __call__(self, tokenizer: "PreTrainedTokenizerBase", /) -> Collate:
-        """Returns: the collator for `tokenizer`, which may pad on either side."""
+        """Make the collator for `tokenizer`, which may pad on either side. Called once per tokenizer."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoaderPlan:
-    """A training run's order of samples, as one rank has to make it.
-
-    num_samples: of the data set; a sample is known by its number, from 0.
-    num_workers: of a data loader, if there is one; 0 is none.
-    batch_size: samples of a batch on one rank; for `--batch-sampler` only a bound.
-    lengths, tokens_per_batch: for `--batch-sampler`: the tokens of each sample, and how many those
-        of a batch may have together.
-    drop_last: leave out what does not fill a batch on every rank, rather than repeat samples.
-    seed: also set in torch, numpy and random before the run begins.
-    """
+    """The sample order that one rank of a training run has to make."""
 
     num_samples: int
+    """Size of the dataset. Samples are numbered from 0."""
     batch_size: int = 1
+    """Samples per batch on one rank; an upper bound for `--batch-sampler`."""
     rank: int = 0
     num_ranks: int = 1
     num_workers: int = 0
+    """Workers of the data loader, if there is one."""
     num_epochs: int = 3
     seed: int = 0
+    """Also set in torch, numpy and random before the run."""
     shuffle: bool = True
     drop_last: bool = False
+    """Drop samples that do not fill a batch on every rank, instead of repeating some."""
     lengths: tuple[int, ...] = ()
+    """Tokens of each sample, for `--batch-sampler`."""
     tokens_per_batch: int = 0
+    """Largest number of tokens of a batch, for `--batch-sampler`."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResumePoint:
-    """Where a run was interrupted: after `num_batches` batches of `epoch`, both from 0.
-
-    state: what `state_dict()` of the interrupted run returned then; None if it has no such method.
-    """
+    """The point of an interruption: after `num_batches` batches of `epoch`, both from 0."""
 
     epoch: int
     num_batches: int
     state: object = None
+    """Result of the interrupted run's `state_dict()`; None without such a method."""
 
 
 class OpenRun(Protocol):
@@ -119,24 +115,24 @@ class OpenRun(Protocol):
     def __call__(
         self, plan: LoaderPlan, resumed: ResumePoint | None, /
     ) -> Iterable[Iterable[Sequence[int]]]:
-        """Called once for each rank.
+        """Open the loop. Called once per rank.
 
-        Returns: an iterable of epochs, beginning with the resumed one, which lacks the batches that
-            were already seen; an epoch is an iterable of batches, a batch a sequence of sample numbers.
-            If it is a `Stateful`, its state is taken where it is interrupted.
+        Returns: an iterable of epochs from the resumed one on. An epoch is an iterable of batches, a batch
+            a sequence of sample numbers. The resumed epoch lacks the batches already seen. The state of a
+            `Stateful` result is taken at the interruption.
         """
 
 
 @runtime_checkable
 class Stateful(Protocol):
-    """What keeps a state for its resume."""
+    """A data loop with a state to resume from."""
 
     def state_dict(self) -> object:
-        """The state from which the run goes on after the last batch that was drawn from it."""
+        """Return the state after the last batch that was drawn."""
 
 
 class BackwardStep(Protocol):
-    """`--accumulation`: the forward and backward passes of one optimizer step on one rank."""
+    """`--accumulation`: forward and backward passes of one optimizer step on one rank."""
 
     def __call__(
         self,
@@ -146,33 +142,33 @@ class BackwardStep(Protocol):
         num_ranks: int,
         /,
     ) -> None:
-        """Leaves the gradients of this rank in the model's parameters.
+        """Leave this rank's gradients in the model's parameters.
 
         model: of transformers; micro_batches: this rank's, with `input_ids`, `attention_mask` and
-            `labels`; num_step_tokens: the label tokens of the step, of all micro-batches and ranks;
-            num_ranks: over which gradients are averaged afterwards, as DDP and FSDP do.
+            `labels`; num_step_tokens: label tokens of the step in all micro-batches on all ranks;
+            num_ranks: number of ranks whose gradients are averaged afterwards, as in DDP and FSDP.
         """
 
 
 class OpenLoader(Protocol):
-    """`--loader`: your DataLoader, with your seeding of workers, around a data set of ours."""
+    """`--loader`: a DataLoader with your seeding of workers."""
 
     def __call__(
         self, dataset: Sequence[Sequence[int]], num_workers: int, rank: int, /
     ) -> Iterable[Iterable[object]]:
-        """Called once for a run, after torch, numpy and random were seeded.
+        """Wrap `dataset`. Called once per run, after torch, numpy and random were seeded.
 
-        Returns: what is iterated once for each epoch; a batch holds items of `dataset` as they are:
+        Returns: an object that is iterated once per epoch. Its batches hold unchanged items of `dataset`:
             use `collate_fn=list`.
         """
 
 
 class MakeDataset(Protocol):
-    """`--dataset`: your data set with its random augmentation or masking."""
+    """`--dataset`: a dataset with random augmentation or masking."""
 
     def __call__(self, samples: Sequence[Feature], /) -> Sequence[object]:
-        """Called once for a run.
+        """Make the dataset. Called once per run.
 
-        samples: all alike, so that items of the data set differ by its random numbers alone.
-        Returns: a map-style data set of as many items.
+        samples: equal ones, so that only random numbers make items differ.
+        Returns: a map-style dataset of as many items.
         """

@@ -1,7 +1,7 @@
-"""Random numbers in data loader workers: no two workers, and no two epochs, may draw the same.
+"""Checks random numbers in data loader workers: no two workers or epochs may draw the same.
 
-Workers are processes. Where they are forked with equal generator states, each augments its samples
-alike; where each is seeded by its number alone, each epoch repeats the one before.
+Workers are processes. Forked with equal generator states, they augment their samples alike. Seeded
+by worker number alone, they repeat each epoch.
 """
 
 import random
@@ -9,10 +9,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from assay_smoke.data.checked_code import Subject
 from assay_smoke.data.order.generators import seed_generators
-from assay_smoke.data.properties import PropertyLog, SubjectReport, Wrong, listed
+from assay_smoke.data.properties import PropertyLog, SubjectReport, Violation, list_numbers
 from assay_smoke.data.protocols import Feature, MakeDataset, OpenLoader
-from assay_smoke.data.running_code import Subject
 
 LIBRARIES = ("numpy", "random", "torch")
 NEW_IN_WORKERS = {name: f"workers draw different numbers from {name}" for name in LIBRARIES}
@@ -28,13 +28,13 @@ _NUM_WORKERS = 2
 _NUM_EPOCHS = 2
 _NUM_ITEMS = 8
 _SEED = 0
-# Two draws are equal by chance once in 2^31.
+# Chance of two equal draws: 2^-31.
 _RANGE = 2**31
 
 
 @dataclass(frozen=True, slots=True)
 class _Draw:
-    """What one item drew, in which worker and epoch; worker -1 is the main process."""
+    """The random numbers of one item. Worker -1 is the main process."""
 
     epoch: int
     worker: int
@@ -43,12 +43,12 @@ class _Draw:
 
 
 class DrawingDataset(Sequence[list[int]]):
-    """A data set whose items are the worker's number, their own, and one draw from each library."""
+    """A dataset whose items are the worker's number, their own, and one draw per library."""
 
     def __len__(self) -> int:
         return _NUM_ITEMS
 
-    def __getitem__(self, item: Any) -> Any:  # noqa: ANN401 - Sequence has slices, too
+    def __getitem__(self, item: Any) -> Any:  # noqa: ANN401 - a Sequence also takes slices
         import numpy as np
         import torch
         from torch.utils.data import get_worker_info
@@ -59,7 +59,7 @@ class DrawingDataset(Sequence[list[int]]):
         return [
             -1 if info is None else info.id,
             item,
-            int(np.random.randint(_RANGE)),  # noqa: NPY002 - the global state is what is checked
+            int(np.random.randint(_RANGE)),  # noqa: NPY002 - the check is about the global state
             random.randrange(_RANGE),  # noqa: S311
             int(torch.randint(_RANGE, ()).item()),
         ]
@@ -76,7 +76,7 @@ def check_loader(subject: Subject, open_loader: OpenLoader) -> SubjectReport:
     log.judge(REPEATABLE, _find_unrepeated(draws, again))
     other_rank = _record_draws(subject, open_loader, 1)
     if [draw.numbers for draw in draws] == [draw.numbers for draw in other_rank]:
-        log.note("ranks that are seeded alike draw the same numbers in their workers")
+        log.note("ranks with equal seeds draw the same numbers in their workers")
     return log.report()
 
 
@@ -100,15 +100,15 @@ def _record_draws(subject: Subject, open_loader: OpenLoader, rank: int) -> list[
 
 
 def _read_item(subject: Subject, epoch: int, item: object) -> _Draw:
-    wanted = f"items as they are, lists of {2 + len(LIBRARIES)} numbers: use collate_fn=list"
+    wanted = f"unchanged items, lists of {2 + len(LIBRARIES)} numbers: use collate_fn=list"
     if not isinstance(item, list) or len(item) != 2 + len(LIBRARIES):
         raise subject.returned(f"a batch with {item!r:.60}", wanted)
     worker, number, *numbers = map(int, item)
     return _Draw(epoch, worker, number, dict(zip(LIBRARIES, numbers, strict=True)))
 
 
-def _find_equal(draws: Sequence[_Draw], library: str, between: str) -> Wrong | None:
-    """The first two draws that are equal and come from two workers of an epoch, or two epochs."""
+def _find_equal(draws: Sequence[_Draw], library: str, between: str) -> Violation | None:
+    """Find two equal draws from two workers of an epoch, or from two epochs."""
     for number, one in enumerate(draws):
         for other in draws[:number]:
             if one.numbers[library] != other.numbers[library]:
@@ -116,10 +116,10 @@ def _find_equal(draws: Sequence[_Draw], library: str, between: str) -> Wrong | N
             same_epoch = one.epoch == other.epoch
             if same_epoch and one.worker != other.worker and between == "workers":
                 reason = f"workers {other.worker} and {one.worker} draw the same from {library}"
-                return Wrong(reason, _show(other, one, library))
+                return Violation(reason, _show(other, one, library))
             if not same_epoch and between == "epochs":
                 reason = f"epoch {one.epoch} draws from {library} what epoch {other.epoch} drew"
-                return Wrong(reason, _show(other, one, library))
+                return Violation(reason, _show(other, one, library))
     return None
 
 
@@ -130,37 +130,37 @@ def _show(one: _Draw, other: _Draw, library: str) -> tuple[str, ...]:
     )
 
 
-def _find_unrepeated(draws: Sequence[_Draw], again: Sequence[_Draw]) -> Wrong | None:
+def _find_unrepeated(draws: Sequence[_Draw], again: Sequence[_Draw]) -> Violation | None:
     key = {(draw.epoch, draw.item): draw for draw in again}
     for draw in draws:
         other = key.get((draw.epoch, draw.item))
         if other is None:
-            return Wrong(f"the second run has no item {draw.item} in epoch {draw.epoch}")
+            return Violation(f"the second run has no item {draw.item} in epoch {draw.epoch}")
         for library in LIBRARIES:
             if draw.numbers[library] != other.numbers[library]:
                 reason = f"two runs with equal seeds draw different numbers from {library}"
-                return Wrong(reason, _show(draw, other, library))
+                return Violation(reason, _show(draw, other, library))
     return None
 
 
 def check_dataset(
     subject: Subject, make_dataset: MakeDataset, open_loader: OpenLoader
 ) -> SubjectReport:
-    """Load a data set of equal samples: what its items differ by are its random numbers."""
+    """Load a dataset of equal samples, whose items differ only by random numbers."""
     log = PropertyLog(subject.name, DATASET_PROPERTIES)
     seed_generators(_SEED)
     epochs: list[dict[int, tuple[int, str]]] = []
     with subject.called_for(f"{_NUM_ITEMS} equal samples, {_NUM_WORKERS} workers"):
         dataset = make_dataset(_equal_samples())
         if len(dataset) != _NUM_ITEMS:
-            raise subject.returned(f"{len(dataset)} items", f"{_NUM_ITEMS} items, one a sample")
+            raise subject.returned(f"{len(dataset)} items", f"{_NUM_ITEMS} items, one per sample")
         loader = open_loader(_Labelled(dataset), _NUM_WORKERS, 0)
         epochs += [_read_epoch(loader) for _ in range(_NUM_EPOCHS)]
     items = [shown for epoch in epochs for _, shown in epoch.values()]
     if len(set(items)) == 1:
         raise subject.returned(
             "equal items for equal samples: it draws no random numbers",
-            "a data set whose items are random",
+            "a dataset whose items are random",
         )
     log.judge(ITEMS_DIFFER, _find_equal_items(epochs[0]))
     log.judge(ITEMS_NEW_IN_EPOCHS, _find_equal_epochs(epochs))
@@ -168,14 +168,13 @@ def check_dataset(
 
 
 def _equal_samples() -> list[Feature]:
-    ids = (
-        list(range(ord("a"), ord("z") + 1)) * 3
-    )  # so long that no two maskings are equal by chance
+    # Long enough that equal maskings by chance are unlikely.
+    ids = list(range(ord("a"), ord("z") + 1)) * 3
     return [Feature(input_ids=list(ids), attention_mask=[1] * len(ids)) for _ in range(_NUM_ITEMS)]
 
 
 class _Labelled(Sequence[Any]):
-    """Items of another data set, each with its worker and number, as text."""
+    """Items of another dataset, each with its worker and number, as text."""
 
     def __init__(self, dataset: Sequence[object]) -> None:
         self._dataset = dataset
@@ -191,7 +190,7 @@ class _Labelled(Sequence[Any]):
 
 
 def _as_text(item: object) -> str:
-    """All values of an item; tensors print shortly by themselves."""
+    """Return all values of an item as text. Tensors abbreviate themselves."""
     from torch import Tensor
 
     if isinstance(item, Tensor):
@@ -204,30 +203,30 @@ def _as_text(item: object) -> str:
 
 
 def _read_epoch(loader: Iterable[Iterable[Any]]) -> dict[int, tuple[int, str]]:
-    """For each item its worker and its text."""
+    """Return the worker and text of each item."""
     return {number: (worker, shown) for batch in loader for worker, number, shown in batch}
 
 
-def _find_equal_items(epoch: dict[int, tuple[int, str]]) -> Wrong | None:
+def _find_equal_items(epoch: dict[int, tuple[int, str]]) -> Violation | None:
     by_text: dict[str, tuple[int, int]] = {}
     for number, (worker, shown) in sorted(epoch.items()):
         other = by_text.setdefault(shown, (worker, number))
         if other[0] != worker:
-            return Wrong(
+            return Violation(
                 f"items {other[1]} and {number}, of workers {other[0]} and {worker}, are equal",
                 (f"both: {shown[:160]}",),
             )
     return None
 
 
-def _find_equal_epochs(epochs: Sequence[dict[int, tuple[int, str]]]) -> Wrong | None:
+def _find_equal_epochs(epochs: Sequence[dict[int, tuple[int, str]]]) -> Violation | None:
     first, second = epochs
     equal = [
         number for number in first if number in second and first[number][1] == second[number][1]
     ]
     if not equal:
         return None
-    return Wrong(
-        f"items {listed(equal)} are the same in epochs 0 and 1",
+    return Violation(
+        f"items {list_numbers(equal)} are the same in epochs 0 and 1",
         (f"item {equal[0]} in both: {first[equal[0]][1][:160]}",),
     )

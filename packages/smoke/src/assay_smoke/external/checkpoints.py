@@ -1,4 +1,4 @@
-"""The checkpoints that a library wrote, read as users of plain transformers or peft read them."""
+"""Reads the checkpoints of a library as users of plain transformers or peft do."""
 
 import glob
 import re
@@ -19,13 +19,13 @@ from assay.models.loading.loaded_model import stored_dtype
 from assay.training.state.files import hash_value
 from assay.training.trainers.adapters import read_adapter
 from assay_smoke.external.library import ExternalLibrary, fill
-from assay_smoke.external.running.launches import Launch
+from assay_smoke.external.running.launch import Launch
 
-# Of one that stands in a folder name in place of {step}.
 _STEP = r"(?P<step>\d+)"
 
-# Of an HF or peft configuration: a dropout above zero, whose masks another split draws otherwise
-# (attention_dropout, resid_pdrop, lora_dropout), or a loss that balances experts over a micro-batch.
+# Settings of Hugging Face or peft that make training depend on the split: a positive dropout, whose
+# masks depend on it (attention_dropout, resid_pdrop, lora_dropout), or a loss that balances experts
+# over a micro-batch.
 _SPLIT_DEPENDENCE = re.compile(
     r'"(\w*drop\w*)":\s*(\d*\.?\d*[1-9][\d.e-]*)|"(output_router_logits)":\s*(true)'
 )
@@ -36,38 +36,37 @@ class CheckpointError(UsageError):
 
     @classmethod
     def none_found(cls, pattern: str, output: Path) -> "CheckpointError":
-        """Training ended well, and no path matches."""
+        """Describe training that ended well without a path that matches `pattern`."""
         there = sorted(str(path.relative_to(output)) for path in output.rglob("*") if path.is_dir())
-        held = f"its folders are: {name_some(there, 8)}" if there else "there is no folder in it"
+        held = f"the folders are: {name_some(there, 8)}" if there else "there is no folder"
         return cls(
-            f"checkpoints.folder: nothing matches {pattern}, although training ended well; of"
+            f"checkpoints.folder: nothing matches {pattern}, although training ended well; in"
             f" {output} {held}"
         )
 
 
 @dataclass(frozen=True, slots=True)
 class SavedModel:
-    """What a checkpoint holds: the hash of each tensor by its name, and what is wrong with it.
-
-    problem: why it cannot be read; the rest is then empty.
-    zero: tensors in which every element is zero.
-    """
+    """The contents of a checkpoint."""
 
     step: int
     hashes: Mapping[str, str] = field(default_factory=dict)
+    """Hash of each tensor by name."""
     not_finite: tuple[str, ...] = ()
     zero: tuple[str, ...] = ()
+    """Tensors whose elements are all zero."""
     problem: str | None = None
+    """Why the checkpoint cannot be read. The other fields are then empty."""
 
 
 def find_checkpoints(pattern: str) -> dict[int, Path]:
-    """The checkpoints that match `pattern` by their step, in the order of steps.
+    """Find the paths that match `pattern`, by step in rising order.
 
-    pattern: an absolute path with {step}, and with * where anything may stand.
+    pattern: an absolute path with {step}, in which * matches anything.
     """
     anywhere = "*".join(glob.escape(part).replace("[*]", "*") for part in pattern.split("{step}"))
     parts = [re.escape(part).replace(r"\*", "[^/]*") for part in pattern.split("{step}")]
-    # Only the first gives the number: the others repeat it.
+    # The first placeholder captures the number, and the others repeat it.
     expression = re.compile(f"{parts[0]}{_STEP}{'(?P=step)'.join(parts[1:])}")
     found: dict[int, Path] = {}
     for path in glob.glob(anywhere):  # noqa: PTH207 - of an absolute pattern
@@ -77,12 +76,12 @@ def find_checkpoints(pattern: str) -> dict[int, Path]:
 
 
 def checkpoints_of(launch: Launch) -> dict[int, Path]:
-    """The checkpoints that a run wrote, by the number of steps after which it did."""
+    """Find the checkpoints of a run by the number of steps before them."""
     return _by_step(launch, checkpoint_pattern(launch), launch.library.checkpoints.numbers)
 
 
 def copy_until(step: int, source: Launch, launch: Launch) -> None:
-    """Give `launch` the output of `source` without the checkpoints after `step` steps."""
+    """Copy the output of `source` to `launch` without the checkpoints after `step`."""
     shutil.copytree(source.output, launch.output, symlinks=True)
     paths = list(checkpoints_of(launch).items())
     checkpoints = launch.library.checkpoints
@@ -95,7 +94,7 @@ def copy_until(step: int, source: Launch, launch: Launch) -> None:
 
 
 def checkpoint_pattern(launch: Launch) -> str:
-    """`checkpoints.folder` with all of its placeholders but {step} replaced."""
+    """Return `checkpoints.folder` with all placeholders except {step} filled in."""
     return _absolute(launch, launch.library.checkpoints.folder)
 
 
@@ -112,7 +111,7 @@ def _by_step(launch: Launch, pattern: str, numbers: tuple[int, int] | None) -> d
 
 
 def read_saved(library: ExternalLibrary, start: Path, folder: Path, step: int) -> SavedModel:
-    """What the checkpoint in `folder` holds; `start`: the folder of the model that is trained."""
+    """Read the checkpoint in `folder`. start: folder of the initial model."""
     try:
         tensors = read_tensors(library, start, folder)
     except AssayError as error:
@@ -130,7 +129,7 @@ def _saved(step: int, tensors: Mapping[str, Tensor]) -> SavedModel:
 
 
 def read_tensors(library: ExternalLibrary, start: Path, folder: Path) -> dict[str, Tensor]:
-    """The tensors of a checkpoint by name. Raises: AssayError for one that cannot be read."""
+    """Read the tensors of a checkpoint by name. Raises: AssayError if it cannot be read."""
     model = folder / library.checkpoints.model
     if library.checkpoints.kind == "adapter":
         _load_by_peft(start, model)
@@ -141,7 +140,7 @@ def read_tensors(library: ExternalLibrary, start: Path, folder: Path) -> dict[st
 
 
 def find_split_dependence(model: Path) -> str | None:
-    """Find a setting of a folder that makes training depend on the split, as "lora_dropout 0.1"."""
+    """Find a setting in a folder that makes training depend on the split, as "lora_dropout 0.1"."""
     for file in (model / "adapter_config.json", model / "config.json"):
         if file.is_file() and (found := _SPLIT_DEPENDENCE.search(read_text(file))):
             return " ".join(filter(None, found.groups()))
@@ -149,7 +148,7 @@ def find_split_dependence(model: Path) -> str | None:
 
 
 def read_start(library: ExternalLibrary, start: Path, checkpoint: Path) -> SavedModel:
-    """The model that training begins with, in the dtype of a checkpoint."""
+    """Read the initial model in the dtype of a checkpoint."""
     dtype = stored_dtype(str(checkpoint / library.checkpoints.model), "refuse")
     return _saved(0, _load(start, dtype))
 
@@ -167,12 +166,12 @@ def narrowest_dtype(tensors: Mapping[str, Tensor]) -> str:
 
 
 def _load(model: Path, dtype: str) -> dict[str, Tensor]:
-    """The tensors of a model folder in `dtype`, as transformers loads them."""
+    """Load the tensors of a model folder by transformers."""
     return dict(load_model(str(model), dtype=dtype).model.state_dict())
 
 
 def _load_by_peft(start: Path, adapter: Path) -> None:
-    """Load an adapter as its users do. Raises: UsageError where that fails, or nothing is taken."""
+    """Load an adapter by peft. Raises: UsageError if that fails or the file lacks tensors."""
     from peft import PeftModel, get_peft_model_state_dict
 
     tensors = read_adapter(adapter)
@@ -182,9 +181,9 @@ def _load_by_peft(start: Path, adapter: Path) -> None:
             warnings.simplefilter("ignore")
             loaded = PeftModel.from_pretrained(base, str(adapter))
             held = get_peft_model_state_dict(loaded, save_embedding_layers=False)
-    except Exception as error:  # any: peft raises what it meets
+    except Exception as error:  # peft does not wrap errors
         raise UsageError(f"peft cannot load {adapter}: {type(error).__name__}: {error}") from error
-    # peft keeps fresh values for what is missing in a file.
+    # peft leaves tensors that the file lacks at their initial values.
     if missing := sorted(held.keys() - tensors.keys()):
         raise UsageError(
             f"{adapter} lacks {len(missing)} of {len(held)} tensors of its adapter:"

@@ -1,11 +1,12 @@
-"""One training library from the outside: its runs, one verdict, files in a folder."""
+"""Runs a training library uninterrupted, resumed and interrupted, and judges it."""
 
 import shutil
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from assay.devices.base import Device
 from assay.devices.registry import open_device
 from assay.errors import AssayError, MachineError
 from assay.models.folders import local_folder
@@ -13,42 +14,39 @@ from assay.models.sources import resolve_model
 from assay.runs import Progress
 from assay.runs.results import write_results
 from assay.verdicts import Outcome, Verdict
+from assay_smoke.external import checkpoints
+from assay_smoke.external.checkpoints import checkpoints_of, read_saved, read_tensors
+from assay_smoke.external.evidence import Evidence, Resumption
+from assay_smoke.external.judging.verdict import judge
 from assay_smoke.external.library import ExternalLibrary, read_library
-from assay_smoke.external.running.launches import (
+from assay_smoke.external.running.launch import (
     Launch,
     RunEvidence,
-    find_program,
     require_free_ports,
     require_modules,
+    require_program,
+    write_timeline,
 )
-from assay_smoke.external.running.launching import run
 from assay_smoke.external.running.losses import LossesError
+from assay_smoke.external.running.watched_run import run
+from assay_smoke.external.spread import measure_apart, measure_spread
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from torch import Tensor
-
-    from assay.devices.base import Device
-    from assay_smoke.external.evidence import Evidence, Resumption
 
 
 def run_external(toml: Path, folder: Path, progress: Progress) -> Verdict:
-    """Run the library that `toml` describes uninterrupted, resumed and interrupted, and judge it.
+    """Run the library that `toml` describes, and judge it.
 
-    folder: an existing one; gets a log and the output of every run, and verdict.json. Where the
-        verdict is PASS the outputs, which hold checkpoints, are removed.
-    Raises: UsageError or MachineError, with nothing left running, for a file that describes no
-        library, and for a library that does not do what it describes.
+    folder: an existing one. It gets a log and the output of every run, and verdict.json. After a
+        PASS, the outputs with their checkpoints are removed.
+    Raises: UsageError or MachineError, with nothing left running, for a file that does not describe
+        a library, and for a library that contradicts its file.
     """
     library = require_runnable(toml)
     device = open_device(library.device)
     with local_folder(resolve_model(library.model), "refuse") as model:
-        cycle = _Cycle(library, model, folder, toml.resolve().parent, device, progress)
-        evidence = cycle.run()
-    from assay_smoke.external.judging.verdict import judge
-    from assay_smoke.external.running.timeline import write_timeline
-
+        evidence = _Cycle(library, model, folder, toml.resolve().parent, device, progress).run()
     for one in evidence.runs:
         write_timeline(one, folder)
     verdict, measurements = judge(evidence, toml)
@@ -60,12 +58,12 @@ def run_external(toml: Path, folder: Path, progress: Progress) -> Verdict:
 
 
 def require_runnable(toml: Path) -> ExternalLibrary:
-    """The library that `toml` describes, if this machine has what its launch line needs.
+    """Read the library that `toml` describes, and check what its launch line needs of this machine.
 
-    Raises: UsageError or MachineError where a key, a program, a port or a card is wrong or absent.
+    Raises: UsageError or MachineError for a wrong key, program, port or number of cards.
     """
     library = read_library(toml)
-    find_program(library, toml.parent)
+    require_program(library, toml.parent)
     require_free_ports(library)
     device = open_device(library.device)
     here = 0 if device.torch_device == "cpu" else device.count()
@@ -77,41 +75,37 @@ def require_runnable(toml: Path) -> ExternalLibrary:
     return library
 
 
+@dataclass(frozen=True)
 class _Cycle:
-    def __init__(
-        self,
-        library: ExternalLibrary,
-        model: Path,
-        folder: Path,
-        working_folder: Path,
-        device: "Device",
-        progress: Progress,
-    ) -> None:
-        self._library, self._model, self._folder = library, model, folder
-        self._working_folder, self._device, self._progress = working_folder, device, progress
+    """The runs of a library, each as long as the previous ones give what it needs."""
 
-    def run(self) -> "Evidence":
-        """Make the runs, as long as each gives what the next one needs."""
-        from assay_smoke.external.evidence import Evidence
+    library: ExternalLibrary
+    model: Path
+    folder: Path
+    working_folder: Path
+    device: Device
+    progress: Progress
 
-        before = _listing(self._model)
-        first = run(self._launch("uninterrupted"), self._progress)
-        evidence = Evidence(self._library, first)
+    def run(self) -> Evidence:
+        """Make the runs."""
+        library, before = self.library, _listing(self.model)
+        first = run(self._launch("uninterrupted"), self.progress)
+        evidence = Evidence(library, first)
         require_modules(first)
         if not _ended_well(first):
             return evidence
         if not first.losses:
-            raise LossesError.none_found(self._library.losses, first.last_lines)
+            raise LossesError.none_found(library.losses, first.last_lines)
         if (spacing := _spacing_of(first)) > 1:
             raise LossesError.some_left_out(spacing)
         self._read_checkpoints(evidence)
-        middle = evidence.saved.get(self._library.resume_at)
+        middle = evidence.saved.get(library.resume_at)
         if middle is not None and middle.problem is None:
-            evidence.resumption = self._resume("resumed", first, self._library.resume_at, evidence)
-        if self._library.on_sigterm == "checkpoint":
+            evidence.resumption = self._resume("resumed", first, library.resume_at, evidence)
+        if library.on_sigterm == "checkpoint":
             self._interrupt(evidence)
-        self._split_otherwise(evidence)
-        after = _listing(self._model)
+        self._run_equivalent(evidence)
+        after = _listing(self.model)
         evidence.changed_files = sorted(
             name for name in before.keys() | after.keys() if before.get(name) != after.get(name)
         )
@@ -125,56 +119,40 @@ class _Cycle:
         sigterm_after: int | None = None,
     ) -> Launch:
         return Launch(
-            name, self._library, self._model, self._folder, self._working_folder, resume_from,
-            first_step, sigterm_after, self._device,
+            name, self.library, self.model, self.folder, self.working_folder, resume_from,
+            first_step, sigterm_after, self.device,
         )  # fmt: skip
 
-    def _checkpoints(self, one: RunEvidence) -> dict[int, Path]:
-        from assay_smoke.external.checkpoints import checkpoints_of
-
-        return checkpoints_of(one.launch)
-
-    def _read_checkpoints(self, evidence: "Evidence") -> None:
-        from assay_smoke.external.checkpoints import (
-            CheckpointError,
-            checkpoint_pattern,
-            read_saved,
-            read_start,
-        )
-
+    def _read_checkpoints(self, evidence: Evidence) -> None:
         launch = evidence.uninterrupted.launch
-        found = self._checkpoints(evidence.uninterrupted)
+        found = checkpoints_of(launch)
         if not found:
-            raise CheckpointError.none_found(checkpoint_pattern(launch), launch.output)
-        with self._progress.task("checkpoints are read", len(found)) as task:
+            pattern = checkpoints.checkpoint_pattern(launch)
+            raise checkpoints.CheckpointError.none_found(pattern, launch.output)
+        with self.progress.task("reads checkpoints", len(found)) as task:
             for step, path in found.items():
-                evidence.saved[step] = read_saved(self._library, self._model, path, step)
+                evidence.saved[step] = read_saved(self.library, self.model, path, step)
                 task.advance()
-        if self._library.checkpoints.kind == "hugging-face":
-            last = found[max(found)]
-            if evidence.saved[max(found)].problem is None:
-                evidence.start = read_start(self._library, self._model, last)
+        if self.library.checkpoints.kind == "hugging-face":
+            last = max(found)
+            if evidence.saved[last].problem is None:
+                evidence.start = checkpoints.read_start(self.library, self.model, found[last])
 
-    def _resume(
-        self, name: str, source: RunEvidence, step: int, evidence: "Evidence"
-    ) -> "Resumption":
-        """Go on from the checkpoint that `source` wrote after `step` steps.
+    def _resume(self, name: str, source: RunEvidence, step: int, evidence: Evidence) -> Resumption:
+        """Resume from the checkpoint that `source` wrote after `step` steps.
 
-        Where that gives another end, the uninterrupted run is repeated, to see how far it differs.
+        If the end differs, repeat the uninterrupted run to measure how far two such runs differ.
         """
-        from assay_smoke.external.checkpoints import copy_until, read_saved
-        from assay_smoke.external.evidence import Resumption
-
-        launch = self._launch(name, self._checkpoints(source)[step], step)
-        if self._library.resume_in == "copy":
-            copy_until(step, source.launch, launch)
-            launch = self._launch(name, self._checkpoints(RunEvidence(launch))[step], step)
-        resumption = Resumption(run(launch, self._progress))
-        end = self._checkpoints(resumption.run).get(self._library.steps)
+        launch = self._launch(name, checkpoints_of(source.launch)[step], step)
+        if self.library.resume_in == "copy":
+            checkpoints.copy_until(step, source.launch, launch)
+            launch = self._launch(name, checkpoints_of(launch)[step], step)
+        resumption = Resumption(run(launch, self.progress))
+        end = checkpoints_of(launch).get(self.library.steps)
         if not _ended_well(resumption.run) or end is None:
             return resumption
-        resumption.end = read_saved(self._library, self._model, end, self._library.steps)
-        expected = evidence.saved.get(self._library.steps)
+        resumption.end = read_saved(self.library, self.model, end, self.library.steps)
+        expected = evidence.saved.get(self.library.steps)
         is_equal = (
             expected is not None
             and resumption.end.hashes == expected.hashes
@@ -184,13 +162,10 @@ class _Cycle:
             self._measure_spread(resumption, evidence)
         return resumption
 
-    def _measure_spread(self, resumption: "Resumption", evidence: "Evidence") -> None:
-        """Repeat the uninterrupted run, and see by how much that differs."""
-        from assay_smoke.external.checkpoints import read_tensors
-        from assay_smoke.external.spread import measure_spread
-
+    def _measure_spread(self, resumption: Resumption, evidence: Evidence) -> None:
+        """Repeat the uninterrupted run and measure how far both differ."""
         if evidence.repeated is None:
-            evidence.repeated = run(self._launch("repeated"), self._progress)
+            evidence.repeated = run(self._launch("repeated"), self.progress)
         runs = {
             "uninterrupted": evidence.uninterrupted,
             "repeated": evidence.repeated,
@@ -198,65 +173,62 @@ class _Cycle:
         }
         ends: dict[str, dict[str, Tensor]] = {}
         for name, one in runs.items():
-            end = self._checkpoints(one).get(self._library.steps)
+            end = checkpoints_of(one.launch).get(self.library.steps)
             if not _ended_well(one) or end is None:
                 return
-            ends[name] = read_tensors(self._library, self._model, end)
+            ends[name] = read_tensors(self.library, self.model, end)
         begin = resumption.run.launch.resume_from
         losses = {name: _values(one) for name, one in runs.items()}
-        complete = {self._library.steps - len(losses[name]) for name in runs} == {
+        complete = {self.library.steps - len(losses[name]) for name in runs} == {
             0,
             resumption.run.launch.first_step,
         }
-        if begin is None or not complete or len(_names_of(ends)) != 1:
+        if begin is None or not complete or len({frozenset(one) for one in ends.values()}) != 1:
             return
         resumption.repeated_differs = losses["repeated"] != losses["uninterrupted"] or any(
             not one.equal(ends["repeated"][name]) for name, one in ends["uninterrupted"].items()
         )
         if resumption.repeated_differs:
-            middle = read_tensors(self._library, self._model, begin)
+            middle = read_tensors(self.library, self.model, begin)
             if middle.keys() == ends["resumed"].keys():
                 resumption.spread = measure_spread(losses, ends, middle)
 
-    def _split_otherwise(self, evidence: "Evidence") -> None:
-        """Train on the same rows with another split, and measure the distance from the first run."""
-        from assay_smoke.external import checkpoints
-        from assay_smoke.external.spread import measure_apart
-
-        library = self._library.split_otherwise()
-        last = evidence.saved.get(self._library.steps)
+    def _run_equivalent(self, evidence: Evidence) -> None:
+        """Train on the same rows with another split and measure the distance from the first run."""
+        library = self.library.split_otherwise()
+        last = evidence.saved.get(self.library.steps)
         if library is None or last is None or last.problem is not None:
             return
-        found = self._checkpoints(evidence.uninterrupted)
+        found = checkpoints_of(evidence.uninterrupted.launch)
         evidence.split_dependence = checkpoints.find_split_dependence(
             found[last.step] / library.checkpoints.model
         )
         if evidence.split_dependence is not None:
             return
-        one = run(replace(self._launch("equivalent"), library=library), self._progress)
-        evidence.equivalent, end = one, self._checkpoints(one).get(last.step)
+        one = run(replace(self._launch("equivalent"), library=library), self.progress)
+        evidence.equivalent, end = one, checkpoints_of(one.launch).get(last.step)
         is_whole = len(one.losses) == len(evidence.uninterrupted.losses)
         if end is None or not _ended_well(one) or not is_whole:
             return
-        expected = checkpoints.read_tensors(library, self._model, found[last.step])
+        expected = read_tensors(library, self.model, found[last.step])
         evidence.dtype = checkpoints.narrowest_dtype(expected)
-        base = checkpoints.read_base(library, self._model, found[min(found)], evidence.dtype)
+        base = checkpoints.read_base(library, self.model, found[min(found)], evidence.dtype)
         try:
-            actual = checkpoints.read_tensors(library, self._model, end)
+            actual = read_tensors(library, self.model, end)
         except AssayError as error:
             evidence.equivalent_problem = str(error)
         else:
             evidence.apart = measure_apart(actual, expected, base)
 
-    def _interrupt(self, evidence: "Evidence") -> None:
-        """Send SIGTERM once training runs, and resume from what was saved then."""
+    def _interrupt(self, evidence: Evidence) -> None:
+        """Send SIGTERM after the first step, and resume from the checkpoint that follows."""
         launch = self._launch("interrupted", sigterm_after=1)
-        evidence.interrupted = interrupted = run(launch, self._progress)
-        found = self._checkpoints(interrupted)
+        evidence.interrupted = interrupted = run(launch, self.progress)
+        found = checkpoints_of(launch)
         if not found or interrupted.hung_in is not None:
             return
         evidence.interrupted_at = newest = max(found)
-        if newest < self._library.steps:
+        if newest < self.library.steps:
             evidence.after_sigterm = self._resume("after-sigterm", interrupted, newest, evidence)
 
 
@@ -265,7 +237,7 @@ def _ended_well(one: RunEvidence) -> bool:
 
 
 def _spacing_of(one: RunEvidence) -> int:
-    """How many steps lie between two that were logged, where all are equally far apart; else 0."""
+    """Return the distance of logged steps if it is constant, otherwise 0."""
     steps = [loss.step for loss in one.losses if loss.step is not None]
     spacings = {later - earlier for earlier, later in pairwise(steps)}
     return spacings.pop() if len(spacings) == 1 else 0
@@ -275,12 +247,8 @@ def _values(one: RunEvidence) -> list[float]:
     return [loss.value for loss in one.losses]
 
 
-def _names_of(ends: "Mapping[str, Mapping[str, Tensor]]") -> set[frozenset[str]]:
-    return {frozenset(tensors) for tensors in ends.values()}
-
-
 def _listing(folder: Path) -> dict[str, tuple[int, int]]:
-    """Size and time of change of every file in a folder."""
+    """Return size and modification time of every file in a folder."""
     return {
         str(path.relative_to(folder)): (path.stat().st_size, path.stat().st_mtime_ns)
         for path in folder.rglob("*")

@@ -1,75 +1,69 @@
-"""What was seen of an external training library, for `judging` to decide on."""
+"""The evidence from the runs of a training library."""
 
 from dataclasses import dataclass, field
 
 from assay.noise import Ratio
 from assay_smoke.external.checkpoints import SavedModel
 from assay_smoke.external.library import ExternalLibrary
-from assay_smoke.external.running.launches import RunEvidence
+from assay_smoke.external.running.launch import RunEvidence
 from assay_smoke.external.spread import Spread
 
 
 @dataclass(slots=True)
 class Resumption:
-    """A run that went on from a checkpoint.
-
-    end: its last checkpoint; None where there is none, or where the run did not end well.
-    repeated_differs: whether a second uninterrupted run of the same seed is another one; None where
-        it was not made, since the resumed one is equal.
-    spread: by how much the resumed run differs, in units of what two uninterrupted ones do; None where
-        these are equal, or left nothing to compare.
-    """
+    """A run that resumed from a checkpoint."""
 
     run: RunEvidence
     end: SavedModel | None = None
+    """Its last checkpoint; None if there is none or the run ended badly."""
     repeated_differs: bool | None = None
+    """Whether two uninterrupted runs of one seed differ; None if the resumed run is equal."""
     spread: Spread | None = None
+    """Distance of the resumed run relative to that of two uninterrupted runs; None if these are equal or
+    left nothing to compare.
+    """
 
     @property
     def ratios(self) -> list[Ratio]:
-        """Those of the spread; none without one."""
+        """Return the ratios of the spread."""
         return self.spread.ratios if self.spread is not None else []
 
 
 @dataclass(slots=True)
 class Evidence:
-    """All runs of a library.
-
-    start: the initial model, in the dtype of the checkpoints; None for an adapter, which begins with
-        random numbers.
-    saved: the checkpoints of the uninterrupted run by step.
-    changed_files: changed files in the folder of the initial model.
-    repeated: a second uninterrupted run, made only where a resumed one differs from the first.
-    dtype: dtype of the tensors of the last checkpoint.
-    split_dependence: the setting that makes training depend on the split, as "lora_dropout 0.1", or
-        None.
-    equivalent: the run on the same rows with another split, or None.
-    equivalent_problem: why its last checkpoint cannot be read, or None.
-    apart: distance of its last checkpoint from the uninterrupted run's, see `measure_apart`; None
-        without a checkpoint.
-    interrupted: the run that got SIGTERM. interrupted_at: the step of its newest checkpoint, or None.
-    after_sigterm: the run that resumed from that checkpoint.
-    """
+    """The evidence from all runs of a library."""
 
     library: ExternalLibrary
     uninterrupted: RunEvidence
     start: SavedModel | None = None
+    """The initial model in the dtype of the checkpoints; None for an adapter, which begins at random."""
     saved: dict[int, SavedModel] = field(default_factory=dict)
+    """Checkpoints of the uninterrupted run by step."""
     changed_files: list[str] = field(default_factory=list)
+    """Changed files in the folder of the initial model."""
     repeated: RunEvidence | None = None
+    """A second uninterrupted run, made only if a resumed one differs from the first."""
     resumption: Resumption | None = None
     dtype: str = "float32"
+    """Dtype of the tensors of the last checkpoint."""
     split_dependence: str | None = None
+    """Setting that makes training depend on the split, as "lora_dropout 0.1"."""
     equivalent: RunEvidence | None = None
+    """The run on the same rows with another split."""
     equivalent_problem: str | None = None
+    """Why its last checkpoint cannot be read."""
     apart: float | None = None
+    """Distance of its last checkpoint from the uninterrupted run's; see `measure_apart`."""
     interrupted: RunEvidence | None = None
+    """The run that got SIGTERM."""
     interrupted_at: int | None = None
+    """Step of its newest checkpoint."""
     after_sigterm: Resumption | None = None
+    """The run that resumed from that checkpoint."""
 
     @property
     def runs(self) -> list[RunEvidence]:
-        """All that were made, in their order."""
+        """Return all runs in order."""
         resumptions = [one.run for one in (self.resumption, self.after_sigterm) if one is not None]
         others = (self.repeated, self.interrupted, self.equivalent)
         made = [one for one in others if one is not None]

@@ -1,6 +1,6 @@
-"""The TOML file of an external training library: how it is launched, and what it is expected to do.
+"""The TOML file of a training library: its launch line and its expected behavior.
 
-docs/smoke-commands.md has every key in a table, and an example.
+docs/smoke-commands.md lists every key.
 """
 
 import math
@@ -15,7 +15,7 @@ from pydantic import BaseModel, BeforeValidator, Field, ValidationError, model_v
 from assay.files import UnreadableFileError, read_toml
 from assay.verdicts import Record
 
-# What a launch line can name in braces; `resume` has `resume_from` too, and `checkpoints.folder` `step`.
+# Placeholders of a launch line. `resume` also has `resume_from`, and `checkpoints.folder` has `step`.
 PLACEHOLDERS = frozenset(
     {
         "python", "model", "data", "output", "steps", "save_every", "saves", "keep", "seed", "ranks",
@@ -26,10 +26,10 @@ PLACEHOLDERS = frozenset(
 _SPLIT = ("ranks", "accumulation", "batch_size")
 _PLACEHOLDER = re.compile(r"\{([A-Za-z_]\w*)\}")
 
-# Fewer could not be told apart: one is resumed from, one is the end.
+# One to resume from, and the last.
 _FEWEST_CHECKPOINTS = 2
 
-# The log has one line per step, which is read and compared.
+# The log has one line per step, and all are read and compared.
 _MOST_STEPS = 1_000_000
 
 
@@ -41,16 +41,16 @@ Words = Annotated[list[str], BeforeValidator(_split)]
 
 
 class LibraryFileError(UnreadableFileError):
-    """A TOML file that describes no training library."""
+    """A TOML file that does not describe a training library."""
 
 
 class Losses(Record):
-    """Where the losses are logged: in the output by `pattern`, or in the lines of a JSON file."""
+    """Where losses are logged: in output that matches `pattern`, or in lines of a JSON file."""
 
     pattern: str | None = Field(
         None, description=r"a regular expression with a group `loss`, such as 'loss (?P<loss>\S+)'"
     )
-    file: str | None = Field(None, description="a file of one JSON object a line")
+    file: str | None = Field(None, description="a file with one JSON object per line")
     step: str = Field("step", description="the name of the step's number in `losses.file`")
     loss: str = Field("loss", description="the name of the loss in `losses.file`")
     learning_rate: str = Field(
@@ -60,94 +60,90 @@ class Losses(Record):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if (self.pattern is None) == (self.file is None):
-            raise ValueError("either `pattern` or `file` is needed")
+            raise ValueError("give either `pattern` or `file`")
         if self.pattern is not None:
             try:
                 groups = re.compile(self.pattern).groupindex
             except (re.error, OverflowError, RecursionError) as error:
-                raise ValueError(f"`pattern` is no regular expression: {error}") from None
+                raise ValueError(f"`pattern` is not a regular expression: {error}") from None
             if "loss" not in groups:
-                raise ValueError("`pattern` has no group `loss`: write (?P<loss>...) around it")
+                raise ValueError(
+                    "`pattern` has no group `loss`: write (?P<loss>...) around the loss"
+                )
         return self
 
     @property
     def has_learning_rates(self) -> bool:
-        """Whether a learning rate can stand beside a loss."""
+        """Return whether a learning rate can be logged with a loss."""
         return self.pattern is None or "lr" in re.compile(self.pattern).groupindex
 
 
 class Checkpoints(Record):
-    """Where checkpoints land, and what each of them has to be."""
+    """Where checkpoints are written, and their kind."""
 
     folder: str = Field(description="a path with {output} and {step}, such as {output}/step-{step}")
-    model: str = Field(".", description="where in a checkpoint the model or adapter lies")
+    model: str = Field(".", description="the folder of the model or adapter within a checkpoint")
     kind: Literal["hugging-face", "adapter"] = Field(
         "hugging-face", description="hugging-face or adapter"
     )
     numbers: tuple[int, int] | None = Field(
         None,
-        description="what {step} is for the first checkpoint, and how much more for the next one,"
-        " such as [0, 1]",
+        description="the value of {step} for the first checkpoint and its increment, such as [0, 1]",
     )
     state: str | None = Field(
-        None, description="a path with {step}, of what a checkpoint has elsewhere"
+        None, description="a path with {step}, for parts of a checkpoint in another place"
     )
-    state_numbers: tuple[int, int] | None = Field(None, description="as `numbers`, of `state`")
+    state_numbers: tuple[int, int] | None = Field(None, description="as `numbers`, for `state`")
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         for key, path in (("folder", self.folder), ("state", self.state)):
             if path is not None:
                 if "{step}" not in path:
-                    raise ValueError(f"`{key}` has no {{step}} in it")
+                    raise ValueError(f"`{key}` has no {{step}}")
                 _require_known(path, PLACEHOLDERS | {"step"}, f"checkpoints.{key}")
         for key, numbers in (("numbers", self.numbers), ("state_numbers", self.state_numbers)):
             if numbers is not None and numbers[1] < 1:
-                raise ValueError(f"the second of `{key}` is below 1: later checkpoints have more")
+                raise ValueError(f"the second number of `{key}` is below 1: it is an increment")
         return self
 
 
 class ExternalLibrary(Record):
-    """An external training library, as its TOML file describes it.
-
-    Descriptions are what messages say was expected.
-    """
+    """A training library. Error messages quote the descriptions."""
 
     name: str = Field("", description="a name for reports")
     launch: Words = Field(
         description="the command line that trains, as a list or one string", min_length=1
     )
-    resume: Words = Field(
-        description="the arguments that are added to resume, with {resume_from} in them"
-    )
+    resume: Words = Field(description="arguments to append for a resume, with {resume_from}")
     resume_in: Literal["new-folder", "copy"] = Field(
         "new-folder",
-        description="new-folder, or copy: the output as it was when the checkpoint was written",
+        description="new-folder, or copy: a copy of the output without later checkpoints",
     )
     equivalent: Words | None = Field(
         None,
-        description="a launch line that splits the same rows of a step otherwise; [] for none",
+        description="a launch line that splits the rows of a step another way; [] for none",
     )
     losses: Losses = Field(description="a table with `pattern` or `file`")
     checkpoints: Checkpoints = Field(description="a table with `folder`")
     model: str = Field("micro:llama", description="a Hugging Face folder, hub name or micro:RECIPE")
     data: str | None = Field(None, description="a path, for {data}")
-    steps: int = Field(9, description="how many optimizer steps are trained", ge=2, le=_MOST_STEPS)
-    save_every: int = Field(3, description="after how many steps a checkpoint is written", ge=1)
+    steps: int = Field(9, description="the number of optimizer steps", ge=2, le=_MOST_STEPS)
+    save_every: int = Field(3, description="the number of steps between checkpoints", ge=1)
     learning_rates: list[float] | None = Field(
-        None, description="what is logged as the learning rate of each step, from the first one on"
+        None, description="the learning rate that is logged in each step, from the first on"
     )
     keep: int | None = Field(
-        None, description="how many checkpoints the library keeps, of 2 or more", ge=2
+        None, description="the number of checkpoints that the library keeps, 2 or more", ge=2
     )
     frozen: list[str] = Field(
         default_factory=list, description="patterns of parameters that do not train"
     )
     on_sigterm: Literal["nothing", "checkpoint"] = Field(
-        "nothing", description="nothing, or checkpoint: one is written before it ends"
+        "nothing", description="nothing, or checkpoint: the library saves one before it ends"
     )
     sigterm_to: Literal["launcher", "all"] = Field(
-        "launcher", description="launcher, or all: every process that it has started, too"
+        "launcher", description="launcher, or all: the launcher and every process that it started"
     )
     seed: int = 0
     ranks: int = Field(1, description="a number of processes", ge=1)
@@ -156,19 +152,19 @@ class ExternalLibrary(Record):
     precision: Literal["float32", "tf32", "float16", "bfloat16"] | None = Field(
         None, description="the narrowest format in which the library computes"
     )
-    device: str = Field("cpu", description="a device as `assay devices` lists them")
-    cards: int = Field(0, description="how many cards of `device` are needed", ge=0)
-    ports: list[int] = Field(default_factory=list, description="ports that the launch line fixes")
-    environment: dict[str, str] = Field(default_factory=dict, description="variables, each a text")
+    device: str = Field("cpu", description="a device, as in `assay devices`")
+    cards: int = Field(0, description="the number of cards of `device` that are needed", ge=0)
+    ports: list[int] = Field(default_factory=list, description="fixed ports of the launch line")
+    environment: dict[str, str] = Field(default_factory=dict, description="variables, all strings")
     install: str | None = Field(
-        None, description="what to type where the library is not installed: pip install ..."
+        None, description="the command that installs the library: pip install ..."
     )
     leftovers_allowed: list[str] = Field(
         default_factory=list, description="patterns of temporary files that may stay"
     )
-    time_limit_seconds: float = Field(600.0, description="for each run", gt=0)
+    time_limit_seconds: float = Field(600.0, description="a limit for each run", gt=0)
     end_limit_seconds: float = Field(
-        120.0, description="from the last step to the end of the process", gt=0
+        120.0, description="a limit from the last step to the end of the process", gt=0
     )
 
     @model_validator(mode="after")
@@ -178,8 +174,8 @@ class ExternalLibrary(Record):
         _require_known(self.resume, PLACEHOLDERS | {"resume_from"}, "resume")
         if not any("{resume_from}" in word for word in self.resume) and self.resume_in != "copy":
             raise ValueError(
-                "`resume` has no {resume_from} in it; a library that looks for checkpoints in its"
-                ' output itself has resume_in = "copy"'
+                "`resume` has no {resume_from}; a library that looks for checkpoints in its output"
+                ' needs resume_in = "copy"'
             )
         for key, words in (("launch", self.launch), ("equivalent", self.equivalent or [])):
             if self.data is None and any("{data}" in word for word in words):
@@ -190,29 +186,29 @@ class ExternalLibrary(Record):
     def _check_steps(self) -> None:
         if self.steps % self.save_every:
             raise ValueError(
-                f"`steps` is {self.steps}, no multiple of `save_every`, {self.save_every}: the last"
-                " checkpoint is compared as the end of training"
+                f"`steps` is {self.steps}, not a multiple of `save_every`, {self.save_every}: the end"
+                " of training needs a checkpoint"
             )
         if len(self.kept_steps) < _FEWEST_CHECKPOINTS:
             raise ValueError(
                 f"{self.steps} `steps` with `save_every` {self.save_every} leave one checkpoint; two"
-                " are needed: one to resume from, and the end"
+                " are needed: one to resume from, and the last"
             )
         if self.keep is not None and len(self.saved_steps) <= self.keep:
             raise ValueError(
-                f"`keep` is {self.keep}, but only {len(self.saved_steps)} checkpoints are written:"
-                " that none too many stay would not be seen"
+                f"`keep` is {self.keep}, but only {len(self.saved_steps)} checkpoints are written: the"
+                " library would have none to delete"
             )
         if self.learning_rates is not None:
             if len(self.learning_rates) != self.steps:
                 raise ValueError(
                     f"`learning_rates` has {len(self.learning_rates)} numbers for {self.steps}"
-                    " `steps`: each step has one"
+                    " `steps`: each step needs one"
                 )
             if not self.losses.has_learning_rates:
                 raise ValueError(
-                    "`learning_rates` need a group `lr` in losses.pattern: write (?P<lr>...) around"
-                    " what is logged"
+                    "`learning_rates` needs a group `lr` in losses.pattern: write (?P<lr>...) around"
+                    " the logged rate"
                 )
 
     @property
@@ -224,8 +220,8 @@ class ExternalLibrary(Record):
     def split_otherwise(self) -> "ExternalLibrary | None":
         """Return the library launched with the same rows in each step, split another way.
 
-        By default all rows of a step are one micro-batch on one rank. Where they already are, each
-        row becomes a micro-batch. Return None if no launch line is declared or derivable.
+        By default all rows of a step form one micro-batch on one rank. If they already do, each row becomes
+        a micro-batch. Return None if no launch line is declared or derivable.
         """
         if self.equivalent is not None:
             return self.model_copy(update={"launch": self.equivalent}) if self.equivalent else None
@@ -238,24 +234,23 @@ class ExternalLibrary(Record):
 
     @property
     def saved_steps(self) -> list[int]:
-        """After which steps checkpoints are written."""
+        """Return the steps after which checkpoints are written."""
         return list(range(self.save_every, self.steps + 1, self.save_every))
 
     @property
     def kept_steps(self) -> list[int]:
-        """Those of `saved_steps` that are there at the end."""
+        """Return the steps of the checkpoints that remain at the end."""
         return self.saved_steps if self.keep is None else self.saved_steps[-self.keep :]
 
     @property
     def resume_at(self) -> int:
-        """The step of the checkpoint in the middle."""
+        """Return the step of the middle checkpoint."""
         return self.kept_steps[(len(self.kept_steps) - 1) // 2]
 
     def step_of(self, number: int, numbers: tuple[int, int] | None) -> int | None:
-        """After how many steps the checkpoint was written that has `number` for {step}.
+        """Return the steps before the checkpoint whose {step} is `number`; None if not a whole number.
 
         numbers: `numbers` or `state_numbers` of the checkpoints.
-        None: no whole number of steps.
         """
         first, per_save = numbers or (self.save_every, self.save_every)
         saves = self.save_every * (number - first)
@@ -263,7 +258,7 @@ class ExternalLibrary(Record):
 
 
 def read_library(path: Path) -> ExternalLibrary:
-    """Read the library that a TOML file describes.
+    """Read a TOML file.
 
     Raises: UnreadableFileError; LibraryFileError with the wrong key and the expected value.
     """
@@ -276,7 +271,7 @@ def read_library(path: Path) -> ExternalLibrary:
 
 
 def fill(text: str, values: Mapping[str, object]) -> str:
-    """`text` with its placeholders replaced; what is no name of a placeholder stays."""
+    """Replace the placeholders of `text`. Other braces stay."""
     return _PLACEHOLDER.sub(
         lambda found: str(values[found[1]]) if found[1] in values else found[0], text
     )
@@ -293,9 +288,9 @@ def _require_known(texts: list[str] | str, known: frozenset[str], key: str) -> N
 
 
 def _describe(error: ValidationError) -> str:
-    """One problem: its key, what is wrong there, and what was expected."""
+    """Describe the first problem: its key, the error and the expected value."""
     errors = error.errors()
-    # A key that is misspelt is missing too: what was written says more.
+    # A misspelled key also makes the right key missing, but the misspelling says more.
     first = next((one for one in errors if one["type"] == "extra_forbidden"), errors[0])
     place = [str(part) for part in first["loc"]]
     key = ".".join(place)

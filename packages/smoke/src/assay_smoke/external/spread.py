@@ -1,4 +1,4 @@
-"""How far a resumed run is from the uninterrupted one, and how far two uninterrupted runs are apart."""
+"""Measures how far a resumed run is from an uninterrupted one, and two uninterrupted runs are apart."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from torch import Tensor
 from assay.noise import Ratio
 from assay.training.judging.free_run import relative_error_of_losses
 
-# Losses are logged in float32 at most: one unit in the last place of the smallest that begins with a 1.
+# Losses are logged with at most float32 precision: 2^-23 is its relative spacing at powers of two.
 _LOGGED = 2.0**-23
 
 _PERCENTILE = 0.85
@@ -16,18 +16,16 @@ _PERCENTILE = 0.85
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """The errors of a resumed run in units of those of a repeated one.
-
-    moved: what training changed from the checkpoint to the end, in the unit of the error of the ends.
-    """
+    """Errors of a resumed run relative to those of a repeated one."""
 
     losses: Ratio
     ends: Ratio
     moved: float
+    """Change by training since the checkpoint, in the unit of the error of the ends."""
 
     @property
     def ratios(self) -> list[Ratio]:
-        """Both."""
+        """Return both ratios."""
         return [self.losses, self.ends]
 
 
@@ -36,18 +34,18 @@ def measure_spread(
     ends: Mapping[str, Mapping[str, Tensor]],
     middle: Mapping[str, Tensor],
 ) -> Spread:
-    """Hold a resumed run to the difference of two uninterrupted ones.
+    """Measure a resumed run against the difference of two uninterrupted ones.
 
-    Losses differ by at least what they are logged to. The ends have no floor: half a unit roundoff of
-    bfloat16 weights is about what a few steps change of them.
+    The noise of losses is at least their logged precision. The noise of ends has no floor: a few steps
+    change bfloat16 weights by about half a unit roundoff.
 
-    losses: of all steps for `uninterrupted` and `repeated`, of the last ones for `resumed`; ends: the
-        tensors that training ends with, of each; middle: those that the resumed run began with.
+    losses: of all steps for `uninterrupted` and `repeated`, of the last steps for `resumed`; ends: final
+        tensors of each; middle: tensors of the checkpoint.
     """
     whole, end = list(losses["uninterrupted"]), ends["uninterrupted"]
     resumed = list(losses["resumed"])
     begin = len(whole) - len(resumed)
-    # Steps in which two runs happen to agree are no measure of how far they are apart.
+    # Two runs may agree by chance in some steps, so the larger of both windows counts.
     noise = max(
         _LOGGED,
         relative_error_of_losses(list(losses["repeated"]), whole),
@@ -86,7 +84,7 @@ def measure_apart(
 
 
 def _relative_error(actual: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> float:
-    """Of all tensors together: the norm of the difference over that of what was expected."""
+    """Return the norm of the difference over that of `expected`, over all tensors together."""
     error = sum(
         float((actual[name].double() - one.double()).square().sum())
         for name, one in expected.items()

@@ -1,1 +1,1 @@
-"""What a run takes of its machine, and what it leaves behind: processes, ports, files, memory."""
+"""A run's use of its machine: processes, ports, files and memory, and what it leaves behind."""

@@ -1,6 +1,6 @@
-"""What a run leaves on the machine: processes, ports, shared memory, files.
+"""Finds processes, ports, shared memory and files that a run leaves behind.
 
-`Snapshot.take` comes before the run, `find_leftovers` after it.
+Call `Snapshot.take` before the run and `find_leftovers` after it.
 """
 
 import os
@@ -17,20 +17,19 @@ import psutil
 
 from assay_smoke.machine.process_tree import ProcessTree, describe
 
-# What a run starts may take a moment to see that the run has ended, as multiprocessing's resource
-# tracker does.
+# Helper processes, such as multiprocessing's resource tracker, notice the end of a run late.
 PATIENCE_SECONDS = 3.0
 
-SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where the kernel shows it, no file of ours
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - only read
 
-# Caches that libraries keep there on purpose, for the next run.
+# Caches of libraries for later runs.
 KEPT_ON_PURPOSE = ("torchinductor_*", "triton_*")
 
 Kind = Literal["process", "port", "shared memory", "lock file", "temporary file"]
 
 _POLL_SECONDS = 0.05
 
-# A file whatever its name: major and minor number of its device, and its inode.
+# Identity of a file: major and minor number of its device, and its inode.
 _File = tuple[int, int, int]
 
 _LOCK_ENDINGS = (".lock", ".lck", ".pid")
@@ -38,10 +37,11 @@ _LOCK_ENDINGS = (".lock", ".lck", ".pid")
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """One thing that a run left behind; `name`: in words, with its number or path."""
+    """A thing that a run left behind."""
 
     kind: Kind
     name: str
+    """Description with its number or path."""
 
     def __str__(self) -> str:
         return f"{self.kind}: {self.name}"
@@ -49,18 +49,16 @@ class Leftover:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What there was before a run.
-
-    temporary: the folder that the run is given for its temporary files, as TMPDIR.
-    """
+    """The files and shared memory before a run."""
 
     temporary: Path
+    """TMPDIR of the run."""
     files: frozenset[Path]
     shared_memory: frozenset[Path]
 
     @classmethod
     def take(cls, temporary: Path) -> "Snapshot":
-        """Of now."""
+        """Take a snapshot now."""
         return cls(temporary, frozenset(_files_in(temporary)), frozenset(_own_segments()))
 
 
@@ -71,9 +69,9 @@ def find_leftovers(
     patience_seconds: float = PATIENCE_SECONDS,
     allowed: Sequence[str] = (),
 ) -> list[Leftover]:
-    """What is there now and was not before, and comes of the processes of `tree`.
+    """Find what the processes of `tree` left since `before`.
 
-    allowed: patterns of file names in the temporary folder that may stay, beside KEPT_ON_PURPOSE.
+    allowed: patterns of file names that may stay in the temporary folder, as do KEPT_ON_PURPOSE.
     """
     processes = tree.wait(patience_seconds)
     found = [Leftover("process", f"{describe(process)} outlived the run") for process in processes]
@@ -83,7 +81,7 @@ def find_leftovers(
     found += [
         Leftover("shared memory", f"{path} ({_size(path)} bytes)")
         for path in sorted(segments)
-        if path.exists()  # it may have been another run's, and gone since
+        if path.exists()  # another run may have removed its segment meanwhile
     ]
     patterns = (*KEPT_ON_PURPOSE, *allowed)
     for path in sorted(set(_files_in(before.temporary)) - before.files):
@@ -95,7 +93,7 @@ def find_leftovers(
 
 
 def find_in_group(group: int, patience_seconds: float = PATIENCE_SECONDS) -> list[Leftover]:
-    """The processes of a group that still run beside its leader, and their ports."""
+    """Find processes of a group other than its leader, and their ports."""
     deadline = time.monotonic() + patience_seconds
     while (left := _others_in(group)) and time.monotonic() < deadline:
         time.sleep(_POLL_SECONDS)
@@ -114,12 +112,12 @@ def _others_in(group: int) -> list[psutil.Process]:
 
 
 def ports_taken(ports: Iterable[int]) -> list[int]:
-    """Those of `ports` on which somebody listens on this machine."""
+    """Return the ports that are in use on this machine."""
     return [port for port in ports if _is_taken(port)]
 
 
 def free_port() -> int:
-    """A port on which nobody listens now."""
+    """Return a port that is free now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -127,7 +125,7 @@ def free_port() -> int:
 
 def _is_taken(port: int) -> bool:
     with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # else a closed one is taken
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a closed port is free
         try:
             probe.bind(("", port))
         except OSError:
@@ -136,7 +134,7 @@ def _is_taken(port: int) -> bool:
 
 
 def _ports_of(processes: Iterable[psutil.Process]) -> list[str]:
-    """Where these processes listen; one that several share is listed once."""
+    """Describe the ports on which these processes listen. A shared port is listed once."""
     held: dict[tuple[str, int], int] = {}
     for process in processes:
         with suppress(psutil.Error):
@@ -147,7 +145,7 @@ def _ports_of(processes: Iterable[psutil.Process]) -> list[str]:
 
 
 def _files_in(folder: Path) -> list[Path]:
-    """The files below a folder, and the folders without any."""
+    """Return the files and the empty folders in a folder."""
     return [
         path
         for path in folder.rglob("*")
@@ -156,7 +154,7 @@ def _files_in(folder: Path) -> list[Path]:
 
 
 def _own_segments() -> list[Path]:
-    """The segments of shared memory that belong to this user."""
+    """Return the segments of shared memory of this user."""
     found = []
     with suppress(FileNotFoundError):
         for path in SHARED_MEMORY.iterdir():
@@ -167,7 +165,7 @@ def _own_segments() -> list[Path]:
 
 
 def _held_by_others(segments: set[Path], own: Iterable[psutil.Process]) -> set[Path]:
-    """Those of `segments` that a process beside `own` has open or mapped: another run's."""
+    """Return the segments that other processes have open or mapped. They belong to other runs."""
     files: dict[_File, Path] = {}
     for path in segments:
         with suppress(FileNotFoundError):
@@ -185,9 +183,9 @@ def _file_of(path: Path) -> _File:
 
 
 def _used_by(pid: int) -> set[_File]:
-    """The files that a process has open or mapped; none for other users' processes.
+    """Return the files that a process has open or mapped; none for other users' processes.
 
-    Not their paths: who makes a semaphore has it mapped under the name that it had before its own.
+    Paths would not do: the creator of a semaphore has it mapped under its temporary first name.
     """
     folder = Path("/proc") / str(pid)
     used: set[_File] = set()

@@ -1,4 +1,4 @@
-"""How much memory a run takes at most, and whether it gives it back."""
+"""Measures the peak memory of a run, and what it does not release."""
 
 import threading
 from contextlib import suppress
@@ -23,24 +23,24 @@ _STEP = 1024.0
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """Bytes in use before a run, at most during it, and after its tear-down."""
+    """Bytes in use before a run, at its peak, and after its teardown."""
 
     start_bytes: int
     peak_bytes: int
     end_bytes: int
 
     def is_back(self, slack_bytes: int) -> bool:
-        """Whether tear-down gave back all but `slack_bytes` of what the run took."""
+        """Return whether all but `slack_bytes` was released."""
         return self.end_bytes <= self.start_bytes + slack_bytes
 
     def __str__(self) -> str:
         left = self.end_bytes - self.start_bytes
-        kept = f", {in_words(left)} not given back" if left > 0 else ""
-        return f"{in_words(self.peak_bytes - self.start_bytes)} at most{kept}"
+        kept = f", {format_size(left)} not released" if left > 0 else ""
+        return f"peak {format_size(self.peak_bytes - self.start_bytes)}{kept}"
 
 
-def in_words(size_bytes: int) -> str:
-    """A size in the largest unit of which there is at least one."""
+def format_size(size_bytes: int) -> str:
+    """Format a size in the largest unit that gives at least one."""
     size, unit = float(size_bytes), 0
     while abs(size) >= _STEP and unit + 1 < len(_UNITS):
         size, unit = size / _STEP, unit + 1
@@ -48,7 +48,7 @@ def in_words(size_bytes: int) -> str:
 
 
 def resident_bytes(processes: "Iterable[psutil.Process]") -> int:
-    """The resident memory of all processes; what several share is counted once, where known."""
+    """Return the resident memory of all processes. Shared pages count once if the kernel tells."""
     total = 0
     for process in processes:
         with suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
@@ -61,13 +61,11 @@ def resident_bytes(processes: "Iterable[psutil.Process]") -> int:
 
 
 class MemoryWatch:
-    """Samples the memory of a process tree, and of a device, while its block runs.
+    """Samples the memory of a process tree and of a device during the block.
 
-    On the device it is what all processes together have taken since the block began: the driver
-    tells no more. The start of the tree is the memory of the processes that it has by then.
+    Drivers report only the free memory of the whole device, so other processes count too.
 
-    host, device: after the block; `device` is None for none, for the host as a device, and for one
-        whose maker does not tell what is free.
+    device: after the block; None for the host and for drivers that do not report free memory.
     """
 
     host: MemoryUse
@@ -107,7 +105,7 @@ class MemoryWatch:
             self._sample()
 
     def _sample(self) -> tuple[int, int]:
-        """Bytes of the tree and of the device now."""
+        """Return the bytes of the tree and of the device."""
         now = resident_bytes(self._tree.living())
         on_device = self._free_at_start - self._free()
         self._peak = max(self._peak, now)

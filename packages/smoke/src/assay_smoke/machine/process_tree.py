@@ -1,31 +1,32 @@
-"""The processes of one run, also those that left its tree or its session."""
+"""The processes of a run, including those that left its tree or session."""
 
 import os
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 
 import psutil
 
-# The variable by which a run's processes are known: children inherit it, setsid does not take it.
+# Marks the processes of a run. Children inherit it, even after setsid.
 MARK = "ASSAY_SMOKE_RUN"
 
-# Younger processes are looked at again: between fork and exec they have their parent's variables.
+# Younger processes are inspected again: between fork and exec they have their parent's environment.
 _SETTLED_SECONDS = 2.0
 _POLL_SECONDS = 0.05
 _LONGEST_COMMAND = 80
+# Errors for a process that has ended, or that may not be inspected.
+_ENDED = (psutil.NoSuchProcess, psutil.AccessDenied)
 _KILL_SECONDS = 5.0
 
 
 class ProcessTree:
-    """All processes that come of those started with `environment`.
+    """All processes that descend from those started with `environment`.
 
-    A process belongs to it that has the mark among its variables, whose parent belongs to it, or
-    that is in the session of one that was added by `add_root`. Once seen it is known until it ends,
-    also where it has left the session and dropped its variables. A run of `living` now and then,
-    as `MemoryWatch` makes it, is what sees them.
+    A process belongs to the tree if it has the mark in its environment, if its parent belongs to it, or
+    if it is in the session of a root. Once seen, it stays known until it ends, even if it leaves the
+    session and drops its environment. So call `living` regularly, as `MemoryWatch` does.
     """
 
     def __init__(self) -> None:
@@ -33,15 +34,15 @@ class ProcessTree:
         self._known: set[psutil.Process] = set()
         self._others: set[psutil.Process] = set()
         self._sessions: set[int] = set()
-        self._lock = threading.Lock()  # a thread samples memory meanwhile
+        self._lock = threading.Lock()  # a thread samples memory
 
     @property
     def environment(self) -> Mapping[str, str]:
-        """The variables to start the run's processes with."""
+        """Return the variables to start the run's processes with."""
         return {MARK: self._mark}
 
     def add_root(self, pid: int) -> None:
-        """Count a process that was just started, and its session if it leads one of its own."""
+        """Add a process that was just started, and its session if it leads one."""
         with suppress(psutil.NoSuchProcess), self._lock:
             self._known.add(psutil.Process(pid))
         with suppress(ProcessLookupError):
@@ -49,7 +50,7 @@ class ProcessTree:
                 self._sessions.add(pid)
 
     def living(self) -> list[psutil.Process]:
-        """The processes that run now, in the order of their numbers; zombies do not."""
+        """Return the running processes in the order of their ids, without zombies."""
         with self._lock:
             self._known = {process for process in self._known if process.is_running()}
             found = list(psutil.process_iter())
@@ -60,28 +61,28 @@ class ProcessTree:
             return sorted(filter(_runs, self._known), key=lambda one: one.pid)
 
     def wait(self, seconds: float) -> list[psutil.Process]:
-        """The processes that still run after at most `seconds`."""
+        """Return the processes that still run after at most `seconds`."""
         deadline = time.monotonic() + seconds
         while (left := self.living()) and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
         return left
 
     def kill(self) -> list[psutil.Process]:
-        """Kill what runs, and what it starts meanwhile.
+        """Kill all processes, including those that they start meanwhile.
 
-        Returns: what could not be killed, as a process in a driver's call cannot.
+        Returns: processes that could not be killed, such as one blocked in a driver.
         """
         deadline = time.monotonic() + _KILL_SECONDS
         while (left := self.living()) and time.monotonic() < deadline:
             for process in left:
-                with _gone_ignored():
+                with suppress(*_ENDED):
                     process.kill()
             psutil.wait_procs(left, timeout=_POLL_SECONDS)
         return left
 
     def _sort(self, process: psutil.Process) -> None:
-        """Put a process among the known ones, or among those that are others' for good."""
-        with _gone_ignored():
+        """Add a process to the known ones, or for good to the others."""
+        with suppress(*_ENDED):
             if self._is_own(process):
                 self._known.add(process)
             elif time.time() - process.create_time() > _SETTLED_SECONDS:
@@ -101,9 +102,9 @@ class ProcessTree:
 
 
 def describe(process: psutil.Process) -> str:
-    """A process in words: its number and the begin of its command."""
+    """Describe a process by its id and the start of its command."""
     command = ""
-    with _gone_ignored():
+    with suppress(*_ENDED):
         command = " ".join(process.cmdline()) or process.name()
     short = command if len(command) <= _LONGEST_COMMAND else f"{command[:_LONGEST_COMMAND]}..."
     return f"process {process.pid} ({short or 'ended'})"
@@ -114,10 +115,3 @@ def _runs(process: psutil.Process) -> bool:
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
-
-
-@contextmanager
-def _gone_ignored() -> Iterator[None]:
-    """Inside, a process that has ended, or may not be looked at, is passed over."""
-    with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-        yield

@@ -1,4 +1,4 @@
-"""Which combinations of features there are, which can run, and which of them a session runs.
+"""Combinations of features: which exist, which can run, and which a session runs.
 
-Pure: nothing here needs torch or the device that is planned for.
+Nothing here needs torch or a device.
 """

@@ -1,88 +1,134 @@
-"""A case: one combination of what a training run can be asked for."""
+"""Cases of the smoke matrix: combinations of framework, cards, model, precision and features."""
 
 import difflib
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, TypeVar, cast, get_args
+from typing import Annotated, Any, Literal, TypeVar, cast, get_args
 
-from pydantic import ConfigDict, Field, field_serializer, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, field_serializer, model_validator
 
 from assay.errors import UsageError
 from assay.verdicts import Record
 
-# How training is spread over cards: zero1 to zero3 are the stages of DeepSpeed's ZeRO.
+# zero1 to zero3 are the stages of DeepSpeed's ZeRO.
 Framework = Literal[
     "one-process", "ddp", "fsdp", "tensor-parallel", "pipeline", "zero1", "zero2", "zero3"
 ]
 
-# Of the micro models, one for each kind of attention and of feed-forward layer.
+# Micro models, one for each kind of attention and of feed-forward layer.
 Family = Literal["llama", "mistral", "gemma2", "mixtral"]
 
-# float16 is with float32 weights beside, and a loss scale.
+# float16 trains with float32 master weights and a loss scale.
 Precision = Literal["float32", "bfloat16", "float16"]
 
-# `offload` keeps weights, gradients and moments on the host; `accumulation` makes a step of more
-# micro-batches than there are ranks; `compile` is torch.compile of every decoder layer.
-Feature = Literal["lora", "offload", "recompute", "accumulation", "compile"]
-
-# Micro-batches padded to one length, or their rows laid end to end with positions that begin anew.
+# Micro-batches padded to one length, or rows laid end to end with restarting positions.
 Batches = Literal["padded", "packed"]
 
-# What is saved, read back and compared: the state in one file or in one of each rank; the model as
-# users load it; the adapter by itself, or merged into the model's weights.
+# What is saved, read back and compared: the state in one file or in one file per rank, the model as
+# users load it, the adapter alone, or the adapter merged into the weights.
 Checkpoint = Literal["full", "sharded", "hugging-face", "adapter", "merged"]
 
-# Whether the run is interrupted where it is planned, or by SIGTERM in the middle of a step.
+# Whether the run stops between steps, or gets SIGTERM within one.
 Interruption = Literal["planned", "sigterm"]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeatureEntry:
+    """A feature of training: its axis has the words "no" and its name."""
+
+    meaning: str
+    """Description in the table of axes."""
+    trainer_feature: str | None = None
+    """Feature that the training plan asks the trainer for."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of `TrainOptions`."""
+    micro_batches: int = 1
+    """Micro-batches of each rank in a step."""
+    extra_seconds: float = 0.0
+    """Rough estimate of the additional time of a case on two CPU cores."""
+
+    def __post_init__(self) -> None:
+        if self.trainer_feature is None and not self.options and self.micro_batches == 1:
+            raise ValueError(f"the feature {self.meaning!r} changes nothing in a run")
+
+
+# All that a new feature needs: its axis, its word in ids and its effect on training derive from this.
+FEATURES: Mapping[str, FeatureEntry] = {
+    "lora": FeatureEntry(
+        meaning="only an adapter is trained, the rest is frozen", options={"lora": True}
+    ),
+    "offload": FeatureEntry(
+        meaning="weights, gradients and moments are kept on the host",
+        trainer_feature="cpu-offload",
+    ),
+    "recompute": FeatureEntry(
+        meaning="activations are recomputed in backward", trainer_feature="recompute"
+    ),
+    "accumulation": FeatureEntry(
+        meaning="each rank has two micro-batches in a step", micro_batches=2
+    ),
+    "compile": FeatureEntry(
+        meaning="torch.compile of every decoder layer",
+        trainer_feature="compile",
+        # Every new shape is compiled again.
+        options={"shapes": "equal-in-all-steps"},
+        extra_seconds=10.0,
+    ),
+}
+
+
+def _require_feature(name: str) -> str:
+    if name not in FEATURES:
+        raise ValueError(f"there is no feature {name!r}")
+    return name
+
+
 def state_checkpoint(framework: Framework) -> Checkpoint:
-    """How `framework` saves what a resume needs: what a case saves that asks for nothing else."""
+    """Return the checkpoint from which `framework` resumes, which is the default of a case."""
     return "full" if framework in ("one-process", "ddp") else "sharded"
 
 
 class CaseIdError(UsageError):
-    """An id that is that of no case."""
+    """An id that belongs to no case."""
 
     @classmethod
     def of(cls, case_id: str, problem: str, nearest: str) -> "CaseIdError":
-        """`nearest`: the id that was probably meant."""
+        """Describe the problem and name the nearest valid id."""
         return cls(f"no case is called {case_id!r}: {problem}; the nearest is {nearest}")
 
 
 class Case(Record):
-    """One combination; a default is what `id` does not name.
-
-    cards: how many ranks train, each on a card of its own where there are cards.
-    checkpoint: by default the one that the framework resumes from.
-    """
+    """One combination of the matrix. Its id leaves defaults out."""
 
     model_config = ConfigDict(frozen=True)
 
     framework: Framework
     cards: int = Field(ge=1)
+    """Number of ranks, each on its own card if there are cards."""
     family: Family = "llama"
     precision: Precision = "float32"
-    features: frozenset[Feature] = frozenset()
+    features: frozenset[Annotated[str, AfterValidator(_require_feature)]] = frozenset()
     batches: Batches = "padded"
     checkpoint: Checkpoint = "full"
+    """Defaults to the one from which the framework resumes."""
     interruption: Interruption = "planned"
 
     @model_validator(mode="before")
     @classmethod
-    def _choose_checkpoint(cls, given: Any) -> Any:  # noqa: ANN401 - what pydantic is given
+    def _choose_checkpoint(cls, given: Any) -> Any:  # noqa: ANN401 - any input of pydantic
         if not isinstance(given, dict) or "checkpoint" in given or "framework" not in given:
             return given
         return given | {"checkpoint": state_checkpoint(given["framework"])}
 
     @field_serializer("features")
-    def _in_order(self, features: frozenset[Feature]) -> list[Feature]:
-        return [feature for feature in get_args(Feature) if feature in features]
+    def _in_order(self, features: frozenset[str]) -> list[str]:
+        return [feature for feature in FEATURES if feature in features]
 
     @cached_property
     def id(self) -> str:
-        """As in `fsdp-2-lora-offload`: what is not by default, in the order of the fields."""
+        """Return the id, as in `fsdp-2-lora-offload`: non-default values in the order of the fields."""
         return "-".join([self.framework, str(self.cards), *self._words])
 
     @property
@@ -90,7 +136,7 @@ class Case(Record):
         words: dict[str, str] = {
             "llama": self.family,
             "float32": self.precision,
-            **{f"no {name}": name for name in get_args(Feature) if name in self.features},
+            **{f"no {name}": name for name in FEATURES if name in self.features},
             "padded": self.batches,
             state_checkpoint(self.framework): self.checkpoint,
             "planned": self.interruption,
@@ -98,13 +144,13 @@ class Case(Record):
         return [word for default, word in words.items() if word != default]
 
 
-# The field that each word of an id belongs to.
+# The field of each word of an id.
 _FIELDS: Mapping[str, str] = {
     word: field
     for field, values in (
         ("family", get_args(Family)),
         ("precision", get_args(Precision)),
-        ("features", get_args(Feature)),
+        ("features", tuple(FEATURES)),
         ("batches", get_args(Batches)),
         ("checkpoint", get_args(Checkpoint)),
         ("interruption", get_args(Interruption)),
@@ -116,15 +162,13 @@ _ID = re.compile(r"(?P<framework>.+?)-(?P<cards>\d{1,6})(?:-(?P<words>.+))?")
 
 
 def case_of(case_id: str) -> Case:
-    """The case whose `id` is `case_id`.
+    """Parse an id.
 
-    Raises: CaseIdError, which names the nearest id, for anything else.
+    Raises: CaseIdError, which names the nearest id, for any other text.
     """
     matched = _ID.fullmatch(case_id)
     if matched is None and case_id.endswith(".toml"):
-        raise UsageError(
-            f"{case_id} is no case; a file that describes a library is command:{case_id}"
-        )
+        raise UsageError(f"{case_id} is not a case; for a library's file write command:{case_id}")
     if matched is None:
         framework = _nearest(case_id, get_args(Framework))
         nearest = Case(framework=framework, cards=1 if framework == "one-process" else 2)
@@ -146,16 +190,19 @@ def case_of(case_id: str) -> Case:
             fields[_FIELDS[word]] = word
     case = Case(**fields)
     if case.id != case_id:
-        what = "; ".join(problems) or "words stand once, in the order of the fields, not defaults"
+        what = (
+            "; ".join(problems)
+            or "each word stands once, in the order of the fields, and defaults are left out"
+        )
         raise CaseIdError.of(case_id, what, case.id)
     return case
 
 
 def _known(word: str, words: tuple[_Word, ...], problems: list[str]) -> _Word:
-    """`word` where it is one of `words`, else the nearest of them; `problems` then says so."""
+    """Return the nearest of `words`, and add a problem if it differs from `word`."""
     nearest = _nearest(word, words)
     if nearest != word:
-        problems.append(f"{word!r} is none of its words")
+        problems.append(f"there is no word {word!r}")
     return nearest
 
 

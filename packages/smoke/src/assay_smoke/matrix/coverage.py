@@ -1,10 +1,10 @@
-"""Which cases of a matrix stand for all of them.
+"""Selects cases that represent a whole matrix.
 
-one: each framework once, with what covers the most pairs of words.
+one: one case per framework, with as many pairs of words as possible.
 pairwise: cases that together have every pair of words that any case has.
 full: every case.
 
-All of it depends on the matrix alone: the same on every machine and in every run.
+The selection depends on the matrix alone. It is the same on every machine and in every run.
 """
 
 from collections import Counter
@@ -20,14 +20,14 @@ _FRAMEWORK = NAMES.index("framework")
 
 
 def choose_cases(matrix: Matrix, coverage: Coverage) -> list[Values]:
-    """The cases of `matrix` that give the `coverage`."""
+    """Return cases of `matrix` with the requested coverage."""
     if coverage == "full":
         return list(matrix.cases())
     return _one_of_each_framework(matrix) if coverage == "one" else _pairwise(matrix)
 
 
 def covered_pairs(cases: Iterable[Values]) -> set[Pair]:
-    """The pairs of words that any of `cases` has."""
+    """Return the pairs of words in `cases`."""
     return {pair for case in cases for pair in pairs_of(case)}
 
 
@@ -35,7 +35,7 @@ def _one_of_each_framework(matrix: Matrix) -> list[Values]:
     missing = set(matrix.pairs)
     cases = []
     for framework in matrix.axes[_FRAMEWORK].values:
-        case = matrix.find({_FRAMEWORK: framework}, _most_of(missing))
+        case = matrix.find({_FRAMEWORK: framework}, _prefer_missing(missing))
         if case is not None:
             missing -= covered_pairs([case])
             cases.append(case)
@@ -46,18 +46,18 @@ def _pairwise(matrix: Matrix) -> list[Values]:
     cases = _generated(matrix)
     missing = set(matrix.pairs) - covered_pairs(cases)
     while missing:
-        # From the last axes: what rules leave fewest cases for.
+        # Pairs of the last axes come first: rules leave fewest cases for them.
         pair = max(missing)
-        case = matrix.find(dict(pair), _most_of(missing))
+        case = matrix.find(dict(pair), _prefer_missing(missing))
         if case is None:
-            raise AssertionError(f"the search has lost a case with {pair}")
+            raise AssertionError(f"the search lost the case with {pair}")
         cases.append(case)
         missing -= covered_pairs([case])
-    return _without_spare(_made_plain(_without_spare(cases), matrix))
+    return _drop_redundant(_simplify(_drop_redundant(cases), matrix))
 
 
 def _generated(matrix: Matrix) -> list[Values]:
-    """Cases of allpairspy, which ends where a filter leads it astray: pairs may be missing."""
+    """Generate cases by allpairspy. Its filter can end the search early, so pairs may be missing."""
     from allpairspy import AllPairs
 
     num_axes = len(matrix.axes)
@@ -70,8 +70,8 @@ def _generated(matrix: Matrix) -> list[Values]:
     return [tuple(words) for words in generated]
 
 
-def _most_of(missing: set[Pair]) -> Order:
-    """An order that tries words first that make the most of the `missing` pairs."""
+def _prefer_missing(missing: set[Pair]) -> Order:
+    """Return an order that first tries the words with most of the `missing` pairs."""
 
     def by_gain(chosen: Chosen, number: int, words: Sequence[str]) -> Sequence[str]:
         others = [(other, word) for other, word in enumerate(chosen) if word is not None]
@@ -85,8 +85,8 @@ def _most_of(missing: set[Pair]) -> Order:
     return by_gain
 
 
-def _made_plain(cases: Sequence[Values], matrix: Matrix) -> list[Values]:
-    """`cases` with the plainest words that still cover all pairs: fewer cards, fewer features."""
+def _simplify(cases: Sequence[Values], matrix: Matrix) -> list[Values]:
+    """Replace words by plainer ones, such as fewer cards, where all pairs stay covered."""
     plain = list(cases)
     counts = Counter(pair for case in cases for pair in pairs_of(case))
     for place, case in enumerate(cases):
@@ -106,8 +106,8 @@ def _made_plain(cases: Sequence[Values], matrix: Matrix) -> list[Values]:
     return plain
 
 
-def _without_spare(cases: Sequence[Values]) -> list[Values]:
-    """`cases` without those whose pairs the others have too; those on most cards go first."""
+def _drop_redundant(cases: Sequence[Values]) -> list[Values]:
+    """Drop cases whose pairs the others cover, those with most cards first."""
     counts = Counter(pair for case in cases for pair in pairs_of(case))
     kept = list(cases)
     cards = NAMES.index("cards")

@@ -1,7 +1,6 @@
-"""Makes the plan of a session from the matrix, recorded runs, and what the user asks for."""
+"""Makes a plan from the matrix, recorded runs and the user's options."""
 
-import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -10,18 +9,11 @@ from assay.errors import UsageError
 from assay.verdicts import SCHEMA
 from assay_smoke.matrix.axes import axes_for, case_with, values_of
 from assay_smoke.matrix.cases import Case
-from assay_smoke.matrix.choosing.changes import Changes
 from assay_smoke.matrix.choosing.expressions import compile_expression
-from assay_smoke.matrix.choosing.schedules import Job, Machine, share_out, share_out_within
-from assay_smoke.matrix.choosing.values import ValuedCase, by_value
+from assay_smoke.matrix.choosing.ordering import OrderedCase, order_by_value
+from assay_smoke.matrix.choosing.schedules import Job, schedule_jobs
 from assay_smoke.matrix.coverage import Coverage, choose_cases, covered_pairs
-from assay_smoke.matrix.durations import (
-    Durations,
-    History,
-    history_file,
-    machine_kind,
-    read_history,
-)
+from assay_smoke.matrix.durations import Durations, history_file, machine_kind, read_history
 from assay_smoke.matrix.plans import (
     LeftOutCase,
     PairCount,
@@ -36,81 +28,51 @@ from assay_smoke.matrix.vendors import HOST, rules_for, rules_of_vendor
 
 @dataclass(frozen=True, slots=True)
 class PlanOptions:
-    """What a plan is asked for.
-
-    cards: the largest number that a case may use.
-    budget_seconds: for each shard; None: no limit.
-    shard: from 1; None: the plan of all shards.
-    files: what changed, from the root of the repository; None: anything may have.
-    expression: as `pytest -k` has it, for ids.
-    history: file of recorded runs; None: the user's, and with several shards none.
-    machine: whose records count; None: those of the vendor, or of a host like this one.
-    """
+    """Options of a plan."""
 
     vendor: str = HOST
     cards: int = 4
+    """Largest number of cards of a case."""
     coverage: Coverage = "pairwise"
     budget_seconds: float | None = None
-    shards: int = 1
-    shard: int | None = None
-    files: tuple[str, ...] | None = None
     expression: str | None = None
+    """Expression in the syntax of `pytest -k` that selects case ids."""
     history: Path | None = None
+    """File of recorded runs; None for the user's own."""
     machine: str | None = None
-
-    def check_consistency(self) -> None:
-        """Raise UsageError for what means nothing."""
-        if self.shards < 1:
-            raise UsageError(f"--shards {self.shards}: there is at least one")
-        if self.shard is not None and not 1 <= self.shard <= self.shards:
-            raise UsageError(f"--shard {self.shard}: shards are 1 to {self.shards} (--shards)")
-        if self.budget_seconds is not None and self.budget_seconds <= 0:
-            raise UsageError(f"--budget {self.budget_seconds:g}s: nothing can be run in no time")
+    """Kind of machine whose recorded runs count; None for one of the vendor, or a host like this."""
 
 
 def plan_smoke(options: PlanOptions) -> SmokePlan:
-    """The plan for `options`; no device is needed.
+    """Make the plan for `options`. No device is needed.
 
-    Raises: UsageError for options that mean nothing, or that no case fits.
+    Raises: UsageError for options without meaning, or that no case matches.
     """
-    options.check_consistency()
+    if options.budget_seconds is not None and options.budget_seconds <= 0:
+        raise UsageError(f"--budget {options.budget_seconds:g}s: no case can run in no time")
     matrix = _matrix(options.vendor, options.cards)
     notes: list[str] = []
     durations = _read_durations(options, notes)
-    selection = _Selection(
-        [case_with(words) for words in choose_cases(matrix, options.coverage)], []
-    )
-    changes = None if options.files is None else Changes.of(options.files)
-    if changes is not None:
-        selection.keep(lambda case: case.framework in changes.frameworks, "not touched")
-        notes += changes.reasons or ("nothing changed",)
-        if not changes.frameworks:
-            notes.append("what changed touches no case: nothing is selected")
+    cases = [case_with(words) for words in choose_cases(matrix, options.coverage)]
+    left_out: list[tuple[Case, str]] = []
     if options.expression is not None:
-        _match(options.expression, selection, matrix, options.coverage)
-    ordered = by_value(selection.cases, _urgency(changes, durations), durations.expected_seconds)
-    sharing = _share_out(ordered, options, durations)
-    chosen = [valued for valued in ordered if valued.case in sharing.shards]
-    shown = [valued for valued in chosen if sharing.is_shown(valued.case)]
-    if len(shown) < len(chosen):
+        cases, left_out = _match(options.expression, cases, matrix, options.coverage)
+    ordered = order_by_value(cases, _urgency(durations), durations.expected_seconds)
+    jobs = [Job(one.case, one.case.cards, durations.expected_seconds(one.case)) for one in ordered]
+    num_slots = 1 if options.vendor == HOST else options.cards
+    schedule = schedule_jobs(jobs, num_slots, options.budget_seconds)
+    scheduled = {job.item for job in schedule.jobs}
+    chosen = [one for one in ordered if one.case in scheduled]
+    over_budget = f"over the budget of {options.budget_seconds or 0:g} s"
+    left_out += [(case, over_budget) for case in cases if case not in scheduled]
+    if not any(map(durations.runs_of, scheduled)):
         notes.append(
-            f"together the {options.shards} shards have {len(chosen)} cases, which cover"
-            f" {len(_pairs(chosen))} of {len(matrix.pairs)} pairs"
-        )
-    left_out = [
-        *selection.left,
-        *((case, _over_budget(options)) for case in selection.cases if case not in sharing.shards),
-    ]
-    if shown and not any(map(durations.is_recorded, (valued.case for valued in shown))):
-        notes.append(
-            f"all times are estimates, of which some are a few times too short: no case has run on"
+            f"all times are estimates and may be several times too short: no case has run on"
             f" {durations.machine} yet"
         )
     if options.vendor != HOST and not rules_of_vendor(options.vendor):
-        notes.append(
-            f"nothing is known that cards of {options.vendor} lack: no rule leaves anything out"
-        )
-    covered = _pairs(shown)
+        notes.append(f"no limits of {options.vendor} cards are known: no rule excludes any case")
+    covered = covered_pairs(values_of(one.case) for one in chosen)
     return SmokePlan(
         schema=SCHEMA,
         vendor=options.vendor,
@@ -118,17 +80,14 @@ def plan_smoke(options: PlanOptions) -> SmokePlan:
         machine=durations.machine,
         coverage=options.coverage,
         budget_seconds=options.budget_seconds,
-        shards=options.shards,
-        shard=options.shard,
-        digest=_digest(options, sharing.shards),
-        cases=[_planned(valued, sharing, changes, durations) for valued in shown],
-        expected_seconds=sharing.seconds,
+        cases=[_planned(one, durations) for one in chosen],
+        expected_seconds=schedule.seconds,
         pairs=PairCount(
             covered=len(covered),
             possible=len(matrix.pairs),
             uncovered=[pair_in_words(pair) for pair in sorted(matrix.pairs - covered)],
         ),
-        left_out=list(_left_out(left_out, _pairs(chosen), durations)),
+        left_out=list(_left_out(left_out, covered, durations)),
         refused=_refused_combinations(matrix),
         refused_pairs=[
             RefusedPair(pair=pair_in_words(pair), rules=[rule.name for rule in rules])
@@ -143,123 +102,58 @@ def _matrix(vendor: str, cards: int) -> Matrix:
     return Matrix(axes_for(cards), rules_for(vendor))
 
 
-@dataclass(slots=True)
-class _Selection:
-    """Cases that are still to be run, and those that are left out, each with the reason."""
-
-    cases: list[Case]
-    left: list[tuple[Case, str]]
-
-    def keep(self, matches: Callable[[Case], bool], reason: str) -> None:
-        """Leave out what does not match."""
-        self.left += [(case, reason) for case in self.cases if not matches(case)]
-        self.cases = [case for case in self.cases if matches(case)]
-
-
-@dataclass(frozen=True, slots=True)
-class _Sharing:
-    """Which shard each chosen case is in, from 1; the one to show, or None; how long it takes."""
-
-    shards: Mapping[Case, int]
-    shown: int | None
-    seconds: float
-
-    def is_shown(self, case: Case) -> bool:
-        """Whether `case` is in the shard that is asked for."""
-        return self.shown is None or self.shards[case] == self.shown
-
-
 def _read_durations(options: PlanOptions, notes: list[str]) -> Durations:
-    """What is recorded, or nothing where shards have to be the same on machines with other records."""
-    machine = options.machine or machine_kind(options.vendor)
-    if options.history is None and options.shards > 1:
-        notes.append(
-            "durations are estimates: shards on several machines are parts of one plan only where"
-            " all use the same records; --history FILE names them"
-        )
-        return Durations.of(History(schema=SCHEMA), machine)
     if options.history is not None and not options.history.is_file():
-        notes.append(f"--history {options.history} is not there")
+        notes.append(f"--history {options.history}: there is no such file")
     history = read_history(options.history or history_file())
     if history.problem:
         notes.append(history.problem)
-    return Durations.of(history, machine)
+    return Durations.of(history, options.machine or machine_kind(options.vendor))
 
 
-def _match(expression: str, selection: _Selection, matrix: Matrix, coverage: Coverage) -> None:
-    """Leave out what `expression` does not match. Raises: UsageError if nothing is left by it."""
+def _match(
+    expression: str, cases: list[Case], matrix: Matrix, coverage: Coverage
+) -> tuple[list[Case], list[tuple[Case, str]]]:
+    """Split `cases` into those that `expression` matches and the others, each with the reason.
+
+    Raises: UsageError if it matches none.
+    """
     matches = compile_expression(expression)
-    had_cases = bool(selection.cases)
-    selection.keep(lambda case: matches(case.id), f"not -k {expression!r}")
-    if selection.cases or not had_cases:
-        return
+    matched = [case for case in cases if matches(case.id)]
+    if matched:
+        return matched, [(case, f"not -k {expression!r}") for case in cases if not matches(case.id)]
     every = sum(matches(case_with(words).id) for words in matrix.cases())
     elsewhere = (
-        f"{every:,} of all compatible cases have: --coverage full"
+        f"{every:,} of all compatible cases match: --coverage full"
         if every and coverage != "full"
-        else "no compatible case has"
+        else "no compatible case matches"
     )
     raise UsageError(
-        f"-k {expression!r}: no case of this plan (--coverage {coverage}) has such an id;"
-        f" {elsewhere}"
+        f"-k {expression!r}: no case of this plan (--coverage {coverage}) matches; {elsewhere}"
     )
 
 
-def _urgency(changes: Changes | None, durations: Durations) -> Callable[[Case], tuple[bool, ...]]:
-    """The largest first: touched by what changed, failed lately, never ran."""
-
-    def urgency(case: Case) -> tuple[bool, ...]:
-        touched = changes is not None and case.framework in changes.named
-        return touched, durations.num_failures(case) > 0, not durations.is_recorded(case)
-
-    return urgency
+def _urgency(durations: Durations) -> Callable[[Case], tuple[bool, ...]]:
+    """Return a sort key, largest first: failed recently, then never ran."""
+    return lambda case: (durations.num_failures(case) > 0, not durations.runs_of(case))
 
 
-def _share_out(
-    ordered: Sequence[ValuedCase], options: PlanOptions, durations: Durations
-) -> _Sharing:
-    # On a host cases share the cores, so that they run one after the other.
-    num_slots = 1 if options.vendor == HOST else options.cards
-    machines: list[Machine[Case]] = [Machine(num_slots) for _ in range(options.shards)]
-    jobs = [
-        Job(valued.case, valued.case.cards, durations.expected_seconds(valued.case))
-        for valued in ordered
-    ]
-    if options.budget_seconds is None:
-        share_out(jobs, machines)
-    else:
-        share_out_within(options.budget_seconds, jobs, machines)
-    shards = {job.item: number for number, one in enumerate(machines, 1) for job in one.jobs}
-    seconds = [
-        machine.seconds
-        for number, machine in enumerate(machines, 1)
-        if options.shard in (None, number)
-    ]
-    return _Sharing(shards, options.shard, max(seconds))
-
-
-def _planned(
-    valued: ValuedCase, sharing: _Sharing, changes: Changes | None, durations: Durations
-) -> PlannedCase:
-    case = valued.case
+def _planned(ordered: OrderedCase, durations: Durations) -> PlannedCase:
+    case = ordered.case
     reasons = []
-    if changes is not None:
-        named = case.framework in changes.named
-        reasons.append("touched by what changed" if named else "may be touched by what changed")
     if failures := durations.num_failures(case):
-        reasons.append(f"failed in {failures} of its last {durations.num_runs(case)} runs")
-    if not durations.is_recorded(case):
+        reasons.append(f"failed in {failures} of its last {len(durations.runs_of(case))} runs")
+    if not durations.runs_of(case):
         reasons.append("never ran")
-    if valued.new_pairs and not reasons:
+    if ordered.new_pairs and not reasons:
         reasons.append("for its new pairs")
     return PlannedCase(
         id=case.id,
         case=case,
         reasons=reasons or ["its pairs are covered already"],
-        new_pairs=len(valued.new_pairs),
+        new_pairs=len(ordered.new_pairs),
         expected_seconds=durations.expected_seconds(case),
-        recorded=durations.is_recorded(case),
-        shard=sharing.shards[case],
+        recorded=bool(durations.runs_of(case)),
         command=f"assay smoke run {case.id}",
     )
 
@@ -267,7 +161,7 @@ def _planned(
 def _left_out(
     cases: Iterable[tuple[Case, str]], covered: set[Pair], durations: Durations
 ) -> Iterator[LeftOutCase]:
-    """Each case that is left out; a pair that is lost stands with the first that has it."""
+    """Describe each case that is left out. A lost pair is listed with the first case that has it."""
     seen = set(covered)
     for case, reason in cases:
         lost = set(pairs_of(values_of(case))) - seen
@@ -277,13 +171,13 @@ def _left_out(
             case=case,
             reason=reason,
             expected_seconds=durations.expected_seconds(case),
-            recorded=durations.is_recorded(case),
+            recorded=bool(durations.runs_of(case)),
             lost_pairs=[pair_in_words(pair) for pair in sorted(lost)],
         )
 
 
 def _refused_combinations(matrix: Matrix) -> list[RefusedCombination]:
-    """The rules that refuse anything on these axes."""
+    """Describe the rules that refuse a case on these axes."""
     words = {axis.name: {*axis.values} for axis in matrix.axes}
     return [
         RefusedCombination(
@@ -295,16 +189,3 @@ def _refused_combinations(matrix: Matrix) -> list[RefusedCombination]:
         for rule in matrix.rules
         if all(words[axis] & refused for axis, refused in rule.refuses.items())
     ]
-
-
-def _over_budget(options: PlanOptions) -> str:
-    return f"over the budget of {options.budget_seconds or 0:g} s"
-
-
-def _pairs(cases: Iterable[ValuedCase]) -> set[Pair]:
-    return covered_pairs(values_of(valued.case) for valued in cases)
-
-
-def _digest(options: PlanOptions, shards: Mapping[Case, int]) -> str:
-    named = sorted(f"{case.id} {shard}" for case, shard in shards.items())
-    return hashlib.sha256("\n".join([options.vendor, *named]).encode()).hexdigest()[:12]

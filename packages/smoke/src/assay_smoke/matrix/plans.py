@@ -1,4 +1,4 @@
-"""What a plan of the smoke tier is, as data."""
+"""The plan of a smoke session as JSON."""
 
 from pydantic import Field
 
@@ -8,30 +8,23 @@ from assay_smoke.matrix.coverage import Coverage
 
 
 class PlannedCase(Record):
-    """A case that is to be run.
-
-    reasons: why it was chosen, and why at its place.
-    new_pairs: how many pairs of words it has that no case before it has.
-    expected_seconds: from recorded runs on such a machine where `recorded`, else an estimate.
-    shard: from 1, where there are several.
-    command: what repeats it.
-    """
+    """A case that the session runs."""
 
     id: str
     case: Case
     reasons: list[str]
+    """Why it was chosen, and why at this position."""
     new_pairs: int
+    """Number of pairs of words that no earlier case has."""
     expected_seconds: float
     recorded: bool
-    shard: int | None = None
+    """Whether `expected_seconds` comes from recorded runs, not from an estimate."""
     command: str
+    """Command that repeats the case."""
 
 
 class LeftOutCase(Record):
-    """A case of the coverage that is not to be run.
-
-    lost_pairs: the pairs of words that are lost by it; one that several have stands with the first.
-    """
+    """A case of the coverage that the session leaves out."""
 
     id: str
     case: Case
@@ -39,26 +32,28 @@ class LeftOutCase(Record):
     expected_seconds: float
     recorded: bool
     lost_pairs: list[str]
+    """Pairs of words that only left-out cases have, listed with the first of them."""
 
 
 class RefusedCombination(Record):
-    """Words that cannot stand together; shown_by: a test of the repository, or a page."""
+    """A combination of words that a rule refuses."""
 
     rule: str
     combination: str
     reason: str
     shown_by: str
+    """Test of the repository, or page."""
 
 
 class RefusedPair(Record):
-    """Two words that no case has, and the rules that together leave none."""
+    """Two words that no case has, and the rules that exclude all cases with them."""
 
     pair: str
     rules: list[str]
 
 
 class PairCount(Record):
-    """Pairs of words that the cases of the plan have, of those that any case can have."""
+    """Numbers of pairs of words in the plan and in any case."""
 
     covered: int
     possible: int
@@ -66,25 +61,18 @@ class PairCount(Record):
 
 
 class SmokePlan(Record):
-    """Which cases are run, in which order, and what is not.
-
-    machine: the kind of machine whose recorded runs count.
-    cases: the most valuable first.
-    expected_seconds: until the last case ends, on the slowest shard.
-    digest: of all cases and their shards: plans that are to complement each other have the same.
-    """
+    """The cases of a session, the most valuable first, and the cases left out."""
 
     schema_: int = Field(default=SCHEMA, alias="schema")
     vendor: str
     cards: int
     machine: str
+    """Kind of machine whose recorded runs count."""
     coverage: Coverage
     budget_seconds: float | None
-    shards: int
-    shard: int | None
-    digest: str
     cases: list[PlannedCase]
     expected_seconds: float
+    """Expected end of the last case."""
     pairs: PairCount
     left_out: list[LeftOutCase]
     refused: list[RefusedCombination]

@@ -1,7 +1,7 @@
-"""Which combinations are refused, and why: each rule is data, and names what shows it.
+"""Combinations that are refused, as data. Each rule cites a test or page that shows it.
 
-A rule refuses the cases that have, on every axis that it names, one of the words that it names
-there. What a number decides (heads, layers) is computed from the recipes of the micro models.
+A rule refuses the cases that have one of its words on every axis that it names. Rules that depend on
+numbers of heads or layers are computed from the recipes of the micro models.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -15,7 +15,6 @@ from assay.parallel.tensor_parallel.heads import HeadsError, share_heads
 from assay_smoke.matrix.axes import AXES, CARDS, NAMES, Values, values_of
 from assay_smoke.matrix.cases import Case, Family, Framework, state_checkpoint
 
-_SHARDING: tuple[Framework, ...] = ("fsdp", "zero1", "zero2", "zero3")
 _DIVIDING: tuple[Framework, ...] = ("tensor-parallel", "pipeline")
 _ZERO: tuple[Framework, ...] = ("zero1", "zero2", "zero3")
 
@@ -24,24 +23,22 @@ _TESTS = "packages/smoke/tests/unit/matrix/test_refusals.py::"
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One reason why cases are refused.
-
-    refuses: words by axis; a case that has one of them on each of these axes is refused.
-    reason: one sentence, for a reader who asked for such a case.
-    shown_by: FILE::TEST of this repository, or the address of a page.
-    """
+    """A reason to refuse cases."""
 
     name: str
     refuses: Mapping[str, frozenset[str]]
+    """Words by axis. A case with one of them on each of these axes is refused."""
     reason: str
+    """One sentence for a user who asked for such a case."""
     shown_by: str
+    """FILE::TEST of this repository, or an address."""
 
     def applies(self, values: Values) -> bool:
-        """Whether it refuses the case that has `values`, one for each axis."""
+        """Return whether the rule refuses the case with these words."""
         return all(values[NAMES.index(axis)] in words for axis, words in self.refuses.items())
 
     def describe(self) -> str:
-        """The combination, as in "framework pipeline, recompute"."""
+        """Describe the combination, as in "framework pipeline, recompute"."""
         parts = []
         for axis in AXES:
             words = [word for word in axis.values if word in self.refuses.get(axis.name, ())]
@@ -53,9 +50,9 @@ class Rule:
 
 
 def refusing(*, name: str, reason: str, shown_by: str, **words: str | Iterable[str]) -> Rule:
-    """A rule; `words` by axis, each one word or several.
+    """Make a rule from one or several words per axis.
 
-    Raises: ValueError for an axis or a word that there is not: such a rule would refuse nothing.
+    Raises: ValueError for an unknown axis or word, since such a rule would refuse nothing.
     """
     known = {axis.name: axis.values for axis in AXES}
     refuses = {
@@ -63,12 +60,12 @@ def refusing(*, name: str, reason: str, shown_by: str, **words: str | Iterable[s
     }
     for axis, asked in refuses.items():
         if not asked or not asked <= {*known.get(axis, ())}:
-            raise ValueError(f"rule {name}: the axis {axis} has not the words {sorted(asked)}")
+            raise ValueError(f"rule {name}: the axis {axis} lacks some of {sorted(asked)}")
     return Rule(name, MappingProxyType(refuses), reason, shown_by)
 
 
 def _families_that(test: Callable[[Mapping[str, Any]], bool]) -> list[str]:
-    """The families whose recipe has settings of which `test` is true."""
+    """Return the families whose recipe settings satisfy `test`."""
     return [family for family in get_args(Family) if test(find_recipe(family).settings)]
 
 
@@ -86,7 +83,7 @@ def _has_fewer_layers(settings: Mapping[str, Any], cards: int) -> bool:
 
 
 def _computed_rules() -> Iterator[Rule]:
-    """What the configurations of the micro models rule out, for each number of cards."""
+    """Yield the rules that the micro models' heads and layers imply."""
     for cards in CARDS:
         if few := _families_that(partial(_cannot_share_heads, cards=cards)):
             yield refusing(
@@ -94,8 +91,7 @@ def _computed_rules() -> Iterator[Rule]:
                 framework="tensor-parallel",
                 cards=str(cards),
                 family=few,
-                reason=f"The query heads of these models cannot be shared out over {cards} ranks"
-                " evenly.",
+                reason=f"The query heads of these models do not divide into {cards} equal shares.",
                 shown_by=f"{_TESTS}test_heads_that_cannot_be_shared_out_are_refused",
             )
         if few := _families_that(partial(_has_fewer_layers, cards=cards)):
@@ -112,14 +108,10 @@ def _computed_rules() -> Iterator[Rule]:
             name="pipeline-tied-head",
             framework="pipeline",
             family=tied,
-            reason="Head and embedding are one parameter, and each end of a pipeline has a part of"
-            " its gradient, which cannot be compared yet.",
+            reason="Head and embedding share one parameter. Each end of a pipeline has a part of its"
+            " gradient, which cannot be compared yet.",
             shown_by=f"{_TESTS}test_a_tied_head_is_refused_in_a_pipeline",
         )
-
-
-def _without(*frameworks: Framework) -> list[str]:
-    return [framework for framework in get_args(Framework) if framework not in frameworks]
 
 
 def _that_save(checkpoint: str) -> list[str]:
@@ -138,15 +130,15 @@ RULES: tuple[Rule, ...] = (
         name="one-card-is-one-process",
         framework=["ddp", "tensor-parallel", "pipeline"],
         cards="1",
-        reason="On one card there is nothing to spread: what would run is the trainer of one process.",
+        reason="One card leaves nothing to spread, so the case would repeat one-process.",
         shown_by=f"{_TESTS}test_on_one_card_nothing_is_spread",
     ),
     refusing(
         name="fsdp-one-card",
         framework="fsdp",
         cards="1",
-        reason="On one card the trainer shards nothing, and keeps nothing on the host that it is"
-        " asked to: what would run is the trainer of one process.",
+        reason="On one card the trainer neither shards nor offloads, so the case would repeat"
+        " one-process.",
         shown_by=f"{_TESTS}test_on_one_card_nothing_is_spread",
     ),
     *_computed_rules(),
@@ -154,50 +146,49 @@ RULES: tuple[Rule, ...] = (
         name="tensor-parallel-gemma2",
         framework="tensor-parallel",
         family="gemma2",
-        reason="The embedding of Gemma 2 scales what it looks up, and only a plain one can be divided.",
+        reason="Gemma 2 scales its embeddings, and only a plain embedding can be divided.",
         shown_by=f"{_TESTS}test_a_scaled_embedding_cannot_be_divided",
     ),
     refusing(
         name="pipeline-recompute",
         framework="pipeline",
         recompute="recompute",
-        reason="Recomputed activations in a stage are not built.",
+        reason="Recomputation within a pipeline stage is not implemented.",
         shown_by=f"{_TESTS}test_what_a_trainer_does_not_know_is_an_error",
     ),
     refusing(
         name="offload-replicated",
         framework=["one-process", "ddp"],
         offload="offload",
-        reason="Only trainers that shard (FSDP2, ZeRO) can keep on the host what they hold.",
+        reason="Only trainers that shard (FSDP2, ZeRO) can offload to the host.",
         shown_by=f"{_TESTS}test_what_a_trainer_does_not_know_is_an_error",
     ),
     refusing(
         name="offload-divided",
         framework=_DIVIDING,
         offload="offload",
-        reason="FSDP2 does the offloading, and a mesh of tp or pp alone has no FSDP2: all would stay"
-        " on the device.",
+        reason="FSDP2 does the offloading, and a mesh of tp or pp alone has no FSDP2.",
         shown_by=f"{_TESTS}test_a_divided_model_is_not_sharded",
     ),
     refusing(
         name="float16-divided",
         framework=_DIVIDING,
         precision="float16",
-        reason="FSDP2 keeps the float32 weights beside, and a mesh of tp or pp alone has no FSDP2.",
+        reason="FSDP2 keeps the float32 master weights, and a mesh of tp or pp alone has no FSDP2.",
         shown_by=f"{_TESTS}test_a_divided_model_is_not_sharded",
     ),
     refusing(
         name="compile",
         framework=[*_DIVIDING, *_ZERO],
         compile="compile",
-        reason="Compiled layers are built for one process, DDP and FSDP2 only.",
+        reason="Only one process, DDP and FSDP2 compile their layers.",
         shown_by=f"{_TESTS}test_what_a_trainer_does_not_know_is_an_error",
     ),
     refusing(
         name="packed",
         framework=_DIVIDING,
         batches="packed",
-        reason="Packed batches are built for one process, DDP, FSDP2 and ZeRO only.",
+        reason="Only one process, DDP, FSDP2 and ZeRO train on packed batches.",
         shown_by=f"{_TESTS}test_what_a_trainer_does_not_know_is_an_error",
     ),
     refusing(
@@ -205,7 +196,7 @@ RULES: tuple[Rule, ...] = (
         framework=["zero1", "zero2"],
         precision="float16",
         offload="offload",
-        reason="DeepSpeed 0.19 keeps the infinities of one overflow among its float32 gradients, and"
+        reason="DeepSpeed 0.19 keeps the infinities of one overflow in its float32 gradients and"
         " overflows in every later step.",
         shown_by="packages/smoke/tests/subsystem/test_overflow_with_offload.py"
         "::test_an_overflow_is_never_left_behind",
@@ -221,28 +212,28 @@ RULES: tuple[Rule, ...] = (
         name="whole-model-with-lora",
         lora="lora",
         checkpoint="hugging-face",
-        reason="Under LoRA what users take away is the adapter; the whole model is checkpoint merged.",
+        reason="LoRA saves the adapter, and the whole model is checkpoint merged.",
         shown_by=f"{_TESTS}test_under_lora_no_whole_model_is_saved",
     ),
     refusing(
         name="full-of-shards",
         framework=_that_save("sharded"),
         checkpoint="full",
-        reason="No rank has all of the state: each saves its part, and the model put together is"
-        " checkpoint hugging-face.",
+        reason="Each rank holds and saves a part of the state, and the whole model is checkpoint"
+        " hugging-face.",
         shown_by=f"{_TESTS}test_only_replicas_have_all_of_the_state",
     ),
     refusing(
         name="shards-of-replicas",
         framework=_that_save("full"),
         checkpoint="sharded",
-        reason="Every rank has all of the state: there are no parts to save.",
+        reason="Every rank holds the whole state, so there are no parts to save.",
         shown_by=f"{_TESTS}test_only_replicas_have_all_of_the_state",
     ),
 )
 
 
 def check_compatible(case: Case, rules: Iterable[Rule] = RULES) -> str | None:
-    """Why `case` is refused, by the first rule that applies; None if it can be run."""
+    """Return the reason of the first rule that refuses `case`, or None."""
     values = values_of(case)
     return next((rule.reason for rule in rules if rule.applies(values)), None)

@@ -1,7 +1,6 @@
-"""The matrix of one machine: which of its cases there are, found by search and not assumed.
+"""The possible cases of one machine, found by search.
 
-A search chooses a word on one axis after the other, and leaves a branch as soon as a rule applies to
-what is chosen so far.
+The search chooses a word on one axis after the other and leaves a branch as soon as a rule applies.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,16 +10,16 @@ from itertools import combinations, product
 from assay_smoke.matrix.axes import NAMES, Axis, Values
 from assay_smoke.matrix.rules import Rule
 
-# Two axes by their number, the lower first, each with a word.
+# Two axes by number, the lower first, each with a word.
 Pair = tuple[tuple[int, str], tuple[int, str]]
 
-# What a rule refuses: numbers of axes, each with the words.
+# The words that a rule refuses, by axis number.
 _Refused = list[tuple[int, frozenset[str]]]
 
-# The words of a case that is being searched; None where none is chosen yet.
+# The words of a partial case; None on axes without a choice yet.
 Chosen = Sequence[str | None]
 
-# In which order to try the words of an axis, whose number is given with what is chosen so far.
+# Orders the words of an axis, given the partial case and the number of the axis.
 Order = Callable[[Chosen, int, Sequence[str]], Sequence[str]]
 
 
@@ -30,7 +29,7 @@ class Matrix:
     def __init__(self, axes: Sequence[Axis], rules: Sequence[Rule]) -> None:
         self.axes = tuple(axes)
         self.rules = tuple(rules)
-        # What rules refuse that name an axis, by its number.
+        # By axis number, the rules that name the axis.
         self._refused_on: list[list[_Refused]] = [[] for _ in self.axes]
         for rule in rules:
             refused = [(NAMES.index(axis), words) for axis, words in rule.refuses.items()]
@@ -38,26 +37,26 @@ class Matrix:
                 self._refused_on[number].append(refused)
 
     def allows(self, chosen: Chosen, newest: int) -> bool:
-        """Whether no rule applies to `chosen`, where none did before the axis `newest` got its word."""
+        """Return whether no rule applies to `chosen`. newest: the axis whose word was chosen last."""
         return not any(
             all(chosen[number] in words for number, words in refused)
             for refused in self._refused_on[newest]
         )
 
     def cases(self) -> Iterator[Values]:
-        """Every case that no rule refuses."""
+        """Yield every case that no rule refuses."""
         return self._search({}, _plainest_first)
 
     def find(self, wanted: Mapping[int, str], order: Order | None = None) -> Values | None:
-        """The first case that has the `wanted` words, by number of their axis; None: there is none.
+        """Return the first case with the `wanted` words, given by axis number, or None.
 
-        order: of the words to try on each axis, by default the plainest first.
+        order: order in which to try words; by default the plainest first.
         """
         return next(self._search(wanted, order or _plainest_first), None)
 
     @cached_property
     def pairs(self) -> frozenset[Pair]:
-        """Every pair of words that some case has."""
+        """Find every pair of words that some case has."""
         found: set[Pair] = set()
         for pair in self._all_pairs():
             if pair not in found and (case := self.find(dict(pair))):
@@ -66,7 +65,7 @@ class Matrix:
 
     @cached_property
     def refused_pairs(self) -> dict[Pair, tuple[Rule, ...]]:
-        """Every pair of words that no case has, with rules of which none could be left out."""
+        """Find every pair of words that no case has, with a minimal set of rules that excludes it."""
         return {
             pair: self._rules_against(pair) for pair in self._all_pairs() if pair not in self.pairs
         }
@@ -88,7 +87,7 @@ class Matrix:
                 yield (first, one), (second, other)
 
     def _search(self, wanted: Mapping[int, str], order: Order) -> Iterator[Values]:
-        # What is wanted is chosen first: two words that refuse each other then end the search.
+        # Wanted words are chosen first, so that words that exclude each other end the search.
         numbers = [*wanted, *(n for n in range(len(self.axes)) if n not in wanted)]
         words = [(wanted[n],) if n in wanted else self.axes[n].values for n in range(len(numbers))]
         chosen: list[str | None] = [None] * len(numbers)
@@ -108,12 +107,12 @@ class Matrix:
 
 
 def pairs_of(values: Values) -> Iterator[Pair]:
-    """The pairs of words of a case."""
+    """Yield the pairs of words of a case."""
     return combinations(enumerate(values), 2)
 
 
 def pair_in_words(pair: Pair) -> str:
-    """As in "framework fsdp + lora no"."""
+    """Describe a pair, as in "framework fsdp + lora no"."""
     return " + ".join(
         word if word == NAMES[number] else f"{NAMES[number]} {word}" for number, word in pair
     )

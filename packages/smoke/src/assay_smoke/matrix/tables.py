@@ -1,6 +1,6 @@
-"""The tables of docs/smoke.md, made of the axes and rules themselves.
+"""The tables of docs/smoke.md, generated from axes and rules.
 
-`python -m assay_smoke.matrix.tables docs/smoke.md` writes them; a test compares.
+Write them by `python -m assay_smoke.matrix.tables docs/smoke.md`. A test compares them.
 """
 
 import sys
@@ -13,21 +13,21 @@ from assay_smoke.matrix.vendors import rules_of_vendor, vendor_names
 
 
 def document_tables() -> dict[str, str]:
-    """Markdown by the mark at which it stands: between `<!-- MARK -->` and `<!-- end of MARK -->`."""
+    """Return each Markdown table by its mark: it stands between `<!-- MARK -->` and `<!-- end of MARK -->`."""
     return {"axes": _axes_table(), "refused combinations": _rules_table()}
 
 
 def with_tables(document: str) -> str:
-    """`document` with the tables as they are now.
+    """Return `document` with current tables.
 
-    Raises: ValueError where it has no place for one.
+    Raises: ValueError if a mark is missing.
     """
     for mark, table in document_tables().items():
         begin, end = f"<!-- {mark} -->\n", f"<!-- end of {mark} -->"
         before, _, rest = document.partition(begin)
         _, found, after = rest.partition(end)
         if not found:
-            raise ValueError(f"the document has no place marked {mark!r}")
+            raise ValueError(f"the document has no marks for {mark!r}")
         document = f"{before}{begin}\n{table}\n\n{end}{after}"
     return document
 
@@ -36,7 +36,7 @@ def _axes_table() -> str:
     rows = [
         (axis.name, " ".join(f"`{word}`" for word in axis.values), axis.meaning) for axis in AXES
     ]
-    return _markdown(("axis", "words", "what it is"), rows)
+    return _markdown(("axis", "words", "meaning"), rows)
 
 
 def _rules_table() -> str:

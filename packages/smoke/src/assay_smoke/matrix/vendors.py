@@ -1,4 +1,4 @@
-"""Which vendors a matrix can be planned for, and what their cards lack."""
+"""Vendors of accelerators, and the rules for their cards."""
 
 from functools import cache
 from pathlib import Path
@@ -8,19 +8,10 @@ from assay.errors import UsageError
 from assay.files import read_toml
 from assay_smoke.matrix.rules import RULES, Rule, refusing
 
-# The vendor of machines without an accelerator: cases there share the host's cores.
+# The vendor of machines without an accelerator.
 HOST = "cpu"
 
 _FILE = Path(__file__).with_name("vendors.toml")
-
-
-class UnknownVendorError(UsageError):
-    """A vendor that no file names."""
-
-    @classmethod
-    def of(cls, vendor: str) -> "UnknownVendorError":
-        """`vendor`: as the user wrote it."""
-        return cls(f"--vendor {vendor}: there is {', '.join(vendor_names())}")
 
 
 @cache
@@ -29,17 +20,17 @@ def _tables() -> dict[str, dict[str, Any]]:
 
 
 def vendor_names() -> tuple[str, ...]:
-    """The vendors, in the order of their file."""
+    """Return the vendors in the order of their file."""
     return tuple(_tables())
 
 
 def rules_of_vendor(vendor: str) -> tuple[Rule, ...]:
-    """What the vendor's cards lack.
+    """Return the rules for the vendor's cards alone.
 
-    Raises: UnknownVendorError.
+    Raises: UsageError for an unknown vendor.
     """
     if vendor not in _tables():
-        raise UnknownVendorError.of(vendor)
+        raise UsageError(f"--vendor {vendor}: there is {', '.join(vendor_names())}")
     return tuple(
         refusing(
             name=f"{vendor}-{entry['name']}",
@@ -52,8 +43,8 @@ def rules_of_vendor(vendor: str) -> tuple[Rule, ...]:
 
 
 def rules_for(vendor: str) -> tuple[Rule, ...]:
-    """All rules that hold on the vendor's cards.
+    """Return all rules that hold on the vendor's cards.
 
-    Raises: UnknownVendorError.
+    Raises: UsageError for an unknown vendor.
     """
     return (*RULES, *rules_of_vendor(vendor))

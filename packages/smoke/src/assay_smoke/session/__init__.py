@@ -1,1 +1,1 @@
-"""Many cases, one after the other or side by side: results, retries, page."""
+"""Sessions of many cases: plan, runs, retries, results and page."""

@@ -1,4 +1,4 @@
-"""What `assay smoke run` does: the plan, the session, its report and its page."""
+"""Runs a session for `assay smoke run`."""
 
 import time
 from collections import Counter
@@ -12,9 +12,10 @@ from assay.devices.detection.isolation import require_run
 from assay.devices.registry import open_device
 from assay.devices.run_string import parse_run
 from assay.errors import UsageError
-from assay.files import DiskError, read_record
+from assay.files import DiskError, read_record, write_whole
 from assay.runs import RunFolder, open_progress
 from assay.training.trainers.registry import require_trainer
+from assay.verdicts import SCHEMA
 from assay_smoke.cases.running import prepare
 from assay_smoke.cases.settings import needs_deepspeed
 from assay_smoke.external.cycle import require_runnable
@@ -38,21 +39,23 @@ from assay_smoke.session.items import (
 )
 from assay_smoke.session.page import write_page
 from assay_smoke.session.results import CaseResult, SessionReport
-from assay_smoke.session.running import Session
-from assay_smoke.session.side_by_side import Devices
+from assay_smoke.session.side_by_side import Devices, run_items
 from assay_smoke.trainers.deepspeed.process import require_deepspeed
 
 _COLLECTIVE_SECONDS = 60.0
 _HOST_CARDS = 4
 
+REPORT_FILE = "session.json"
+
 
 @dataclass(frozen=True, slots=True)
 class SessionOptions:
-    """What a session is asked for; see `assay smoke run --help`."""
+    """Options of `assay smoke run`."""
 
     names: tuple[str, ...] = ()
     plan: Path | None = None
-    beside: tuple[str, ...] = ()
+    extra: tuple[str, ...] = ()
+    """Libraries, as command:FILE.toml, that run in addition to the plan."""
     device: str = "cpu"
     precision: str | None = None
     coverage: Coverage = "pairwise"
@@ -65,11 +68,12 @@ class SessionOptions:
 
 @dataclass(frozen=True, slots=True)
 class _Chosen:
-    """What a session runs; num_pairs: of values that can meet in a plan, 0 without one."""
+    """The items of a session."""
 
     items: list[SessionItem]
     cases: list[Case]
     num_pairs: int
+    """Number of possible pairs of values in the plan; 0 without a plan."""
 
 
 def run_session(
@@ -77,25 +81,37 @@ def run_session(
     output: Path | None,
     tell: Callable[[CaseResult, int, int], None],
 ) -> tuple[SessionReport, Path]:
-    """Run everything that `options` ask for; report and page lie in `output`.
+    """Run the session that `options` request. Report and page are written even if it is interrupted.
 
-    Raises: UsageError or MachineError for what cannot be run at all, before anything is.
+    output: folder for them; None for a new one. tell: called with each result, its number and the
+        number of items.
+
+    Raises: UsageError or MachineError before any run if an item cannot run.
     """
     require_trainer(options.trainer)
     require_run(parse_run(f"{options.device}/{options.precision or 'float32'}"))
     folder = RunFolder.create("smoke run", output).path
     chosen = _choose(options, str(folder / "references"))
-    session = Session(folder, options.device, tell, _devices(options.device))
+    results: list[CaseResult] = []
     begun = time.monotonic()
     try:
         with open_progress() as progress:
-            with progress.step("what trainers need is compiled, if it was not"):
+            with progress.step("compiles extensions of trainers"):
                 for case in chosen.cases:
                     prepare(case, options.trainer, folder, progress)
-            session.run(chosen.items, progress)
+            for result in run_items(chosen.items, _devices(options.device), folder, progress):
+                results.append(result)
+                tell(result, len(results), len(chosen.items))
     finally:
-        met = _num_pairs_met(chosen, session.results)
-        report = session.write(time.monotonic() - begun, (met, chosen.num_pairs))
+        report = SessionReport(
+            schema=SCHEMA,
+            device=options.device,
+            cases=results,
+            seconds=time.monotonic() - begun,
+            pairs_covered=_num_pairs_met(chosen, results),
+            pairs_possible=chosen.num_pairs,
+        )
+        write_whole(folder / REPORT_FILE, report.model_dump_json(by_alias=True, indent=1))
         page = write_page(report, folder)
         if options.trainer is None:
             _record(options, chosen.cases, report)
@@ -107,7 +123,11 @@ def _choose(options: SessionOptions, references: str) -> _Chosen:
     cases = [case_of(name) for name in options.names if not name.startswith(COMMAND)]
     num_pairs = 0
     if not options.names:
-        plan = _read_plan(options.plan) if options.plan else plan_smoke(_plan_options(options))
+        plan = (
+            read_record(SmokePlan, options.plan)
+            if options.plan
+            else plan_smoke(_plan_options(options))
+        )
         cases = [planned.case for planned in plan.cases]
         num_pairs = plan.pairs.possible
     rules = rules_for(open_device(options.device).vendor.name)
@@ -129,8 +149,8 @@ def _choose(options: SessionOptions, references: str) -> _Chosen:
         collective_timeout=min(_COLLECTIVE_SECONDS, options.timeout / 2),
     )
     items = [case_item(case, case_options) for case in cases]
-    for toml in [_toml_of(name) for name in (*commands, *options.beside)]:
-        read_library(toml)  # A name that is misspelt is no case that -k leaves out.
+    for toml in [_toml_of(name) for name in (*commands, *options.extra)]:
+        read_library(toml)  # a misspelled name is an error even if -k does not match it
         external = external_item(toml)
         if _matches(options.keyword, external.name):
             require_runnable(toml)
@@ -142,7 +162,7 @@ def _choose(options: SessionOptions, references: str) -> _Chosen:
 
 
 def _left_by(options: SessionOptions) -> str:
-    """Which options leave nothing, in words."""
+    """Name the options that left nothing to run."""
     given = {
         "-k": options.keyword and repr(options.keyword),
         "--run": options.precision and f"{options.device}/{options.precision}",
@@ -151,24 +171,24 @@ def _left_by(options: SessionOptions) -> str:
     }
     words = " and ".join(f"{name} {value}" for name, value in given.items() if value)
     asked = ", ".join(options.names) or "the plan"
-    return f"{words or 'these options'}: nothing of {asked} is left"
+    return f"{words or 'these options'}: no case of {asked} matches"
 
 
 def _require_different(names: list[str]) -> None:
-    """Raise UsageError for two items of one name, which would share a folder."""
+    """Raise UsageError for two items of one name, since they would share a folder."""
     for name, number in Counter(names).items():
         if number > 1:
-            raise UsageError(f"{name} is asked for {number} times: each name runs once")
+            raise UsageError(f"{name} is given {number} times: each name runs once")
 
 
 def _num_pairs_met(chosen: _Chosen, results: list[CaseResult]) -> int:
-    """How many pairs of values met in the cases that have run."""
+    """Count the pairs of values that met in the cases that ran."""
     ran = {result.name for result in results}
     return len(covered_pairs(values_of(case) for case in chosen.cases if case.id in ran))
 
 
 def _require_libraries(cases: list[Case]) -> None:
-    """Raise UsageError for cases whose framework is a library that is not installed."""
+    """Raise UsageError if a case needs a library that is not installed."""
     waiting = [case.id for case in cases if needs_deepspeed(case)]
     if not waiting:
         return
@@ -182,23 +202,18 @@ def _require_libraries(cases: list[Case]) -> None:
 
 
 def _toml_of(name: str) -> Path:
-    """The file that describes a training library. Raises: UsageError for anything else."""
+    """Return the file that describes a training library. Raises: UsageError for any other name."""
     if not name.startswith(COMMAND):
         raise UsageError(f"--with {name}: give {COMMAND}FILE.toml")
     return Path(name.removeprefix(COMMAND)).expanduser()
 
 
 def _devices(name: str) -> Devices | None:
-    """Where there are several that a process can be given some of; a name such as cuda:1 is one."""
+    """Return the devices if cases can run side by side. A name such as cuda:1 is a single device."""
     device = open_device(name)
     if ":" in name or not device.vendor.visible_devices or device.count() < 2:
         return None
     return Devices(device.count(), device.vendor.visible_devices)
-
-
-def _read_plan(path: Path) -> SmokePlan:
-    """Read what `assay smoke plan --json` printed. Raises: UnreadableFileError for anything else."""
-    return read_record(SmokePlan, path)
 
 
 def _matches(expression: str | None, name: str) -> bool:
@@ -213,13 +228,13 @@ def _plan_options(options: SessionOptions) -> PlanOptions:
         cards=options.cards or (_HOST_CARDS if on_host else device.count()),
         coverage=options.coverage,
         budget_seconds=None if options.budget is None else parse_budget(options.budget),
-        # Which may be meant for what runs beside the plan.
-        expression=None if options.beside else options.keyword,
+        # The keyword may select only an extra library: then matching no case is not an error.
+        expression=None if options.extra else options.keyword,
     )
 
 
 def _record(options: SessionOptions, cases: Sequence[Case], report: SessionReport) -> None:
-    """Remember how long each case took here, for the plans to come; a full disk is no failure."""
+    """Record the durations for later plans. A full disk is ignored."""
     by_id = {case.id: case for case in cases}
     now = datetime.now(UTC)
     runs = [

@@ -1,4 +1,4 @@
-"""What a session runs: a case of the matrix, or a training library with a command line."""
+"""The items of a session: cases of the matrix, and training libraries with a command line."""
 
 import shlex
 from pathlib import Path
@@ -14,38 +14,37 @@ COMMAND = "command:"
 
 
 class CaseOptions(Record):
-    """How the cases of a session are run.
-
-    device: as in a RUN; references: the folder of what cases are held to.
-    trainer: in place of each framework's own.
-    timeout, collective_timeout: of a world of ranks and of one operation over them, in seconds.
-    """
+    """Options of all cases in a session."""
 
     device: str
+    """As in a RUN."""
     references: str
+    """Folder of the reference runs."""
     trainer: str | None = None
+    """Replaces each framework's own trainer."""
     timeout: float
+    """Limit of a world of ranks, in seconds."""
     collective_timeout: float
+    """Limit of one collective, in seconds."""
 
 
 class SessionItem(Record):
-    """Anything that a session runs and judges as one.
-
-    name: of its folder, and in reports.
-    command: what to type for it alone.
-    num_cards: how many devices it uses; None: as many as it likes.
-    toml: the file that describes an external library; options: of a case of the matrix.
-    """
+    """A case or library that a session runs and judges."""
 
     name: str
+    """Name in reports and of its folder."""
     command: str
+    """Command that runs it alone."""
     num_cards: int | None = None
+    """Number of devices that it uses; None for all."""
     toml: str | None = None
+    """File that describes an external library."""
     options: CaseOptions | None = None
+    """Options of a case of the matrix."""
 
 
 def case_item(case: Case, options: CaseOptions) -> SessionItem:
-    """A case of the matrix."""
+    """Make the item of a case."""
     words = ["assay", "smoke", "run", case.id, "--device", options.device]
     words += ["--trainer", options.trainer] if options.trainer else []
     return SessionItem(
@@ -54,10 +53,7 @@ def case_item(case: Case, options: CaseOptions) -> SessionItem:
 
 
 def external_item(toml: Path) -> SessionItem:
-    """A training library that a file describes.
-
-    Of examples/trl_sft/smoke-lora.toml the name is `trl_sft-lora`, which can be a folder's.
-    """
+    """Make the item of a library. examples/trl_sft/smoke-lora.toml gets the name `trl_sft-lora`."""
     folder, stem = toml.resolve().parent.name, toml.stem
     return SessionItem(
         name=folder if stem == "smoke" else f"{folder}-{stem.removeprefix('smoke-')}",
@@ -67,7 +63,7 @@ def external_item(toml: Path) -> SessionItem:
 
 
 def run_item(item: SessionItem, folder: Path, progress: Progress) -> Verdict:
-    """Run it, with verdict and logs in `folder`."""
+    """Run an item. Write its verdict and logs into `folder`."""
     options = item.options
     if options is None:
         return run_external(Path(str(item.toml)), folder, progress)

@@ -1,4 +1,4 @@
-"""What a session says of its cases, as JSON."""
+"""Results of a session as JSON."""
 
 from pathlib import Path
 
@@ -7,14 +7,9 @@ from pydantic import Field
 from assay.verdicts import SCHEMA, Outcome, Record, Verdict
 from assay_smoke.cases.timeline import CyclePhase, PhaseTime, read_timeline
 
-# The worlds of a case, in their order.
-
 
 class PhaseSeconds(Record):
-    """How long one phase of one world took, on its slowest rank.
-
-    begin: after the case began; end: of the phase, which if `finished` is false was never reached.
-    """
+    """A phase of a world on its slowest rank, in seconds since the case began."""
 
     world: str
     phase: CyclePhase
@@ -22,46 +17,42 @@ class PhaseSeconds(Record):
     begin: float
     end: float
     finished: bool = True
+    """False if the process ended within the phase."""
 
 
 class CaseResult(Record):
-    """One case of a session.
-
-    name: id of the case or other item.
-    reason: text of the first level that failed or was not compared. For a PASS, text of a level that
-        could not be checked.
-    error: why the case could not be judged: the library does not do what its file states, or a
-        dependency is missing.
-    infrastructure: machine failure in the last try, unrelated to the case.
-    tries: number of runs. tried_again_for: earlier machine failures.
-    command: the command line for this case alone.
-    folder: folder of its verdict, report and logs, below that of the session.
-    host_bytes, device_bytes: peak memory of a rank.
-    """
+    """The result of a case or library."""
 
     name: str
     outcome: Outcome
     seconds: float
     reason: str | None = None
+    """Text of the first level that failed or was not compared. For a PASS, text of an unchecked level."""
     diagnosis: str | None = None
     error: str | None = None
+    """Why the item could not be judged: a missing dependency, or a library that contradicts its file."""
     infrastructure: str | None = None
+    """Failure of the machine in the last try, unrelated to the case."""
     tries: int = 1
     tried_again_for: str | None = None
+    """Failure of the machine in the try before."""
     command: str = ""
+    """Command that runs the item alone."""
     folder: str = ""
+    """Folder of its verdict, report and logs, relative to that of the session."""
     phases: list[PhaseSeconds] = Field(default_factory=list)
     host_bytes: int = 0
+    """Peak memory of any rank."""
     device_bytes: int = 0
 
     @property
     def word(self) -> str:
-        """PASS, FAIL or NOT_COMPARED, or ERROR where there was nothing to judge."""
+        """Return the outcome, or ERROR if there was nothing to judge."""
         return "ERROR" if self.error else self.outcome.value
 
 
 class SessionReport(Record):
-    """All cases of a session, in the order in which they ended."""
+    """Results of a session in the order in which the items ended."""
 
     schema_: int = Field(default=SCHEMA, alias="schema")
     device: str
@@ -72,7 +63,7 @@ class SessionReport(Record):
 
     @property
     def exit_code(self) -> int:
-        """2 for an error or where the machine failed; else 1, 3 or 0, as the cases say."""
+        """Return 2 for an error or a failure of the machine, otherwise 1, 3 or 0 by the outcomes."""
         if any(
             case.error or (case.infrastructure and case.outcome is not Outcome.PASS)
             for case in self.cases
@@ -100,7 +91,7 @@ def reason_of(verdict: Verdict) -> str | None:
 
 
 def phases_of(folder: Path) -> list[PhaseSeconds]:
-    """The phases of every world of the case in `folder`, by what its slowest rank needed."""
+    """Read the phases of each world from the timeline of its slowest rank."""
     of_worlds = _worlds(folder)
     start = min((ranks[0][0].begin for ranks in of_worlds.values()), default=0.0)
     return [
@@ -118,7 +109,7 @@ def phases_of(folder: Path) -> list[PhaseSeconds]:
 
 
 def peak_memory(folder: Path) -> tuple[int, int]:
-    """Most bytes of the host, and of the device, that any rank of the case in `folder` needed."""
+    """Return the peak host and device memory of any rank, in bytes."""
     phases = [phase for ranks in _worlds(folder).values() for rank in ranks for phase in rank]
     return (
         max((phase.host_bytes for phase in phases), default=0),
@@ -127,7 +118,7 @@ def peak_memory(folder: Path) -> tuple[int, int]:
 
 
 def _worlds(folder: Path) -> dict[str, list[list[PhaseTime]]]:
-    """The timelines of the ranks of every world that began, the earliest world first."""
+    """Read the timelines of all ranks by world, the earliest world first."""
     worlds: dict[str, list[list[PhaseTime]]] = {}
     for file in sorted((folder / "timelines").glob("*/rank-*.jsonl")):
         if phases := read_timeline(file):

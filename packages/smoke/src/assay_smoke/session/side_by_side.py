@@ -1,10 +1,10 @@
-"""Items at the same time, each in a process that sees only its own devices."""
+"""Runs the items of a session in turn, or side by side in processes with their own devices."""
 
 import json
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
@@ -13,35 +13,76 @@ from assay.errors import AssayError
 from assay.runs import Progress, run_process
 from assay.runs.worker import serve
 from assay.verdicts import Outcome
-from assay_smoke.session.infrastructure import failed_part
+from assay_smoke.machine.failures import failed_part
 from assay_smoke.session.items import SessionItem
-from assay_smoke.session.packing import Packing
 from assay_smoke.session.results import CaseResult
-from assay_smoke.session.trying import try_item
+from assay_smoke.session.retries import run_with_retry
 
 _MODULE = "assay_smoke.session.side_by_side"
 
 
 @dataclass(frozen=True, slots=True)
 class Devices:
-    """Those of this machine.
-
-    visible: the variable by which a process is given some of them, by number.
-    """
+    """Devices of this machine."""
 
     count: int
     visible: str
+    """Environment variable with the numbers of the devices that a process may use."""
 
 
-def run_side_by_side(
+@dataclass(slots=True)
+class Packing:
+    """Hands out devices to items as devices become free, to the largest item first."""
+
+    cards: Sequence[int]
+    """Number of devices of each item. The ranks of a larger item share all devices."""
+    num_devices: int
+    running: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    """The devices of each running item, by its number."""
+    _waiting: list[int] = field(init=False)
+    _free: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        numbers = range(len(self.cards))
+        self._waiting = sorted(numbers, key=self.cards.__getitem__, reverse=True)
+        self._free = list(range(self.num_devices))
+
+    def start(self) -> list[tuple[int, tuple[int, ...]]]:
+        """Return the items that can run now with their devices, which they keep until `finish`."""
+        started = []
+        for number in list(self._waiting):
+            needed = min(self.cards[number], self.num_devices)
+            if needed > len(self._free):
+                continue
+            devices, self._free = tuple(self._free[:needed]), self._free[needed:]
+            self._waiting.remove(number)
+            self.running[number] = devices
+            started.append((number, devices))
+        return started
+
+    def finish(self, number: int) -> None:
+        """Take the devices of an item back."""
+        self._free = sorted([*self._free, *self.running.pop(number)])
+
+
+def run_items(
+    items: Sequence[SessionItem], devices: Devices | None, folder: Path, progress: Progress
+) -> Iterator[CaseResult]:
+    """Yield the result of each item when it ends.
+
+    devices: None runs the items in turn on shared devices.
+    """
+    if devices is not None and len(items) > 1:
+        yield from _run_side_by_side(items, devices, folder, progress)
+        return
+    for item in items:
+        yield run_with_retry(item, folder, progress)
+
+
+def _run_side_by_side(
     items: Sequence[SessionItem], devices: Devices, folder: Path, progress: Progress
 ) -> Iterator[CaseResult]:
-    """The result of each item, as soon as it is there; the largest begin first."""
-    packing = Packing(
-        range(len(items)),
-        lambda number: items[number].num_cards or devices.count,
-        devices.count,
-    )
+    packing = Packing([item.num_cards or devices.count for item in items], devices.count)
     running: dict[Future[CaseResult], int] = {}
     with ThreadPoolExecutor(devices.count) as pool:
         try:
@@ -71,7 +112,7 @@ def _run_beside(
         answer = run_process(
             _MODULE, request, logs, name=item.name, progress=progress, environment=visible
         )
-    except AssayError as error:  # its process was killed, as where memory is short
+    except AssayError as error:  # the process was killed, for example for lack of memory
         return CaseResult(
             name=item.name,
             outcome=Outcome.FAIL,
@@ -85,7 +126,7 @@ def _run_beside(
 
 
 def _end_all() -> None:
-    """End the processes of items, which then end their own."""
+    """End the processes of all items. They end their own children."""
     for child in psutil.Process().children():
         try:
             if _MODULE in child.cmdline():
@@ -96,7 +137,7 @@ def _end_all() -> None:
 
 def _work(request: dict[str, object], progress: Progress) -> dict[str, object]:
     item = SessionItem.model_validate(request["item"])
-    result = try_item(item, Path(str(request["folder"])), progress)
+    result = run_with_retry(item, Path(str(request["folder"])), progress)
     made: dict[str, object] = json.loads(result.model_dump_json(by_alias=True))
     return made
 

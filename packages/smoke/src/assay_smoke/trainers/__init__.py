@@ -1,1 +1,1 @@
-"""Trainers of other libraries, as `assay check train --candidate-trainer` and the matrix run them."""
+"""Trainers of other libraries, for the matrix and `assay check train --candidate-trainer`."""

@@ -1,10 +1,10 @@
 """TRL's SFTTrainer as a trainer of `assay check train --candidate-trainer trl`.
 
-Its own are: the collator, which pads the rows of each micro-batch on the right; the count of label
-tokens, the loss and its fused head; accumulation, backward and clipping; the adapter, and how the
-model is saved. Not its own are the order of micro-batches and the optimizer, which a plan decides,
-and what a resume reads besides the model: each step is a `train()` of one optimizer step. Where
-masks of dropout are drawn, which is by position, a micro-batch keeps its padding on the left.
+SFTTrainer provides the collator, which pads micro-batches on the right, the count of label tokens, the
+loss with its fused head, accumulation, backward, clipping, the adapter, and saving of the model. The
+plan provides the order of micro-batches and the optimizer. Each step is a `train()` of one optimizer
+step, so a resume restores only what this class saves. With dropout, whose masks depend on positions,
+a micro-batch keeps its padding on the left.
 
 Shapes: B rows, T tokens.
 """
@@ -45,23 +45,23 @@ except ImportError as error:
 
 
 class _Row(TypedDict):
-    """An example as TRL prepares it: without padding, labels of -100 where none counts."""
+    """An example in TRL's prepared form: unpadded, with labels of -100 on tokens without a loss."""
 
     input_ids: list[int]
     labels: list[int]
 
 
 class _Loop(SFTTrainer):
-    """An SFTTrainer whose loss and clipping go through the methods of `owner`, which call it back."""
+    """An SFTTrainer that routes loss and clipping through `owner`, which calls it back."""
 
     owner: "TRLTrainer"
     own_batch: Sequence[MicroBatch]
 
     def get_train_dataloader(self) -> DataLoader[Any]:
-        """This rank's micro-batches of one step, put together by TRL's own collator."""
+        """Return this rank's micro-batches of one step, collated by TRL."""
         batch: Any = list(self.own_batch)
         collate: Any = self._collate
-        # With a generator of its own the loader draws no number that training would draw.
+        # Its own generator: the loader must not use random numbers of training.
         own = torch.Generator()
         return DataLoader(batch, batch_size=None, collate_fn=collate, generator=own)
 
@@ -77,19 +77,19 @@ class _Loop(SFTTrainer):
         self,
         model: nn.Module,
         inputs: dict[str, Any],
-        return_outputs: bool = False,  # noqa: FBT001, FBT002 - as it is called
+        return_outputs: bool = False,  # noqa: FBT001, FBT002 - SFTTrainer's signature
         num_items_in_batch: Tensor | int | None = None,
     ) -> Tensor:
-        """The loss of one micro-batch."""
+        """Return the loss of one micro-batch."""
         del return_outputs
         self._network = model
-        self._num_items = num_items_in_batch  # None: SFTTrainer counts those of the micro-batch
+        self._num_items = num_items_in_batch  # None: SFTTrainer counts the micro-batch's
         return self.owner.compute_loss(inputs, int(num_items_in_batch or 0))
 
     def loss_of_the_library(self, inputs: dict[str, Any]) -> Tensor:
-        """What SFTTrainer computes, for the label tokens that it has counted.
+        """Compute SFTTrainer's loss with its own count of label tokens.
 
-        Of N ranks each multiplies its loss by N, as DistributedDataParallel takes the mean of them.
+        On N ranks it multiplies the loss by N, since DistributedDataParallel averages gradients.
         """
         compute_loss: Any = super().compute_loss
         loss: Tensor = compute_loss(self._network, inputs, num_items_in_batch=self._num_items)
@@ -106,22 +106,22 @@ class _Loop(SFTTrainer):
 
 
 class TRLTrainer(ReferenceTrainer):
-    """SFTTrainer, alone or on data-parallel ranks: one `train()` of one optimizer step for each step.
+    """SFTTrainer on one or several data-parallel ranks. Each step is a `train()` of one optimizer step.
 
-    On several ranks accelerate wraps the model into DistributedDataParallel.
+    On several ranks, accelerate wraps the model into DistributedDataParallel.
     """
 
     features = frozenset({"lora", "recompute"})
-    # The loss is computed from the head's weights: logits are never made as a whole.
+    # The fused loss never computes whole logits.
     traits = TrainerTraits(unmeasured_ports=frozenset({("", "output.logits")}))
-    reduce_gradients = None  # type: ignore[assignment]  # DistributedDataParallel does it in backward
+    reduce_gradients = None  # type: ignore[assignment]  # DistributedDataParallel reduces in backward
 
     def build_model(self, plan: TrainingPlan) -> nn.Module:
-        """The model as SFTTrainer has it, with the adapter that it adds itself."""
+        """Build the model as SFTTrainer does, including its adapter."""
         base: Any = set_up(self.load_pretrained(plan.model), plan.setup)
         lora = lora_config(base, plan.adapter_dropout) if "lora" in plan.features else None
         tokenizer = self._find_tokenizer()
-        # Made when SFTTrainer is, and never written to.
+        # SFTTrainer creates the folder and never writes to it.
         with temporary_folder("assay-trl-") as folder:
             self._loop = _Loop(
                 model=base,
@@ -131,7 +131,7 @@ class TRLTrainer(ReferenceTrainer):
                 peft_config=lora,
             )
         if tokenizer is None:
-            self._loop.processing_class = None  # not to be saved with the model
+            self._loop.processing_class = None  # must not be saved with the model
         self._loop.owner = self
         self._loop.remove_callback(PrinterCallback)
         self._backward_of_the_library = self._loop.accelerator.backward
@@ -142,7 +142,7 @@ class TRLTrainer(ReferenceTrainer):
 
     def _arguments(self, plan: TrainingPlan, folder: Path) -> SFTConfig:
         with warnings.catch_warnings():
-            # transformers 5.23 has another name for recomputation, TRL 1.16 the old one.
+            # TRL 1.16 uses the old name of recomputation in transformers 5.23.
             warnings.simplefilter("ignore", FutureWarning)
             return SFTConfig(
                 output_dir=str(folder),
@@ -152,10 +152,10 @@ class TRLTrainer(ReferenceTrainer):
                 lr_scheduler_type="constant",
                 max_grad_norm=plan.max_grad_norm,
                 gradient_checkpointing="recompute" in plan.features,
-                # Parameters are in the dtype of the run already; TRL's default is autocast.
+                # TRL's default is autocast, but parameters already have the dtype of the run.
                 bf16=False,
                 use_cpu=self.device.torch_device == "cpu",
-                router_aux_loss_coef=0.0,  # what is trained is the loss of the tokens alone
+                router_aux_loss_coef=0.0,  # the reference trains the token loss alone
                 dataset_kwargs={"skip_prepare_dataset": True},
                 report_to=[],
                 save_strategy="no",
@@ -165,7 +165,7 @@ class TRLTrainer(ReferenceTrainer):
             )
 
     def _find_tokenizer(self) -> "PreTrainedTokenizerBase | None":
-        """The model's own tokenizer; None where it has none."""
+        """Load the model's tokenizer, or return None without one."""
         with local_folder(resolve_model(self.plan.model), self.plan.remote_code) as folder:
             if not any(folder.glob("tokenizer*")):
                 return None
@@ -173,7 +173,7 @@ class TRLTrainer(ReferenceTrainer):
             return tokenizer
 
     def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """AdamW as the plan has it: TRL's own does not decay the weights of norms."""
+        """Build the plan's AdamW. TRL's own does not decay weights of norms."""
         optimizer = super().build_optimizer(model)
         self._loop.optimizer = optimizer
         self._step_of_torch = optimizer.step
@@ -181,47 +181,47 @@ class TRLTrainer(ReferenceTrainer):
         return optimizer
 
     def step(self, batch: Sequence[MicroBatch]) -> StepReport:
-        """One `train()` of SFTTrainer, over the micro-batches of `batch`."""
+        """Make one step by SFTTrainer's `train()`."""
         num_tokens = check_batch(batch)
         self._total, self._norm = 0.0, math.nan
         self._loop.own_batch = batch[self.data.index :: self.data.size]
         with self.device.execution(), quiet_transformers():
             self._loop.train()
         self._num_steps += 1
-        # Each rank has multiplied its loss by their number.
+        # Each rank has multiplied its loss by the number of ranks.
         of_all = self.data.sum(torch.tensor(self._total, dtype=torch.float64)) / self.data.size
         return StepReport(
             self._num_steps - 1, float(of_all), num_tokens, self._norm, self.plan.learning_rate
         )
 
     def compute_loss(self, micro_batch: MicroBatch, num_step_tokens: int) -> Tensor:
-        """TRL's loss: token losses of its fused head over the label tokens of the step."""
+        """Compute TRL's loss by its fused head over the label tokens of the step."""
         del num_step_tokens
         loss = self._loop.loss_of_the_library(dict(micro_batch))
         self._total += float(loss.detach())
         return loss
 
     def backward(self, loss: Tensor) -> None:
-        """Add the gradients of `loss`, as accelerate does."""
+        """Add the gradients of `loss` by accelerate."""
         self._backward_of_the_library(loss)
 
     def clip_gradients(self, max_norm: float) -> float:
-        """Clip as SFTTrainer does, to what its arguments say."""
+        """Clip by SFTTrainer, to the norm in its arguments."""
         del max_norm
         self._norm = self._loop.clipped_by_the_library()
         return self._norm
 
     def optimizer_step(self) -> None:
-        """Change the parameters."""
+        """Update the parameters."""
         self._step_of_torch()
 
     def save_model(self, folder: Path) -> None:
-        """Write the model or its adapter as SFTTrainer does."""
+        """Save the model or its adapter by SFTTrainer."""
         with quiet_transformers():
             self._loop.save_model(str(folder))
 
     def teardown(self) -> None:
-        """Let go of model, optimizer and SFTTrainer."""
+        """Release model, optimizer and SFTTrainer."""
         del self._loop
         super().teardown()
 
@@ -234,7 +234,7 @@ def _has_dropout(model: nn.Module) -> bool:
 
 
 def _rows_of(micro_batch: Mapping[str, Tensor]) -> list[_Row]:
-    """The rows of a micro-batch without their padding."""
+    """Return the rows of a micro-batch without padding."""
     ids_BT, labels_BT = micro_batch["input_ids"], micro_batch["labels"]
     tokens_BT = micro_batch["attention_mask"] != 0
     return [
@@ -244,7 +244,7 @@ def _rows_of(micro_batch: Mapping[str, Tensor]) -> list[_Row]:
 
 
 def _placeholder_tokenizer(model: nn.Module) -> PreTrainedTokenizerFast:
-    """For a model without tokenizer: nothing is tokenized, only the id of padding is taken."""
+    """Make a tokenizer for a model without one. Only its pad token is used."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
 

@@ -1,4 +1,4 @@
-"""Which modules are imported for the ranks of a case before they are forked."""
+"""Modules that are preloaded for the ranks of a case."""
 
 import os
 import subprocess
@@ -24,10 +24,10 @@ print(len(os.listdir("/proc/self/task")))
         ("fsdp-2-lora", "fsdp", "cpu", []),
         ("fsdp-2-compile", "fsdp", "cpu", ["compiler"]),
         ("zero2-2", "deepspeed-zero2", "cpu", ["deepspeed_on_host"]),
-        # It may open the device in the process that is to be forked.
+        # DeepSpeed may open the device in the parent of the forks.
         ("zero2-2", "deepspeed-zero2", "cuda", []),
         ("fsdp-2-compile", "fsdp", "cuda", []),
-        # Somebody's trainer needs no DeepSpeed, which may not even be installed.
+        # A user's trainer does not need DeepSpeed, which may be absent.
         ("zero2-2", "my_trainer:Trainer", "cpu", []),
     ],
 )

@@ -1,4 +1,4 @@
-"""From reports to the verdict, and what is printed of it."""
+"""The verdict from reports, and its output."""
 
 import io
 from importlib.metadata import PackageNotFoundError
@@ -13,6 +13,7 @@ from assay.models.folders import local_folder
 from assay.models.sources import resolve_model
 from assay.plugins import load_object
 from assay.verdicts import Outcome
+from assay_smoke.data.checked_code import RaisedError, Subject
 from assay_smoke.data.command.planned_checks import ChecksPlan
 from assay_smoke.data.command.requests import CheckReport, DataAnswer, DataRequest
 from assay_smoke.data.command.table import print_data_verdict
@@ -25,8 +26,7 @@ from assay_smoke.data.order.sampling import (
     SAMPLER_PLANS,
     check_sampling,
 )
-from assay_smoke.data.properties import Finding, SubjectReport
-from assay_smoke.data.running_code import RaisedError, Subject
+from assay_smoke.data.properties import BrokenProperty, SubjectReport
 from assay_smoke.data.text.chat import check_chat
 from assay_smoke.data.tokens.micro_tokenizer import micro_tokenizer
 
@@ -37,7 +37,9 @@ WRONG = SubjectReport(
     subject="mine.py:bad",
     cases={"one": 3},
     findings=[
-        Finding(name="one", reason="it is lost", example=["sample 0", "> 1"], failed=2, cases=3)
+        BrokenProperty(
+            name="one", reason="it is lost", example=["sample 0", "> 1"], failed=2, cases=3
+        )
     ],
 )
 UNTRIED = SubjectReport(subject="mine.py:half", cases={"one": 3, "other": 0})
@@ -50,7 +52,7 @@ def judged(*checks: CheckReport) -> Any:
 
 
 def sampler(report: SubjectReport, problem: str = "") -> CheckReport:
-    return CheckReport(subject="sampler", report=report, problem=problem)
+    return CheckReport(level="sampler", report=report, problem=problem)
 
 
 def test_all_properties_hold() -> None:
@@ -74,14 +76,14 @@ def test_one_finding_fails_its_level_and_the_verdict() -> None:
     ("subject", "diagnosis"), [("accumulation", "loss-scale"), ("workers", "rng-state")]
 )
 def test_a_failed_subject_has_its_diagnosis(subject: Any, diagnosis: str) -> None:
-    assert judged(CheckReport(subject=subject, report=WRONG)).diagnosis == diagnosis
+    assert judged(CheckReport(level=subject, report=WRONG)).diagnosis == diagnosis
 
 
 @pytest.mark.parametrize(
     ("check", "reason"),
     [
         (sampler(UNTRIED), "mine.py:half: never tried: other"),
-        (sampler(NOTHING), "library 1.0: no case was tried"),
+        (sampler(NOTHING), "library 1.0: tried no case"),
         (sampler(NOTHING, "library 1.0 raised KeyError: 'x'"), "library 1.0 raised KeyError: 'x'"),
     ],
 )
@@ -100,7 +102,7 @@ def test_the_smallest_case_is_printed_under_the_table() -> None:
     verdict = judged(sampler(RIGHT), sampler(WRONG))
     print_data_verdict(verdict, Console(file=text, width=100), Path("runs/1/verdict.json"))
     lines = [line.rstrip() for line in text.getvalue().splitlines()]
-    assert lines[0] == "✗ FAIL: 8 cases with tokenizers made by code"
+    assert lines[0] == "✗ FAIL: 8 cases with generated tokenizers"
     assert lines[2].split() == ["chat", "no", "chat", "template:", "give", "--render", "not", "run"]
     others = "labels, collator, packing, batch-sampler, accumulation, workers"
     assert lines[5] == f"not asked for: {others}"
@@ -109,7 +111,7 @@ def test_the_smallest_case_is_printed_under_the_table() -> None:
     begin = lines.index("sampler: mine.py:bad")
     assert lines[begin : begin + 5] == [
         "sampler: mine.py:bad",
-        "  does not hold in 2 of 3 cases: one",
+        "  broken in 2 of 3 cases: one",
         "  it is lost",
         "    sample 0",
         "    > 1",
@@ -120,7 +122,7 @@ def test_the_smallest_case_is_printed_under_the_table() -> None:
 @pytest.mark.parametrize(
     ("request_", "message"),
     [
-        (DataRequest(truncation="drop"), r"^--truncation says what --render or MODEL's"),
+        (DataRequest(truncation="drop"), r"^--truncation declares what --render or MODEL's"),
         (DataRequest(features="plain"), r"^--features are samples for --collator or --packing"),
         (DataRequest(sampler="nowhere.py:run"), r"^nowhere.py:run: there is no file"),
         (DataRequest(sampler="run"), r"^'run' is not of the form FILE.py:NAME"),
@@ -133,7 +135,7 @@ def test_options_without_a_meaning_are_refused(request_: DataRequest, message: s
 
 def test_without_options_every_installed_library_is_checked() -> None:
     plan = ChecksPlan(DataRequest())
-    names = {check.subject: check.name for check in plan.checks()}
+    names = {check.level: check.name for check in plan.checks()}
     assert set(names) == {
         "chat", "labels", "collator", "packing", "sampler", "accumulation", "workers",
     }  # fmt: skip
@@ -143,7 +145,7 @@ def test_without_options_every_installed_library_is_checked() -> None:
 
 def test_what_is_given_is_all_that_is_checked() -> None:
     plan = ChecksPlan(DataRequest(sampler=f"{PLANTS / 'samplers.py'}:right"))
-    assert [(check.subject, check.is_own) for check in plan.checks()] == [("sampler", True)]
+    assert [(check.level, check.is_own) for check in plan.checks()] == [("sampler", True)]
     assert plan.left_out["collator"] == "not asked for"
 
 
@@ -161,7 +163,7 @@ def test_a_folder_with_a_tokenizer_alone_is_a_model(tmp_path: Path) -> None:
     assert opened.report.findings == []
     assert "tokenize its text with add_special_tokens=False" in " ".join(opened.report.notes)
     checks = ChecksPlan(DataRequest(model=str(tmp_path))).checks()
-    assert [check.subject for check in checks] == ["chat", "chat", "labels"]
+    assert [check.level for check in checks] == ["chat", "chat", "labels"]
 
 
 def test_eos_of_the_generation_config_says_where_a_model_stops(tmp_path: Path) -> None:
@@ -196,7 +198,7 @@ def test_a_tokenizer_without_template_or_marks_leaves_levels_out(
     ("name", "message"),
     [
         ("endless", r"^it returned an epoch of more than \d+ batches for 12 samples"),
-        ("one_epoch", r"^it returned 1 epochs of 3; it has to return an iterable of epochs"),
+        ("one_epoch", r"^it returned 1 epochs of 3; it must return an iterable of epochs"),
         ("raises", r"^it raised IndexError: (.|\n)*  for 12 samples, batches of 1, 1 rank"),
     ],
 )
@@ -212,7 +214,7 @@ def test_plans_that_are_declined_are_no_failure_and_noted() -> None:
     report = check_sampling(Subject("it"), run, plans)
     assert report.findings == []
     assert set(report.cases) == set(PROPERTIES) - {NEW_ORDER}
-    assert f"not tried, as all plans for it are declined: {NEW_ORDER}" in report.notes
+    assert f"not tried because all plans for it are declined: {NEW_ORDER}" in report.notes
     assert "it declines 12 samples, batches of 1, 1 rank, shuffled, seed 0 (never shuffled)" in (
         report.notes
     )
@@ -240,9 +242,9 @@ def test_a_library_that_is_absent_is_noted(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_a_micro_model_has_the_tokenizer_made_by_code() -> None:
     plan = ChecksPlan(DataRequest(model="micro:llama"))
-    assert [check.subject for check in plan.checks()] == ["chat", "labels"]
+    assert [check.level for check in plan.checks()] == ["chat", "labels"]
     assert plan.notes == [
-        "micro:llama has no tokenizer: one made by code is used, whose ids are bytes"
+        "micro:llama has no tokenizer: a generated one is used, whose ids are bytes"
     ]
     reports = [check.run() for check in plan.checks()]
     assert [report.findings for report in reports] == [[], []]

@@ -1,4 +1,4 @@
-"""The code of docs/smoke-data.md does what the page says of it."""
+"""The code of docs/smoke-data.md behaves as the page says."""
 
 import re
 from pathlib import Path
@@ -6,15 +6,15 @@ from typing import Any
 
 from assay.plugins import load_object
 from assay_smoke.data.batches import padding
+from assay_smoke.data.checked_code import Subject
 from assay_smoke.data.order import sampling
-from assay_smoke.data.running_code import Subject
 from assay_smoke.data.tokens.micro_tokenizer import micro_tokenizer
 
 PAGE = (Path(__file__).parents[5] / "docs/smoke-data.md").read_text(encoding="utf-8")
 
 
 def documented(name: str, folder: Path) -> Any:
-    """The function `name` from the page's code."""
+    """Load the function `name` from the page."""
     (code,) = [
         block
         for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
@@ -29,7 +29,7 @@ def test_the_collator_loses_the_end_of_samples_in_10_of_20_cases(tmp_path: Path)
     tokenizers = [micro_tokenizer("own"), micro_tokenizer("eos")]
     collator = documented("pad_and_mask", tmp_path)
     (finding,) = padding.check_padding(Subject("it"), collator, tokenizers, "plain").findings
-    told = f"does not hold in {finding.failed} of {finding.cases} cases: {finding.name}"
+    told = f"broken in {finding.failed} of {finding.cases} cases: {finding.name}"
     assert told in PAGE
     for line in (finding.reason, *finding.example):
         assert line in PAGE

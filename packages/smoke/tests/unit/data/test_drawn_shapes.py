@@ -1,4 +1,4 @@
-"""For all shapes: what is right has no finding, and what is wrong has one wherever it has an effect."""
+"""For all shapes, correct code has no finding, and a fault is found wherever it has an effect."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from assay.plugins import load_object
 from assay_smoke.data import accumulation
 from assay_smoke.data.batches import packing, padding
+from assay_smoke.data.checked_code import Subject
 from assay_smoke.data.order import sampling
 from assay_smoke.data.properties import SubjectReport
 from assay_smoke.data.protocols import LoaderPlan, Message
-from assay_smoke.data.running_code import Subject
 from assay_smoke.data.text import chat, labels
 from assay_smoke.data.tokens.conversations import Conversation
 from assay_smoke.data.tokens.micro_tokenizer import micro_tokenizer

@@ -1,4 +1,4 @@
-"""Known mistakes, planted one by one: each is found, by the property that it breaks."""
+"""Known mistakes, each found by the property that it breaks."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,10 +10,10 @@ import torch
 from assay.plugins import load_object
 from assay_smoke.data import accumulation
 from assay_smoke.data.batches import packing, padding
+from assay_smoke.data.checked_code import Subject
 from assay_smoke.data.libraries.chat_templates import micro_tokenizers
 from assay_smoke.data.order import sampling
 from assay_smoke.data.properties import SubjectReport
-from assay_smoke.data.running_code import Subject
 from assay_smoke.data.text import chat, labels
 from assay_smoke.data.tokens.micro_tokenizer import micro_tokenizer
 
@@ -23,16 +23,16 @@ Check = Callable[[Subject, Any], SubjectReport]
 
 
 class Bug(NamedTuple):
-    """A mistake, the property that it breaks, a part of the words that tell it, and where it was.
-
-    source: behind https://github.com/; "" of a mistake that was not published as a bug.
-    """
+    """A known mistake."""
 
     check: Check
     plant: str
     breaks: str
+    """The broken property."""
     words: str
+    """Part of the reason."""
     source: str = ""
+    """Path on https://github.com/; empty if it was not published as a bug."""
 
 
 @pytest.fixture(autouse=True)
@@ -92,13 +92,13 @@ BUGS = [
     Bug(chats, "second_turn_lost", chat.TURNS, "turn 2, 'Blue.' of the assistant"),
     Bug(chats, "never_ended", chat.ENDED, "never learns to stop"),
     Bug(chats, "for_generation", chat.NO_PROMPT, "add_generation_prompt=False"),
-    Bug(chats, "with_a_counter", chat.REPEATABLE, "the second time"),
-    Bug(chats, "cut_with_an_end", chat.CUT, "a cut chat gets an end of its own"),
-    Bug(chats, "cut_too_late", chat.CUT, "86 tokens are left, at most 85 are wanted"),
+    Bug(chats, "with_a_counter", chat.REPEATABLE, "the second call"),
+    Bug(chats, "cut_with_an_end", chat.CUT, "a cut chat gets an extra end token"),
+    Bug(chats, "cut_too_late", chat.CUT, "86 tokens remain, at most 85 are wanted"),
     Bug(chat_labels, "all_learned", labels.OTHERS, "14 tokens of the user's turn 'Name a colour.'"),
     Bug(chat_labels, "header_searched", labels.OTHERS, "tokens of the user's turn 'Repeat <|eos|>",
         "huggingface/trl/issues/1550"),
-    Bug(chat_labels, "end_masked", labels.END, "'<|eos|>' (257), is no label",
+    Bug(chat_labels, "end_masked", labels.END, "'<|eos|>' (257), has no label",
         "huggingface/trl/issues/976"),
     Bug(chat_labels, "pad_masked", labels.PADDING, "the label of '<|eos|>' (257) is lost",
         "huggingface/transformers/issues/23530"),
@@ -115,34 +115,34 @@ BUGS = [
     Bug(padded, "first_row_only", padding.ONE_ROW_EACH, "2 samples make 1 rows",
         "huggingface/transformers/issues/34204"),
     Bug(padded, "one_row_of_all", padding.ONE_ROW_EACH, "2 samples make 1 rows"),
-    Bug(padded, "padding_learned", padding.NO_PADDING_LEARNED, "padding is a label at position 2"),
-    Bug(padded, "prompt_learned", padding.LABELS, "is a label, and its sample has none"),
+    Bug(padded, "padding_learned", padding.NO_PADDING_LEARNED, "padding has a label at position 2"),
+    Bug(padded, "prompt_learned", padding.LABELS, "has a label, but its sample has none"),
     Bug(padded, "shifted", padding.LABELS, "labels are shifted"),
     Bug(padded, "labels_on_the_right", padding.LABELS, "labels are padded on the right"),
-    Bug(padded, "last_token_cut", padding.ONE_ROW_EACH, "sample 0 is in no row"),
+    Bug(padded, "last_token_cut", padding.ONE_ROW_EACH, "no row of the batch holds sample 0"),
     Bug(padded, "positions_of_the_row", padding.POSITIONS, "do not begin at 0",
         "unslothai/unsloth/issues/3699"),
-    Bug(padded, "samples_extended", padding.UNCHANGED, "at position 2 is padding, and seen"),
-    Bug(packed, "packed_with_mask_of_ones", packing.ISOLATED, "the logits of sample 1 differ",
+    Bug(padded, "samples_extended", padding.UNCHANGED, "at position 2 is padding, but is not masked"),
+    Bug(packed, "packed_with_mask_of_ones", packing.ISOLATED, "the logits of sample 1 in the pack and alone differ",
         "axolotl-ai-cloud/axolotl/pull/3796"),
     Bug(packed, "packed_counting_on", packing.POSITIONS, "sample 1 begin with 3 instead of 0",
         "huggingface/nanoVLM/pull/204"),
     Bug(packed, "packed_without_positions", packing.POSITIONS, "there are no position ids"),
-    Bug(packed, "packed_without_positions", packing.ISOLATED, "the logits of sample 1 differ"),
-    Bug(packed, "packed_over_the_seam", packing.SEAM, "the first token of sample 1, is a label"),
+    Bug(packed, "packed_without_positions", packing.ISOLATED, "the logits of sample 1 in the pack and alone differ"),
+    Bug(packed, "packed_over_the_seam", packing.SEAM, "the first token of sample 1, has a label"),
     Bug(packed, "packed_without_last_tokens", packing.WHOLE, "'<|eos|>' (257), is lost"),
-    Bug(packed, "packed_with_a_token_twice", packing.WHOLE, "is there 2 times"),
-    Bug(packed, "packed_with_prompts", packing.LABELS, "is a label, and its sample has none"),
-    Bug(packed, "packed_with_eos_masked", packing.LABELS, "'<|eos|>' (257) is no label"),
-    Bug(packed, "packed_with_learned_fill", packing.LABELS, "is of no sample, and a label"),
+    Bug(packed, "packed_with_a_token_twice", packing.WHOLE, "appears 2 times"),
+    Bug(packed, "packed_with_prompts", packing.LABELS, "has a label, but its sample has none"),
+    Bug(packed, "packed_with_eos_masked", packing.LABELS, "'<|eos|>' (257) has no label"),
+    Bug(packed, "packed_with_learned_fill", packing.LABELS, "belongs to no sample, but has a label"),
     Bug(sampled, "epoch_lost_by_resume", sampling.RESUMED,
         "resumed in epoch 1 has the order of epoch 0 in epoch 1",
         "huggingface/transformers/pull/40691"),
-    Bug(sampled, "offset_kept", sampling.RESUMED, "skips 1 batches of epoch 1, too",
+    Bug(sampled, "offset_kept", sampling.RESUMED, "also skips 1 batches of epoch 1",
         "NVIDIA-NeMo/Megatron-Bridge/pull/4601"),
     Bug(sampled, "global_generator", sampling.RESUMED, "in epoch 0",
         "wyim-pgl/transgenic/issues/59"),
-    Bug(sampled, "begun_again", sampling.RESUMED, "begins the epoch again"),
+    Bug(sampled, "begun_again", sampling.RESUMED, "restarts the epoch"),
     Bug(sampled, "one_batch_too_far", sampling.RESUMED, "never",
         "huggingface/accelerate/issues/2823"),
     Bug(sampled, "every_rank_all", sampling.ONCE, "(sample 0 by rank 0, 1)",
@@ -161,7 +161,7 @@ BUGS = [
         "it is the mean of the micro-batches' own means",
         "huggingface/transformers/issues/24725"),
     Bug(accumulated, "mean_of_ranks", accumulation.SAME_GRADIENT, "own means"),
-    Bug(accumulated, "summed_means", accumulation.SAME_GRADIENT, "nothing divides by their number"),
+    Bug(accumulated, "summed_means", accumulation.SAME_GRADIENT, "not divided by their number"),
     Bug(accumulated, "first_labels_counted", accumulation.SAME_GRADIENT, "divided by all labels"),
     Bug(accumulated, "averaged_once_more", accumulation.SAME_GRADIENT, "it is 0.5 times that"),
     Bug(accumulated, "last_only", accumulation.SAME_GRADIENT, "last micro-batch alone"),

@@ -1,4 +1,4 @@
-"""Which tokens are of which turn, for vocabularies in which a letter is several tokens."""
+"""Assigns tokens to turns in vocabularies with several tokens per character."""
 
 from typing import Any
 
@@ -6,16 +6,16 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from assay_smoke.data.checked_code import Subject
 from assay_smoke.data.properties import PropertyLog
 from assay_smoke.data.protocols import Message, RenderedChat
-from assay_smoke.data.running_code import Subject
 from assay_smoke.data.text.rendering import render_all, turn_end
 from assay_smoke.data.tokens.conversations import Conversation
 from assay_smoke.data.tokens.micro_tokenizer import micro_tokenizer
 
 
 def byte_fallback_tokenizer() -> Any:
-    """Letters that the vocabulary lacks are bytes, each of which is shown as a letter by itself."""
+    """Make a tokenizer that encodes unknown characters as bytes, each decoded as a character."""
     vocabulary = {f"<0x{byte:02X}>": byte for byte in range(256)}
     vocabulary |= {letter: 256 + number for number, letter in enumerate("abc")}
     backend = Tokenizer(models.BPE(vocabulary, [], byte_fallback=True))

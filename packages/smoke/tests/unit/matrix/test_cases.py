@@ -5,14 +5,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from assay_smoke.matrix.axes import axes_for, case_with, values_of
+from assay_smoke.matrix.axes import AXES, axes_for, case_with, values_of
 from assay_smoke.matrix.cases import (
+    FEATURES,
     Batches,
     Case,
     CaseIdError,
     Checkpoint,
     Family,
-    Feature,
+    FeatureEntry,
     Framework,
     Interruption,
     Precision,
@@ -25,7 +26,7 @@ any_case = st.builds(
     cards=st.integers(1, 4096),
     family=st.sampled_from(get_args(Family)),
     precision=st.sampled_from(get_args(Precision)),
-    features=st.frozensets(st.sampled_from(get_args(Feature))),
+    features=st.frozensets(st.sampled_from(list(FEATURES))),
     batches=st.sampled_from(get_args(Batches)),
     checkpoint=st.sampled_from(get_args(Checkpoint)),
     interruption=st.sampled_from(get_args(Interruption)),
@@ -98,12 +99,12 @@ def test_features_are_written_in_one_order() -> None:
 @pytest.mark.parametrize(
     ("written", "problem", "nearest"),
     [
-        ("fsdp-2-lor", "'lor' is none of its words", "fsdp-2-lora"),
-        ("fspd-2", "'fspd' is none of its words", "fsdp-2"),
+        ("fsdp-2-lor", "there is no word 'lor'", "fsdp-2-lora"),
+        ("fspd-2", "there is no word 'fspd'", "fsdp-2"),
         ("fsdp-2-offload-lora", "in the order of the fields", "fsdp-2-lora-offload"),
-        ("fsdp-2-lora-lora", "words stand once", "fsdp-2-lora"),
-        ("fsdp-2-llama", "not defaults", "fsdp-2"),
-        ("fsdp-2-sharded", "not defaults", "fsdp-2"),
+        ("fsdp-2-lora-lora", "each word stands once", "fsdp-2-lora"),
+        ("fsdp-2-llama", "defaults are left out", "fsdp-2"),
+        ("fsdp-2-sharded", "defaults are left out", "fsdp-2"),
         ("fsdp-0", "a case has at least one card", "fsdp-1"),
         ("fsdp", "an id begins with a framework and its number of cards", "fsdp-2"),
         ("", "an id begins with a framework and its number of cards", "zero3-2"),
@@ -116,6 +117,21 @@ def test_the_nearest_id_is_named(written: str, problem: str, nearest: str) -> No
     assert problem in str(raised.value)
     assert str(raised.value).endswith(f"; the nearest is {nearest}")
     assert case_of(nearest).id == nearest
+
+
+def test_a_feature_without_an_effect_is_an_error() -> None:
+    with pytest.raises(ValueError, match="'planted' changes nothing in a run"):
+        FeatureEntry(meaning="planted")
+
+
+def test_a_case_with_an_unknown_feature_is_an_error() -> None:
+    with pytest.raises(ValueError, match="there is no feature 'warp'"):
+        Case(framework="ddp", cards=2, features=frozenset({"warp"}))
+
+
+def test_every_feature_has_an_axis() -> None:
+    words = {axis.name: axis.values for axis in AXES}
+    assert {name: words[name] for name in FEATURES} == {name: ("no", name) for name in FEATURES}
 
 
 def test_cards_of_a_matrix_are_those_that_the_machine_has() -> None:

@@ -1,4 +1,4 @@
-"""What a plan covers, counted from its cases and from every combination: neither search is used."""
+"""Coverage of plans, counted from all combinations without either search."""
 
 from collections.abc import Iterable
 from itertools import combinations, product
@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from assay_smoke.matrix.axes import AXES, NAMES, axes_for
-from assay_smoke.matrix.cases import Case, Feature, Framework
+from assay_smoke.matrix.cases import FEATURES, Case, Framework
 from assay_smoke.matrix.coverage import choose_cases, covered_pairs
 from assay_smoke.matrix.planning import PlanOptions, plan_smoke
 from assay_smoke.matrix.plans import SmokePlan
@@ -21,7 +21,7 @@ Pairs = set[tuple[tuple[str, str], tuple[str, str]]]
 
 @pytest.fixture(scope="module")
 def possible() -> Pairs:
-    """Pairs of words of all cases on 1, 2 or 4 cards that no rule refuses, one case at a time."""
+    """Return the pairs of words of all cases on 1, 2 or 4 cards, by brute force."""
     words = {axis.name: axis.values for axis in AXES} | {"cards": ("1", "2", "4")}
     found: Pairs = set()
     for values in product(*words.values()):
@@ -37,11 +37,11 @@ def pairwise() -> SmokePlan:
 
 
 def words_of(case: Case) -> dict[str, str]:
-    """By the names of the axes; written down by hand, as the plan's JSON has the fields."""
+    """Return the words by axis, derived from the fields of the plan's JSON."""
     fields: dict[str, Any] = case.model_dump(mode="json")
     features = fields.pop("features")
     words = {name: str(value) for name, value in fields.items()}
-    words |= {name: name if name in features else "no" for name in get_args(Feature)}
+    words |= {name: name if name in features else "no" for name in FEATURES}
     return {name: words[name] for name in NAMES}
 
 

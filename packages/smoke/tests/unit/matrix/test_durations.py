@@ -35,7 +35,7 @@ def recorded(path: Path, *runs: tuple[Case, RecordedRun]) -> Durations:
 
 def test_without_records_a_case_takes_its_estimate(tmp_path: Path) -> None:
     durations = Durations.of(read_history(tmp_path / "none.json"), MACHINE)
-    assert not durations.is_recorded(FSDP)
+    assert not durations.runs_of(FSDP)
     assert durations.expected_seconds(FSDP) == estimated_seconds(FSDP)
     assert durations.history.problem is None
 
@@ -53,7 +53,7 @@ def test_a_recorded_case_takes_the_median_of_its_passing_runs(tmp_path: Path) ->
     durations = recorded(tmp_path / "history.json", *runs)
     assert durations.expected_seconds(FSDP) == 12
     assert durations.num_failures(FSDP) == 1
-    assert durations.num_runs(FSDP) == 4
+    assert len(durations.runs_of(FSDP)) == 4
 
 
 def test_a_case_that_never_passed_takes_its_longest_run(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_a_slow_machine_is_slow_for_cases_that_have_not_run(tmp_path: Path) -> N
 def test_records_of_another_kind_of_machine_do_not_count(tmp_path: Path) -> None:
     path = tmp_path / "history.json"
     record_runs(path, "amd", [(FSDP, ran(1))])
-    assert not Durations.of(read_history(path), MACHINE).is_recorded(FSDP)
+    assert not Durations.of(read_history(path), MACHINE).runs_of(FSDP)
     assert Durations.of(read_history(path), "amd").expected_seconds(FSDP) == 1
 
 
@@ -80,7 +80,7 @@ def test_only_the_last_runs_are_kept(tmp_path: Path) -> None:
     path = tmp_path / "deep" / "history.json"
     record_runs(path, MACHINE, [(FSDP, ran(100, Outcome.FAIL))])
     durations = recorded(path, *[(FSDP, ran(number)) for number in range(RUNS_KEPT)])
-    assert durations.num_runs(FSDP) == RUNS_KEPT
+    assert len(durations.runs_of(FSDP)) == RUNS_KEPT
     assert durations.num_failures(FSDP) == 0
 
 

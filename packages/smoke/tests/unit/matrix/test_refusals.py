@@ -1,4 +1,4 @@
-"""What the rules say of trainers, tried with the trainers: a rule that is no longer true fails here."""
+"""Tries the rules with the trainers: an outdated rule fails here."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,11 +29,11 @@ from assay.training.trainers.reference import ReferenceTrainer
 from assay.training.trainers.registry import construct_trainer
 from assay.training.trainers.tensor_parallel import TensorParallelTrainer
 from assay_smoke.cases.settings import TRAINERS, features_of
-from assay_smoke.matrix.cases import Batches, Case, Feature, Framework, Precision
+from assay_smoke.matrix.cases import FEATURES, Batches, Case, Framework, Precision
 from assay_smoke.matrix.rules import check_compatible
 from assay_smoke.trainers.deepspeed.trainer import DeepSpeedTrainer, Zero1Trainer, Zero3Trainer
 
-# What a trainer knows, and every case of its framework that asks for it is refused.
+# Features that a trainer knows and that rules refuse in all cases of its framework.
 IN_NO_CASE: dict[Framework, set[str]] = {
     "tensor-parallel": {"cpu-offload", "mixed-precision"},
     "pipeline": {"cpu-offload", "mixed-precision"},
@@ -61,7 +61,7 @@ def config_of(family: str) -> Any:
 
 @contextmanager
 def rank_0_of(num_ranks: int) -> Iterator[None]:
-    """Inside, this process takes itself for one of several ranks; what it sends reaches nobody."""
+    """Make this process rank 0 of several, whose messages reach nobody."""
     dist.init_process_group("fake", rank=0, world_size=num_ranks, store=FakeStore())
     try:
         yield
@@ -70,7 +70,7 @@ def rank_0_of(num_ranks: int) -> Iterator[None]:
 
 
 def is_spread(trainer: Any) -> bool:
-    """Whether any rank would have less than the whole model, or be wrapped to reduce gradients."""
+    """Return whether a rank has less than the whole model, or reduces gradients."""
     return (
         trainer.network is not trainer.model
         or hasattr(trainer, "pipeline")
@@ -167,17 +167,17 @@ def test_cases_that_are_not_refused_ask_for_what_the_trainer_knows(framework: Fr
     asked_for = {
         feature
         for precision, batches in product(get_args(Precision), get_args(Batches))
-        for number in range(len(get_args(Feature)) + 1)
-        for features in combinations(get_args(Feature), number)
+        for number in range(len(FEATURES) + 1)
+        for features in combinations(FEATURES, number)
         for feature in plan_features(framework, precision, batches, frozenset(features))
     }
     assert asked_for == trainer.features - IN_NO_CASE.get(framework, set())
 
 
 def plan_features(
-    framework: Framework, precision: Precision, batches: Batches, features: frozenset[Feature]
+    framework: Framework, precision: Precision, batches: Batches, features: frozenset[str]
 ) -> list[str]:
-    """What a case asks its trainer for; nothing where it is refused."""
+    """Return the features that a case asks its trainer for, none if it is refused."""
     case = Case(
         framework=framework,
         cards=1 if framework == "one-process" else 2,

@@ -1,4 +1,4 @@
-"""The rules as data: what they refuse, and that what they cite is there."""
+"""Rules as data: what they refuse, and whether their citations exist."""
 
 import ast
 import re
@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from assay.errors import UsageError
 from assay_smoke.matrix.axes import axes_for, values_of
 from assay_smoke.matrix.cases import case_of
 from assay_smoke.matrix.rules import RULES, Rule, check_compatible, refusing
 from assay_smoke.matrix.search import Matrix
-from assay_smoke.matrix.vendors import UnknownVendorError, rules_for, vendor_names
+from assay_smoke.matrix.vendors import rules_for, vendor_names
 
 ROOT = Path(__file__).parents[5]
 
@@ -112,7 +113,7 @@ def test_what_a_vendor_lacks_is_refused_there_only() -> None:
 
 
 def test_an_unknown_vendor_is_an_error_that_lists_the_known() -> None:
-    with pytest.raises(UnknownVendorError, match=r"^--vendor nvida: there is cpu, nvidia, amd, "):
+    with pytest.raises(UsageError, match=r"^--vendor nvida: there is cpu, nvidia, amd, "):
         rules_for("nvida")
 
 

@@ -27,5 +27,5 @@ def test_every_rule_has_a_row() -> None:
 
 
 def test_a_document_without_a_place_is_an_error() -> None:
-    with pytest.raises(ValueError, match="no place marked 'axes'"):
+    with pytest.raises(ValueError, match="no marks for 'axes'"):
         with_tables("# Nothing\n")

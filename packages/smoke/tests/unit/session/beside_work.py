@@ -1,4 +1,4 @@
-"""A item's process of test_side_by_side.py: waits for another one where it has one device only."""
+"""The process of an item in test_side_by_side.py. With one device, it waits for another item."""
 
 import os
 import signal

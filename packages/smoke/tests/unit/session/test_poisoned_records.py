@@ -1,4 +1,4 @@
-"""Hostile text in the results of a session or of checks of data reaches no output format."""
+"""Hostile text in results of a session or of data checks reaches no output format."""
 
 import io
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Items run at the same time on disjoint devices, and those that need all of them alone."""
+"""Items run side by side on disjoint devices, or alone on all of them."""
 
 import os
 import sys
@@ -9,10 +9,10 @@ import pytest
 from assay.runs import SilentProgress
 from assay_smoke.session import side_by_side
 from assay_smoke.session.items import SessionItem
-from assay_smoke.session.running import Session
-from assay_smoke.session.side_by_side import Devices
+from assay_smoke.session.side_by_side import Devices, run_items
 
 HERE = Path(__file__).parent
+DEVICES = Devices(2, "TEST_VISIBLE_DEVICES")
 
 
 @pytest.fixture(autouse=True)
@@ -22,38 +22,29 @@ def _own_work(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_each_has_its_devices_and_results_come_as_they_are_there(tmp_path: Path) -> None:
-    told: list[tuple[str, int, int]] = []
-    session = Session(
-        tmp_path,
-        "cpu",
-        lambda result, number, total: told.append((result.name, number, total)),
-        Devices(2, "TEST_VISIBLE_DEVICES"),
-    )
     items = [
         SessionItem(name=name, command="", num_cards=num_cards)
         for name, num_cards in (("left", 1), ("right", 1), ("library", None), ("pair", 2))
     ]
 
-    session.run(items, SilentProgress())
+    results = list(run_items(items, DEVICES, tmp_path, SilentProgress()))
 
-    found = {result.name: result.reason for result in session.results}
+    found = {result.name: result.reason for result in results}
     assert found == {
         "left": "0 together",
         "right": "1 together",
         "library": "0,1 alone",
         "pair": "0,1 alone",
     }
-    assert [one[0] for one in told[:2]] == ["library", "pair"]  # the largest begin first
-    assert [one[1:] for one in told] == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    assert [one.name for one in results[:2]] == ["library", "pair"]  # the largest begin first
+    assert len(results) == 4
 
 
 def test_a_process_that_is_killed_is_a_failure_of_its_own_case(tmp_path: Path) -> None:
-    session = Session(tmp_path, "cpu", lambda *_: None, Devices(2, "TEST_VISIBLE_DEVICES"))
     items = [SessionItem(name=name, command="", num_cards=2) for name in ("killed", "pair")]
 
-    session.run(items, SilentProgress())
+    killed, pair = run_items(items, DEVICES, tmp_path, SilentProgress())
 
-    killed, pair = session.results
     assert (killed.name, killed.outcome.value, killed.folder) == ("killed", "FAIL", "cases/killed")
     assert "SIGKILL" in str(killed.reason)
     assert (pair.name, pair.outcome.value) == ("pair", "PASS")

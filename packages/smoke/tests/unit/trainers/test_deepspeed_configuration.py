@@ -1,4 +1,4 @@
-"""A plan in the words of DeepSpeed's configuration."""
+"""A training plan as DeepSpeed's configuration."""
 
 from typing import Any
 
@@ -61,7 +61,7 @@ def test_mixed_precision_adds_gradients_up_in_float32() -> None:
     assert "data_types" not in config_of("cpu/bfloat16")
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2])
+@pytest.mark.parametrize("stage", [1, 2])
 def test_parameters_are_offloaded_in_the_third_stage_alone(stage: int) -> None:
     before = config_of("cpu/float32", "cpu-offload", stage=stage)["zero_optimization"]
     third = config_of("cpu/float32", "cpu-offload", stage=3)["zero_optimization"]

@@ -1,4 +1,4 @@
-"""A call that stops half-way."""
+"""A call that pauses midway."""
 
 import threading
 

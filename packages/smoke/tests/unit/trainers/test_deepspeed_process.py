@@ -1,4 +1,4 @@
-"""DeepSpeed in a process: when it is imported, and what is said where it is missing."""
+"""DeepSpeed in a process: lazy import, and the message if it is missing."""
 
 import ast
 from importlib.machinery import ModuleSpec
@@ -14,7 +14,7 @@ from assay_smoke.trainers.deepspeed.trainer import DeepSpeedTrainer
 
 
 def imported_at_once(file: Path) -> set[str]:
-    """Packages that a module imports as it is imported itself."""
+    """Return the packages that a module imports at import."""
     found = set()
     for node in ast.parse(file.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.Import):

@@ -1,4 +1,4 @@
-"""Whole gradients in `.grad`, and what DeepSpeed gets back of them."""
+"""Whole gradients in `.grad`, and the ones written back to DeepSpeed."""
 
 import torch
 from torch import Tensor, nn

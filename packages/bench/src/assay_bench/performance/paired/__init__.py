@@ -1,1 +1,1 @@
-"""Two environments measured in turns on one machine, and whether the second is slower."""
+"""Comparison of the speed of two environments that take turns on one machine."""

@@ -1,4 +1,4 @@
-"""Whether one environment is slower than another, from ratios of blocks."""
+"""Judges if one environment is slower than another, from the ratios of blocks."""
 
 import math
 from collections.abc import Sequence
@@ -11,25 +11,25 @@ from assay.errors import UsageError
 
 Speed = Literal["slower", "not slower", "UNDERPOWERED"]
 
-# Of the interval, whatever the ratios are distributed like.
+# Confidence of the interval for any symmetric distribution of the log ratios.
 CONFIDENCE = 0.95
 
-# With five blocks the widest interval there is covers 1 - 2 / 2**5 = 93.75 %.
-FEWEST_BLOCKS = 6
+# With five blocks, the widest interval has a confidence of 1 - 2 / 2**5 = 93.75 %.
+MIN_BLOCKS = 6
 
 
 @dataclass(frozen=True, slots=True)
 class RatioInterval:
-    """How many times as long B takes as A, with an interval of at least 95 % confidence."""
+    """The time of B relative to A, with an interval of at least 95 % confidence."""
 
     ratio: float
     lower: float
     upper: float
 
     def judge(self, margin: float) -> Speed:
-        """Whether B is slower by more than `margin`, a share: 0.05 for 5 %.
+        """Judge if B is slower by more than `margin`, a share: 0.05 for 5 %.
 
-        UNDERPOWERED where the interval holds 1 + margin: more blocks are needed to decide.
+        Returns: UNDERPOWERED if the interval contains 1 + margin, so that more blocks are needed.
         """
         if self.lower > 1 + margin:
             return "slower"
@@ -37,27 +37,27 @@ class RatioInterval:
 
 
 class TooFewBlocksError(UsageError):
-    """Fewer blocks than any interval of the wanted confidence needs."""
+    """Too few blocks for an interval of this confidence."""
 
     @classmethod
     def of(cls, num_blocks: int) -> "TooFewBlocksError":
-        """`num_blocks`: what was asked for."""
+        """Make the error. num_blocks: the requested number."""
         return cls(
-            f"{num_blocks} blocks give no interval of {CONFIDENCE:.0%} confidence; at least"
-            f" {FEWEST_BLOCKS} do"
+            f"{num_blocks} blocks are too few for an interval of {CONFIDENCE:.0%} confidence; at least"
+            f" {MIN_BLOCKS} are needed"
         )
 
 
 def ratio_interval(block_ratios: Sequence[float]) -> RatioInterval:
-    """The Hodges-Lehmann estimate of the blocks' common ratio, and its exact interval.
+    """Compute the Hodges-Lehmann estimate of the blocks' common ratio, and its exact interval.
 
-    block_ratios: one for each block, above zero. They are processes of their own, and so independent;
-        the rounds inside of a block are not.
+    block_ratios: one positive ratio per block. Blocks are independent because they are different
+        processes; the rounds inside of a block are not.
     Raises: TooFewBlocksError.
     Source: Hollander, Wolfe & Chicken, Nonparametric Statistical Methods, 3.2-3.3 (intervals from the
         signed-rank test).
     """
-    if len(block_ratios) < FEWEST_BLOCKS:
+    if len(block_ratios) < MIN_BLOCKS:
         raise TooFewBlocksError.of(len(block_ratios))
     logs = [math.log(ratio) for ratio in block_ratios]
     return RatioInterval(
@@ -72,15 +72,15 @@ def _walsh_averages(values: Sequence[float]) -> list[float]:
 
 
 def _lower_end(values: Sequence[float]) -> float:
-    """The smallest centre of symmetry that the signed-rank test does not refuse as too small."""
+    """Return the smallest center of symmetry that the signed-rank test does not reject as too small."""
     from scipy.stats import wilcoxon
 
     averages = _walsh_averages(values)
     for below, above in pairwise(averages):
-        centre = (below + above) / 2
-        if not below < centre < above:
-            continue  # equal ones: no centre lies between them
-        differences = [value - centre for value in values]
+        center = (below + above) / 2
+        if not below < center < above:
+            continue  # equal averages have no center between them
+        differences = [value - center for value in values]
         p = wilcoxon(differences, alternative="greater", method="exact").pvalue
         if p > (1 - CONFIDENCE) / 2:
             return below

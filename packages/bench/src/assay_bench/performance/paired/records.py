@@ -1,76 +1,72 @@
-"""What a comparison of two environments writes: every sample, the intervals and the verdict."""
+"""The file ab.json: samples, intervals and verdict."""
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import ConfigDict, Field
 
 from assay.verdicts import SCHEMA, Record
+from assay_bench.outcomes import PairedOutcome
 from assay_bench.performance.paired.judging import Speed, ratio_interval
 from assay_bench.performance.results import SuiteResult
 
 COMPARISON_FILE = "ab.json"
 
-PairedOutcome = Literal["PASS", "FAIL", "UNDERPOWERED", "NOT_COMPARED"]
-EXIT_CODES: dict[PairedOutcome, int] = {"PASS": 0, "FAIL": 1, "UNDERPOWERED": 3, "NOT_COMPARED": 3}
-
 
 class Block(Record):
-    """One process of each environment, measured in turns.
-
-    expected, actual: the suites of A and of B. skipped: by environment, "A" or "B", and suite.
-    """
+    """One process of each environment, which took turns."""
 
     expected: list[SuiteResult]
+    """Suites of A."""
     actual: list[SuiteResult]
+    """Suites of B."""
     skipped: dict[str, dict[str, str]] = Field(default_factory=dict)
+    """Reasons by environment, "A" or "B", and suite."""
 
 
 class SuiteComparison(Record):
-    """How many times as long B takes for one suite as A.
-
-    lower, upper: ends of its interval of 95 % confidence. block_ratios: in each block the
-    fastest round of B over that of A.
-    """
+    """The time of B relative to A in one suite."""
 
     suite: str
     speed: Speed
     ratio: float
     lower: float
+    """Lower end of the interval of 95 % confidence."""
     upper: float
     block_ratios: list[float]
+    """Fastest round of B over the fastest round of A in each block."""
 
 
 class EnvironmentComparison(Record):
-    """ab.json.
-
-    margin: by how much B may be slower, as a share. not_compared: for each suite that only one side
-        could run, why. skipped: for each that neither could.
-    environments: of A and B the name and the versions. seed: of the order of turns.
-    """
+    """The content of ab.json."""
 
     model_config = ConfigDict(extra="forbid", populate_by_name=True)
 
     schema_: int = Field(default=SCHEMA, alias="schema")
     verdict: PairedOutcome
     margin: float
+    """Largest acceptable slow-down of B, as a share."""
     suites: list[SuiteComparison]
     not_compared: dict[str, str] = Field(default_factory=dict)
+    """Reasons of suites that only one side could run."""
     skipped: dict[str, str] = Field(default_factory=dict)
+    """Reasons of suites that neither side could run."""
     environments: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """Name and versions of A and B."""
     run: str
     model: str
     seed: int
+    """Seed of the order of turns."""
     blocks: list[Block]
     provenance: dict[str, Any] = Field(default_factory=dict)
 
     def to_json(self) -> str:
-        """The text of ab.json."""
+        """Format the text of ab.json."""
         return self.model_dump_json(by_alias=True, indent=1) + "\n"
 
 
 def compare_suite(suite: str, blocks: Sequence[Block], margin: float) -> SuiteComparison:
-    """The interval and the verdict of one suite that both sides of all blocks have."""
+    """Compare one suite that both sides ran in all blocks."""
     ratios = []
     for block in blocks:
         (expected,) = (one for one in block.expected if one.suite == suite)
@@ -88,10 +84,10 @@ def compare_suite(suite: str, blocks: Sequence[Block], margin: float) -> SuiteCo
 
 
 def overall(suites: Sequence[SuiteComparison], not_compared: dict[str, str]) -> PairedOutcome:
-    """FAIL if any suite is slower; PASS only if all are known not to be."""
+    """Return FAIL if any suite is slower, and PASS only if every suite is not slower."""
     speeds = {suite.speed for suite in suites}
     if "slower" in speeds:
-        return "FAIL"
+        return PairedOutcome.FAIL
     if not_compared or not suites:
-        return "NOT_COMPARED"
-    return "UNDERPOWERED" if "UNDERPOWERED" in speeds else "PASS"
+        return PairedOutcome.NOT_COMPARED
+    return PairedOutcome.UNDERPOWERED if "UNDERPOWERED" in speeds else PairedOutcome.PASS

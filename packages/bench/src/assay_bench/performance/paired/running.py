@@ -1,9 +1,8 @@
-"""Blocks: a new process of each environment, whose rounds take turns in random order."""
+"""Blocks: new processes of both environments, whose rounds take turns in random order."""
 
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -11,32 +10,31 @@ from assay.devices.run_string import parse_run
 from assay.files import write_whole
 from assay.runs import Progress, provenance
 from assay_bench.performance.environments import Environment
-from assay_bench.performance.paired.judging import FEWEST_BLOCKS, TooFewBlocksError
+from assay_bench.performance.paired.judging import MIN_BLOCKS, TooFewBlocksError
 from assay_bench.performance.paired.records import (
     COMPARISON_FILE,
     Block,
     EnvironmentComparison,
-    PairedOutcome,
     SuiteComparison,
     compare_suite,
     overall,
 )
 from assay_bench.performance.requests import NUM_WARMUP_ROUNDS, SuiteRequest
 from assay_bench.performance.suite_process import SuiteProcess, suite_process
-from assay_bench.performance.suite_table import SUITES, Suite
+from assay_bench.performance.suite_table import SUITES, SpeedSuite
 
 Side = Literal["A", "B"]
 _SIDES: tuple[Side, Side] = ("A", "B")
 
-# Quads in each block. More blocks narrow an interval further than more quads: what a process has for
-# its life, such as where its memory lies, changes times by per cents.
+# Quads per block. More blocks narrow the interval further than more quads, because properties of a process,
+# such as the addresses of its memory, change times by several percent.
 NUM_QUADS = 16
 
 
 def turn_order(rng: random.Random) -> Iterator[Side]:
-    """Whose rounds follow each other in one block: the warm-up, then quads, each ABBA or BAAB.
+    """Yield the order of rounds in one block: the warm-up, then quads, each ABBA or BAAB.
 
-    In a quad both sides have the same mean time, so that a steady drift slows both alike.
+    Both sides of a quad have the same mean position, so a steady drift slows both equally.
     """
     for _ in range(NUM_WARMUP_ROUNDS):
         yield from _SIDES
@@ -47,48 +45,48 @@ def turn_order(rng: random.Random) -> Iterator[Side]:
 
 def compare_environments(
     environments: tuple[Environment, Environment],
-    suites: Sequence[Suite],
-    asked: SuiteRequest,
+    suites: Sequence[SpeedSuite],
+    request: SuiteRequest,
     *,
     margin: float,
     num_blocks: int,
     folder: Path,
     progress: Progress,
 ) -> EnvironmentComparison:
-    """Measure both, judge whether the second is slower, and write ab.json into `folder`.
+    """Measure both environments, judge if the second is slower, and write ab.json into `folder`.
 
-    asked: run and model; the number of rounds is that of a block. margin: by how much it may be slower,
-        as a share.
-    Raises: TooFewBlocksError; UnknownSuiteError for a suite that one of them lacks; UsageError or
-        MachineError as their processes fail.
+    request: run and model; its number of rounds is ignored.
+    margin: largest acceptable slow-down, as a share.
+    Raises: TooFewBlocksError; UnknownSuiteError for a missing suite; UsageError or MachineError if a
+        process fails.
     """
-    parse_run(asked.run)
-    if num_blocks < FEWEST_BLOCKS:
+    parse_run(request.run)
+    if num_blocks < MIN_BLOCKS:
         raise TooFewBlocksError.of(num_blocks)
     for environment in environments:
         environment.nodes_of(suites)
-    seed = random.randrange(1 << 32)  # noqa: S311 - an order, no secret
-    rng = random.Random(seed)  # noqa: S311 - as above
-    of_block = asked.model_copy(update={"num_rounds": 2 * NUM_QUADS})
+    seed = random.randrange(1 << 32)  # noqa: S311 - reproducible
+    rng = random.Random(seed)  # noqa: S311 - reproducible
+    of_block = request.model_copy(update={"num_rounds": 2 * NUM_QUADS})
     blocks = []
     with progress.task("measures A and B", num_blocks, "blocks") as task:
         for number in range(num_blocks):
             block_folder = folder / f"block{number}"
             blocks.append(_measure_block(environments, suites, of_block, block_folder, rng))
             task.advance()
-    judged = judge_blocks(blocks, suites, margin)
+    compared, not_compared, skipped = compare_blocks(blocks, suites, margin)
     result = EnvironmentComparison(
-        verdict=judged.verdict,
+        verdict=overall(compared, not_compared),
         margin=margin,
-        suites=judged.compared,
-        not_compared=judged.not_compared,
-        skipped=judged.skipped,
+        suites=compared,
+        not_compared=not_compared,
+        skipped=skipped,
         environments={
             side: {"name": one.name, "versions": dict(one.versions)}
             for side, one in zip(_SIDES, environments, strict=True)
         },
-        run=asked.run,
-        model=asked.model,
+        run=request.run,
+        model=request.model,
         seed=seed,
         blocks=blocks,
         provenance=provenance(),
@@ -97,18 +95,13 @@ def compare_environments(
     return result
 
 
-@dataclass(frozen=True, slots=True)
-class JudgedBlocks:
-    """What follows from all blocks; the fields are those of EnvironmentComparison."""
+def compare_blocks(
+    blocks: Sequence[Block], suites: Sequence[SpeedSuite], margin: float
+) -> tuple[list[SuiteComparison], dict[str, str], dict[str, str]]:
+    """Compare each suite that both sides ran.
 
-    verdict: PairedOutcome
-    compared: list[SuiteComparison]
-    not_compared: dict[str, str]
-    skipped: dict[str, str]
-
-
-def judge_blocks(blocks: Sequence[Block], suites: Sequence[Suite], margin: float) -> JudgedBlocks:
-    """Compare each of `suites` that both sides ran; a suite that a side skipped has its reasons."""
+    Returns: the comparisons; the reasons of the suites that one side skipped, and of those that both did.
+    """
     compared: list[SuiteComparison] = []
     not_compared: dict[str, str] = {}
     skipped: dict[str, str] = {}
@@ -127,13 +120,13 @@ def judge_blocks(blocks: Sequence[Block], suites: Sequence[Suite], margin: float
                 not_compared[suite.name] = f"only one side could run it; {words}"
             case _:
                 skipped[suite.name] = words
-    return JudgedBlocks(overall(compared, not_compared), compared, not_compared, skipped)
+    return compared, not_compared, skipped
 
 
 def _measure_block(
     environments: tuple[Environment, Environment],
-    suites: Sequence[Suite],
-    asked: SuiteRequest,
+    suites: Sequence[SpeedSuite],
+    request: SuiteRequest,
     folder: Path,
     rng: random.Random,
 ) -> Block:
@@ -141,7 +134,7 @@ def _measure_block(
         sides: dict[Side, SuiteProcess] = {}
         for side, environment in zip(_SIDES, environments, strict=True):
             (folder / side).mkdir(parents=True)
-            started = suite_process(environment, suites, asked, folder / side)
+            started = suite_process(environment, suites, request, folder / side)
             sides[side] = stack.enter_context(started)
         for process in sides.values():
             process.wait_until_ready()
@@ -156,11 +149,11 @@ def _measure_block(
 
 
 def _run_suite(sides: dict[Side, SuiteProcess], rng: random.Random) -> None:
-    """All rounds of one suite; one side alone where the other skips it."""
+    """Run all rounds of one suite on both sides, or on the side that does not skip it."""
     for side in turn_order(rng):
         if side in sides:
             sides[side].run_round()
-    # Both at once: what they do until the next suite's first round is not measured.
+    # Both at once, because the work before the next suite's first round is not measured.
     for process in sides.values():
         process.give_turn()
     for process in sides.values():

@@ -1,1 +1,1 @@
-"""What is measured, as tests of pytest-benchmark; what is asked of them comes in one variable."""
+"""The suites, as tests of pytest-benchmark. One environment variable holds their settings."""

@@ -1,4 +1,4 @@
-"""Fixtures of the suites. What they measure is in the variable of `SuiteRequest`."""
+"""Fixtures of the suites."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,8 +13,8 @@ from assay.devices.run_string import parse_run
 from assay.errors import AssayError
 from assay_bench.performance.requests import SuiteRequest
 from assay_bench.performance.suite_table import SUITES
-from assay_bench.performance.suites.measurement import Benchmark, Measure
-from assay_bench.performance.suites.turns import Turns
+from assay_bench.performance.suites.measurement import Benchmark, SuiteTimer
+from assay_bench.performance.suites.turn_client import TurnClient
 
 if TYPE_CHECKING:
     from assay.models import LoadedModel
@@ -23,56 +23,58 @@ _NAMES = {suite.function: suite.name for suite in SUITES.values()}
 
 
 def pytest_benchmark_generate_machine_info() -> dict[str, Any]:
-    """Nothing: the device describes itself, and pytest-benchmark would ask the processor for seconds."""
+    """Skip the machine information of pytest-benchmark, which takes seconds to collect."""
     return {}
 
 
 def pytest_benchmark_generate_commit_info() -> dict[str, Any]:
-    """Nothing: the provenance of a run has it."""
+    """Skip the commit information, which the provenance of a run holds."""
     return {}
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Tell a suite that is skipped to the process that waits for it."""
+    """Report a skipped suite to the process that waits for it."""
     function = report.nodeid.rpartition("::")[2]
     if report.skipped and function in _NAMES:
         reason = str(report.longrepr[2]) if isinstance(report.longrepr, tuple) else ""
-        turns = Turns(SuiteRequest.of_environment())
+        turns = TurnClient(SuiteRequest.of_environment())
         turns.skip(_NAMES[function], reason.removeprefix("Skipped: "))
 
 
 @contextmanager
-def _refusals_told(asked: SuiteRequest) -> Iterator[None]:
-    """Inside, an error of assay ends all suites: none can do without what is made there."""
+def _errors_reported(suite_request: SuiteRequest) -> Iterator[None]:
+    """End all suites on an error of assay in the context, because every suite needs its result."""
     try:
         yield
     except AssayError as error:
-        Turns(asked).refuse(error)
+        TurnClient(suite_request).report_error(error)
         pytest.exit(str(error), returncode=2)
 
 
 @pytest.fixture(scope="session")
-def asked() -> SuiteRequest:
-    """What is to be measured."""
+def suite_request() -> SuiteRequest:
+    """Return the settings of the suites."""
     return SuiteRequest.of_environment()
 
 
 @pytest.fixture(scope="session")
-def device(asked: SuiteRequest) -> Device:
-    """The opened device."""
-    with _refusals_told(asked):
-        return open_run(parse_run(asked.run))
+def device(suite_request: SuiteRequest) -> Device:
+    """Open the device."""
+    with _errors_reported(suite_request):
+        return open_run(parse_run(suite_request.run))
 
 
 @pytest.fixture(scope="session")
-def loaded(asked: SuiteRequest, device: Device) -> "LoadedModel":
-    """The model in evaluation mode on the device; small ones run on one thread from here on."""
+def loaded(suite_request: SuiteRequest, device: Device) -> "LoadedModel":
+    """Load the model on the device, and choose the number of threads for its size."""
     from assay.models import load_model
     from assay.models.size_policy import choose_threads
 
-    with _refusals_told(asked):
+    with _errors_reported(suite_request):
         loaded = load_model(
-            asked.model, dtype=parse_run(asked.run).dtype, device=device.torch_device
+            suite_request.model,
+            dtype=parse_run(suite_request.run).dtype,
+            device=device.torch_device,
         )
     choose_threads(sum(parameter.numel() for parameter in loaded.model.parameters()))
     return loaded
@@ -80,7 +82,7 @@ def loaded(asked: SuiteRequest, device: Device) -> "LoadedModel":
 
 @pytest.fixture
 def one_thread() -> Iterator[None]:
-    """For suites whose work does not depend on the model's size, nor their number of threads."""
+    """Use one thread, for suites whose work does not depend on the model's size."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -90,10 +92,10 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture
 def measure(
     request: pytest.FixtureRequest,
-    asked: SuiteRequest,
+    suite_request: SuiteRequest,
     device: Device,
     benchmark: Benchmark,
-) -> Measure:
-    """Times the suite that the test stands for."""
+) -> SuiteTimer:
+    """Return the timer of the test's suite."""
     suite = _NAMES[request.function.__name__]
-    return Measure(suite, asked, device, benchmark, Turns(asked))
+    return SuiteTimer(suite, suite_request, device, benchmark, TurnClient(suite_request))

@@ -1,7 +1,7 @@
-"""How fast this machine multiplies matrices and reads memory, measured between rounds.
+"""Controls: the machine's own matrix product and memory read, measured between rounds.
 
-A round's time divided by a control's, taken moments before, does not change with the machine's clock
-or with what else runs on it as much as the time itself.
+The ratio of a round to a control just before it depends less on the clock rate and on other work than the
+time itself.
 """
 
 import time
@@ -12,18 +12,18 @@ import torch
 
 from assay.devices.base import Device
 
-# Rows of the square matrices. On the host a product takes milliseconds; an accelerator reaches its
-# peak only with larger ones.
+# Rows of the square matrices. A product takes milliseconds on the host. An accelerator needs larger matrices
+# to reach its peak.
 _HOST_SIZE = 512
 _ACCELERATOR_SIZE = 8192
 
-# More than the caches hold; accelerators read as much in a fraction of a millisecond, and get more.
+# Larger than the caches. An accelerator reads 64 MiB in a fraction of a millisecond, so it gets more.
 _HOST_BYTES = 1 << 26
 _ACCELERATOR_BYTES = 1 << 30
 
 
 def timed(work: Callable[[], object], device: Device) -> float:
-    """Seconds until `work` and all that it submitted to `device` are done."""
+    """Return the seconds until `work` and its operations on `device` are done."""
     device.synchronize()
     begun = time.perf_counter()
     work()
@@ -33,17 +33,14 @@ def timed(work: Callable[[], object], device: Device) -> float:
 
 @dataclass(frozen=True, slots=True)
 class ControlTimes:
-    """Seconds of one product and of one pass over memory."""
+    """Seconds of one matrix product and of one pass over memory."""
 
     matmul: float
     read: float
 
 
 class Controls:
-    """Two measurements of `device`, in `dtype`, with as many threads as torch has now.
-
-    matmul_flops: floating-point operations of the product. read_bytes: what the pass reads.
-    """
+    """The controls of `device`. The product runs in `dtype`."""
 
     def __init__(self, device: Device, dtype: torch.dtype) -> None:
         is_host = device.torch_device == "cpu"
@@ -54,13 +51,13 @@ class Controls:
         self._left, self._right = (
             torch.ones(size, size, dtype=dtype, device=device.torch_device) for _ in range(2)
         )
-        # Whatever dtype the model runs in: float32 is summed at the speed of memory everywhere.
+        # Always float32, whose sum runs at the speed of memory on every device.
         self._memory = torch.ones(
             self.read_bytes // 4, dtype=torch.float32, device=device.torch_device
         )
 
     def measure(self) -> ControlTimes:
-        """Time both once; called before every round."""
+        """Time both controls once; called before every round."""
         return ControlTimes(
             matmul=timed(lambda: self._left @ self._right, self._device),
             read=timed(self._memory.sum, self._device),

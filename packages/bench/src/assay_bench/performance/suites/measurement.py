@@ -1,4 +1,4 @@
-"""The fixture `measure`: rounds of one work, with the controls of the machine between them."""
+"""Timing of one suite, with the controls between its rounds."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -12,13 +12,13 @@ from assay.devices.registry import describe_run
 from assay.devices.run_string import parse_run
 from assay_bench.performance.requests import NUM_WARMUP_ROUNDS, SuiteRequest
 from assay_bench.performance.suites.controls import Controls, ControlTimes
-from assay_bench.performance.suites.turns import Turns
+from assay_bench.performance.suites.turn_client import TurnClient
 
 T = TypeVar("T")
 
 
 class Benchmark(Protocol):
-    """What is used of the fixture `benchmark` of pytest-benchmark."""
+    """The used part of pytest-benchmark's fixture `benchmark`."""
 
     extra_info: dict[str, Any]
 
@@ -26,32 +26,30 @@ class Benchmark(Protocol):
         self, target: Callable[..., object], *, setup: Callable[[], object], rounds: int,
         warmup_rounds: int,
     ) -> object:  # fmt: skip
-        """Time `target` on the arguments that `setup` returns, in each round."""
+        """Time `target` in each round, with the arguments that `setup` returns."""
 
 
 @dataclass(frozen=True, slots=True)
 class Amounts:
-    """What one round processes; 0 for what it has none of.
-
-    num_flops: of matrix products, convolutions and attention, as torch counts them.
-    num_bytes: that are read, written or sent at least.
-    """
+    """The amount of work of one round. Zero means not applicable."""
 
     num_tokens: int = 0
     num_flops: int = 0
+    """Operations of matrix products, convolutions and attention, as torch counts them."""
     num_bytes: int = 0
+    """Least number of bytes that are read, written or sent."""
 
 
 def count_flops(work: Callable[[], object]) -> int:
-    """Floating-point operations of `work`, which is run once."""
+    """Run `work` once and count its floating-point operations."""
     with FlopCounterMode(display=False) as counter:
         work()
     num_flops: int = counter.get_total_flops()
     return num_flops
 
 
-class Measure:
-    """Times one suite; each test calls it once."""
+class SuiteTimer:
+    """Timer of one suite, which its test calls once."""
 
     def __init__(
         self,
@@ -59,7 +57,7 @@ class Measure:
         request: SuiteRequest,
         device: Device,
         benchmark: Benchmark,
-        turns: Turns,
+        turns: TurnClient,
     ) -> None:
         self._suite, self._request, self._device = suite, request, device
         self._benchmark, self._turns = benchmark, turns
@@ -67,9 +65,9 @@ class Measure:
     def __call__(
         self, prepare: Callable[[], T], work: Callable[[T], object], amounts: Amounts
     ) -> None:
-        """Run `work` on what `prepare` returns, and keep its times in the results of pytest-benchmark.
+        """Time `work` on the results of `prepare`, and store the times with pytest-benchmark.
 
-        prepare: called before each round; neither it nor the controls are part of a round's time.
+        prepare: called before each round, outside of the timed part, as are the controls.
         """
         device = self._device
         controls = Controls(device, getattr(torch, parse_run(self._request.run).dtype))
@@ -102,5 +100,5 @@ class Measure:
             num_threads=torch.get_num_threads(),
             device=describe_run(device, parse_run(self._request.run)),
         )
-        # What this process does next is no part of a round that another one has still to run.
+        # Another process can still have rounds to run: wait before any other work.
         self._turns.wait(self._suite)

@@ -1,4 +1,4 @@
-"""How long a checkpoint takes to be written and to be read."""
+"""Times of writing and reading a checkpoint."""
 
 import shutil
 from pathlib import Path
@@ -10,16 +10,16 @@ from assay.training.batches import coder_of, training_batches
 from assay.training.protocol import TrainingPlan
 from assay.training.trainers.reference import ReferenceTrainer
 from assay_bench.performance.requests import SuiteRequest
-from assay_bench.performance.suites.measurement import Amounts, Measure
+from assay_bench.performance.suites.measurement import Amounts, SuiteTimer
 
 
 @pytest.fixture(scope="module")
-def trainer(asked: SuiteRequest, loaded: LoadedModel) -> ReferenceTrainer:
-    """After one step, so that there are moments to write."""
-    del loaded  # only for the number of threads, which it chooses
+def trainer(suite_request: SuiteRequest, loaded: LoadedModel) -> ReferenceTrainer:
+    """Make a trainer after one step, so that its optimizer has moments."""
+    del loaded  # requested because it sets the number of threads
     trainer = ReferenceTrainer()
-    trainer.setup(TrainingPlan(model=asked.model, run=asked.run, micro_batches=1))
-    (batch,) = training_batches(coder_of(asked.model), steps=1, micro_batches=1)
+    trainer.setup(TrainingPlan(model=suite_request.model, run=suite_request.run, micro_batches=1))
+    (batch,) = training_batches(coder_of(suite_request.model), steps=1, micro_batches=1)
     trainer.step(batch)
     return trainer
 
@@ -28,8 +28,8 @@ def _bytes_in(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
 
 
-def test_save(measure: Measure, trainer: ReferenceTrainer, tmp_path: Path) -> None:
-    """Model, moments and generators, into a new folder each time."""
+def test_save(measure: SuiteTimer, trainer: ReferenceTrainer, tmp_path: Path) -> None:
+    """Write model, moments and generators into a new folder."""
     folder = tmp_path / "checkpoint"
     trainer.save(folder)
     num_bytes = _bytes_in(folder)
@@ -42,8 +42,8 @@ def test_save(measure: Measure, trainer: ReferenceTrainer, tmp_path: Path) -> No
     measure(empty, trainer.save, Amounts(num_bytes=num_bytes))
 
 
-def test_load(measure: Measure, trainer: ReferenceTrainer, tmp_path: Path) -> None:
-    """The same, back into a trainer that is set up."""
+def test_load(measure: SuiteTimer, trainer: ReferenceTrainer, tmp_path: Path) -> None:
+    """Read the same into a trainer that is set up."""
     trainer.save(tmp_path)
     num_bytes = _bytes_in(tmp_path)
     assert num_bytes > 0

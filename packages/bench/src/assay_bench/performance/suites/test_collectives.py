@@ -1,4 +1,4 @@
-"""How long two ranks take to add up what each has."""
+"""Time of an all-reduce over two ranks."""
 
 import time
 
@@ -10,7 +10,7 @@ from assay.devices.base import Device
 from assay.devices.run_string import parse_run
 from assay.launch import Rank, World, launch_world
 from assay_bench.performance.requests import SuiteRequest
-from assay_bench.performance.suites.measurement import Amounts, Measure
+from assay_bench.performance.suites.measurement import Amounts, SuiteTimer
 
 NUM_RANKS = 2
 NUM_ELEMENTS = 1 << 20
@@ -18,17 +18,17 @@ NUM_REPEATS = 10
 
 
 class RankClock:
-    """The time that ranks spent in collectives, in seconds: their start is no part of it."""
+    """A clock of the seconds that ranks spend in collectives, without their start."""
 
     def __init__(self) -> None:
         self._seconds = 0.0
 
     def __call__(self) -> float:
-        """The sum so far."""
+        """Return the sum so far."""
         return self._seconds
 
     def advance(self, seconds: float) -> None:
-        """Called after each world with the time of its slowest rank."""
+        """Add the time of a world's slowest rank."""
         self._seconds += seconds
 
 
@@ -36,7 +36,7 @@ _CLOCK = RankClock()
 
 
 def all_reduce(rank: Rank) -> tuple[float, float]:
-    """Seconds of all repeats, after one that opens the connections, and an element of the sum."""
+    """Return the seconds of all repeats, after one that opens the connections, and an element of the sum."""
     values = torch.ones(NUM_ELEMENTS, device=rank.device.torch_device)
     dist.all_reduce(values)
     rank.device.synchronize()
@@ -49,11 +49,11 @@ def all_reduce(rank: Rank) -> tuple[float, float]:
 
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.benchmark(timer=_CLOCK)
-def test_all_reduce(measure: Measure, asked: SuiteRequest, device: Device) -> None:
-    """Ten sums of 4 MiB in float32; each round is a world of its own."""
+def test_all_reduce(measure: SuiteTimer, suite_request: SuiteRequest, device: Device) -> None:
+    """Run ten all-reduces of 4 MiB in float32. Each round starts a new world."""
     if device.torch_device != "cpu" and device.count() < NUM_RANKS:
-        pytest.skip(f"needs {NUM_RANKS} devices, and {device.name} is one")
-    world = World({"dp": NUM_RANKS}, device=parse_run(asked.run).device)
+        pytest.skip(f"needs {NUM_RANKS} devices; {device.name} has {device.count()}")
+    world = World({"dp": NUM_RANKS}, device=parse_run(suite_request.run).device)
 
     def run_world(target: World) -> None:
         answers = launch_world(all_reduce, target)

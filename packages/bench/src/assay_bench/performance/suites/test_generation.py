@@ -1,4 +1,4 @@
-"""How long a prompt and each further token take.
+"""Times of prefill and decode.
 
 Shapes: B rows, T tokens.
 """
@@ -12,7 +12,7 @@ from torch import Tensor
 from assay.devices.base import Device
 from assay.inputs import built_in_texts
 from assay.models import LoadedModel
-from assay_bench.performance.suites.measurement import Amounts, Measure, count_flops
+from assay_bench.performance.suites.measurement import Amounts, SuiteTimer, count_flops
 
 NUM_ROWS = 2
 PROMPT_LENGTH = 128
@@ -21,7 +21,7 @@ NUM_NEW_TOKENS = 16
 
 @pytest.fixture(scope="module")
 def prompts_BT(loaded: LoadedModel, device: Device) -> Tensor:
-    """Rows of text, as long as the model allows; skips models that do not generate."""
+    """Make prompts, shortened to the model's context; skip models that do not generate."""
     if not loaded.can_generate:
         pytest.skip(f"{loaded.source.reference} does not generate")
     longest = (loaded.max_positions or PROMPT_LENGTH + NUM_NEW_TOKENS) - NUM_NEW_TOKENS
@@ -31,7 +31,7 @@ def prompts_BT(loaded: LoadedModel, device: Device) -> Tensor:
 
 
 class Generation:
-    """Greedy generation in its two parts."""
+    """The two parts of greedy generation."""
 
     def __init__(self, loaded: LoadedModel, device: Device) -> None:
         self._model: Any = loaded.model
@@ -39,13 +39,13 @@ class Generation:
 
     @torch.no_grad()
     def prefill(self, prompts_BT: Tensor) -> Any:  # noqa: ANN401 - an output of transformers
-        """The output for whole prompts, with their cache."""
+        """Run whole prompts and return the output with its cache."""
         with self._device.execution():
             return self._model(input_ids=prompts_BT, use_cache=True)
 
     @torch.no_grad()
     def decode(self, output: Any) -> Tensor:  # noqa: ANN401 - an output of transformers
-        """Token by token; the last one's logits."""
+        """Generate token by token and return the last logits."""
         with self._device.execution():
             for _ in range(NUM_NEW_TOKENS):
                 token_B1 = output.logits[:, -1:].argmax(-1)
@@ -56,8 +56,10 @@ class Generation:
         return logits
 
 
-def test_prefill(measure: Measure, loaded: LoadedModel, device: Device, prompts_BT: Tensor) -> None:
-    """One forward pass over all prompts."""
+def test_prefill(
+    measure: SuiteTimer, loaded: LoadedModel, device: Device, prompts_BT: Tensor
+) -> None:
+    """Run one forward pass over all prompts."""
     generation = Generation(loaded, device)
     assert generation.prefill(prompts_BT).logits.isfinite().all()
     flops = count_flops(lambda: generation.prefill(prompts_BT))
@@ -68,8 +70,10 @@ def test_prefill(measure: Measure, loaded: LoadedModel, device: Device, prompts_
     )
 
 
-def test_decode(measure: Measure, loaded: LoadedModel, device: Device, prompts_BT: Tensor) -> None:
-    """Some tokens, one after the other; of bytes at least the weights are read for each."""
+def test_decode(
+    measure: SuiteTimer, loaded: LoadedModel, device: Device, prompts_BT: Tensor
+) -> None:
+    """Generate tokens one by one. Each reads at least the weights."""
     generation = Generation(loaded, device)
     output = generation.prefill(prompts_BT)
     flops = count_flops(lambda: generation.decode(output))

@@ -1,4 +1,4 @@
-"""How long assay's own recording and comparing take."""
+"""Times of assay's own capture and comparison."""
 
 import shutil
 from pathlib import Path
@@ -12,18 +12,18 @@ from assay.devices.base import Device
 from assay.metrics import PairSums
 from assay.models import LoadedModel
 from assay.trace import Trace
-from assay_bench.performance.suites.measurement import Amounts, Measure
+from assay_bench.performance.suites.measurement import Amounts, SuiteTimer
 
 NUM_ROWS = 2
 LENGTH = 64
-# As large as the values at a module boundary: for larger ones the allocator asks the system for pages
-# each time, or not, which doubles the time of some processes and not of others.
+# The size of values at a module boundary. For larger tensors the allocator of some processes requests pages
+# from the system every time, which doubles their time.
 COMPARED_SHAPE = (256, 1024)
 NUM_PAIRS = 8
 
 
-def test_capture(measure: Measure, loaded: LoadedModel, device: Device, tmp_path: Path) -> None:
-    """A forward pass with every tensor of every module written."""
+def test_capture(measure: SuiteTimer, loaded: LoadedModel, device: Device, tmp_path: Path) -> None:
+    """Run a forward pass and write every tensor of every module."""
     length = min(LENGTH, loaded.max_positions or LENGTH)
     ids_BT = torch.arange(NUM_ROWS * length, device=device.torch_device) % loaded.vocab_size
     folder = tmp_path / "trace"
@@ -38,14 +38,14 @@ def test_capture(measure: Measure, loaded: LoadedModel, device: Device, tmp_path
         return folder
 
     record(folder)
-    size_bytes = Trace.open(folder).describe().unique_bytes
+    size_bytes = Trace.open(folder).unique_bytes
     assert size_bytes > 0
     measure(remove, record, Amounts(num_tokens=ids_BT.numel(), num_bytes=size_bytes))
 
 
 @pytest.mark.usefixtures("one_thread")
-def test_compare(measure: Measure) -> None:
-    """All sums between two tensors, several times, on the host as in every check."""
+def test_compare(measure: SuiteTimer) -> None:
+    """Compute all sums of a check between two tensors on the host, several times."""
     expected = torch.randn(COMPARED_SHAPE, generator=torch.Generator().manual_seed(0))
     actual = expected * (1 + 1e-7)
     rows = torch.arange(len(expected))

@@ -6,7 +6,9 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperCommand
 
-from assay.cli import generation_options as options
+from assay.api.inputs import input_options
+from assay.cli.derived_commands import read_values, with_options_of
+from assay.cli.generation_options import TrustRemoteCode
 from assay.errors import UsageError
 from assay.files import parse_location
 from assay.output.streams import print_text
@@ -28,6 +30,7 @@ class CaptureCommand(TyperCommand):
         return super().parse_args(ctx, args)
 
 
+@with_options_of(input_options)
 def capture(  # noqa: PLR0913 - one for each option
     context: typer.Context,
     model: Annotated[
@@ -94,17 +97,8 @@ def capture(  # noqa: PLR0913 - one for each option
     level: Annotated[
         CapturedLevel, typer.Option(help="What is recorded. Only a command has the level op.")
     ] = "module",
-    prompts: options.Prompts = None,
-    prompt_length: options.PromptLength = None,
-    batch_size: options.BatchSize = None,
-    max_new_tokens: options.MaxNewTokens = None,
-    chat: options.Chat = False,
-    temperature: options.Temperature = None,
-    top_p: options.TopP = None,
-    top_k: options.TopK = None,
-    generation_config: options.GenerationConfigFile = None,
-    seed: options.Seed = None,
-    trust_remote_code: options.TrustRemoteCode = False,
+    trust_remote_code: TrustRemoteCode = False,
+    **inputs: Any,  # noqa: ANN401 - the options of `input_options`
 ) -> None:
     """Record MODEL on a trusted device as a golden, or the models of any COMMAND as a trace.
 
@@ -125,12 +119,7 @@ def capture(  # noqa: PLR0913 - one for each option
         recorded["level"] = level
         if noise_for:
             recorded["noise_for"] = noise_for
-        of_model = {
-            "run": run, "prompts": prompts, "prompt_length": prompt_length, "batch_size": batch_size,
-            "max_new_tokens": max_new_tokens, "chat": chat, "temperature": temperature,
-            "top_p": top_p, "top_k": top_k, "generation_config": generation_config, "seed": seed,
-            "trust_remote_code": trust_remote_code,
-        }  # fmt: skip
+        of_model = {"run": run, "trust_remote_code": trust_remote_code, **inputs}
         _refuse(of_model, "not for a command after --")
         _run_command(model, context.meta[_COMMAND], output, min_parameters, recorded)
     if model is None or run is None:
@@ -138,7 +127,6 @@ def capture(  # noqa: PLR0913 - one for each option
     _refuse(recorded, "only for a command after --")
     if level == "op":
         raise UsageError("--level op: only for a command after --")
-    from assay.api.inputs import input_options
     from assay.comparing.coverage import CoverageParts, judge_coverage
     from assay.comparing.wording.coverage import describe_coverage
     from assay.generate.check import capture as capture_golden
@@ -147,18 +135,6 @@ def capture(  # noqa: PLR0913 - one for each option
     from assay.models.remote_code import remote_code_of
     from assay.runs import RunFolder, open_progress
 
-    inputs = input_options(
-        prompts=prompts,
-        prompt_length=prompt_length,
-        batch_size=batch_size,
-        max_new_tokens=max_new_tokens,
-        chat=chat,
-        temperature=temperature,
-        top_p=top_p,
-        top_k=top_k,
-        generation_config=generation_config,
-        seed=seed,
-    )
     dtypes = _dtypes("bfloat16,float16" if noise_for is None else noise_for)
     if not isinstance(parse_location(output), Path):
         raise UsageError(f"--output {output}: a golden is written to a local folder")
@@ -167,7 +143,7 @@ def capture(  # noqa: PLR0913 - one for each option
         model=model,
         reference=run,
         noise_for=dtypes,
-        inputs=inputs,
+        inputs=input_options(**read_values(input_options, inputs)),
         level=level,
         folder=str(folder.path),
         remote_code=remote_code_of(trusted=trust_remote_code),

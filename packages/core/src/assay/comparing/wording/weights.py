@@ -1,10 +1,10 @@
 """The sentences of a comparison of stored weights."""
 
 from assay.comparing.wording.numerals import format_count, format_number
-from assay.models.quantization.results import Finding, Place, WeightComparison
+from assay.models.quantization.results import WeightComparison, WeightFault, WeightRegion
 
 
-def describe_finding(finding: Finding) -> str:
+def describe_finding(finding: WeightFault) -> str:
     """Describe one fault: where it is, what it looks like, and its error next to the best one."""
     if finding.cause == "shard":
         return (
@@ -15,10 +15,10 @@ def describe_finding(finding: Finding) -> str:
     return f"{finding.weight}{place}: {_describe_cause(finding)}; {_describe_errors(finding)}"
 
 
-def describe_place(place: Place) -> str:
+def describe_place(place: WeightRegion) -> str:
     """Describe rows and columns.
 
-    >>> describe_place(Place(range(3, 4), (0, 1, 2)))
+    >>> describe_place(WeightRegion(range(3, 4), (0, 1, 2)))
     'row 3, columns 0-2'
     """
     first, last = place.rows[0], place.rows[-1]
@@ -51,7 +51,7 @@ def describe_resolution(comparison: WeightComparison) -> str:
     return f"an error of one scale below {format_number(100 * worst)} % may be unseen (in {name})"
 
 
-def _describe_cause(finding: Finding) -> str:
+def _describe_cause(finding: WeightFault) -> str:
     amount = finding.amount
     each = "its" if finding.place else "every"
     if finding.cause == "scale":
@@ -66,7 +66,7 @@ def _describe_cause(finding: Finding) -> str:
     return "its values differ"
 
 
-def _describe_errors(finding: Finding) -> str:
+def _describe_errors(finding: WeightFault) -> str:
     error, best = format_number(finding.error), format_number(finding.best)
     if not finding.best:
         return f"relative error {error}, where the values must be equal"

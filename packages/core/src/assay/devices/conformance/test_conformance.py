@@ -1,4 +1,4 @@
-"""Does the adapter of this device keep the protocol? One test for each point."""
+"""Check the adapter of this device, one test per point of the protocol."""
 
 import pytest
 
@@ -12,7 +12,7 @@ from assay.errors import AssayError
 
 @pytest.fixture(scope="module")
 def device(request: pytest.FixtureRequest) -> Device:
-    """The device under test, opened in another process first, which a driver may hang or crash."""
+    """Open the device under test, first in another process because a driver may hang or crash."""
     run = parse_run(request.config.getoption("assay_device") or "cpu/float32")
     try:
         require_run(run)
@@ -23,5 +23,5 @@ def device(request: pytest.FixtureRequest) -> Device:
 
 @pytest.mark.parametrize("point", CHECKS)
 def test_device_keeps_the_protocol(device: Device, point: str) -> None:
-    """Nothing violates this point."""
+    """Expect no violation of this point."""
     assert CHECKS[point](device) == []

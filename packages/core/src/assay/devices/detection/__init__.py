@@ -1,1 +1,1 @@
-"""Detecting this machine's devices in a process that a vendor's software may hang or crash."""
+"""Detect this machine's devices in a separate process, because a vendor's software may hang or crash."""

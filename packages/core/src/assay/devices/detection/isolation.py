@@ -1,7 +1,7 @@
-"""Detecting and opening devices in a separate process.
+"""Detect and open devices in a separate process.
 
-A vendor's software cannot hang, crash or change the calling process, which can still fork
-afterwards; a process that has initialised a driver cannot.
+A vendor's software then cannot hang, crash or change the calling process, which can still fork
+afterwards. A process that has initialized a driver cannot fork.
 """
 
 import json
@@ -22,21 +22,23 @@ from pydantic import TypeAdapter, ValidationError
 
 from assay.devices import registry
 from assay.devices.base import Detection
+from assay.devices.registry import BrokenAdapterError
 from assay.devices.run_string import Run, parse_device
 from assay.errors import AssayError, MachineError, UsageError, exit_in_words
 from assay.watchdog import watched
 
-# Vendors' torch modules take up to tens of seconds to import and to initialise a driver.
+# Importing a vendor's torch module and initializing its driver takes up to tens of seconds.
 DETECTION_TIMEOUT_SECONDS = 60.0
-# Apple's frameworks fail in a process that was forked and has not run another program since.
+# Apple's frameworks fail in a forked process that has not executed another program.
 # Source: https://github.com/pytorch/pytorch/pull/178037
 FORKS_KEEP_DRIVERS = sys.platform != "darwin"
-# What adapters have at least, however long Python and torch took to start.
+# The least time for adapters, however long Python and torch took to start.
 _LEAST_SECONDS = 3.0
 _POLL_SECONDS = 0.1
 _OWN_END_SECONDS = 0.5
 _END_TIMEOUT_SECONDS = 5.0
 
+_PROBE = "assay.devices.detection.probe"
 _ERRORS = {"usage": UsageError, "machine": MachineError}
 _DETECTIONS = TypeAdapter(tuple[Detection, ...])
 
@@ -53,10 +55,10 @@ class DetectionAnswer:
 def detect_isolated(
     kinds: tuple[str, ...], timeout_seconds: float = DETECTION_TIMEOUT_SECONDS
 ) -> tuple[DetectionAnswer, ...]:
-    """The detections of each adapter; hangs and crashes are reported in them, not raised.
+    """Detect the devices of every adapter at the same time; report hangs and crashes in the answers.
 
-    timeout_seconds: for all adapters, which are asked at the same time, from the start of the
-        process that asks them; of it the start of Python and torch takes seconds.
+    timeout_seconds: for all adapters together, counted from the start of the process that asks
+        them. Starting Python and torch takes seconds of it.
     """
     if FORKS_KEEP_DRIVERS:
         return _detect_in_one_process(kinds, timeout_seconds)
@@ -68,55 +70,35 @@ def detect_isolated(
 def _detect_in_one_process(
     kinds: tuple[str, ...], timeout_seconds: float
 ) -> tuple[DetectionAnswer, ...]:
-    conversation = _ask(["detect", *kinds], timeout_seconds)
-    by_kind = {answer["kind"]: answer for answer in conversation.answers}
-    return tuple(
-        _read_answer(kind, by_kind[kind])
-        if kind in by_kind
-        else DetectionAnswer(kind, problem=_problem(kind, conversation.ended))
-        for kind in kinds
-    )
+    answers, ended = _ask(["detect", *kinds], timeout_seconds)
+    by_kind = {answer["kind"]: answer for answer in answers}
+    return tuple(_read_answer(kind, by_kind.get(kind, {"ended": ended})) for kind in kinds)
 
 
 def require_run(run: Run, timeout_seconds: float = DETECTION_TIMEOUT_SECONDS) -> None:
-    """Check that `run` can be opened, before anything expensive is started.
+    """Check that `run` can be opened, before anything expensive starts.
 
-    The host's and simulated devices are opened in this process, the others in another one.
+    Opens host and simulated devices in this process, others in another one.
     Raises: as `registry.open_run`; MachineError if the adapter hangs or crashes.
     """
     kind = parse_device(run.device).kind
     if registry.is_host_adapter(kind):
         registry.open_run(run)
         return
-    conversation = _ask(["open", run.device, run.dtype], timeout_seconds)
-    if not conversation.answers:
-        raise MachineError(_problem(kind, conversation.ended))
-    answer = conversation.answers[0]
-    if "error" in answer:
-        error: type[AssayError] = _ERRORS[answer["error"]]
-        raise error(answer["message"])
+    answers, ended = _ask(["open", run.device, run.dtype], timeout_seconds)
+    if not answers:
+        raise _silent(kind, ended)
+    if "error" in answers[0]:
+        error: type[AssayError] = _ERRORS[answers[0]["error"]]
+        raise error(answers[0]["message"])
 
 
-@dataclass(frozen=True, slots=True)
-class _Conversation:
-    """The answers of the probe process, and how it ended."""
-
-    answers: tuple[dict[str, Any], ...]
-    ended: str
-
-
-def _ask(arguments: Sequence[str], timeout_seconds: float) -> _Conversation:
-    """Run `assay.devices.detection.probe`; wait for its answers for `timeout_seconds`."""
+def _ask(arguments: Sequence[str], timeout_seconds: float) -> tuple[list[dict[str, Any]], str]:
+    """Run `assay.devices.detection.probe`; return its answers, and how it ended."""
     pipe, answers_end = os.pipe()
     try:
         process = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "assay.devices.detection.probe",
-                str(answers_end),
-                *arguments,
-            ],
+            [sys.executable, "-m", _PROBE, str(answers_end), *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -124,7 +106,7 @@ def _ask(arguments: Sequence[str], timeout_seconds: float) -> _Conversation:
             env={
                 **os.environ,
                 "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-                # Adapters import what they need; torch would import all makers' packages.
+                # Adapters import what they need. torch would import every vendor's package.
                 "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
             },
             start_new_session=True,
@@ -141,22 +123,25 @@ def _ask(arguments: Sequence[str], timeout_seconds: float) -> _Conversation:
     finally:
         os.close(pipe)
         _end(process, _OWN_END_SECONDS if in_time else 0.0)
-    silent = f"did not answer within {timeout_seconds:g} s"
-    if not received:
-        silent = (
-            f"was not asked: Python and torch did not start within {DETECTION_TIMEOUT_SECONDS:g} s"
-        )
     code = process.returncode
     ended = "cannot be ended" if code is None else exit_in_words(code)
-    # The first line says that adapters are asked; what follows the last break was cut short.
+    if not in_time and received:
+        ended = f"did not answer within {timeout_seconds:g} s"
+    elif not in_time:
+        limit = f"{DETECTION_TIMEOUT_SECONDS:g} s"
+        ended = f"was not asked: Python and torch did not start within {limit}"
+    # The first line says that the adapters were asked. Text after the last line break is incomplete.
     lines = received.split(b"\n")[1:-1]
-    return _Conversation(tuple(json.loads(line) for line in lines), ended if in_time else silent)
+    return [json.loads(line) for line in lines], ended
 
 
 def _receive(
     pipe: int, process: "subprocess.Popen[bytes]", timeout_seconds: float
 ) -> tuple[bytes, bool]:
-    """All bytes from `pipe`, and whether all came in time; the first ones, of the start, always may."""
+    """Read all bytes from `pipe`; return them and True, or False after a timeout.
+
+    The first bytes, which announce the start, have `DETECTION_TIMEOUT_SECONDS` to arrive.
+    """
     received = b""
     begin = time.monotonic()
     deadline = begin + DETECTION_TIMEOUT_SECONDS
@@ -177,23 +162,23 @@ def _receive(
 
 
 def _end(process: "subprocess.Popen[bytes]", patience_seconds: float) -> None:
-    """End the process and its children, after some time in which it may end by itself."""
+    """Kill the process and its children, after giving it some time to end by itself."""
     with suppress(subprocess.TimeoutExpired):
         process.wait(patience_seconds)
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    # A process that waits inside of a driver cannot be killed; this one must not wait for it.
+    # A process that waits inside a driver cannot be killed, so do not wait long for it.
     with suppress(subprocess.TimeoutExpired):
         process.wait(_END_TIMEOUT_SECONDS)
 
 
-def _problem(kind: str, ended: str) -> str:
-    return f"the adapter for {kind!r} is broken: asked for its devices, it {ended}"
+def _silent(kind: str, ended: str) -> BrokenAdapterError:
+    return BrokenAdapterError.of(kind, f"asked for its devices, it {ended}")
 
 
 def _read_answer(kind: str, answer: dict[str, Any]) -> DetectionAnswer:
     if "ended" in answer:
-        return DetectionAnswer(kind, problem=_problem(kind, answer["ended"]))
+        return DetectionAnswer(kind, problem=str(_silent(kind, answer["ended"])))
     if "error" in answer:
         return DetectionAnswer(kind, problem=answer["message"])
     try:
@@ -201,6 +186,5 @@ def _read_answer(kind: str, answer: dict[str, Any]) -> DetectionAnswer:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        return DetectionAnswer(
-            kind, problem=f"the adapter for {kind!r} is broken: {where}: {first['msg']}"
-        )
+        problem = str(BrokenAdapterError.of(kind, f"{where}: {first['msg']}"))
+        return DetectionAnswer(kind, problem=problem)

@@ -1,9 +1,9 @@
-"""The devices of this machine, for every adapter."""
+"""List the devices of this machine, for every adapter."""
 
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from assay.devices.base import Detection, Vendor
+from assay.devices.base import DeviceVendor
 from assay.devices.detection.isolation import detect_isolated
 from assay.devices.registry import adapter_names
 
@@ -12,21 +12,20 @@ Status = Literal["present", "absent", "broken"]
 
 @dataclass(frozen=True, slots=True)
 class ListedDevice:
-    """One vendor's line of `assay devices`.
-
-    device: its name in a RUN; missing: what a run on it lacks, "" if it is present.
-    vendor: None if a broken adapter did not report it.
-    """
+    """One vendor's line of `assay devices`."""
 
     device: str
+    """Its name in a RUN."""
     status: Status
-    vendor: Vendor | None = None
+    vendor: DeviceVendor | None = None
+    """None if a broken adapter did not report it."""
     products: tuple[str, ...] = ()
     variants: tuple[str, ...] = ()
     missing: str = ""
+    """What a run on it lacks; "" if it is present."""
 
     def to_json(self) -> dict[str, Any]:
-        """The line as `assay devices --json` prints it."""
+        """Return the line as `assay devices --json` prints it."""
         vendor = self.vendor
         return {
             **asdict(self),
@@ -41,26 +40,24 @@ class ListedDevice:
 
 
 def list_devices(timeout_seconds: float) -> tuple[ListedDevice, ...]:
-    """One line for each vendor, present ones first; a broken adapter is a line, not an error.
+    """Return one line per vendor, present ones first. A broken adapter is a line, not an error.
 
-    timeout_seconds: for all adapters together, which are asked at the same time, with the start of
-        Python and torch.
+    timeout_seconds: for all adapters together, including the start of Python and torch.
     """
     lines: list[ListedDevice] = []
     for answer in detect_isolated(adapter_names(), timeout_seconds):
         if answer.problem:
             lines.append(ListedDevice(answer.kind, "broken", missing=answer.problem))
-        lines += [_line(answer.kind, detection) for detection in answer.detections]
+        lines += [
+            ListedDevice(
+                answer.kind,
+                "present" if found.present else "absent",
+                found.vendor,
+                found.products,
+                found.variants,
+                found.missing,
+            )
+            for found in answer.detections
+        ]
     order: list[Status] = ["present", "absent", "broken"]
     return tuple(sorted(lines, key=lambda line: (order.index(line.status), line.device)))
-
-
-def _line(kind: str, detection: Detection) -> ListedDevice:
-    return ListedDevice(
-        device=kind,
-        status="present" if detection.present else "absent",
-        vendor=detection.vendor,
-        products=detection.products,
-        variants=detection.variants,
-        missing=detection.missing,
-    )

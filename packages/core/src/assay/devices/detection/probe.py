@@ -1,8 +1,8 @@
-"""The process that `assay.devices.detection.isolation` runs: writes one line of JSON per answer.
+"""The process that `assay.devices.detection.isolation` runs; it writes one line of JSON per answer.
 
-Adapters are asked at the same time, each in a fork of its own, so that one that hangs or crashes
-delays no other, and torch is imported once for all. One adapter alone is asked without a fork.
-Answers go to a pipe of their own: makers' libraries print to standard output.
+All adapters run at the same time, each in its own fork, so that one that hangs or crashes does not
+delay the others and torch is imported once. A single adapter runs without a fork. Answers go to a
+separate pipe because vendors' libraries print to standard output.
 """
 
 import json
@@ -22,9 +22,9 @@ _CHUNK_BYTES = 1 << 16
 
 
 def main(arguments: list[str]) -> None:
-    """Answer `PIPE detect KIND...` or `PIPE open DEVICE DTYPE`, after a line when it begins."""
+    """Announce the start with one line, then answer `PIPE detect KIND...` or `PIPE open DEVICE DTYPE`."""
     pipe, question, *names = arguments
-    import torch  # noqa: F401 - so that its time is not that of an adapter
+    import torch  # noqa: F401 - not counted as time of an adapter
 
     with os.fdopen(int(pipe), "w", encoding="utf-8") as answers:
         print(json.dumps({"asked": names}), file=answers, flush=True)
@@ -33,7 +33,7 @@ def main(arguments: list[str]) -> None:
 
 
 def _detect_all(kinds: list[str]) -> Iterator[dict[str, Any]]:
-    """One answer for each adapter, as they come."""
+    """Yield one answer per adapter as they arrive."""
     if len(kinds) == 1:
         yield {"kind": kinds[0]} | _detect(kinds[0])
         return
@@ -45,7 +45,7 @@ def _detect_all(kinds: list[str]) -> Iterator[dict[str, Any]]:
             waiting.select(_POLL_SECONDS)
             for key in list(waiting.get_map().values()):
                 kind, pid, received = key.data
-                # A process that the adapter left behind may hold the pipe open: its own end counts.
+                # A process that the adapter left behind may hold the pipe open, so wait for the fork.
                 ended, status = os.waitpid(pid, os.WNOHANG)
                 received += _read_all(key.fd)
                 if ended:
@@ -55,21 +55,20 @@ def _detect_all(kinds: list[str]) -> Iterator[dict[str, Any]]:
 
 
 def _ask_in_fork(kind: str) -> tuple[int, int]:
-    """Process id, and the pipe that will have the answer."""
+    """Return the process id of the fork and the pipe for its answer."""
     pipe, answer_end = os.pipe()
     os.set_blocking(pipe, False)
     pid = os.fork()
     if not pid:
         with os.fdopen(answer_end, "w", encoding="utf-8") as answer:
             json.dump(_detect(kind), answer)
-        # Without exit handlers: a vendor's library that crashes there must not void the answer.
+        # Skip exit handlers: a vendor's library may crash in them.
         os._exit(0)
     os.close(answer_end)
     return pid, pipe
 
 
 def _answer_of(received: bytes, code: int) -> dict[str, Any]:
-    """What an adapter answered; where it ended before that, how."""
     try:
         answer: dict[str, Any] = json.loads(received)
     except ValueError:

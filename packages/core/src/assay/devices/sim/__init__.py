@@ -1,7 +1,7 @@
-"""A simulated accelerator: the host's processor, rounding and reordering sums like one.
+"""A simulated accelerator: the host's processor with an accelerator's rounding and order of sums.
 
-All of assay but performance can be tested on it. `assay.devices.sim.numerics` lists what each
-variant computes, with error bounds.
+Everything in assay except performance can be tested on it. `assay.devices.sim.numerics` lists what
+each variant computes, with error bounds.
 """
 
 from assay.devices.sim.device import SimDevice

@@ -1,4 +1,4 @@
-"""Products and sums as a variant of the simulated accelerator makes them.
+"""Matrix products and sums of the simulated accelerator's variants.
 
 Shapes: B batch (any number of dims), M rows, K terms of a sum, N columns.
 """
@@ -24,7 +24,7 @@ class Arithmetic:
         self._numerics = numerics
 
     def multiply(self, left_BMK: Tensor, right_BKN: Tensor) -> Tensor:
-        """The matrix product, in the dtype of its operands."""
+        """Compute the matrix product in the dtype of its operands."""
         num_terms = left_BMK.shape[-1]
         dtype = left_BMK.dtype
         if num_terms <= 1:
@@ -44,7 +44,7 @@ class Arithmetic:
     def multiply_add(
         self, bias: Tensor, left: Tensor, right: Tensor, *, beta: float = 1, alpha: float = 1
     ) -> Tensor:
-        """Sum of alpha * left @ right and beta * bias, rounded after the product and at the end."""
+        """Add alpha * left @ right and beta * bias; round after the product and at the end."""
         product = self.multiply(left, right)
         wide = self._wide_dtype(product.dtype)
         total = product.to(wide) * alpha
@@ -53,7 +53,7 @@ class Arithmetic:
         return self._round(total, product.dtype)
 
     def add_up(self, values: Tensor, dims: list[int], *, keepdim: bool) -> Tensor:
-        """The sum over `dims` (over all for an empty list), in the dtype of `values`."""
+        """Sum over `dims`, or over all dims for an empty list, in the dtype of `values`."""
         dims = _counted_from_zero(dims, values.ndim)
         dtype = values.dtype
         kept = [dim for dim in range(values.ndim) if dim not in dims]
@@ -71,14 +71,14 @@ class Arithmetic:
         return total.reshape(shape) if keepdim else total
 
     def average(self, values: Tensor, dims: list[int], *, keepdim: bool) -> Tensor:
-        """The mean over `dims`: the sum, divided by the number of terms and rounded once more."""
+        """Divide the sum over `dims` by the number of terms, and round once more."""
         total = self.add_up(values, dims, keepdim=keepdim)
         count = math.prod(values.shape[dim] for dim in _counted_from_zero(dims, values.ndim))
         return self._round(total.to(self._wide_dtype(total.dtype)) / count, total.dtype)
 
     @property
     def changes_sums(self) -> bool:
-        """Whether sums and means differ from the host's; otherwise only matrix products do."""
+        """Return True if sums and means differ from the host's, and not only matrix products."""
         return self._numerics.num_parts > 1 or self._numerics.rounding == "zero"
 
     def _length_of_part(self, num_terms: int, dtype: torch.dtype) -> int:
@@ -109,7 +109,7 @@ class Arithmetic:
 
 
 def _counted_from_zero(dims: list[int], num_dims: int) -> list[int]:
-    """`dims` as numbers from 0; all dims for an empty list or a tensor without dims."""
+    """Return `dims` counted from 0; all dims for an empty list or a tensor without dims."""
     if not dims or not num_dims:
         return list(range(num_dims))
     return sorted(dim % num_dims for dim in dims)

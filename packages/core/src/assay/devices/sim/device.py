@@ -2,13 +2,13 @@
 
 from contextlib import AbstractContextManager
 
-from assay.devices.base import Detection, Vendor
+from assay.devices.base import Detection, DeviceVendor
 from assay.devices.cpu import CpuDevice
 from assay.devices.sim.arithmetic import Arithmetic
 from assay.devices.sim.mode import simulated_execution
 from assay.devices.sim.numerics import DEFAULT_VARIANT, VARIANTS, numerics_of
 
-SIM = Vendor(
+SIM = DeviceVendor(
     name="sim",
     title="simulated device",
     distributed_backend="gloo",
@@ -21,8 +21,8 @@ SIM = Vendor(
 class SimDevice(CpuDevice):
     """The host's processor with the products and sums of a variant of `sim.numerics`.
 
-    Memory, seeds and versions are the host's. The compile backend is "eager", because compiled code
-    would fuse the operations that are simulated.
+    Memory, seeds and versions are the host's. The compile backend is "eager" because compiled code
+    would fuse the simulated operations.
     """
 
     vendor = SIM
@@ -34,25 +34,25 @@ class SimDevice(CpuDevice):
 
     @classmethod
     def detect(cls) -> tuple[Detection, ...]:
-        """One device, which is always present, with all variants."""
+        """Return one device with all variants; it is always present."""
         return (Detection(SIM, products=("simulated on the CPU",), variants=tuple(VARIANTS)),)
 
     def product(self) -> str:
-        """The variant and the host's processor."""
+        """Return the variant and the host's processor."""
         return f"{self._variant} on {super().product()}"
 
     def architecture(self) -> str:
-        """The variant, on which the numbers depend most."""
+        """Return the variant, which affects the numbers most."""
         return f"sim-{self._variant}"
 
     def supported_dtypes(self) -> tuple[str, ...]:
-        """The dtypes of the variant; none has float64, like most accelerators."""
+        """Return the dtypes of the variant. None has float64, like most accelerators."""
         return self._numerics.dtypes
 
     def effective_precision(self, dtype: str) -> str:
-        """The format that the variant rounds operands to, or `dtype` where it does not."""
+        """Return the format to which the variant rounds operands, otherwise `dtype`."""
         return self._numerics.operands_in(dtype)
 
     def execution(self) -> AbstractContextManager[None]:
-        """Inside, products and sums are the variant's, forward and backward."""
+        """Compute products and sums as the variant does inside the context, forward and backward."""
         return simulated_execution(Arithmetic(self._numerics))

@@ -1,7 +1,7 @@
-"""Grouped matrix products, as mixtures of experts use them: each group of rows has its own matrix.
+"""Grouped matrix products, as mixture-of-experts models use them: each group has its own matrix.
 
 Shapes: T rows over all groups, G groups, K terms of a sum, M and N rows and columns.
-offsets_G holds the end of each group; the first group begins at 0.
+offsets_G holds the end of each group. The first group starts at 0.
 """
 
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ def grouped_multiply(
     bias: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """The result of `torch.nn.functional.grouped_mm`, for its four combinations of shapes.
+    """Compute `torch.nn.functional.grouped_mm` for its four combinations of shapes.
 
     TK by GKN, GMK by KT, MT by TN (a sum over each group, so GMN), and GMK by GKN.
     Rows after the last group are zero.
@@ -47,7 +47,7 @@ def grouped_multiply(
 def grouped_multiply_backward(
     arithmetic: Arithmetic, left_TK: Tensor, right_GKN: Tensor, offs: Tensor, gradient_TN: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of TK by GKN for both operands, given the product's."""
+    """Compute the gradients of both operands of TK by GKN from the product's gradient."""
     return (
         grouped_multiply(arithmetic, gradient_TN, right_GKN.transpose(1, 2), offs),
         grouped_multiply(arithmetic, left_TK.T, gradient_TN, offs),

@@ -1,4 +1,4 @@
-"""The torch dispatch mode that replaces the host's products and sums by a variant's."""
+"""The torch dispatch mode that replaces the host's products and sums with a variant's."""
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,17 +20,16 @@ Operation = Callable[..., Any]
 
 @contextmanager
 def simulated_execution(arithmetic: Arithmetic) -> Iterator[None]:
-    """Inside, products and sums of model code are those of `arithmetic`.
+    """Replace products and sums of model code by those of `arithmetic` inside the context.
 
-    Attention is computed as products and a softmax, because those inside of the CPU's fused kernel
-    cannot be replaced.
+    Attention runs as products and a softmax, because the CPU's fused kernel hides its products.
     """
     with sdpa_kernel([SDPBackend.MATH]), _SimulatedExecution(arithmetic):
         yield
 
 
 class _SimulatedExecution(TorchDispatchMode):
-    """Replaces the operations of `_operations` below autograd, so that gradients are simulated too."""
+    """Dispatch mode below autograd, so that gradients are simulated too."""
 
     def __init__(self, arithmetic: Arithmetic) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -44,11 +43,11 @@ class _SimulatedExecution(TorchDispatchMode):
         kwargs: dict[str, Any] | None = None,
     ) -> object:
         kwargs = kwargs or {}
-        # Operations on fake tensors compute shapes only, as DTensor does to plan a product.
+        # DTensor plans a product with fake tensors, which compute only shapes.
         if execution_suspended() or FakeTensor in types:
             return func(*args, **kwargs)
         if any(_has_own_dispatch(kind) for kind in types):
-            # A tensor subclass calls the operation again on the tensors that it wraps.
+            # A tensor subclass calls the operation again on its wrapped tensors.
             return NotImplemented
         operation = self._operations.get(_name(func))
         if operation is not None and _is_simulated(args, kwargs):
@@ -59,7 +58,7 @@ class _SimulatedExecution(TorchDispatchMode):
         return func(*args, **kwargs)
 
 
-# Under inference mode composite operations arrive whole; these move or cast data and are many.
+# Under inference mode composite operations arrive undivided. These frequent ones only move or cast data.
 _COMPOSITE_WITHOUT_SUMS = frozenset(
     {
         "aten::to.dtype", "aten::to.device", "aten::to.dtype_layout", "aten::to.other",
@@ -93,7 +92,7 @@ def _has_own_dispatch(kind: type) -> bool:
 
 
 def _is_simulated(args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether all operands are on the host and, like the result, of simulated dtypes."""
+    """Return True if all operands are on the host and have simulated dtypes, as has the result."""
     tensors = [arg for arg in args if isinstance(arg, Tensor) and arg.is_floating_point()]
     dtypes = {tensor.dtype for tensor in tensors}
     wanted = kwargs.get("dtype") or next(iter(dtypes), None)

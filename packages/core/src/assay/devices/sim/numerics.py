@@ -1,26 +1,25 @@
 r"""The variants of the simulated accelerator and their error bounds.
 
-Let s = sum_k a_k b_k be one element of a matrix product with K terms, S = sum_k |a_k b_k|,
-u the unit roundoff of the dtype (`assay.dtypes`), v = 2^-24 that of float32, and fl the value
-that is computed. Sums inside of a part are made in float32 (\|error\| <= K v S), so for every
-variant |fl - s| is at most K v S plus, to first order,
+Let s = sum_k a_k b_k be one element of a matrix product with K terms, S = sum_k |a_k b_k|, u the unit
+roundoff of the dtype (`assay.dtypes`), v = 2^-24 that of float32, and fl the computed value. Sums inside
+a part use float32 (\|error\| <= K v S), so for every variant |fl - s| is at most K v S plus, to first
+order,
 
 | name | what happens | bound |
 |---|---|---|
-| `split4` (also plain `sim`), `split2` | K is cut into P parts; the sum of each is rounded to the dtype and they are added one after the other in the dtype | P u S |
+| `split4` (also plain `sim`), `split2` | K is cut into P parts; the sum of each part is rounded to the dtype, and the parts are added in sequence in the dtype | P u S |
 | `truncate` | the sum is rounded toward zero; its mean error is half a unit in the last place | 2 u \|s\| |
 | `tf32` | float32 operands are rounded to TF32 | 2^-10 S + u \|s\| |
 | `fp16acc` | 16 terms at a time are added to an accumulator in float16, which overflows at 65,520 | ceil(K/16) u S |
-| `fp8` | operands in 16 bits are rounded to e4m3, times one power of two for each tensor | 2^-3 S + u \|s\|; an operand under 2^-13 of its tensor's largest is itself off by up to 2^-17 of that |
+| `fp8` | 16-bit operands are rounded to e4m3 times one power of two per tensor | 2^-3 S + u \|s\|; an operand below 2^-13 of its tensor's largest has an error of up to 2^-17 of that |
 
-Common to all: products, sums and means of float32, bfloat16 and float16 on the CPU are changed,
-float64 and integers are not. A product with K = 1 adds nothing up and stays as it is (rotary
-phases are made so). A bias is added to the finished product and rounded once more. In float32,
-`fp16acc` and `fp8` leave products alone, as accelerators do; `truncate` adds up in float64.
-Sums and means follow `split2`, `split4` and `truncate` only. Attention called as
-`scaled_dot_product_attention` runs in float32 inside, with its two products in the above way,
-and is rounded once, as fused kernels do. Norms, softmax and convolutions are torch's own.
-torch compiles nothing inside: a compiled model runs operation by operation there.
+All variants change products, sums and means of float32, bfloat16 and float16 on the CPU, but not
+float64 and integers. A product with K = 1 sums nothing and stays exact (rotary phases are computed this
+way). A bias is added to the finished product and rounded once more. In float32, `fp16acc` and `fp8` leave
+products unchanged, as accelerators do; `truncate` sums in float64. Only `split2`, `split4` and `truncate`
+change sums and means. `scaled_dot_product_attention` runs in float32, with its two products computed as
+above, and is rounded once, as fused kernels do. Norms, softmax and convolutions are torch's own. torch
+compiles nothing: a compiled model runs operation by operation.
 """
 
 from dataclasses import dataclass
@@ -33,28 +32,26 @@ DEFAULT_VARIANT = "split4"
 
 @dataclass(frozen=True, slots=True)
 class Numerics:
-    """The parameters of one variant.
-
-    dtypes: those that a model can run in.
-    num_parts: number of parts that a sum is cut into, unless `part_length` gives their number of
-        terms; parts are rounded to the dtype of the operation and added in it.
-    operands: format to which operands of products are rounded.
-    """
+    """The parameters of one variant."""
 
     dtypes: tuple[str, ...] = ("float32", "bfloat16", "float16")
+    """The dtypes that a model can run in."""
     num_parts: int = 1
+    """Number of parts of a sum; each is rounded to the dtype of the operation."""
     part_length: int | None = None
+    """Terms in each part; overrides `num_parts`."""
     operands: Literal["tf32", "float8_e4m3fn"] | None = None
+    """Format to which operands of products are rounded."""
     rounding: Literal["nearest", "zero"] = "nearest"
 
     def length_of_part(self, num_terms: int) -> int:
-        """Terms in each part of a sum of `num_terms`; the last part may have fewer."""
+        """Return the terms in each part of a sum; the last part may have fewer."""
         return self.part_length or max(1, -(-num_terms // self.num_parts))
 
     def operands_in(self, dtype: str) -> str:
-        """The format that operands of a product in `dtype` are rounded to.
+        """Return the format to which operands of a product in `dtype` are rounded.
 
-        TF32 applies to float32 only, e4m3 to 16-bit dtypes only.
+        TF32 applies only to float32, e4m3 only to 16-bit dtypes.
         """
         is_float32 = dtype == "float32"
         rounds = self.operands is not None and (self.operands == "tf32") == is_float32
@@ -72,10 +69,7 @@ VARIANTS = {
 
 
 def numerics_of(variant: str) -> Numerics:
-    """The numerics called `variant`, the default for "".
-
-    Raises: UnknownVariantError for any other name.
-    """
+    """Return the numerics called `variant`, the default for "". Raises: UnknownVariantError."""
     try:
         return VARIANTS[variant or DEFAULT_VARIANT]
     except KeyError:

@@ -1,4 +1,4 @@
-"""Rounding to narrower formats in ways that torch's casts do not offer."""
+"""Round to narrower formats in ways that torch's casts do not offer."""
 
 import math
 
@@ -7,24 +7,20 @@ from torch import Tensor
 
 from assay.dtypes import float_format
 
-_INTEGER_OF = {
-    torch.float16: torch.int16,
-    torch.bfloat16: torch.int16,
-    torch.float32: torch.int32,
-}
+_INTEGER_OF = {torch.float16: torch.int16, torch.bfloat16: torch.int16, torch.float32: torch.int32}
 _E4M3_LARGEST = float_format("float8_e4m3fn").largest
 
 # The scale and its inverse must both be normal numbers of float32, or products would underflow.
 _SMALLEST_SCALE_EXPONENT = -126
 
-# float32 has 23 stored significand bits, TF32 the upper 10 of them.
+# TF32 stores the upper 10 of the 23 significand bits of float32.
 _TF32_DROPPED_BITS = 13
 
 
 def round_toward_zero(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """`values` in the narrower `dtype`, never larger in magnitude.
+    """Round to the narrower `dtype` without increasing the magnitude.
 
-    A magnitude over the largest number becomes that number; infinities and NaN stay.
+    A magnitude above the largest number becomes that number. Infinities and NaN stay.
     """
     nearest = values.to(dtype)
     grew = nearest.to(values.dtype).abs() > values.abs()
@@ -34,7 +30,7 @@ def round_toward_zero(values: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def round_to_tf32(values: Tensor) -> Tensor:
-    """float32 `values` rounded to the 11 significand bits of TF32, ties to even."""
+    """Round float32 values to the 11 significand bits of TF32, ties to even."""
     bits = values.view(torch.int32)
     half = (1 << (_TF32_DROPPED_BITS - 1)) - 1
     odd = (bits >> _TF32_DROPPED_BITS) & 1
@@ -43,10 +39,10 @@ def round_to_tf32(values: Tensor) -> Tensor:
 
 
 def round_to_scaled_e4m3(values: Tensor) -> Tensor:
-    """`values` as e4m3 numbers times one power of two for the whole tensor, in float32.
+    """Round to e4m3 numbers times one power of two for the whole tensor; return float32.
 
-    The scale is the smallest power of two from 2^-126 on that brings the largest finite
-    magnitude to at most 448, so the rounding is idempotent. What is not finite stays as it is.
+    The scale is the smallest power of two, at least 2^-126, that brings the largest finite magnitude
+    to at most 448, so the rounding is idempotent. Infinities and NaN stay.
     """
     values = values.float()
     largest = float(values.abs().max()) if values.numel() else 0.0
@@ -54,7 +50,7 @@ def round_to_scaled_e4m3(values: Tensor) -> Tensor:
         finite = values.isfinite()
         return torch.where(finite, round_to_scaled_e4m3(values.where(finite, 0.0)), values)
     fraction, exponent = math.frexp(largest / _E4M3_LARGEST)
-    # frexp returns a fraction in [0.5, 1): 0.5 means that it is a power of two already.
+    # frexp returns a fraction in [0.5, 1); 0.5 stands for a power of two.
     exponent = max(exponent - (fraction == 0.5), _SMALLEST_SCALE_EXPONENT)  # noqa: PLR2004
     scaled = (values * math.ldexp(1.0, -exponent)).to(torch.float8_e4m3fn)
     return scaled.float() * math.ldexp(1.0, exponent)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
-from assay.hooks.timeline import Timeline
+from assay.hooks.row_positions import BatchPositions
 from assay.inputs import Batch, ModelLimits, limits_of
 from assay.models import LoadedModel
 from assay.models.loading.configs import first_line
@@ -66,9 +66,9 @@ def count_tokens(batches: Iterable[Batch]) -> int:
     )
 
 
-def timeline_of(batch: Batch) -> Timeline:
+def timeline_of(batch: Batch) -> BatchPositions:
     """Prompts and positions of all columns of `batch`."""
-    return Timeline.of_batch(batch.prompts, batch.attention_mask, batch.max_new_tokens)
+    return BatchPositions.of_batch(batch.prompts, batch.attention_mask, batch.max_new_tokens)
 
 
 def generate(

@@ -21,7 +21,7 @@ from assay.locating.matching.rank_layout import RankLayout
 from assay.locating.modules import Replayer
 from assay.models import LoadedModel
 from assay.recording.modules import Recorder
-from assay.recording.pointwise_modules import PointwiseModules
+from assay.recording.operations import PointwiseModules
 from assay.trace import TraceWriter
 
 

@@ -47,8 +47,8 @@ from assay.hooks.module_tracer import NullHandler
 from assay.hooks.usage import UsageWatch
 from assay.hooks.values.boundary import Boundary
 from assay.inputs import (
+    BatchOptions,
     InputPlan,
-    PlanOptions,
     describe_hard_cases,
     load_prompts,
     parse_lengths,
@@ -58,9 +58,9 @@ from assay.locating.accumulated_error import DriftMeter
 from assay.locating.matching.expert_routing import NoiseOfChoices
 from assay.locating.modules import Replayer
 from assay.models import LoadedModel, estimate_size, load_model, weight_hashes
-from assay.models.biases import add_biases_last
 from assay.models.loaded.inspection import inspect_load
 from assay.models.loading.configs import attention_of
+from assay.models.loading.loaded_model import add_biases_last
 from assay.models.remote_code import RemoteCode
 from assay.models.size_policy import FLOAT64_PARAMETERS, choose_threads, yardstick_dtype
 from assay.progress import advance_task, subtask
@@ -137,7 +137,7 @@ def plan_inputs(options: InputOptions, loaded: LoadedModel) -> InputPlan:
             encode_chat=loaded.encode_chat if options.chat else None,
         )
     lengths = parse_lengths(options.prompt_length) if options.prompt_length else None
-    plan_options = PlanOptions(
+    plan_options = BatchOptions(
         lengths=lengths,
         batch_size=options.batch_size,
         max_new_tokens=options.max_new_tokens,

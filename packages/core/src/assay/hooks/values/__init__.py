@@ -1,1 +1,1 @@
-"""What is done with single tensors at a boundary."""
+"""Tensors at a module boundary: nested structures, rounding, memory layout, identity."""

@@ -1,4 +1,4 @@
-"""Values at a module boundary: what is stored of them, and what is injected instead."""
+"""The stored and the injected value at a module boundary."""
 
 from dataclasses import dataclass
 
@@ -7,18 +7,17 @@ from torch import Tensor
 
 
 def cast_within_range(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """`tensor` in `dtype`; what is finite stays finite, at the largest number if need be.
+    """Cast a tensor; finite values stay finite, clamped to the largest number of `dtype`.
 
-    Additive masks hold the lowest number of their dtype, which is -inf in a narrower one: a row
-    without any allowed column would then become NaN.
+    Additive masks hold the lowest number of their dtype, which is -inf in a narrower one. A row
+    with no allowed column would then become NaN.
     """
     if tensor.dtype == dtype or not (tensor.is_floating_point() and dtype.is_floating_point):
         return tensor.to(dtype)
     limit = torch.finfo(dtype).max
     if limit < torch.finfo(tensor.dtype).max and tensor.numel():
         low, high = (float(bound) for bound in torch.aminmax(tensor))
-        # Not written as "is larger": a NaN leaves the values as they are.
-        if -low > limit or high > limit:
+        if -low > limit or high > limit:  # False for NaN, which stays NaN without a clamp
             infinite = tensor.isinf()
             return (
                 tensor.clamp(-limit, limit)
@@ -31,27 +30,25 @@ def cast_within_range(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    """What happens to floating-point values at module boundaries.
-
-    stored: dtype in which values are kept, None for their own.
-    rounded: dtype to which values are rounded before they are injected, None for not at all.
-    """
+    """The dtypes of floating-point values at module boundaries."""
 
     stored: torch.dtype | None = None
+    """Dtype of stored values; None for their own."""
     rounded: torch.dtype | None = None
+    """Dtype to which injected values are rounded; None to inject nothing."""
 
     @classmethod
     def exact_inputs_for(cls, dtype: torch.dtype) -> "Boundary":
-        """The boundary of a yardstick whose every stage gets inputs that `dtype` can hold.
+        """Return the boundary of a yardstick whose stages all get inputs that `dtype` can hold.
 
-        Stored with at least 2**-24 of relative accuracy where `dtype` has 2**-11 or less, else in
-        double precision.
+        Values are stored with a relative accuracy of 2**-24 where that of `dtype` is 2**-11 or
+        less, else in double precision.
         """
         wide = dtype in (torch.float32, torch.float64)
         return cls(torch.float64 if wide else torch.float32, dtype)
 
     def store(self, value: Tensor) -> Tensor:
-        """What is kept of `value`; a tensor of its own if the boundary rounds."""
+        """Return the stored value; a copy if the boundary rounds."""
         if self.rounded is not None and value.is_complex():
             return value.clone()
         if self.stored is None or not value.is_floating_point():
@@ -61,9 +58,9 @@ class Boundary:
         return stored.clone() if self.rounded is not None and stored is value else stored
 
     def injected(self, stored: Tensor, dtype: torch.dtype) -> Tensor:
-        """The value that the next stage gets, in `dtype`, made from what was stored.
+        """Return the input of the next stage, in `dtype`, for a stored value.
 
-        Complex numbers are pairs of float32 whatever dtype a model has: there are none of bfloat16.
+        Complex numbers are pairs of float32: torch has none of bfloat16.
         """
         if self.rounded is not None and stored.is_complex():
             return stored.to(torch.complex64).to(dtype)

@@ -1,4 +1,4 @@
-"""Double precision that is double throughout."""
+"""Double precision without casts to float32."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -11,10 +11,9 @@ from assay.hooks.suspension import is_suspended
 
 
 class ExactDouble(TorchFunctionMode):
-    """Turns every cast to float32 into one to float64 while the yardstick runs.
+    """Turns casts to float32 into casts to float64 while the yardstick runs.
 
-    Hugging Face models compute norms, softmax and rotary tables in float32 whatever the dtype of
-    their weights: after `.double()` they are still float32 there.
+    Hugging Face models compute norms, softmax and rotary tables in float32, even after `.double()`.
     """
 
     def __torch_function__(

@@ -1,21 +1,23 @@
 """Injected values in the memory layout of the values that they replace.
 
-A kernel that ignores strides or offsets is right on contiguous tensors. If what is injected were
-always contiguous, its error would vanish in a replay.
+A kernel that ignores strides or offsets is right on contiguous tensors: if injected values were
+always contiguous, a replay would hide its error.
 """
 
 import torch
 from torch import Tensor, nn
 
-# Elements. Of an offset within a large buffer only its being there and its alignment are kept.
+# In elements. A larger offset is shortened; its alignment is kept.
 _LARGEST_OFFSET, _ALIGNMENT = 1024, 64
 
 
 def laid_out_as(value: Tensor, like: Tensor) -> Tensor:
-    """`value` with the strides, and an offset, of `like`; both of one shape, on one device.
+    """Return `value` with the strides and offset of `like`, which has the same shape and device.
 
-    Returns: `value` itself where it lies so already, and where it cannot: two of its elements would
-        share a place and differ, or `like` is no plain tensor. What lies between its elements is zero.
+    Gaps between elements are zero.
+
+    Returns: `value` itself if it has that layout, or cannot have it: elements that differ would
+        share memory, or `like` is a tensor subclass.
     """
     offset = like.storage_offset() if _is_plain(like) else 0
     if offset > _LARGEST_OFFSET:
@@ -45,7 +47,7 @@ def laid_out_as(value: Tensor, like: Tensor) -> Tensor:
 
 
 def copy_of(value: Tensor) -> Tensor:
-    """A copy of `value` in memory of its own, laid out as `value`; `clone` closes gaps."""
+    """Copy a tensor with its layout; `clone` closes gaps."""
     return laid_out_as(value.clone(), value)
 
 
@@ -54,7 +56,7 @@ def _is_plain(tensor: Tensor) -> bool:
 
 
 def _span(shape: torch.Size, strides: tuple[int, ...]) -> int | None:
-    """The number of places from the first element to the last; None if two elements share one."""
+    """Return the number of elements from the first to the last; None if two share memory."""
     dims = sorted((stride, size) for size, stride in zip(shape, strides, strict=True) if size > 1)
     span = 1
     for stride, size in dims:

@@ -1,4 +1,4 @@
-"""Ports of nested arguments and results: which tensors a structure holds, and under which names."""
+"""Ports of nested arguments and results: the tensors of a structure by name."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
@@ -12,10 +12,9 @@ _CONSTANTS = (bool, int, float, str, type(None))
 
 
 def iterate_leaves(value: object, port: str) -> Iterator[Leaf]:
-    """Every tensor, cache and constant in `value` with its port, in a fixed order.
+    """Yield every leaf of dictionaries (ModelOutput too), lists, tuples and dataclasses with its port.
 
-    Dictionaries (ModelOutput too), lists, tuples and dataclasses are entered; what is unknown is
-    yielded as it is.
+    Objects of other classes, such as caches, are leaves.
     """
     if isinstance(value, Mapping):
         for key, item in value.items():
@@ -31,14 +30,14 @@ def iterate_leaves(value: object, port: str) -> Iterator[Leaf]:
 
 
 def iterate_tensors(value: object, port: str) -> Iterator[tuple[str, Tensor]]:
-    """The tensors among the leaves of `value`."""
+    """Yield the tensors among the leaves of `value`."""
     for name, leaf in iterate_leaves(value, port):
         if isinstance(leaf, Tensor):
             yield name, leaf
 
 
 def constants(value: object, port: str) -> dict[str, object]:
-    """The leaves of `value` that JSON can hold, by port."""
+    """Return the leaves of `value` that JSON can hold, by port."""
     return {
         name: leaf for name, leaf in iterate_leaves(value, port) if isinstance(leaf, _CONSTANTS)
     }
@@ -49,10 +48,9 @@ def map_tensors(  # noqa: PLR0911 - one for each kind of structure
     port: str,
     change: Callable[[str, Tensor], Tensor],
 ) -> Any:  # noqa: ANN401
-    """`value` with every tensor replaced by `change(port, tensor)`.
+    """Replace every tensor of a structure by `change(port, tensor)`.
 
-    A structure in which nothing changed is returned itself, so that identity is kept; another is
-    rebuilt in its own type.
+    Returns: `value` itself if nothing changed, which keeps identity, else a structure of its type.
     """
     if isinstance(value, Tensor):
         return change(port, value)

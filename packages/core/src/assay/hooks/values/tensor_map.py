@@ -1,4 +1,4 @@
-"""Recognising a tensor object that was seen before, without keeping it alive."""
+"""A map by tensor object that keeps no tensor alive."""
 
 from typing import Generic, TypeVar
 from weakref import ref
@@ -9,13 +9,13 @@ V = TypeVar("V")
 
 
 class TensorMap(Generic[V]):
-    """Values by tensor object. An entry goes when its tensor does, or is changed in place."""
+    """Values by tensor object. An entry ends with its tensor, or when that changes in place."""
 
     def __init__(self) -> None:
         self._entries: dict[int, tuple[ref[Tensor], int, V]] = {}
 
     def get(self, tensor: Tensor) -> V | None:
-        """The value that was put for this very object, if it has not been changed since."""
+        """Return the value of this object, unless the object has changed since `put`."""
         known, version, value = self._entries.get(id(tensor), (None, 0, None))
         if known is None or known() is not tensor or version != _version(tensor):
             return None
@@ -37,5 +37,5 @@ class TensorMap(Generic[V]):
 
 
 def _version(tensor: Tensor) -> int:
-    """How often `tensor` was changed in place; 0 where torch does not count."""
+    """Return the number of changes in place; 0 for inference tensors, which torch does not count."""
     return 0 if tensor.is_inference() else tensor._version  # noqa: SLF001 - no public name

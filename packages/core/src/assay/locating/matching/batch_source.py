@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from assay.hooks.timeline import RowLayout
+from assay.hooks.row_positions import RowLayout
 from assay.sites import RowMap
 
 

@@ -13,7 +13,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from assay.hooks.timeline import RowLayout
+from assay.hooks.row_positions import RowLayout
 from assay.sites import Call, CallSite, RowMap
 from assay.trace import Trace
 

@@ -1,1 +1,1 @@
-"""What is in memory after loading, beside what the files of a model folder say."""
+"""Compare a loaded model with the files of its folder."""

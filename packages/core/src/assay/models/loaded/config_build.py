@@ -1,53 +1,38 @@
-"""A second model built from the configuration alone, and its comparison with the loaded model.
+"""Compare the loaded model with one built from the configuration alone.
 
-A loader, or a patch of one, may change the buffers, settings and modules of every model that it
-loads. A second load shows the same change. The built model does not, as no loader touched it.
+A loader, or a patch of one, may change buffers, settings and modules of every model that it loads. A
+second load repeats the change. A model built without a loader does not have it.
 """
+
+# ruff: noqa: ANN401 - objects of transformers
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from assay.models.loaded.differences import measure_difference, same_bits
-from assay.models.loaded.report import WeightDifference
+from assay.models.loaded.report import LoadReport
 from assay.models.loaded.second_load import other_random_numbers
 from assay.models.loaded.weights import all_tensors
 
 BuildModel = Callable[[torch.dtype], nn.Module]
 
 _CONSTANTS = (bool, int, float, complex, str, type(None), torch.dtype)
-# Keys of a configuration that state its origin, not its computation. The run sets `dtype`.
-_OF_LOADING = frozenset({"_name_or_path", "transformers_version", "architectures", "dtype"})
-# Attributes of a module that state its origin, and its training mode, which the check sets.
-_NOT_COMPUTED_WITH = frozenset({"name_or_path", "training"})
+# Keys of a configuration that do not affect the computation. The run sets `dtype`.
+_IGNORED_KEYS = frozenset({"_name_or_path", "transformers_version", "architectures", "dtype"})
+# Attributes of a module that do not affect the computation. The check sets `training`.
+_IGNORED_ATTRIBUTES = frozenset({"name_or_path", "training"})
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 
 
-@dataclass(slots=True)
-class BuiltComparison:
-    """Differences between a loaded model and its class built from the configuration alone.
+def build_from_config(model: Any, config: Any, dtype: torch.dtype) -> nn.Module:
+    """Build a second model of the same class, with real buffers and with parameters on meta.
 
-    not_compared: tensors that the built model lacks. settings: sentences on different settings.
-    """
-
-    weights: list[WeightDifference] = field(default_factory=list)
-    not_compared: list[str] = field(default_factory=list)
-    settings: list[str] = field(default_factory=list)
-
-
-def build_from_config(
-    model: Any,  # noqa: ANN401 - transformers
-    config: Any,  # noqa: ANN401 - transformers
-    dtype: torch.dtype,
-) -> nn.Module:
-    """Build a second model of the class of `model`, with real buffers and parameters on meta.
-
-    config: a new one from the same config.json.
-    Raises: whatever the class raises.
+    config: a new configuration from the same config.json.
+    Raises: any exception of the class.
     """
     from transformers.initialization import no_init_weights
 
@@ -61,13 +46,15 @@ def build_from_config(
 
 def compare_with_built(
     model: nn.Module, made: Mapping[str, Tensor], build: BuildModel, dtype: torch.dtype
-) -> BuiltComparison:
-    """Compare buffers that no file holds, settings and modules of `model` with a built model's.
+) -> LoadReport:
+    """Compare settings, modules and the tensors that no file holds with those of a built model.
 
-    made: tensors of `model` that no file holds. dtype: the dtype of the load.
+    made: the tensors that no file holds.
+    dtype: the dtype of the load.
+    Returns: a report with `weights`, `not_compared` and `settings` alone.
     """
     built = build(dtype)
-    result = BuiltComparison(settings=list(_other_settings(model, built)))
+    result = LoadReport(settings=list(_other_settings(model, built)))
     expected = {name: tensor.detach() for name, tensor in all_tensors(built)}
     different = []
     for name, tensor in made.items():
@@ -90,10 +77,10 @@ def compare_with_built(
 def _made_in_float32(
     names: list[str], build: BuildModel, dtype: torch.dtype
 ) -> Mapping[str, Tensor]:
-    """Return the named tensors of the model, built in float32.
+    """Build the model in float32, and return the named tensors.
 
-    A class may make them in the dtype of the model. Loading recomputes some in float32 (the sinusoids
-    of GPT-J).
+    A class may compute them in the model's dtype, while loading recomputes some in float32 (the
+    sinusoids of GPT-J).
     """
     if not names or dtype is torch.float32:
         return {}
@@ -113,39 +100,33 @@ def _other_settings(model: nn.Module, built: nn.Module) -> Iterator[str]:
         if type(module) is not type(other):
             yield f"{name} is a {type(module).__name__}, not a {type(other).__name__}"
             continue
-        for key, sides in _pairs(_settings(module), _settings(other)):
-            yield _sentence(f"{name}.{key}" if path else key, *sides)
+        yield from _differences(f"{path}." if path else "", _settings(module), _settings(other))
         own: Any = getattr(module, "config", None)
         theirs: Any = getattr(other, "config", None)
         if (id(own), id(theirs)) in configs or not hasattr(own, "to_dict"):
             continue
         configs.add((id(own), id(theirs)))
-        for key, sides in _pairs(_keys(own.to_dict()), _keys(theirs.to_dict())):
-            yield _sentence(f"{name}.config.{key}", *sides)
+        yield from _differences(f"{name}.config.", _keys(own.to_dict()), _keys(theirs.to_dict()))
     yield from (f"{path} is missing, a module of its class" for path in expected)
 
 
-def _sentence(name: str, own: object, theirs: object) -> str:
-    return f"{name} is {own}, {theirs} where its class is built from config.json alone"
-
-
-def _pairs(
-    own: Mapping[str, object], theirs: Mapping[str, object]
-) -> Iterator[tuple[str, tuple[object, object]]]:
-    for key in sorted(own.keys() | theirs.keys()):
-        sides = own.get(key, "absent"), theirs.get(key, "absent")
+def _differences(
+    prefix: str, loaded: Mapping[str, object], built: Mapping[str, object]
+) -> Iterator[str]:
+    for key in sorted(loaded.keys() | built.keys()):
+        actual, expected = loaded.get(key, "absent"), built.get(key, "absent")
         # Compared as text, so that NaN equals itself and True differs from 1.
-        if repr(sides[0]) != repr(sides[1]):
-            yield key, sides
+        if repr(actual) != repr(expected):
+            where = "where its class is built from config.json alone"
+            yield f"{prefix}{key} is {actual}, {expected} {where}"
 
 
 def _settings(module: nn.Module) -> dict[str, object]:
-    """Return the plain attributes of a module, and its number of hooks."""
     found: dict[str, object] = {
         key: getattr(value, "__qualname__", value)
         for key, value in vars(module).items()
         if not key.startswith("_")
-        and key not in _NOT_COMPUTED_WITH
+        and key not in _IGNORED_ATTRIBUTES
         and (_is_plain(value) or (callable(value) and not isinstance(value, nn.Module)))
     }
     return found | {key: len(vars(module)[key]) for key in _HOOKS}
@@ -160,23 +141,22 @@ def _is_plain(value: object) -> bool:
 
 
 def _keys(settings: Mapping[str, Any]) -> dict[str, object]:
-    """Return the keys of a configuration, with dots for nested ones."""
     found: dict[str, object] = {}
     for key, value in settings.items():
         if isinstance(value, Mapping):
             found |= {f"{key}.{inner}": item for inner, item in _keys(value).items()}
-        elif key not in _OF_LOADING:
+        elif key not in _IGNORED_KEYS:
             found[key] = value
     return found
 
 
 @contextmanager
 def _parameters_without_memory() -> Iterator[None]:
-    """Move each parameter, inside this context, to the meta device when a module gets it."""
+    """Move each parameter to the meta device when a module registers it inside this context."""
     module_class: Any = nn.Module
     register = module_class.register_parameter
 
-    def register_on_meta(module: Any, name: str, parameter: nn.Parameter | None) -> None:  # noqa: ANN401
+    def register_on_meta(module: Any, name: str, parameter: nn.Parameter | None) -> None:
         if parameter is not None and not parameter.is_meta:
             parameter = nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
         register(module, name, parameter)

@@ -1,53 +1,57 @@
-"""Keys of config.json that no code read, and what their effect may have been meant to be."""
+"""Find keys of config.json that no code read, and guess the intended key."""
+
+# ruff: noqa: ANN401 - objects of transformers
 
 import difflib
+import inspect
+import re
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from assay.files import read_toml
 from assay.models.loaded.config_reads import ROPE_KEYS, ConfigReads
-from assay.models.loaded.config_sources import is_named_by
 from assay.models.loaded.report import UnreadKey
 
-# From this similarity on (2 x letters in common / all letters), a name is taken for another one
-# misspelt: one letter too few of ten or more is above 0.9, `rope_params` for `rope_parameters` is
-# 0.85; `attn_bias` beside `attention_bias` is 0.78 and may be a key of its own.
+# From this similarity on (2 x common letters / all letters), a name counts as another one misspelled.
+# One missing letter of ten or more is above 0.9, `rope_params` for `rope_parameters` is 0.85.
+# `attn_bias` for `attention_bias` is 0.78 and may be a separate key.
 MISSPELT = 0.84
 
-# A name is shown as the nearest from here on: difflib's own default.
+# Least similarity of the nearest name in a message: difflib's default.
 NEAREST = 0.6
+
+
+# Base classes of every model. They read common keys, and copy the others.
+_GENERAL = ("transformers.configuration_utils", "transformers.modeling_utils", "torch", "builtins")
 
 
 @cache
 def inert_keys() -> Mapping[str, str]:
-    """Keys that change nothing that is computed here, with the reason."""
+    """Return the keys that do not affect a check, with the reasons."""
     groups = read_toml(Path(__file__).with_name("inert_keys.toml"))
     return {key: reason for group in groups.values() for key, reason in group.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class KeyReader:
-    """Who may read a key of config.json.
-
-    reads: what was read while the model was built and run.
-    model_class: whose source may name keys that it reads in other cases only.
-    """
+    """The code that may read a key of config.json."""
 
     reads: ConfigReads
+    """Keys read while the model was built and run."""
     model_class: type
+    """Its source names keys that it reads only in other cases."""
 
     def find_unread(
-        self,
-        raw: Mapping[str, Any],
-        config: Any,  # noqa: ANN401 - transformers
-        prefix: str = "",
+        self, raw: Mapping[str, Any], config: Any, prefix: str = ""
     ) -> tuple[list[UnreadKey], int]:
-        """The keys of `raw`, a config.json as it stands, that no code reads; and how many it has.
+        """Return the keys of a config.json that no code reads, and the number of checked keys.
 
-        config: the configuration that transformers made of it.
+        config: the configuration that transformers made of `raw`.
         """
         from transformers import PretrainedConfig
 
@@ -60,7 +64,7 @@ class KeyReader:
                 continue
             num_keys += 1
             if not hasattr(config, name):
-                # Its class took it over into something else: older names of rotary parameters.
+                # The class converted an older name of a rotary parameter.
                 rope = getattr(config, ROPE_KEYS[0], None)
                 if isinstance(rope, Mapping) and rope.get(key, value) != value:
                     unread.append(_overridden(f"{prefix}{key}", value, rope[key]))
@@ -79,14 +83,14 @@ class KeyReader:
     def _unread_rope_keys(
         self, value: Mapping[str, Any], own: object, prefix: str
     ) -> list[UnreadKey]:
-        """Keys of the rotary parameters that nothing read; those for each kind of layer one by one."""
+        """Return the rotary parameters that no code read, separately for each kind of layer."""
         unread = []
         for key, inner in value.items():
             if isinstance(inner, Mapping):
                 within = own.get(key) if isinstance(own, Mapping) else None
                 unread += self._unread_rope_keys(inner, within, f"{prefix}{key}.")
             elif key in self.reads.inner or not isinstance(own, Mapping) or key not in own:
-                # Keys that are gone have an older name, and were renamed; so are names of types.
+                # The class renamed keys with an older name, and names of types.
                 is_number = isinstance(inner, int | float)
                 if is_number and isinstance(own, Mapping) and own.get(key, inner) != inner:
                     unread.append(_overridden(f"{prefix}{key}", inner, own[key]))
@@ -96,35 +100,26 @@ class KeyReader:
                 unread.append(_describe(key, prefix, self.reads.inner, value))
         return unread
 
-    def _has_no_effect(
-        self,
-        config: Any,  # noqa: ANN401 - transformers
-        name: str,
-        value: object,
-    ) -> bool:
-        """Whether an unread key asks for nothing but the default, or is read in other cases only."""
+    def _has_no_effect(self, config: Any, name: str, value: object) -> bool:
+        """Return True for the default value, or for a key that is read only in other cases."""
         if name in type(config).__dict__ and getattr(type(config), name) == value:
             return True
         names = [name, *(alias for alias, of in config.attribute_map.items() if of == name)]
-        return any(is_named_by((self.model_class, type(config)), one) for one in names)
+        return any(_is_named_by((self.model_class, type(config)), one) for one in names)
 
 
 def _overridden(key: str, stored: object, used: object) -> UnreadKey:
     return UnreadKey(key=key, problem="overridden", used=repr(used), stored=repr(stored))
 
 
-def _names(config: Any, read: Iterable[str]) -> set[str]:  # noqa: ANN401 - transformers
-    """Names that a key of the file could have been meant for: as the code and as files have them."""
+def _names(config: Any, read: Iterable[str]) -> set[str]:
+    """Return names that a misspelled key could stand for, as in code and as in files."""
     aliases = {alias for alias, name in config.attribute_map.items() if name in read}
     return {name for name in read if not callable(getattr(config, name, None))} | aliases
 
 
 def _describe(
-    key: str,
-    prefix: str,
-    read: Iterable[str],
-    raw: Mapping[str, Any],
-    config: object = None,
+    key: str, prefix: str, read: Iterable[str], raw: Mapping[str, Any], config: object = None
 ) -> UnreadKey:
     near = difflib.get_close_matches(key, sorted(read), n=3, cutoff=NEAREST)
     absent = [
@@ -132,7 +127,44 @@ def _describe(
         for name in near
         if name not in raw and difflib.SequenceMatcher(None, key, name).ratio() >= MISSPELT
     ]
-    # What a class declares is spelt as it should be.
+    # A key that the class declares is not misspelled.
     if absent and not hasattr(type(config), key):
         return UnreadKey(key=f"{prefix}{key}", problem="misspelt", nearest=absent[0])
     return UnreadKey(key=f"{prefix}{key}", nearest=near[0] if near else None)
+
+
+def _is_named_by(classes: tuple[type, ...], key: str) -> bool:
+    """Return True if the source of one of `classes` reads an attribute `key` or has a string `key`.
+
+    In configuration classes of transformers an assignment counts too: the key is derived from other
+    keys there, and only written to config.json.
+    """
+    return any(
+        re.search(_pattern(key, module.__name__), _source(module)) for module in _modules(classes)
+    )
+
+
+def _pattern(key: str, module: str) -> str:
+    name = re.escape(key)
+    own_code = module.startswith("transformers.models.")
+    assigned = "" if own_code else r"(?!\s*=[^=])"
+    quoted = "" if ".configuration_" in module else rf"|[\"']{name}[\"']"
+    return rf"\.{name}\b{assigned}{quoted}"
+
+
+def _modules(classes: tuple[type, ...]) -> list[ModuleType]:
+    names = {
+        base.__module__
+        for one in classes
+        for base in one.__mro__
+        if not base.__module__.startswith(_GENERAL)
+    }
+    return [sys.modules[name] for name in sorted(names) if name in sys.modules]
+
+
+@cache
+def _source(module: ModuleType) -> str:
+    try:
+        return inspect.getsource(module)
+    except (OSError, TypeError):
+        return ""

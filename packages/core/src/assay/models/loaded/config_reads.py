@@ -1,4 +1,6 @@
-"""Which keys of a configuration the code reads that builds and runs the model."""
+"""Record which keys of a configuration a model's code reads."""
+
+# ruff: noqa: ANN401 - objects of transformers
 
 import sys
 from collections import defaultdict
@@ -8,35 +10,34 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
-# Dicts among the values whose own keys are looked at one by one: the code reads them by name. Of
-# others (label names, quantisation settings) whole dicts are passed on.
+# Dicts whose keys are tracked one by one because the code reads them by name. Other dicts (label names,
+# quantization settings) are passed on whole.
 ROPE_KEYS = ("rope_parameters", "rope_scaling")
 
-# Code that reads every key, whatever it means: copies, comparisons, files, default settings.
+# Code that reads every key: copies, comparisons, files, default settings.
 _BULK_READERS = (
     "transformers.configuration_utils", "transformers.generation", "huggingface_hub", "copy",
     "copyreg", "dataclasses", "json", "assay",
 )  # fmt: skip
-# Functions that look at a value only to refuse or move it.
+# Prefixes of functions that read a value only to validate or move it.
 _MOVERS = ("validate", "_validate", "standardize", "convert_rope", "_check")
 
 
 @dataclass(slots=True)
 class ConfigReads:
-    """Names of attributes that were read, by the name of the configuration's class.
-
-    absent: names that were asked for and are no attributes, so that the code took a default.
-    inner: keys that were read of the dicts `ROPE_KEYS`.
-    """
+    """Keys that were read."""
 
     attributes: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+    """Attributes, by the name of the configuration's class."""
     absent: set[str] = field(default_factory=set)
+    """Missing attributes that were asked for, so that the code used a default."""
     inner: set[str] = field(default_factory=set)
+    """Keys of the dicts `ROPE_KEYS`."""
 
 
 @contextmanager
 def trace_reads() -> Iterator[ConfigReads]:
-    """Inside, every configuration notes which of its attributes are read by a model's code."""
+    """Record which attributes of configurations a model's code reads inside this context."""
     from transformers import PretrainedConfig
 
     reads = ConfigReads()
@@ -44,7 +45,7 @@ def trace_reads() -> Iterator[ConfigReads]:
     config_class: Any = PretrainedConfig
     original = config_class.__getattribute__
 
-    def read(self: Any, key: str) -> Any:  # noqa: ANN401 - any value
+    def read(self: Any, key: str) -> Any:
         try:
             value = original(self, key)
         except AttributeError:
@@ -75,28 +76,28 @@ def _is_models_code(frame: FrameType) -> bool:
 
 
 def _traced_dict(reads: ConfigReads) -> type[dict[str, Any]]:
-    """A dict that notes in `reads` which of its keys are asked for one by one."""
+    """Make a dict class that records in `reads` which keys are read one by one."""
 
     def note(key: object) -> None:
         if isinstance(key, str) and _is_models_code(sys._getframe(2)):  # noqa: SLF001 - the caller
             reads.inner.add(key)
 
     class TracedDict(dict[str, Any]):
-        def __init__(self, *given: Any, **named: Any) -> None:  # noqa: ANN401 - as dict
+        def __init__(self, *given: Any, **named: Any) -> None:
             super().__init__(*given, **named)
             for key, value in self.items():
-                if type(value) is dict:  # one for each kind of layer
+                if type(value) is dict:  # for each kind of layer
                     super().__setitem__(key, TracedDict(value))
 
-        def __getitem__(self, key: str) -> Any:  # noqa: ANN401 - as dict
+        def __getitem__(self, key: str) -> Any:
             note(key)
             return super().__getitem__(key)
 
-        def get(self, key: str, default: Any = None) -> Any:  # noqa: ANN401 - as dict
+        def get(self, key: str, default: Any = None) -> Any:
             note(key)
             return super().get(key, default)
 
-        def pop(self, key: str, *default: Any) -> Any:  # noqa: ANN401 - as dict
+        def pop(self, key: str, *default: Any) -> Any:
             note(key)
             return super().pop(key, *default)
 

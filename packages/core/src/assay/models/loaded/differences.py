@@ -1,25 +1,25 @@
-"""How far a tensor is from the values that it should have: which rows, by how much."""
+"""Measure how far and in which rows a tensor differs from its expected values."""
 
 import torch
 from torch import Tensor
 
 from assay.models.loaded.report import WeightDifference, WeightProblem
 
-# Elements that are cast at a time: what fits the caches of one core.
+# Elements that are cast at a time, to fit the caches of one core.
 _CHUNK = 1 << 18
 
 
 def same_bits(actual: Tensor, expected: Tensor) -> bool:
-    """Whether both hold the same bits: a NaN equals itself, and -0 is not 0."""
+    """Return True if both hold the same bits: a NaN equals itself, and -0 differs from 0."""
     if actual.shape != expected.shape or actual.dtype != expected.dtype:
         return False
     return torch.equal(_as_words(actual), _as_words(expected))
 
 
 def is_cast_of(actual: Tensor, stored: Tensor) -> bool:
-    """Whether `actual` is bitwise `stored` after the cast to its dtype; shapes are alike.
+    """Return True if `actual` is bitwise equal to `stored`, of the same shape, after a cast.
 
-    A few megabytes are cast at a time, into memory that is used again.
+    Casts a few megabytes at a time, into memory that is reused.
     """
     if actual.dtype == stored.dtype:
         return same_bits(actual, stored)
@@ -31,14 +31,14 @@ def is_cast_of(actual: Tensor, stored: Tensor) -> bool:
 
 
 def count_non_finite(tensor: Tensor) -> int:
-    """Count NaN and infinity in `tensor`; 0 for a dtype of one byte, which torch cannot search."""
+    """Count NaN and infinity; return 0 for a dtype of one byte, which torch cannot search."""
     if tensor.element_size() == 1 or bool(tensor.sum().isfinite()):
         return 0
     return int((~tensor.isfinite()).sum())
 
 
 def _as_words(tensor: Tensor) -> Tensor:
-    """The bits of `tensor` as integers of 64 bits where their number allows: they compare fastest."""
+    """View the bits as 64-bit integers, which compare fastest, if their number allows."""
     as_bytes = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
     return as_bytes.view(torch.int64) if as_bytes.numel() % 8 == 0 else as_bytes
 
@@ -50,24 +50,24 @@ def measure_difference(
     dtype: torch.dtype,
     problem: WeightProblem = "differs",
 ) -> WeightDifference | None:
-    """How `actual` differs from `expected`, tensors of one shape on the CPU; None if it does not.
+    """Measure how `actual` differs from `expected`; return None if the values are equal.
 
-    dtype: the one that the values were rounded to on either side, in whose units in the last place
-        the largest difference is measured.
+    Shapes: equal. Device: CPU.
+    dtype: the coarser dtype to which either side was rounded. Its units in the last place measure
+        the largest difference.
     """
     if same_bits(actual, expected):
         return None
-    rows = torch.atleast_1d(actual.detach()).flatten(1) if actual.dim() > 1 else None
-    if rows is None:
-        actual_rows, expected_rows = actual.reshape(-1, 1), expected.reshape(-1, 1)
-    else:
-        actual_rows, expected_rows = rows, expected.flatten(1)
-    # NaN on both sides is equal: what is not finite must be so on both sides.
+    actual_rows, expected_rows = (
+        one.detach().flatten(1) if one.dim() > 1 else one.detach().reshape(-1, 1)
+        for one in (actual, expected)
+    )
+    # NaN equals NaN.
     differs = (actual_rows != expected_rows) & ~(actual_rows.isnan() & expected_rows.isnan())
     wrong = differs.any(-1).nonzero()[:, 0]
-    if not len(wrong):  # zeros of another sign, NaNs of other bits
+    if not len(wrong):  # zeros of different sign, NaNs of different bits
         return None
-    wide = _wide(actual.dtype)
+    wide = torch.complex128 if actual.is_complex() else torch.float64
     actual_wrong, expected_wrong = actual_rows[wrong].to(wide), expected_rows[wrong].to(wide)
     norm = float(expected_wrong.abs().pow(2).sum().sqrt())
     error = float((actual_wrong - expected_wrong).abs().pow(2).sum().sqrt())
@@ -82,19 +82,14 @@ def measure_difference(
     )
 
 
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.complex128 if dtype.is_complex else torch.float64
-
-
 def _largest_in_units(actual: Tensor, expected: Tensor, dtype: torch.dtype) -> float:
-    """The largest difference of two elements, in units in the last place of `dtype`.
+    """Return the largest difference of two elements, in units in the last place of `dtype`.
 
-    A number that is rounded to `dtype` in two ways (to nearest, truncated, by way of another dtype)
-    gives neighbours at most: two values that are one unit apart may be the same number. A unit is
-    taken at the larger of both, so that neighbours across a power of two are one apart as well.
+    Rounding a number to `dtype` in two ways (to nearest, truncated, through another dtype) results in
+    neighbors at most, so two values one unit apart may stem from the same number. The unit is that of
+    the larger value, so that neighbors across a power of two are one unit apart too.
     Source: Higham, Accuracy and Stability of Numerical Algorithms, 2.1 (spacing of floating-point
-    numbers: between u and 2u relative, u the unit roundoff; below the smallest normal number it is
-    constant).
+    numbers: between u and 2u relative, u the unit roundoff; constant below the smallest normal number).
     """
     difference = (actual - expected).abs()
     if not dtype.is_floating_point:
@@ -103,6 +98,6 @@ def _largest_in_units(actual: Tensor, expected: Tensor, dtype: torch.dtype) -> f
         return float("inf")
     facts = torch.finfo(dtype)
     larger = torch.maximum(actual.abs(), expected.abs()).clamp(min=facts.smallest_normal)
-    # frexp: larger = m * 2**e with 1/2 <= m < 1, so that the last place is eps * 2**(e - 1).
+    # frexp: larger = m * 2**e with 1/2 <= m < 1, so the last place is eps * 2**(e - 1).
     unit = torch.ldexp(torch.full_like(larger, facts.eps), larger.frexp().exponent - 1)
     return float((difference / unit).max())

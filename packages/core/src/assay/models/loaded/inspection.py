@@ -1,12 +1,11 @@
-"""A loaded model beside its files: everything that one process can find out, in one report."""
+"""Compare a loaded model with its files, in one report."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from assay.files import read_json_object
 from assay.models.folders import local_folder
@@ -14,18 +13,16 @@ from assay.models.loaded.config_build import build_from_config, compare_with_bui
 from assay.models.loaded.config_keys import KeyReader
 from assay.models.loaded.config_reads import trace_reads
 from assay.models.loaded.differences import measure_difference
-from assay.models.loaded.places import Place
-from assay.models.loaded.report import LoadReport, SetupChanges
+from assay.models.loaded.report import SetupChanges
 from assay.models.loaded.second_load import compare_made, load_again
-from assay.models.loaded.stored_values import map_stored
 from assay.models.loaded.tokenizer import check_generation_config, check_tokenizer
 from assay.models.loaded.weights import (
-    ComparedWeights,
+    Inspection,
     UnknownFormError,
     all_tensors,
     coarser_dtype,
     compare_with_files,
-    quantisation_of,
+    quantization_of,
     value_in_form,
 )
 from assay.models.loading.configs import first_line, load_config
@@ -33,98 +30,70 @@ from assay.models.loading.loaded_model import DTYPES, LoadedModel
 from assay.models.loading.tokenizing import load_tokenizer
 from assay.models.remote_code import RemoteCode
 from assay.models.transformers_logging import quiet_transformers
+from assay.models.weight_files.mapping import map_folder
 from assay.progress import subtask
 from assay.sites import unwrapped_path
 
 _FEW_TOKENS = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Inspection:
-    """What was found, and what the model's tensors have to be: to tell later what has changed.
-
-    places: those that the files hold, mapped from there; made: the values of the others, which the
-    model's code had made.
-    """
-
-    report: LoadReport
-    places: Mapping[str, Place]
-    made: Mapping[str, Tensor]
-
-
 def inspect_load(loaded: LoadedModel, remote_code: RemoteCode) -> Inspection:
-    """Compare `loaded`, as `load_model` has just returned it, with the files that it comes from.
+    """Compare `loaded`, unchanged since `load_model`, with its files.
 
-    Reads the weight files once. The model, and all random numbers, are left as they were.
+    Reads the weight files once. Changes neither the model nor the state of random generators.
     """
     dtype = DTYPES[loaded.dtype]
     with local_folder(loaded.source, remote_code) as folder, quiet_transformers():
-        weights = compare_with_files(loaded.model, map_stored(folder), dtype)
-        report = LoadReport(
-            compared=weights.compared,
-            weights=weights.differences,
-            unused=weights.unused,
-            not_compared=weights.not_compared,
-            non_finite=weights.non_finite,
-            generation=check_generation_config(folder, loaded.model),
-        )
+        inspection = compare_with_files(loaded.model, map_folder(folder), dtype)
+        report = inspection.report
+        report.generation = check_generation_config(folder, loaded.model)
         with subtask("loads it once more without the files"):
-            _inspect_second_load(report, loaded, folder, weights, remote_code)
+            _inspect_second_load(inspection, loaded, folder, remote_code)
         if loaded.tokenizer_kind == "own":
             tokenizer = load_tokenizer(folder, remote_code)
             report.tokenizer, report.notes = check_tokenizer(
                 tokenizer, loaded.config, loaded.eos_token_ids
             )
-    return Inspection(report, weights.places, weights.made)
+    return inspection
 
 
 def _inspect_second_load(
-    report: LoadReport,
-    loaded: LoadedModel,
-    folder: Path,
-    weights: ComparedWeights,
-    remote_code: RemoteCode,
+    inspection: Inspection, loaded: LoadedModel, folder: Path, remote_code: RemoteCode
 ) -> None:
-    """Load once more without the files: what code has made, and which keys it has read to do so."""
-    dtype = _computed_dtype(loaded)
+    """Load again without the files; compare computed tensors, and find unread keys."""
+    report, dtype = inspection.report, _computed_dtype(loaded)
     raw = read_json_object(folder / "config.json")
     with trace_reads() as reads:
         config = load_config(folder, remote_code)
         try:
-            again = load_again(loaded.model, config, list(weights.places), dtype)
+            again = load_again(loaded.model, config, list(inspection.sources), dtype)
         except Exception as error:  # noqa: BLE001 - the code of any model
             reason = f"a second load raised {type(error).__name__}: {first_line(error)}"
-            unknown = [*weights.made, "which keys of config.json are read"]
+            unknown = [*inspection.made, "which keys of config.json are read"]
             report.not_compared += [f"{name} ({reason})" for name in unknown]
             return
         keys = KeyReader(reads, type(again))
         unread, report.num_keys = keys.find_unread(raw, config)
         if unread:
-            # Some keys are read by the forward pass only.
-            _run_few_tokens(again)
+            # Only the forward pass reads some keys. Reads before an error count.
+            with torch.no_grad(), suppress(Exception):
+                again(input_ids=torch.arange(_FEW_TOKENS)[None] % 2)
             unread, report.num_keys = keys.find_unread(raw, config)
     report.keys = unread
-    differences, missing = compare_made(weights.made, again, dtype)
-    report.weights += differences
-    report.not_compared += missing
-    report.compared += len(weights.made) - len(missing)
-    _inspect_built(report, loaded, folder, weights, remote_code)
+    compare_made(inspection.made, again, dtype, report)
+    _inspect_built(inspection, loaded, folder, remote_code)
 
 
 def _inspect_built(
-    report: LoadReport,
-    loaded: LoadedModel,
-    folder: Path,
-    weights: ComparedWeights,
-    remote_code: RemoteCode,
+    inspection: Inspection, loaded: LoadedModel, folder: Path, remote_code: RemoteCode
 ) -> None:
-    """Compare tensors that no file holds with those of the class built from config.json alone."""
+    report = inspection.report
 
     def build(dtype: torch.dtype) -> nn.Module:
         return build_from_config(loaded.model, load_config(folder, remote_code), dtype)
 
     try:
-        found = compare_with_built(loaded.model, weights.made, build, _computed_dtype(loaded))
+        found = compare_with_built(loaded.model, inspection.made, build, _computed_dtype(loaded))
     except Exception as error:  # noqa: BLE001 - the code of any model
         reason = f"building it raised {type(error).__name__}: {first_line(error)}"
         report.not_compared.append(f"what its class makes of config.json alone ({reason})")
@@ -132,7 +101,7 @@ def _inspect_built(
     known = {weight.name for weight in report.weights}
     report.weights += [weight for weight in found.weights if weight.name not in known]
     report.not_compared += found.not_compared
-    if quantisation_of(loaded.model):
+    if quantization_of(loaded.model):
         # Loading replaces modules.
         report.not_compared += found.settings
     else:
@@ -140,38 +109,31 @@ def _inspect_built(
 
 
 def _computed_dtype(loaded: LoadedModel) -> torch.dtype:
-    """Return the dtype of the model's buffers before `load_model` widened them to float64."""
+    """Return the dtype of the buffers before `load_model` widened them to float64."""
     widened = loaded.dtype == "float64" and loaded.checkpoint_dtype != "float64"
     return torch.float32 if widened else DTYPES[loaded.dtype]
-
-
-def _run_few_tokens(model: nn.Module) -> None:
-    ids = torch.arange(_FEW_TOKENS)[None] % 2
-    # Reads up to an error count; other keys stay unread.
-    with torch.no_grad(), suppress(Exception):
-        model(input_ids=ids)
 
 
 def inspect_changes(
     model: nn.Module, dtype: torch.dtype, before: Inspection, names: Iterable[str]
 ) -> SetupChanges:
-    """What has been changed since `before` of the parameters and buffers called `names`.
+    """Find changes of the named parameters and buffers since `before`.
 
-    model: as it is now, wrapped or replaced as the setup function left it.
-    dtype: the one that it was loaded in.
+    model: the model after the setup function, possibly wrapped or replaced.
+    dtype: the dtype of the load.
     """
     now = {unwrapped_path(name): tensor.detach() for name, tensor in all_tensors(model)}
     changes = SetupChanges()
     for name in names:
-        actual, place = now.get(name), before.places.get(name)
+        actual, source = now.get(name), before.sources.get(name)
         if actual is None:
             changes.replaced.append(name)
             continue
         try:
             expected = (
                 before.made.get(name)
-                if place is None
-                else value_in_form(place, actual).to(actual.dtype)
+                if source is None
+                else value_in_form(source, actual).to(actual.dtype)
             )
         except UnknownFormError:
             expected = None

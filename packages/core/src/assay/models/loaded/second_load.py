@@ -1,8 +1,10 @@
-"""A model's code run once more, under another seed and in memory that holds no zeros by chance.
+"""Load a model again, with another seed and with NaN in uninitialized memory.
 
-What the files hold was compared with them already, so they are not read again: the second model has
-placeholders for it. What its code makes has to be bitwise what the first load made.
+Stored tensors were compared with the files already, so the second load uses placeholders for them. The
+tensors that the model's code computes must be bitwise equal to those of the first load.
 """
+
+# ruff: noqa: ANN401 - objects of transformers
 
 import random
 from collections.abc import Callable, Iterator
@@ -13,23 +15,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from assay.models.loaded.differences import measure_difference, same_bits
-from assay.models.loaded.report import WeightDifference
+from assay.models.loaded.differences import measure_difference
+from assay.models.loaded.report import LoadReport
 from assay.models.loaded.weights import all_tensors
 
 _OTHER_SEED = 0x5EED
 
 
-def load_again(
-    model: Any,  # noqa: ANN401 - transformers
-    config: Any,  # noqa: ANN401 - transformers
-    stored: list[str],
-    dtype: torch.dtype,
-) -> nn.Module:
-    """Another model of the class of `model`, loaded from placeholders for the tensors `stored`.
+def load_again(model: Any, config: Any, stored: list[str], dtype: torch.dtype) -> nn.Module:
+    """Load another model of the same class, with placeholders for the tensors `stored`.
 
-    config: a new one from the same config.json.
-    Raises: whatever loading raises.
+    config: a new configuration from the same config.json.
+    Raises: any exception of the loader.
     """
     held = model.state_dict()
 
@@ -46,40 +43,34 @@ def load_again(
 
     with other_random_numbers(), _dirty_memory():
         try:
-            return load(_one_number)
+            return load(lambda tensor: torch.zeros((), dtype=tensor.dtype).expand(tensor.shape))
         except RuntimeError:
-            # Code that writes into what was loaded needs memory of its own.
+            # Code that writes into loaded tensors needs real memory.
             return load(lambda tensor: torch.zeros(tensor.shape, dtype=tensor.dtype))
 
 
 def compare_made(
-    made: dict[str, Tensor], again: nn.Module, dtype: torch.dtype
-) -> tuple[list[WeightDifference], list[str]]:
-    """Which of the tensors that the first load made differ in the second, and which it lacks."""
+    made: dict[str, Tensor], again: nn.Module, dtype: torch.dtype, report: LoadReport
+) -> None:
+    """Compare the tensors that the first load computed with the second load's; add to `report`."""
     second = {name: tensor.detach().cpu() for name, tensor in all_tensors(again)}
-    differences, missing = [], []
     for name, tensor in made.items():
         other = second.get(name)
         if other is None or other.shape != tensor.shape:
-            missing.append(f"{name} (a second load has no such tensor)")
-        elif not same_bits(tensor, other := other.to(tensor.dtype)):
-            found = measure_difference(name, tensor, other, dtype, "varies")
-            differences += [found] if found is not None else []
-    return differences, missing
-
-
-def _one_number(tensor: Tensor) -> Tensor:
-    """A tensor of this shape that takes no memory."""
-    return torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)
+            report.not_compared.append(f"{name} (a second load has no such tensor)")
+            continue
+        report.compared += 1
+        found = measure_difference(name, tensor, other.to(tensor.dtype), dtype, "varies")
+        report.weights += [found] if found is not None else []
 
 
 @contextmanager
 def other_random_numbers() -> Iterator[None]:
-    """Seed every generator of the host differently inside this context, then restore them."""
+    """Seed every generator of the host differently inside this context, and restore them on exit."""
     of_python, of_numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 - the global one
     with torch.random.fork_rng(devices=[]):
         random.seed(_OTHER_SEED)
-        np.random.seed(_OTHER_SEED)  # noqa: NPY002 - the one that others draw from
+        np.random.seed(_OTHER_SEED)  # noqa: NPY002 - model code draws from it
         torch.manual_seed(_OTHER_SEED)
         try:
             yield
@@ -90,7 +81,7 @@ def other_random_numbers() -> Iterator[None]:
 
 @contextmanager
 def _dirty_memory() -> Iterator[None]:
-    """Inside, torch fills memory that nothing has written yet with NaN, or the largest integer."""
+    """Make torch fill uninitialized memory with NaN or the largest integer inside this context."""
     was_on = torch.are_deterministic_algorithms_enabled()
     warned = torch.is_deterministic_algorithms_warn_only_enabled()
     settings: Any = torch.utils.deterministic

@@ -1,6 +1,9 @@
-"""Does the tokenizer do what model and users take for granted: one BOS, one pass of the template?"""
+"""Check common assumptions about tokenizers, such as one BOS and one pass of the chat template."""
+
+# ruff: noqa: ANN401 - objects of transformers
 
 from collections.abc import Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +14,9 @@ _MESSAGES = [{"role": "user", "content": _TEXT}]
 
 
 def check_tokenizer(
-    tokenizer: Any,  # noqa: ANN401 - transformers
-    config: Any,  # noqa: ANN401 - transformers
-    eos_token_ids: Sequence[int],
+    tokenizer: Any, config: Any, eos_token_ids: Sequence[int]
 ) -> tuple[list[str], list[str]]:
-    """What is wrong with the tokenizer, and what is right in itself and easily used wrongly."""
+    """Return errors of the tokenizer, and correct properties that are easy to misuse."""
     wrong: list[str] = []
     notes: list[str] = []
     bos = tokenizer.bos_token_id
@@ -36,19 +37,19 @@ def check_tokenizer(
             " end of each text; mask by the attention mask"
         )
     if tokenizer.chat_template:
-        of_template = _check_template(tokenizer)
-        wrong += of_template[0]
-        notes += of_template[1]
+        more_wrong, more_notes = _check_template(tokenizer)
+        wrong += more_wrong
+        notes += more_notes
     return wrong, notes
 
 
-def _check_template(tokenizer: Any) -> tuple[list[str], list[str]]:  # noqa: ANN401 - transformers
+def _check_template(tokenizer: Any) -> tuple[list[str], list[str]]:
     try:
         text = tokenizer.apply_chat_template(_MESSAGES, add_generation_prompt=True, tokenize=False)
         encoded = tokenizer.apply_chat_template(
             _MESSAGES, add_generation_prompt=True, return_dict=True
         )
-    except Exception as error:  # noqa: BLE001 - templates are code of the model's author
+    except Exception as error:  # noqa: BLE001 - the model's author wrote the template
         return [f"the chat template raises {type(error).__name__}: {error}"], []
     ids = list(encoded["input_ids"])
     bos = tokenizer.bos_token_id
@@ -66,17 +67,11 @@ def _check_template(tokenizer: Any) -> tuple[list[str], list[str]]:  # noqa: ANN
 
 
 def _leading(ids: Sequence[int], token: int) -> int:
-    """How many of the first ids are `token`."""
-    count = 0
-    for id_ in ids:
-        if id_ != token:
-            break
-        count += 1
-    return count
+    return len([*takewhile(lambda id_: id_ == token, ids)])
 
 
-def check_generation_config(folder: Path, model: Any) -> list[str]:  # noqa: ANN401 - transformers
-    """Settings of generation_config.json that the loaded model does not have."""
+def check_generation_config(folder: Path, model: Any) -> list[str]:
+    """Describe settings of generation_config.json that the loaded model lacks."""
     path = folder / "generation_config.json"
     own = getattr(model, "generation_config", None)
     if not path.is_file() or own is None:

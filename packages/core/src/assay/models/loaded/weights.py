@@ -1,4 +1,6 @@
-"""Parameters and buffers of a loaded model beside the raw values of its files."""
+"""Compare parameters and buffers of a loaded model with the raw values of its files."""
+
+# ruff: noqa: ANN401 - objects of transformers
 
 import re
 from collections.abc import Iterator, Mapping
@@ -9,68 +11,62 @@ import torch
 from torch import Tensor, nn
 
 from assay.models.loaded.differences import count_non_finite, is_cast_of, measure_difference
-from assay.models.loaded.places import Place, find_places
-from assay.models.loaded.report import WeightDifference
+from assay.models.loaded.report import LoadReport, WeightDifference
+from assay.models.loaded.tensor_sources import TensorSource, find_sources
 from assay.progress import counted
 
-# What transformers ignores in the files of every model whose class has such a buffer: older
-# versions stored them (`_adjust_missing_and_unexpected_keys`).
+# Buffers that older versions of transformers stored, and newer ones ignore in files
+# (`_adjust_missing_and_unexpected_keys`).
 _ONCE_STORED = (r"rotary_emb\.inv_freq", r"(^|\.)position_ids$")
 
 
 @dataclass(slots=True)
-class ComparedWeights:
-    """A model's tensors beside those of its files.
+class Inspection:
+    """The report on a load, and the expected tensors, to find later changes."""
 
-    made: parameters and buffers that no file holds, and that the model's code has to make alike
-        each time; places: those that the files hold, by name.
-    """
-
-    places: dict[str, Place] = field(default_factory=dict)
-    differences: list[WeightDifference] = field(default_factory=list)
-    compared: int = 0
+    report: LoadReport
+    sources: dict[str, TensorSource] = field(default_factory=dict)
+    """Tensors that the files hold, by name."""
     made: dict[str, Tensor] = field(default_factory=dict)
-    unused: list[str] = field(default_factory=list)
-    not_compared: list[str] = field(default_factory=list)
-    non_finite: list[str] = field(default_factory=list)
+    """Tensors that no file holds and that the model's code must compute alike each time."""
 
 
-def compare_with_files(
-    model: Any,  # noqa: ANN401 - transformers
-    stored: Mapping[str, Tensor],
-    dtype: torch.dtype,
-) -> ComparedWeights:
-    """Every parameter and buffer of `model` beside the stored tensors that make it up.
+def compare_with_files(model: Any, stored: Mapping[str, Tensor], dtype: torch.dtype) -> Inspection:
+    """Compare every parameter and buffer with the stored tensors that make it up.
 
-    dtype: the one that the model was loaded in.
+    dtype: the dtype of the load.
     """
-    found = find_places(model, stored)
-    result = ComparedWeights(unused=_not_ignored(model, found.unused))
-    result.not_compared += [f"{name} ({reason})" for name, reason in found.unknown.items()]
-    by_name = result.places = {place.name: place for place in found.places}
+    found = find_sources(model, stored)
+    report = LoadReport(unused=_not_ignored(model, found.unused))
+    result = Inspection(report)
+    report.not_compared += [f"{name} ({reason})" for name, reason in found.unknown.items()]
+    by_name = result.sources = {source.name: source for source in found.sources}
     held = {_identity(tensor): name for name, tensor in all_tensors(model) if name in by_name}
+    may_be_missing = getattr(model, "_keys_to_ignore_on_load_missing", None) or ()
     tied: Mapping[str, str] = getattr(model, "all_tied_weights_keys", None) or {}
     for name, tensor in counted("compares weights", [*all_tensors(model)], "tensors"):
-        place = by_name.get(name) or by_name.get(tied.get(name, ""))
-        if place is not None:
-            _compare(result, name, tensor, place, dtype)
+        source = by_name.get(name) or by_name.get(tied.get(name, ""))
+        if source is not None:
+            _compare(result, name, tensor, source, dtype)
         elif name in found.unknown or _identity(tensor) in held:
-            continue  # named above, or compared under its other name
-        elif isinstance(tensor, nn.Parameter) and not _may_be_missing(model, name):
-            result.differences.append(WeightDifference(name=name, problem="not-stored"))
-            result.compared += 1
+            continue  # listed above, or compared under its other name
+        elif isinstance(tensor, nn.Parameter) and not any(
+            re.search(pattern, name) for pattern in may_be_missing
+        ):
+            report.weights.append(WeightDifference(name=name, problem="not-stored"))
+            report.compared += 1
         else:
             result.made[name] = tensor.detach().cpu().clone()
-    if method := quantisation_of(model):
-        # Loading computes with stored scales: what it made of them is known to its own code only.
-        result.not_compared += [f"{one.name} (stored by {method})" for one in result.differences]
-        result.compared -= len(result.differences)
-        result.differences = []
+    if method := quantization_of(model):
+        # Loading computes with stored scales in ways that only its own code knows.
+        report.not_compared += [f"{one.name} (stored by {method})" for one in report.weights]
+        report.compared -= len(report.weights)
+        report.weights = []
     return result
 
 
-def quantisation_of(model: Any) -> str | None:  # noqa: ANN401 - transformers
-    """How the files of `model` are quantised; None if they are not."""
+def quantization_of(model: Any) -> str | None:
+    """Return the method by which the files of `model` are quantized; None if they are not."""
     settings = getattr(model.config, "quantization_config", None)
     if settings is None:
         return None
@@ -79,7 +75,7 @@ def quantisation_of(model: Any) -> str | None:  # noqa: ANN401 - transformers
 
 
 def all_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Parameters, buffers and other tensors that modules keep, by name; tied ones under each name."""
+    """Yield parameters, buffers and other tensor attributes of modules; tied ones under each name."""
     yield from model.named_parameters(remove_duplicate=False)
     yield from model.named_buffers(remove_duplicate=False)
     for path, module in model.named_modules():
@@ -89,32 +85,32 @@ def all_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _compare(
-    result: ComparedWeights, name: str, tensor: Tensor, place: Place, dtype: torch.dtype
+    result: Inspection, name: str, tensor: Tensor, source: TensorSource, dtype: torch.dtype
 ) -> None:
     actual = tensor.detach().cpu()
     if count := count_non_finite(actual):
-        result.non_finite.append(f"{name} ({count:,} of {actual.numel():,} values)")
+        result.report.non_finite.append(f"{name} ({count:,} of {actual.numel():,} values)")
     try:
-        stored = value_in_form(place, actual)
+        stored = value_in_form(source, actual)
     except UnknownFormError as error:
-        result.not_compared.append(f"{name} ({error})")
+        result.report.not_compared.append(f"{name} ({error})")
         return
-    result.compared += 1
+    result.report.compared += 1
     if is_cast_of(actual, stored):
         return
     rounded = coarser_dtype(actual.dtype, dtype)
     difference = measure_difference(name, actual, stored.to(actual.dtype), rounded)
     if difference is not None:
-        difference.values_of = _find_owner(actual, result.places, name)
-        result.differences.append(difference)
+        difference.values_of = _find_owner(actual, result.sources, name)
+        result.report.weights.append(difference)
 
 
-def _find_owner(actual: Tensor, places: Mapping[str, Place], name: str) -> str | None:
-    """The other place whose stored values `actual` holds, as where two layers were exchanged."""
-    for other, place in places.items():
+def _find_owner(actual: Tensor, sources: Mapping[str, TensorSource], name: str) -> str | None:
+    """Find another tensor whose stored values `actual` holds, such as after exchanging two layers."""
+    for other, source in sources.items():
         try:
-            stored = place.make()
-        except Exception:  # noqa: BLE001, S112 - of operations of transformers
+            stored = source.make()
+        except Exception:  # noqa: BLE001, S112 - operations of transformers
             continue
         if other != name and stored.shape == actual.shape and is_cast_of(actual, stored):
             return other
@@ -122,16 +118,16 @@ def _find_owner(actual: Tensor, places: Mapping[str, Place], name: str) -> str |
 
 
 class UnknownFormError(ValueError):
-    """A tensor is stored in a form that cannot be brought into the one in memory."""
+    """Error for a stored form that cannot be converted into the one in memory."""
 
 
-def value_in_form(place: Place, actual: Tensor) -> Tensor:
-    """The stored value in the shape that it has in memory, in the dtype that it is stored in.
+def value_in_form(source: TensorSource, actual: Tensor) -> Tensor:
+    """Return the stored value in the shape of `actual` and in its stored dtype.
 
-    Raises: UnknownFormError where it is stored in another form: quantised, of another shape.
+    Raises: UnknownFormError for another form, such as a quantized one or another shape.
     """
     try:
-        value = place.make()
+        value = source.make()
     except Exception as error:  # any: operations of transformers
         raise UnknownFormError(f"its conversion raised {type(error).__name__}: {error}") from error
     as_stored = value
@@ -144,7 +140,7 @@ def value_in_form(place: Place, actual: Tensor) -> Tensor:
 
 
 def coarser_dtype(held: torch.dtype, run: torch.dtype) -> torch.dtype:
-    """The coarser one of two dtypes: the one that values were rounded to."""
+    """Return the coarser of two dtypes, to which the values were rounded."""
     if not held.is_floating_point:
         return held
     return max(held, run, key=lambda one: torch.finfo(one).eps)
@@ -160,13 +156,8 @@ def _identity(tensor: Tensor) -> tuple[object, ...]:
     return (address, tuple(tensor.shape), tensor.stride(), tensor.dtype)
 
 
-def _may_be_missing(model: Any, name: str) -> bool:  # noqa: ANN401 - transformers
-    patterns = getattr(model, "_keys_to_ignore_on_load_missing", None) or ()
-    return any(re.search(pattern, name) for pattern in patterns)
-
-
-def _not_ignored(model: Any, unused: list[str]) -> list[str]:  # noqa: ANN401 - transformers
-    """Those of the unused tensors that the model's class does not declare to ignore."""
+def _not_ignored(model: Any, unused: list[str]) -> list[str]:
+    """Return the unused tensors that the model's class does not declare to ignore."""
     declared = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
     buffers = [name for name, _ in model.named_buffers()]
     once = [one for one in _ONCE_STORED if any(re.search(one, name) for name in buffers)]

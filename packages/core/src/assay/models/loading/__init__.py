@@ -1,1 +1,1 @@
-"""Loading a model folder: model, configuration and tokenizer."""
+"""Load a model folder: model, configuration and tokenizer."""

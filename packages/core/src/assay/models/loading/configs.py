@@ -1,4 +1,4 @@
-"""config.json of a model folder, and the class that it names."""
+"""Load config.json of a model folder, and find the model class."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def load_config(folder: Path, remote_code: RemoteCode) -> "PretrainedConfig":
-    """The configuration in `folder`. Raises: UsageError if it is not one of a known model."""
+    """Load the configuration in `folder`. Raises: UsageError unless the model type is known."""
     from transformers import CONFIG_MAPPING, AutoConfig
 
     path = folder / "config.json"
@@ -33,7 +33,7 @@ def load_config(folder: Path, remote_code: RemoteCode) -> "PretrainedConfig":
         config: PretrainedConfig = AutoConfig.from_pretrained(
             folder, local_files_only=True, **transformers_option(remote_code)
         )
-    except Exception as error:  # any: each configuration class validates in its own way
+    except Exception as error:  # any: each configuration class validates differently
         raise UsageError(f"{path} is refused by transformers: {first_line(error)}") from error
     if getattr(config, "is_encoder_decoder", False):
         raise UsageError(f"{path}: encoder-decoder models ({model_type}) are not supported")
@@ -43,7 +43,7 @@ def load_config(folder: Path, remote_code: RemoteCode) -> "PretrainedConfig":
 def find_model_class(
     folder: Path, config: "PretrainedConfig", remote_code: RemoteCode
 ) -> type[Any]:
-    """The model class, or auto class, of transformers to load the model in `folder` with.
+    """Find the transformers class, possibly an auto class, that loads the model in `folder`.
 
     Raises: UsageError if transformers lacks the class that `config` names.
     """
@@ -64,12 +64,12 @@ def find_model_class(
 
 
 def attention_of(model: object) -> str:
-    """Name of the attention implementation that `model` uses: a module, or a `LoadedModel`."""
+    """Return the attention implementation of a module or a `LoadedModel`."""
     config = getattr(model, "config", None)
     return str(getattr(config, "_attn_implementation", None) or "eager")
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message, or the error's class if the message is empty."""
+    """Return the first line of an error's message, or its class if the message is empty."""
     lines = str(error).strip().splitlines()
     return shorten(lines[0]) if lines else error.__class__.__name__

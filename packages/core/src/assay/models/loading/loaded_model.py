@@ -1,12 +1,13 @@
-"""Models loaded for comparison: exact weights, a chosen dtype, evaluation mode."""
+"""Load models for comparison: exact weights, a chosen dtype, evaluation mode."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional
 
 from assay.errors import MachineError, UsageError, name_some
 from assay.models.folders import local_folder
@@ -33,37 +34,33 @@ DTYPES = {
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A model in evaluation mode with its tokenizer and properties, as `load_model` returns it.
-
-    config: the Hugging Face configuration (of the text part where there are several).
-    checkpoint_dtype: the dtype of most of the stored weights, whatever the model runs in.
-    max_positions: the longest sequence; None where the configuration sets no limit.
-    stored_weights: every tensor of the checkpoint, whatever the model runs in.
-    encode_chat: applies the chat template to messages; None where there is no template.
-    notes: for the user, such as that bytes are used since there is no tokenizer.
-    """
+    """A model in evaluation mode with its tokenizer and properties."""
 
     model: nn.Module
     source: ModelSource
     config: "PretrainedConfig"
+    """Hugging Face configuration, of the text part if there are several."""
     dtype: str
     encode: Callable[[str], list[int]]
-    decode: Callable[[Sequence[int]], str]
     encode_chat: Callable[[Sequence[Message]], list[int]] | None
+    """Apply the chat template; None if there is none."""
     tokenizer_kind: Literal["own", "bytes", "none"]
     tokenizer_hash: str
     checkpoint_dtype: str
+    """Dtype of most stored weights."""
     stored_weights: Mapping[str, StoredWeight]
     vocab_size: int
     max_positions: int | None
+    """Length of the longest sequence; None without a limit."""
     pad_token_id: int
     eos_token_ids: tuple[int, ...]
     can_generate: bool
     notes: tuple[str, ...] = field(default=())
+    """Sentences for the user."""
 
     @property
     def weights_hash(self) -> str:
-        """One hash over the checkpoint; how it is split over files has no effect."""
+        """Hash the checkpoint, independently of its division into files."""
         return combine_hashes({name: one.hash for name, one in self.stored_weights.items()})
 
 
@@ -79,14 +76,14 @@ def load_model(
 ) -> LoadedModel:
     """Load `model` with its weights rounded to `dtype`.
 
-    dtype: float64, which is for the yardstick, gives the stored weights exactly and every
-        floating-point buffer as computed in float32, both widened.
-    rounded_to: with float64, the dtype that weights and buffers are rounded to before they
-        are widened: then the model computes exactly with the values that a run in
-        `rounded_to` has (Gemma's embedding scale is 9.8125 in bfloat16, 9.798 in float32).
-    attention, experts: names of transformers' implementations; None for its default, except
-        that float64 takes the eager experts (the grouped product refuses float64).
-    Raises: UsageError if the folder does not hold a whole model of a known type.
+    dtype: float64, for the yardstick, widens the exact stored weights, and the floating-point
+        buffers as computed in float32.
+    rounded_to: with float64, the dtype to which weights and buffers are rounded before widening.
+        The model then computes exactly with the values of a run in `rounded_to` (Gemma's embedding
+        scale is 9.8125 in bfloat16 and 9.798 in float32).
+    attention, experts: names of transformers' implementations; None for its default, except that
+        float64 uses the eager experts because the grouped product refuses float64.
+    Raises: UsageError unless the folder holds a complete model of a known type.
     """
     source = resolve_model(model) if isinstance(model, str) else model
     for name in (dtype, rounded_to or dtype):
@@ -103,11 +100,10 @@ def load_model(
         config = load_config(folder, remote_code)
         load_dtype = DTYPES[rounded_to or dtype]
         if load_dtype is torch.float64 and not (tensors and reading.holds_float64(tensors)):
-            # float32 represents every stored value, and buffers are computed in it as usual.
+            # float32 represents every stored value, and is the usual dtype of buffers.
             load_dtype = torch.float32
-        module, notes = _load_weights(
-            folder, config, load_dtype, _implementations(attention, experts), remote_code
-        )
+        options = {"attn_implementation": attention, "experts_implementation": experts}
+        module, notes = _load_weights(folder, config, load_dtype, options, remote_code)
         if dtype == "float64":
             _widen(module)
         text_config = module.config.get_text_config()
@@ -128,7 +124,6 @@ def load_model(
         config=text_config,
         dtype=dtype,
         encode=tokenizing.encode,
-        decode=tokenizing.decode,
         encode_chat=tokenizing.encode_chat,
         tokenizer_kind=tokenizing.kind,
         tokenizer_hash=tokenizing.hash,
@@ -143,29 +138,41 @@ def load_model(
     )
 
 
+def add_biases_last(model: nn.Module) -> None:
+    """Make every biased linear layer round its product before it adds the bias.
+
+    This is the least accurate correct order, used by row-parallel layers and by devices without a
+    fused addition. If a product hardly varies, its rounding error has the same sign for a whole
+    channel, which a noise run with fused biases would not show.
+    """
+    for module in model.modules():
+        if type(module).forward is nn.Linear.forward and module.bias is not None:
+            module.forward = _bias_last(cast("nn.Linear", module))
+
+
+def _bias_last(linear: nn.Linear) -> Callable[[Tensor], Tensor]:
+    return lambda input: functional.linear(input, linear.weight) + linear.bias  # noqa: A006
+
+
 def stored_dtype(model: str, remote_code: RemoteCode) -> str:
-    """The dtype of most of the stored weights of `model`, without loading it."""
+    """Return the dtype of most stored weights of `model`, without loading it."""
     with local_folder(resolve_model(model), remote_code) as folder:
         tensors = reading.read_tensors(folder)
         return reading.checkpoint_dtype(tensors) if tensors else pickled_dtype(folder)
-
-
-def _implementations(attention: str | None, experts: str | None) -> dict[str, str]:
-    named = {"attn_implementation": attention, "experts_implementation": experts}
-    return {key: value for key, value in named.items() if value is not None}
 
 
 def _load_weights(
     folder: Path,
     config: "PretrainedConfig",
     dtype: torch.dtype,
-    implementations: dict[str, str],
+    options: dict[str, str | None],
     remote_code: RemoteCode,
 ) -> tuple[Any, list[str]]:
     model_class = find_model_class(folder, config, remote_code)
+    given = {key: value for key, value in options.items() if value is not None}
     trusted = transformers_option(remote_code) if remote_code == "trust" else {}
     try:
-        # Mismatched sizes are allowed here because they are refused by name below.
+        # Mismatched sizes are refused by name below.
         module, info = model_class.from_pretrained(
             folder,
             config=config,
@@ -173,12 +180,12 @@ def _load_weights(
             output_loading_info=True,
             ignore_mismatched_sizes=True,
             local_files_only=True,
-            **implementations,
+            **given,
             **trusted,
         )
     except torch.OutOfMemoryError as error:
         raise MachineError(f"not enough memory for {folder}: {first_line(error)}") from error
-    except Exception as error:  # any: each model class fails in its own way
+    except Exception as error:  # any: each model class fails differently
         raise UsageError(
             f"{folder} cannot be loaded as {model_class.__name__}: {first_line(error)}"
         ) from error
@@ -198,7 +205,7 @@ def _load_weights(
 
 
 def _refuse_incomplete(folder: Path, info: dict[str, Any]) -> None:
-    """Raise UsageError for parameters that transformers has filled with random numbers."""
+    """Raise UsageError for parameters that transformers filled with random numbers."""
     mismatched = sorted(info["mismatched_keys"])
     if mismatched:
         name, stored, needed = mismatched[0]
@@ -232,9 +239,9 @@ def _eos_token_ids(module: nn.Module, config: "PretrainedConfig") -> tuple[int, 
 
 
 def _max_positions(config: "PretrainedConfig", model: nn.Module) -> int | None:
-    """The longest sequence, by the names that configurations have for it.
+    """Return the length of the longest sequence, which configurations name differently.
 
-    Where paddings have a row in the table of positions, as in RoBERTa, the others come after it.
+    RoBERTa's table of positions has rows for padding before the other positions.
     """
     for name in ("max_position_embeddings", "max_seq_len"):
         value = getattr(config, name, None)

@@ -1,4 +1,4 @@
-"""From text to token ids and back, by a folder's own tokenizer or by bytes."""
+"""Encode text as token ids, with a folder's tokenizer or as bytes."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,34 +16,21 @@ from assay.models.weight_files.reading import files_hash
 Message = Mapping[str, str]
 _NUM_BYTES = 256
 _TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer.model",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template.jinja",
-    "vocab.json",
-    "merges.txt",
-    "vocab.txt",
-    "spiece.model",
-    "sentencepiece.bpe.model",
-    "tekken.json",
-)
+    "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json",
+    "added_tokens.json", "chat_template.jinja", "vocab.json", "merges.txt", "vocab.txt",
+    "spiece.model", "sentencepiece.bpe.model", "tekken.json",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Tokenizing:
-    """The functions that turn text into a model's token ids and back.
-
-    kind: `own`: the folder's tokenizer; `bytes`: ids are the bytes of UTF-8, after the begin
-        token where that is id 256; `none`: only ids can be given.
-    encode_chat: applies the tokenizer's chat template; None where it has none.
-    """
+    """Functions that encode text as a model's token ids."""
 
     kind: Literal["own", "bytes", "none"]
+    """The folder's tokenizer, UTF-8 bytes (after the BOS token if it has id 256), or ids only."""
     encode: Callable[[str], list[int]]
-    decode: Callable[[Sequence[int]], str]
     encode_chat: Callable[[Sequence[Message]], list[int]] | None
+    """Apply the chat template; None if there is none."""
     hash: str
     pad_token_id: int | None = None
 
@@ -51,9 +38,9 @@ class Tokenizing:
 def find_tokenizing(
     folder: Path, name: str, *, vocab_size: int, bos_token_id: int | None, remote_code: RemoteCode
 ) -> Tokenizing:
-    """The tokenizer of the model in `folder`; otherwise bytes if its vocabulary is large enough.
+    """Return the tokenizer in `folder`, otherwise bytes if the vocabulary is large enough.
 
-    name: of the model, in messages.
+    name: the model's name for messages.
     """
     files = {name: folder / name for name in _TOKENIZER_FILES if (folder / name).is_file()}
     if files:
@@ -64,21 +51,18 @@ def find_tokenizing(
 
 
 def byte_tokenizer(*, starts_with_bos: bool) -> Tokenizing:
-    """A tokenizer whose ids are the bytes of UTF-8; ids from 256 on decode to the empty string."""
+    """Make a tokenizer whose ids are UTF-8 bytes."""
     prefix = [BOS_ID] if starts_with_bos else []
 
     def encode(text: str) -> list[int]:
         return prefix + list(text.encode())
 
-    def decode(ids: Sequence[int]) -> str:
-        return bytes(id_ for id_ in ids if 0 <= id_ < _NUM_BYTES).decode(errors="replace")
-
     kind = "bytes after a begin token" if starts_with_bos else "bytes"
-    return Tokenizing("bytes", encode, decode, None, xxhash.xxh3_128_hexdigest(kind.encode()))
+    return Tokenizing("bytes", encode, None, xxhash.xxh3_128_hexdigest(kind.encode()))
 
 
 def load_tokenizer(folder: Path, remote_code: RemoteCode) -> Any:  # noqa: ANN401 - transformers
-    """The tokenizer of the model in `folder`, as transformers loads it. Raises: UsageError."""
+    """Load the tokenizer in `folder` with transformers. Raises: UsageError."""
     from transformers import AutoTokenizer
 
     try:
@@ -86,7 +70,7 @@ def load_tokenizer(folder: Path, remote_code: RemoteCode) -> Any:  # noqa: ANN40
             folder, local_files_only=True, **transformers_option(remote_code)
         )
         tokenizer.encode("a")  # fails if a setting has the wrong type
-    except Exception as error:  # any: each tokenizer class has its own ways to fail
+    except Exception as error:  # any: each tokenizer class fails differently
         files = [name for name in _TOKENIZER_FILES if (folder / name).is_file()]
         raise UsageError(
             f"the tokenizer in {folder} ({', '.join(files)}) cannot be loaded: {first_line(error)}"
@@ -100,9 +84,6 @@ def _own_tokenizer(folder: Path, files: Mapping[str, Path], remote_code: RemoteC
     def encode(text: str) -> list[int]:
         return list(tokenizer.encode(text))
 
-    def decode(ids: Sequence[int]) -> str:
-        return str(tokenizer.decode(list(ids), skip_special_tokens=True))
-
     def encode_chat(messages: Sequence[Message]) -> list[int]:
         encoded = tokenizer.apply_chat_template(
             [dict(message) for message in messages], add_generation_prompt=True, return_dict=True
@@ -112,7 +93,6 @@ def _own_tokenizer(folder: Path, files: Mapping[str, Path], remote_code: RemoteC
     return Tokenizing(
         "own",
         encode,
-        decode,
         encode_chat if tokenizer.chat_template else None,
         files_hash(files),
         tokenizer.pad_token_id,
@@ -126,7 +106,4 @@ def _no_tokenizer(name: str, vocab_size: int) -> Tokenizing:
             ' bytes: give prompts as token ids, one {"ids": [...]} a line (--prompts FILE.jsonl)'
         )
 
-    def decode(ids: Sequence[int]) -> str:
-        return " ".join(str(id_) for id_ in ids)
-
-    return Tokenizing("none", encode, decode, None, xxhash.xxh3_128_hexdigest(b"none"))
+    return Tokenizing("none", encode, None, xxhash.xxh3_128_hexdigest(b"none"))

@@ -1,1 +1,1 @@
-"""How the weights of the micro models are made: `assay models build`."""
+"""Train the micro models (`assay models build`)."""

@@ -1,4 +1,4 @@
-"""Training of the micro models from the standard library's own text.
+"""Train micro models on the text of Python's standard library.
 
 Shapes: B rows of a batch, T tokens of a row.
 """
@@ -7,8 +7,7 @@ import hashlib
 import json
 import platform
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,15 +18,16 @@ from torch.nn import functional
 
 from assay.errors import UsageError
 from assay.models.loading.loaded_model import load_model
-from assay.models.micro.recipes import BOS_ID, MASK_ID, PROVENANCE, Recipe, find_recipe
+from assay.models.micro.recipes import BOS_ID, MASK_ID, PROVENANCE, MicroRecipe, find_recipe
 from assay.models.micro.untrained import new_model, save_model
-from assay.models.micro_training.encoder_init import attend_to_neighbours
+from assay.models.micro_training.encoder_init import attend_to_neighbors
 from assay.models.micro_training.standard_library import standard_library_text
+from assay.models.size_policy import limited_threads
 
 Progress = Callable[[int, int, float], None]
 
 _TOKENS = 256
-# Every 16th batch is long, so that positions over 1,000 are trained too.
+# Every 16th batch is long, to train positions over 1,000.
 _LONG_EVERY, _LONG_ROWS, _LONG_TOKENS = 16, 1, 1088
 _WARM_UP_SHARE = 0.06
 _MASKED_SHARE = 0.25
@@ -38,7 +38,7 @@ _IGNORED = -100
 
 @dataclass(frozen=True, slots=True)
 class BuildReport:
-    """Result of a training. Losses are on held-out text, after rounding to bfloat16."""
+    """Result of a training. Losses are on held-out text, with weights rounded to bfloat16."""
 
     folder: Path
     held_out_loss: float
@@ -51,9 +51,9 @@ class BuildReport:
 def build_model(
     recipe_name: str, folder: Path, progress: Progress, *, seed: int = 0, num_threads: int = 2
 ) -> BuildReport:
-    """Train a recipe and write it to `folder` as a Hugging Face folder with its provenance.
+    """Train a recipe, and write it to `folder` as a Hugging Face folder with its provenance.
 
-    The same seed, thread count and versions give the same weights.
+    The same seed, thread count and versions produce the same weights.
     progress: called with step, number of steps and training loss.
     Raises: UsageError if there is no such recipe or the folder is not empty.
     """
@@ -65,10 +65,10 @@ def build_model(
         torch.frombuffer(bytearray(text), dtype=torch.uint8) for text in standard_library_text()
     )
     start = time.perf_counter()
-    with _threads(num_threads):
+    with limited_threads(num_threads):
         model = new_model(recipe, seed).train()
         if recipe.masked:
-            attend_to_neighbours(model, model.config.num_attention_heads)
+            attend_to_neighbors(model, model.config.num_attention_heads)
         _train(model, recipe, training, seed, progress)
         save_model(model, folder)
         rounded = load_model(str(folder), dtype="float32").model
@@ -86,17 +86,9 @@ def build_model(
     return report
 
 
-@contextmanager
-def _threads(number: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(number)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def _train(model: nn.Module, recipe: Recipe, text: Tensor, seed: int, progress: Progress) -> None:
+def _train(
+    model: nn.Module, recipe: MicroRecipe, text: Tensor, seed: int, progress: Progress
+) -> None:
     generator = torch.Generator().manual_seed(seed)
     matrices = [value for value in model.parameters() if value.dim() > 1]
     vectors = [value for value in model.parameters() if value.dim() == 1]
@@ -126,15 +118,15 @@ def _train(model: nn.Module, recipe: Recipe, text: Tensor, seed: int, progress: 
 
 
 def _windows(text: Tensor, starts: Tensor, num_tokens: int) -> Tensor:
-    """Token ids (B, T): the begin token and the bytes after each start."""
+    """Return token ids (B, T): the begin token and the bytes after each start."""
     offsets = starts[:, None] + torch.arange(num_tokens - 1)
     return functional.pad(text[offsets].long(), (1, 0), value=BOS_ID)
 
 
 def _loss(
-    model: nn.Module, recipe: Recipe, ids_BT: Tensor, generator: torch.Generator
+    model: nn.Module, recipe: MicroRecipe, ids_BT: Tensor, generator: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Mean nats per byte, and the imbalance of the experts (0 where there are none)."""
+    """Return the mean nats per byte, and the imbalance of the experts (0 without experts)."""
     if recipe.masked:
         chosen_BT = torch.rand(ids_BT.shape, generator=generator) < _MASKED_SHARE
         logits_BTV = model(input_ids=ids_BT.masked_fill(chosen_BT, MASK_ID)).logits
@@ -150,8 +142,8 @@ def _loss(
 
 
 @torch.no_grad()
-def _held_out_loss(model: nn.Module, recipe: Recipe, text: Tensor, num_tokens: int) -> float:
-    """Mean nats per byte over `_HELD_OUT_BYTES` (of BERT: over the masked ones)."""
+def _held_out_loss(model: nn.Module, recipe: MicroRecipe, text: Tensor, num_tokens: int) -> float:
+    """Return the mean nats per byte over `_HELD_OUT_BYTES`, for BERT over the masked bytes."""
     generator = torch.Generator().manual_seed(0)
     num_rows = _HELD_OUT_BYTES // num_tokens
     starts = torch.linspace(0, len(text) - num_tokens, num_rows).long()
@@ -162,7 +154,9 @@ def _held_out_loss(model: nn.Module, recipe: Recipe, text: Tensor, num_tokens: i
     return sum(losses) / num_rows
 
 
-def _write_provenance(report: BuildReport, recipe: Recipe, *, seed: int, num_threads: int) -> None:
+def _write_provenance(
+    report: BuildReport, recipe: MicroRecipe, *, seed: int, num_threads: int
+) -> None:
     files = sorted(path for path in report.folder.iterdir() if path.is_file())
     record = {
         "recipe": recipe.name,

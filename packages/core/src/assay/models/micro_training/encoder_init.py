@@ -1,8 +1,8 @@
-"""Initial weights of the encoder: every head of the first layer attends to one neighbour.
+"""Initial weights of the encoder: every head of the first layer attends to one neighbor.
 
-From random position embeddings, a masked language model does not learn in few steps which positions
-are adjacent: after 800 steps the loss was 3.04 nats per masked byte, hardly below that of a model
-of byte frequencies; from these initial weights 2.33.
+From random position embeddings, a masked language model does not learn in a few steps which positions
+are adjacent. After 800 steps the loss was 3.04 nats per masked byte, hardly below that of byte
+frequencies; from these initial weights it was 2.33.
 """
 
 import torch
@@ -14,12 +14,12 @@ _POSITION_SCALE = 0.2  # twice the standard deviation of the token embeddings
 _SHARPNESS = 2.0
 
 
-def attend_to_neighbours(model: PreTrainedModel, num_heads: int) -> None:
-    """Initialise a BERT or RoBERTa, in place: sinusoidal positions, heads that attend to neighbours.
+def attend_to_neighbors(model: PreTrainedModel, num_heads: int) -> None:
+    """Initialize a BERT or RoBERTa in place: sinusoidal positions, heads that attend to neighbors.
 
-    Head h attends to offset h - num_heads // 2: its query shifts the phase of each of its
-    frequencies by that offset, so that the product with a key, a sum of
-    cos(frequency * (position + offset - other position)), is largest at the neighbour.
+    Head h attends to offset h - num_heads // 2. Its query shifts the phase of each of its frequencies
+    by that offset, so that the product with a key, a sum of
+    cos(frequency * (position + offset - other position)), is largest at the neighbor.
     """
     encoder: nn.Module = model.base_model
     positions = encoder.get_parameter("embeddings.position_embeddings.weight")

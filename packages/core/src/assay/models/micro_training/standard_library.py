@@ -1,16 +1,16 @@
-"""The text that micro models are trained on, and the text held out from it. Imports no torch."""
+"""Training and held-out text of micro models. Imports no torch."""
 
 import sysconfig
 import zlib
 from pathlib import Path
 
-# Left out: tests are repetitive; the others are not on every machine, or are data rather than text.
+# Tests are repetitive. The others are not on every machine, or are data rather than text.
 _EXCLUDED = {"test", "tests", "site-packages", "idlelib", "__pycache__", "lib2to3", "turtledemo"}
 _HELD_OUT_SHARE = 20
 
 
 def standard_library_text() -> tuple[bytes, bytes]:
-    """The text to train on and the text of whole files held out from it (one file in 20)."""
+    """Return the training text and the held-out text, which is one file in 20."""
     root = Path(sysconfig.get_path("stdlib"))
     training: list[bytes] = []
     held_out: list[bytes] = []

@@ -1,1 +1,1 @@
-"""Quantized weights of model folders: unpacked, and compared with the weights they were made from."""
+"""Unpack quantized weights of model folders, and compare them with the original weights."""

@@ -1,4 +1,4 @@
-"""Comparing all weights of two model folders, one weight at a time."""
+"""Compare all weights of two model folders, one weight at a time."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -7,24 +7,30 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from assay.models.quantization.folding import Factors, block_of, explain_factors, fit_factors
+from assay.models.quantization.folding import Factors, explain_factors, fit_factors, layer_of
 from assay.models.quantization.formats.protocol import Format
 from assay.models.quantization.formats.registry import count_groups, list_weights
 from assay.models.quantization.judging import JudgedWeight, deviations_allowed
 from assay.models.quantization.measuring import measure_groups
 from assay.models.quantization.quantized_weight import QuantizedWeight
-from assay.models.quantization.results import Cause, Finding, Place, WeightComparison, WeightResult
-from assay.models.quantization.stored import StoredWeights
+from assay.models.quantization.results import (
+    Cause,
+    WeightComparison,
+    WeightFault,
+    WeightRegion,
+    WeightResult,
+)
+from assay.models.quantization.stored import WeightStore
 from assay.progress import counted
 from assay.sites import strip_model_prefixes
 
 _MOST_LISTED = 100
 _CHUNK_ELEMENTS = 1 << 22
 
-# Two values that differ by a factor leave less than this part of their difference to a fit.
+# Two tensors differ by a factor if fitting one leaves less than this part of their squared difference.
 _MOST_REMAINING = 0.05
 
-# Modules that hold the rows of several others, in this order.
+# Modules that hold the rows of several others, in order.
 _FUSED = {
     "qkv_proj": ("q_proj", "k_proj", "v_proj"),
     "W_pack": ("q_proj", "k_proj", "v_proj"),
@@ -34,24 +40,24 @@ _FUSED = {
 
 @dataclass(frozen=True)
 class _Pair:
-    """One actual weight, and the expected ones whose rows it holds."""
+    """One actual weight, and the expected weights whose rows it holds."""
 
     expected: tuple[str, ...]
     actual: str
     parts: tuple[str, ...] = ()
-    """All actual weights that hold the rows of the expected one, in order; none if it is one."""
+    """All actual weights that share the rows of the expected one, in order; empty if it is one weight."""
 
     @property
     def name(self) -> str:
-        """Name in results."""
+        """Return the name in results."""
         return self.actual if self.parts else " + ".join(self.expected)
 
 
-def compare_weights(expected: StoredWeights, actual: StoredWeights) -> WeightComparison:
+def compare_weights(expected: WeightStore, actual: WeightStore) -> WeightComparison:
     """Compare every weight of `expected` with its partner in `actual`; either may be quantized.
 
-    Where only `expected` is quantized, it is judged by `actual`: the float weights are the truth.
-    Raises: UsageError, naming file and key, for weights that cannot be read.
+    If only `expected` is quantized, it is judged against the float weights of `actual`.
+    Raises: UsageError, naming file and key, for unreadable weights.
     """
     sides = _Sides(expected, actual)
     pairs, left_expected, left_actual = _match_weights(sides.of_expected, sides.of_actual)
@@ -74,15 +80,15 @@ def compare_weights(expected: StoredWeights, actual: StoredWeights) -> WeightCom
 
 
 class _ShapeError(ValueError):
-    """Two weights of different shapes."""
+    """Error for two weights of different shapes."""
 
 
 def _match_weights(
     expected: Iterable[str], actual: Iterable[str]
 ) -> tuple[list[_Pair], list[str], list[str]]:
-    """Match names, without prefixes that implementations add, and fused weights with their parts.
+    """Match names without implementations' prefixes, and fused weights with their parts.
 
-    Returns: the pairs, and the expected and the actual names without a partner.
+    Returns: the pairs, and the unmatched expected and actual names.
     """
     of_expected = {strip_model_prefixes(name): name for name in expected}
     of_actual = {strip_model_prefixes(name): name for name in actual}
@@ -95,7 +101,7 @@ def _match_weights(
 
 
 def _take_fused(wholes: dict[str, str], parts: dict[str, str]) -> list[tuple[str, tuple[str, ...]]]:
-    """Remove fused weights and their parts from what is left, and return them."""
+    """Remove fused weights and their parts from the unmatched names, and return them."""
     found = []
     for key in list(wholes):
         module, _, kind = key.rpartition(".")
@@ -107,9 +113,9 @@ def _take_fused(wholes: dict[str, str], parts: dict[str, str]) -> list[tuple[str
 
 
 class _Sides:
-    """Both folders, with the format of each weight."""
+    """Both folders with the format of each weight."""
 
-    def __init__(self, expected: StoredWeights, actual: StoredWeights) -> None:
+    def __init__(self, expected: WeightStore, actual: WeightStore) -> None:
         self.expected, self.actual = expected, actual
         self.of_expected, self.of_actual = list_weights(expected), list_weights(actual)
         self.limit = deviations_allowed(
@@ -117,9 +123,14 @@ class _Sides:
         )
 
     def compare(self, pair: _Pair, factors: Factors | None = None) -> WeightResult:
-        """Compare one actual weight. factors: what its expected rows and columns are multiplied by."""
+        """Compare one actual weight.
+
+        factors: factors of the rows and columns of the expected weight.
+        """
         judged, reference = self.load(pair)
-        file = self.actual.files.get(self._stored_name(pair.actual), self.actual.origin).name
+        form, name = self.of_actual[pair.actual], pair.actual
+        stored_name = name if form is None else f"{name.removesuffix('weight')}{form.marker}"
+        file = self.actual.files.get(stored_name, self.actual.origin).name
         if 0 in _shape(judged):
             return WeightResult(pair.name, file, 0, 0.0, 0.0, 0.0)
         if isinstance(judged, Tensor):
@@ -146,18 +157,12 @@ class _Sides:
             expected = _values(expected)[row : row + _num_rows(actual)]
         if _shape(expected) != shape:
             raise _ShapeError(f"{pair.name} (expected {_shape(expected)}, actual {shape})")
-        return (expected, actual) if self._is_reversed else (actual, expected)
-
-    @property
-    def _is_reversed(self) -> bool:
-        return bool(self.expected.quantization) and not self.actual.quantization
-
-    def _stored_name(self, name: str) -> str:
-        form = self.of_actual[name]
-        return name if form is None else f"{name.removesuffix('weight')}{form.marker}"
+        if self.expected.quantization and not self.actual.quantization:
+            return expected, actual
+        return actual, expected
 
 
-def _load(stored: StoredWeights, name: str, form: Format | None) -> Tensor | QuantizedWeight:
+def _load(stored: WeightStore, name: str, form: Format | None) -> Tensor | QuantizedWeight:
     if form is None:
         return stored.read(name)
     return form.read(stored, name.removesuffix(".weight"))
@@ -178,13 +183,13 @@ def _num_rows(weight: Tensor | QuantizedWeight) -> int:
 def _explain(
     sides: _Sides, results: dict[str, WeightResult], pairs: dict[str, _Pair]
 ) -> dict[str, WeightResult]:
-    """Compare weights again after removing scales of rows and columns that other weights cancel."""
-    blocks = {
-        block_of(name) for name, one in results.items() if one.findings and one.num_groups == 1
+    """Compare weights again without the row and column scales that other weights cancel."""
+    layers = {
+        layer_of(name) for name, one in results.items() if one.findings and one.num_groups == 1
     }
     fitted: dict[str, Factors] = {}
     for name, result in results.items():
-        if result.findings or block_of(name) in blocks:
+        if result.findings or layer_of(name) in layers:
             judged, reference = sides.load(pairs[name])
             if len(_shape(judged)) in (1, 2):
                 fitted[name] = fit_factors(_values(reference), _values(judged))
@@ -194,15 +199,15 @@ def _explain(
         if len(factors.columns):
             result = replace(sides.compare(pairs[name], factors), is_rescaled=True)
         if factors.apart:
-            place = Place(range(min(factors.apart), max(factors.apart) + 1), ())
-            finding = Finding(name, "values", results[name].error, results[name].best, place)
+            place = WeightRegion(range(min(factors.apart), max(factors.apart) + 1), ())
+            finding = WeightFault(name, "values", results[name].error, results[name].best, place)
             result = replace(result, findings=(finding, *result.findings))
         found[name] = result
     return {name: one for name, one in found.items() if not one.is_other}
 
 
-def _findings(results: list[WeightResult]) -> list[Finding]:
-    """Return all findings. Merge those of a stale shard, most of whose weights are other weights."""
+def _findings(results: list[WeightResult]) -> list[WeightFault]:
+    """Return all faults; merge those of a stale shard, most of whose weights are other weights."""
     total, others = Counter(one.file for one in results), Counter(
         one.file for one in results if one.is_other
     )  # fmt: skip
@@ -214,12 +219,12 @@ def _findings(results: list[WeightResult]) -> list[Finding]:
     for file in stale:
         inside = [one for result in results if result.file == file for one in result.findings]
         worst = max(inside, key=lambda one: one.ratio)
-        found.append(Finding(file, "shard", worst.error, worst.best, amount=others[file]))
+        found.append(WeightFault(file, "shard", worst.error, worst.best, amount=others[file]))
     return found
 
 
 def _compare_plain(name: str, file: str, expected: Tensor, actual: Tensor) -> WeightResult:
-    """Compare two tensors of one shape: equal, up to the rounding of the coarser dtype if they have two."""
+    """Compare two tensors of one shape; allow the rounding of the coarser dtype if the dtypes differ."""
     dtypes = [one.dtype for one in (expected, actual)]
     is_float = all(one.is_floating_point for one in dtypes)
     rounding, smallest = 0.0, 0.0
@@ -251,8 +256,8 @@ def _compare_plain(name: str, file: str, expected: Tensor, actual: Tensor) -> We
     is_factor = errors - slope * products < _MOST_REMAINING * errors
     cause: Cause = "scale" if is_factor else "values"
     wrong = torch.cat(rows)
-    place = Place(range(int(wrong[0]), int(wrong[-1]) + 1), ())
-    finding = Finding(name, cause, error, rounding, place, 1 + slope if is_factor else 0.0)
+    place = WeightRegion(range(int(wrong[0]), int(wrong[-1]) + 1), ())
+    finding = WeightFault(name, cause, error, rounding, place, 1 + slope if is_factor else 0.0)
     is_other = 2 * different > expected.numel()
     return WeightResult(
         name, file, 1, error, rounding, finding.ratio, findings=(finding,), is_other=is_other

@@ -1,7 +1,7 @@
-"""Scales that quantizers move from one weight to the next, as AWQ and SmoothQuant do.
+"""Find scales that quantizers such as AWQ and SmoothQuant move from one weight to the next.
 
-A norm's weight, or a linear's rows, are divided by a factor for each channel; the columns of the linears
-that read these channels are multiplied by it. The model computes the same.
+They divide a norm's weight, or a linear's rows, by a factor per channel, and multiply the columns of the
+linears that read these channels by it. The model's output stays the same.
 """
 
 import re
@@ -13,13 +13,13 @@ from torch import Tensor
 
 # Alternating least squares: the second pass changes the factors by less than their noise.
 _PASSES = 3
-# Factors that vary less than this, in the median, are the noise of the fit: 0.1 / sqrt(rows) for 4 bits.
+# Factors with a smaller median deviation are noise of the fit, which is 0.1 / sqrt(rows) for 4 bits.
 _LEAST_SPREAD = 0.01
-# Largest distance from 1 of the product of factors that cancel, in the median channel.
+# Largest deviation from 1, in the median channel, of the product of factors that cancel.
 _MOST_APART = 0.05
-# The same for one channel, and in standard deviations of all: noise reaches 5 among 100,000.
+# The limit for one channel, in standard deviations of all: noise reaches 5 among 100,000.
 _MOST_DEVIATIONS = 8.0
-_BLOCK = re.compile(r"(.*?\.\d+)\.")
+_LAYER = re.compile(r"(.*?\.\d+)\.")
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Factors:
     rows: Tensor
     columns: Tensor
     is_exact: bool = True
-    """False if they were fitted to quantized values, and so are noisy."""
+    """False if they were fitted to quantized values and are noisy."""
     apart: tuple[int, ...] = ()
     """Rows whose factor does not cancel the other weight's."""
 
@@ -41,7 +41,7 @@ class Factors:
 
 
 def fit_factors(expected: Tensor, actual: Tensor) -> Factors:
-    """Return the factors of rows and columns that make `expected` most like `actual`."""
+    """Fit factors of rows and columns that bring `expected` closest to `actual`."""
     want, have = expected.float(), actual.float()
     if want.dim() == 1:
         return Factors(torch.where(want == 0, 1.0, have / want), torch.ones(0))
@@ -59,7 +59,7 @@ def _slope(expected: Tensor, actual: Tensor, dim: int) -> Tensor:
 
 
 def explain_factors(fitted: dict[str, Factors]) -> dict[str, Factors]:
-    """Return the weights whose factors cancel those of another weight of the block, with the factors.
+    """Return the factors that cancel those of another weight of the layer, by weight.
 
     A factor that nothing cancels stays 1, so that it counts as an error.
     """
@@ -68,19 +68,19 @@ def explain_factors(fitted: dict[str, Factors]) -> dict[str, Factors]:
     for producers_are_vectors in (True, False):
         for name, factors in fitted.items():
             if name in found and found[name].columns.ne(1).any():
-                continue  # a vector has explained them
+                continue  # explained by a vector
             for producer, others in known.items():
                 is_vector = not len(others.columns)
                 if (
                     is_vector != producers_are_vectors
                     or producer == name
-                    or block_of(producer) != block_of(name)
+                    or layer_of(producer) != layer_of(name)
                     or not _cancel(factors.columns, others.rows)
                 ):
                     continue
                 product = factors.columns * others.rows
                 if is_vector:
-                    # A fit leaves a constant open between rows and columns. A vector settles it.
+                    # A fit leaves a constant open between rows and columns, which a vector determines.
                     known[name] = Factors(factors.rows * product.median(), factors.columns)
                 own, theirs = (found.get(one, _ones(fitted[one])) for one in (name, producer))
                 found[name] = replace(
@@ -93,9 +93,9 @@ def explain_factors(fitted: dict[str, Factors]) -> dict[str, Factors]:
 
 
 def _find_apart(columns: Tensor, rows: Tensor) -> list[int]:
-    """Return the channels in which two factors do not cancel as they do in the others.
+    """Return the channels in which two factors do not cancel as in the others.
 
-    The values of a group share one rounding error, so small columns have the noisier factors.
+    The values of a group share one rounding error, so small columns have noisier factors.
     """
     product = columns * rows
     logs = (product / product.median()).abs().clamp(min=1e-30).log()
@@ -108,9 +108,9 @@ def _ones(factors: Factors) -> Factors:
     return Factors(torch.ones_like(factors.rows), torch.ones_like(factors.columns))
 
 
-def block_of(name: str) -> str:
-    """Return the block of layers that a weight belongs to; "" outside of all."""
-    match = _BLOCK.match(name)
+def layer_of(name: str) -> str:
+    """Return the decoder layer that a weight belongs to; "" for none."""
+    match = _LAYER.match(name)
     return match[1] if match else ""
 
 

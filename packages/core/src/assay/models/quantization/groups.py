@@ -1,4 +1,4 @@
-"""Groups: elements of a quantized weight that share one scale and zero point."""
+"""Groups of elements of a quantized weight that share one scale and zero point."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -8,14 +8,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-_CHUNK_ELEMENTS = 1 << 20  # 4 MB of float32: bounds the memory of a comparison
+_CHUNK_ELEMENTS = 1 << 20  # 4 MB of float32, to limit the memory of a comparison
 
 
 @dataclass(frozen=True)
 class Groups:
-    """The division of a weight into blocks of equal size; those at the ends may be smaller.
+    """The division of a weight into blocks of equal size; the last ones may be smaller.
 
-    A flat format counts blocks through all rows. Its weight is seen as a matrix of one block a row.
+    In a flat format blocks run through all rows. Its weight becomes a matrix with one block per row.
     """
 
     weight_shape: tuple[int, int]
@@ -24,10 +24,10 @@ class Groups:
     """Rows and columns of a block."""
     is_flat: bool = False
     order: Tensor | None = None
-    """The columns in the order of their groups, if the groups are not contiguous (`g_idx`)."""
+    """Columns in the order of their groups, if the groups are not contiguous (`g_idx`)."""
 
     def __post_init__(self) -> None:
-        """Cut blocks down to the weight, so that filling them up takes no memory."""
+        """Limit blocks to the size of the weight, so that padding takes no memory."""
         if not self.is_flat:
             rows, columns = (
                 max(1, min(sizes)) for sizes in zip(self.block, self.weight_shape, strict=True)
@@ -36,23 +36,23 @@ class Groups:
 
     @cached_property
     def shape(self) -> tuple[int, int]:
-        """Rows and columns of the matrix that is divided."""
+        """Return rows and columns of the divided matrix."""
         if self.is_flat:
             return -(-self.weight_shape[0] * self.weight_shape[1] // self.block[1]), self.block[1]
         return self.weight_shape
 
     @cached_property
     def grid_shape(self) -> tuple[int, int]:
-        """Number of groups, down and across."""
+        """Count the groups, down and across."""
         return -(-self.shape[0] // self.block[0]), -(-self.shape[1] // self.block[1])
 
     @cached_property
     def num_groups(self) -> int:
-        """Number of groups; group numbers run across, then down."""
+        """Count the groups. Group numbers run across, then down."""
         return self.grid_shape[0] * self.grid_shape[1]
 
     def chunks(self) -> Iterator[slice]:
-        """Divide the rows into parts that hold whole blocks, or lie within one."""
+        """Divide the rows into parts that hold whole blocks or lie within one."""
         fitting = max(1, _CHUNK_ELEMENTS // max(1, self.shape[1]))
         outer = max(self.block[0], fitting - fitting % self.block[0])
         for first in range(0, self.shape[0], outer):
@@ -62,7 +62,7 @@ class Groups:
                 yield slice(start, min(start + inner, last))
 
     def select(self, weight: Tensor, rows: slice) -> Tensor:
-        """Return the elements of rows of the divided matrix, float32: rows x groups across x elements."""
+        """Return rows of the divided matrix as float32: rows x groups across x elements."""
         if not self.is_flat:
             part = weight[rows].float()
             return self.split(part if self.order is None else part[:, self.order])
@@ -72,13 +72,13 @@ class Groups:
         return self.split(pad(part, (0, missing)).view(-1, width))
 
     def split(self, matrix: Tensor) -> Tensor:
-        """Divide rows of the matrix into groups across; the last one is filled up with zeros."""
+        """Divide rows of the matrix into groups across; pad the last one with zeros."""
         missing = self.grid_shape[1] * self.block[1] - self.shape[1]
         padded = pad(matrix, (0, missing)) if missing else matrix
         return padded.view(len(matrix), self.grid_shape[1], self.block[1])
 
     def clear_filling(self, values: Tensor, rows: slice) -> Tensor:
-        """Set to zero, in place, what `select` filled up."""
+        """Set the padding of `select` to zero in place."""
         num_elements = self.weight_shape[0] * self.weight_shape[1]
         if self.is_flat and rows.stop * self.shape[1] > num_elements:
             values.view(-1)[num_elements - rows.start * self.shape[1] :] = 0
@@ -96,11 +96,10 @@ class Groups:
         into.view(self.grid_shape).index_add_(0, self._down(rows), values.sum(-1).to(into.dtype))
 
     def _down(self, rows: slice) -> Tensor:
-        """Return for each row the number of its groups, counted down."""
         return torch.arange(rows.start, rows.stop) // self.block[0]
 
     def find_range(self, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the lowest and highest value of each group; both ranges include zero."""
+        """Return the lowest and highest value of each group, or zero if that is lower or higher."""
         low, high = torch.zeros(2, *self.grid_shape)
         for rows in self.chunks():
             lowest, highest = self.select(weight, rows).aminmax(dim=-1)
@@ -110,7 +109,7 @@ class Groups:
         return low.flatten(), high.flatten()
 
     def stack(self, weight: Tensor, rows: slice) -> tuple[int, Tensor]:
-        """Return the number of the first group of `rows`, and the elements of each group as one row.
+        """Return the number of the first group of `rows`, and each group's elements as one row.
 
         `rows` must start at the edge of a block.
         """
@@ -128,7 +127,7 @@ class Groups:
     def place(self, group: int) -> tuple[slice, list[int]]:
         """Return the rows and columns of the weight that a group covers.
 
-        A flat block may cover the end of one row and the start of the next: all of its columns are returned.
+        A flat block may cover the end of one row and the start of the next; all its columns are returned.
         """
         rows, across = self.rows_of(group), group % self.grid_shape[1]
         num_columns = self.weight_shape[1]

@@ -1,4 +1,4 @@
-"""Find the wrong groups of one weight from its measured errors, and name the cause."""
+"""Find the wrong groups of one weight from their measured errors, and name the cause."""
 
 import math
 from dataclasses import dataclass
@@ -6,64 +6,65 @@ from statistics import NormalDist
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from assay.models.quantization.measuring import GroupErrors
 from assay.models.quantization.quantized_weight import QuantizedWeight
-from assay.models.quantization.results import Cause, Finding, Place, WeightResult
+from assay.models.quantization.results import Cause, WeightFault, WeightRegion, WeightResult
 
-# Slope and offset are judged in standard deviations. Where they are normal, a comparison of sound
-# weights raises a false alarm with this probability, over all of its groups.
+# The probability of a false alarm in a comparison of correct weights, over all groups, if slope and
+# offset were normal.
 _FALSE_ALARMS = 1e-3
 # Their tails are heavier than normal. Measured: at most 5.9 in 120 quantizations by AutoGPTQ's algorithm
 # (352,768 groups; 2, 3, 4 and 8 bits; groups of 32 to 128 and whole rows; normal weights, Student's t with
 # 4 degrees of freedom, 8 weights of all-MiniLM-L6-v2), at most 5.3 in 240 by exact rounding (1,005,568).
 _HEAVY_TAIL = 1.25
 _LEAST_DEVIATIONS = 6.5
-# Names the cause of a group that is known to be wrong.
+# Enough to name the cause for a group that is known to be wrong.
 _FEWEST_DEVIATIONS = 3.0
 
-# A zero point is a whole number: it cannot be wrong by less than half a step.
+# A zero point is an integer, so an error is at least half a step.
 _LEAST_STEPS = 0.5
 
-# Error of one group, over the larger one of its best and the weight's median. Measured: at most 5.1 for
-# exact rounding (a group of nearly equal values), 26 for GPTQ (8 bits, columns next to outliers).
+# Error of a group over the larger of its best error and the weight's median error. Measured: at most 5.1
+# for exact rounding (a group of nearly equal values), 26 for GPTQ (8 bits, columns next to outliers).
 _MOST_OVER_BEST = 10.0
 _MOST_OVER_BEST_OF_GPTQ = 40.0
 # Median error over median best. Measured: at most 1.4 (exact rounding) and 2.7 (GPTQ, whole rows).
 _MOST_OVER_MEDIAN = 4.0
 
-# Slope that GPTQ leaves on coarse grids, as a multiple of the squared best error: it cannot make up for
-# earlier columns beyond the range. Measured: at most 1.4 in the median of a weight (2 bits).
+# Slope that GPTQ leaves on coarse grids, as a multiple of the squared best error, because it cannot
+# compensate beyond the range. Measured: at most 1.4 in the median of a weight (2 bits).
 _MOST_BENT = 2.0
-# Median slope of a weight of which every scale is wrong. Measured in sound weights: at most 0.01 at 4 bits.
+# Median slope of a weight with all scales wrong. Measured in correct weights: at most 0.01 at 4 bits.
 _LEAST_COMMON_SLOPE = 0.03
 
-# A group that is this similar to another's expected values holds these. Of a million pairs of unrelated
-# groups of 32 values, none is expected to be: P(cos > 0.85) = 5e-9.
+# A group this similar to another group's expected values holds these values. For unrelated groups of 32
+# values, P(cos > 0.85) = 5e-9.
 _LEAST_SIMILAR = 0.85
-# Coarse grids leave less of a sound group: then nine tenths of the median count.
+# Coarse grids lower the similarity of correct groups; then the limit is this part of the median.
 _PART_OF_MEDIAN = 0.9
-# Below this median, the weight is another one. Measured: at least 0.67 (GPTQ, 2 bits).
+# Below this median similarity, it is another weight. Measured: at least 0.67 (GPTQ, 2 bits).
 _LEAST_SIMILAR_IN_MEDIAN = 0.5
-# A group is looked for elsewhere if it is unlike its expected values and its error is this large.
+# A group unlike its expected values is searched elsewhere if its error is this large.
 _LEAST_OVER_BEST = 2.0
-# Groups whose partner is looked for, worst first: each costs a pass over the weight.
+# Groups to search for, worst first. Each costs a pass over the weight.
 _MOST_SEARCHED = 16
 _MOST_LISTED = 100
 
-# Scales that agree within this part, and three standard deviations, may be the same one.
+# Scales within this relative distance plus three standard deviations may be the same.
 _SAME_SCALE = 0.02
 
 
 def deviations_allowed(num_groups: int) -> float:
-    """Return the limit in standard deviations for a comparison of this many groups."""
+    """Return the limit in standard deviations for this many groups."""
     probability = _FALSE_ALARMS / max(1, num_groups) / 2
     return max(_LEAST_DEVIATIONS, -_HEAVY_TAIL * NormalDist().inv_cdf(probability))
 
 
 @dataclass(frozen=True)
 class JudgedWeight:
-    """A quantized weight with the weight that it should be, and the measurements of its groups."""
+    """A quantized weight, its reference, and the measurements of its groups."""
 
     name: str
     file: str
@@ -74,7 +75,7 @@ class JudgedWeight:
     """In standard deviations."""
 
     def judge(self) -> WeightResult:
-        """Return its faults, worst first."""
+        """Find the faults, worst first."""
         errors = self.errors
         allowed = self._slope_allowed()
         deviations = (errors.slope.abs() - allowed) / errors.slope_deviation
@@ -114,7 +115,7 @@ class JudgedWeight:
         )
 
     def _judge_pooled(self) -> tuple[Tensor, float]:
-        """Return which groups have other slopes than the same columns of most rows, and the resolution."""
+        """Return which groups deviate from the usual slope of their columns, and the resolution."""
         errors, pooled = self.errors, self.errors.pooled
         if pooled is None:
             return torch.zeros_like(errors.slope, dtype=torch.bool), math.inf
@@ -123,16 +124,12 @@ class JudgedWeight:
         usual = torch.minimum(torch.maximum(pooled.usual, -bent), bent)
         return (pooled.slope - usual).abs() > least, float(least.nanmedian())
 
-    def _factor_of(self, group: int) -> float:
-        pooled = self.errors.pooled
-        return float(self.errors.factor[group] if pooled is None else 1 + pooled.slope[group])
-
     def _floor(self) -> float:
-        """Return the relative error that the dtypes of weights and scales alone may make."""
+        """Return the relative error that the dtypes of weights and scales allow."""
         return float(torch.finfo(self.reference.dtype).eps) / 2 + self.weight.scale_precision
 
     def _slope_allowed(self) -> Tensor:
-        """Return the slope that the format and the method of quantization may leave in each group."""
+        """Return the slope that format and quantization method may leave in each group."""
         bend = 0.0 if self.errors.is_rounded else _MOST_BENT
         return self.weight.scale_precision + bend * self.errors.best.square()
 
@@ -154,8 +151,7 @@ class JudgedWeight:
         )
         return torch.where(absolute == 0, 0.0, absolute / least)
 
-    def _of_whole(self) -> Finding:
-        """Describe a weight of which most groups are wrong, in the same way or not."""
+    def _of_whole(self) -> WeightFault:
         errors = self.errors
         cause: Cause = "values"
         amount = float(errors.offset.nanmedian())
@@ -166,12 +162,13 @@ class JudgedWeight:
         elif self._has_common_slope:
             cause, amount = "scale", float(errors.factor.nanmedian())
         error, best = float(errors.error.nanmedian()), float(errors.best.nanmedian())
-        return Finding(self.name, cause, error, max(best, self._floor()), amount=amount)
+        return WeightFault(self.name, cause, error, max(best, self._floor()), amount=amount)
 
     def _of_groups(
         self, is_scale: Tensor, is_zero: Tensor, is_other: Tensor, is_unlike: Tensor, over: Tensor
-    ) -> list[Finding]:
+    ) -> list[WeightFault]:
         errors = self.errors
+        factors = errors.factor if errors.pooled is None else 1 + errors.pooled.slope
         severity = torch.where(over.isnan(), torch.inf, over)
         partners = self._find_owners(is_unlike, severity)
         groups = (is_scale | is_zero | is_other).nonzero()[:, 0].tolist()
@@ -187,9 +184,9 @@ class JudgedWeight:
             elif is_zero[group]:
                 cause, amount = "zero-point", float(errors.offset[group])
             elif is_scale[group] and errors.correlation[group] >= self._least_similar:
-                cause, amount = "scale", self._factor_of(group)
+                cause, amount = "scale", float(factors[group])
             found.append(
-                Finding(
+                WeightFault(
                     self.name,
                     cause,
                     float(errors.error[group]),
@@ -201,28 +198,29 @@ class JudgedWeight:
             )
         return found[:_MOST_LISTED]
 
-    def _place(self, group: int) -> Place:
+    def _place(self, group: int) -> WeightRegion:
         rows, columns = self.weight.groups.place(group)
-        return Place(range(rows.start, rows.stop), tuple(columns))
+        return WeightRegion(range(rows.start, rows.stop), tuple(columns))
 
     def _find_owners(self, is_unlike: Tensor, severity: Tensor) -> dict[int, int]:
-        """Return for groups that do not resemble their expected values the group whose values they hold."""
+        """Map groups that do not resemble their expected values to the groups whose values they hold."""
         groups = self.weight.groups
         suspects = sorted(is_unlike.nonzero()[:, 0].tolist(), key=lambda one: -float(severity[one]))
         suspects = suspects[:_MOST_SEARCHED]
         if not suspects or groups.num_groups == 1:
             return {}
-        values = torch.stack([self._values_of(one) for one in suspects])
-        values = torch.nn.functional.normalize(values, dim=1)
+        values = functional.normalize(
+            torch.stack([self._values_of(one) for one in suspects]), dim=1
+        )
         most = torch.full((len(suspects),), self._least_similar)
         owners: dict[int, int] = {}
         for rows in groups.chunks():
             if rows.start % groups.block[0]:
-                continue  # a part of a block that is larger than a chunk
+                continue  # inside a block larger than a chunk
             first, blocks = groups.stack(self.reference, rows)
             if blocks.shape[1] != values.shape[1]:
                 continue
-            similar = values @ torch.nn.functional.normalize(blocks, dim=1).t()
+            similar = values @ functional.normalize(blocks, dim=1).t()
             found, index = similar.max(1)
             for number in (found > most).nonzero()[:, 0].tolist():
                 most[number] = found[number]
@@ -233,10 +231,10 @@ class JudgedWeight:
         groups = self.weight.groups
         values = self.weight.dequantize_rows(groups.rows_of(group))[:, group % groups.grid_shape[1]]
         missing = groups.block[0] - len(values)
-        return torch.nn.functional.pad(values, (0, 0, 0, missing)).flatten()
+        return functional.pad(values, (0, 0, 0, missing)).flatten()
 
     def _find_exchanged(self, suspects: list[int]) -> dict[int, int]:
-        """Return pairs of groups of which each has the scale and zero point that fit the other."""
+        """Return pairs of groups with each other's scale and zero point."""
         errors, weight = self.errors, self.weight
         found: dict[int, int] = {}
         for one in suspects[:_MOST_LISTED]:

@@ -1,11 +1,11 @@
-"""The errors of a quantized weight, group by group, next to the best that its format can reach.
+"""Measure the errors of a quantized weight per group, and the best errors that its format can reach.
 
-The size of an error says little about its cause. So each group is also fitted: the errors e of the
-dequantized values as e = slope x w - offset x s, by the expected values w and the scale s. A scale that
-is too large by a tenth gives slope 0.1, a zero point that is too large by one step gives offset 1.
-Errors count from exact rounding to the same scale and zero point, so that the honest shape of rounding
-errors does not show. Errors that do not depend on w, such as those by which GPTQ makes up for
-earlier columns, leave both at 0. Elements that round to the lowest or highest level are left out.
+The size of an error says little about its cause, so each group's errors e are also fitted as
+e = slope x w - offset x s, with the expected values w and the scale s. A scale that is 10% too large
+results in slope 0.1, a zero point that is one step too large in offset 1. Errors are measured from exact
+rounding with the same scale and zero point, which removes the shape of ordinary rounding errors. Errors
+independent of w, such as GPTQ's compensation of earlier columns, leave both at 0. Elements that round to
+the lowest or highest level are excluded.
 """
 
 from collections.abc import Iterator
@@ -17,30 +17,30 @@ from torch import Tensor
 from assay.models.quantization.pooled_slopes import PooledSlopes, pool_slopes
 from assay.models.quantization.quantized_weight import Grid, QuantizedWeight
 
-# The search for the best scale: parts of the scale that just covers the largest value. Down to 0.7,
-# clipping outliers lowers the error of a group of normal values (4 bits: by a tenth); above 1 for
-# ranges such as [-8, 7], whose lowest level need not be used.
+# Scales to try, relative to the scale that just covers the largest value. Down to 0.7, clipping outliers
+# lowers the error of normal values (4 bits: by a tenth). Above 1 is for ranges such as [-8, 7], whose
+# lowest level may stay unused.
 _SYMMETRIC_PARTS = (1.07, 1.0, 0.9, 0.8, 0.7)
 _SHIFTED_PARTS = (1.0, 0.9, 0.8)
 
-# Below this part of its largest value, a determinant is the rounding of its float32 terms.
+# A determinant below this part of its largest value is rounding error of its float32 terms.
 _SINGULAR = 1e-4
 
-# The variance of an error that is uniform over a cell of width 1.
+# Variance of a uniform error over a cell of width 1.
 _UNIFORM_VARIANCE = 1 / 12
 
-# A weight is rounded to nearest if in the median group fewer codes than this differ from those of exact
-# rounding. Derived: a factor that AWQ folded in bfloat16 moves a value by up to 8 steps x 2^-9, and so
-# 1.6 % of the codes of 4 bits. Measured for GPTQ: 18 % and more.
+# A weight is rounded to nearest if fewer codes than this, in the median group, differ from exact rounding.
+# Derived: a factor that AWQ folds in bfloat16 moves a value by up to 8 steps x 2^-9, which changes 1.6 %
+# of the codes of 4 bits. Measured for GPTQ: 18 % and more.
 _MOST_OTHER_CODES = 0.05
 _OTHER_CODES = 0.02
-# Variance of the difference between such codes and exact rounding: one step in 5 % of them.
+# Variance of the difference from exact rounding: one step in 5 % of the codes.
 _ROUNDED_VARIANCE = 0.05
 
 
 @dataclass(frozen=True)
 class GroupErrors:
-    """Measurements of all groups of one weight: tensors with one number a group, float64."""
+    """Measurements of one weight: float64 tensors with one number per group."""
 
     error: Tensor
     """Relative error of the dequantized values, ||d - w|| / ||w||."""
@@ -57,26 +57,26 @@ class GroupErrors:
     offset_deviation: Tensor
     """Standard deviation of `offset` in honest quantization."""
     factor: Tensor
-    """The scale as a multiple of the one that fits. Codes of exact rounding allow a better estimate than
-    1 + `slope`, whose own exact rounding is to the wrong scale."""
+    """The scale as a multiple of the best scale. For codes of exact rounding this is a better estimate
+    than 1 + `slope`, which rounds to the wrong scale."""
     other_codes: Tensor
-    """Part of the codes, but clipped ones, that exact rounding would not give, over what is usual."""
+    """Share of unclipped codes that differ from exact rounding, above the usual share."""
     other_codes_deviation: Tensor
-    """Standard deviation of `other_codes` in a weight that is rounded to nearest."""
+    """Standard deviation of `other_codes` in a weight rounded to nearest."""
     correlation: Tensor
     """Cosine of the angle between d and w."""
     pooled: PooledSlopes | None
-    """The slopes again, of errors that are not those of exact rounding; None where they are."""
+    """Slopes from errors of all rows; None if the codes are those of exact rounding."""
     is_rounded: bool
-    """The codes are those of exact rounding, so that any other error stands out."""
+    """The codes are those of exact rounding, so any other error stands out."""
 
 
 def measure_groups(
     weight: QuantizedWeight, reference: Tensor, *, is_exact: bool = True
 ) -> GroupErrors:
-    """Measure every group of `weight` against the weight `reference`, rows x columns, any float dtype.
+    """Measure every group of `weight` against `reference`, rows x columns of any float dtype.
 
-    is_exact: False if `reference` is noisy itself, so that exact rounding of it proves nothing.
+    is_exact: False if `reference` is noisy, so that exact rounding proves nothing.
     """
     groups, grid = weight.groups, weight.grid
     candidates = list(_candidates(weight, reference))
@@ -122,13 +122,13 @@ def _nonzero(scales: Tensor) -> Tensor:
 
 
 def _candidates(weight: QuantizedWeight, reference: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield scales and zero points to try: parts of the range of each group."""
+    """Yield scales and zero points to try for each group."""
     levels = weight.grid.levels
     low, high = weight.groups.find_range(reference)
     middle = weight.zeros
     if weight.stored_zeros is not None:
         middle = torch.full_like(low, float(levels[0] + levels[-1] + 1) / 2)
-    # A symmetric quantizer does not shift, even if the format could.
+    # A symmetric quantizer does not shift, even if the format allows it.
     if weight.stored_zeros is not None and float((middle == weight.zeros).float().mean()) <= 1 / 2:
         for part in _SHIFTED_PARTS:
             scales = _nonzero((high - low) * part / (levels[-1] - levels[0]))
@@ -139,7 +139,7 @@ def _candidates(weight: QuantizedWeight, reference: Tensor) -> Iterator[tuple[Te
 
 
 class _Sums:
-    """Sums over the elements of each group. Those of the fit leave out clipped elements."""
+    """Sums over the elements of each group. Those for the fit exclude clipped elements."""
 
     def __init__(self, num_groups: int) -> None:
         (
@@ -156,7 +156,7 @@ class _Sums:
         levels = grid.nearest(expected / scale + zero)
         exact = groups.clear_filling((grid.levels[levels] - zero).mul_(scale), rows)
         actual = groups.clear_filling(weight.dequantize_rows(rows), rows)
-        # In units of the cell: difference from exact rounding u, expected value a, scale c.
+        # In units of the cell: the difference u from exact rounding, expected value a, scale c.
         cell = scale if grid.is_integer else scale * grid.widths[levels]
         u, a, c = (actual - exact) / cell, expected / cell, scale / cell
         is_used = groups.clear_filling(grid.is_inner[levels], rows)
@@ -184,12 +184,11 @@ class _Sums:
 
 
 def _fit(sums: _Sums, grid: Grid, *, is_rounded: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Fit slope and offset by least squares, and return each with its standard deviation.
+    """Fit slope and offset by least squares; return each with its standard deviation.
 
-    Where hardly two levels occur, deviations are infinite.
-
-    Unless the codes are those of exact rounding, the variance of the errors is measured: at least that of
-    a uniform error, at least the weight's median, and for the slope at least White's estimate.
+    Deviations are infinite for groups with hardly two levels. Unless the codes are those of exact rounding,
+    the variance of the errors is measured, and is at least that of a uniform error, the weight's median,
+    and for the slope White's estimate.
     Source: White, A Heteroskedasticity-Consistent Covariance Matrix Estimator, Econometrica 48 (1980).
     """
     ac, cu = (sums.ac, sums.cu) if grid.is_integer else torch.zeros(2, *sums.ac.shape)

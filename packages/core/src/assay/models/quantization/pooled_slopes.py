@@ -1,8 +1,9 @@
-"""Wrong scales among errors as large as GPTQ's.
+"""Find wrong scales among errors as large as GPTQ's.
 
-GPTQ moves codes so that the errors of one column make up for those of earlier ones. The same inputs decide
-this for all rows, so the errors of all rows share one covariance. Generalized least squares uses it to
-downweight the directions in which GPTQ errs. A group whose values are all a tenth too large then stands out.
+GPTQ changes codes so that the errors of one column compensate those of earlier ones. The same inputs
+determine this for all rows, so the errors of all rows share one covariance. Generalized least squares
+uses it to downweight the directions of GPTQ's errors. A group whose values are all 10% too large then
+stands out.
 """
 
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from assay.models.quantization.quantized_weight import QuantizedWeight
 
-# With fewer rows for each column, the covariance overfits the errors of a group.
+# With fewer rows per column, the covariance overfits the errors of a group.
 _ROWS_PER_COLUMN = 4
 _MOST_COLUMNS = 512
 # Part of the mean variance, added to each variance to keep the inverse accurate.
@@ -23,7 +24,7 @@ _NORMAL = 1.4826
 
 @dataclass(frozen=True)
 class PooledSlopes:
-    """Relative errors of the scales of all groups: tensors with one number a group, float64."""
+    """Relative errors of scales: float64 tensors with one number per group."""
 
     slope: Tensor
     deviation: Tensor
@@ -50,7 +51,7 @@ def pool_slopes(weight: QuantizedWeight, reference: Tensor) -> PooledSlopes | No
         w, e = (one[:, start : start + width].double() for one in (expected, error))
         parts = w.view(rows, -1, size)
         plain = (parts * e.view_as(parts)).sum(-1) / parts.square().sum(-1)
-        common = plain.nanmedian(0).values[:, None] * parts  # of scales that are wrong in all rows
+        common = plain.nanmedian(0).values[:, None] * parts  # scales wrong in all rows
         remaining = e - common.reshape(e.shape)
         covariance = remaining.t() @ remaining / rows
         covariance.diagonal().add_(_RIDGE * covariance.diagonal().mean())
@@ -58,7 +59,7 @@ def pool_slopes(weight: QuantizedWeight, reference: Tensor) -> PooledSlopes | No
         if int(is_singular):
             return None
         precision = torch.cholesky_inverse(factor)
-        # Fit all groups of a row and window together, so that one's error does not leak into the others.
+        # Fit all groups of a row and window together, so that one error does not leak into the others.
         weighted = torch.stack(
             [part @ own for part, own in zip(parts.unbind(1), precision.split(size), strict=True)],
             1,

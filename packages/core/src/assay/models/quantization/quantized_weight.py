@@ -1,4 +1,4 @@
-"""One quantized weight, as all formats are read: its codes, and the values that they stand for."""
+"""One quantized weight: its codes, and the values that they represent."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,7 +16,7 @@ _NF4 = (
     0.7229568362236023, 1.0,
 )  # fmt: skip
 
-# Source: bitsandbytes 0.50, `functional.get_4bit_type`: a bit of sign, two of exponent, one of mantissa.
+# Source: bitsandbytes 0.50, `functional.get_4bit_type`: 1 sign bit, 2 exponent bits, 1 mantissa bit.
 _FP4 = (-12.0, -8.0, -6.0, -4.0, -3.0, -2.0, -0.0625, 0.0, 0.0625, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0)
 
 
@@ -25,11 +25,11 @@ class Grid:
     """Values of the codes, in units of the scale."""
 
     table: Tensor
-    """Value of each code as the file has it."""
+    """Value of each stored code."""
     levels: Tensor
-    """The values that the format defines, ascending: what a quantizer can choose from."""
+    """The values of the format in ascending order, from which a quantizer chooses."""
     is_integer: bool = False
-    """The levels are consecutive integers, so that a zero point can shift them."""
+    """The levels are consecutive integers, which a zero point can shift."""
 
     @staticmethod
     def of_unsigned(num_bits: int) -> "Grid":
@@ -51,19 +51,19 @@ class Grid:
 
     @staticmethod
     def of_4bit(name: str, table: Tensor) -> "Grid":
-        """Return the grid of bitsandbytes' `nf4` or `fp4`, for the stored table of the codes."""
+        """Return the grid of bitsandbytes' `nf4` or `fp4` with the stored table of codes."""
         levels = torch.tensor(_NF4 if name == "nf4" else _FP4)
         return Grid(table.float(), levels / levels.max())
 
     @cached_property
     def widths(self) -> Tensor:
-        """Width of each level's cell, which is all that is rounded to it."""
+        """Return the width of the interval that is rounded to each level."""
         ends = self.levels.diff()[[0, -1]]
         return torch.cat([ends[:1], self._middles.diff(), ends[1:]])
 
     @cached_property
     def is_inner(self) -> Tensor:
-        """True for each level but the lowest and the highest, to which larger values are clipped."""
+        """Return True for each level except the lowest and the highest, to which values are clipped."""
         return (self.levels > self.levels[0]) & (self.levels < self.levels[-1])
 
     @cached_property
@@ -71,7 +71,7 @@ class Grid:
         return (self.levels[1:] + self.levels[:-1]) / 2
 
     def nearest(self, values: Tensor) -> Tensor:
-        """Return the indices of the levels to which an exact quantizer rounds."""
+        """Return the indices of the nearest levels."""
         return torch.bucketize(values, self._middles, out_int32=True)
 
     def round(self, values: Tensor) -> Tensor:
@@ -83,34 +83,34 @@ class Grid:
 
 @dataclass(frozen=True)
 class QuantizedWeight:
-    """Codes, scales and zero points: an element is (grid value of its code - zero point) x scale."""
+    """Codes, scales and zero points. An element is (grid value of its code - zero point) x scale."""
 
     codes: Tensor
     """uint8, in the shape and column order of `groups`."""
     grid: Grid
     groups: Groups
     scales: Tensor
-    """One a group, float32."""
+    """One per group, float32."""
     scale_precision: float
-    """Relative error of a scale from the dtype in which it is stored."""
+    """Relative rounding error of the stored scales."""
     stored_zeros: Tensor | None = None
-    """Zero points, one a group, in grid values, float32; None if they are all `middle`."""
+    """Zero points in grid values, one per group, float32; None if all are `middle`."""
     middle: float = 0.0
 
     @cached_property
     def zeros(self) -> Tensor:
-        """Return the zero points, one a group."""
+        """Return the zero points, one per group."""
         constant = torch.full((self.groups.num_groups,), self.middle)
         return constant if self.stored_zeros is None else self.stored_zeros
 
     def dequantize_rows(self, rows: slice) -> Tensor:
-        """Return rows of the divided matrix, float32: rows x groups across x elements."""
+        """Return rows of the divided matrix as float32: rows x groups across x elements."""
         groups = self.groups
         values = self.grid.table[groups.split(self.codes[rows]).int()]
         return (values - groups.spread(self.zeros, rows)) * groups.spread(self.scales, rows)
 
     def dequantize(self) -> Tensor:
-        """Return the weight, float32, rows x columns."""
+        """Return the weight as float32, rows x columns."""
         values = torch.cat([self.dequantize_rows(rows) for rows in self.groups.chunks()])
         values = values.flatten(1)[:, : self.groups.shape[1]]
         rows, columns = self.groups.weight_shape

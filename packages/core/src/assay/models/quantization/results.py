@@ -1,4 +1,4 @@
-"""Results of a comparison of weights."""
+"""Results of a weight comparison."""
 
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -9,21 +9,21 @@ Cause = Literal[
     "swapped",  # the values belong to the group at `partner`
     "swapped-parameters",  # scale and zero point belong to the group at `partner`
     "values",  # none of these
-    "shard",  # most weights of one file are other weights
+    "shard",  # most weights of one file belong to another model
 ]
 
 
 @dataclass(frozen=True)
-class Place:
-    """Some rows and columns of a weight."""
+class WeightRegion:
+    """Rows and columns of a weight."""
 
     rows: range
     columns: tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Finding:
-    """One fault: of a group, of a weight, or of a file."""
+class WeightFault:
+    """One fault of a group, a weight or a file."""
 
     weight: str
     """Name in EXPECTED; the file's name for a shard."""
@@ -31,16 +31,16 @@ class Finding:
     error: float
     """Relative error, ||actual - expected|| / ||expected||."""
     best: float
-    """The relative error that the format can reach for these weights."""
-    place: Place | None = None
-    """None for all of the weight."""
+    """Best relative error of the format for these weights."""
+    place: WeightRegion | None = None
+    """None for the whole weight."""
     amount: float = 0.0
-    """Factor or steps, as `cause` says; for a shard, the number of its weights that differ."""
-    partner: Place | None = None
+    """Factor or steps, depending on `cause`; for a shard, the number of its wrong weights."""
+    partner: WeightRegion | None = None
 
     @property
     def ratio(self) -> float:
-        """The error as a multiple of the best one."""
+        """Divide the error by the best error."""
         return self.error / self.best if self.best else (float("inf") if self.error else 0.0)
 
 
@@ -53,22 +53,22 @@ class WeightResult:
     file: str
     num_groups: int
     error: float
-    """Median over the groups of the relative error."""
+    """Median relative error of the groups."""
     best: float
-    """Median over the groups of the best reachable error."""
+    """Median best error of the groups."""
     worst_ratio: float
-    """Largest error of a group as a multiple of its best."""
+    """Largest ratio of a group's error to its best error."""
     resolution: float = 0.0
-    """The smallest relative error of one group's scale that would have been found, in the median group."""
-    findings: tuple[Finding, ...] = ()
+    """Smallest detectable relative error of a scale, in the median group."""
+    findings: tuple[WeightFault, ...] = ()
     """Worst first."""
     is_other: bool = False
     """Most of it differs."""
     is_rescaled: bool = False
-    """Its rows or columns were scaled, and another weight of its block cancels that."""
+    """Its rows or columns were scaled, and another weight of its layer cancels that."""
 
     def rescaled(self) -> "WeightResult":
-        """Return the result without findings, for a weight whose factors are explained."""
+        """Return the result without faults, for a weight with explained factors."""
         return replace(self, findings=(), is_other=False, is_rescaled=True)
 
 
@@ -77,14 +77,14 @@ class WeightComparison:
     """All weights of two folders."""
 
     results: tuple[WeightResult, ...]
-    findings: tuple[Finding, ...]
-    """Worst first; those of a stale shard are one."""
+    findings: tuple[WeightFault, ...]
+    """Worst first. The faults of a stale shard are merged."""
     unmatched_expected: tuple[str, ...] = ()
     unmatched_actual: tuple[str, ...] = ()
     not_compared: tuple[str, ...] = field(default=())
-    """Weights of other shapes, with the reason."""
+    """Weights with different shapes, with the reason."""
 
     @property
     def num_groups(self) -> int:
-        """Number of compared groups."""
+        """Count the compared groups."""
         return sum(result.num_groups for result in self.results)

@@ -1,4 +1,4 @@
-"""The stored tensors of one side of a comparison: a model folder, or a dump that holds weights."""
+"""The stored tensors of one side of a comparison: a model folder, or a dump with weights."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ _CONFIG = "config.json"
 
 
 @dataclass(frozen=True)
-class StoredWeights:
+class WeightStore:
     """Tensors by name, read one at a time."""
 
     origin: Path
@@ -26,14 +26,14 @@ class StoredWeights:
     files: Mapping[str, Path] = field(default_factory=dict)
     """File of each tensor."""
     quantization: Mapping[str, object] = field(default_factory=dict)
-    """`quantization_config` of the model; empty if its weights are not quantized."""
+    """`quantization_config` of the model; empty without quantization."""
 
     def refuse(self, name: str, problem: str) -> UsageError:
-        """Return the error for an unusable tensor, which names its file."""
+        """Make the error for an unusable tensor, naming its file."""
         return UsageError(f"{self.files.get(name, self.origin)}: {shorten(name)} {problem}")
 
     def refuse_setting(self, key: str) -> UsageError:
-        """Return the error for a setting of the quantization that cannot be read."""
+        """Make the error for an unreadable quantization setting."""
         value = shorten(self.quantization.get(key))
         return UsageError(
             f"{self.origin / _CONFIG}: quantization_config.{key} = {value} cannot be read"
@@ -42,8 +42,8 @@ class StoredWeights:
     def fetch(self, name: str, owner: str, shape: tuple[int | None, ...] | None = None) -> Tensor:
         """Read the tensor `name`, a part of the weight `owner`.
 
-        shape: the one that it must have; None for a dim of any size.
-        Raises: UsageError, naming the file, if it is absent or of another shape.
+        shape: the required shape, with None for a dim of any size.
+        Raises: UsageError, naming the file, if the tensor is absent or has another shape.
         """
         if name not in self.shapes:
             raise self.refuse(owner, f"is quantized, but {shorten(name)} is missing")
@@ -57,7 +57,7 @@ class StoredWeights:
         return self.read(name)
 
 
-def open_folder(folder: Path) -> StoredWeights:
+def open_folder(folder: Path) -> WeightStore:
     """Read the headers of the weight files of a model folder.
 
     Raises: UsageError, naming file and key.
@@ -70,7 +70,7 @@ def open_folder(folder: Path) -> StoredWeights:
     if found is None:
         tensors = read_pickled(folder)
         files = weight_files(folder)
-        return StoredWeights(
+        return WeightStore(
             folder,
             {name: tuple(value.shape) for name, value in tensors.items()},
             tensors.__getitem__,
@@ -78,7 +78,7 @@ def open_folder(folder: Path) -> StoredWeights:
             quantization,
         )
     stored = {one.name: one for one in found}
-    return StoredWeights(
+    return WeightStore(
         folder,
         {name: one.shape for name, one in stored.items()},
         lambda name: map_tensor(stored[name]),

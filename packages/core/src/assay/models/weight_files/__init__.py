@@ -1,1 +1,1 @@
-"""Reading the weight files of a model folder, and hashing weights."""
+"""Read the weight files of a model folder, and hash weights."""

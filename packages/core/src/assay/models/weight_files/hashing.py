@@ -1,4 +1,4 @@
-"""Content hashes of weights: one for each tensor, and one over all of them."""
+"""Hash the contents of weights, per tensor and combined."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,21 +15,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StoredWeight:
-    """A tensor as it is kept in a checkpoint.
-
-    dtype: as safetensors names it, such as "BF16".
-    hash: of dtype, shape and values.
-    """
+    """Dtype, shape and hash of a tensor in a checkpoint."""
 
     dtype: str
+    """Name in the safetensors format, such as "BF16"."""
     shape: tuple[int, ...]
     hash: str
+    """Covers dtype, shape and values."""
 
 
 def hash_values(dtype: str, shape: tuple[int, ...], values: "Buffer") -> str:
-    """XXH3-128 of a tensor's values, together with its dtype and shape.
+    """Hash a tensor's dtype, shape and values with XXH3-128, which is not cryptographic.
 
-    Source: Collet, xxHash fast digest algorithm (the XXH3 family); not cryptographic.
+    Source: Collet, xxHash fast digest algorithm (the XXH3 family).
     """
     digest = xxhash.xxh3_128(f"{dtype}{list(shape)}".encode())
     digest.update(values)
@@ -37,13 +35,13 @@ def hash_values(dtype: str, shape: tuple[int, ...], values: "Buffer") -> str:
 
 
 def combine_hashes(hashes: Mapping[str, str]) -> str:
-    """One hash over named hashes; their order does not matter."""
+    """Combine named hashes into one that does not depend on their order."""
     lines = "".join(f"{name} {hashes[name]}\n" for name in sorted(hashes))
     return xxhash.xxh3_128_hexdigest(lines.encode())
 
 
 def weight_hashes(model: "torch.nn.Module") -> dict[str, str]:
-    """The hash of each parameter and buffer by its name; tied ones are listed under every name."""
+    """Hash each parameter and buffer; list tied tensors under every name."""
     import torch
 
     hashes: dict[str, str] = {}

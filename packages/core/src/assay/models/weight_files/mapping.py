@@ -1,47 +1,61 @@
-"""Single tensors of safetensors files, mapped into memory."""
+"""Memory-mapped tensors of weight files."""
 
-from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from assay.files import UnreadableFileError, open_file
-from assay.models.weight_files.pickled import SAFETENSORS_NAMES
-from assay.models.weight_files.reading import StoredTensor
-
-_DTYPES: Mapping[str, torch.dtype] = {
-    **{name: dtype for dtype, name in SAFETENSORS_NAMES.items()},
-    "C64": torch.complex64,
-    "U16": torch.uint16,
-    "U32": torch.uint32,
-    "U64": torch.uint64,
-    "F8_E8M0": torch.float8_e8m0fnu,
-}
+from assay.models.weight_files.pickled import read_pickled
+from assay.models.weight_files.reading import DTYPES, TensorEntry, read_tensors
 
 
-def dtype_of(stored: StoredTensor) -> str:
-    """Return torch's name of the dtype, such as `bfloat16`; "" if torch has none."""
-    return str(_DTYPES.get(stored.dtype, "")).removeprefix("torch.")
+def dtype_of(stored: TensorEntry) -> str:
+    """Return torch's name of the dtype, such as `bfloat16`; "" for an unknown dtype."""
+    return DTYPES.get(stored.dtype, ("",))[0]
 
 
-def map_tensor(stored: StoredTensor) -> torch.Tensor:
-    """Return a tensor whose values are read on access. No other part of the file is mapped.
+def map_tensor(stored: TensorEntry) -> Tensor:
+    """Map one tensor and no other part of its file. Values are read on access.
 
-    Changes to it are not written to the file.
+    Changes to the tensor do not reach the file.
     Raises: UnreadableFileError, naming file and tensor.
     """
-    dtype, num_bytes = _DTYPES.get(stored.dtype), stored.size_bytes
-    if dtype is None or num_bytes != stored.num_elements * dtype.itemsize:
-        problem = f"{stored.name} has {num_bytes:,} bytes of dtype {stored.dtype}"
+    if stored.dtype not in DTYPES:
+        problem = f"{stored.name} has {stored.size_bytes:,} bytes of dtype {stored.dtype}"
         raise UnreadableFileError.of(stored.file, f"{problem}, which assay cannot read")
-    if not num_bytes:
-        return torch.empty(stored.shape, dtype=dtype)
+    if not stored.size_bytes:
+        return _view(torch.empty(0, dtype=torch.uint8), stored)
     try:
         with open_file(stored.file) as file:
-            data = np.memmap(file, np.uint8, "c", stored.start, (num_bytes,))
+            data = np.memmap(file, np.uint8, "c", stored.start, (stored.size_bytes,))
     except ValueError as error:
         raise UnreadableFileError.of(stored.file, f"{stored.name}: {error}") from None
-    values = torch.from_numpy(data)
+    return _view(torch.from_numpy(data), stored)
+
+
+def map_folder(folder: Path) -> dict[str, Tensor]:
+    """Map all tensors of a model folder by name, with one mapping per file.
+
+    A large model has more tensors than Linux allows mappings. Tensors of an unknown dtype are left out.
+    """
+    tensors = read_tensors(folder)
+    if tensors is None:
+        return read_pickled(folder)
+    files = {
+        file: torch.from_numpy(np.memmap(file, np.uint8, "c"))
+        for file in {one.file for one in tensors}
+    }
+    return {
+        one.name: _view(files[one.file][one.start : one.end], one)
+        for one in tensors
+        if one.dtype in DTYPES
+    }
+
+
+def _view(data: Tensor, stored: TensorEntry) -> Tensor:
+    dtype: torch.dtype = getattr(torch, dtype_of(stored))
     if stored.start % dtype.itemsize:
-        values = values.clone()  # torch expects aligned memory
-    return values.view(dtype).reshape(stored.shape)
+        data = data.clone()  # the format allows addresses that torch does not
+    return data.view(dtype).reshape(stored.shape)

@@ -1,4 +1,4 @@
-"""Checkpoints of the older kind, `pytorch_model.bin`: read with `weights_only`, never unpickled."""
+"""Read pickled checkpoints (`pytorch_model.bin`) without running code from them."""
 
 import pickle
 from collections import Counter
@@ -12,49 +12,39 @@ from torch import Tensor
 
 from assay.files import UnreadableFileError, open_file
 from assay.models.weight_files.hashing import StoredWeight, hash_values
-from assay.models.weight_files.reading import weight_files
+from assay.models.weight_files.reading import DTYPES, weight_files
 from assay.progress import counted
 
-# Source: the README of the safetensors project, section "Format".
-SAFETENSORS_NAMES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
+# The safetensors names of the dtypes accepted in pickled weights.
+_NAMES: dict[torch.dtype, str] = {
+    getattr(torch, dtype): name
+    for name, (dtype, _) in DTYPES.items()
+    if name not in ("C64", "U64", "U32", "U16", "F8_E8M0")
 }
-
 
 _STORAGE = "data/0"
 
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """Layout of the values in a file of one tensor. num_bytes: of the storage."""
+    """Layout of the values in a file of one tensor."""
 
     dtype: torch.dtype
     shape: torch.Size
     stride: tuple[int, ...]
     offset: int
-    num_bytes: int
+    storage_bytes: int
 
 
-# By the pickle and the byte order. A dump has thousands of files and a few dozen pickles.
+# Keyed by pickle and byte order. A dump has thousands of files but only a few dozen different pickles.
 _LAYOUTS: dict[tuple[bytes, bytes], _Layout] = {}
 _MOST_LAYOUTS = 4096
 
 
 def load_objects(file: Path) -> object:
-    """Map a file of `torch.save` into memory. Only tensors and plain values are accepted.
+    """Map a file of `torch.save` that holds only tensors and plain values.
 
-    Raises: UnreadableFileError for any other content, and for a tensor that is larger than its storage.
+    Raises: UnreadableFileError for any other content, and for a tensor larger than its storage.
     """
     try:
         with open_file(file):  # refuses a FIFO, on which torch would block
@@ -72,7 +62,7 @@ def load_objects(file: Path) -> object:
 
 
 def _load_objects(file: Path) -> object:
-    """Read a file as `torch.load` does, in a fifth of its time if an earlier file had the same pickle."""
+    """Read a file as `torch.load` does, but five times faster after a file with the same pickle."""
     path = str(file)
     archive: Any = torch._C.PyTorchFileReader(path)  # noqa: SLF001 - `torch.load` uses it too
     if not (archive.has_record(_STORAGE) and archive.has_record("byteorder")):
@@ -80,7 +70,7 @@ def _load_objects(file: Path) -> object:
     key = archive.get_record("data.pkl"), archive.get_record("byteorder")
     size = archive.get_record_size(_STORAGE)
     layout = _LAYOUTS.get(key)
-    if layout is not None and layout.num_bytes == size:
+    if layout is not None and layout.storage_bytes == size:
         start = archive.get_record_offset(_STORAGE)
         storage = torch.UntypedStorage.from_file(path, False, start + size)  # noqa: FBT003 - private
         empty = torch.empty(0, dtype=layout.dtype)
@@ -94,7 +84,6 @@ def _load_objects(file: Path) -> object:
 
 
 def _is_plain(content: object) -> TypeGuard[Tensor]:
-    """Return True for a dense tensor without gradient history, attributes or conjugation."""
     return (
         type(content) is Tensor
         and content.layout is torch.strided
@@ -105,10 +94,7 @@ def _is_plain(content: object) -> TypeGuard[Tensor]:
 
 
 def require_stored(file: Path, name: str, tensor: Tensor) -> Tensor:
-    """Return `tensor`, read from `file`, if it is dense and as large as its storage.
-
-    Raises: UnreadableFileError otherwise.
-    """
+    """Return `tensor` detached. Raises: UnreadableFileError unless it is dense and fully stored."""
     if tensor.layout is not torch.strided or tensor.is_quantized:
         raise UnreadableFileError.of(file, f"{name} is a {tensor.layout} of {tensor.dtype}")
     if tensor.is_meta or tensor.nbytes > tensor.untyped_storage().nbytes():
@@ -116,32 +102,28 @@ def require_stored(file: Path, name: str, tensor: Tensor) -> Tensor:
     return tensor.detach()
 
 
-def _require_weight(file: Path, name: str, tensor: Tensor) -> Tensor:
-    if tensor.dtype not in SAFETENSORS_NAMES:
-        raise UnreadableFileError.of(file, f"{name} is a {tensor.layout} of {tensor.dtype}")
-    return require_stored(file, name, tensor)
-
-
 def _load_file(file: Path) -> dict[str, Tensor]:
     state = load_objects(file)
     if not isinstance(state, Mapping):
-        raise UnreadableFileError.of(file, f"it holds a {type(state).__name__}, no tensors by name")
-    return {
-        str(key): _require_weight(file, str(key), one)
-        for key, one in state.items()
-        if isinstance(one, Tensor)
-    }
+        raise UnreadableFileError.of(
+            file, f"it holds a {type(state).__name__} instead of named tensors"
+        )
+    tensors = {str(key): one for key, one in state.items() if isinstance(one, Tensor)}
+    for name, one in tensors.items():
+        if one.dtype not in _NAMES:
+            raise UnreadableFileError.of(file, f"{name} is a {one.layout} of {one.dtype}")
+    return {name: require_stored(file, name, one) for name, one in tensors.items()}
 
 
 def read_pickled(folder: Path) -> dict[str, Tensor]:
-    """The tensors in the files of `folder` by name, mapped and not yet read."""
+    """Map the tensors in the pickled files of `folder` by name."""
     return {
         name: value for file in weight_files(folder) for name, value in _load_file(file).items()
     }
 
 
 def pickled_dtype(folder: Path) -> str:
-    """The dtype that most floating-point values in the files of `folder` are kept in."""
+    """Return the dtype of most floating-point values in the files of `folder`."""
     counts: Counter[str] = Counter()
     for file in weight_files(folder):
         for value in _load_file(file).values():
@@ -151,11 +133,10 @@ def pickled_dtype(folder: Path) -> str:
 
 
 def pickled_weights(folder: Path) -> dict[str, StoredWeight]:
-    """What `reading.stored_weights` gives for the same tensors in safetensors files."""
+    """Hash every tensor to the same value as `reading.stored_weights` for a safetensors file."""
     found: dict[str, StoredWeight] = {}
     for name, value in counted("hashes its files", read_pickled(folder).items(), "tensors"):
         flat = value.contiguous().reshape(-1).view(torch.uint8)
-        dtype, shape = SAFETENSORS_NAMES[value.dtype], tuple(value.shape)
-        hashed = hash_values(dtype, shape, flat.numpy().data)
-        found[name] = StoredWeight(dtype, shape, hashed)
+        dtype, shape = _NAMES[value.dtype], tuple(value.shape)
+        found[name] = StoredWeight(dtype, shape, hash_values(dtype, shape, flat.numpy().data))
     return found

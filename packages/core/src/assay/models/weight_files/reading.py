@@ -1,15 +1,14 @@
-"""The weight files of a model folder: read, checked and hashed without torch.
+"""Read, check and hash safetensors weight files without torch.
 
-The safetensors layout (8 bytes of header length, little endian; a JSON header; the data) is
-described in the README of the safetensors project.
+Source of the layout (8 bytes of header length, little endian; a JSON header; the data): the README
+of the safetensors project.
 """
 
 import mmap
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import reduce
-from operator import mul
+from math import prod
 from pathlib import Path
 
 import xxhash
@@ -28,42 +27,46 @@ _TORCH_INDEX = "pytorch_model.bin.index.json"
 _LENGTH_BYTES = 8
 _MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors library itself
 
-# Other dtypes may pack several values into a byte.
-_ITEM_BYTES = {
-    "F64": 8, "I64": 8, "U64": 8, "C64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2,
-    "U16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "I8": 1, "U8": 1, "BOOL": 1,
+# The torch name and the item size of each dtype. Dtypes not listed may pack several values into a byte.
+DTYPES = {
+    "F64": ("float64", 8), "F32": ("float32", 4), "F16": ("float16", 2), "BF16": ("bfloat16", 2),
+    "F8_E4M3": ("float8_e4m3fn", 1), "F8_E5M2": ("float8_e5m2", 1), "F8_E8M0": ("float8_e8m0fnu", 1),
+    "I64": ("int64", 8), "I32": ("int32", 4), "I16": ("int16", 2), "I8": ("int8", 1),
+    "U64": ("uint64", 8), "U32": ("uint32", 4), "U16": ("uint16", 2), "U8": ("uint8", 1),
+    "BOOL": ("bool", 1), "C64": ("complex64", 8),
 }  # fmt: skip
 
-# Names of the safetensors format; only floating dtypes that weights are kept in.
-_FLOAT_NAMES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+# Floating dtypes in which models store unquantized weights.
+_WEIGHT_DTYPES = ("F64", "F32", "F16", "BF16")
 
 
 @dataclass(frozen=True, slots=True)
-class StoredTensor:
-    """One tensor of a weight file; start and end are bytes from the beginning of the file."""
+class TensorEntry:
+    """Header entry of one tensor in a safetensors file."""
 
     name: str
     file: Path
     dtype: str
     shape: tuple[int, ...]
     start: int
+    """First byte of the values, counted from the start of the file."""
     end: int
 
     @property
     def num_elements(self) -> int:
-        """Number of elements."""
-        return reduce(mul, self.shape, 1)
+        """Multiply the sizes of all dims."""
+        return prod(self.shape)
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the values in the file."""
+        """Count the bytes of the values in the file."""
         return self.end - self.start
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The weight files of a folder, safetensors before pickled ones, checked to exist.
+    """List the existing weight files of a folder; prefer safetensors to pickled files.
 
-    Raises: UsageError if there is none, or if a shard of the index is absent.
+    Raises: UsageError if the folder has no weight file or lacks a shard that its index names.
     """
     for single, index in ((_SINGLE, _INDEX), (_TORCH_SINGLE, _TORCH_INDEX)):
         if (folder / single).is_file():
@@ -86,10 +89,10 @@ def weight_files(folder: Path) -> list[Path]:
     raise UsageError(f"model folder {folder} has no weights: neither {_SINGLE} nor {_INDEX}")
 
 
-def read_tensors(folder: Path) -> list[StoredTensor] | None:
-    """Every tensor in the safetensors files of `folder`; None where its weights are pickled.
+def read_tensors(folder: Path) -> list[TensorEntry] | None:
+    """Read the headers of the safetensors files in `folder`; return None if its weights are pickled.
 
-    Raises: UsageError naming file and key where a file is cut short or contradicts itself.
+    Raises: UsageError, naming file and key, for a truncated or contradictory file.
     """
     files = weight_files(folder)
     if files[0].suffix != ".safetensors":
@@ -104,10 +107,10 @@ def read_tensors(folder: Path) -> list[StoredTensor] | None:
     return tensors
 
 
-def read_header(file: Path) -> list[StoredTensor]:
-    """Every tensor in a safetensors file.
+def read_header(file: Path) -> list[TensorEntry]:
+    """Read the header of a safetensors file.
 
-    Raises: UnreadableFileError naming file and key where it is cut short or contradicts itself.
+    Raises: UnreadableFileError, naming file and key, if the file is truncated or contradicts itself.
     """
     with open_file(file) as stream:
         size = file.stat().st_size
@@ -119,7 +122,7 @@ def read_header(file: Path) -> list[StoredTensor]:
             header = parse_json(stream.read(length).decode(), f"{file}, safetensors header")
             data_start = _LENGTH_BYTES + length
             entries = [
-                StoredTensor(
+                TensorEntry(
                     name,
                     file,
                     str(entry["dtype"]),
@@ -138,7 +141,7 @@ def read_header(file: Path) -> list[StoredTensor]:
         except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
             raise UnreadableFileError.of(file, f"broken safetensors header: {error!r}") from None
     for tensor in entries:
-        item_bytes = _ITEM_BYTES.get(tensor.dtype)
+        _, item_bytes = DTYPES.get(tensor.dtype, ("", None))
         if item_bytes is not None and tensor.num_elements * item_bytes != tensor.size_bytes:
             problem = f"{tensor.name} has {tensor.size_bytes:,} bytes for {tensor.num_elements:,}"
             raise UnreadableFileError.of(file, f"{problem} values of {tensor.dtype}")
@@ -157,26 +160,29 @@ def _count(value: object) -> int:
     return value
 
 
-def checkpoint_dtype(tensors: list[StoredTensor]) -> str:
-    """The dtype that most floating-point values of a checkpoint are kept in."""
+def checkpoint_dtype(tensors: list[TensorEntry]) -> str:
+    """Return the dtype of most floating-point values."""
     counts: Counter[str] = Counter()
     for tensor in tensors:
-        if tensor.dtype in _FLOAT_NAMES:
-            counts[_FLOAT_NAMES[tensor.dtype]] += tensor.num_elements
+        if tensor.dtype in _WEIGHT_DTYPES:
+            counts[DTYPES[tensor.dtype][0]] += tensor.num_elements
     return counts.most_common(1)[0][0] if counts else "float32"
 
 
-def holds_float64(tensors: list[StoredTensor]) -> bool:
-    """Whether any value of a checkpoint needs more than float32."""
+def holds_float64(tensors: list[TensorEntry]) -> bool:
+    """Return True if any tensor is stored in float64."""
     return any(tensor.dtype == "F64" for tensor in tensors)
 
 
-def stored_weights(tensors: list[StoredTensor]) -> dict[str, StoredWeight]:
-    """Every tensor by its name; all values are read."""
+def stored_weights(tensors: list[TensorEntry]) -> dict[str, StoredWeight]:
+    """Hash the values of every tensor."""
     found: dict[str, StoredWeight] = {}
     with subtask("hashes its files", sum(one.size_bytes for one in tensors) / 1e6, "MB") as task:
         for file in sorted({tensor.file for tensor in tensors}):
-            with file.open("rb") as stream, _mapped(stream.fileno()) as data:
+            with (
+                file.open("rb") as stream,
+                mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data,
+            ):
                 for one in tensors:
                     if one.file == file:
                         with memoryview(data)[one.start : one.end] as values:
@@ -186,12 +192,8 @@ def stored_weights(tensors: list[StoredTensor]) -> dict[str, StoredWeight]:
     return found
 
 
-def _mapped(descriptor: int) -> mmap.mmap:
-    return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
-
-
 def files_hash(files: Mapping[str, Path]) -> str:
-    """One hash over the contents of files, by name."""
+    """Combine the hashes of the contents of named files."""
     return combine_hashes(
         {name: xxhash.xxh3_128_hexdigest(path.read_bytes()) for name, path in files.items()}
     )

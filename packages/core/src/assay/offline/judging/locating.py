@@ -36,13 +36,10 @@ ROUNDOFFS = 4.0
 # 4 blocks is up to 48 unit roundoffs per root of a block away from float64, in its k_proj.
 TRAINING_ROUNDOFFS = 64.0
 
-# Where weights differ by some relative error, activations and gradients differ by up to so many times as
-# much per root of a block: measured in 4 steps of AdamW on two ranks against one.
+# Errors for each unit of relative error in the weights: 4 steps of AdamW on two ranks against one.
 ACTIVATION_DRIFT = 2.0
 GRADIENT_DRIFT = 4.0
-
-# The share of a weight's size by which a step of Adam changes it, where weights are not recorded: a
-# learning rate of 1e-3 and weights of 0.05.
+# Relative size of an Adam step where weights are not recorded: learning rate 1e-3, weights of 0.05.
 UPDATE_SIZE = 0.02
 
 
@@ -129,11 +126,8 @@ def judge_ports(
     judged = []
     results = list(results)
     deepest = max((count_blocks(port.module) for port, _ in results), default=0)
-    law = NoiseLaw(
-        unit_roundoff,
-        max(deepest, num_blocks),
-        {step: sums.relative_error for step, sums in drift.items()},
-    )
+    drifts = {step: sums.relative_error for step, sums in drift.items()}
+    law = NoiseLaw(unit_roundoff, max(deepest, num_blocks), drifts)
     gradient_errors: dict[tuple[str, str], float] = {}
     depth = 0
     for order, (port, result) in enumerate(results):
@@ -203,8 +197,7 @@ def _accumulated_ratios(actual: PairSums, noise: PairSums, unit_roundoff: float)
         if ratio.statistic == "replay-tensor":
             yield replace(ratio, statistic="accumulated")
         elif ratio.statistic == "replay-channel":
-            # Where one token makes a channel, one noise dump may be exact by chance: a channel of a tensor
-            # with relative noise 2.7e-7 had 5e-8. So it has at least the noise of the whole tensor.
+            # A channel of one token may be exact by chance: it has at least the tensor's noise.
             unit = max(unit_roundoff, noise.relative_error / TENSOR_FLOOR)
             yield channel_ratio(actual, noise, unit) or ratio
         # Where expected values are not finite, the rest of a row is no measure of it.
@@ -258,8 +251,7 @@ class NoiseLaw:
 def adam_error(gradient_error: float) -> float:
     """Return the relative error of an update of Adam, from that of its gradient.
 
-    Adam divides a gradient by its size. Where it is within its noise of zero, which a share of about that
-    noise of the elements is, the update has any sign.
+    Adam divides a gradient by its size: elements within their noise of zero move in either direction.
     """
     return math.sqrt(gradient_error)
 

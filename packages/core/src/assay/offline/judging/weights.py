@@ -14,7 +14,7 @@ from assay.dumps.protocol import Dump, DumpedTensor
 from assay.models.quantization.comparing import compare_weights
 from assay.models.quantization.formats.registry import has_known_format
 from assay.models.quantization.results import WeightComparison, WeightResult
-from assay.models.quantization.stored import StoredWeights, open_folder
+from assay.models.quantization.stored import WeightStore, open_folder
 from assay.offline.ports.matching import is_allowed
 from assay.verdicts import Level, Location, Measurement, Outcome, Verdict
 
@@ -22,7 +22,7 @@ _MODEL = "model"  # the reader of Hugging Face folders
 _PARAMETER = "parameter."
 
 
-def open_quantized(expected: Dump, actual: Dump) -> tuple[StoredWeights, StoredWeights] | None:
+def open_quantized(expected: Dump, actual: Dump) -> tuple[WeightStore, WeightStore] | None:
     """Open the weights of two dumps; None if neither is a model folder with quantized weights.
 
     Raises: UsageError, naming file and key, for weights that cannot be read.
@@ -38,7 +38,7 @@ def open_quantized(expected: Dump, actual: Dump) -> tuple[StoredWeights, StoredW
 
 
 def compare_quantized(
-    stored: tuple[StoredWeights, StoredWeights], allow_unmatched: Sequence[str] = ()
+    stored: tuple[WeightStore, WeightStore], allow_unmatched: Sequence[str] = ()
 ) -> tuple[Verdict, list[Measurement]]:
     """Compare expected and actual weights, one of which is quantized."""
     found = compare_weights(*stored)
@@ -46,7 +46,7 @@ def compare_quantized(
     return judge_weights(replace(found, unmatched_expected=tuple(missing)))
 
 
-def _open_weights(dump: Dump) -> StoredWeights:
+def _open_weights(dump: Dump) -> WeightStore:
     if dump.format == _MODEL:
         return open_folder(dump.path)
     tensors: dict[str, DumpedTensor] = {}
@@ -56,7 +56,7 @@ def _open_weights(dump: Dump) -> StoredWeights:
             name = port.removeprefix(_PARAMETER)
             tensors.setdefault(f"{at.module}.{name}" if at.module else name, one)
     shapes = {name: one.shape or () for name, one in tensors.items()}
-    return StoredWeights(dump.path, shapes, lambda name: dump.read(tensors[name]))
+    return WeightStore(dump.path, shapes, lambda name: dump.read(tensors[name]))
 
 
 def judge_weights(comparison: WeightComparison) -> tuple[Verdict, list[Measurement]]:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from assay.dumps.protocol import Dump, DumpedTensor
 from assay.files import UnreadableFileError
-from assay.hooks.timeline import RowIndex
+from assay.hooks.row_positions import RowIndex
 from assay.locating.matching.masks import (
     count_differences,
     is_any_mask,

@@ -1,1 +1,1 @@
-"""Capturing the processes of a command, without a change to its script. Imports no torch."""
+"""Capturing the processes of an unchanged command. Importing it imports no torch."""

@@ -12,9 +12,9 @@ from assay.errors import UsageError
 from assay.files import Url, parse_location
 from assay.output.streams import print_error
 from assay.recording.attaching.settings import CaptureSettings
-from assay.recording.budget import parse_size
-from assay.recording.control import SIGNAL
-from assay.recording.selection import Ranges, WarmUp
+from assay.recording.capturing.budget import parse_size
+from assay.recording.capturing.capture_filter import CaptureFilter
+from assay.recording.capturing.control import SIGNAL
 
 _STARTUP = Path(__file__).parent / "startup"
 
@@ -25,22 +25,22 @@ def run_captured(
     """Run a command, and write the traces of its models.
 
     options: keyword arguments of `assay.capture`.
-    Returns: its exit code; 128 and the number of the signal that ended it.
-    Raises: UsageError if the folder is not empty, or if the command cannot be started.
+    Returns: its exit code, or 128 plus the number of the signal that ended it.
+    Raises: UsageError for an invalid option, a folder that is not empty, or a command that does
+        not start.
     """
     location = parse_location(output)
     if _list_files(location):
         raise UsageError(f"{output} is not empty")
-    parsers = {
-        "steps": Ranges.parse, "tokens": Ranges.parse, "warmup": WarmUp.parse,
-        "max_disk": parse_size, "max_memory": parse_size,
-    }  # fmt: skip
-    for name, parse in parsers.items():
+    CaptureFilter.parse(
+        steps=options.get("steps"), tokens=options.get("tokens"), warmup=options.get("warmup")
+    )
+    for name in ("max_disk", "max_memory"):
         if text := options.get(name):
-            parse(text)
+            parse_size(text)
     with tempfile.TemporaryDirectory(prefix="assay-capture-") as notes:
-        target = location if isinstance(location, Url) else location.absolute()
-        settings = CaptureSettings(str(target), notes, min_parameters, dict(options))
+        absolute = location if isinstance(location, Url) else location.absolute()
+        settings = CaptureSettings(str(absolute), notes, min_parameters, dict(options))
         paths = [str(_STARTUP), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = settings.to_environment() | {"PYTHONPATH": os.pathsep.join(paths)}
         try:
@@ -70,7 +70,7 @@ def run_captured(
 def _list_files(output: Path | Url) -> list[str]:
     if isinstance(output, Path):
         return [str(file.relative_to(output)) for file in output.rglob("*")]
-    from assay.trace import list_names  # which imports torch
+    from assay.trace import list_names  # imports torch
 
     return list_names(output)
 

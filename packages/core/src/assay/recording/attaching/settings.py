@@ -1,4 +1,4 @@
-"""Settings of a captured command, which its processes read from one environment variable."""
+"""Settings of a captured command, passed to its processes in an environment variable."""
 
 import json
 import os
@@ -15,7 +15,7 @@ class CaptureSettings:
     output: str
     """Absolute path of the folder of the trace."""
     notes: str
-    """Folder where a process leaves a file for each message to the launcher."""
+    """Folder for messages of the processes, a file each."""
     min_parameters: int
     """Modules with fewer parameters are not captured."""
     options: dict[str, Any]

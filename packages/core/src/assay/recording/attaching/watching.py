@@ -1,11 +1,11 @@
-"""Capturing the models that a process calls, from its start on."""
+"""Capturing the models that a process of a captured command calls."""
 
 import atexit
 import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from importlib.abc import Loader, MetaPathFinder
+from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from types import ModuleType, TracebackType
@@ -26,13 +26,13 @@ _WATCHED = "torch.nn.modules.module"
 
 
 def attach() -> None:
-    """Capture the models of this process, once it has imported torch."""
+    """Capture the models of this process, starting when it imports torch."""
     watcher = ModelWatcher(CaptureSettings.of_environment())
     sys.meta_path.insert(0, _ImportWatcher(watcher.install))
 
 
 class _ImportWatcher(MetaPathFinder):
-    """Calls a function with `torch.nn.modules.module` as soon as that is imported."""
+    """Calls a function with `torch.nn.modules.module` after its import."""
 
     def __init__(self, act: Callable[[ModuleType], None]) -> None:
         self._act = act
@@ -40,35 +40,29 @@ class _ImportWatcher(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return the usual spec of the watched module, with a loader that acts afterwards."""
+        """Return the usual spec of the watched module, whose loader then calls the function."""
         if fullname != _WATCHED:
             return None
         sys.meta_path.remove(self)
         spec = PathFinder.find_spec(fullname, path, target)
         if spec is not None and spec.loader is not None:
-            spec.loader = _ActingLoader(spec.loader, self._act)
+            execute = spec.loader.exec_module
+
+            def execute_and_act(module: ModuleType) -> None:
+                execute(module)
+                self._act(module)
+
+            spec.loader.exec_module = execute_and_act  # type: ignore[method-assign]
         return spec
 
 
-class _ActingLoader(Loader):
-    def __init__(self, loader: Loader, act: Callable[[ModuleType], None]) -> None:
-        self._loader, self._act = loader, act
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return self._loader.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        self._loader.exec_module(module)
-        self._act(module)
-
-
 class ModelWatcher:
-    """Starts a capture of each large module at its first call that no other module makes."""
+    """Starts a capture of each large module when code outside of modules first calls it."""
 
     def __init__(self, settings: CaptureSettings) -> None:
         self._settings = settings
         self._depth = threading.local()
-        # A script may make a loss for every step: they must be free to go.
+        # Weak: a script may create a loss module for every step.
         self._seen: WeakSet[nn.Module] = WeakSet()
         self._num_captured = 0
         self._error: BaseException | None = None
@@ -105,7 +99,7 @@ class ModelWatcher:
         num_parameters = sum(one.numel() for one in called.parameters())
         if num_parameters < self._settings.min_parameters:
             return
-        # Activation checkpointing and scripts may call parts of a captured model.
+        # Activation checkpointing and scripts call parts of a captured model.
         self._seen.update(called.modules())
         try:
             capture = self._start(called)
@@ -115,7 +109,7 @@ class ModelWatcher:
             _at_exit(capture)(self._finish, capture)
 
     def _finish(self, capture: "Capture") -> None:
-        """End a capture as the process ends: what an exception cut off stays incomplete."""
+        """End a capture at exit; after an exception its trace stays incomplete."""
         error = self._error
         capture.__exit__(type(error) if error is not None else None, error, None)
 
@@ -131,15 +125,15 @@ class ModelWatcher:
         self._num_captured += 1
         try:
             return capture(called, folder, **self._settings.options).start()
-        except TraceError:  # another model or process has it
+        except TraceError:  # another model or process uses the folder
             own = folder / f"process-{os.getpid()}-{self._num_captured}"
             return capture(called, own, **self._settings.options).start()
 
 
 def _at_exit(capture: "Capture") -> Callable[..., object]:
-    """Return the function that registers what ends `capture` with the process.
+    """Return the function that registers the end of `capture` at exit.
 
-    Clients of remote storage start threads, which Python refuses once functions of `atexit` run.
+    Clients of remote storage start threads, which Python refuses once `atexit` functions run.
     """
     if not isinstance(capture.plan.folder, Url):
         return atexit.register

@@ -1,4 +1,4 @@
-"""Reading what is behind a URL: a copy in a local folder."""
+"""Copying the files behind a URL to a local folder."""
 
 import os
 import shutil
@@ -8,14 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path, PurePosixPath
 
-from assay.errors import AssayError
 from assay.files import Url
 from assay.progress import subtask
-from assay.trace.errors import StorageError, TraceError
+from assay.trace.errors import TraceError, client_errors
 from assay.trace.index import INDEX, MANIFEST
 from assay.trace.remote.store import Store
 
-# Files that are fetched at a time: one stream does not fill the network of a machine.
+# Files to fetch at a time: one stream does not use the whole network bandwidth of a machine.
 _STREAMS = 8
 
 _HEADS = (MANIFEST, INDEX)
@@ -35,16 +34,12 @@ class RemoteCopy:
         weakref.finalize(self, _remove, folder, os.getpid())
         self.path = folder / PurePosixPath(str(url)).name
         store = Store(url)
-        try:
+        with client_errors("fetch", url):
             self._fetch(store)
-        except AssayError:
-            raise
-        except Exception as error:
-            raise StorageError.failed("fetch", url, error) from error
 
     def _fetch(self, store: Store) -> None:
-        # A running capture stores the files of a line before the line, and every line before the
-        # last manifest: in the opposite order, all that the fetched index lists is there.
+        # A running capture stores the files of a line before the line, and lines before the last
+        # manifest. Fetching in the opposite order finds all files of the index.
         heads = [name for name in store.sizes() if PurePosixPath(name).name in _HEADS]
         for name in sorted(heads, key=lambda name: _HEADS.index(PurePosixPath(name).name)):
             self._fetch_file(store, name)
@@ -74,12 +69,8 @@ class RemoteCopy:
 def list_names(url: Url) -> list[str]:
     """Return the names of all files below a URL. Raises: as `RemoteCopy`."""
     store = Store(url)
-    try:
+    with client_errors("read", url):
         return list(store.sizes())
-    except AssayError:
-        raise
-    except Exception as error:
-        raise StorageError.failed("read", url, error) from error
 
 
 def _remove(folder: Path, pid: int) -> None:

@@ -5,27 +5,26 @@ from typing import Any
 
 from assay.errors import UsageError
 from assay.files import Url
-from assay.trace.errors import StorageError, TraceError
+from assay.trace.errors import TraceError, client_errors
 
 
 class Store:
-    """Reads and writes files below a URL by their names, without attempts of its own to retry.
+    """Reads and writes files below a URL by name, without retries.
 
-    Raises: UsageError if the package for such URLs is not installed. Methods raise what the client of
-        the storage raises, which can be any exception.
+    Raises: UsageError if the package for such URLs is not installed. Methods raise any exception of
+        the storage's client.
     """
 
     def __init__(self, url: Url) -> None:
         import fsspec  # type: ignore[import-untyped]
 
         self.url = url
-        try:
-            # Listings are not cached: other processes write here, too.
-            opened: tuple[Any, str] = fsspec.url_to_fs(str(url), use_listings_cache=False)
-        except (ImportError, ValueError) as error:
-            raise UsageError(f"{url} cannot be opened: {error}") from None
-        except Exception as error:  # of the client of any storage
-            raise StorageError.failed("open", url, error) from error
+        with client_errors("open", url):
+            try:
+                # Listings are not cached: other processes write here, too.
+                opened: tuple[Any, str] = fsspec.url_to_fs(str(url), use_listings_cache=False)
+            except (ImportError, ValueError) as error:
+                raise UsageError(f"{url} cannot be opened: {error}") from None
         self._files, root = opened
         self._root = root.rstrip("/")
 
@@ -38,7 +37,7 @@ class Store:
         return [name for path in paths if (name := self._relative(path))]
 
     def sizes(self) -> dict[str, int]:
-        """Return the size in bytes of every file below the URL; "" is the file at the URL itself.
+        """Return the size in bytes of every file below the URL; "" is a file at the URL itself.
 
         Raises: TraceError if a name leads out of a folder.
         """
@@ -49,7 +48,7 @@ class Store:
         for name in sizes:
             if ".." in Path(name).parts or Path(name).is_absolute():
                 raise TraceError(
-                    f"{self.url} holds {name!r}, which is no name of a file in a folder"
+                    f"{self.url} holds {name!r}, which is not the name of a file in a folder"
                 )
         return sizes
 

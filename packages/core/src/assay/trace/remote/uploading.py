@@ -1,4 +1,4 @@
-"""The background thread that copies finished files of a trace to its storage."""
+"""Uploading finished files of a trace in a background thread."""
 
 import shutil
 import threading
@@ -13,15 +13,16 @@ from assay.trace.index import INDEX, MANIFEST
 from assay.trace.remote.store import Store
 
 # Bytes of finished files that may wait for their upload: four shards. Temporary folders of training
-# machines hold more; a network that cannot keep up slows the model down instead of filling them.
+# machines hold more. A slower network delays the model instead of filling them.
 SPOOL_BYTES = 4 << 30
 
-# How long one file is tried. Restarts of storage services and renewals of credentials take less.
+# Time limit for the upload of a file. Restarts of storage services and renewals of credentials
+# take less.
 RETRY_SECONDS = 120.0
 _FIRST_PAUSE_SECONDS = 0.5
 _LONGEST_PAUSE_SECONDS = 15.0
 
-# The index is written as a whole each time: at most once a second, and in a tenth of the time.
+# Each upload of the index is a whole one: at most one per second, and for a tenth of the time.
 _INDEX_SECONDS = 1.0
 _INDEX_PAUSE_RATIO = 9.0
 
@@ -29,13 +30,13 @@ _INDEX_PAUSE_RATIO = 9.0
 class Uploader:
     """Uploads the files of one spool folder in the order in which they were finished.
 
-    The stored index never lists a file that is not stored. Once a file cannot be stored for
-    `RETRY_SECONDS`, one message is printed, and everything else is dropped.
+    The stored index lists only stored files. When the upload of a file fails for `RETRY_SECONDS`, it
+    prints one message and drops all further files.
     """
 
     def __init__(self, store: Store, spool: Path) -> None:
         self._store, self._spool = store, spool
-        # Names of finished files, and sizes of the index after an appended line, in their order.
+        # Names of finished files, and sizes of the index after each line, in order.
         self._jobs: deque[str | int] = deque()
         self._spooled_bytes = 0
         self._is_closing = False
@@ -43,7 +44,7 @@ class Uploader:
         self._changed = threading.Condition()
         self._index_bytes = self._stored_index_bytes = 0
         self._index_is_due = 0.0
-        # A daemon: it must not keep a process alive that never closes its trace.
+        # A daemon, so that a process that never closes its trace can end.
         self._thread = threading.Thread(target=self._run, name="assay-upload", daemon=True)
         self._thread.start()
 
@@ -53,11 +54,11 @@ class Uploader:
             self._changed.wait_for(lambda: self._spooled_bytes < SPOOL_BYTES or self.has_failed)
 
     def add_file(self, name: str) -> None:
-        """Upload a finished file, and delete it from the spool."""
+        """Queue a finished file for upload and deletion from the spool."""
         self._add(name, (self._spool / name).stat().st_size)
 
     def add_line(self, index_bytes: int) -> None:
-        """Upload the first `index_bytes` of the index after the files that were added before."""
+        """Queue the first `index_bytes` of the index, after the files added before."""
         self._add(index_bytes, 0)
 
     def _add(self, job: str | int, size_bytes: int) -> None:
@@ -71,7 +72,7 @@ class Uploader:
             (self._spool / job).unlink()
 
     def close(self) -> None:
-        """Wait until everything is stored or given up, and delete the spool."""
+        """Wait until everything is stored or dropped, and delete the spool."""
         with self._changed:
             self._is_closing = True
             self._changed.notify_all()
@@ -96,7 +97,7 @@ class Uploader:
             )
 
     def _do_next(self) -> bool:
-        """Wait for a job or for the next moment to store the index. Returns: False at the end."""
+        """Wait for a job or the next upload of the index. Returns: False at the end."""
         with self._changed:
             self._changed.wait_for(lambda: self._jobs or self._is_closing, self._until_index())
             job = self._jobs.popleft() if self._jobs else None
@@ -110,7 +111,7 @@ class Uploader:
         return not is_last
 
     def _until_index(self) -> float | None:
-        """Return the seconds until the index is to be stored; None if it has no new lines."""
+        """Return the seconds until the next upload of the index; None if it has no new lines."""
         if self._index_bytes == self._stored_index_bytes:
             return None
         return max(0.0, self._index_is_due - time.monotonic())
@@ -137,7 +138,7 @@ class Uploader:
 
 
 def _persist(action: Callable[[], None]) -> None:
-    """Do `action` until it succeeds. Raises: its last error after `RETRY_SECONDS`."""
+    """Retry `action` until it succeeds. Raises: its last error after `RETRY_SECONDS`."""
     give_up = time.monotonic() + RETRY_SECONDS
     pause = _FIRST_PAUSE_SECONDS
     while True:

@@ -1,20 +1,20 @@
-"""Writing a trace behind a URL: files are finished in a local spool, then uploaded."""
+"""Writing a trace behind a URL: a local spool, whose finished files are uploaded."""
 
 import secrets
 import tempfile
 from pathlib import Path
 
 from assay.files import Url, parse_location
-from assay.trace.errors import StorageError, TraceError
+from assay.trace.errors import StorageError, TraceError, client_errors
 from assay.trace.files import Folder, LineFile, OutStream
 from assay.trace.remote.store import Store
 from assay.trace.remote.uploading import Uploader
 
 
 def create_folder(folder: str | Path | Url) -> Folder:
-    """Make an empty folder for a new trace, or begin a new one behind a URL.
+    """Create the folder of a new trace, locally or behind a URL.
 
-    Raises: TraceError if it holds anything, StorageError if it cannot be made or reached, UsageError
+    Raises: TraceError if it is not empty, StorageError if it cannot be created or reached, UsageError
         if the package for such URLs is not installed.
     """
     location = parse_location(folder)
@@ -22,29 +22,25 @@ def create_folder(folder: str | Path | Url) -> Folder:
 
 
 class _RemoteFolder(Folder):
-    """A new trace behind a URL. The spool lasts from `create_exclusive` until its lines are closed."""
+    """A new trace behind a URL. The spool exists from `create_exclusive` to `LineFile.close`."""
 
     def __init__(self, url: Url) -> None:
         super().__init__(Path(tempfile.gettempdir(), f"assay-spool-{secrets.token_hex(8)}"))
         self._store = Store(url)
-        try:
-            names = self._store.top_names()
-        except Exception as error:
-            raise StorageError.failed("open", url, error) from error
-        if names:
-            raise TraceError.not_empty(url, names)
+        with client_errors("open", url):
+            if names := self._store.top_names():
+                raise TraceError.not_empty(url, names)
 
     @property
     def is_lost(self) -> bool:
         return self._uploader.has_failed
 
     def create_exclusive(self, name: str, text: str) -> None:
-        try:
-            self._store.create(name, text.encode())
-        except FileExistsError:
-            raise TraceError.in_use(self._store.url) from None
-        except Exception as error:
-            raise StorageError.failed("open", self._store.url, error) from error
+        with client_errors("open", self._store.url):
+            try:
+                self._store.create(name, text.encode())
+            except FileExistsError:
+                raise TraceError.in_use(self._store.url) from None
         try:
             self.path.mkdir(mode=0o700)
         except OSError as error:

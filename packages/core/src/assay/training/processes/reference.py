@@ -21,7 +21,7 @@ from assay.models.size_policy import choose_threads
 from assay.progress import advance_task, subtask
 from assay.recording.gradients import GradientRecorder
 from assay.recording.modules import Recorder
-from assay.recording.pointwise_modules import PointwiseModules
+from assay.recording.operations import PointwiseModules
 from assay.runs import Progress
 from assay.trace import TraceWriter
 from assay.training.batches import MicroBatch

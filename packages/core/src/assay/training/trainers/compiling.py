@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import nn
 
-from assay.devices.base import Vendor
+from assay.devices.base import DeviceVendor
 from assay.errors import UsageError
 from assay.parallel.layers import decoder_layers
 
@@ -13,12 +13,12 @@ from assay.parallel.layers import decoder_layers
 _MOST_COMPILATIONS = 4096
 
 
-def backend_of(vendor: Vendor) -> str:
+def backend_of(vendor: DeviceVendor) -> str:
     """Return the backend of `torch.compile` for training."""
     return vendor.training_compile_backend or vendor.compile_backend
 
 
-def describe_compiling(vendor: Vendor) -> str:
+def describe_compiling(vendor: DeviceVendor) -> str:
     """Describe compilation for a verdict."""
     return (
         f"decoder layers are compiled by {backend_of(vendor)}; where modules are measured, each is"
@@ -26,7 +26,7 @@ def describe_compiling(vendor: Vendor) -> str:
     )
 
 
-def compile_layers(model: nn.Module, vendor: Vendor) -> None:
+def compile_layers(model: nn.Module, vendor: DeviceVendor) -> None:
     """Compile each decoder layer of `model` at its first call, without renaming it.
 
     Raises: UsageError for a model without known layers.

@@ -11,10 +11,10 @@ import torch.nn.functional as F  # noqa: N812 - as everybody calls it
 from torch import Tensor
 
 from assay.devices.base import suspend_execution
-from assay.devices.conformance import check_device_protocol
 from assay.devices.cpu import CpuDevice
 from assay.devices.sim import SimDevice
 from assay.devices.sim.numerics import VARIANTS
+from packages.core.tests.unit.devices.protocol_checks import check_device_protocol
 
 GRADIENT_MODES = (torch.enable_grad, torch.no_grad, torch.inference_mode)
 

@@ -19,7 +19,7 @@ def test_largest_number_of_a_wider_dtype_stays_finite(dtype: torch.dtype, sign: 
 
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf])
-def test_infinity_stays_infinite_beside_values_that_are_cut(value: float) -> None:
+def test_infinity_stays_infinite_next_to_clamped_values(value: float) -> None:
     wide = torch.tensor([value, 1e300, -2.0], dtype=torch.float64)
 
     assert cast_within_range(wide, torch.float16).tolist() == [value, 65504.0, -2.0]
@@ -38,7 +38,7 @@ def test_largest_float32_is_not_rounded_to_infinity_in_bfloat16() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bool])
-def test_whole_numbers_are_cast_as_they_are(dtype: torch.dtype) -> None:
+def test_integers_are_cast_without_a_change(dtype: torch.dtype) -> None:
     assert cast_within_range(torch.tensor([0, 1], dtype=dtype), torch.float16).tolist() == [0, 1]
     assert cast_within_range(value_of(1.0), dtype).dtype is dtype
 
@@ -62,7 +62,7 @@ def test_value_in_its_own_dtype_is_the_same_object() -> None:
         (torch.float64, torch.float64),
     ],
 )
-def test_yardstick_stores_what_resolves_the_candidate_s_rounding(
+def test_yardstick_stores_a_dtype_that_resolves_the_candidate_s_rounding(
     dtype: torch.dtype, stored: torch.dtype
 ) -> None:
     boundary = Boundary.exact_inputs_for(dtype)
@@ -93,7 +93,7 @@ def test_injected_value_is_the_same_in_every_dtype_that_can_hold_it() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_stored_value_outlives_what_is_written_over_it(dtype: torch.dtype) -> None:
+def test_stored_value_survives_a_write_to_the_original(dtype: torch.dtype) -> None:
     boundary = Boundary.exact_inputs_for(dtype)
     value = value_of(1.5, boundary.stored or dtype)
 
@@ -110,7 +110,7 @@ def test_boundary_without_dtypes_changes_nothing() -> None:
     assert Boundary().injected(value, torch.float64) is value
 
 
-def test_whole_numbers_pass_every_boundary() -> None:
+def test_integers_pass_every_boundary() -> None:
     boundary = Boundary.exact_inputs_for(torch.bfloat16)
     ids = torch.tensor([257, 100_001])
 

@@ -1,4 +1,4 @@
-"""Double precision that is double throughout: the yardstick against independent arithmetic."""
+"""The yardstick in double precision against independent arithmetic."""
 
 import math
 from typing import Any
@@ -54,7 +54,7 @@ def relative(actual: Tensor, expected: Tensor) -> float:
         lambda x: torch.zeros(2, dtype=torch.float32) + x,
     ],
 )
-def test_every_way_to_ask_for_float32_gives_float64(cast: Any) -> None:
+def test_every_cast_to_float32_returns_float64(cast: Any) -> None:
     x = random(2, 2)
     with ExactDouble():
         assert cast(x).dtype is torch.float64
@@ -62,17 +62,17 @@ def test_every_way_to_ask_for_float32_gives_float64(cast: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.int64, torch.bool])
-def test_other_casts_are_let_be(dtype: torch.dtype) -> None:
+def test_other_casts_are_unchanged(dtype: torch.dtype) -> None:
     with ExactDouble():
         assert random(2).to(dtype).dtype is dtype
 
 
-def test_whole_numbers_become_double() -> None:
+def test_integers_become_double() -> None:
     with ExactDouble():
         assert torch.arange(3).float().dtype is torch.float64
 
 
-def test_casts_are_as_usual_afterwards() -> None:
+def test_casts_are_normal_afterwards() -> None:
     with ExactDouble():
         pass
 

@@ -19,7 +19,7 @@ def test_a_transposed_tensor_stays_transposed() -> None:
     assert same_place(laid, like)
 
 
-def test_a_part_of_a_larger_tensor_keeps_its_gaps_and_offset() -> None:
+def test_a_view_of_a_larger_tensor_keeps_its_gaps_and_offset() -> None:
     like = torch.zeros(2, 5, 12)[..., 4:8]
     laid = laid_out_as(values(2, 5, 4), like)
     assert torch.equal(laid, values(2, 5, 4))
@@ -34,7 +34,7 @@ def test_a_large_offset_keeps_its_alignment() -> None:
     assert laid_out_as(values(2), like).storage_offset() == 1024 + 4001 % 64
 
 
-def test_an_expanded_tensor_stays_so_where_its_rows_are_alike() -> None:
+def test_an_expanded_tensor_stays_expanded_if_its_rows_are_equal() -> None:
     like = torch.zeros(1, 3).expand(4, 3)
     alike, different = values(3).repeat(4, 1), values(4, 3)
     assert same_place(laid_out_as(alike, like), like)
@@ -42,7 +42,7 @@ def test_an_expanded_tensor_stays_so_where_its_rows_are_alike() -> None:
     assert laid_out_as(different, like) is different
 
 
-def test_what_lies_there_already_or_overlaps_is_returned_itself() -> None:
+def test_a_value_with_the_layout_or_with_overlaps_is_returned_itself() -> None:
     value = values(4, 2)
     assert laid_out_as(value, torch.zeros(4, 2)) is value
     windows = torch.zeros(5).unfold(0, 2, 1)
@@ -51,7 +51,7 @@ def test_what_lies_there_already_or_overlaps_is_returned_itself() -> None:
     assert laid_out_as(empty, torch.zeros(2, 0).t()) is empty
 
 
-def test_a_copy_lies_as_the_original_and_may_be_changed() -> None:
+def test_a_copy_has_the_layout_of_the_original_and_may_change() -> None:
     original = torch.zeros(2, 6)[:, 1:3]
     copy = copy_of(original)
     assert same_place(copy, original)

@@ -62,7 +62,7 @@ def test_ports_are_the_path_into_the_structure(value: Any, expected: dict[str, f
     ],
     ids=["tuple", "dict", "ordered", "named tuple", "dataclass", "model output"],
 )
-def test_replaced_tensors_come_in_the_type_that_they_came_in(value: Any) -> None:
+def test_replaced_tensors_keep_the_type_of_their_structure(value: Any) -> None:
     changed = map_tensors(value, "output", doubled)
 
     assert type(changed) is type(value)
@@ -70,7 +70,7 @@ def test_replaced_tensors_come_in_the_type_that_they_came_in(value: Any) -> None
     assert ports_of(value) != ports_of(changed)  # the original is as it was
 
 
-def test_what_is_not_changed_keeps_its_identity() -> None:
+def test_unchanged_structures_keep_their_identity() -> None:
     inner = [TWO]
     value = {"same": inner, "other": (ONE,)}
 
@@ -97,7 +97,7 @@ def test_cache_is_a_leaf_and_keeps_its_identity() -> None:
     assert map_tensors({"cache": cache, "x": ONE}, "input", doubled)["cache"] is cache
 
 
-def test_constants_are_what_json_can_hold() -> None:
+def test_constants_are_the_leaves_that_json_can_hold() -> None:
     arguments = {"use_cache": True, "scale": 0.5, "x": ONE, "mode": None, "shape": (2, torch.Size)}
 
     assert constants(arguments, "input") == {

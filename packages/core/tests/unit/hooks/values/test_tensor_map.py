@@ -5,7 +5,7 @@ import torch
 from assay.hooks.values.tensor_map import TensorMap
 
 
-def test_object_is_recognised_and_its_equal_is_not() -> None:
+def test_only_the_same_object_is_recognized() -> None:
     known: TensorMap[str] = TensorMap()
     tensor = torch.ones(2)
     known.put(tensor, "x")
@@ -39,7 +39,7 @@ def test_forgotten_and_cleared_tensors_are_unknown() -> None:
     assert known.get(two) is None
 
 
-def test_tensors_are_not_kept_alive_and_a_new_one_in_their_place_is_not_known() -> None:
+def test_entry_ends_with_its_tensor_and_its_id_is_not_reused() -> None:
     known: TensorMap[str] = TensorMap()
     for _ in range(100):
         known.put(torch.ones(1), "old")
@@ -49,7 +49,7 @@ def test_tensors_are_not_kept_alive_and_a_new_one_in_their_place_is_not_known() 
     assert len(known._entries) == 0
 
 
-def test_tensors_of_inference_mode_are_known_though_their_changes_are_not_counted() -> None:
+def test_inference_tensors_are_known_without_a_version() -> None:
     known: TensorMap[str] = TensorMap()
     with torch.inference_mode():
         tensor = torch.ones(1)

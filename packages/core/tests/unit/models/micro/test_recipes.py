@@ -133,7 +133,7 @@ def test_weights_that_are_not_installed_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("assay.models.micro.recipes.WEIGHTS", tmp_path)
-    with pytest.raises(MachineError, match="`assay models build bert` trains them anew"):
+    with pytest.raises(MachineError, match="`assay models build bert` trains them again"):
         load_model("micro:bert", dtype="float32")
 
 

@@ -12,7 +12,7 @@ from assay.errors import UsageError
 from assay.models import RECIPES, build_model, load_model
 from assay.models.micro.untrained import new_model
 from assay.models.micro_training.building import _windows
-from assay.models.micro_training.encoder_init import attend_to_neighbours
+from assay.models.micro_training.encoder_init import attend_to_neighbors
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def test_windows_are_the_begin_token_and_the_bytes_after_each_start() -> None:
 def test_heads_of_an_untrained_encoder_find_their_neighbours() -> None:
     recipe = RECIPES["bert"]
     model = new_model(recipe, seed=0).eval()
-    attend_to_neighbours(model, num_heads=5)
+    attend_to_neighbors(model, num_heads=5)
     model.set_attn_implementation("eager")
     ids = torch.randint(0, 256, (1, 64), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():

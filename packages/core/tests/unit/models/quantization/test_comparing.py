@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from assay.models.quantization.results import Place, WeightComparison
+from assay.models.quantization.results import WeightComparison, WeightRegion
 from packages.core.tests.unit.models.quantization.writers import (
     CASES,
     Case,
@@ -64,7 +64,7 @@ def compare(folder: Path, case: Case, fault: Fault = no_fault) -> WeightComparis
     return compare_folders(expected, write_actual(folder / "actual", case, weights, fault))
 
 
-def where(place: Place | None) -> tuple[int, int] | None:
+def where(place: WeightRegion | None) -> tuple[int, int] | None:
     return (place.rows[0], place.columns[0]) if place else None
 
 
@@ -175,7 +175,7 @@ def test_a_changed_float_weight_in_a_quantized_folder(tmp_path: Path) -> None:
     assert (finding.weight, finding.cause, finding.place) == (
         NORM,
         "values",
-        Place(range(7, 8), ()),
+        WeightRegion(range(7, 8), ()),
     )
 
 

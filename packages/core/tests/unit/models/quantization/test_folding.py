@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from assay.models.quantization.results import Place, WeightComparison
+from assay.models.quantization.results import WeightComparison, WeightRegion
 from packages.core.tests.unit.models.quantization.writers import (
     CASES,
     Fault,
@@ -90,7 +90,7 @@ def test_scales_that_are_taken_back_are_no_finding(tmp_path: Path) -> None:
 def test_wrong_scale_of_a_group_is_found_all_the_same(tmp_path: Path) -> None:
     [finding] = Layer().compare(tmp_path, times(1.3, 3)).findings
     assert (finding.weight, finding.cause) == (f"{BLOCK}.mlp.gate_proj.weight", "scale")
-    assert finding.place == Place(range(3, 4), tuple(range(64)))
+    assert finding.place == WeightRegion(range(3, 4), tuple(range(64)))
 
 
 def test_one_channel_that_is_not_taken_back(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_one_channel_that_is_not_taken_back(tmp_path: Path) -> None:
     layer.scaled_norms["post_attention_layernorm"][5] *= 1.3
     [finding] = layer.compare(tmp_path).findings
     assert finding.weight == f"{BLOCK}.post_attention_layernorm.weight"
-    assert finding.place == Place(range(5, 6), ())
+    assert finding.place == WeightRegion(range(5, 6), ())
 
 
 def test_scales_that_no_weight_takes_back(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from assay.models.quantization.formats.protocol import Format
 from assay.models.quantization.formats.registry import list_weights
-from assay.models.quantization.stored import StoredWeights, open_folder
+from assay.models.quantization.stored import WeightStore, open_folder
 from packages.core.tests.unit.models.quantization.writers import (
     Tensors,
     compare_folders,
@@ -49,7 +49,7 @@ def write(folder: Path, name: str, stored: Tensors) -> Path:
     return write_folder(folder, [{f"{MODULE}.{k}": v for k, v in stored.items()}], SETTINGS[name])
 
 
-def form_of(stored: StoredWeights) -> Format:
+def form_of(stored: WeightStore) -> Format:
     [form] = [one for one in list_weights(stored).values() if one is not None]
     return form
 

@@ -11,7 +11,7 @@ from assay.models.quantization.judging import JudgedWeight, deviations_allowed
 from assay.models.quantization.measuring import measure_groups
 from assay.models.quantization.pooled_slopes import pool_slopes
 from assay.models.quantization.quantized_weight import Grid, QuantizedWeight
-from assay.models.quantization.results import Finding
+from assay.models.quantization.results import WeightFault
 
 ROWS, COLUMNS = 1024, 256
 
@@ -21,7 +21,7 @@ class Sample:
     original: Tensor
     weight: QuantizedWeight
 
-    def findings(self) -> tuple[Finding, ...]:
+    def findings(self) -> tuple[WeightFault, ...]:
         errors = measure_groups(self.weight, self.original)
         limit = deviations_allowed(self.weight.groups.num_groups)
         return JudgedWeight("w", "f", self.weight, self.original, errors, limit).judge().findings

@@ -9,10 +9,10 @@ import torch
 
 from assay.files import UnreadableFileError
 from assay.models.weight_files.mapping import dtype_of, map_tensor
-from assay.models.weight_files.reading import StoredTensor, read_header
+from assay.models.weight_files.reading import TensorEntry, read_header
 
 
-def write(path: Path, dtype: str, shape: list[int], data: bytes) -> StoredTensor:
+def write(path: Path, dtype: str, shape: list[int], data: bytes) -> TensorEntry:
     """Write a file of one tensor. Its header has an odd length, so that the data is not aligned."""
     entry = {"dtype": dtype, "shape": shape, "data_offsets": [0, len(data)]}
     header = json.dumps({"a": entry}).encode()
@@ -55,16 +55,19 @@ def test_change_is_not_written(tmp_path: Path) -> None:
     assert map_tensor(stored).tolist() == [1, 2]
 
 
-@pytest.mark.parametrize(("dtype", "shape"), [("F4", [4]), ("F8_E8M0", [3])])
-def test_dtype_that_torch_lacks_or_wrong_size_is_refused(
-    tmp_path: Path, dtype: str, shape: list[int]
-) -> None:
-    stored = write(tmp_path / "a", dtype, shape, b"\x01\x02")
+def test_unknown_dtype_is_refused(tmp_path: Path) -> None:
+    stored = write(tmp_path / "a", "F4", [4], b"\x01\x02")
     with pytest.raises(UnreadableFileError) as raised:
         map_tensor(stored)
     assert str(raised.value) == (
-        f"{tmp_path / 'a'}: a has 2 bytes of dtype {dtype}, which assay cannot read"
+        f"{tmp_path / 'a'}: a has 2 bytes of dtype F4, which assay cannot read"
     )
+
+
+def test_wrong_size_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UnreadableFileError) as raised:
+        write(tmp_path / "a", "F8_E8M0", [3], b"\x01\x02")
+    assert str(raised.value) == f"{tmp_path / 'a'}: a has 2 bytes for 3 values of F8_E8M0"
 
 
 def test_file_that_became_a_pipe_is_refused(tmp_path: Path) -> None:

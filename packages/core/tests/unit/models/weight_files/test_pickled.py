@@ -26,8 +26,8 @@ def one_number(shape: tuple[int, ...]) -> torch.Tensor:
     [
         ({"a": _Hostile()}, "objects other than tensors, which assay does not unpickle"),
         (nn.Linear(1, 1), "objects other than tensors, which assay does not unpickle"),
-        ([1, 2], "it holds a list, no tensors by name"),
-        (torch.zeros(1), "it holds a Tensor, no tensors by name"),
+        ([1, 2], "it holds a list instead of named tensors"),
+        (torch.zeros(1), "it holds a Tensor instead of named tensors"),
         ({"a": one_number((1 << 20, 1 << 20))}, "a has more elements than are stored"),
         ({"a": torch.zeros(1, dtype=torch.complex64)}, "a is a torch.strided of torch.complex64"),
         ({"a": torch.eye(2).to_sparse()}, "a is a torch.sparse_coo of torch.float32"),

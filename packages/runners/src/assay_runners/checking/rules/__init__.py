@@ -1,1 +1,1 @@
-"""What workflows have to keep: a file for each kind of rule, and the two lists beside them."""
+"""The rules, a file for each subject, and the vocabulary."""

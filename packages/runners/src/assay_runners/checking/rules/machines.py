@@ -1,133 +1,122 @@
-"""On which machines jobs run, for how long, and beside which others."""
+"""The machines of jobs, their time limits and their concurrency groups."""
 
 import re
 from collections.abc import Iterator
 from difflib import get_close_matches
 
-from assay_runners.checking.context import Context, make_finding
-from assay_runners.checking.findings import Finding
-from assay_runners.checking.rules.vocabulary import MOST_MINUTES
+from assay_runners.checking.context import Context, Problem
+from assay_runners.checking.rules.vocabulary import MAX_MINUTES
+from assay_runners.checking.workflow_files.call_graph import called_file
 from assay_runners.checking.workflow_files.documents import Document, Job
 from assay_runners.checking.workflow_files.expressions import expressions_in
-from assay_runners.checking.workflow_files.reach import called_file
 
 _ACCELERATOR, _ON_THE_MACHINE = "accelerator.yml", "run"
 _FOR_OTHER_REPOSITORIES = "check.yml"
-# Its runs end when a newer commit is there; whatever starts it is a commit.
+# A newer commit cancels its runs; only commits start it.
 _SUPERSEDED = "ci.yml"
 
 
-def known_machines(context: Context) -> Iterator[Finding]:
-    """A job runs on GitHub's machines, or in accelerator.yml on those of the group."""
-    rule = "machine"
+def known_machines(document: Document, context: Context) -> Iterator[Problem]:
+    """Require GitHub-hosted machines, and in accelerator.yml the runner group."""
     github = context.fleet.github
-    for document in context.workflows:
-        for job in document.jobs.values():
-            if job.uses:
-                continue
-            runs_on = job.raw.get("runs-on")
-            line = job.line_of("runs-on")
-            if document.name == _ACCELERATOR and job.id == _ON_THE_MACHINE:
-                continue  # `kept` holds it to the group and the label
-            if document.name == _FOR_OTHER_REPOSITORIES:
-                continue  # the caller names its own machine
-            if runs_on != github.hosted:
-                known = [one.label for one in context.fleet.runners()]
-                message = f"{_shown(runs_on)} is not {github.hosted}; machines with accelerators ({known[0]}, …) take jobs of {_ACCELERATOR} alone"
-                yield make_finding(rule, document, line, message)
+    for job in document.jobs.values():
+        if job.uses or document.name == _FOR_OTHER_REPOSITORIES:
+            continue  # the caller of check.yml names its own machine
+        runs_on = job.raw.get("runs-on")
+        line = job.line_of("runs-on")
+        if document.name == _ACCELERATOR and job.id == _ON_THE_MACHINE:
+            if runs_on != {"group": github.runner_group, "labels": job.environment}:
+                message = f"{_show(runs_on)} is not the group {github.runner_group} with the environment {job.environment!r} as its label"
+                yield line, message
+        elif runs_on != github.hosted:
+            known = [one.label for one in context.fleet.runners()]
+            message = f"{_show(runs_on)} is not {github.hosted}; machines with accelerators ({known[0]}, …) accept only jobs of {_ACCELERATOR}"
+            yield line, message
 
 
-def guarded_machines(context: Context) -> Iterator[Finding]:
-    """accelerator.yml is called at the protected branch, by what an event itself starts."""
-    rule = "machine-guard"
-    for document in context.workflows:
-        for job in document.jobs.values():
-            calls = called_file(job.uses) == _ACCELERATOR
-            if calls and job.uses != context.accelerator:
-                message = f"{job.uses} is not {context.accelerator}: a pull request could edit it"
-                yield make_finding(rule, document, job.line_of("uses"), message)
-            if calls and "workflow_call" in document.events:
-                message = f"{document.name} is called itself: who approves depends on its callers"
-                yield make_finding(rule, document, job.line_of("uses"), message)
-            if calls and "workflow_dispatch" in document.events:
-                yield from _unapproved(document, job)
+def guarded_machines(document: Document, context: Context) -> Iterator[Problem]:
+    """Require calls of accelerator.yml at the protected branch, from workflows that an event starts."""
+    github = context.fleet.github
+    protected = f"{github.repository}/.github/workflows/{_ACCELERATOR}@{github.protected_ref}"
+    for job in document.jobs.values():
+        calls = called_file(job.uses) == _ACCELERATOR
+        if calls and job.uses != protected:
+            message = f"{job.uses} is not {protected}: a pull request could edit it"
+            yield job.line_of("uses"), message
+        if calls and "workflow_call" in document.events:
+            message = f"other workflows can call {document.name}: its callers decide who approves"
+            yield job.line_of("uses"), message
+        if calls and "workflow_dispatch" in document.events:
+            yield from _find_missing_approval(document, job)
 
 
-def known_needs(context: Context) -> Iterator[Finding]:
-    """A job waits for jobs that there are: GitHub refuses the whole file otherwise."""
-    for document in context.workflows:
-        for job in document.jobs.values():
-            for name in job.needs:
-                if name not in document.jobs:
-                    near = get_close_matches(name, document.jobs, n=1)
-                    nearest = f"; nearest is {near[0]}" if near else ""
-                    message = f"{job.id} needs the job {name!r}, and there is none{nearest}"
-                    yield make_finding("needs", document, job.line_of("needs"), message)
+def known_needs(document: Document, _: Context) -> Iterator[Problem]:
+    """Require that a job waits for existing jobs: otherwise GitHub rejects the whole file."""
+    for job in document.jobs.values():
+        for name in job.needs:
+            if name not in document.jobs:
+                near = get_close_matches(name, document.jobs, n=1)
+                nearest = f"; nearest is {near[0]}" if near else ""
+                message = f"{job.id} needs the job {name!r}, which does not exist{nearest}"
+                yield job.line_of("needs"), message
 
 
-def tests_first(context: Context) -> Iterator[Finding]:
-    """Where a workflow has a job `tests`, all that is not before it waits for it."""
-    for document in context.workflows:
-        tests = document.jobs.get("tests")
-        if tests is None:
-            continue
-        free = {"tests", *_before(document, tests)}
-        for job in document.jobs.values():
-            if job.id not in free and "tests" not in _before(document, job):
-                message = f"{job.id} does not wait for the job `tests`"
-                yield make_finding("tests-first", document, job.line_of("needs"), message)
+def tests_first(document: Document, _: Context) -> Iterator[Problem]:
+    """Require that all jobs that do not precede the job `tests` wait for it."""
+    tests = document.jobs.get("tests")
+    if tests is None:
+        return
+    free = {"tests", *_find_predecessors(document, tests)}
+    for job in document.jobs.values():
+        if job.id not in free and "tests" not in _find_predecessors(document, job):
+            yield job.line_of("needs"), f"{job.id} does not wait for the job `tests`"
 
 
-def timeouts(context: Context) -> Iterator[Finding]:
-    """Every job ends by itself: a machine that hangs costs until somebody looks."""
-    for document in context.workflows:
-        for job in document.jobs.values():
-            minutes = job.raw.get("timeout-minutes")
-            given = isinstance(minutes, str) and "${{" in minutes
-            counted = isinstance(minutes, int) and 0 < minutes <= MOST_MINUTES
-            if not job.uses and not given and not counted:
-                has = "none" if minutes is None else repr(minutes)
-                message = f"timeout-minutes of {job.id}: {has}; write a number up to {MOST_MINUTES}, such as 45"
-                yield make_finding("timeout", document, job.line, message)
+def timeouts(document: Document, _: Context) -> Iterator[Problem]:
+    """Require a time limit for every job: a hung machine costs money until somebody notices."""
+    for job in document.jobs.values():
+        minutes = job.raw.get("timeout-minutes")
+        given = isinstance(minutes, str) and "${{" in minutes
+        counted = isinstance(minutes, int) and 0 < minutes <= MAX_MINUTES
+        if not job.uses and not given and not counted:
+            has = "missing" if minutes is None else repr(minutes)
+            message = f"timeout-minutes of {job.id}: {has}; write a number up to {MAX_MINUTES}, such as 45"
+            yield job.line, message
 
 
-def concurrency(context: Context) -> Iterator[Finding]:
-    """Groups belong to jobs, and a job on a machine is not cancelled by another label."""
-    rule = "concurrency"
-    for document in context.workflows:
-        labelled = context.reach.is_reached_by_label(document)
-        if "concurrency" in document.raw and (labelled or document.name != _SUPERSEDED):
-            message = "of a workflow it cancels before any `if` is read; write it at each job"
-            yield make_finding(rule, document, document.line_of("concurrency"), message)
-        for job in document.jobs.values():
-            group = job.raw.get("concurrency")
-            line = job.line_of("concurrency")
-            if group is None and not job.uses:
-                yield make_finding(rule, document, job.line, f"{job.id} has no group")
-            elif labelled and group is not None:
-                yield from (
-                    make_finding(rule, document, line, f"{job.id} {problem}")
-                    for problem in _problems(group)
-                )
+def concurrency(document: Document, context: Context) -> Iterator[Problem]:
+    """Require a concurrency group for each job, and that no label cancels a job of another label."""
+    labeled = context.calls.is_reached_by_label(document)
+    if "concurrency" in document.raw and (labeled or document.name != _SUPERSEDED):
+        message = "a group of the workflow cancels before any `if` is read; write one for each job"
+        yield document.line_of("concurrency"), message
+    for job in document.jobs.values():
+        group = job.raw.get("concurrency")
+        line = job.line_of("concurrency")
+        if group is None and not job.uses:
+            yield job.line, f"{job.id} has no group"
+        elif labeled and group is not None:
+            for problem in _find_group_problems(group):
+                yield line, f"{job.id} {problem}"
 
 
-def _problems(group: object) -> Iterator[str]:
-    """What is wrong with the group of a job that a label starts."""
+def _find_group_problems(group: object) -> Iterator[str]:
+    """Find the problems of the concurrency group of a job that a label starts."""
     cancels = group.get("cancel-in-progress", False) if isinstance(group, dict) else False
     name = str(group.get("group", "") if isinstance(group, dict) else group)
     expression = " ".join(expressions_in(name))
     if cancels is not False:
-        yield "is cancelled when another label is given; write `cancel-in-progress: false`"
+        yield "is canceled by another label; write `cancel-in-progress: false`"
     if "pull_request.number" not in expression:
-        yield "shares its group with other pull requests; put the number into it"
+        yield "shares its group with other pull requests; add the number"
     if "sha" not in expression:
-        yield "shares its group with other commits; put the commit into it"
+        yield "shares its group with other commits; add the commit"
     if not re.search(r"matrix\.target|inputs\.(target|machine)|label\.name", expression):
-        yield "shares its group with other labels; put the label or the target into it"
+        yield "shares its group with other labels; add the label or the target"
 
 
-def _before(document: Document, job: Job) -> set[str]:
-    """The jobs that `job` waits for, directly or not."""
+def _find_predecessors(document: Document, job: Job) -> set[str]:
+    """Find the jobs that `job` waits for, directly or indirectly."""
     before: set[str] = set()
     waiting = list(job.needs)
     while waiting:
@@ -138,15 +127,14 @@ def _before(document: Document, job: Job) -> set[str]:
     return before
 
 
-def _unapproved(document: Document, job: Job) -> Iterator[Finding]:
-    """What is started by hand waits for reviewers before it is planned."""
+def _find_missing_approval(document: Document, job: Job) -> Iterator[Problem]:
+    """Find a manually started job that no reviewer approves."""
     environment = document.name.rsplit(".", 1)[0]
-    if not any(document.jobs[name].environment == environment for name in _before(document, job)):
-        message = (
-            f"{job.id} comes after no job with the environment {environment}, which has reviewers"
-        )
-        yield make_finding("machine-guard", document, job.line, message)
+    before = _find_predecessors(document, job)
+    if not any(document.jobs[name].environment == environment for name in before):
+        message = f"{job.id} waits for no job with the environment {environment} and its reviewers"
+        yield job.line, message
 
 
-def _shown(runs_on: object) -> str:
+def _show(runs_on: object) -> str:
     return repr(dict(runs_on) if isinstance(runs_on, dict) else runs_on)

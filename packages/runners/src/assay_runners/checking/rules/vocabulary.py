@@ -1,4 +1,4 @@
-"""What workflows and actions are written with: `vocabulary.toml`, and nothing else."""
+"""The rule that workflows and actions contain only what `vocabulary.toml` lists."""
 
 import json
 import re
@@ -9,67 +9,67 @@ from typing import Any
 
 from assay.errors import UsageError
 from assay.files import read_toml
-from assay_runners.checking.context import Context, make_finding
-from assay_runners.checking.findings import Finding
-from assay_runners.checking.rules.kept_jobs import is_kept
-from assay_runners.checking.rules.placeholders import fill, names_of
-from assay_runners.checking.workflow_files.expressions import expressions_in, normalise
-from assay_runners.checking.workflow_files.leaves import Leaf, leaves, written
+from assay_runners.checking.context import Context, Problem
+from assay_runners.checking.workflow_files.documents import Document
+from assay_runners.checking.workflow_files.expressions import expressions_in, normalize
+from assay_runners.checking.workflow_files.scalars import Scalar, find_scalars
 
-FILE = Path(__file__).with_name("vocabulary.toml")
-SHOWN_FILE = "packages/runners/src/assay_runners/checking/rules/vocabulary.toml"
-MOST_MINUTES = 360
-_MINUTES_OF_OTHERS = ("${{ inputs.minutes }}", "${{ matrix.timeout_minutes }}")
+_FILE = "packages/runners/src/assay_runners/checking/rules/vocabulary.toml"
+MAX_MINUTES = 360
+_CALLERS_MINUTES = ("${{ inputs.minutes }}", "${{ matrix.timeout_minutes }}")
 
 _Allowed = str | list[Any]
 
 
-def known_words(context: Context) -> Iterator[Finding]:
-    """Nothing stands in a workflow or an action but what the vocabulary has."""
-    for document in context.documents:
-        table = read_vocabulary()["workflow" if document in context.workflows else "action"]
-        words = _Words(table, context)
-        for leaf in leaves(document.raw):
-            if is_kept(document.name, leaf.place):
-                continue
-            problem = words.problem(leaf)
-            if problem:
-                message = f"{leaf.shown}: {problem}. If it is meant, write into {SHOWN_FILE}, for a reviewer to see: {_line_for(leaf)}"
-                yield make_finding("vocabulary", document, leaf.line, message)
+def known_words(document: Document, context: Context) -> Iterator[Problem]:
+    """Report every key and value that the vocabulary does not list."""
+    table = read_vocabulary()["workflow" if document in context.workflows else "action"]
+    words = _Words(table, context)
+    for scalar in find_scalars(document.raw):
+        problem = words.find_problem(scalar)
+        if problem:
+            advice = f"If you need it, add to {_FILE}: {_line_for(scalar)}"
+            yield scalar.line, f"{scalar.numbered}: {problem}. {advice}"
 
 
 @cache
 def read_vocabulary() -> dict[str, Any]:
-    """The tables of the file. Raises: UsageError if it is none, or says what nothing can be."""
-    read = read_toml(FILE)
+    """Read the file. Raises: UsageError if it is not TOML, or names an unknown kind of value."""
+    read = read_toml(Path(__file__).with_name("vocabulary.toml"))
     for place, allowed in (read["workflow"] | read["action"]).items():
         if not isinstance(allowed, list) and allowed not in _KINDS:
             kinds = ", ".join(map(repr, _KINDS))
-            message = f"{SHOWN_FILE}: {place}: {allowed!r} is no list [...], and none of {kinds}"
-            raise UsageError(message)
+            raise UsageError(
+                f"{_FILE}: {place}: {allowed!r} is neither a list [...] nor one of {kinds}"
+            )
     return read
 
 
 class _Words:
-    """The places of one kind of file, and what may stand there."""
+    """The allowed values of one kind of file, by place."""
 
     def __init__(self, table: Mapping[str, _Allowed], context: Context) -> None:
-        self._places = [(_place_pattern(place), allowed) for place, allowed in table.items()]
-        self._names = names_of(context.fleet.github)
+        self._table = table
+        self._patterns = [
+            (re.compile(re.escape(place).replace(r"\*", r"[^.\[\]]+")), allowed)
+            for place, allowed in table.items()
+        ]
+        self._names = context.fleet.github.model_dump()
         self._sessions = "|".join(map(re.escape, sorted(context.sessions)))
 
-    def problem(self, leaf: Leaf) -> str:
-        """Why it may not be there; "" where it may."""
-        allowed = [one for pattern, one in self._places if pattern.fullmatch(leaf.place)]
+    def find_problem(self, scalar: Scalar) -> str:
+        """Say why the value is not allowed; "" if it is."""
+        allowed = [one for pattern, one in self._patterns if pattern.fullmatch(scalar.place)]
+        if scalar.place in self._table:
+            allowed = [self._table[scalar.place]]
         if not allowed:
-            return "new to our workflows"
-        if any(self._is_allowed(leaf.value, one) for one in allowed):
+            return "no workflow of ours has this key"
+        if any(self._is_allowed(scalar.value, one) for one in allowed):
             return ""
-        if any(self._is_allowed(_quoted_otherwise(leaf.value), one) for one in allowed):
-            return (
-                f"write {leaf.value} {'without' if isinstance(leaf.value, str) else 'with'} quotes"
-            )
-        return f"{written(leaf.value)!r} is new there"
+        if any(self._is_allowed(_toggle_quotes(scalar.value), one) for one in allowed):
+            quotes = "without" if isinstance(scalar.value, str) else "with"
+            return f"write {scalar.value} {quotes} quotes"
+        return f"{_normalize_space(scalar.value)!r} is a new value"
 
     def _is_allowed(self, value: object, allowed: _Allowed) -> bool:
         if isinstance(allowed, str):
@@ -79,37 +79,38 @@ class _Words:
     def _is_entry(self, value: object, entry: object) -> bool:
         if not isinstance(value, str) or not isinstance(entry, str):
             return isinstance(value, bool) == isinstance(entry, bool) and value == entry
-        pattern = re.escape(fill(entry, self._names))
+        filled = re.sub(r"<(\w+)>", lambda name: self._names.get(name[1], name[0]), entry)
+        pattern = re.escape(str(_normalize_space(filled)))
         pattern = pattern.replace(re.escape("<sha>"), "[0-9a-f]{40}")
         pattern = pattern.replace(re.escape("<session>"), f"(?:{self._sessions})")
-        return re.fullmatch(pattern, str(written(value))) is not None
+        return re.fullmatch(pattern, str(_normalize_space(value))) is not None
 
 
-def _line_for(leaf: Leaf) -> str:
-    """The line that would allow it."""
-    place = re.sub(r"^jobs\.[^.]+", "jobs.*", leaf.place)
-    return f"{json.dumps(place)} = {json.dumps([written(leaf.value)], default=str)}"
+def _normalize_space(value: object) -> object:
+    return " ".join(value.split()) if isinstance(value, str) else value
 
 
-def _quoted_otherwise(value: object) -> object:
-    """The same with quotes, or without."""
+def _line_for(scalar: Scalar) -> str:
+    """Write the line of the vocabulary that would allow the value."""
+    place = re.sub(r"^jobs\.[^.]+", "jobs.*", scalar.place)
+    return f"{json.dumps(place)} = {json.dumps([_normalize_space(scalar.value)], default=str)}"
+
+
+def _toggle_quotes(value: object) -> object:
+    """Convert between the value with quotes and the value without."""
     if not isinstance(value, str):
         return str(value)
     return int(value) if value.isdigit() else {"true": True, "false": False}.get(value, value)
 
 
-def _place_pattern(place: str) -> re.Pattern[str]:
-    return re.compile(re.escape(place).replace(r"\*", r"[^.\[\]]+"))
-
-
 def _is_minutes(value: object) -> bool:
     if isinstance(value, str):
-        return value in _MINUTES_OF_OTHERS
-    return isinstance(value, int) and not isinstance(value, bool) and 0 < value <= MOST_MINUTES
+        return value in _CALLERS_MINUTES
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value <= MAX_MINUTES
 
 
 def _has_known_expressions(value: object) -> bool:
-    known = set(map(normalise, read_vocabulary()["expressions"]))
+    known = set(map(normalize, read_vocabulary()["expressions"]))
     return isinstance(value, str) and set(expressions_in(value)) <= known
 
 

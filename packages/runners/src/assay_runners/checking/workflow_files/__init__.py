@@ -1,1 +1,1 @@
-"""The files that rules look at: their values with lines, their expressions, and who calls whom."""
+"""Workflow files: their values with line numbers, their expressions, and which workflow calls which."""

@@ -1,4 +1,4 @@
-"""The committed workflows and actions, with the line of everything in them."""
+"""The committed workflows and actions, with line numbers."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,28 +18,28 @@ WORKFLOWS, ACTIONS = ".github/workflows", ".github/actions"
 
 @dataclass(frozen=True)
 class _Caller:
-    """What uses an action or a workflow, or runs commands itself."""
+    """A step or a job: it uses an action or a workflow, or runs commands."""
 
     raw: CommentedMap
     line: int
 
     @property
     def uses(self) -> str:
-        """The action or workflow, with its commit; "" where it uses none."""
+        """The action or workflow with its commit; "" if there is none."""
         return str(self.raw.get("uses") or "")
 
     @property
-    def given(self) -> CommentedMap:
-        """What that is given."""
+    def inputs(self) -> CommentedMap:
+        """The values of `with`."""
         return _mapping(self.raw.get("with"))
 
     @property
     def env(self) -> CommentedMap:
-        """The variables that it sets."""
+        """Its variables."""
         return _mapping(self.raw.get("env"))
 
     def line_of(self, key: str) -> int:
-        """The line of one of its keys; its first line if it has no such key."""
+        """Find the line of a key; the first line if there is no such key."""
         return _line_of(self.raw, key, self.line)
 
 
@@ -54,7 +54,7 @@ class Step(_Caller):
 
     @property
     def is_checkout(self) -> bool:
-        """Whether it brings a commit onto the machine."""
+        """The step checks a commit out."""
         return self.uses.lower().startswith("actions/checkout@")
 
 
@@ -66,47 +66,40 @@ class Job(_Caller):
 
     @cached_property
     def steps(self) -> list[Step]:
-        """Its steps; none where it calls a workflow."""
+        """Its steps; empty if it calls a workflow."""
         return _steps(self.raw.get("steps"), self.line)
 
     @property
     def needs(self) -> list[str]:
-        """The jobs that come before it."""
+        """The jobs that it waits for."""
         return _strings(self.raw.get("needs"))
 
     @property
     def environment(self) -> str:
-        """The environment whose reviewers it waits for; "" where there is none."""
+        """The environment whose reviewers it waits for; "" if there is none."""
         environment = self.raw.get("environment") or ""
         return str(environment.get("name", "") if isinstance(environment, dict) else environment)
 
 
 @dataclass(frozen=True)
 class Document:
-    """A workflow or a composite action.
-
-    file: relative to the root.
-    unplain: line and kind of what plain YAML does without; of it a reader sees less than GitHub does.
-    """
+    """A workflow or a composite action."""
 
     file: str
+    """Relative to the root."""
     text: str
     raw: CommentedMap
-    unplain: tuple[tuple[int, str], ...] = ()
+    special_syntax: tuple[tuple[int, str], ...] = ()
+    """The line and kind of each YAML feature behind which GitHub sees more than a reader does."""
 
     @property
     def name(self) -> str:
-        """The name of the file: "ci.yml"."""
+        """The file name: "ci.yml"."""
         return self.file.rsplit("/", 1)[-1]
 
     @cached_property
-    def lines(self) -> list[str]:
-        """Its lines as they are written, comments included."""
-        return self.text.split("\n")
-
-    @cached_property
     def jobs(self) -> dict[str, Job]:
-        """The jobs of a workflow; none for an action."""
+        """The jobs of a workflow; empty for an action."""
         jobs = _mapping(self.raw.get("jobs"))
         return {
             str(name): Job(_mapping(job), _line_of(jobs, name, 1), str(name))
@@ -115,27 +108,29 @@ class Document:
 
     @cached_property
     def steps(self) -> list[Step]:
-        """All steps: of its jobs, or of an action."""
+        """The steps of all jobs, or of the action."""
         action = _steps(_mapping(self.raw.get("runs")).get("steps"), 1)
         return action + [step for job in self.jobs.values() for step in job.steps]
 
     @cached_property
     def events(self) -> dict[str, CommentedMap]:
-        """The events that start a workflow, each with its filters."""
+        """The events that start a workflow, with their filters."""
         on = self.raw.get("on")
         if isinstance(on, str):
             return {on: CommentedMap()}
         if isinstance(on, CommentedSeq):
             return {str(name): CommentedMap() for name in on}
-        found = {}
-        for name, filters in _mapping(on).items():
-            found[str(name)] = (
-                CommentedMap(crons=_list(filters)) if name == "schedule" else _mapping(filters)
-            )
-        return found
+        return {str(name): _mapping(filters) for name, filters in _mapping(on).items()}
+
+    @property
+    def crons(self) -> list[object]:
+        """The schedules that start a workflow."""
+        schedules = _mapping(self.raw.get("on")).get("schedule")
+        listed = schedules if isinstance(schedules, CommentedSeq) else ()
+        return [one.get("cron") for one in listed if isinstance(one, CommentedMap)]
 
     def types(self, event: str) -> set[str]:
-        """The activities of `event` that start it."""
+        """Read the activity types of `event` that start it."""
         filters = self.events.get(event)
         if filters is None:
             return set()
@@ -145,14 +140,14 @@ class Document:
         return set(_strings(types))
 
     def line_of(self, key: str) -> int:
-        """The line of a key at its top."""
+        """Find the line of a top-level key."""
         return _line_of(self.raw, key, 1)
 
 
 def read_documents(root: Path) -> tuple[list[Document], list[Document]]:
-    """The workflows and the composite actions below `root`.
+    """Read the workflows and the composite actions below `root`.
 
-    Raises: UsageError if there is no workflow, or a file is no YAML mapping.
+    Raises: UsageError if there is no workflow, or a file is not a YAML mapping.
     """
     workflows = [_read(file, root) for file in _files(root / WORKFLOWS, "*")]
     if not workflows:
@@ -165,37 +160,30 @@ def read_documents(root: Path) -> tuple[list[Document], list[Document]]:
 def _read(file: Path, root: Path) -> Document:
     text = read_text(file)
     try:
-        unplain = tuple(_find_unplain(text))
-        # An alias of an alias of an alias takes for ever to follow, and none is allowed.
-        raw = CommentedMap() if unplain else YAML(typ="rt").load(text)
+        special_syntax = tuple(_find_special_syntax(text))
+        # Nested aliases take exponential time to expand, and no alias is allowed.
+        raw = CommentedMap() if special_syntax else YAML(typ="rt").load(text)
     except (YAMLError, RecursionError) as error:
-        raise UsageError(f"{file} is no YAML: {' '.join(str(error).split())}") from None
+        raise UsageError(f"{file} is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(raw, CommentedMap):
-        raise UsageError(f"{file} is no workflow: it holds no mapping")
-    return Document(file.relative_to(root).as_posix(), text, raw, unplain)
+        raise UsageError(f"{file} is not a workflow: it is not a mapping")
+    return Document(file.relative_to(root).as_posix(), text, raw, special_syntax)
 
 
-_UNPLAIN = {
+_SPECIAL_SYNTAX = {
     "AnchorToken": "an anchor", "AliasToken": "an alias", "TagToken": "a tag",
-    "DirectiveToken": "a directive", "DocumentStartToken": "a document of its own",
+    "DirectiveToken": "a directive", "DocumentStartToken": "a document start",
 }  # fmt: skip
 
 
-def _find_unplain(text: str) -> Iterator[tuple[int, str]]:
+def _find_special_syntax(text: str) -> Iterator[tuple[int, str]]:
     for token in YAML(typ="rt").scan(text):
-        if kind := _UNPLAIN.get(type(token).__name__):
+        if kind := _SPECIAL_SYNTAX.get(type(token).__name__):
             yield token.start_mark.line + 1, kind
 
 
-def _list(value: object) -> list[CommentedMap]:
-    """Its mappings, if it is a list."""
-    return (
-        [one for one in value if isinstance(one, CommentedMap)] if isinstance(value, list) else []
-    )
-
-
 def _strings(value: object) -> list[str]:
-    """Its strings, if it is a list, or itself."""
+    """Return the strings of a list, or the string itself."""
     values = value if isinstance(value, list) else [value]
     return [one for one in values if isinstance(one, str)]
 
@@ -216,7 +204,7 @@ def _steps(raw: object, line: int) -> list[Step]:
     ]
 
 
-def _mapping(value: Any) -> CommentedMap:  # noqa: ANN401 - whatever the YAML has there
+def _mapping(value: Any) -> CommentedMap:  # noqa: ANN401 - any YAML value
     return value if isinstance(value, CommentedMap) else CommentedMap()
 
 

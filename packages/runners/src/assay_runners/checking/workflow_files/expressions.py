@@ -1,24 +1,24 @@
-"""Expressions of GitHub, as far as a rule has to see through the ways to write one."""
+"""GitHub expressions, normalized so that rules see through the ways to write one."""
 
 import re
 from collections.abc import Iterator
 
 _LITERAL = r"'(?:[^']|'')*'"
-# Braces in a literal end no expression.
+# Braces inside a literal do not end the expression.
 _EXPRESSION = re.compile(rf"\$\{{\{{((?:{_LITERAL}|(?!\}}\}}).)*?)\}}\}}", re.DOTALL)
 _INDEX = re.compile(r"\[\s*'([^']*)'\s*\]")
 
 
 def expressions_in(text: str, *, is_condition: bool = False) -> Iterator[str]:
-    """The expressions of `text`, each normalised; of a condition all of it, braces or not."""
+    """Yield the expressions of `text`, normalized. A condition without braces is one expression."""
     found = [match[1] for match in _EXPRESSION.finditer(text)]
     if is_condition and not found:
         found = [text]
-    yield from map(normalise, found)
+    yield from map(normalize, found)
 
 
-def normalise(expression: str) -> str:
-    """In lower case, without spaces but in literals, and with `a['b']` written as `a.b`."""
+def normalize(expression: str) -> str:
+    """Convert to lower case, drop spaces outside literals, and write `a['b']` as `a.b`."""
     parts = re.split(f"({_LITERAL})", _INDEX.sub(r".\1", expression))
     return "".join(
         part if part.startswith("'") else re.sub(r"\s+", "", part) for part in parts
@@ -26,7 +26,7 @@ def normalise(expression: str) -> str:
 
 
 def mentions(expression: str, path: str) -> bool:
-    """Whether a normalised expression reads `path`, or something that contains it.
+    """Check that a normalized expression reads `path` or an object that contains it.
 
     `toJSON(github.event)` reads every path that begins with github.event.
     """

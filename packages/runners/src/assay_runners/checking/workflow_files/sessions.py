@@ -1,4 +1,4 @@
-"""The sessions of a noxfile, read without running it."""
+"""The sessions of a noxfile, read without executing it."""
 
 import ast
 from pathlib import Path
@@ -7,9 +7,9 @@ from assay.errors import UsageError
 
 
 def read_sessions(root: Path) -> set[str]:
-    """The names that `nox -s` takes in this checkout.
+    """Read the names that `nox -s` accepts in this checkout.
 
-    Raises: UsageError if there is no noxfile, or none of its functions is a session.
+    Raises: UsageError if there is no noxfile, or it defines no session.
     """
     file = root / "noxfile.py"
     try:
@@ -29,7 +29,7 @@ def read_sessions(root: Path) -> set[str]:
 
 
 def _session_name(decorator: ast.expr, function: str) -> str:
-    """The name that `@nox.session` or `@nox.session(name="x")` gives; "" for another decorator."""
+    """Read the name from `@nox.session` or `@nox.session(name="x")`; "" for other decorators."""
     called = decorator.func if isinstance(decorator, ast.Call) else decorator
     if ast.unparse(called) != "nox.session":
         return ""

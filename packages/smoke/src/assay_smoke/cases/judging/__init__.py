@@ -1,1 +1,1 @@
-"""From what the worlds of a case answered to one verdict, level by level."""
+"""Judges the answers of a case's worlds, level by level."""

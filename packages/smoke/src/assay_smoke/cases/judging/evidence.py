@@ -1,15 +1,15 @@
-"""Everything that the worlds of a case answered, as its judges see it."""
+"""The answers of the worlds of a case, for its judges."""
 
 from dataclasses import dataclass
 from functools import cached_property
 
 from assay.comparing.limits import Limits
 from assay.training.judging.evidence import FreeEvidence
+from assay.training.processes.requests import StepRecord
 from assay_smoke.cases.requests import (
     CaseRequest,
     ReadAnswer,
     ReferenceAnswer,
-    RestartAnswer,
     ResumeAnswer,
     TerminateAnswer,
     TrainAnswer,
@@ -17,33 +17,25 @@ from assay_smoke.cases.requests import (
 from assay_smoke.machine.leftovers import Leftover
 
 
-@dataclass(frozen=True)
-class Answers:
-    """What each world of a case answered, by rank; a world that was not run has none."""
+@dataclass(frozen=True, kw_only=True)
+class CaseEvidence:
+    """The answers of every world by rank, empty for a world that did not run, and their reference."""
 
     request: CaseRequest
     trained: list[TrainAnswer]
     terminated: list[TerminateAnswer]
     resumed: list[ResumeAnswer]
-    restarted: list[RestartAnswer]
+    restarted: list[StepRecord]
     read: ReadAnswer | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class CaseEvidence(Answers):
-    """The answers, what they are held to, and what the worlds left on the machine.
-
-    dtype: of the run that is judged.
-    """
-
     dtype: str
+    """Dtype of the judged run."""
     reference: ReferenceAnswer
     left_behind: list[Leftover]
     limits: Limits
 
     @cached_property
     def free(self) -> FreeEvidence:
-        """The free run, and its resumption in the same process."""
+        """Return the free run with its resumption in the same process."""
         return FreeEvidence(
             self.request.candidate.options,
             self.dtype,
@@ -54,7 +46,7 @@ class CaseEvidence(Answers):
 
     @cached_property
     def in_new_processes(self) -> FreeEvidence:
-        """The free run, with what new processes made of its checkpoint in place of its own resumption."""
+        """Return the free run with the resumption in new processes instead."""
         reports = [
             one.report.model_copy(
                 update={
@@ -79,7 +71,7 @@ class CaseEvidence(Answers):
 
 
 def _different(expected: dict[str, str], actual: dict[str, str]) -> list[str]:
-    """Names of what only one side has, or what differs; nothing of a side that never came so far."""
+    """Return the names that differ or that only one side has. An empty `actual` ended too early."""
     if not actual:
         return []
     return sorted(

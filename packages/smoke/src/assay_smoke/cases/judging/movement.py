@@ -1,4 +1,4 @@
-"""What is trained moved, and nothing else did."""
+"""Judges which parameters training changed."""
 
 from assay.comparing.levels import Finding, LevelResult
 from assay.errors import name_some
@@ -9,7 +9,7 @@ _PREFIX = "model."
 
 
 def judge_movement(evidence: CaseEvidence) -> tuple[LevelResult, Finding | None]:
-    """Every parameter and buffer, by its hash before the first and after the last step."""
+    """Compare hashes of every parameter and buffer before the first and after the last step."""
     before: dict[str, str] = {}
     after: dict[str, str] = {}
     for rank in evidence.trained:
@@ -29,7 +29,7 @@ def judge_movement(evidence: CaseEvidence) -> tuple[LevelResult, Finding | None]
         reason = f"{len(unexpected)} frozen parameters or buffers moved: {name_some(unexpected)}"
         return _failed(len(before), Finding("optimizer-update", _at(unexpected), reason))
     if not expected:
-        reason = "the noise run moves no parameter that this run has"
+        reason = "the noise run changes no parameter of this run"
         return LevelResult(Level(verdict=Outcome.NOT_COMPARED, reason=reason)), None
     return LevelResult(Level(verdict=Outcome.PASS, compared=len(before))), None
 

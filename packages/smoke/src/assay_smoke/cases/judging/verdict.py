@@ -1,4 +1,4 @@
-"""The verdict over a case."""
+"""The verdict on a case."""
 
 import math
 from collections.abc import Mapping
@@ -19,18 +19,23 @@ from assay.verdicts import Level, Location, Measurement, Outcome, Verdict
 from assay_smoke import COMPARED_UNIT
 from assay_smoke.cases.judging.evidence import CaseEvidence
 from assay_smoke.cases.judging.movement import judge_movement
-from assay_smoke.cases.judging.users import failed_checkpoint, judge_reading, judge_restart
-from assay_smoke.cases.left_behind import judge_leftovers
+from assay_smoke.cases.judging.saved_models import (
+    RANKS_DRAW,
+    failed_checkpoint,
+    judge_reading,
+    judge_restart,
+)
+from assay_smoke.cases.leftovers import judge_leftovers
 from assay_smoke.matrix.cases import Case
 
 Found = tuple[LevelResult, Finding | None]
 
-# Of what a rank has of the parameters: what outlives a tear-down by chance, as cached masks do, is smaller.
+# Share of a rank's parameters that may outlive a tear-down. Cached tensors, such as masks, are smaller.
 _KEPT = 0.5
 
 
 def judge_case(case: Case, evidence: CaseEvidence) -> tuple[Verdict, list[Measurement]]:
-    """The verdict; the first level that fails, in this order, says what is wrong."""
+    """Judge all levels. The first level that fails provides the diagnosis."""
     found: dict[str, Found] = {
         "trained": judge_movement(evidence),
         "loss": _judge_losses(evidence),
@@ -63,30 +68,16 @@ def judge_case(case: Case, evidence: CaseEvidence) -> tuple[Verdict, list[Measur
     return verdict, [row for result, _ in found.values() for row in result.measurements]
 
 
-def verdict_of_crash(
-    case: Case, reference: Mapping[str, str], message: str, phase: str | None
+def verdict_of_early_end(
+    case: Case, outcome: Outcome, reason: str, reference: Mapping[str, str] | None = None
 ) -> Verdict:
-    """The verdict over a case whose ranks did not come to their end."""
-    where = f" in {phase}" if phase else ""
-    level = Level(verdict=Outcome.FAIL, reason=f"the run ended{where}: {message}")
+    """Return the verdict on a case whose reference or ranks ended before their end."""
     return Verdict(
-        verdict=Outcome.FAIL,
+        verdict=outcome,
         model={"name": f"micro:{case.family}"},
-        reference=dict(reference),
+        reference=dict(reference or {}),
         candidate={"case": case.id},
-        levels={"run": level},
-        compared_unit=COMPARED_UNIT,
-    )
-
-
-def verdict_without_reference(case: Case, message: str) -> Verdict:
-    """The verdict over a case whose trusted side did not come to its end: nothing was judged."""
-    level = Level(verdict=Outcome.NOT_COMPARED, reason=f"the trusted side ended: {message}")
-    return Verdict(
-        verdict=Outcome.NOT_COMPARED,
-        model={"name": f"micro:{case.family}"},
-        candidate={"case": case.id},
-        levels={"run": level},
+        levels={"run": Level(verdict=outcome, reason=reason)},
         compared_unit=COMPARED_UNIT,
     )
 
@@ -115,13 +106,12 @@ def _judge_updates(evidence: CaseEvidence) -> Found:
         return LevelResult(Level(verdict=Outcome.NOT_COMPARED, reason=gap)), None
     judged = [item for item in judge_trajectory(evidence.free) if "resumed" not in item.port.port]
     if not judged:
-        reason = "each rank draws the numbers of its own dropout"
-        return LevelResult(Level(verdict=Outcome.NOT_COMPARED, reason=reason)), None
+        return LevelResult(Level(verdict=Outcome.NOT_COMPARED, reason=RANKS_DRAW)), None
     return _by_ratios("updates", evidence, judged, notes_on_rounding(evidence.free))
 
 
 def _judge_resume(evidence: CaseEvidence) -> Found:
-    """The run of new processes is the uninterrupted one."""
+    """Compare the run that resumed in new processes with the uninterrupted one."""
     if not evidence.resumed:
         return failed_checkpoint(evidence, "no checkpoint was left to resume from")
     free = evidence.in_new_processes
@@ -130,7 +120,7 @@ def _judge_resume(evidence: CaseEvidence) -> Found:
     if failed and finding is None:
         return _by_ratios("resume", evidence, failed, result.notes)
     rows = [row.model_copy(update={"level": "resume"}) for row in result.measurements]
-    # Of the checkpoint itself its own level has counted all.
+    # The level `checkpoint` has counted the comparisons of the checkpoint itself.
     compared = len({(row.step, row.port) for row in rows}) + len(evidence.resumed[0].held)
     level = result.level.model_copy(update={"compared": compared})
     return LevelResult(level, rows, result.notes), finding
@@ -138,7 +128,7 @@ def _judge_resume(evidence: CaseEvidence) -> Found:
 
 def _judge_termination(case: Case, evidence: CaseEvidence) -> Found:
     if case.interruption != "sigterm":
-        return LevelResult.not_run("the case is interrupted as planned"), None
+        return LevelResult.not_run("the case does not send SIGTERM"), None
     resume_at = evidence.request.candidate.options.resume_at
     for rank, one in enumerate(evidence.terminated):
         problem = None
@@ -158,8 +148,8 @@ def _judge_tear_down(evidence: CaseEvidence) -> Found:
         kept = answer.survivors
         if kept.num_bytes > _KEPT * answer.parameter_bytes:
             reason = (
-                f"{kept.num_bytes:,} bytes of tensors outlive two tear-downs, where the rank has"
-                f" {answer.parameter_bytes:,} of parameters: {', '.join(kept.shapes)}"
+                f"{kept.num_bytes:,} bytes of tensors outlive two tear-downs; the rank has"
+                f" {answer.parameter_bytes:,} bytes of parameters: {', '.join(kept.shapes)}"
             )
             level = Level(verdict=Outcome.FAIL, reason=f"rank {rank}: {reason}", compared=1)
             return LevelResult(level), None

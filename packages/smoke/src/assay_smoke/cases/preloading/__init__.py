@@ -1,4 +1,4 @@
-"""What the fork server of the worlds imports once, so that no rank of a case has to."""
+"""Modules that the fork server of the worlds imports once for all ranks."""
 
 from assay_smoke.cases.settings import is_deepspeed
 from assay_smoke.matrix.cases import Case
@@ -8,10 +8,10 @@ EVERY_CASE = f"{__name__}.every_case"
 
 
 def preload_for(case: Case, trainer: str, device: str) -> tuple[str, ...]:
-    """The modules to preload; `device`: as in a RUN.
+    """Return the modules to preload. device: as in a RUN.
 
-    A library that may open a device where it finds one is left to the ranks everywhere but on the
-    host: a fork cannot use what was opened before it.
+    Libraries that may open a device are preloaded only for the host: a fork cannot use a device that its
+    parent opened.
     """
     modules = [EVERY_CASE]
     if device == HOST and "compile" in case.features:

@@ -1,4 +1,4 @@
-"""Imported by the fork server: what `torch.compile` looks for when it is first called."""
+"""Imported by the fork server: the modules that `torch.compile` imports on its first call."""
 
 from assay.runs.forking import import_to_stay
 

@@ -1,1 +1,1 @@
-"""From samples to batches, padded or packed."""
+"""Checks of collators, padded or packed."""

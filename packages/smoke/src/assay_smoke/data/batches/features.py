@@ -1,4 +1,4 @@
-"""Samples to collate: no id twice in a batch, so that every token can be told from all others."""
+"""Samples to collate, without repeated ids in a batch, so that every token is recognizable."""
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
+from assay_smoke.data.checked_code import Subject
 from assay_smoke.data.protocols import IGNORED, Collate, Feature
-from assay_smoke.data.running_code import Subject
+from assay_smoke.data.tokens.token_display import show_token
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-# `masked`: as in fine-tuning, the begin of a sample has no labels. `plain`: samples have no key
+# `masked`: the first half of a sample has no labels, as in fine-tuning. `plain`: samples have no key
 # `labels`, and every token counts.
 FeatureKind = Literal["masked", "plain"]
 
@@ -22,7 +23,7 @@ Lengths = tuple[int, ...]
 
 _WANTED = "a mapping with input_ids and labels, each a tensor (B, T)"
 
-# Ids that every model has, and bytes in byte-level vocabularies; letters first, to read them well.
+# Ids that every model has. They are bytes in byte-level vocabularies. Letters come first, for display.
 _NUM_IDS = 256
 _LETTERS = (*range(ord("a"), ord("z") + 1), *range(ord("A"), ord("Z") + 1))
 _IDS = (*_LETTERS, *(id_ for id_ in range(_NUM_IDS) if id_ not in _LETTERS))
@@ -30,14 +31,15 @@ _IDS = (*_LETTERS, *(id_ for id_ in range(_NUM_IDS) if id_ not in _LETTERS))
 
 @dataclass(frozen=True, slots=True)
 class PaddedTokenizer:
-    """A tokenizer prepared for one case: `described` says how it pads."""
+    """A tokenizer prepared for one case."""
 
     tokenizer: "PreTrainedTokenizerBase"
     described: str
+    """Description of its padding."""
 
 
 def padding_variants(tokenizers: Sequence["PreTrainedTokenizerBase"]) -> Iterator[PaddedTokenizer]:
-    """Each tokenizer padding on the right, then on the left; without a pad token it pads with EOS."""
+    """Yield each tokenizer padding on the right, then on the left. A missing pad token becomes EOS."""
     for given in tokenizers:
         for side in ("right", "left"):
             tokenizer = copy.deepcopy(given)
@@ -51,9 +53,9 @@ def padding_variants(tokenizers: Sequence["PreTrainedTokenizerBase"]) -> Iterato
 def make_features(
     tokenizer: "PreTrainedTokenizerBase", lengths: Lengths, kind: FeatureKind
 ) -> list[Feature]:
-    """Samples of these lengths: distinct ids, then EOS; of masked ones, the first half has no labels.
+    """Make samples of these lengths from distinct ids. Samples of two tokens or more end with EOS.
 
-    Every sample longer than one token ends with EOS, the one id that several of them have.
+    kind: the first half of masked samples has no labels.
     """
     special = set(tokenizer.all_special_ids)
     free = iter([id_ for id_ in _IDS if id_ not in special])
@@ -71,12 +73,24 @@ def make_features(
 
 
 def expected_labels(feature: Feature) -> list[int]:
-    """The labels that the tokens of a sample must have."""
+    """Return the labels that the tokens of a sample must have."""
     return feature.get("labels", feature["input_ids"])
 
 
+def describe_label(
+    tokenizer: "PreTrainedTokenizerBase", id_: int, actual: int, expected: int
+) -> str:
+    """Describe a label of the token `id_` that differs from its sample's."""
+    token = show_token(tokenizer, id_)
+    if actual == IGNORED:
+        return f"{token} has no label, but its sample has one"
+    if expected == IGNORED:
+        return f"{token} has a label, but its sample has none"
+    return f"the label of {token} is {show_token(tokenizer, actual)}"
+
+
 def collate(subject: Subject, collator: Collate, features: list[Feature]) -> Mapping[str, Tensor]:
-    """The batch of `features`. Raises: RaisedError if it is none."""
+    """Collate `features`. Raises: RaisedError for a malformed batch."""
     lengths = [len(feature["input_ids"]) for feature in features]
     with subject.called_for(f"samples of {', '.join(map(str, lengths))} tokens"):
         batch: Any = collator(features)

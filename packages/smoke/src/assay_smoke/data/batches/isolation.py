@@ -1,4 +1,4 @@
-"""Does a packed sample compute what it computes alone? Shown by running a micro model.
+"""Runs packed samples through a micro model and measures whether they see each other.
 
 Shapes: B rows, T positions, V vocabulary.
 """
@@ -12,10 +12,10 @@ from torch import Tensor
 
 from assay.models import load_model
 
-# The two that run everywhere; with flash attention, which does not, the batch is the same.
+# Both run everywhere. Flash attention does not, and takes the same batch.
 ATTENTIONS = ("eager", "sdpa")
 
-# What a batch hands to the model's forward.
+# Keys of a batch that the model's forward takes.
 _INPUTS = (
     "input_ids",
     "attention_mask",
@@ -26,17 +26,17 @@ _INPUTS = (
     "max_length_k",
 )
 
-# The error of a packed sample over the noise: both in float32 against the sample alone in float64, and
-# the noise that of all samples of the pack alone. 400 clean packs of up to 8 samples of up to 20 tokens
-# reach 4.6; where the last token of a pack sees one token of another sample, no ratio of 343 packs is
-# under 329. The limit is between, at equal factors from both.
+# Limit of a packed sample's error over the noise. Error: packed in float32 against alone in float64.
+# Noise: the largest such error of the pack's samples alone in float32. 400 clean packs of up to 8
+# samples of up to 20 tokens reach 4.6. In 343 packs whose last token sees one token of another sample,
+# the ratio is at least 329. The limit is near the geometric mean of both.
 LIMIT = 40.0
 
 MICRO_MODEL = "micro:llama"
 
 
 class MicroModel:
-    """A micro model, in float64 and in float32."""
+    """A micro model in float64 and float32."""
 
     @cached_property
     def _exact(self) -> Any:  # noqa: ANN401 - transformers
@@ -50,7 +50,7 @@ class MicroModel:
         }
 
     def packed_logits(self, batch: Mapping[str, Tensor], attention: str) -> Tensor:
-        """Logits (B, T, V) of a whole batch, in float32; ids beyond the vocabulary are padding."""
+        """Compute logits (B, T, V) of a whole batch in float32. Ids beyond the vocabulary are padding."""
         inputs: dict[str, Any] = {key: batch[key] for key in _INPUTS if key in batch}
         inputs = {
             key: int(value) if key.startswith("max_") else value for key, value in inputs.items()
@@ -64,9 +64,9 @@ class MicroModel:
     def noise_ratios(
         self, packed: Sequence[tuple[Tensor, Sequence[int]]], attention: str
     ) -> list[float]:
-        """For each sample of a pack its error over the noise.
+        """Return each sample's error over the noise.
 
-        packed: for each sample its logits (T, V) in the pack, and its ids.
+        packed: the logits (T, V) in the pack and the ids of each sample.
         """
         errors, noise = [], torch.finfo(torch.float32).eps / 2
         for logits_TV, ids in packed:
@@ -80,5 +80,5 @@ class MicroModel:
 
 
 def _error(actual: Tensor, expected: Tensor) -> float:
-    """Relative error in the Frobenius norm, in float64."""
+    """Return the relative error in the Frobenius norm, in float64."""
     return float((actual.double() - expected).norm() / expected.norm())

@@ -1,4 +1,4 @@
-"""Packed batches: several samples in a row that do not see, follow or predict each other.
+"""Checks packed batches: samples in one row that do not see or predict each other.
 
 Shapes: B rows, T positions.
 """
@@ -14,15 +14,16 @@ from assay_smoke.data.batches.features import (
     FeatureKind,
     Lengths,
     collate,
+    describe_label,
     expected_labels,
     make_features,
     padding_variants,
 )
 from assay_smoke.data.batches.isolation import ATTENTIONS, LIMIT, MicroModel
-from assay_smoke.data.properties import PropertyLog, SubjectReport, Wrong, first_wrong
+from assay_smoke.data.checked_code import Subject
+from assay_smoke.data.properties import PropertyLog, SubjectReport, Violation, first_violation
 from assay_smoke.data.protocols import IGNORED, Feature, MakeCollator
-from assay_smoke.data.running_code import Subject
-from assay_smoke.data.tokens.shown_tokens import show_row, show_token, show_tokens
+from assay_smoke.data.tokens.token_display import show_row, show_token, show_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -35,21 +36,22 @@ ISOLATED = "a packed sample computes what it computes alone"
 
 PROPERTIES = (WHOLE, LABELS, SEAM, POSITIONS, ISOLATED)
 
-# Smallest first: one sample, two, and samples of one token, whose only token is a seam.
+# Smallest first. The only token of a sample of one token is a seam.
 PACKS: tuple[Lengths, ...] = ((3,), (3, 3), (2, 7), (5, 1, 4), (12, 2, 30, 9, 3))
 
 
 @dataclass(frozen=True, slots=True)
 class _Token:
-    """A token of a sample: offset counts from the sample's begin."""
+    """A token of a sample."""
 
     sample: int
     offset: int
+    """Position in the sample."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Neighbouring tokens of one sample in one row; a sample that was not cut is one piece."""
+    """Adjacent tokens of one sample in one row. An uncut sample is one piece."""
 
     row: int
     start: int
@@ -63,7 +65,7 @@ class _Piece:
 
 @dataclass(frozen=True, slots=True)
 class _Pack:
-    """A packed batch, and where its samples are."""
+    """A packed batch with its samples."""
 
     tokenizer: "PreTrainedTokenizerBase"
     features: Sequence[Feature]
@@ -72,9 +74,9 @@ class _Pack:
     labels: Sequence[Sequence[int]]
     case: str
 
-    def wrong_at(self, row: int, at: int, reason: str) -> Wrong:
+    def violation_at(self, row: int, at: int, reason: str) -> Violation:
         shown = show_tokens(self.tokenizer, self.ids[row], self.labels[row], at)
-        return Wrong(reason, (self.case, *shown))
+        return Violation(reason, (self.case, *shown))
 
 
 def check_packing(
@@ -84,7 +86,7 @@ def check_packing(
     kind: FeatureKind = "masked",
     packs: Sequence[Lengths] = PACKS,
 ) -> SubjectReport:
-    """Pack samples of these lengths, and run each pack through a micro model."""
+    """Pack samples of these lengths and run each pack through a micro model."""
     model = MicroModel()
     log = PropertyLog(subject.name, PROPERTIES)
     for variant in padding_variants(tokenizers):
@@ -116,9 +118,9 @@ def judge_packed(log: PropertyLog, pack: _Pack, model: MicroModel) -> None:
     if len(pieces) > len(pack.features):
         log.note("samples are cut at the ends of rows")
     log.judge(WHOLE, _find_lost(pack, pieces))
-    log.judge(LABELS, first_wrong(_find_label(pack, piece) for piece in pieces))
+    log.judge(LABELS, first_violation(_find_label(pack, piece) for piece in pieces))
     log.judge(LABELS, _find_learned_fill(pack, pieces))
-    log.judge(SEAM, first_wrong(_find_seam(pack, piece) for piece in pieces))
+    log.judge(SEAM, first_violation(_find_seam(pack, piece) for piece in pieces))
     log.judge(POSITIONS, _find_position(pack, pieces))
     for attention in ATTENTIONS:
         logits_BTV = model.packed_logits(pack.batch, attention)
@@ -129,7 +131,7 @@ def judge_packed(log: PropertyLog, pack: _Pack, model: MicroModel) -> None:
 
 
 def _find_pieces(pack: _Pack) -> Iterator[_Piece]:
-    """The samples in the rows, found by their ids; what belongs to none is left out."""
+    """Find the samples in the rows by their ids."""
     known = {
         id_: _Token(sample, offset)
         for sample, feature in enumerate(pack.features)
@@ -155,7 +157,7 @@ def _find_pieces(pack: _Pack) -> Iterator[_Piece]:
 def _follows(
     pack: _Pack, first: _Token, ids: Sequence[int], id_: int, token: _Token | None
 ) -> bool:
-    """Whether `id_` is the next token of the sample that `ids` are of."""
+    """Return whether `id_` continues the sample to which `ids` belong."""
     offset = first.offset + len(ids)
     if token is not None:
         return token == _Token(first.sample, offset)
@@ -163,7 +165,7 @@ def _follows(
     return offset == len(own) - 1 and own[offset] == id_
 
 
-def _find_lost(pack: _Pack, pieces: Sequence[_Piece]) -> Wrong | None:
+def _find_lost(pack: _Pack, pieces: Sequence[_Piece]) -> Violation | None:
     rows = [f"row {n}: {show_row(pack.tokenizer, row)}" for n, row in enumerate(pack.ids[:4])]
     for sample, feature in enumerate(pack.features):
         offsets = [
@@ -175,57 +177,57 @@ def _find_lost(pack: _Pack, pieces: Sequence[_Piece]) -> Wrong | None:
         for offset, id_ in enumerate(feature["input_ids"]):
             count = offsets.count(offset)
             if count != 1:
-                how = "lost" if not count else f"there {count} times"
-                reason = f"token {offset} of sample {sample}, {show_token(pack.tokenizer, id_)}, is {how}"
+                token = show_token(pack.tokenizer, id_)
+                how = f"appears {count} times" if count else "is lost"
+                reason = f"token {offset} of sample {sample}, {token}, {how}"
                 shown = f"sample {sample}: {show_row(pack.tokenizer, feature['input_ids'])}"
-                return Wrong(reason, (pack.case, shown, *rows))
+                return Violation(reason, (pack.case, shown, *rows))
     return None
 
 
-def _find_label(pack: _Pack, piece: _Piece) -> Wrong | None:
-    """The first token but the piece's own first whose label is another than its sample's."""
+def _find_label(pack: _Pack, piece: _Piece) -> Violation | None:
+    """Find the first token of a piece, other than its own first, with a label unlike its sample's."""
     expected = expected_labels(pack.features[piece.first.sample])
     for number in range(1, len(piece.ids)):
         at = piece.start + number
         one, other = pack.labels[piece.row][at], expected[piece.first.offset + number]
         if one == other:
             continue
-        token = show_token(pack.tokenizer, piece.ids[number])
-        reason = f"the label of {token} is {show_token(pack.tokenizer, one)}"
-        if one == IGNORED:
-            reason = f"{token} is no label, and has to be one"
-        elif other == IGNORED:
-            reason = f"{token} is a label, and its sample has none there"
-        return pack.wrong_at(piece.row, at, reason)
+        reason = describe_label(pack.tokenizer, piece.ids[number], one, other)
+        return pack.violation_at(piece.row, at, reason)
     return None
 
 
-def _find_learned_fill(pack: _Pack, pieces: Sequence[_Piece]) -> Wrong | None:
-    """A label where no sample is."""
+def _find_learned_fill(pack: _Pack, pieces: Sequence[_Piece]) -> Violation | None:
+    """Find a label outside of all samples."""
     covered = {(piece.row, at) for piece in pieces for at in range(piece.start, piece.stop)}
     for row, labels in enumerate(pack.labels):
         for at, label in enumerate(labels):
             if label != IGNORED and (row, at) not in covered:
-                return pack.wrong_at(row, at, f"position {at} is of no sample, and a label")
+                reason = f"position {at} belongs to no sample, but has a label"
+                return pack.violation_at(row, at, reason)
     return None
 
 
-def _find_seam(pack: _Pack, piece: _Piece) -> Wrong | None:
-    """A first token that the last token of the sample before it has to predict."""
+def _find_seam(pack: _Pack, piece: _Piece) -> Violation | None:
+    """Find a labeled first token, which the last token of the sample before it would predict."""
     if not piece.start or pack.labels[piece.row][piece.start] == IGNORED:
         return None
     token = show_token(pack.tokenizer, piece.ids[0])
-    reason = f"{token}, the first token of sample {piece.first.sample}, is a label: the sample before it would have to predict it"
-    return pack.wrong_at(piece.row, piece.start, reason)
+    reason = (
+        f"{token}, the first token of sample {piece.first.sample}, has a label: the sample before it"
+        " would predict it"
+    )
+    return pack.violation_at(piece.row, piece.start, reason)
 
 
-def _find_position(pack: _Pack, pieces: Sequence[_Piece]) -> Wrong | None:
+def _find_position(pack: _Pack, pieces: Sequence[_Piece]) -> Violation | None:
     several = any(piece.start for piece in pieces)
     if "position_ids" not in pack.batch:
         if not several:
             return None
-        return Wrong(
-            "there are no position ids: models count on from sample to sample", (pack.case,)
+        return Violation(
+            "there are no position ids: models do not restart at each sample", (pack.case,)
         )
     rows = pack.batch["position_ids"].tolist()
     begin = None
@@ -238,17 +240,17 @@ def _find_position(pack: _Pack, pieces: Sequence[_Piece]) -> Wrong | None:
         if actual[0] not in wanted or actual != list(range(actual[0], actual[0] + len(actual))):
             reason = f"the position ids of sample {piece.first.sample} begin with {actual[0]} instead of {begin or 0}"
             if actual[0] in wanted:
-                reason = f"the position ids of sample {piece.first.sample} do not go up by one"
-            return Wrong(reason, (pack.case, f"position ids of row {piece.row}: {row[:48]}"))
+                reason = f"the position ids of sample {piece.first.sample} do not increase by one"
+            return Violation(reason, (pack.case, f"position ids of row {piece.row}: {row[:48]}"))
     return None
 
 
-def _find_leak(pack: _Pack, piece: _Piece, ratio: float, attention: str) -> Wrong | None:
+def _find_leak(pack: _Pack, piece: _Piece, ratio: float, attention: str) -> Violation | None:
     if ratio <= LIMIT:
         return None
-    return Wrong(
-        f"the logits of sample {piece.first.sample} differ from those of the sample alone by"
-        f" {ratio:.3g}x the noise of float32 (limit {LIMIT:g}x): it sees other samples or other positions",
+    return Violation(
+        f"the logits of sample {piece.first.sample} in the pack and alone differ by {ratio:.3g}x the"
+        f" noise of float32 (limit {LIMIT:g}x): it sees other samples or other positions",
         (
             f"{pack.case}, attention {attention}",
             f"row {piece.row}: {show_row(pack.tokenizer, pack.ids[piece.row])}",

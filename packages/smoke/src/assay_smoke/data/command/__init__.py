@@ -1,1 +1,1 @@
-"""`assay smoke data`: the process that tries the properties, the verdict, and what is printed."""
+"""The process, verdict and output of `assay smoke data`."""

@@ -1,4 +1,4 @@
-"""What the process of `assay smoke data` is asked, and what it answers."""
+"""The request to the process of `assay smoke data`, and its answer."""
 
 from typing import Literal, get_args
 
@@ -10,23 +10,19 @@ from assay.plugins import find_plugin_file
 from assay.verdicts import Record
 from assay_smoke.data.properties import SubjectReport
 
-Subject = Literal[
+DataLevel = Literal[
     "chat", "labels", "collator", "packing", "sampler", "batch-sampler", "accumulation", "workers"
 ]
-SUBJECTS: tuple[Subject, ...] = get_args(Subject)
+LEVELS: tuple[DataLevel, ...] = get_args(DataLevel)
 
 NOT_ASKED_FOR = "not asked for"
 
 
 class DataRequest(Record):
-    """The options of the command: what users give of their own is FILE.py:NAME, or None.
-
-    model: MODEL, or a folder with a tokenizer alone; None for the tokenizers made by code.
-    truncation: what is done with chats that are too long, where it is declared.
-    features: whether samples have masked labels, or none and every token counts.
-    """
+    """Options of the command. The user's own code is given as FILE.py:NAME."""
 
     model: str | None = None
+    """MODEL, or a folder with a tokenizer alone; None for generated tokenizers."""
     render: str | None = None
     collator: str | None = None
     packing: str | None = None
@@ -36,12 +32,14 @@ class DataRequest(Record):
     loader: str | None = None
     dataset: str | None = None
     truncation: Literal["keep-start", "keep-end", "drop"] | None = None
+    """Declared treatment of chats that are too long."""
     features: Literal["masked", "plain"] = "masked"
+    """Whether samples have masked labels, or none so that every token counts."""
     remote_code: RemoteCode = "refuse"
 
     @property
     def own_code(self) -> dict[str, str]:
-        """By option, what the user gave of his own."""
+        """Return the user's own code by option."""
         names = (
             "render", "collator", "packing", "sampler", "batch_sampler", "accumulation", "loader",
             "dataset",
@@ -50,29 +48,29 @@ class DataRequest(Record):
         return {name: reference for name, reference in given.items() if reference is not None}
 
     def require_meaning(self) -> None:
-        """Raises: UsageError for a file that is not there, or an option without what it is for."""
+        """Raise UsageError for a missing file, or an option that has no effect."""
         for reference in self.own_code.values():
             find_plugin_file(reference)
         if self.truncation and not (self.render or self.model):
-            raise UsageError("--truncation says what --render or MODEL's template does: give one")
+            raise UsageError(
+                "--truncation declares what --render or MODEL's template does: give one"
+            )
         if self.features != "masked" and not (self.collator or self.packing):
             raise UsageError("--features are samples for --collator or --packing: give one")
 
 
 class CheckReport(Record):
-    """What came of one subject: a report, or why there is none.
+    """The report on one subject, or the reason why it has none."""
 
-    problem: what it raised, or the form of what it returned; "" where it ran through.
-    """
-
-    subject: Subject
+    level: DataLevel
     report: SubjectReport
     problem: str = ""
+    """Exception of the subject, or a description of its malformed result."""
 
 
 class DataAnswer(Record):
-    """Everything that was checked, and why the other subjects were not."""
+    """All reports, and the reasons why levels were left out."""
 
     checks: list[CheckReport]
-    left_out: dict[Subject, str]
+    left_out: dict[DataLevel, str]
     notes: list[str] = Field(default_factory=list)

@@ -1,4 +1,4 @@
-"""The verdict on a terminal: a table of subjects, then every property that does not hold."""
+"""Prints the verdict on the data side: a table of subjects, then every broken property."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +21,7 @@ _STYLES = {
 
 
 def print_data_verdict(verdict: Verdict, console: Console, file: Path) -> None:
-    """Print `verdict`, which was written to `file`."""
+    """Print `verdict`. file: where it was written."""
     outcome = verdict.verdict
     console.print(
         Text.assemble(
@@ -42,7 +42,7 @@ def print_data_verdict(verdict: Verdict, console: Console, file: Path) -> None:
 
 
 def reports_of(level: Level) -> list[SubjectReport]:
-    """The reports that a level was judged by."""
+    """Return the reports behind a level."""
     extra = level.model_extra or {}
     return [SubjectReport.model_validate(report) for report in extra.get("subjects", ())]
 
@@ -77,7 +77,7 @@ def _findings(verdict: Verdict) -> Iterator[str]:
                 yield ""
                 yield one_line(f"{name}: {report.subject}")
                 yield one_line(
-                    f"  does not hold in {finding.failed} of {finding.cases} cases: {finding.name}"
+                    f"  broken in {finding.failed} of {finding.cases} cases: {finding.name}"
                 )
                 yield from (f"  {one_line(line)}" for line in finding.reason.splitlines())
                 yield from (f"    {one_line(line)}" for line in finding.example)

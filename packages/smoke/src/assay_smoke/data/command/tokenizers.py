@@ -1,4 +1,4 @@
-"""The tokenizer of MODEL, without its weights."""
+"""Loads the tokenizer of MODEL without its weights."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +11,7 @@ from assay.models.loading.configs import load_config
 from assay.models.loading.tokenizing import load_tokenizer
 from assay.models.remote_code import RemoteCode
 from assay.models.sources import ModelSource, resolve_model
-from assay_smoke.data.properties import PropertyLog, SubjectReport, Wrong
+from assay_smoke.data.properties import PropertyLog, SubjectReport, Violation
 from assay_smoke.data.tokens.micro_tokenizer import micro_tokenizer
 
 if TYPE_CHECKING:
@@ -23,19 +23,18 @@ ONE_BOS = "a text begins with one BOS, and a chat is tokenized once"
 
 @dataclass(frozen=True, slots=True)
 class ModelTokenizer:
-    """A model's tokenizer. eos_token_ids: where it stops; empty where no file says it.
-
-    report: what the level `load` of core's checks finds in it; None of the tokenizer made by code.
-    """
+    """A model's tokenizer."""
 
     tokenizer: "PreTrainedTokenizerBase"
     eos_token_ids: tuple[int, ...] = ()
+    """Ids that end generation; empty if no file declares them."""
     report: SubjectReport | None = None
+    """Findings of core's level `load`; None for a generated tokenizer."""
     notes: tuple[str, ...] = field(default=())
 
 
 def open_tokenizer(model: str, remote_code: RemoteCode) -> ModelTokenizer:
-    """The tokenizer of a model, of a folder that has nothing else, or for `micro:` the one made by code.
+    """Load the tokenizer of a model or of a folder without a model, or generate one for `micro:`.
 
     Raises: UsageError if there is none.
     """
@@ -45,7 +44,7 @@ def open_tokenizer(model: str, remote_code: RemoteCode) -> ModelTokenizer:
         return _examine(model, tokenizer, _stand_in_config(tokenizer), _eos_ids(folder))
     source = resolve_model(model)
     if source.kind == "micro":
-        note = f"{model} has no tokenizer: one made by code is used, whose ids are bytes"
+        note = f"{model} has no tokenizer: a generated one is used, whose ids are bytes"
         return ModelTokenizer(micro_tokenizer(), notes=(note,))
     folder = _tokenizer_folder(source)
     config = load_config(folder, remote_code)
@@ -57,7 +56,7 @@ def _tokenizer_folder(source: ModelSource) -> Path:
         return source.folder
     from huggingface_hub import snapshot_download
 
-    fetch_config(source.reference)  # names what is wrong with the hub or the name
+    fetch_config(source.reference)  # raises a clear error for a wrong name or an absent hub
     return Path(
         snapshot_download(
             source.reference, allow_patterns=_TOKENIZER_FILES, ignore_patterns=["*/*"]
@@ -66,7 +65,7 @@ def _tokenizer_folder(source: ModelSource) -> Path:
 
 
 def _stand_in_config(tokenizer: "PreTrainedTokenizerBase") -> Any:  # noqa: ANN401 - transformers
-    """For a tokenizer without a model: a configuration whose vocabulary it fits."""
+    """Make a configuration whose vocabulary fits a tokenizer without a model."""
     from transformers import PretrainedConfig
 
     config: Any = PretrainedConfig()
@@ -75,13 +74,10 @@ def _stand_in_config(tokenizer: "PreTrainedTokenizerBase") -> Any:  # noqa: ANN4
 
 
 def _eos_ids(folder: Path) -> tuple[int, ...]:
-    """Where generation stops, as generation_config.json or else config.json says."""
+    """Read the ids that end generation from generation_config.json, or else from config.json."""
     for name in ("generation_config.json", "config.json"):
-        ids = (
-            read_json_object(folder / name).get("eos_token_id")
-            if (folder / name).is_file()
-            else None
-        )
+        file = folder / name
+        ids = read_json_object(file).get("eos_token_id") if file.is_file() else None
         if ids is not None:
             return (ids,) if isinstance(ids, int) else tuple(ids)
     return ()
@@ -95,7 +91,7 @@ def _examine(
 ) -> ModelTokenizer:
     wrong, notes = check_tokenizer(tokenizer, config, eos_token_ids)
     log = PropertyLog(f"the tokenizer of {model}", (ONE_BOS,))
-    log.judge(ONE_BOS, Wrong("; ".join(wrong)) if wrong else None)
+    log.judge(ONE_BOS, Violation("; ".join(wrong)) if wrong else None)
     for note in notes:
         log.note(note)
     return ModelTokenizer(tokenizer, eos_token_ids, log.report())

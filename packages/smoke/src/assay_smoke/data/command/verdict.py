@@ -1,41 +1,41 @@
-"""The verdict over the data side: one level for each subject."""
+"""The verdict on the data side: one level per kind of code."""
 
 from collections.abc import Sequence
 
 from assay.comparing.levels import outcome_of_levels
 from assay.verdicts import Diagnosis, Level, Outcome, Verdict
 from assay_smoke.data.command.requests import (
+    LEVELS,
     NOT_ASKED_FOR,
-    SUBJECTS,
     CheckReport,
     DataAnswer,
+    DataLevel,
     DataRequest,
-    Subject,
 )
-from assay_smoke.data.properties import Finding, SubjectReport
+from assay_smoke.data.properties import BrokenProperty, SubjectReport
 
-_DIAGNOSES: dict[Subject, Diagnosis] = {"accumulation": "loss-scale", "workers": "rng-state"}
+_DIAGNOSES: dict[DataLevel, Diagnosis] = {"accumulation": "loss-scale", "workers": "rng-state"}
 _OTHERWISE: Diagnosis = "inputs-differ"
 
 
 def judge_data(request: DataRequest, answer: DataAnswer) -> Verdict:
-    """FAIL if a property does not hold; NOT_COMPARED if one was never tried, or nothing was checked."""
+    """Judge all levels. FAIL if a property is broken, NOT_COMPARED if one was never tried or none checked."""
     levels: dict[str, Level] = {}
-    for subject in SUBJECTS:
-        checks = [check for check in answer.checks if check.subject == subject]
-        levels[subject] = (
+    for name in LEVELS:
+        checks = [check for check in answer.checks if check.level == name]
+        levels[name] = (
             _judge_level(checks)
             if checks
-            else Level(verdict=None, reason=answer.left_out.get(subject, NOT_ASKED_FOR))
+            else Level(verdict=None, reason=answer.left_out.get(name, NOT_ASKED_FOR))
         )
-    failed = [subject for subject in SUBJECTS if levels[subject].verdict is Outcome.FAIL]
+    failed = [name for name in LEVELS if levels[name].verdict is Outcome.FAIL]
     notes = [
         f"{check.report.subject}: {note}" for check in answer.checks for note in check.report.notes
     ]
     own = list(dict.fromkeys(request.own_code.values()))
     return Verdict(
         verdict=outcome_of_levels(levels),
-        model={"name": request.model or "tokenizers made by code"},
+        model={"name": request.model or "generated tokenizers"},
         reference={"run": "the properties of docs/smoke-data.md"},
         candidate={"run": ", ".join(own) or ("its template" if request.model else "libraries")},
         levels=levels,
@@ -65,15 +65,15 @@ def _judge_level(checks: Sequence[CheckReport]) -> Level:
 
 
 def _find_gap(check: CheckReport) -> str:
-    """What was promised of a subject and not tried."""
+    """Describe a promised property that was not tried."""
     if check.problem:
         return check.problem
     if check.report.untried:
         return f"{check.report.subject}: never tried: {', '.join(check.report.untried)}"
-    return "" if check.report.compared else f"{check.report.subject}: no case was tried"
+    return "" if check.report.compared else f"{check.report.subject}: tried no case"
 
 
-def _describe(found: Sequence[tuple[SubjectReport, Finding]]) -> str:
+def _describe(found: Sequence[tuple[SubjectReport, BrokenProperty]]) -> str:
     report, finding = found[0]
     rest = len(found) - 1
     more = f" (and {rest} more)" if rest else ""

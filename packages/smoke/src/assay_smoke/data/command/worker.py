@@ -1,4 +1,4 @@
-"""The process that runs users' code and the libraries': `python -m assay_smoke.data.command.worker`."""
+"""The process that runs code of users and libraries: `python -m assay_smoke.data.command.worker`."""
 
 from typing import Any
 
@@ -7,32 +7,32 @@ from assay.runs.worker import serve
 
 
 def work(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
-    """Check every subject that the request asks for."""
+    """Run every check that the request asks for."""
     import multiprocessing
 
     import torch
 
+    from assay_smoke.data.checked_code import RaisedError
     from assay_smoke.data.command.planned_checks import ChecksPlan
     from assay_smoke.data.command.requests import CheckReport, DataAnswer, DataRequest
     from assay_smoke.data.properties import SubjectReport
-    from assay_smoke.data.running_code import RaisedError
 
-    # Workers of data loaders are forked: users' files are not importable in a new interpreter.
+    # Workers of data loaders are forked, since a new interpreter cannot import users' files.
     multiprocessing.set_start_method("fork", force=True)
-    torch.set_num_threads(1)  # more than one is slower on models of this size
+    torch.set_num_threads(1)  # more threads are slower on models of this size
     plan = ChecksPlan(DataRequest.model_validate(request))
     reports = []
     checks = plan.checks()
     with progress.task("checks properties", len(checks)) as task:
         for check in checks:
-            with progress.step(f"{check.subject}: {check.name}"):
+            with progress.step(f"{check.level}: {check.name}"):
                 try:
-                    found = CheckReport(subject=check.subject, report=check.run())
+                    found = CheckReport(level=check.level, report=check.run())
                 except RaisedError as error:
                     if check.is_own:
                         raise
                     nothing = SubjectReport(subject=check.name, cases={})
-                    found = CheckReport(subject=check.subject, report=nothing, problem=str(error))
+                    found = CheckReport(level=check.level, report=nothing, problem=str(error))
             reports.append(found)
             task.advance()
     answer = DataAnswer(checks=reports, left_out=plan.left_out, notes=plan.notes)

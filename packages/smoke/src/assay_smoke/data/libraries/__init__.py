@@ -1,1 +1,1 @@
-"""What installed libraries offer for the data side, in the protocols that users' code has."""
+"""Code of installed libraries, in the protocols of users' code."""

@@ -1,4 +1,4 @@
-"""Gradient accumulation by transformers: its models' own loss, and its Trainer."""
+"""Gradient accumulation of transformers: its models' own loss, and its Trainer."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,13 +9,13 @@ from torch import Tensor, nn
 from assay.models.transformers_logging import quiet_transformers
 from assay.watchdog import temporary_folder
 from assay_smoke.data.accumulation import STEPS, Step
+from assay_smoke.data.checked_code import Subject
 from assay_smoke.data.libraries.installed import is_installed, library_subject
 from assay_smoke.data.protocols import BackwardStep
-from assay_smoke.data.running_code import Subject
 
 
 def library_accumulation() -> list[tuple[Subject, BackwardStep, Sequence[Step]]]:
-    """Each with its name, and the steps that it can make: Trainer is one process here."""
+    """Return each subject with its step function and its steps. Trainer runs in one process here."""
     found: list[tuple[Subject, BackwardStep, Sequence[Step]]] = [
         (library_subject("transformers", "num_items_in_batch"), model_loss, STEPS)
     ]
@@ -32,7 +32,7 @@ def model_loss(
     num_step_tokens: int,
     num_ranks: int,
 ) -> None:
-    """The loss of transformers' models, told how many label tokens the step has."""
+    """Accumulate by the loss of transformers' models, given the label tokens of the step."""
     for micro_batch in micro_batches:
         loss = model(**micro_batch, num_items_in_batch=num_step_tokens).loss
         (loss * num_ranks).backward()
@@ -44,7 +44,7 @@ def trainer_step(
     _num_step_tokens: int,
     _num_ranks: int,
 ) -> None:
-    """One step of Trainer, which counts the label tokens itself."""
+    """Accumulate by one step of Trainer, which counts the label tokens itself."""
     with temporary_folder("assay-trainer-") as folder, quiet_transformers():
         gradients = _run_step(model, micro_batches, str(folder))
     for name, parameter in model.named_parameters():
@@ -54,14 +54,14 @@ def trainer_step(
 def _run_step(
     model: nn.Module, micro_batches: Sequence[Mapping[str, Tensor]], folder: str
 ) -> dict[str, Tensor]:
-    """The gradients that reach the optimizer, which changes nothing: its learning rate is 0."""
+    """Return the gradients that reach the optimizer. Its learning rate of 0 changes nothing."""
     from transformers import Trainer, TrainerCallback, TrainingArguments
     from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
     gradients: dict[str, Tensor] = {}
 
     class KeepGradients(TrainerCallback):
-        """Copies them just before the optimizer steps."""
+        """Copies gradients just before the optimizer steps."""
 
         def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ANN401, ARG002
             for name, parameter in model.named_parameters():
@@ -69,7 +69,7 @@ def _run_step(
                 gradients[name] = torch.zeros_like(parameter) if grad is None else grad.clone()
 
     class GivenBatches(Trainer):
-        """Trains on micro-batches that are made already."""
+        """Trains on given micro-batches."""
 
         def get_train_dataloader(self) -> Any:  # noqa: ANN401
             return [dict(micro_batch) for micro_batch in micro_batches]

@@ -1,4 +1,4 @@
-"""Chats and their labels by transformers' apply_chat_template."""
+"""Chats and labels by transformers' apply_chat_template."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def marks_assistant(tokenizer: "PreTrainedTokenizerBase") -> bool:
-    """Whether the template says which tokens are the assistant's, without which there is no mask."""
+    """Return whether the template marks the assistant's tokens. Without marks there is no mask."""
     return "{% generation" in _normalized(tokenizer.chat_template)
 
 
@@ -24,7 +24,7 @@ def _normalized(template: object) -> str:
 def render_by_template(
     tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Message], max_length: int | None
 ) -> RenderedChat:
-    """Ids of the template's text; labels where transformers' assistant mask is 1."""
+    """Render by the template, with labels at transformers' assistant mask."""
     options: dict[str, Any] = {"return_assistant_tokens_mask": marks_assistant(tokenizer)}
     if max_length is not None:
         options |= {"truncation": True, "max_length": max_length}
@@ -37,7 +37,7 @@ def render_by_template(
 
 
 def micro_tokenizers() -> list["PreTrainedTokenizerBase"]:
-    """With and without BOS, padding with a token of its own and with EOS."""
+    """Return tokenizers with and without BOS, padding with their own token and with EOS."""
     return [
         micro_tokenizer("own", "nobody"),
         micro_tokenizer("eos", "template"),
@@ -46,7 +46,7 @@ def micro_tokenizers() -> list["PreTrainedTokenizerBase"]:
 
 
 def micro_tokenizers_by_case() -> dict[str, list["PreTrainedTokenizerBase"]]:
-    """Tokenizers by what is special about them, in words; "" of usual ones."""
+    """Return tokenizers by a description of their special feature, empty for usual ones."""
     cutting_left = micro_tokenizer()
     cutting_left.truncation_side = "left"
     in_two_blocks = micro_tokenizer()

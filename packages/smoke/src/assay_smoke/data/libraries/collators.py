@@ -3,16 +3,16 @@
 from typing import TYPE_CHECKING
 
 from assay_smoke.data.batches.features import FeatureKind
+from assay_smoke.data.checked_code import Subject
 from assay_smoke.data.libraries.installed import is_installed, library_subject
 from assay_smoke.data.protocols import Collate, MakeCollator
-from assay_smoke.data.running_code import Subject
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 
 def padding_collators() -> list[tuple[Subject, MakeCollator, FeatureKind]]:
-    """Each with its name, and the samples that it is for."""
+    """Return each subject with its collator and the kind of samples it is for."""
     found: list[tuple[Subject, MakeCollator, FeatureKind]] = [
         (library_subject("transformers", "DataCollatorForSeq2Seq"), _seq2seq, "masked"),
         (
@@ -28,7 +28,7 @@ def padding_collators() -> list[tuple[Subject, MakeCollator, FeatureKind]]:
 
 
 def packing_collators() -> list[tuple[Subject, MakeCollator, FeatureKind]]:
-    """As `padding_collators`, of those that put several samples into one row."""
+    """Return collators that put several samples into one row, as `padding_collators` does."""
     found: list[tuple[Subject, MakeCollator, FeatureKind]] = [
         (library_subject("transformers", "DataCollatorWithFlattening"), _flattening, "masked")
     ]

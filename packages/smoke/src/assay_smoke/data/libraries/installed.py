@@ -1,8 +1,8 @@
-"""Names of what is checked in installed libraries, with their versions."""
+"""Names and versions of checked libraries."""
 
 from importlib.metadata import PackageNotFoundError, version
 
-from assay_smoke.data.running_code import Subject
+from assay_smoke.data.checked_code import Subject
 
 _OPTIONAL = {
     "accelerate": "its data loader and transformers' Trainer, which needs it, are",
@@ -11,7 +11,7 @@ _OPTIONAL = {
 
 
 def is_installed(library: str) -> bool:
-    """Whether `library` can be imported here."""
+    """Return whether `library` is installed."""
     try:
         version(library)
     except PackageNotFoundError:
@@ -20,7 +20,7 @@ def is_installed(library: str) -> bool:
 
 
 def absent_libraries() -> list[str]:
-    """For each library that is checked where it is installed, and is not: what is left out."""
+    """Return a note for each optional library that is absent."""
     return [
         f"{library} is not installed: {left_out} not checked"
         for library, left_out in _OPTIONAL.items()
@@ -29,5 +29,5 @@ def absent_libraries() -> list[str]:
 
 
 def library_subject(library: str, what: str) -> Subject:
-    """`what` of `library`, as reports name it: "torch 2.13.0 DistributedSampler"."""
+    """Name `what` of `library` as reports do: "torch 2.13.0 DistributedSampler"."""
     return Subject(f"{library} {version(library)} {what}")

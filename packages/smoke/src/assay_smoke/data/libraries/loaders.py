@@ -1,17 +1,17 @@
-"""DataLoaders with the seeding of workers that torch and transformers have, and seeded masking."""
+"""DataLoaders with the worker seeding of torch and transformers, and datasets with random masking."""
 
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
+from assay_smoke.data.checked_code import Subject
 from assay_smoke.data.libraries.installed import library_subject
 from assay_smoke.data.protocols import Feature, MakeDataset, OpenLoader
-from assay_smoke.data.running_code import Subject
 from assay_smoke.data.tokens.micro_tokenizer import micro_tokenizer
 
 
 def library_loaders() -> list[tuple[Subject, OpenLoader]]:
-    """Each with its name and version."""
+    """Return each subject with its loader."""
     return [
         (library_subject("torch", "DataLoader"), torch_loader),
         (library_subject("transformers", "seed_worker, as in its Trainer"), transformers_loader),
@@ -19,7 +19,7 @@ def library_loaders() -> list[tuple[Subject, OpenLoader]]:
 
 
 def library_datasets() -> list[tuple[Subject, MakeDataset]]:
-    """Random masking by transformers, with and without a seed of its own."""
+    """Return transformers' random masking with and without its own seed."""
     what = "DataCollatorForLanguageModeling(mlm=True{})"
     return [
         (library_subject("transformers", what.format("")), partial(_masked, seed=None)),
@@ -30,33 +30,30 @@ def library_datasets() -> list[tuple[Subject, MakeDataset]]:
 def torch_loader(
     dataset: Sequence[Sequence[int]], num_workers: int, _rank: int
 ) -> Iterable[Iterable[object]]:
-    """Workers seeded as torch does it."""
-    from torch.utils.data import DataLoader
-
-    given: Any = dataset
-    loader: Iterable[Iterable[object]] = DataLoader(
-        given, 2, shuffle=False, num_workers=num_workers, collate_fn=list
-    )
-    return loader
+    """Open a DataLoader whose workers torch seeds."""
+    return _open(dataset, num_workers, None)
 
 
 def transformers_loader(
     dataset: Sequence[Sequence[int]], num_workers: int, rank: int
 ) -> Iterable[Iterable[object]]:
-    """Workers seeded by transformers."""
-    from torch.utils.data import DataLoader
+    """Open a DataLoader whose workers transformers seeds."""
     from transformers.trainer_utils import seed_worker
 
-    given: Any = dataset
-    init = partial(seed_worker, num_workers=num_workers, rank=rank)
+    return _open(dataset, num_workers, partial(seed_worker, num_workers=num_workers, rank=rank))
+
+
+def _open(dataset: Any, num_workers: int, init: Any) -> Iterable[Iterable[object]]:  # noqa: ANN401
+    from torch.utils.data import DataLoader
+
     loader: Iterable[Iterable[object]] = DataLoader(
-        given, 2, num_workers=num_workers, collate_fn=list, worker_init_fn=init
+        dataset, 2, num_workers=num_workers, collate_fn=list, worker_init_fn=init
     )
     return loader
 
 
 class _Masked(Sequence[Any]):
-    """Samples of which a collator masks tokens at random."""
+    """Samples whose tokens a collator masks at random."""
 
     def __init__(self, samples: Sequence[Feature], collator: Any) -> None:  # noqa: ANN401
         self._samples = samples

@@ -1,16 +1,16 @@
-"""Samplers and data loaders over ranks: torch's and accelerate's."""
+"""Samplers and data loaders of torch and accelerate over ranks."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
+from assay_smoke.data.checked_code import Subject
 from assay_smoke.data.libraries.installed import is_installed, library_subject
 from assay_smoke.data.protocols import LoaderPlan, OpenRun, ResumePoint
-from assay_smoke.data.running_code import Subject
 
 
 def library_samplers() -> list[tuple[Subject, OpenRun]]:
-    """Each with its name and version."""
+    """Return each subject with its data loop."""
     found: list[tuple[Subject, OpenRun]] = [
         (library_subject("torch", "DistributedSampler"), distributed_sampler)
     ]
@@ -31,7 +31,7 @@ def library_samplers() -> list[tuple[Subject, OpenRun]]:
 def distributed_sampler(
     plan: LoaderPlan, resumed: ResumePoint | None
 ) -> Iterator[Iterable[Sequence[int]]]:
-    """DistributedSampler of torch; it has no resume, so batches are drawn and thrown away."""
+    """Run torch's DistributedSampler. It cannot resume, so seen batches are drawn and discarded."""
     from torch.utils.data import DataLoader, DistributedSampler
 
     samples = range(plan.num_samples)
@@ -61,7 +61,7 @@ def distributed_sampler(
 
 
 def epochs_left(plan: LoaderPlan, resumed: ResumePoint | None) -> Iterator[tuple[int, int]]:
-    """The epochs that are left, and how many batches of each were seen before."""
+    """Yield the remaining epochs with their numbers of seen batches."""
     first, seen = (resumed.epoch, resumed.num_batches) if resumed else (0, 0)
     yield from ((epoch, seen if epoch == first else 0) for epoch in range(first, plan.num_epochs))
 
@@ -69,14 +69,14 @@ def epochs_left(plan: LoaderPlan, resumed: ResumePoint | None) -> Iterator[tuple
 def accelerate_seedable(
     plan: LoaderPlan, resumed: ResumePoint | None
 ) -> Iterator[Iterable[Sequence[int]]]:
-    """A loader of accelerate whose sampler is seeded by epoch."""
+    """Run accelerate's loader with a sampler that is seeded by epoch."""
     return _accelerate(plan, resumed, {"use_seedable_sampler": True, "data_seed": plan.seed})
 
 
 def accelerate_default(
     plan: LoaderPlan, resumed: ResumePoint | None
 ) -> Iterator[Iterable[Sequence[int]]]:
-    """A loader of accelerate with default options, whose order is torch's global generator's."""
+    """Run accelerate's loader with default options, which draws the order from torch's global generator."""
     return _accelerate(plan, resumed, {})
 
 

@@ -1,6 +1,6 @@
-"""The order of samples that transformers' Trainer gives to its model, also after a resume.
+"""The sample order of transformers' Trainer, also after a resume.
 
-It is one process, so that plans have one rank.
+Trainer runs in one process here, so plans have one rank.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +21,7 @@ TRAINER_PLANS = (LoaderPlan(num_samples=13, batch_size=6, num_epochs=2),)
 
 
 class TrainerRun:
-    """A training run by Trainer: iterated, it gives the epochs; its state is a checkpoint's folder."""
+    """A training run by Trainer, as an iterable of epochs. Its state is a checkpoint."""
 
     def __init__(self, plan: LoaderPlan, resumed: ResumePoint | None) -> None:
         self._plan = plan
@@ -47,12 +47,12 @@ class TrainerRun:
             yield batch
 
     def state_dict(self) -> "_Checkpoint":
-        """A checkpoint after as many steps as batches were drawn."""
+        """Return a checkpoint after as many steps as batches were drawn."""
         return _Checkpoint(self._plan, self._num_drawn)
 
 
 class _Checkpoint:
-    """A checkpoint that is written when it is needed, by a run that stops there."""
+    """A checkpoint that a run writes on demand by stopping there."""
 
     def __init__(self, plan: LoaderPlan, num_steps: int) -> None:
         self.plan = plan
@@ -65,7 +65,7 @@ class _Checkpoint:
 
 
 def _train(plan: LoaderPlan, checkpoint: _Checkpoint | None) -> list[list[int]]:
-    """The batches that the model was given, from `checkpoint` on."""
+    """Return the batches that the model got, from `checkpoint` on."""
     with temporary_folder("assay-trainer-") as folder, quiet_transformers():
         if checkpoint is None:
             return _run_trainer(plan, folder, None, None)
@@ -89,7 +89,7 @@ def _make_trainer(
     from transformers.trainer_callback import PrinterCallback, ProgressCallback
 
     class StopAndSave(TrainerCallback):
-        """Ends the run with a checkpoint after a number of steps."""
+        """Stops the run with a checkpoint after a number of steps."""
 
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ANN401, ARG002
             if state.global_step == stop_after:
@@ -118,7 +118,7 @@ def _make_trainer(
 
 
 class _Recorder(nn.Module):
-    """A model of one parameter that keeps the numbers of the samples it is given."""
+    """A model with one parameter that records the numbers of its samples."""
 
     def __init__(self) -> None:
         super().__init__()

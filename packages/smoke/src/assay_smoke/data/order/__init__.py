@@ -1,1 +1,1 @@
-"""Which samples each rank sees, in which order, also after a resume."""
+"""Checks of the sample order of each rank, also after a resume."""

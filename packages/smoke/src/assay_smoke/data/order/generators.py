@@ -1,4 +1,4 @@
-"""The three global random generators that data loading draws from."""
+"""The three global random generators that data loading uses."""
 
 import random
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class GeneratorStates:
-    """States of torch's, numpy's and Python's generator, as a checkpoint keeps them."""
+    """States of the generators of torch, numpy and random, as in a checkpoint."""
 
     torch: Any
     numpy: Any
@@ -15,14 +15,14 @@ class GeneratorStates:
 
     @classmethod
     def current(cls) -> "GeneratorStates":
-        """The states of this moment."""
+        """Take the current states."""
         import numpy as np
         import torch
 
         return cls(torch.get_rng_state(), np.random.get_state(), random.getstate())  # noqa: NPY002
 
     def restore(self) -> None:
-        """Go on from these states."""
+        """Restore these states."""
         import numpy as np
         import torch
 
@@ -32,7 +32,7 @@ class GeneratorStates:
 
 
 def seed_generators(seed: int) -> None:
-    """Seed all three, as a training script does at its begin."""
+    """Seed all three, as a training script does at its start."""
     import numpy as np
     import torch
 

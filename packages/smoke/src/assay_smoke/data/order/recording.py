@@ -1,12 +1,12 @@
-"""The samples that a data loop hands out, recorded epoch by epoch."""
+"""Records the batches of a data loop."""
 
 import copy
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
+from assay_smoke.data.checked_code import Subject
 from assay_smoke.data.order.generators import GeneratorStates, seed_generators
 from assay_smoke.data.protocols import LoaderPlan, OpenRun, ResumePoint, Stateful
-from assay_smoke.data.running_code import Subject
 
 Batch = list[int]
 Epoch = list[Batch]
@@ -21,10 +21,10 @@ def record_run(
     resumed: ResumePoint | None = None,
     restored: GeneratorStates | None = None,
 ) -> list[Epoch]:
-    """The batches of one rank, from the resumed epoch to the last, as a new process would see them.
+    """Return the batches of one rank from the resumed epoch to the last, as in a new process.
 
-    restored: of a resumed run, set once it is open, as a training script loads a checkpoint that holds
-        generator states after it has built its data loader.
+    restored: generator states, set after the loop is open, as a training script loads a checkpoint
+        after it has built its data loader.
     """
     seed_generators(plan.seed)
     num_epochs = plan.num_epochs - (resumed.epoch if resumed else 0)
@@ -43,7 +43,7 @@ def record_run(
 def interrupt_run(
     subject: Subject, open_run: OpenRun, plan: LoaderPlan, epoch: int, num_batches: int
 ) -> tuple[ResumePoint, GeneratorStates]:
-    """Run until `num_batches` batches of `epoch` were drawn; the point, and the generators there."""
+    """Draw `num_batches` batches of `epoch`. Return the point and the generator states."""
     seed_generators(plan.seed)
     with subject.called_for(describe_case(plan, None)):
         run = open_run(plan, None)
@@ -61,7 +61,7 @@ def interrupt_run(
 def _batches_of(
     subject: Subject, epoch: Iterable[Sequence[int]], plan: LoaderPlan
 ) -> Iterator[Batch]:
-    """The batches as lists of numbers. Raises: RaisedError if there is no end to them."""
+    """Yield batches as lists of numbers. Raises: RaisedError for an endless epoch."""
     most = 4 * plan.num_samples + 16
     for number, batch in enumerate(epoch):
         if number == most:
@@ -73,7 +73,7 @@ def _batches_of(
 
 
 def describe_case(plan: LoaderPlan, resumed: ResumePoint | None = None) -> str:
-    """The plan in words, shortly."""
+    """Describe the plan briefly."""
     batches = f"batches of {plan.batch_size}"
     if plan.tokens_per_batch:
         batches = f"batches of at most {plan.tokens_per_batch} tokens"
@@ -91,7 +91,7 @@ def describe_case(plan: LoaderPlan, resumed: ResumePoint | None = None) -> str:
 
 
 def show_epoch(epoch: Epoch, most: int = 8) -> str:
-    """The batches of an epoch in a line."""
+    """Show the batches of an epoch in a line."""
     shown = " ".join(str(batch) for batch in epoch[:most])
     rest = len(epoch) - most
     return f"{shown} and {rest} more" if rest > 0 else shown or "no batch"

@@ -1,9 +1,10 @@
-"""Resume in the middle of an epoch: the first, and any later one."""
+"""Checks resumes in the middle of the first and of later epochs."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from assay_smoke.data.checked_code import Subject
 from assay_smoke.data.order.recording import (
     Epoch,
     describe_case,
@@ -11,9 +12,8 @@ from assay_smoke.data.order.recording import (
     record_run,
     show_epoch,
 )
-from assay_smoke.data.properties import PropertyLog, Wrong, listed
+from assay_smoke.data.properties import PropertyLog, Violation, list_numbers
 from assay_smoke.data.protocols import LoaderPlan, OpenRun, ResumePoint
-from assay_smoke.data.running_code import Subject
 
 
 def judge_resumes(
@@ -24,12 +24,12 @@ def judge_resumes(
     plan: LoaderPlan,
     by_rank: Sequence[Sequence[Epoch]],
 ) -> None:
-    """Interrupt every rank in every epoch, resume it, and judge it as the property `name`.
+    """Interrupt and resume every rank in every epoch. Judge each resume as the property `name`.
 
-    The global generators are set back to their states of the interruption, as checkpoints restore them:
-    an order that is drawn from them is another then.
+    The global generators are restored to the interruption, as checkpoints restore them. An order drawn
+    from them then changes.
 
-    by_rank: the epochs of the uninterrupted run, for each rank.
+    by_rank: epochs of the uninterrupted run by rank.
     """
     for rank, epochs in enumerate(by_rank):
         own = replace(plan, rank=rank)
@@ -40,10 +40,10 @@ def judge_resumes(
 
 
 def _interruptions(plan: LoaderPlan, epochs: Sequence[Epoch]) -> Iterator[tuple[int, int]]:
-    """Epochs, and the batches seen before: after the first, in the middle, before the last.
+    """Yield epochs with numbers of batches seen: after the first, in the middle, before the last.
 
-    With workers only one, in the middle of epoch 1: their processes start anew for every epoch. In
-    order only the middle ones: it is a shuffled order that is lost.
+    With workers, interrupt only once, because every epoch starts new processes. Without shuffling,
+    interrupt only in the middle.
     """
     if plan.num_workers:
         yield 1, len(epochs[1]) // 2
@@ -60,35 +60,36 @@ def _find_difference(
     epochs: Sequence[Epoch],
     point: ResumePoint,
     resumed: Sequence[Epoch],
-) -> Wrong | None:
+) -> Violation | None:
     expected = [epochs[point.epoch][point.num_batches :], *epochs[point.epoch + 1 :]]
     if list(resumed) == expected:
         return None
     later = next(n for n, epoch in enumerate(expected) if resumed[n] != epoch)
     number = point.epoch + later
-    return Wrong(
+    return Violation(
         _describe(epochs, point, resumed[later], later),
         (
             f"{describe_case(plan, point)}, rank {plan.rank}",
-            f"left of epoch {number}: {show_epoch(expected[later])}",
+            f"rest of epoch {number}: {show_epoch(expected[later])}",
             f"resumed:         {show_epoch(resumed[later])}",
         ),
     )
 
 
 def _describe(epochs: Sequence[Epoch], point: ResumePoint, actual: Epoch, later: int) -> str:
-    """What the resumed run did instead, where it is one of the known mistakes."""
+    """Describe the resumed run, by a known mistake if one fits."""
     number = point.epoch + later
     where = f"a run resumed in epoch {point.epoch}"
     skipped = point.num_batches
     if later and skipped and actual == epochs[number][skipped:]:
-        return f"{where} skips {skipped} batches of epoch {number}, too"
+        return f"{where} also skips {skipped} batches of epoch {number}"
     for other, epoch in enumerate(epochs):
         if other != number and actual == (epoch if later else epoch[skipped:]):
             return f"{where} has the order of epoch {other} in epoch {number}"
     if not later and actual == epochs[number]:
-        return f"{where} begins the epoch again"
-    return f"{where} sees other samples in epoch {number}{_lost_and_repeated(epochs, point, actual, later)}"
+        return f"{where} restarts the epoch"
+    difference = _lost_and_repeated(epochs, point, actual, later)
+    return f"{where} sees other samples in epoch {number}{difference}"
 
 
 def _lost_and_repeated(
@@ -102,7 +103,7 @@ def _lost_and_repeated(
     if not lost and not repeated:
         return ", in another order"
     parts = [
-        f"{listed(lost)} never" if lost else "",
-        f"{listed(repeated)} again" if repeated else "",
+        f"{list_numbers(lost)} never" if lost else "",
+        f"{list_numbers(repeated)} again" if repeated else "",
     ]
     return ": " + ", ".join(filter(None, parts))

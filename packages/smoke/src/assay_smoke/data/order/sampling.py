@@ -1,15 +1,21 @@
-"""Samplers and batch samplers over ranks: each sample once, each epoch anew, each rank as many steps."""
+"""Checks samplers and batch samplers over ranks: steps, batch sizes, order, and resumes."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from math import prod
 
+from assay_smoke.data.checked_code import DeclinedError, Subject
 from assay_smoke.data.order.recording import Epoch, describe_case, record_run, show_epoch
 from assay_smoke.data.order.resuming import judge_resumes
-from assay_smoke.data.properties import PropertyLog, SubjectReport, Wrong, first_wrong, listed
+from assay_smoke.data.properties import (
+    PropertyLog,
+    SubjectReport,
+    Violation,
+    first_violation,
+    list_numbers,
+)
 from assay_smoke.data.protocols import LoaderPlan, OpenRun
-from assay_smoke.data.running_code import DeclinedError, Subject
 
 EQUAL_STEPS = "every rank makes the same number of steps"
 BATCH_SIZE = "no batch is larger than asked for"
@@ -20,10 +26,10 @@ RESUMED = "a resumed run sees exactly what was left"
 
 PROPERTIES = (EQUAL_STEPS, BATCH_SIZE, ONCE, NEW_ORDER, REPEATABLE, RESUMED)
 
-# Two permutations of fewer samples are too often equal by chance: of 12, once in 479,001,600.
+# Fewer samples often have equal permutations by chance; 12 have once in 479,001,600.
 FEWEST_TO_SHUFFLE = 12
 
-# Samples, batch size, ranks, workers; smallest first. Even and uneven over ranks and batches.
+# Samples, batch size, ranks, workers; smallest first. Some divide evenly, others do not.
 _SHAPES = (
     (12, 1, 1, 0),
     (13, 1, 2, 0),
@@ -36,11 +42,11 @@ SAMPLER_PLANS = tuple(
     for n, size, ranks, workers in _SHAPES
     for shuffle in (True, False)
     for drop_last in (False, True)
-    # A worker is a process: one plan shows them all.
+    # Workers are processes, which are slow to start: one plan is enough.
     if not workers or (shuffle and not drop_last)
 )
 
-# Long and short samples in turn, so that batches differ in their number.
+# Long and short samples in turn, so that batches differ in their number of samples.
 _LENGTHS = (3, 60, 5, 8, 33, 1, 2, 50, 13, 21, 4, 40, 7, 9, 30, 6, 11)
 BATCH_SAMPLER_PLANS = tuple(
     LoaderPlan(
@@ -56,15 +62,18 @@ BATCH_SAMPLER_PLANS = tuple(
 def check_sampling(
     subject: Subject, open_run: OpenRun, plans: Sequence[LoaderPlan] = SAMPLER_PLANS
 ) -> SubjectReport:
-    """Run `open_run` for every plan, rank and epoch, then again from interruptions in the middle.
+    """Run `open_run` for every plan, rank and epoch, and again from interruptions.
 
-    A plan for which it raises NotImplementedError is left out, and noted.
+    A plan that raises NotImplementedError is skipped and noted.
     """
     log = PropertyLog(subject.name, PROPERTIES)
     num_declined = 0
     for plan in plans:
         try:
-            by_rank = _record_ranks(subject, open_run, plan)
+            by_rank = [
+                record_run(subject, open_run, replace(plan, rank=rank))
+                for rank in range(plan.num_ranks)
+            ]
         except DeclinedError as error:
             log.note(str(error))
             num_declined += 1
@@ -76,15 +85,8 @@ def check_sampling(
         log.judge(REPEATABLE, _find_other_order(plan, by_rank, subject, open_run))
         judge_resumes(log, RESUMED, subject, open_run, plan, by_rank)
     if num_declined:
-        log.waive_untried("as all plans for it are declined")
+        log.waive_untried("all plans for it are declined")
     return log.report()
-
-
-def _record_ranks(subject: Subject, open_run: OpenRun, plan: LoaderPlan) -> list[list[Epoch]]:
-    """For each rank its epochs."""
-    return [
-        record_run(subject, open_run, replace(plan, rank=rank)) for rank in range(plan.num_ranks)
-    ]
 
 
 def _judge_epoch(log: PropertyLog, plan: LoaderPlan, epoch: int, by_rank: Sequence[Epoch]) -> None:
@@ -93,73 +95,72 @@ def _judge_epoch(log: PropertyLog, plan: LoaderPlan, epoch: int, by_rank: Sequen
         *(f"epoch {epoch}, rank {rank}: {show_epoch(one)}" for rank, one in enumerate(by_rank)),
     )
     steps = [len(one) for one in by_rank]
-    unequal = Wrong(
-        f"the ranks make {listed(steps)} steps: the first collective after the shortest hangs",
+    unequal = Violation(
+        f"the ranks make {list_numbers(steps)} steps: the first collective after the shortest hangs",
         shown,
     )
     log.judge(EQUAL_STEPS, unequal if len(set(steps)) > 1 else None)
     batches = [batch for one in by_rank for batch in one]
-    log.judge(BATCH_SIZE, first_wrong(_find_too_large(plan, batch, shown) for batch in batches))
+    log.judge(BATCH_SIZE, first_violation(_find_too_large(plan, batch, shown) for batch in batches))
     log.judge(ONCE, _find_lost_or_repeated(log, plan, by_rank, shown))
 
 
-def _find_too_large(plan: LoaderPlan, batch: Sequence[int], shown: Sequence[str]) -> Wrong | None:
+def _find_too_large(
+    plan: LoaderPlan, batch: Sequence[int], shown: Sequence[str]
+) -> Violation | None:
     if len(batch) > plan.batch_size:
-        return Wrong(f"a batch has {len(batch)} samples instead of {plan.batch_size}", tuple(shown))
-    if not plan.tokens_per_batch or len(batch) == 1:  # a single long sample has to go somewhere
+        return Violation(
+            f"a batch has {len(batch)} samples instead of {plan.batch_size}", tuple(shown)
+        )
+    if not plan.tokens_per_batch or len(batch) == 1:  # a single sample may exceed the budget
         return None
     num_tokens = sum(plan.lengths[sample] for sample in batch if sample < plan.num_samples)
     if num_tokens <= plan.tokens_per_batch:
         return None
-    return Wrong(f"batch {list(batch)} has {num_tokens} tokens", tuple(shown))
+    return Violation(f"batch {list(batch)} has {num_tokens} tokens", tuple(shown))
 
 
 def _find_lost_or_repeated(
     log: PropertyLog, plan: LoaderPlan, by_rank: Sequence[Epoch], shown: Sequence[str]
-) -> Wrong | None:
+) -> Violation | None:
     seen = Counter(sample for one in by_rank for batch in one for sample in batch)
     unknown = sorted(seen.keys() - set(range(plan.num_samples)))
     if unknown:
-        return Wrong(f"there are no samples {listed(unknown)}", tuple(shown))
+        return Violation(f"there are no samples {list_numbers(unknown)}", tuple(shown))
     lost = [sample for sample in range(plan.num_samples) if not seen[sample]]
     repeated = [sample for sample, count in sorted(seen.items()) if count > 1]
     num_repeats = sum(seen.values()) - len(seen)
     excused_lost, excused_repeats = _excused(plan, by_rank)
     faults = []
     if len(lost) > excused_lost:
-        faults.append(f"samples {listed(lost)} are never seen{_as_declared(plan, excused_lost)}")
+        allowed = f"; drop_last may leave out {excused_lost} here" if plan.drop_last else ""
+        faults.append(f"samples {list_numbers(lost)} are never seen{allowed}")
     if num_repeats > excused_repeats:
         ranks = _ranks_of(repeated[0], by_rank)
         faults.append(
-            f"samples {listed(repeated)} are seen more than once"
-            f" (sample {repeated[0]} by rank {listed(ranks)})"
+            f"samples {list_numbers(repeated)} are seen more than once"
+            f" (sample {repeated[0]} by rank {list_numbers(ranks)})"
         )
     if faults:
-        return Wrong("; ".join(faults), tuple(shown))
+        return Violation("; ".join(faults), tuple(shown))
     if num_repeats:
-        log.note("where samples do not fill the last batch of every rank, some are seen twice")
+        log.note("samples are repeated to fill the last batch of every rank")
     return None
 
 
 def _excused(plan: LoaderPlan, by_rank: Sequence[Epoch]) -> tuple[int, int]:
-    """How many samples may be lost, and how many repeats there may be, to even out the ranks."""
+    """Return how many samples may be lost and how many repeats are allowed to even out the ranks."""
     if plan.tokens_per_batch:
-        # At most one batch of each rank but one is there to even out.
+        # At most one batch on each rank but one evens the ranks out.
         largest = max((len(batch) for one in by_rank for batch in one), default=1)
         uneven = (plan.num_ranks - 1) * max(largest, 1)
         return (uneven, 0) if plan.drop_last else (0, uneven)
     if plan.drop_last:
-        # Of an iterable data set, each worker drops its own last batch.
+        # With an iterable dataset, each worker drops its own last batch.
         whole = prod((plan.num_ranks, plan.batch_size, max(1, plan.num_workers)))
         return (0 if plan.num_samples % whole == 0 else whole - 1), 0
     whole = plan.num_ranks * plan.batch_size
     return 0, (0 if plan.num_samples % whole == 0 else whole - 1)
-
-
-def _as_declared(plan: LoaderPlan, excused: int) -> str:
-    if not plan.drop_last:
-        return ""
-    return f"; drop_last may leave out {excused} here"
 
 
 def _ranks_of(sample: int, by_rank: Sequence[Epoch]) -> list[int]:
@@ -172,14 +173,14 @@ def _ranks_of(sample: int, by_rank: Sequence[Epoch]) -> list[int]:
     ]
 
 
-def _find_repeated_order(plan: LoaderPlan, by_rank: Sequence[Sequence[Epoch]]) -> Wrong | None:
+def _find_repeated_order(plan: LoaderPlan, by_rank: Sequence[Sequence[Epoch]]) -> Violation | None:
     orders = [_flat(epochs[epoch] for epochs in by_rank) for epoch in range(plan.num_epochs)]
     for later in range(1, plan.num_epochs):
         for earlier in range(later):
             if orders[later] == orders[earlier] and orders[later]:
-                return Wrong(
-                    f"epoch {later} has the order of epoch {earlier}: set_epoch is not called, or"
-                    " does not reach the sampler",
+                return Violation(
+                    f"epoch {later} has the order of epoch {earlier}: set_epoch is not called or does"
+                    " not reach the sampler",
                     (
                         describe_case(plan),
                         f"epoch {earlier}, rank 0: {show_epoch(by_rank[0][earlier])}",
@@ -195,12 +196,12 @@ def _flat(epochs: Iterable[Epoch]) -> list[list[int]]:
 
 def _find_other_order(
     plan: LoaderPlan, by_rank: Sequence[Sequence[Epoch]], subject: Subject, open_run: OpenRun
-) -> Wrong | None:
+) -> Violation | None:
     again = record_run(subject, open_run, plan)
     if again == by_rank[0]:
         return None
     epoch = next(e for e in range(plan.num_epochs) if again[e] != by_rank[0][e])
-    return Wrong(
+    return Violation(
         f"two runs with seed {plan.seed} differ from epoch {epoch} on",
         (
             describe_case(plan),

@@ -1,1 +1,1 @@
-"""From messages to ids and labels."""
+"""Checks of code that converts messages to ids and labels."""

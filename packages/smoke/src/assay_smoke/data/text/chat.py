@@ -1,11 +1,11 @@
-"""Rendering of chats: one BOS, every turn once and ended, nothing that is only for generation."""
+"""Checks rendered chats: one BOS, every turn once with its end, and no prompt for generation."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from assay_smoke.data.properties import PropertyLog, SubjectReport, Wrong
+from assay_smoke.data.checked_code import Subject
+from assay_smoke.data.properties import PropertyLog, SubjectReport, Violation
 from assay_smoke.data.protocols import Render
-from assay_smoke.data.running_code import Subject
 from assay_smoke.data.text.rendering import (
     Chat,
     Chats,
@@ -17,7 +17,7 @@ from assay_smoke.data.text.rendering import (
 from assay_smoke.data.text.truncation import Truncation, cut_chats, judge_cut_text
 from assay_smoke.data.tokens.chat_templates import generation_prompt, template_ids
 from assay_smoke.data.tokens.conversations import SHORT, conversations
-from assay_smoke.data.tokens.shown_tokens import show_row, show_token
+from assay_smoke.data.tokens.token_display import show_row, show_token
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -40,10 +40,10 @@ def check_chat(
     truncation: Truncation | None = None,
     chats: Chats = conversations,
 ) -> SubjectReport:
-    """Render every one of the chats with every tokenizer.
+    """Render all chats with all tokenizers.
 
-    eos_token_ids: where the model stops; none if that is not known.
-    truncation: what is declared of chats that are too long.
+    eos_token_ids: ids that end generation; empty if unknown.
+    truncation: declared treatment of chats that are too long.
     """
     log = PropertyLog(subject.name, PROPERTIES)
     for tokenizer in tokenizers:
@@ -53,7 +53,7 @@ def check_chat(
             log.judge(ENDED, _find_endless(log, chat, eos_token_ids))
             log.judge(NO_PROMPT, _find_prompt(chat))
             again = render_chat(subject, render, tokenizer, chat.conversation, None)
-            changed = Wrong("the second time other ids or labels are returned", (chat.case,))
+            changed = Violation("the second call returns different ids or labels", (chat.case,))
             log.judge(REPEATABLE, None if again == (chat.ids, chat.labels) else changed)
             _note_control_tokens(log, chat)
             _note_template(log, chat)
@@ -62,20 +62,20 @@ def check_chat(
     return log.report()
 
 
-def _find_bos(chat: Chat) -> Wrong | None:
+def _find_bos(chat: Chat) -> Violation | None:
     bos = chat.tokenizer.bos_token_id
     if bos is None:
         return None
     count = _leading(chat.ids, bos)
     shown = (chat.case, f"begins with: {show_row(chat.tokenizer, chat.ids[:4])}")
     if count > 1:
-        return Wrong(
-            f"the text begins with {count} times {show_token(chat.tokenizer, bos)}: a template's text,"
-            " which has it, is tokenized with add_special_tokens",
+        return Violation(
+            f"the text begins with {count} times {show_token(chat.tokenizer, bos)}: the template writes"
+            " it, and the tokenizer adds it again (add_special_tokens)",
             shown,
         )
     if not count and _leading(_template_ids(chat), bos):
-        return Wrong("the template writes BOS, and the text trained on has none", shown)
+        return Violation("the template writes BOS, and the rendered chat has none", shown)
     return None
 
 
@@ -87,17 +87,17 @@ def _template_ids(chat: Chat) -> tuple[int, ...]:
     return template_ids(chat.tokenizer, chat.conversation.messages)
 
 
-def _find_lost_turn(chat: Chat) -> Wrong | None:
+def _find_lost_turn(chat: Chat) -> Violation | None:
     found, wanted = len(chat.turns), chat.conversation.messages
     if found == len(wanted):
         return None
-    return Wrong(
+    return Violation(
         f"turn {found}, {wanted[found]['content']!r} of the {wanted[found]['role']}, is not in the text",
         (chat.case, f"the text: {chat.tokenizer.decode(list(chat.ids))!r}"),
     )
 
 
-def _find_endless(log: PropertyLog, chat: Chat, eos_token_ids: Sequence[int]) -> Wrong | None:
+def _find_endless(log: PropertyLog, chat: Chat, eos_token_ids: Sequence[int]) -> Violation | None:
     if not chat.turns or chat.turns[-1].message["role"] != "assistant":
         return None
     end = turn_end(chat, chat.turns[-1])
@@ -105,16 +105,17 @@ def _find_endless(log: PropertyLog, chat: Chat, eos_token_ids: Sequence[int]) ->
         reason = (
             "no special token follows the last turn: a model trained on it never learns to stop"
         )
-        return chat.wrong_at(len(chat.ids) - 1, reason)
+        return chat.violation_at(len(chat.ids) - 1, reason)
     if eos_token_ids and chat.ids[end] not in eos_token_ids:
         stops = ", ".join(show_token(chat.tokenizer, id_) for id_ in eos_token_ids)
         log.note(
-            f"a turn ends with {show_token(chat.tokenizer, chat.ids[end])}, generation stops at {stops}"
+            f"a turn ends with {show_token(chat.tokenizer, chat.ids[end])}, but generation stops at"
+            f" {stops}"
         )
     return None
 
 
-def _find_prompt(chat: Chat) -> Wrong | None:
+def _find_prompt(chat: Chat) -> Violation | None:
     prompt = generation_prompt(chat.tokenizer, SHORT.messages[:1]).strip()
     text = str(chat.tokenizer.decode(list(chat.ids))).strip()
     if not prompt or not text.endswith(prompt):
@@ -122,7 +123,7 @@ def _find_prompt(chat: Chat) -> Wrong | None:
     reason = (
         "the text ends with the prompt for generation: render it with add_generation_prompt=False"
     )
-    return chat.wrong_at(len(chat.ids) - 1, reason)
+    return chat.violation_at(len(chat.ids) - 1, reason)
 
 
 def _note_control_tokens(log: PropertyLog, chat: Chat) -> None:
@@ -131,19 +132,19 @@ def _note_control_tokens(log: PropertyLog, chat: Chat) -> None:
         inside = [at for at in turn.tokens if chat.ids[at] in special]
         if inside and turn.message["role"] == "user":
             token = show_token(chat.tokenizer, chat.ids[inside[0]])
-            log.note(f"special tokens that a user writes are control tokens: {token}")
+            log.note(f"special tokens in a user's text become control tokens: {token}")
 
 
 def _note_template(log: PropertyLog, chat: Chat) -> None:
-    """What holds for many templates, and is a trap for code that relies on it."""
+    """Note template behavior that breaks code which relies on stable prefixes."""
     own = _template_ids(chat)
     if own and chat.ids != own:
-        log.note("the text is not the one that the tokenizer's chat template makes")
+        log.note("the text differs from that of the tokenizer's chat template")
     if not own or len(chat.turns) < 4:
         return
     begin = template_ids(chat.tokenizer, chat.conversation.messages[:2])
     if own[: len(begin)] != begin:
         log.note(
-            "the template writes an earlier turn otherwise once another follows: masks that are"
-            " made from the lengths of shorter chats are wrong"
+            "the template changes an earlier turn when another follows: masks computed from lengths of"
+            " shorter chats are wrong"
         )

@@ -1,14 +1,14 @@
-"""Chats as a function renders them, and which of their tokens are of which turn."""
+"""Renders chats by a function and assigns their tokens to turns."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from assay_smoke.data.properties import PropertyLog, Wrong
+from assay_smoke.data.checked_code import RaisedError, Subject
+from assay_smoke.data.properties import PropertyLog, Violation
 from assay_smoke.data.protocols import IGNORED, Message, Render
-from assay_smoke.data.running_code import RaisedError, Subject
 from assay_smoke.data.tokens.conversations import WITH_SYSTEM, Conversation
-from assay_smoke.data.tokens.shown_tokens import show_tokens
+from assay_smoke.data.tokens.token_display import show_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -16,40 +16,39 @@ if TYPE_CHECKING:
 # The chats to render with a tokenizer.
 Chats = Callable[["PreTrainedTokenizerBase"], Iterable[Conversation]]
 
-_WANTED = "a mapping with input_ids and labels, lists of equally many integers"
+_WANTED = "a mapping with input_ids and labels, lists of integers of equal length"
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A turn in the text.
-
-    tokens: the positions of the tokens that are wholly in its content.
-    stop: the first position behind its content.
-    """
+    """A turn in the text."""
 
     message: Message
     tokens: tuple[int, ...]
+    """Positions of the tokens that lie wholly in its content."""
     stop: int
+    """First position after its content."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """A rendered chat. turns: as far as they were found in the text, in their order."""
+    """A rendered chat."""
 
     tokenizer: "PreTrainedTokenizerBase"
     conversation: Conversation
     ids: tuple[int, ...]
     labels: tuple[int, ...]
     turns: tuple[Turn, ...]
+    """The turns that were found in the text, in order."""
 
     @property
     def case(self) -> str:
-        """The chat in words."""
+        """Describe the chat."""
         return f"a chat with {len(self.conversation.messages)} turns: {self.conversation.name}"
 
-    def wrong_at(self, position: int, reason: str) -> Wrong:
-        """The finding `reason`, shown with the tokens around `position`."""
-        return Wrong(
+    def violation_at(self, position: int, reason: str) -> Violation:
+        """Return the violation `reason`, shown with the tokens around `position`."""
+        return Violation(
             reason, (self.case, *show_tokens(self.tokenizer, self.ids, self.labels, position))
         )
 
@@ -61,17 +60,17 @@ def render_all(
     tokenizer: "PreTrainedTokenizerBase",
     chats: Chats,
 ) -> Iterator[Chat]:
-    """Every one of the chats that can be rendered; templates may refuse a system's turn, which is noted."""
+    """Render all chats. A template may refuse a system's turn, which is noted."""
     for conversation in chats(tokenizer):
         try:
             rendered = render_chat(subject, render, tokenizer, conversation, None)
         except RaisedError as error:
             if conversation is not WITH_SYSTEM:
                 raise
-            log.note(f"a system's turn is refused: {str(error).splitlines()[0]}")
+            log.note(f"refuses a system's turn: {str(error).splitlines()[0]}")
             continue
         if rendered is None:
-            raise subject.returned("None for a chat that nothing limits", _WANTED)
+            raise subject.returned("None for a chat without a length limit", _WANTED)
         ids, labels = rendered
         turns = tuple(_find_turns(tokenizer, ids, conversation.messages))
         yield Chat(tokenizer, conversation, ids, labels, turns)
@@ -84,7 +83,7 @@ def render_chat(
     conversation: Conversation,
     max_length: int | None,
 ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Ids and labels; None where the chat is dropped. Raises: RaisedError."""
+    """Render a chat to ids and labels, or None if it is dropped. Raises: RaisedError."""
     limit = "" if max_length is None else f", at most {max_length} tokens"
     with subject.called_for(f"the chat {list(conversation.messages)}{limit}"):
         rendered = render(
@@ -103,7 +102,7 @@ def render_chat(
 def _find_turns(
     tokenizer: "PreTrainedTokenizerBase", ids: Sequence[int], messages: Sequence[Message]
 ) -> Iterator[Turn]:
-    """The turns up to the first whose content is not in the text behind the one before."""
+    """Yield the turns in the text, up to the first that is missing after its predecessor."""
     ends = _letters_until(tokenizer, ids)
     text = _decode(tokenizer, ids)
     begins = [0, *ends[:-1]]
@@ -113,7 +112,7 @@ def _find_turns(
         if begin < 0:
             return
         stop = begin + len(message["content"])
-        # A token that only completes the bytes of a letter adds none: its letter is the last one.
+        # A token that only completes the bytes of a character belongs to the previous character.
         tokens = tuple(
             at for at, end in enumerate(ends) if begin <= begins[at] and begin < end <= stop
         )
@@ -123,9 +122,9 @@ def _find_turns(
 
 
 def _letters_until(tokenizer: "PreTrainedTokenizerBase", ids: Sequence[int]) -> list[int]:
-    """For each token, how many letters of the text it and those before it make."""
+    """Return, for each token, the number of characters of the text up to its end."""
     ends = [len(_decode(tokenizer, ids[: number + 1])) for number in range(len(ids))]
-    # Bytes of an unfinished letter may be shown as several letters.
+    # Bytes of an unfinished character may decode to several characters.
     for number in range(len(ends) - 2, -1, -1):
         ends[number] = min(ends[number], ends[number + 1])
     return ends
@@ -138,17 +137,17 @@ def _decode(tokenizer: "PreTrainedTokenizerBase", ids: Sequence[int]) -> str:
 
 
 def control_ids(tokenizer: "PreTrainedTokenizerBase") -> set[int]:
-    """The ids of special tokens, also of those that are only declared as added tokens."""
+    """Return the ids of special tokens, including those declared only as added tokens."""
     added = tokenizer.added_tokens_decoder
     return set(tokenizer.all_special_ids) | {id_ for id_, token in added.items() if token.special}
 
 
 def turn_end(chat: Chat, turn: Turn) -> int | None:
-    """The position of the first special token behind a turn's content."""
+    """Return the position of the first special token after a turn's content."""
     special = control_ids(chat.tokenizer)
     return next((at for at in range(turn.stop, len(chat.ids)) if chat.ids[at] in special), None)
 
 
 def labelled(chat: Chat) -> list[int]:
-    """The positions of the chat's label tokens."""
+    """Return the positions with labels."""
     return [at for at, label in enumerate(chat.labels) if label != IGNORED]

@@ -1,1 +1,1 @@
-"""Tokenizers and conversations to check with, and how their tokens are shown."""
+"""Tokenizers and conversations for checks, and the display of tokens."""

@@ -14,7 +14,7 @@ _PROBE = "Is this text?"
 def template_ids(
     tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Message]
 ) -> tuple[int, ...]:
-    """The ids that the template gives; none without a template."""
+    """Return the ids of the template's text, empty without a template."""
     if not tokenizer.chat_template:
         return ()
     encoded: Any = tokenizer.apply_chat_template(
@@ -24,7 +24,7 @@ def template_ids(
 
 
 def generation_prompt(tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Message]) -> str:
-    """What the template writes behind `messages` for the assistant to go on from; else empty."""
+    """Return the text that the template appends to `messages` for generation, or an empty string."""
     if not tokenizer.chat_template:
         return ""
     without, with_prompt = (
@@ -41,9 +41,9 @@ def generation_prompt(tokenizer: "PreTrainedTokenizerBase", messages: Sequence[M
 def template_messages(
     tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Message]
 ) -> list[dict[str, Any]]:
-    """The messages in the form that the template reads: content as text, or as a list of parts.
+    """Convert messages to the form that the template reads: content as text, or as a list of parts.
 
-    Templates of models that see pictures read parts; given text, some of them write nothing.
+    Templates of vision models read parts. Given text, some of them write nothing.
     """
     if _reads_text(tokenizer):
         return [{"role": one["role"], "content": one["content"]} for one in messages]

@@ -1,4 +1,4 @@
-"""Chats to render: short ones first, in which no text of one turn is part of another's."""
+"""Chats to render, the shortest first. No turn's text is part of another's."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """A chat, and what is special about it."""
+    """A chat, named for its special feature."""
 
     name: str
     messages: tuple[Message, ...]
@@ -38,7 +38,7 @@ WITH_SYSTEM = Conversation(
     "with a system's turn",
     (Message(role="system", content="Use few words."), *SHORT.messages),
 )
-# The last letter of a turn is several tokens of a byte-level vocabulary.
+# The last character of a turn is several tokens of a byte-level vocabulary.
 MANY_BYTES = Conversation(
     "letters of several bytes",
     (
@@ -51,11 +51,12 @@ MANY_BYTES = Conversation(
 
 
 def conversations(tokenizer: "PreTrainedTokenizerBase") -> Iterator[Conversation]:
-    """All of them; the last has the turn's end and the assistant's header in what a user writes."""
+    """Yield all chats. The last has control tokens in a user's text."""
     yield from (SHORT, WITH_SYSTEM, LONG)
     texts = [message["content"] for message in MANY_BYTES.messages]
-    if all(tokenizer.decode(_plain(tokenizer, text)) == text for text in texts):
-        yield MANY_BYTES  # otherwise the vocabulary lacks them
+    encoded = (tokenizer.encode(text, add_special_tokens=False) for text in texts)
+    if [tokenizer.decode(ids) for ids in encoded] == texts:
+        yield MANY_BYTES  # otherwise the vocabulary lacks the characters
     prompt = generation_prompt(tokenizer, SHORT.messages[:1])
     control = f"{tokenizer.eos_token or ''}{prompt}"
     if control.strip():
@@ -66,8 +67,3 @@ def conversations(tokenizer: "PreTrainedTokenizerBase") -> Iterator[Conversation
                 Message(role="assistant", content="No."),
             ),
         )
-
-
-def _plain(tokenizer: "PreTrainedTokenizerBase", text: str) -> list[int]:
-    ids: list[int] = tokenizer.encode(text, add_special_tokens=False)
-    return ids

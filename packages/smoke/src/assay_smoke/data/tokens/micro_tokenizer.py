@@ -1,4 +1,4 @@
-"""A tokenizer made by code: its ids are the bytes of UTF-8, then those of the micro models."""
+"""A generated tokenizer. Its ids are the bytes of UTF-8, then the special tokens of the micro models."""
 
 from typing import TYPE_CHECKING, Literal
 
@@ -10,12 +10,12 @@ if TYPE_CHECKING:
 BOS, EOS, PAD, MASK = "<|bos|>", "<|eos|>", "<|pad|>", "<|mask|>"
 START = "<|im_start|>"
 
-# `own`: padding is a token of its own; `eos`: as in `tokenizer.pad_token = tokenizer.eos_token`.
+# `own`: a separate pad token; `eos`: as in `tokenizer.pad_token = tokenizer.eos_token`.
 Padding = Literal["own", "eos"]
 # Who writes BOS before a chat.
 BosWriter = Literal["nobody", "template", "tokenizer", "both"]
 
-# A turn ends with EOS, which is inside of the generation block: it is a label.
+# A turn ends with EOS. In the generation block, it has a label.
 _TEMPLATE = (
     "{%- for message in messages -%}"
     "{{ '<|im_start|>' + message['role'] + '\n' }}"
@@ -33,7 +33,7 @@ _TEMPLATE = (
 def micro_tokenizer(
     padding: Padding = "own", bos: BosWriter = "nobody"
 ) -> "PreTrainedTokenizerBase":
-    """A byte-level tokenizer of transformers with a chat template that marks assistant tokens."""
+    """Make a byte-level tokenizer with a chat template that marks assistant tokens."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
     from transformers.convert_slow_tokenizer import bytes_to_unicode
@@ -42,7 +42,7 @@ def micro_tokenizer(
     backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
-    # In this order: the ids of special tokens follow those of the bytes.
+    # The order decides the ids, which follow those of the bytes.
     backend.add_special_tokens([BOS, EOS, PAD, MASK, START])
     if bos in ("tokenizer", "both"):
         backend.post_processor = processors.TemplateProcessing(

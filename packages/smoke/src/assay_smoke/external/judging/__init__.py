@@ -1,1 +1,1 @@
-"""From what was seen of a training library's runs to a verdict."""
+"""Judges the evidence from a training library's runs."""

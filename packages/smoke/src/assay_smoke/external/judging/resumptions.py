@@ -1,72 +1,68 @@
-"""What goes on from a checkpoint, judged: it has to come to the same end."""
+"""Judges resumed runs: they must reach the end of the uninterrupted run."""
 
 import math
-from collections.abc import Sequence
 
 from assay.comparing.limits import load_limits
 from assay.errors import name_some
 from assay.verdicts import Measurement
 from assay_smoke.external.evidence import Evidence, Resumption
-from assay_smoke.external.judging.endings import describe_bad_end
-from assay_smoke.external.judging.outcomes import (
+from assay_smoke.external.judging.endings import describe_bad_end, describe_waits
+from assay_smoke.external.judging.judged_levels import (
     JudgedLevel,
     failed_checkpoint,
     not_compared,
     not_run,
     passed,
 )
-from assay_smoke.external.running.launches import RunEvidence
+from assay_smoke.external.running.launch import RunEvidence
 
-# What a resumed run may differ by, as a share of what training changed since the checkpoint: one that
-# restores no moments differs by as much as it changed, or more.
+# Largest allowed difference of a resumed run, as a share of the change by training since the
+# checkpoint. A run without restored moments differs by at least the whole change.
 _MOST_ALLOWED = 0.25
 
 
 def judge_resumption(evidence: Evidence) -> JudgedLevel:
-    """The run that went on from the checkpoint in the middle ends as the uninterrupted one."""
+    """Judge the run that resumed from the middle checkpoint."""
     if evidence.resumption is None:
         return not_run("there is no whole checkpoint to resume from")
     return _judge_resumption(evidence.resumption, evidence)
 
 
 def judge_interruption(evidence: Evidence) -> JudgedLevel:
-    """SIGTERM in the middle of training gives a checkpoint that resumes to the same end."""
+    """Judge the checkpoint after SIGTERM and the run that resumed from it."""
     library, interrupted = evidence.library, evidence.interrupted
     if library.on_sigterm == "nothing":
         return not_run('on_sigterm is "nothing": no checkpoint is promised')
     if interrupted is None:
         return not_run("the uninterrupted run did not end well")
     if interrupted.signalled_after is None or interrupted.signalled_after >= library.steps:
-        return not_compared("training ended before SIGTERM was sent: take more `steps`")
+        return not_compared("training ended before SIGTERM: use more `steps`")
     if problem := _ignored_sigterm(interrupted, evidence):
         reason = f"SIGTERM after step {interrupted.signalled_after}: {problem}"
         return failed_checkpoint(len(interrupted.losses), 1, reason)
     if evidence.after_sigterm is None:
-        return not_compared("the checkpoint of SIGTERM leaves no step to resume: take more `steps`")
+        return not_compared("no step remains after the checkpoint of SIGTERM: use more `steps`")
     return _judge_resumption(evidence.after_sigterm, evidence)
 
 
 def _ignored_sigterm(interrupted: RunEvidence, evidence: Evidence) -> str | None:
-    """What a run did instead of writing a checkpoint and ending; None if it did."""
+    """Describe what a run did instead of saving a checkpoint and ending, or return None."""
     num_logged, newest = len(interrupted.losses), evidence.interrupted_at
     if interrupted.hung_in is not None:
         limit = evidence.library.end_limit_seconds
-        return f"it ran on for {limit:g} s and was ended{_waits(interrupted.waits)}"
+        return f"it ran on for {limit:g} s and was ended{describe_waits(interrupted)}"
     if num_logged >= evidence.library.steps:
-        return "training went on to its last step"
+        return "training continued to its last step"
     if newest is None or newest < num_logged:
         there = "there is none" if newest is None else f"the newest is of step {newest}"
         return f"no checkpoint holds step {num_logged}, the last one logged; {there}"
     if newest > num_logged + 1:
-        return (
-            f"the newest checkpoint says that it is of step {newest}, and step {num_logged} is the"
-            " last one logged"
-        )
+        return f"the newest checkpoint claims step {newest}, but step {num_logged} is the last one logged"
     return None
 
 
 def measure_resumption(evidence: Evidence) -> list[Measurement]:
-    """The losses of the resumed run beside the uninterrupted one's, and the ratios that judge them."""
+    """Measure the losses of resumed runs and the ratios that judge them."""
     rows: list[Measurement] = []
     limits = load_limits("training")
     for level, one in (("resume", evidence.resumption), ("sigterm", evidence.after_sigterm)):
@@ -104,7 +100,7 @@ def _judge_resumption(one: Resumption, evidence: Evidence) -> JudgedLevel:
         return failed_checkpoint(launch.first_step, compared, problem)
     if len(one.run.losses) != evidence.library.steps - launch.first_step:
         reason = (
-            f"resumed from step {launch.first_step} it made {compared} steps instead of"
+            f"resumed from step {launch.first_step}, it made {compared} steps instead of"
             f" {evidence.library.steps - launch.first_step}"
         )
         return failed_checkpoint(launch.first_step, compared, reason)
@@ -116,7 +112,7 @@ def _judge_resumption(one: Resumption, evidence: Evidence) -> JudgedLevel:
     losses = _first_other_loss(one, evidence)
     if not different and losses is None:
         return passed(compared, from_step=launch.first_step, bitwise=True)
-    reason = losses or f"{len(different)} tensors end elsewhere: {name_some(different)}"
+    reason = losses or f"{len(different)} final tensors differ: {name_some(different)}"
     if not one.repeated_differs:
         twice = (
             ", although two uninterrupted runs are equal" if one.repeated_differs is False else ""
@@ -128,20 +124,20 @@ def _judge_resumption(one: Resumption, evidence: Evidence) -> JudgedLevel:
 def _judge_spread(one: Resumption, compared: int, difference: str) -> JudgedLevel:
     limits = load_limits("training")
     if one.spread is None:
-        return not_compared(f"{difference}; the repeated run left nothing to hold it to")
+        return not_compared(f"{difference}; the repeated run left nothing to compare with")
     allowed = limits.of(one.spread.ends.statistic) * one.spread.ends.expected
-    # Written so that a NaN is too much.
+    # A NaN must not pass.
     if not allowed <= _MOST_ALLOWED * one.spread.moved:
         return not_compared(
             f"two uninterrupted runs of one seed end {one.spread.ends.expected:.2g} apart, and training"
-            f" changed {one.spread.moved:.2g} since the checkpoint: that is too much to say whether a"
-            " resumed run lost anything. Are data, their order and what is drawn all from {seed}?"
+            f" changed {one.spread.moved:.2g} since the checkpoint: a loss of state would not"
+            " show. Do data, their order and all random numbers depend on {seed} alone?"
         )
     for ratio in one.ratios:
         limit = limits.of(ratio.statistic)
         if not ratio.value <= limit:
             reason = (
-                f"{difference}: {ratio.value:.3g}x what two uninterrupted runs of one seed differ by"
+                f"{difference}: {ratio.value:.3g}x the difference of two uninterrupted runs of one seed"
                 f" (limit {limit:g}x of {ratio.statistic})"
             )
             return failed_checkpoint(one.run.launch.first_step, compared, reason)
@@ -149,24 +145,19 @@ def _judge_spread(one: Resumption, compared: int, difference: str) -> JudgedLeve
 
 
 def _first_other_loss(one: Resumption, evidence: Evidence) -> str | None:
-    """What the first loss that differs tells; None where all agree."""
+    """Describe the first loss that differs, or return None."""
     begin = one.run.launch.first_step
     for number, (actual, expected) in enumerate(
         zip(one.run.losses, evidence.uninterrupted.losses[begin:], strict=False)
     ):
         if actual.value != expected.value:
             cause = (
-                "weights, data or random numbers are not where they were"
+                "weights, data or random numbers were not restored"
                 if number == 0
-                else "the first one agrees: moments or the schedule were not restored, or random"
-                " numbers"
+                else "the first one agrees: moments, the schedule or random numbers were not restored"
             )
             return (
                 f"the loss of step {begin + number + 1} is {actual.value!r}, the uninterrupted"
                 f" run's {expected.value!r} ({cause})"
             )
     return None
-
-
-def _waits(places: Sequence[str]) -> str:
-    return "".join(f"; {place}" for place in places)

@@ -1,4 +1,4 @@
-"""Checkpoints, judged: complete, finite, each another, and trained where they should be."""
+"""Judges checkpoints: complete, finite, distinct, and trained where they should be."""
 
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
@@ -9,7 +9,7 @@ from assay.errors import name_some
 from assay.verdicts import Location
 from assay_smoke.external.checkpoints import SavedModel
 from assay_smoke.external.evidence import Evidence
-from assay_smoke.external.judging.outcomes import (
+from assay_smoke.external.judging.judged_levels import (
     JudgedLevel,
     failed,
     failed_checkpoint,
@@ -17,20 +17,20 @@ from assay_smoke.external.judging.outcomes import (
     passed,
 )
 
-# Begins at zero in every adapter, so that an untrained one changes nothing.
+# Zero at the start of every adapter, so that an untrained adapter changes nothing.
 _STARTS_AT_ZERO = "lora_B"
 
 
 def judge_checkpoints(evidence: Evidence) -> JudgedLevel:
-    """Those that are expected are there, whole, finite, each another; the model was not touched."""
+    """Judge that all expected checkpoints exist, whole, finite and distinct, and no others."""
     if not evidence.saved:
         return not_run("the uninterrupted run did not end well")
     library, saved = evidence.library, evidence.saved
     compared = sum(len(one.hashes) for one in saved.values())
     if missing := [step for step in library.kept_steps if step not in saved]:
         reason = (
-            f"no checkpoint of step {missing[0]}: those of {_steps(saved)} are there, those of"
-            f" {_steps(library.kept_steps)} should be"
+            f"there is no checkpoint of step {missing[0]}: expected {_steps(library.kept_steps)}, found"
+            f" {_steps(saved)}"
         )
         return failed_checkpoint(missing[0], compared, reason)
     for one in saved.values():
@@ -45,47 +45,46 @@ def judge_checkpoints(evidence: Evidence) -> JudgedLevel:
             location = Location(phase="checkpoint", step=one.step, parameter=one.not_finite[0])
             return failed(compared, reason, "non-finite", location)
         if emptied := _emptied(one, evidence):
-            reason = f"the checkpoint of step {one.step} holds zeros only in {name_some(emptied)}"
+            reason = f"the checkpoint of step {one.step} holds only zeros in {name_some(emptied)}"
             location = Location(phase="checkpoint", step=one.step, parameter=emptied[0])
             return failed(compared, reason, "checkpoint-mismatch", location)
     return _judge_history(evidence, compared)
 
 
 def _emptied(saved: SavedModel, evidence: Evidence) -> list[str]:
-    """Tensors of a checkpoint that are zero throughout, and were not when training began."""
+    """Return the tensors of a checkpoint that are all zero and were not at the start."""
     start = evidence.start
     return [] if start is None else [name for name in saved.zero if name not in start.zero]
 
 
 def _judge_history(evidence: Evidence, compared: int) -> JudgedLevel:
-    """Each checkpoint is another than the one before; no more are kept; nothing else was written."""
+    """Judge that checkpoints differ, that no surplus ones remain, and that the model is unchanged."""
     library, saved = evidence.library, evidence.saved
     for earlier, later in pairwise(saved.values()):
         if earlier.hashes == later.hashes:
             reason = (
-                f"the checkpoint of step {later.step} repeats the tensors of that of step"
-                f" {earlier.step}"
+                f"the checkpoint of step {later.step} repeats the tensors of step {earlier.step}"
             )
             return failed_checkpoint(later.step, compared, reason)
     if too_many := [step for step in saved if step not in library.kept_steps]:
-        reason = f"there is a checkpoint of step {too_many[0]}, of which none is expected"
+        reason = f"there is an unexpected checkpoint of step {too_many[0]}"
         if set(too_many) <= set(library.saved_steps):
             reason = (
-                f"{len(saved)} checkpoints are kept instead of {len(library.kept_steps)}: that of"
-                f" step {too_many[0]} is still there"
+                f"{len(saved)} checkpoints are kept instead of {len(library.kept_steps)}: step"
+                f" {too_many[0]} still has one"
             )
         return failed_checkpoint(too_many[0], compared, reason)
     if evidence.changed_files:
         names = name_some(evidence.changed_files)
-        return failed_checkpoint(0, compared, f"the folder of {{model}} was written to: {names}")
+        return failed_checkpoint(0, compared, f"files in the folder of {{model}} changed: {names}")
     return passed(compared, steps=list(saved))
 
 
 def judge_updates(evidence: Evidence) -> JudgedLevel:
-    """What trains has changed, and what is frozen has not."""
+    """Judge that trainable parameters changed and frozen ones did not."""
     last = evidence.saved.get(evidence.library.steps)
     if last is None or not last.hashes:
-        return not_run("there is no whole last checkpoint to look at", unchecked=True)
+        return not_run("there is no whole last checkpoint", unchecked=True)
     if evidence.library.checkpoints.kind == "adapter":
         return _judge_adapter(evidence)
     named = {
@@ -102,7 +101,8 @@ def _judge_movement(evidence: Evidence, last: SavedModel, frozen: set[str]) -> J
     start = evidence.start.hashes if evidence.start is not None else {}
     if last.hashes.keys() != start.keys():
         names = name_some(sorted(last.hashes.keys() ^ start.keys()))
-        return failed(compared, f"other parameters than the model's: {names}", "weight-mismatch")
+        reason = f"parameters differ from the model's: {names}"
+        return failed(compared, reason, "weight-mismatch")
     moved = {name for name in last.hashes if last.hashes[name] != start[name]}
     still = sorted(last.hashes.keys() - frozen - moved)
     if still:

@@ -1,4 +1,4 @@
-"""The verdict over all runs of an external training library."""
+"""The verdict on a training library."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -9,8 +9,14 @@ from assay.verdicts import Level, Location, Measurement, Verdict
 from assay_smoke import COMPARED_UNIT
 from assay_smoke.external.evidence import Evidence
 from assay_smoke.external.judging.endings import describe_bad_end, is_out_of_disk, steps_made
-from assay_smoke.external.judging.equivalents import judge_equivalent, measure_equivalent
-from assay_smoke.external.judging.outcomes import JudgedLevel, failed, not_compared, not_run, passed
+from assay_smoke.external.judging.equivalent_run import judge_equivalent, measure_equivalent
+from assay_smoke.external.judging.judged_levels import (
+    JudgedLevel,
+    failed,
+    not_compared,
+    not_run,
+    passed,
+)
 from assay_smoke.external.judging.resumptions import (
     judge_interruption,
     judge_resumption,
@@ -19,15 +25,15 @@ from assay_smoke.external.judging.resumptions import (
 from assay_smoke.external.judging.saved_models import judge_checkpoints, judge_updates
 from assay_smoke.machine.memory import MemoryUse
 
-# Libraries log at least four significant digits, as transformers does: half a unit of the fourth.
+# Half a unit of the fourth significant digit. Libraries, such as transformers, log at least four.
 _LOGGED_RATE = 5e-4
 
-# What a driver may keep for a device after its processes have ended; not what a run takes.
+# Memory that a driver may keep after the processes have ended.
 _DEVICE_SLACK_BYTES = 64 << 20
 
 
 def judge(evidence: Evidence, toml: Path) -> tuple[Verdict, list[Measurement]]:
-    """The verdict, and the measurements behind it; the first level that fails is the cause."""
+    """Judge all levels. The first level that fails provides the cause."""
     judges: dict[str, Callable[[Evidence], JudgedLevel]] = {
         "run": _judge_runs,
         "loss": _judge_losses,
@@ -72,7 +78,7 @@ def judge(evidence: Evidence, toml: Path) -> tuple[Verdict, list[Measurement]]:
 
 
 def _judge_runs(evidence: Evidence) -> JudgedLevel:
-    """Every run from the start ended by itself, in time and with exit code 0."""
+    """Judge that runs from the start ended in time with exit code 0."""
     from_start = [run for run in (evidence.uninterrupted, evidence.repeated) if run is not None]
     for run in from_start:
         reason = describe_bad_end(run)
@@ -83,7 +89,7 @@ def _judge_runs(evidence: Evidence) -> JudgedLevel:
 
 
 def _judge_losses(evidence: Evidence) -> JudgedLevel:
-    """The losses of every run are finite, in order, and as many as steps."""
+    """Judge that losses are finite, in order, and one per step."""
     compared = sum(len(run.losses) for run in evidence.runs)
     for run in evidence.runs:
         name, first = run.launch.name, run.launch.first_step
@@ -107,11 +113,11 @@ def _judge_losses(evidence: Evidence) -> JudgedLevel:
         if is_whole and len(run.losses) != num_expected:
             reason = f"the {name} run logs {len(run.losses)} losses for {num_expected} steps"
             return failed(compared, reason)
-    return passed(compared) if compared else not_run("no run came to log a loss")
+    return passed(compared) if compared else not_run("no run logged a loss")
 
 
 def _judge_learning_rates(evidence: Evidence) -> JudgedLevel:
-    """The learning rate of every step of every run is the one that the schedule promises."""
+    """Judge that every step has the learning rate of the declared schedule."""
     expected = evidence.library.learning_rates
     if expected is None:
         return not_run("no `learning_rates` are given")
@@ -121,14 +127,14 @@ def _judge_learning_rates(evidence: Evidence) -> JudgedLevel:
             if step > len(expected):
                 break
             if loss.learning_rate is None:
-                return not_compared(f"the {run.launch.name} run logs none in step {step}")
+                return not_compared(f"the {run.launch.name} run logs no rate in step {step}")
             compared += 1
             due = expected[step - 1]
             if not abs(loss.learning_rate - due) <= _LOGGED_RATE * abs(due):
                 reason = (
                     f"the learning rate of step {step} of the {run.launch.name} run is"
-                    f" {loss.learning_rate:g}, {due:g} is due (the schedule steps once a step, not"
-                    " once a micro-batch, and is restored at a resume)"
+                    f" {loss.learning_rate:g}, expected {due:g} (the schedule must advance once per"
+                    " step, not per micro-batch, and must be restored at a resume)"
                 )
                 location = Location(phase="optimizer", step=step)
                 return failed(compared, reason, "optimizer-update", location)
@@ -136,13 +142,13 @@ def _judge_learning_rates(evidence: Evidence) -> JudgedLevel:
 
 
 def _first_number(evidence: Evidence) -> int:
-    """What the library calls its first step: 0 or 1."""
+    """Return the number that the library gives its first step: 0 or 1."""
     first = next((loss.step for loss in evidence.uninterrupted.losses), None)
     return 0 if first == 0 else 1
 
 
 def _judge_leftovers(evidence: Evidence) -> JudgedLevel:
-    """Nothing of any run is left on the machine."""
+    """Judge that no run left anything on the machine."""
     runs = [run for run in evidence.runs if run.hung_in is None]
     for run in runs:
         if run.leftovers:
@@ -152,7 +158,7 @@ def _judge_leftovers(evidence: Evidence) -> JudgedLevel:
 
 
 def _judge_memory(evidence: Evidence) -> JudgedLevel:
-    """The memory of the device is back; that of the host is recorded, and ends with its processes."""
+    """Judge that device memory was released. Host memory is only recorded."""
     runs = evidence.runs
     for run in runs:
         if run.on_device is not None and not run.on_device.is_back(_DEVICE_SLACK_BYTES):
@@ -161,7 +167,7 @@ def _judge_memory(evidence: Evidence) -> JudgedLevel:
     host_peak = _peak(run.host for run in runs)
     on_device = [run.on_device for run in runs if run.on_device is not None]
     if not on_device:
-        return not_run("there is no device memory to give back", host_peak_bytes=host_peak)
+        return not_run("no device memory was used", host_peak_bytes=host_peak)
     return passed(len(on_device), host_peak_bytes=host_peak, device_peak_bytes=_peak(on_device))
 
 
@@ -170,7 +176,7 @@ def _peak(uses: Iterable[MemoryUse]) -> int:
 
 
 def _notes(evidence: Evidence, levels: Mapping[str, Level]) -> list[str]:
-    """What a reader has to know beside the levels."""
+    """Collect notes on memory, nondeterminism and unchecked levels."""
     most = max(evidence.runs, key=lambda run: run.host.peak_bytes)
     notes = [f"host memory of the {most.launch.name} run: {most.host}"]
     device = [run for run in evidence.runs if run.on_device is not None]
@@ -178,7 +184,7 @@ def _notes(evidence: Evidence, levels: Mapping[str, Level]) -> list[str]:
     resumptions = [one for one in (evidence.resumption, evidence.after_sigterm) if one is not None]
     if any(one.repeated_differs for one in resumptions):
         notes.append(
-            "two uninterrupted runs of one seed differ: resumed runs are held to that difference"
+            "two uninterrupted runs of one seed differ: their difference limits that of resumed runs"
         )
     unchecked = [
         name for name, level in levels.items() if (level.model_extra or {}).get("unchecked")

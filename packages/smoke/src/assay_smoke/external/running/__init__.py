@@ -1,1 +1,1 @@
-"""One run of a training library: launched, watched, ended."""
+"""Launches, watches and ends one run of a training library."""

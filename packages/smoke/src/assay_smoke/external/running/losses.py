@@ -1,4 +1,4 @@
-"""The losses that a library logs, in its output or in a file of JSON lines."""
+"""Reads the losses that a library logs in its output or in a file of JSON lines."""
 
 import math
 import re
@@ -14,7 +14,7 @@ from assay_smoke.external.library import Losses
 
 @dataclass(frozen=True, slots=True)
 class LoggedLoss:
-    """One loss as it was logged; None for what the library does not log beside it."""
+    """A logged loss, with the step and learning rate if they are logged too."""
 
     step: int | None
     value: float
@@ -22,11 +22,11 @@ class LoggedLoss:
 
 
 class LossesError(UsageError):
-    """A library that logs no losses where its TOML file says that it does."""
+    """A library that does not log losses as its TOML file says."""
 
     @classmethod
     def none_found(cls, losses: Losses, last_lines: str) -> "LossesError":
-        """The run ended well, and there was no loss; `last_lines`: of its output."""
+        """Describe a run that ended well without a loss. last_lines: of its output."""
         where = (
             f"no line of its output matches losses.pattern, {losses.pattern!r}"
             if losses.pattern is not None
@@ -36,39 +36,39 @@ class LossesError(UsageError):
 
     @classmethod
     def some_left_out(cls, spacing: int) -> "LossesError":
-        """Steps are logged, and not every one."""
+        """Describe a run that does not log every step."""
         return cls(
-            f"a loss is logged every {spacing} steps, and one of every step is needed: set the library's"
+            f"a loss is logged every {spacing} steps, but every step is needed: set the library's"
             " logging interval to 1"
         )
 
     @classmethod
     def no_number(cls, text: object, where: str) -> "LossesError":
-        """What should be a loss or a step is none."""
-        return cls(f"{where} gives {shorten(repr(text))}, which is no number")
+        """Describe a loss or step that is not a number."""
+        return cls(f"{where} gives {shorten(repr(text))}, which is not a number")
 
 
 class LossReader:
-    """Collects losses: `take` gets every line of the output, `poll` looks at the file."""
+    """Collects losses: `take` gets every line of the output, `poll` reads the file."""
 
     def __init__(self, losses: Losses, file: Path | None) -> None:
         self._losses, self._file = losses, file
         self._pattern = None if losses.pattern is None else re.compile(losses.pattern)
-        # Of what a copied output holds already, nothing counts.
+        # Losses in a copied output belong to an earlier run.
         self._lines_read = len(_whole_lines(file))
         self.found: list[LoggedLoss] = []
 
     def take(self, line: str) -> None:
-        """Look for a loss in a line of the output."""
+        """Search a line of the output for a loss."""
         if self._pattern is not None and (match := self._pattern.search(line)):
             groups = match.groupdict()
             self._add(groups["loss"], groups.get("step"), groups.get("lr"), "losses.pattern")
 
     def poll(self) -> None:
-        """Read what was added to the file of losses."""
+        """Read new lines of the file."""
         lines = _whole_lines(self._file)
         if len(lines) < self._lines_read:
-            self._lines_read = 0  # the library has begun the file anew
+            self._lines_read = 0  # the library has restarted the file
         for line in lines[self._lines_read :]:
             for values in _objects_in(line):
                 if self._losses.loss in values:
@@ -84,7 +84,7 @@ class LossReader:
             _number(loss, f"`loss` of {where}"),
             None if rate is None else _number(rate, f"the learning rate of {where}"),
         )
-        # Of several ranks each may log the loss of the step.
+        # Each rank may log the loss of the step.
         repeated = one.step is not None and self.found and self.found[-1] == one
         if not repeated:
             self.found.append(one)

@@ -1,7 +1,7 @@
-"""Where the processes of a run wait that does not end.
+"""Finds where the processes of a hung run are blocked.
 
-Python prints the stacks of a process that is aborted, if PYTHONFAULTHANDLER was set when it began;
-of others the kernel says in which call they sleep.
+An aborted Python process prints its stacks if PYTHONFAULTHANDLER was set at its start. For other
+processes, the kernel names the function in which they sleep.
 """
 
 import re
@@ -17,7 +17,7 @@ import psutil
 from assay.launch.failures.stacks import describe_place, read_stack
 from assay_smoke.machine.process_tree import describe
 
-# The variable under which Python answers SIGABRT with the stacks of its threads.
+# Makes Python print the stacks of its threads on SIGABRT.
 ENVIRONMENT = {"PYTHONFAULTHANDLER": "1"}
 
 _ABORT_SECONDS = 3.0
@@ -26,9 +26,9 @@ _CURRENT = re.compile(r"^Current thread (0x[0-9a-f]+)", re.MULTILINE)
 
 
 def abort_with_stacks(processes: Sequence[psutil.Process], log: Path) -> list[str]:
-    """Abort each process, and say where it was; the first one first, which may launch the others.
+    """Abort each process and describe where it was. The first may be the launcher of the others.
 
-    log: where the standard error of all of them is written.
+    log: file with the standard error of all.
     """
     return [_abort(process, log) for process in processes]
 
@@ -47,7 +47,7 @@ def _abort(process: psutil.Process, log: Path) -> str:
         time.sleep(_POLL_SECONDS)
         place = _place(_text_after(log, begin))
         if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
-            time.sleep(2 * _POLL_SECONDS)  # what it wrote last is on its way to the log
+            time.sleep(2 * _POLL_SECONDS)  # its last output may not be in the log yet
             place = place or _place(_text_after(log, begin))
             break
     if place:
@@ -67,7 +67,7 @@ def _text_after(log: Path, begin: int) -> str:
 
 
 def _kernel_function(process: psutil.Process) -> str:
-    """In which of its functions the kernel lets a process sleep; "" where it does not say."""
+    """Return the kernel function in which a process sleeps, or an empty string."""
     with suppress(OSError):
         function = Path(f"/proc/{process.pid}/wchan").read_text(encoding="utf-8").strip()
         return "" if function == "0" else function

@@ -1,1 +1,1 @@
-"""Which cases of a plan come first, which a session leaves out, and where each is run."""
+"""Selects and orders the cases of a plan."""

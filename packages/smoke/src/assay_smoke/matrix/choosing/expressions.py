@@ -1,6 +1,6 @@
-"""Expressions that choose ids, as `pytest -k` has them: words, and, or, not, parentheses.
+"""Expressions that select ids, in the syntax of `pytest -k`: words, and, or, not, parentheses.
 
-A word is found in an id wherever it stands in it, in capital letters or small ones.
+A word matches anywhere in an id, in any case.
 """
 
 import re
@@ -15,18 +15,18 @@ _TOKEN = re.compile(r"\s*(?:(?P<bracket>[()])|(?P<word>[\w:+.\[\]\\/-]+))")
 
 
 class ExpressionError(UsageError):
-    """An expression that cannot be read."""
+    """An expression that cannot be parsed."""
 
     @classmethod
     def of(cls, text: str, column: int, problem: str) -> "ExpressionError":
-        """`column`: from 1, of the place where reading ended."""
+        """Describe the problem at `column`, counted from 1."""
         return cls(
             f"-k {text!r}: {problem} at column {column}; as in -k 'fsdp and not (lora or 4)'"
         )
 
 
 def compile_expression(text: str) -> Matches:
-    """A function that says whether an id matches `text`.
+    """Return a function that tests whether an id matches `text`.
 
     Raises: ExpressionError.
     """
@@ -38,13 +38,13 @@ def compile_expression(text: str) -> Matches:
 
 
 def _tokens(text: str) -> list[tuple[str, int]]:
-    """Words and parentheses, each with its column from 1."""
+    """Split into words and parentheses, each with its column from 1."""
     tokens, position = [], 0
     while text[position:].strip():
         found = _TOKEN.match(text, position)
         if found is None:
             column = position + len(text[position:]) - len(text[position:].lstrip()) + 1
-            raise ExpressionError.of(text, column, f"{text[column - 1]!r} is no part of an id")
+            raise ExpressionError.of(text, column, f"{text[column - 1]!r} cannot be in an id")
         kind = found.lastgroup or "word"
         tokens.append((found[kind], found.start(kind) + 1))
         position = found.end()
@@ -53,7 +53,7 @@ def _tokens(text: str) -> list[tuple[str, int]]:
 
 @dataclass(slots=True)
 class _Reader:
-    """Reads tokens from left to right; `not` binds closest, then `and`, then `or`."""
+    """A recursive-descent parser: `not` binds closest, then `and`, then `or`."""
 
     text: str
     tokens: list[tuple[str, int]]

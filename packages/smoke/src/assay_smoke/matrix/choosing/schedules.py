@@ -1,8 +1,8 @@
-"""When cases run: on which machine, beside which others, and how many of them a budget holds."""
+"""Expected times of cases on one machine, and the cases that fit a budget of time."""
 
 import heapq
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -18,19 +18,17 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Job(Generic[T]):
-    """A case to be run.
-
-    slots: how many of a machine's slots it takes; seconds: how long it takes them.
-    """
+    """A case to schedule."""
 
     item: T
     slots: int
+    """Number of slots of the machine that the case occupies."""
     seconds: float
 
 
 @dataclass(slots=True)
-class Machine(Generic[T]):
-    """One machine: a slot for each card, or a single one for a host that runs a case at a time."""
+class Schedule(Generic[T]):
+    """Jobs on a machine with one slot per card. A host has one slot: its cases share the cores."""
 
     num_slots: int
     jobs: list[Job[T]] = field(default_factory=list)
@@ -41,14 +39,14 @@ class Machine(Generic[T]):
 
     @property
     def seconds(self) -> float:
-        """Until its last job ends."""
+        """Return the end of the last job."""
         return max(self._free_at)
 
     def end_of(self, job: Job[T]) -> float:
-        """When `job` would end if it began as soon as enough slots are free."""
-        return self._begin_of(job) + job.seconds
+        """Return the end of `job` if it starts as soon as enough slots are free."""
+        return sorted(self._free_at)[self._needed(job) - 1] + job.seconds
 
-    def take(self, job: Job[T]) -> None:
+    def add(self, job: Job[T]) -> None:
         """Run `job` on the slots that are free first."""
         end = self.end_of(job)
         taken = heapq.nsmallest(self._needed(job), range(self.num_slots), self._free_at.__getitem__)
@@ -56,48 +54,36 @@ class Machine(Generic[T]):
             self._free_at[slot] = end
         self.jobs.append(job)
 
-    def _begin_of(self, job: Job[T]) -> float:
-        return sorted(self._free_at)[self._needed(job) - 1]
-
     def _needed(self, job: Job[T]) -> int:
-        # Of a job that needs more than there are, the ranks share all of them.
+        # The ranks of a job that needs more slots than there are share all of them.
         return min(job.slots, self.num_slots)
 
 
-def share_out(jobs: Iterable[Job[T]], machines: Sequence[Machine[T]]) -> None:
-    """Give each job to the machine where it ends first; the longest are given first."""
-    for job in sorted(jobs, key=lambda job: -job.seconds):
-        _first_to_end(job, machines).take(job)
+def schedule_jobs(
+    jobs: Sequence[Job[T]], num_slots: int, budget_seconds: float | None = None
+) -> Schedule[T]:
+    """Schedule all jobs, the longest first.
 
-
-def share_out_within(
-    seconds: float, jobs: Iterable[Job[T]], machines: Sequence[Machine[T]]
-) -> list[Job[T]]:
-    """Give jobs, the most valuable first, to machines that have each so many seconds.
-
-    Where not even one fits, the most valuable is run all the same.
-    Returns: the jobs that were left out.
+    With a budget, schedule the jobs that end within it, in the given order. If not even one fits,
+    schedule the first.
     """
-    left = []
+    schedule: Schedule[T] = Schedule(num_slots)
+    if budget_seconds is None:
+        for job in sorted(jobs, key=lambda job: -job.seconds):
+            schedule.add(job)
+        return schedule
     for job in jobs:
-        machine = _first_to_end(job, machines)
-        if machine.end_of(job) <= seconds:
-            machine.take(job)
-        else:
-            left.append(job)
-    if left and not any(machine.jobs for machine in machines):
-        machines[0].take(left.pop(0))
-    return left
-
-
-def _first_to_end(job: Job[T], machines: Sequence[Machine[T]]) -> Machine[T]:
-    return min(machines, key=lambda machine: machine.end_of(job))
+        if schedule.end_of(job) <= budget_seconds:
+            schedule.add(job)
+    if jobs and not schedule.jobs:
+        schedule.add(jobs[0])
+    return schedule
 
 
 def parse_budget(text: str) -> float:
-    """Seconds of a time such as "30m", "90s" or "1h30m".
+    """Return the seconds of a time such as "30m", "90s" or "1h30m".
 
-    Raises: UsageError for anything else, and for no time at all.
+    Raises: UsageError for any other text and for zero.
     """
     found = _BUDGET.fullmatch(text.strip())
     parts = found.groupdict() if found else {}

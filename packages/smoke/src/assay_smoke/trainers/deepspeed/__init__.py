@@ -1,1 +1,1 @@
-"""DeepSpeed as a trainer that a training check can run. Importing it does not import DeepSpeed."""
+"""DeepSpeed as a trainer. Importing this package does not import DeepSpeed."""

@@ -1,7 +1,7 @@
-"""DeepSpeed's CPU Adam: compiled once for this user, then loaded as it is.
+"""Compiles DeepSpeed's CPU Adam once per user and loads it afterwards.
 
-DeepSpeed itself would have every process ask ninja what there is to compile, behind a lock file. A
-process that is ended meanwhile leaves the lock behind, and all later ones wait for it.
+By itself DeepSpeed lets every process ask ninja what to compile, behind a lock file. A process that is
+killed leaves the lock, and all later processes wait for it.
 """
 
 import importlib.util
@@ -26,18 +26,19 @@ from assay.runs.worker import serve
 from assay.watchdog import watched
 from assay_smoke.trainers.deepspeed.process import deepspeed_process
 
-# As DeepSpeed calls its extension.
+# DeepSpeed's name of the extension.
 _NAME = "cpu_adam"
-# It keeps both betas and their powers in float32 (csrc/includes/cpu_adam.h), which below one are 2^-24
-# apart: 1 - 0.999, the default of torch's AdamW, gets this relative error, and so do updates and moments.
+# Relative error of updates and moments. The extension keeps betas and their powers in float32
+# (csrc/includes/cpu_adam.h), whose spacing below one is 2^-24, so 1 - 0.999 (the default of torch's
+# AdamW) has this relative error.
 ROUNDING_OF_BETAS = 2**-25 / (1 - 0.999)
 
 
 def cpu_adam(parameters: Sequence[nn.Parameter], defaults: Mapping[str, object]) -> Optimizer:
-    """DeepSpeed's AdamW for parameters on the host. Called inside of a `deepspeed_process`.
+    """Return DeepSpeed's AdamW for parameters on the host. Call it within `deepspeed_process`.
 
-    defaults: of torch's AdamW, whose learning rate, betas, eps and weight decay it takes.
-    Raises: MachineError if it cannot be compiled here.
+    defaults: of torch's AdamW, for learning rate, betas, eps and weight decay.
+    Raises: MachineError if compilation fails.
     """
     from deepspeed.ops.adam import DeepSpeedCPUAdam
 
@@ -48,25 +49,25 @@ def cpu_adam(parameters: Sequence[nn.Parameter], defaults: Mapping[str, object])
 
 
 def compile_ahead(folder: Path, progress: Progress) -> None:
-    """Compile it in a process of its own, unless it is there: a minute that no case has to spare.
+    """Compile the extension in its own process if it is missing. It takes a minute.
 
     folder: an existing one, for the log of the compiler.
-    Raises: MachineError if it cannot be compiled here.
+    Raises: MachineError if compilation fails.
     """
     if not extension_file().is_file():
         run_process(__name__, {}, folder, name="cpu-adam", progress=progress)
 
 
 def _compile_alone(_: dict[str, Any], progress: Progress) -> dict[str, Any]:
-    with progress.step("DeepSpeed's CPU Adam is compiled"), deepspeed_process("cpu"):
+    with progress.step("compiles DeepSpeed's CPU Adam"), deepspeed_process("cpu"):
         load_extension()
     return {}
 
 
 def load_extension() -> None:
-    """Have DeepSpeed find its extension loaded: from the cache, else compiled now.
+    """Load the extension from the cache, compiled if missing, and register it with DeepSpeed.
 
-    Raises: MachineError if it cannot be compiled here.
+    Raises: MachineError if compilation fails.
     """
     from deepspeed.ops.op_builder.builder import OpBuilder
 
@@ -75,28 +76,25 @@ def load_extension() -> None:
         _compile(file)
     spec = importlib.util.spec_from_file_location(_NAME, file)
     if spec is None or spec.loader is None:
-        raise MachineError(f"{file} is no Python extension: delete it, and it is compiled anew")
+        raise MachineError(f"{file} is not a Python extension: delete it to compile it again")
     try:
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
     except ImportError as error:
-        raise MachineError(f"{error}: delete {file}, and it is compiled anew") from error
+        raise MachineError(f"{error}: delete {file} to compile it again") from error
     OpBuilder._loaded_ops[_NAME] = module  # noqa: SLF001 - where DeepSpeed looks first
 
 
 def extension_file() -> Path:
-    """Where it is kept, for what it was compiled with and the instructions that it may use."""
+    """Return the cache file for these versions and CPU instructions."""
     python = f"python-{sys.version_info.major}.{sys.version_info.minor}"
-    made_of = (version("deepspeed"), "torch", torch.__version__, python, _instructions())
+    instructions = torch.backends.cpu.get_cpu_capability().replace(" ", "_")
+    made_of = (version("deepspeed"), "torch", torch.__version__, python, instructions)
     return cache_folder() / f"deepspeed-{'-'.join(made_of)}" / f"{_NAME}.so"
 
 
-def _instructions() -> str:
-    return torch.backends.cpu.get_cpu_capability().replace(" ", "_")
-
-
 def _compile(file: Path) -> None:
-    """Compile it beside `file`, and put it there when it is whole."""
+    """Compile in a temporary folder and move the complete file to its place."""
     from deepspeed.ops.op_builder import CPUAdamBuilder
 
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -111,8 +109,8 @@ def _compile(file: Path) -> None:
         except (RuntimeError, OSError, ImportError) as error:
             reason = str(error).strip().splitlines()[0]
             raise MachineError(
-                f"DeepSpeed's CPU Adam, which offload needs, cannot be compiled on this machine"
-                f" ({reason}): install a C++ compiler and ninja"
+                f"cannot compile DeepSpeed's CPU Adam, which offload needs ({reason}): install a C++"
+                " compiler and ninja"
             ) from error
 
 

@@ -1,4 +1,4 @@
-"""What DeepSpeed is configured with: a plan of assay in the words of DeepSpeed."""
+"""Translates a training plan to DeepSpeed's configuration."""
 
 import math
 from typing import Any
@@ -7,16 +7,16 @@ from assay.devices.run_string import parse_run
 from assay.errors import UsageError
 from assay.training.protocol import LOSS_SCALING, MIXED_PRECISION, PACKED, TrainingPlan
 
-# The model of a check may be small. With the defaults of DeepSpeed, which are for large ones, all its
-# gradients would be in one bucket, and ZeRO-3 would keep all its parameters gathered.
+# DeepSpeed's defaults are for large models. They would put all gradients of a small model into one
+# bucket and keep all its parameters gathered under ZeRO-3.
 _NUM_BUCKETS = 4
 _SMALLEST_BUCKET = 2**16
-_LARGEST_BUCKET = 500_000_000  # what DeepSpeed has by default
+_LARGEST_BUCKET = 500_000_000  # DeepSpeed's default
 
 _FIRST_PARTITIONED_STAGE = 3
 
-# Beyond any model: one sub-group of ZeRO-3 then holds all parameters, so that all gradients are clipped
-# before the first of them is used.
+# Larger than any model, so that one sub-group of ZeRO-3 holds all parameters. All gradients are then
+# clipped before the optimizer uses the first of them.
 _ALL_ELEMENTS = 10**15
 
 _DTYPES = ("float32", "bfloat16", "float16")
@@ -25,17 +25,17 @@ _DTYPES = ("float32", "bfloat16", "float16")
 def deepspeed_config(
     plan: TrainingPlan, stage: int, num_elements: int, first_scale: float
 ) -> dict[str, Any]:
-    """The configuration of an engine that trains `plan`.
+    """Return the configuration of an engine that trains `plan`.
 
-    stage: of ZeRO, 0 to 3. num_elements: of all trained parameters. first_scale: of the loss in float16
-        under loss scaling, until gradients overflow.
-    Raises: UsageError for what DeepSpeed has no configuration for.
+    stage: of ZeRO, 1 to 3. num_elements: of all trained parameters. first_scale: initial loss scale in
+        float16 under loss scaling.
+    Raises: UsageError for plans that DeepSpeed cannot be configured for.
     """
     dtype = parse_run(plan.run).dtype
     if dtype not in _DTYPES:
         raise UsageError(f"DeepSpeed trains in {', '.join(_DTYPES)}, not in {dtype}")
     config: dict[str, Any] = {
-        # Counts samples and nothing else: rows differ between micro-batches.
+        # DeepSpeed only counts samples by it. Micro-batches may have other numbers of rows.
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": num_accumulated(plan),
         # Without it DeepSpeed clips at 1.0.
@@ -45,10 +45,11 @@ def deepspeed_config(
     if dtype == "bfloat16":
         config["bf16"] = {"enabled": True}
     elif dtype == "float16":
-        config["fp16"] = {"enabled": True, "loss_scale": 1.0}  # a fixed scale, of no effect
+        config["fp16"] = {"enabled": True, "loss_scale": 1.0}  # a fixed scale without effect
         if LOSS_SCALING in plan.features:
             power = round(math.log2(first_scale))
-            config["fp16"] |= {"loss_scale": 0.0, "initial_scale_power": power}  # it adapts
+            # A scale of 0 makes it dynamic.
+            config["fp16"] |= {"loss_scale": 0.0, "initial_scale_power": power}
     if MIXED_PRECISION in plan.features:
         config["data_types"] = {"grad_accum_dtype": "fp32"}
         config["communication_data_type"] = "fp32"
@@ -56,7 +57,7 @@ def deepspeed_config(
 
 
 def num_accumulated(plan: TrainingPlan) -> int:
-    """How many micro-batches each rank runs in a step: its share, or all of it packed in one."""
+    """Return the micro-batches of each rank in a step: its share, or one if they are packed."""
     return 1 if PACKED in plan.features else plan.micro_batches // plan.mesh.get("dp", 1)
 
 

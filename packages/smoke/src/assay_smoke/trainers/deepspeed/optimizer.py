@@ -1,4 +1,4 @@
-"""DeepSpeed's optimizer as torch's optimizers look: one state for each parameter of the model."""
+"""DeepSpeed's optimizer in the form of torch's: one state per parameter of the model."""
 
 from collections.abc import Iterator, Mapping, MutableMapping
 from typing import Any, NoReturn
@@ -8,14 +8,14 @@ from torch import Tensor, nn
 
 from assay_smoke.trainers.deepspeed.partitions import Partitions
 
-# In a parameter's state: its copy in float32, from which the parameter itself is rounded.
+# Key of the float32 copy in a parameter's state.
 MASTER = "master"
 
 
 class PartitionedOptimizer(torch.optim.Optimizer):
-    """A view of the optimizer of a DeepSpeed engine, which makes the steps itself.
+    """A view of the optimizer of a DeepSpeed engine. The engine makes the steps.
 
-    Its `state` is read from DeepSpeed's partitions at each look, which is a collective.
+    Reading its `state` reads DeepSpeed's partitions, which is a collective.
     """
 
     def __init__(self, partitions: Partitions, learning_rate: float) -> None:
@@ -23,17 +23,17 @@ class PartitionedOptimizer(torch.optim.Optimizer):
         self.state = PartitionedState(partitions)  # type: ignore[assignment]
 
     def step(self, closure: object = None) -> NoReturn:
-        """Raises: NotImplementedError, as DeepSpeed's engine makes the steps."""
+        """Raise NotImplementedError, since DeepSpeed's engine makes the steps."""
         del closure
-        raise NotImplementedError("steps are made by DeepSpeed's engine")
+        raise NotImplementedError("DeepSpeed's engine makes the steps")
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Replace moments, counts and float32 copies. What the state lacks begins anew."""
+        """Replace moments, counts and float32 copies. Missing values are initialized."""
         self.state.replace(state_dict["state"])  # type: ignore[attr-defined]
 
 
 class PartitionedState(MutableMapping[Tensor, dict[str, Any]]):
-    """For each parameter its moments, the count of steps, and its float32 copy where there is one."""
+    """The moments, step count and float32 copy of each parameter."""
 
     def __init__(self, partitions: Partitions) -> None:
         self._partitions = partitions
@@ -59,9 +59,9 @@ class PartitionedState(MutableMapping[Tensor, dict[str, Any]]):
         return len(list(iter(self)))
 
     def replace(self, state: Mapping[int, Mapping[str, Any]]) -> None:
-        """Change all values; `state` is by number of the parameter.
+        """Replace all values. `state` is by number of the parameter.
 
-        A parameter without a float32 copy in `state` gets one of its present value.
+        A parameter without a float32 copy in `state` gets one of its current value.
         """
         partitions = self._partitions
         values = [dict(state.get(n, {})) for n in range(len(partitions.parameters))]

@@ -1,4 +1,4 @@
-"""A call that stops half-way, so that its caller can look at what it has done so far."""
+"""A call that pauses midway so that its caller can inspect its progress."""
 
 from collections.abc import Callable
 from queue import SimpleQueue
@@ -6,10 +6,10 @@ from threading import Event, Thread
 
 
 class PausedCall:
-    """Runs `call` in a thread of its own, up to where it calls `pause` and from there to its end.
+    """Runs `call` in a thread, up to its call of `pause` and from there to its end.
 
-    DeepSpeed clips and changes the parameters in one call: between the two a check compares the
-    gradients. Nothing runs at the same time: who started the call waits while it runs.
+    DeepSpeed clips and updates in one call, and a check compares the gradients between both. The caller
+    waits while the thread runs, so nothing runs concurrently.
     """
 
     def __init__(self, call: Callable[[], object]) -> None:
@@ -17,16 +17,16 @@ class PausedCall:
         self._stopped: SimpleQueue[str] = SimpleQueue()
         self._go_on = Event()
         self._error: BaseException | None = None
-        # A caller that raises leaves it behind: it must not keep the process alive.
+        # A daemon: if the caller raises, the waiting thread must not keep the process alive.
         self._thread = Thread(target=self._run, name="paused call", daemon=True)
 
     def start(self) -> bool:
-        """Run up to the pause. Returns: whether there is one; else the call has ended."""
+        """Run up to the pause. Return False if the call ended without one."""
         self._thread.start()
         return self._wait() == "paused"
 
     def pause(self) -> None:
-        """Called by `call`: wait here until `finish`."""
+        """Wait until `finish`. For use by `call`."""
         self._stopped.put("paused")
         self._go_on.wait()
 
@@ -46,6 +46,6 @@ class PausedCall:
     def _run(self) -> None:
         try:
             self._call()
-        except BaseException as error:  # noqa: BLE001 - raised again where the caller waits
+        except BaseException as error:  # noqa: BLE001 - raised again in the caller
             self._error = error
         self._stopped.put("ended")

@@ -1,4 +1,4 @@
-"""DeepSpeed in this process: imported, joined to a process group, and gone without a trace."""
+"""Sets DeepSpeed up in this process and removes it without a trace."""
 
 import logging
 import os
@@ -25,9 +25,9 @@ def require_deepspeed() -> None:
 
 @contextmanager
 def deepspeed_process(torch_device: str) -> Iterator[None]:
-    """Inside, DeepSpeed can be used on `torch_device`.
+    """Make DeepSpeed usable on `torch_device` within the block.
 
-    In a single process a process group of one rank is made, which DeepSpeed cannot do without.
+    A single process gets a process group of one rank, which DeepSpeed requires.
     """
     with ExitStack() as stack:
         kind = torch.device(torch_device).type
@@ -43,7 +43,7 @@ def deepspeed_process(torch_device: str) -> Iterator[None]:
             )
             stack.callback(dist.destroy_process_group)
         stack.callback(_forget_groups)
-        # Compiled for inference on the host, which takes a minute: training never calls it.
+        # Its compilation takes a minute, and only inference on the host calls it.
         stack.enter_context(mock.patch("deepspeed.comm.torch.build_shm_op", return_value=None))
         if kind == "cpu":
             stack.enter_context(_float16_on_host())
@@ -51,19 +51,19 @@ def deepspeed_process(torch_device: str) -> Iterator[None]:
 
 
 def _import_quietly() -> None:
-    """Import DeepSpeed, whose messages are for its own users: here warnings are left, on stderr."""
+    """Import DeepSpeed. Its warnings go to standard error, and its other messages are dropped."""
     import deepspeed
 
     del deepspeed
     logger = logging.getLogger("DeepSpeed")
     logger.setLevel(logging.ERROR)
     for handler in logger.handlers:
-        if type(handler) is logging.StreamHandler:  # its own, and none of a test runner
+        if type(handler) is logging.StreamHandler:  # not that of a test runner
             handler.setStream(sys.stderr)
 
 
 def _forget_groups() -> None:
-    """Have DeepSpeed look for the process group anew: it keeps the one that it found first."""
+    """Make DeepSpeed forget the process group that it found first."""
     import deepspeed
     from deepspeed.utils import groups
 
@@ -73,7 +73,7 @@ def _forget_groups() -> None:
 
 @contextmanager
 def _float16_on_host() -> Iterator[None]:
-    """Inside, DeepSpeed takes float16 on the host, where it is slow without AVX-512 and not wrong."""
+    """Allow float16 on the host within the block. Without AVX-512 it is slow but correct."""
     from deepspeed.accelerator import get_accelerator
 
     accelerator: Any = get_accelerator()

@@ -1,4 +1,4 @@
-"""Whole gradients in `.grad`, which DeepSpeed empties for its own use."""
+"""Shows whole gradients in `.grad`, which DeepSpeed leaves empty."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True, slots=True)
 class _Shown:
-    """What was put into `.grad` of a parameter, a copy, and what DeepSpeed had there before."""
+    """A copy of the gradient that was put into `.grad`, and DeepSpeed's own before it."""
 
     copy: Tensor
     before: Tensor | None
@@ -17,17 +17,17 @@ class _Shown:
 
 @dataclass
 class ShownGradients:
-    """Puts whole gradients into `.grad` of `parameters`, for others to read and to change.
+    """Puts whole gradients into `.grad` of `parameters` for others to read and change.
 
-    DeepSpeed does not run between `show` and `hide`. A gradient that nobody has changed is not given
-    back to it: its own may have more digits.
+    DeepSpeed does not run between `show` and `hide`. An unchanged gradient is not written back, since
+    DeepSpeed's own may be more precise.
     """
 
     parameters: Sequence[nn.Parameter]
     _shown: dict[nn.Parameter, _Shown] = field(default_factory=dict)
 
     def show(self, read: Callable[[nn.Parameter], Tensor]) -> None:
-        """Put what `read` gives for each parameter into its `.grad`."""
+        """Put the result of `read` into the `.grad` of each parameter."""
         for parameter in self.parameters:
             value = read(parameter)
             before, parameter.grad = parameter.grad, None
@@ -39,7 +39,7 @@ class ShownGradients:
             self._shown[parameter] = _Shown(value.clone(), before)
 
     def hide(self, write: Callable[[nn.Parameter, Tensor], None] | None = None) -> None:
-        """Leave `.grad` as it was before `show`, then call `write` with what was changed meanwhile."""
+        """Restore `.grad`, then call `write` with the gradients that were changed."""
         shown, self._shown = self._shown, {}
         changed = []
         for parameter, one in shown.items():

@@ -1,6 +1,5 @@
-"""DeepSpeed's engine with ZeRO, in the methods that a training check calls."""
+"""DeepSpeed's engine with ZeRO behind the trainer protocol."""
 
-import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import (
@@ -38,15 +37,12 @@ from assay_smoke.trainers.deepspeed.paused_call import PausedCall
 from assay_smoke.trainers.deepspeed.process import deepspeed_process, require_deepspeed
 from assay_smoke.trainers.deepspeed.shown_gradients import ShownGradients
 
-# The stage of ZeRO from which on a rank has only parts of the parameters.
+# The stage of ZeRO from which on ranks divide parameters.
 _DIVIDED_PARAMETERS = 3
 
 
 class DeepSpeedTrainer(ReferenceTrainer):
-    """A loop of `engine(...)`, `engine.backward`, `engine.step`; ZeRO-2.
-
-    stage: of ZeRO.
-    """
+    """A loop of `engine(...)`, `engine.backward` and `engine.step` with ZeRO-2."""
 
     features = (ReferenceTrainer.features | {"cpu-offload"}) - {COMPILE}
     stage = 2
@@ -60,18 +56,18 @@ class DeepSpeedTrainer(ReferenceTrainer):
 
     @property
     def traits(self) -> TrainerTraits:
-        """Each data rank has a seed of its own; gradients are added up in backward."""
+        """Return the traits: each data rank has its own seed, and backward reduces gradients."""
         traits = super().traits
         if "cpu-offload" in self.plan.features:
-            reason = "DeepSpeed's CPU Adam rounds powers of its betas otherwise after a restart"
+            reason = "DeepSpeed's CPU Adam rounds powers of its betas differently after a restart"
             traits = replace(traits, inexact_resume=reason, update_rounding=ROUNDING_OF_BETAS)
         if self.data.size == 1:
             return traits
-        reason = "DeepSpeed adds gradients up inside of backward"
+        reason = "DeepSpeed reduces gradients within backward"
         return replace(traits, invisible_phases={"reduce": reason})
 
     def setup(self, plan: TrainingPlan) -> None:
-        """Build the model and DeepSpeed's engine around it."""
+        """Build the model and DeepSpeed's engine."""
         device = open_run(parse_run(plan.run))
         with ExitStack() as opening:
             opening.enter_context(deepspeed_process(device.torch_device))
@@ -79,19 +75,16 @@ class DeepSpeedTrainer(ReferenceTrainer):
             self._gather()
             self._closing = opening.pop_all()
 
-    def configure(self, plan: TrainingPlan, num_elements: int) -> dict[str, Any]:
-        """The configuration of the engine, as in a ds_config.json; num_elements: that are trained."""
-        return deepspeed_config(plan, self.stage, num_elements, self.first_scale)
-
     def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """DeepSpeed's engine around AdamW; what is returned is a view of its optimizer."""
+        """Build DeepSpeed's engine with AdamW and return a view of its optimizer."""
         import deepspeed
 
         inner = super().build_optimizer(model)
         parameters = [p for group in inner.param_groups for p in group["params"]]
         if "cpu-offload" in self.plan.features:
             inner = cpu_adam(parameters, inner.defaults)
-        config = self.configure(self.plan, sum(p.numel() for p in parameters))
+        num_elements = sum(p.numel() for p in parameters)
+        config = deepspeed_config(self.plan, self.stage, num_elements, self.first_scale)
         with redirect_stdout(sys.stderr):
             self.engine: Any = deepspeed.initialize(model=model, optimizer=inner, config=config)[0]
         if LOSS_SCALING in self.plan.features and parse_run(self.plan.run).dtype != "float16":
@@ -102,7 +95,7 @@ class DeepSpeedTrainer(ReferenceTrainer):
         return PartitionedOptimizer(self.partitions, self.plan.learning_rate)
 
     def _scale_by_first(self) -> None:
-        """Have the loss multiplied by a fixed scale, as DeepSpeed scales by itself in float16 alone."""
+        """Set a fixed loss scale. DeepSpeed itself scales only in float16."""
         if not hasattr(self.engine.optimizer, "override_loss_scale"):
             raise UsageError(
                 f"DeepSpeed has no loss scaling for {self.plan.run} in ZeRO-{self.stage}: use"
@@ -121,22 +114,22 @@ class DeepSpeedTrainer(ReferenceTrainer):
         optimizer.step = pause_and_step  # type: ignore[method-assign]
 
     def parameter_dtype(self) -> str:
-        """The run's: what DeepSpeed keeps in float32 are copies of its own."""
+        """Return the dtype of the run. DeepSpeed's float32 values are copies."""
         return parse_run(self.plan.run).dtype
 
     @property
     def network(self) -> nn.Module:
-        """The engine, whose forward gathers what it needs."""
+        """Return the engine, whose forward gathers the parameters it needs."""
         engine: nn.Module = self.engine
         return engine
 
     def step(self, batch: Sequence[MicroBatch]) -> StepReport:
-        """One optimizer step, at the learning rate that DeepSpeed has."""
+        """Make one optimizer step, and report DeepSpeed's learning rate."""
         return replace(super().step(batch), learning_rate=self.engine.get_lr()[0])
 
     @contextmanager
     def accumulating(self, num_left: int) -> Iterator[None]:
-        """Around each micro-batch: DeepSpeed is told of its end, and steps after the last one."""
+        """Tell DeepSpeed the end of each micro-batch. It steps after the last one."""
         self._gradients.hide()
         self._partition()
         yield
@@ -144,45 +137,43 @@ class DeepSpeedTrainer(ReferenceTrainer):
             self.engine.step()
 
     def computing(self) -> AbstractContextManager[Any]:
-        """Around each forward pass: parameters are in the dtype to compute in."""
+        """Do nothing: parameters already have the dtype of the computation."""
         return nullcontext()
 
     def backward(self, loss: Tensor) -> None:
-        """Add the gradients of `loss`; after the last micro-batch they are whole in `.grad`."""
-        # DeepSpeed takes the mean over micro-batches and ranks, and the losses are shares of one.
+        """Add the gradients of `loss`. After the last micro-batch, `.grad` holds whole sums."""
+        # DeepSpeed averages over micro-batches and ranks, but the losses already add up to the step's.
         self.engine.backward(loss * (self.engine.gradient_accumulation_steps() * self.data.size))
         if self.engine.is_gradient_accumulation_boundary():
             self._gather()
             self._gradients.show(self.partitions.gradient)
 
     def reduce_gradients(self) -> None:
-        """Leave the gradients as they are: backward has reduced them."""
+        """Do nothing: backward has reduced the gradients."""
 
     def clip_gradients(self, max_norm: float) -> float:
-        """Begin the engine's step, up to where its optimizer would change the parameters.
+        """Start the engine's step and pause it before its optimizer.
 
-        max_norm: is in the configuration.
+        max_norm: unused, since the configuration has it.
         """
         del max_norm
-        norm = _total_norm(self.partitions.parameters)
         self._gradients.hide(self.partitions.set_gradient)
         self._partition()
         paused = PausedCall(self.engine.step)
         self._paused = paused
         if not paused.start():
-            self._paused = None  # a step that is skipped
+            self._paused = None  # a skipped step
         self._gather()
         if self._paused is not None:
             self._gradients.show(self.partitions.clipped_gradient)
-        found = self.partitions.grad_norm()
-        return norm if math.isnan(found) else found
+        return self.partitions.grad_norm()
 
     def adapt_scale(self) -> bool:
-        """Whether DeepSpeed has skipped the step, as it does where scaled gradients overflow."""
+        """Return whether DeepSpeed skipped the step, as it does when scaled gradients overflow."""
         return not self.engine.was_step_applied()
 
     def optimizer_step(self) -> None:
-        """Finish the engine's step, if it was not skipped."""
+        """Finish the engine's step unless it was skipped."""
         if self._paused is None:
             return
         used = {
@@ -198,18 +189,18 @@ class DeepSpeedTrainer(ReferenceTrainer):
         self._gradients.show(lambda parameter: used[parameter])
 
     def _gather(self) -> None:
-        """Have whole parameters, as everybody but DeepSpeed expects them."""
+        """Gather whole parameters for code other than DeepSpeed's."""
         if self.stage == _DIVIDED_PARAMETERS:
             from deepspeed.runtime.zero import GatheredParameters
 
             self._gathered.enter_context(GatheredParameters(list(self.model.parameters())))
 
     def _partition(self) -> None:
-        """Have parameters as DeepSpeed divides them."""
+        """Restore DeepSpeed's division of the parameters."""
         self._gathered.close()
 
     def save_model(self, folder: Path) -> None:
-        """Write the model, of an adapted one the adapter, as a Hugging Face folder."""
+        """Write the model, or its adapter, as a Hugging Face folder."""
         if self.stage != _DIVIDED_PARAMETERS or "lora" in self.plan.features:
             super().save_model(folder)
             return
@@ -220,13 +211,13 @@ class DeepSpeedTrainer(ReferenceTrainer):
         self._gather()
 
     def save_progress(self, path: Path) -> None:
-        """Write DeepSpeed's own checkpoint: every rank its partitions."""
+        """Write DeepSpeed's own checkpoint, in which every rank has its partitions."""
         self._partition()
         self.engine.save_checkpoint(str(path), client_state={"num_steps": self._num_steps})
         self._gather()
 
     def load_model(self, folder: Path) -> None:
-        """Leave the model as it is: DeepSpeed's checkpoint has it too."""
+        """Do nothing: DeepSpeed's checkpoint includes the model."""
 
     def load_progress(self, path: Path) -> None:
         """Read DeepSpeed's own checkpoint."""
@@ -237,21 +228,21 @@ class DeepSpeedTrainer(ReferenceTrainer):
         self._gather()
 
     def counters(self) -> dict[str, Any]:
-        """The number of steps, and the loss's scale with what its next change depends on."""
+        """Return the number of steps and the state of the loss scaler."""
         return {"num_steps": self._num_steps, "loss_scaler": dict(self._loss_scaler())}
 
     def load_counters(self, state: Mapping[str, Any]) -> None:
-        """Restore what `counters` returned."""
+        """Restore the result of `counters`."""
         self._num_steps = state["num_steps"]
         self._loss_scaler().update(state["loss_scaler"])
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Every rank takes its parts."""
+        """Restore a whole state. Every rank takes its parts."""
         self._load_model_values(state["model"])
         self._load_rest(state)
 
     def _loss_scaler(self) -> dict[str, Any]:
-        """The scale of the loss and what its next change depends on; empty where there is none."""
+        """Return the state of the loss scaler, empty if there is none."""
         for name in ("loss_scaler", "loss_scale_config"):
             if hasattr(self.engine.optimizer, name):
                 found: dict[str, Any] = vars(getattr(self.engine.optimizer, name))
@@ -270,7 +261,7 @@ class DeepSpeedTrainer(ReferenceTrainer):
         self._gather()
 
     def teardown(self) -> None:
-        """Let go of the engine, and of what it opened."""
+        """Destroy the engine and release its resources."""
         self._partition()
         engine, parameters = self.engine, list(self.model.parameters())
         engine.destroy()
@@ -281,36 +272,25 @@ class DeepSpeedTrainer(ReferenceTrainer):
         self._closing.close()
 
 
-class Zero0Trainer(DeepSpeedTrainer):
-    """DeepSpeed without ZeRO: every rank has everything."""
-
-    stage = 0
-
-
 class Zero1Trainer(DeepSpeedTrainer):
-    """ZeRO-1: moments and float32 copies are divided over ranks."""
+    """ZeRO-1: ranks divide moments and float32 copies."""
 
     stage = 1
 
 
 class Zero3Trainer(DeepSpeedTrainer):
-    """ZeRO-3: parameters are divided too."""
+    """ZeRO-3: ranks also divide parameters."""
 
     stage = 3
 
 
 def _take_apart(engine: Any, parameters: Sequence[nn.Parameter]) -> None:  # noqa: ANN401 - of DeepSpeed
-    """Part what `destroy` leaves connected.
+    """Break the references that `destroy` leaves.
 
-    Of ZeRO-3 eleven times the model would stay, in cycles through autograd that Python cannot see.
+    ZeRO-3 would keep eleven times the model alive, in cycles through autograd that Python cannot see.
     """
     for parameter in parameters:
         parameter.grad = None
         vars(parameter).clear()
     for owner in (engine.optimizer, engine):
         vars(owner).clear()
-
-
-def _total_norm(parameters: Sequence[nn.Parameter]) -> float:
-    """The global norm of the gradients, which stand whole in `.grad`."""
-    return float(nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))

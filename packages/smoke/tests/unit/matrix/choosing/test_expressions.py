@@ -39,7 +39,7 @@ def test_ids_are_chosen_as_pytest_chooses_names(expression: str, chosen: set[int
         ("(lora", 6, "a closing parenthesis was expected"),
         ("lora)", 5, "and, or, or the end was expected"),
         ("lora ddp", 6, "and, or, or the end was expected"),
-        ("lora & ddp", 6, "'&' is no part of an id"),
+        ("lora & ddp", 6, "'&' cannot be in an id"),
         ("()", 2, "a word of an id was expected"),
     ],
 )

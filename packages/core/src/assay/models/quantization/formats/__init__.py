@@ -1,1 +1,1 @@
-"""The formats of quantized weights, one file a family."""
+"""Formats of quantized weights, one file per family."""

@@ -1,4 +1,4 @@
-"""bitsandbytes: int8 with a scale for each row, and nf4 or fp4 in blocks that run through all rows.
+"""bitsandbytes: int8 with a scale per row, and nf4 or fp4 in blocks that run through all rows.
 
 Sources of the layouts: bitsandbytes 0.50, `functional.QuantState`, `nn.modules.Linear8bitLt` and
 `backends/default/ops.py`.
@@ -11,15 +11,15 @@ from assay.files import parse_json
 from assay.models.quantization.formats.protocol import Format, per_group, precision_of
 from assay.models.quantization.groups import Groups
 from assay.models.quantization.quantized_weight import Grid, QuantizedWeight
-from assay.models.quantization.stored import StoredWeights
+from assay.models.quantization.stored import WeightStore
 
 _INT8_MAX = 127
 _STATE = "weight.quant_state.bitsandbytes__"
 _NAMES = ("nf4", "fp4")
-_MOST_IN_BLOCK = 4096  # of the library; larger ones would be filled up in memory
+_MOST_IN_BLOCK = 4096  # the limit of the library; padding larger blocks would take memory
 
 
-def _read_int8(stored: StoredWeights, module: str) -> QuantizedWeight:
+def _read_int8(stored: WeightStore, module: str) -> QuantizedWeight:
     """Read `weight` int8 [outputs, inputs] and `SCB` [outputs], the largest value of each row."""
     name = f"{module}.weight"
     data = stored.fetch(name, name, (None, None))
@@ -36,8 +36,8 @@ def _read_int8(stored: StoredWeights, module: str) -> QuantizedWeight:
     )
 
 
-def _read_4bit(stored: StoredWeights, module: str) -> QuantizedWeight:
-    """Read `weight`, two codes a byte, the first in the upper half, and its `quant_state`."""
+def _read_4bit(stored: WeightStore, module: str) -> QuantizedWeight:
+    """Read `weight`, two codes per byte with the first in the upper half, and its `quant_state`."""
     name = f"{module}.weight"
     kind, state = _read_state(stored, module)
     shape, block = state.get("shape"), state.get("blocksize")
@@ -65,7 +65,7 @@ def _read_4bit(stored: StoredWeights, module: str) -> QuantizedWeight:
     )
 
 
-def _read_state(stored: StoredWeights, module: str) -> tuple[str, dict[str, object]]:
+def _read_state(stored: WeightStore, module: str) -> tuple[str, dict[str, object]]:
     for kind in _NAMES:
         name = f"{module}.{_STATE}{kind}"
         if name in stored.shapes:
@@ -78,11 +78,11 @@ def _read_state(stored: StoredWeights, module: str) -> tuple[str, dict[str, obje
 
 
 def _read_scales(
-    stored: StoredWeights, module: str, state: dict[str, object]
+    stored: WeightStore, module: str, state: dict[str, object]
 ) -> tuple[Tensor, float]:
     """Return the scale of each block and its relative precision.
 
-    Scales may be quantized themselves: 8 bits by `nested_quant_map`, in blocks, less their mean.
+    Scales may be quantized too: 8 bits by `nested_quant_map`, in blocks, after subtracting the mean.
     """
     name = f"{module}.weight"
     absmax = stored.fetch(f"{name}.absmax", name)

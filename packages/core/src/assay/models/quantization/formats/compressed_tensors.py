@@ -1,4 +1,4 @@
-"""compressed-tensors, as llm-compressor writes it: integers or fp8, packed or plain, any division.
+"""compressed-tensors, as llm-compressor writes it: integers or fp8, packed or plain, any grouping.
 
 Source of the layouts: compressed-tensors 0.20, `compressors/pack_quantized`, `compressors/naive_quantized`
 and `quantization/quant_args.py`.
@@ -13,12 +13,12 @@ from assay.models.quantization.formats.packing import packed_width, unpack_bits
 from assay.models.quantization.formats.protocol import Format, per_group, precision_of
 from assay.models.quantization.groups import Groups
 from assay.models.quantization.quantized_weight import Grid, QuantizedWeight
-from assay.models.quantization.stored import StoredWeights
+from assay.models.quantization.stored import WeightStore
 
 _GROUPS = "config_groups"
 
 
-def _read(stored: StoredWeights, module: str) -> QuantizedWeight:
+def _read(stored: WeightStore, module: str) -> QuantizedWeight:
     """Read a module: `weight_packed` and `weight_shape`, or `weight`; `weight_scale`, `weight_zero_point`."""
     settings = _settings_of(stored, module)
     bits, kind = settings.get("num_bits", 8), settings.get("type", "int")
@@ -49,13 +49,13 @@ def _read(stored: StoredWeights, module: str) -> QuantizedWeight:
     zero_name = f"{module}.weight_zero_point"
     if zero_name in stored.shapes and grid.is_integer:
         points = stored.fetch(zero_name, name)
-        if is_packed:  # packed down the rows, and shifted as the codes are
+        if is_packed:  # packed down the rows, and shifted like the codes
             wanted = (packed_width(bits, shape[0]), groups.grid_shape[1])
             points = stored.fetch(zero_name, name, wanted)
             points = unpack_bits(points.t(), bits, shape[0]).t()
         zeros = per_group(stored, zero_name, points, groups)
     elif settings.get("symmetric", True) is not True and grid.is_integer:
-        stored.fetch(zero_name, name)  # raises: it is missing
+        stored.fetch(zero_name, name)  # raises because it is missing
     return QuantizedWeight(
         codes=codes,
         grid=grid,
@@ -67,8 +67,8 @@ def _read(stored: StoredWeights, module: str) -> QuantizedWeight:
     )
 
 
-def _settings_of(stored: StoredWeights, module: str) -> Mapping[str, object]:
-    """Return the weight settings of the first group that has the module among its targets."""
+def _settings_of(stored: WeightStore, module: str) -> Mapping[str, object]:
+    """Return the weight settings of the first group whose targets include the module."""
     groups = stored.quantization.get(_GROUPS)
     if not isinstance(groups, dict):
         raise stored.refuse_setting(_GROUPS)
@@ -83,7 +83,7 @@ def _settings_of(stored: StoredWeights, module: str) -> Mapping[str, object]:
 
 
 def _is_target(target: str, module: str) -> bool:
-    """Return True for a target that names the module, by a pattern (`re:`) or in full, or a class."""
+    """Return True for a class, or for the module's name in full or as a pattern (`re:`)."""
     if target.startswith("re:"):
         try:
             return re.match(target.removeprefix("re:"), module) is not None
@@ -93,9 +93,8 @@ def _is_target(target: str, module: str) -> bool:
 
 
 def _block_of(
-    stored: StoredWeights, settings: Mapping[str, object], shape: tuple[int, int]
+    stored: WeightStore, settings: Mapping[str, object], shape: tuple[int, int]
 ) -> tuple[int, int]:
-    """Return the rows and columns that share a scale."""
     size, block = settings.get("group_size"), settings.get("block_structure")
     strategy = settings.get("strategy") or (
         "tensor" if size is None else "channel" if size == -1 else "group"
@@ -113,7 +112,7 @@ def _block_of(
     return rows, columns
 
 
-# Other tensors of a quantized module, which concern activations and caches.
+# Other tensors of a quantized module, for activations and caches.
 _OTHERS = tuple(
     f"{kind}_{what}" for kind in ("input", "output", "k", "v", "q")
     for what in ("scale", "zero_point", "global_scale")

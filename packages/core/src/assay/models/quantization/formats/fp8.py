@@ -1,4 +1,4 @@
-"""fp8 weights with a scale for each block or row, as DeepSeek and Transformers' fp8 store them.
+"""fp8 weights with a scale per block or row, as DeepSeek and Transformers' fp8 store them.
 
 Sources of the layouts: Transformers 5.23, `integrations/finegrained_fp8.py` (`Fp8Quantize`) and
 `integrations/fbgemm_fp8.py`.
@@ -9,14 +9,14 @@ import torch
 from assay.models.quantization.formats.protocol import Format, per_group, precision_of
 from assay.models.quantization.groups import Groups
 from assay.models.quantization.quantized_weight import Grid, QuantizedWeight
-from assay.models.quantization.stored import StoredWeights
+from assay.models.quantization.stored import WeightStore
 
 _BLOCK = "weight_block_size"
 _DTYPES = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
-def _read_blocks(stored: StoredWeights, module: str) -> QuantizedWeight:
-    """Read `weight` and `weight_scale_inv`, by which, despite its name, the weight is multiplied."""
+def _read_blocks(stored: WeightStore, module: str) -> QuantizedWeight:
+    """Read `weight` and `weight_scale_inv`, which, despite its name, multiplies the weight."""
     block = stored.quantization.get(_BLOCK)
     shape = stored.shapes.get(f"{module}.weight", ())
     sizes = list(shape) if block is None else block
@@ -27,15 +27,13 @@ def _read_blocks(stored: StoredWeights, module: str) -> QuantizedWeight:
     return _read(stored, module, "weight_scale_inv", (sizes[0], sizes[1]))
 
 
-def _read_rows(stored: StoredWeights, module: str) -> QuantizedWeight:
-    """Read `weight` and `weight_scale`, one a row."""
+def _read_rows(stored: WeightStore, module: str) -> QuantizedWeight:
+    """Read `weight` and `weight_scale`, one per row."""
     shape = stored.shapes.get(f"{module}.weight", (0, 0))
     return _read(stored, module, "weight_scale", (1, shape[-1]))
 
 
-def _read(
-    stored: StoredWeights, module: str, scale: str, block: tuple[int, int]
-) -> QuantizedWeight:
+def _read(stored: WeightStore, module: str, scale: str, block: tuple[int, int]) -> QuantizedWeight:
     name = f"{module}.weight"
     data = stored.fetch(name, name, (None, None))
     if data.dtype not in _DTYPES:

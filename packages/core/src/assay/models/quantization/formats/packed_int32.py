@@ -1,4 +1,4 @@
-"""GPTQ and AWQ: integers packed into words of 32 bits, a scale and a zero point for each group of inputs.
+"""GPTQ and AWQ: integers packed into 32-bit words, a scale and a zero point per group of inputs.
 
 Sources of the layouts: AutoGPTQ 0.7.1, `qlinear_cuda_old.py` (`pack`, `forward`); GPTQModel 7.7,
 `utils/model.py` (what distinguishes `gptq` from `gptq_v2`); AutoAWQ 0.2.9, `modules/linear/gemm.py`.
@@ -16,7 +16,7 @@ from assay.models.quantization.formats.protocol import (
 )
 from assay.models.quantization.groups import Groups
 from assay.models.quantization.quantized_weight import Grid, QuantizedWeight
-from assay.models.quantization.stored import StoredWeights
+from assay.models.quantization.stored import WeightStore
 
 _WORD_BITS = 32
 _MOST_BITS = range(2, 9)
@@ -25,7 +25,7 @@ _MOST_BITS = range(2, 9)
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
-def _read_gptq(stored: StoredWeights, module: str) -> QuantizedWeight:
+def _read_gptq(stored: WeightStore, module: str) -> QuantizedWeight:
     """Read `qweight` [inputs / 32 x bits, outputs], `qzeros`, `scales` [groups, outputs], `g_idx` [inputs]."""
     bits = parse_count(stored, "bits", _MOST_BITS)
     name = f"{module}.qweight"
@@ -48,7 +48,7 @@ def _read_gptq(stored: StoredWeights, module: str) -> QuantizedWeight:
     shape = (num_across, packed_width(bits, num_rows))
     zeros = unpack_bits(stored.fetch(f"{module}.qzeros", name, shape), bits, num_rows)
     if stored.quantization.get("checkpoint_format", "gptq") != "gptq_v2":
-        zeros = (zeros + 1) & ((1 << bits) - 1)  # the first version stores them less one
+        zeros = (zeros + 1) & ((1 << bits) - 1)  # the first version stores them minus one
     codes = unpack_bits(packed.t(), bits, num_columns)
     return _make(codes if order is None else codes[:, order], bits, groups, scales, zeros)
 
@@ -67,10 +67,10 @@ def _make(
     )
 
 
-def _order_of(stored: StoredWeights, name: str, index: Tensor, size: int) -> Tensor | None:
-    """Return the columns in the order of their groups; None if that is their own order.
+def _order_of(stored: WeightStore, name: str, index: Tensor, size: int) -> Tensor | None:
+    """Return the columns in the order of their groups; None if they are in order already.
 
-    Raises: UsageError if the groups are not all of `size` columns, but for a smaller last one.
+    Raises: UsageError unless all groups except the last have `size` columns.
     """
     expected = torch.arange(len(index)) // size
     if torch.equal(index, expected):
@@ -81,7 +81,7 @@ def _order_of(stored: StoredWeights, name: str, index: Tensor, size: int) -> Ten
     return order
 
 
-def _read_awq(stored: StoredWeights, module: str) -> QuantizedWeight:
+def _read_awq(stored: WeightStore, module: str) -> QuantizedWeight:
     """Read `qweight` [inputs, outputs / 8], `qzeros` [groups, outputs / 8], `scales` [groups, outputs]."""
     settings = stored.quantization
     bits = parse_count(stored, "bits", range(4, 5), settings.get("w_bit"))

@@ -1,4 +1,4 @@
-"""Integers of a few bits, packed into the words of a tensor."""
+"""Unpack integers of a few bits from the words of a tensor."""
 
 import torch
 from torch import Tensor
@@ -9,8 +9,8 @@ _BYTE_BITS = 8
 def unpack_bits(packed: Tensor, num_bits: int, count: int) -> Tensor:
     """Unpack the first `count` integers of each row.
 
-    A row is a stream of bits, the lowest bit of its first byte first; an integer may cross bytes and
-    words. The GPTQ and compressed-tensors libraries write 2, 3, 4 and 8 bits in this way.
+    A row is a stream of bits that starts with the lowest bit of its first byte. An integer may cross bytes
+    and words. The GPTQ and compressed-tensors libraries write 2, 3, 4 and 8 bits this way.
 
     packed: integers of any width, [rows, words].
     Returns: uint8, [rows, count].

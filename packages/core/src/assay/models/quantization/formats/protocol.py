@@ -8,7 +8,7 @@ from torch import Tensor
 
 from assay.models.quantization.groups import Groups
 from assay.models.quantization.quantized_weight import QuantizedWeight
-from assay.models.quantization.stored import StoredWeights
+from assay.models.quantization.stored import WeightStore
 
 
 @dataclass(frozen=True)
@@ -18,18 +18,18 @@ class Format:
     marker: str
     """A module `NAME` is quantized if this tensor is stored as `NAME.marker`."""
     scales: str
-    """The tensor that has one element a group."""
+    """The tensor with one element per group."""
     parts: tuple[str, ...]
-    """All tensors of a quantized module but its bias, without its name."""
-    read: Callable[[StoredWeights, str], QuantizedWeight]
-    """Read the module of this name. Raises: UsageError, naming file and key."""
+    """All tensors of a quantized module except its bias, without the module name."""
+    read: Callable[[WeightStore, str], QuantizedWeight]
+    """Read the named module. Raises: UsageError, naming file and key."""
 
 
-def parse_count(stored: StoredWeights, key: str, allowed: range, *others: object) -> int:
-    """Return a whole number of the quantization's settings.
+def parse_count(stored: WeightStore, key: str, allowed: range, *others: object) -> int:
+    """Read an integer setting of the quantization.
 
-    key: its name; others: values to take where it is absent.
-    Raises: UsageError if it is not in `allowed`.
+    others: values to use if `key` is absent.
+    Raises: UsageError if the value is not in `allowed`.
     """
     value = next((one for one in (stored.quantization.get(key), *others) if one is not None), None)
     if type(value) is not int or value not in allowed:
@@ -37,18 +37,18 @@ def parse_count(stored: StoredWeights, key: str, allowed: range, *others: object
     return value
 
 
-def parse_group_size(stored: StoredWeights, key: str, num_columns: int, *others: object) -> int:
-    """Return the columns that share a scale; -1 in the settings stands for all."""
+def parse_group_size(stored: WeightStore, key: str, num_columns: int, *others: object) -> int:
+    """Read the number of columns that share a scale; -1 in the settings stands for all."""
     size = parse_count(stored, key, range(-1, 1 << 30), *others)
     if size == 0:
         raise stored.refuse_setting(key)
     return num_columns if size == -1 else size
 
 
-def per_group(stored: StoredWeights, name: str, values: Tensor, groups: Groups) -> Tensor:
-    """Return scales or zero points as one float32 a group.
+def per_group(stored: WeightStore, name: str, values: Tensor, groups: Groups) -> Tensor:
+    """Return scales or zero points as one float32 per group.
 
-    Raises: UsageError if `values`, rows x columns of groups, are of another number.
+    Raises: UsageError if `values` has another number of elements.
     """
     if values.numel() != groups.num_groups:
         down, across = groups.grid_shape
@@ -60,7 +60,7 @@ def per_group(stored: StoredWeights, name: str, values: Tensor, groups: Groups) 
 def precision_of(scales: Tensor) -> float:
     """Return the unit roundoff of the dtype of stored scales.
 
-    Powers of two (e8m0) count as exact: codes are rounded with the stored scale.
+    Powers of two (e8m0) count as exact because codes are rounded with the stored scale.
     """
     if not scales.is_floating_point() or scales.dtype == torch.float8_e8m0fnu:
         return 0.0

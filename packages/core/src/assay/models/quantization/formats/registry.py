@@ -1,4 +1,4 @@
-"""The formats by `quantization_config.quant_method` of a model's config.json."""
+"""Formats by `quantization_config.quant_method` of a model's config.json."""
 
 from collections.abc import Mapping
 from math import prod
@@ -9,7 +9,7 @@ from assay.models.quantization.formats import bitsandbytes, fp8
 from assay.models.quantization.formats.compressed_tensors import COMPRESSED_TENSORS
 from assay.models.quantization.formats.packed_int32 import AWQ, GPTQ
 from assay.models.quantization.formats.protocol import Format
-from assay.models.quantization.stored import StoredWeights
+from assay.models.quantization.stored import WeightStore
 
 _FORMATS: dict[str, tuple[Format, ...]] = {
     "awq": (AWQ,),
@@ -21,15 +21,15 @@ _FORMATS: dict[str, tuple[Format, ...]] = {
 }
 
 
-def has_known_format(stored: StoredWeights) -> bool:
-    """Return True if the quantization method is known."""
+def has_known_format(stored: WeightStore) -> bool:
+    """Return True for a known quantization method."""
     return str(stored.quantization.get("quant_method")) in _FORMATS
 
 
-def _formats_of(stored: StoredWeights) -> tuple[Format, ...]:
-    """Return the formats in which weights may be stored; none if they are not quantized.
+def _formats_of(stored: WeightStore) -> tuple[Format, ...]:
+    """Return the possible formats of weights; none without quantization.
 
-    Raises: UsageError for a method that is not known.
+    Raises: UsageError for an unknown method.
     """
     method = stored.quantization.get("quant_method")
     if not stored.quantization:
@@ -42,8 +42,8 @@ def _formats_of(stored: StoredWeights) -> tuple[Format, ...]:
     return _FORMATS[str(method)]
 
 
-def list_weights(stored: StoredWeights) -> dict[str, Format | None]:
-    """Return every weight, once, with the format of the quantized ones."""
+def list_weights(stored: WeightStore) -> dict[str, Format | None]:
+    """Return every weight with its format, or None if it is not quantized."""
     found: dict[str, Format | None] = {}
     parts: set[str] = set()
     for one in _formats_of(stored):
@@ -55,8 +55,8 @@ def list_weights(stored: StoredWeights) -> dict[str, Format | None]:
     return found | {name: None for name in stored.shapes if name not in parts}
 
 
-def count_groups(stored: StoredWeights, weights: Mapping[str, Format | None]) -> int:
-    """Return the number of scales of all quantized weights, without reading them."""
+def count_groups(stored: WeightStore, weights: Mapping[str, Format | None]) -> int:
+    """Count the scales of all quantized weights without reading them."""
     return sum(
         prod(stored.shapes.get(f"{name.removesuffix('weight')}{one.scales}", ()))
         for name, one in weights.items()

@@ -1,5 +1,5 @@
-"""Python imports this at the start of every process of a captured command. It may have no assay."""
-# ruff: noqa: INP001 - the folder lies on the path of those processes
+"""Python imports this at the start of every process of a captured command, with assay or without."""
+# ruff: noqa: INP001 - the folder is on the path of those processes
 
 import json
 import os
@@ -8,7 +8,7 @@ from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
-# The environment may have a module of this name, too.
+# The environment may have a module of the same name.
 sys.path.remove(str(Path(__file__).parent))
 own = sys.modules.pop(__name__)
 with suppress(ImportError):

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from assay.hooks.timeline import Timeline
+from assay.hooks.row_positions import BatchPositions
 from assay.locating.matching.packed_trace import Packing, Segment
 from assay.stages import Stage
 from assay.training.batches import IGNORED, MicroBatch
@@ -42,19 +42,19 @@ def find_micro_batch(
 
 def timeline_of(
     batch: Mapping[str, Tensor], own: int | Packing, rows: RunRows, step: int
-) -> Timeline:
+) -> BatchPositions:
     """Map the tokens of `batch` to rows of the run and positions in them."""
     ids = batch["input_ids"]
     if not isinstance(own, Packing):
-        single = Timeline.of_call(ids, batch.get("attention_mask"))
-        return Timeline(rows.of_micro_batch(step, own, len(ids)), single.positions)
+        single = BatchPositions.of_call(ids, batch.get("attention_mask"))
+        return BatchPositions(rows.of_micro_batch(step, own, len(ids)), single.positions)
     numbers, positions = [-1] * own.num_rows, torch.full(ids.shape, -1)
     for segment in own.segments:
         row = rows.of_micro_batch(step, segment.micro_batch, segment.row + 1)[segment.row]
         if numbers[segment.at_row] < 0:
             numbers[segment.at_row] = row
         positions[segment.at_row, segment.columns] = torch.arange(segment.length)
-    return Timeline(tuple(numbers), positions)
+    return BatchPositions(tuple(numbers), positions)
 
 
 def observe_labels(

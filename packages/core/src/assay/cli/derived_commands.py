@@ -1,0 +1,137 @@
+"""Commands derived from API functions: each option is a parameter with an `Option`."""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
+
+import typer
+
+from assay.api.options import Option
+from assay.errors import UsageError
+
+if TYPE_CHECKING:
+    from assay.api.verdict import CheckedVerdict
+
+
+def derive_command(
+    function: "Callable[..., CheckedVerdict]", help_text: str
+) -> Callable[..., None]:
+    """Return the command that calls `function` and exits with the code of its verdict.
+
+    Options that are not given keep the function's default.
+    """
+
+    @with_options_of(function)
+    def command(
+        *,
+        as_json: Annotated[
+            bool, typer.Option("--json", help="Print the verdict as JSON and nothing else.")
+        ] = False,
+        **given: Any,  # noqa: ANN401 - as typer parsed them
+    ) -> None:
+        from assay.cli.verdict_output import end_with
+
+        end_with(function(**read_values(function, given)), as_json=as_json)
+
+    command.__doc__ = help_text
+    return command
+
+
+def with_options_of(
+    function: Callable[..., object],
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Replace the `**given` of a command by the options of `function`."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        own = list(inspect.signature(command).parameters.values())[:-1]
+        derived = derive_parameters(function)
+        positional = [one for one in derived if one.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
+        rest = [one for one in derived if one.kind is inspect.Parameter.KEYWORD_ONLY]
+        places = [one for one in own if one.kind is not inspect.Parameter.KEYWORD_ONLY]
+        keywords = [one for one in own if one.kind is inspect.Parameter.KEYWORD_ONLY]
+        parameters = [*places, *positional, *rest, *keywords]
+        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        command.__annotations__ = {one.name: one.annotation for one in parameters}
+        return command
+
+    return decorate
+
+
+def derive_parameters(function: Callable[..., object]) -> list[inspect.Parameter]:
+    """Return the parameters of the command for `function`, as typer reads them."""
+    return [
+        _derive_parameter(one, option)
+        for one in inspect.signature(function).parameters.values()
+        if (option := _find_option(one)) is not None
+    ]
+
+
+def read_values(function: Callable[..., object], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of `function` for the values that typer parsed.
+
+    Raises: UsageError for an item of a mapping that is not NAME=VALUE.
+    """
+    parameters = inspect.signature(function).parameters
+    return {
+        name: _parse_pairs(name, value) if _is_mapping(parameters[name]) else value
+        for name, value in given.items()
+        if value not in (None, [])
+    }
+
+
+def _find_option(parameter: inspect.Parameter) -> Option | None:
+    metadata = getattr(parameter.annotation, "__metadata__", ())
+    return next((one for one in metadata if isinstance(one, Option)), None)
+
+
+def _derive_parameter(parameter: inspect.Parameter, option: Option) -> inspect.Parameter:
+    kind = _command_line_type(get_args(parameter.annotation)[0])
+    flag = f"--{parameter.name.replace('_', '-')}"
+    if parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD:
+        info = typer.Argument(metavar=option.metavar, help=option.help)
+    else:
+        text = option.help.removesuffix(".")
+        info = typer.Option(
+            flag,
+            metavar=option.metavar,
+            help=f"{text}; repeatable." if kind == list[str] else option.help,
+        )
+    default = parameter.default
+    if default in (None, ()):
+        kind, default = kind | None, None
+    return parameter.replace(annotation=Annotated[kind, info], default=default)
+
+
+def _command_line_type(annotation: object) -> Any:  # noqa: ANN401 - a type that typer parses
+    """Return the type in which the command line parses a parameter."""
+    members = [one for one in _members(annotation) if one is not type(None)]
+    if any(get_origin(one) in (Sequence, Mapping) for one in members):
+        return list[str]
+    if len(members) == 1 and (
+        members[0] in (bool, int, float) or get_origin(members[0]) is Literal
+    ):
+        return members[0]
+    return Path if members == [Path] else str
+
+
+def _members(annotation: object) -> tuple[Any, ...]:
+    if get_origin(annotation) in (Union, UnionType):
+        return get_args(annotation)
+    return (annotation,)
+
+
+def _is_mapping(parameter: inspect.Parameter) -> bool:
+    annotation = get_args(parameter.annotation)[0]
+    return any(get_origin(one) is Mapping for one in _members(annotation))
+
+
+def _parse_pairs(name: str, texts: Sequence[str]) -> dict[str, str]:
+    pairs = {}
+    for text in texts:
+        key, separator, value = text.partition("=")
+        if not separator:
+            raise UsageError(f"{name.replace('_', ' ')} {text!r} is not of the form NAME=VALUE")
+        pairs[key] = value
+    return pairs

@@ -1,0 +1,148 @@
+"""Writing a trace in the background, while the run waits for one copy of each tensor."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from queue import SimpleQueue
+from threading import Thread
+from types import TracebackType
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from assay.output.streams import print_error
+from assay.recording.capturing.host_copies import HostCopies, HostCopy
+from assay.recording.capturing.local_parts import LocalPart, take_local
+from assay.sites import Call
+from assay.trace import Json, StorageError, TensorEntry, TraceWriter
+
+
+@dataclass(slots=True, eq=False)
+class QueuedTensor:
+    """A tensor whose copy is on its way to the trace."""
+
+    layout: str = ""
+    """Placement over ranks, see `LocalPart`."""
+    stored: TensorEntry | None = None
+    """None until it is written."""
+
+
+class BackgroundWriter:
+    """Writes to a trace in a thread, in the order of the calls.
+
+    max_bytes: of copies that wait to be written; `keep` blocks while they are used up.
+    """
+
+    def __init__(self, writer: TraceWriter, max_bytes: int) -> None:
+        self._writer = writer
+        self._copies = HostCopies(max_bytes)
+        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self.error: Exception | None = None
+        """The error that ended the writing."""
+        self._left_out: list[str] = []
+        self._axes: dict[str, tuple[int, int]] = {}
+        self._thread = Thread(target=self._work, name="assay-capture", daemon=True)
+        self._thread.start()
+
+    def keep(self, tensor: Tensor) -> QueuedTensor:
+        """Copy a tensor, which may change afterwards; of a DTensor, the part of this rank."""
+        part = self.take_local(tensor)
+        tensor, kept = part.value, QueuedTensor(part.layout)
+        if part.problem:
+            return kept
+        if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
+            self.leave_out(f"left out {tensor.layout} tensors of {tensor.dtype} on {tensor.device}")
+        elif self.error is None:
+            copy = self._copies.copy(tensor.resolve_conj().resolve_neg())
+            self._jobs.put(partial(self._store, kept, copy))
+        return kept
+
+    def take_local(self, tensor: Tensor) -> LocalPart:
+        """Return this rank's part of a tensor, and note the mesh in the manifest."""
+        part = take_local(tensor)
+        if part.problem:
+            self.leave_out(f"left out {part.problem}")
+        if part.axes.keys() - self._axes.keys():
+            self.note("mesh_axes", {**part.axes, **self._axes})
+        for name, place in part.axes.items():
+            if self._axes.setdefault(name, place) != place:
+                self.leave_out(f"left out a second mesh axis with the name {name}")
+        return part
+
+    def leave_out(self, reason: str) -> None:
+        """Note once in the manifest that the trace lacks something."""
+        if reason not in self._left_out:
+            self._left_out.append(reason)
+            self.note("left_out", "; ".join(self._left_out))
+
+    def add(self, call: Call, tensors: Mapping[str, QueuedTensor]) -> None:
+        """Record a finished call, see `TraceWriter.add`."""
+        self._jobs.put(partial(self._add, call, dict(tensors)))
+
+    def flush(self) -> None:
+        """Make all added calls survive a kill, after the writes before."""
+        self._jobs.put(self._writer.flush)
+
+    def attach(self, name: str, tensors: Mapping[str, Tensor], table: Json) -> None:
+        """Store named tensors and their table, see `TraceWriter.attach`.
+
+        The run waits, so that the tensors need no copies.
+        """
+        self._jobs.put(lambda: self._writer.attach(name, tensors))
+        self._jobs.put(lambda: self._writer.attach_json(f"{name}-table", table))
+        self.wait()
+
+    def note(self, name: str, value: Json) -> None:
+        """Add a fact to the manifest."""
+        self._jobs.put(lambda: self._writer.note(name, value))
+
+    def wait(self) -> None:
+        """Wait until everything is written."""
+        waiting: SimpleQueue[None] = SimpleQueue()
+        self._jobs.put(lambda: waiting.put(None))
+        waiting.get()
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes written, plus those of copies that wait."""
+        return self._writer.num_bytes + self._copies.used_bytes
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Write all copies and end the trace. After an error it stays incomplete."""
+        self._jobs.put(None)
+        self._thread.join()
+        error = error or self.error
+        try:
+            self._writer.__exit__(type(error) if error else None, error, traceback)
+        except StorageError as problem:
+            print_error(f"assay: the trace stays incomplete: {problem}")
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            try:
+                job()
+            except Exception as error:  # noqa: BLE001 - without the thread, the run would wait forever
+                self.error = self.error or error
+
+    def _store(self, kept: QueuedTensor, copy: HostCopy) -> None:
+        try:
+            if self.error is None:
+                kept.stored = self._writer.store(copy.wait())
+        finally:
+            self._copies.release(copy)
+
+    def _add(self, call: Call, tensors: Mapping[str, QueuedTensor]) -> None:
+        stored = {port: kept.stored for port, kept in tensors.items() if kept.stored is not None}
+        if self.error is None:
+            layouts = {port: tensors[port].layout for port in stored if tensors[port].layout}
+            placements = {**layouts, **call.placements}
+            self._writer.add(replace(call, ports=tuple(stored), placements=placements), stored)

@@ -1,0 +1,87 @@
+"""Commands derived from the signatures of functions."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from assay.api.options import Option
+from assay.cli.derived_commands import read_values, with_options_of
+from assay.errors import UsageError
+
+CALLS: list[dict[str, Any]] = []
+
+
+def check(  # noqa: PLR0913 - one for each kind of option
+    model: Annotated[str, Option("A model.", "MODEL")],
+    *,
+    device: Annotated[str, Option("A device.")],
+    setup: Annotated["str | Unimportable | None", Option("A function.")] = None,  # type: ignore[name-defined]  # noqa: F821
+    live: object = None,
+    file: Annotated[str | Path | None, Option("A file.", "FILE")] = None,
+    option: Annotated[Mapping[str, str | int] | None, Option("By name.")] = None,
+    name: Annotated[Sequence[str], Option("Names.", "GLOB")] = (),
+    level: Annotated[Literal["low", "high"], Option("How deep.")] = "low",
+    dry_run: Annotated[bool, Option("Do nothing.")] = False,
+    seed: Annotated[int, Option("Random numbers.")] = 0,
+) -> None:
+    CALLS.append({key: value for key, value in locals().items() if key != "live"})
+
+
+@with_options_of(check)
+def command(**given: Any) -> None:
+    check(**read_values(check, given))
+
+
+def run(*words: str) -> Any:
+    CALLS.clear()
+    app = typer.Typer(rich_markup_mode=None)
+    app.command()(command)
+    return CliRunner().invoke(app, words)
+
+
+DEFAULTS = {
+    "model": "m", "device": "cpu", "setup": None, "file": None, "option": None,
+    "name": (), "level": "low", "dry_run": False, "seed": 0,
+}  # fmt: skip
+
+
+def test_options_that_are_left_out_keep_their_defaults() -> None:
+    assert run("m", "--device", "cpu").exit_code == 0
+    assert CALLS == [DEFAULTS]
+
+
+def test_every_kind_of_option_arrives_in_its_type() -> None:
+    words = "--setup f.py:g --file x --option a=1 --option b=c=d --name p --name q --level high --dry-run --seed 3"
+    done = run("m", "--device", "cpu", *words.split())
+    assert done.exit_code == 0, done.output
+    assert CALLS == [
+        DEFAULTS | {
+            "setup": "f.py:g", "file": "x", "option": {"a": "1", "b": "c=d"}, "name": ["p", "q"],
+            "level": "high", "dry_run": True, "seed": 3,
+        }
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "words", ["m", "--device cpu", "m --device cpu --live x", "m --device cpu --level x"]
+)
+def test_what_the_function_does_not_take_is_refused(words: str) -> None:
+    assert run(*words.split()).exit_code == 2
+    assert not CALLS
+
+
+def test_an_item_without_a_value_is_refused() -> None:
+    error = run("m", "--device", "cpu", "--option", "a").exception
+    assert isinstance(error, UsageError)
+    assert str(error) == "option 'a' is not of the form NAME=VALUE"
+
+
+def test_help_names_files_and_repeatable_options() -> None:
+    text = run("--help").output
+    assert "--name GLOB" in text
+    assert "Names; repeatable." in text
+    assert "--live" not in text

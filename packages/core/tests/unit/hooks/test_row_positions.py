@@ -1,0 +1,158 @@
+import pytest
+import torch
+
+from assay.hooks.row_positions import BatchPositions, RowIndex, RowLayout
+from assay.sites import RowMap
+
+# Prompt 4 has two tokens and is padded, prompt 7 has three.
+MASK = torch.tensor([[0, 1, 1], [1, 1, 1]])
+ROWS = RowMap((4, 7), ((-1, 0, 1), (0, 1, 2)))
+
+
+def test_positions_start_after_the_padding_and_include_generated_tokens() -> None:
+    positions = BatchPositions.of_batch((4, 7), MASK, 2)
+
+    assert positions.positions.tolist() == [[-1, 0, 1, 2, 3], [0, 1, 2, 3, 4]]
+
+
+def test_rows_of_the_prefill_its_chunks_and_decode_steps_are_columns() -> None:
+    positions = BatchPositions.of_batch((4, 7), MASK, 2)
+
+    assert positions.rows(0, 3) == ROWS
+    assert positions.rows(0, 2) == RowMap((4, 7), ((-1, 0), (0, 1)))
+    assert positions.rows(2, 1) == RowMap((4, 7), ((1,), (2,)))
+    assert positions.rows(3, 1) == RowMap((4, 7), ((2,), (3,)))
+
+
+class Cache:
+    def get_seq_length(self) -> int:
+        return 5
+
+
+def test_positions_continue_after_the_tokens_of_a_cache() -> None:
+    ids = torch.zeros(2, 1)
+
+    assert BatchPositions.of_call(ids, None, None, Cache()).positions.tolist() == [[5], [5]]
+    assert BatchPositions.of_call(ids, None, torch.tensor([[7]]), Cache()).positions[
+        0
+    ].tolist() == [7]
+
+
+def addresses(*shape: int, rows: RowMap | None = ROWS) -> list[tuple[int, int]]:
+    """Return prompt and position of each row that is compared."""
+    _, prompt, position = RowIndex(rows).flatten(torch.zeros(shape))
+    return list(zip(prompt.tolist(), position.tolist(), strict=True))
+
+
+VALID = [(4, 0), (4, 1), (7, 0), (7, 1), (7, 2)]
+
+
+def test_pads_are_out_of_hidden_states() -> None:
+    assert addresses(2, 3, 8) == VALID
+
+
+def test_pads_are_out_of_flattened_hidden_states() -> None:
+    assert addresses(6, 8) == VALID
+
+
+def test_each_chosen_expert_of_a_token_has_a_row() -> None:
+    # (B * T, k, C), as experts return the states of each token.
+    assert addresses(6, 2, 8) == [address for address in VALID for _ in range(2)]
+
+
+def test_pads_are_out_of_caches_by_head() -> None:
+    # (B, heads, T, head_dim): every head has its rows.
+    assert addresses(2, 2, 3, 8) == [*VALID[:2], *VALID[:2], *VALID[2:], *VALID[2:]]
+
+
+def test_pads_are_out_of_queries_before_heads_are_moved() -> None:
+    assert addresses(2, 3, 5, 8) == [address for address in VALID for _ in range(5)]
+
+
+def test_pads_are_out_of_a_tail_such_as_a_window_or_the_last_logits() -> None:
+    assert addresses(2, 2, 8) == [(4, 0), (4, 1), (7, 1), (7, 2)]
+    assert addresses(2, 1, 8) == [(4, 1), (7, 2)]
+    assert addresses(2, 5, 2, 8)[:2] == [(4, 0), (4, 1)]
+
+
+def test_padding_is_the_rows_that_flatten_leaves_out() -> None:
+    values = torch.arange(6.0).reshape(2, 3, 1)
+
+    (padding,) = RowIndex(ROWS).padding(values)
+
+    assert padding.tolist() == [[0.0]]
+    assert RowIndex(None).padding(values)[0].shape == (0, 1)
+
+
+def test_row_shared_by_all_prompts_is_compared_if_one_has_a_token() -> None:
+    rows = RowMap((4, 7), ((-1, -1, 0), (-1, 0, 1)))
+
+    assert addresses(1, 3, 8, rows=rows) == [(-1, 0), (-1, 1)]
+
+
+def test_tensor_without_tokens_is_compared_whole() -> None:
+    assert addresses(5, rows=ROWS) == [(-1, -1)]
+    assert addresses(rows=ROWS) == [(-1, -1)]
+    assert addresses(9, 8, rows=ROWS) == [(-1, -1)] * 9
+
+
+def test_tensor_with_unknown_rows_keeps_all_of_them() -> None:
+    assert addresses(2, 3, 8, rows=None) == [(-1, -1)] * 6
+
+
+def test_values_follow_their_addresses() -> None:
+    values = torch.arange(6.0).reshape(2, 3, 1)
+
+    (first, second), _, _ = RowIndex(ROWS).flatten(values, 10 * values)
+
+    assert first[:, 0].tolist() == [1, 2, 3, 4, 5]
+    assert second[:, 0].tolist() == [10, 20, 30, 40, 50]
+
+
+def test_rows_of_a_decode_step_have_the_position_of_the_step() -> None:
+    step = RowMap((4, 7), ((2,), (3,)))
+
+    assert addresses(2, 1, 8, rows=step) == [(4, 2), (7, 3)]
+    assert addresses(2, 4, 1, 8, rows=step)[::4] == [(4, 2), (7, 3)]
+
+
+def test_flattened_rows_of_a_decode_step_have_the_position_of_the_step() -> None:
+    # Routers see (B * T, hidden): with T = 1 this looks like (B, hidden).
+    step = RowMap((4, 7), ((2,), (3,)))
+
+    assert addresses(2, 8, rows=step) == [(4, 2), (7, 3)]
+
+
+def test_rows_of_a_prefill_without_tokens_have_the_first_position() -> None:
+    assert addresses(2, 8) == [(4, 0), (7, 0)]
+
+
+def test_empty_tensors_have_no_rows() -> None:
+    assert addresses(2, 0, 8) == []
+    assert addresses(2, 3, 0) == VALID
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [
+        ((2, 3, 8), RowLayout(0, 1)),
+        ((6, 8), RowLayout(0, None, flattened=True)),
+        ((2, 4, 3, 8), RowLayout(0, 2)),
+        ((1, 3, 8), RowLayout(None, 1)),
+        ((2, 9), RowLayout(0, None)),
+        ((2, 1, 8), RowLayout(0, 1, tail=True)),
+        ((8,), RowLayout(None, None)),
+        ((), RowLayout(None, None)),
+    ],
+)
+def test_layout_is_read_from_the_shape(shape: tuple[int, ...], expected: RowLayout) -> None:
+    assert RowLayout.of_shape(shape, ROWS) == expected
+
+
+def test_addresses_are_cached_by_shape() -> None:
+    index = RowIndex(ROWS)
+
+    _, _, first = index.flatten(torch.zeros(2, 3, 8))
+    _, _, again = index.flatten(torch.zeros(2, 3, 8))
+
+    assert first is again

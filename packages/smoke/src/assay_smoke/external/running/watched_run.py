@@ -1,0 +1,226 @@
+"""Runs a training library from its launch line to the end of its last process."""
+
+import os
+import re
+import signal
+import subprocess
+import threading
+import time
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import IO, cast
+
+import psutil
+
+from assay.errors import AssayError, MachineError
+from assay.runs import Progress, Task
+from assay.watchdog import temporary_folder, watched
+from assay_smoke.external.library import fill
+from assay_smoke.external.running import stacks
+from assay_smoke.external.running.launch import Launch, Phase, RunEvidence, search_path
+from assay_smoke.external.running.losses import LossReader
+from assay_smoke.machine.leftovers import (
+    Snapshot,
+    find_leftovers,
+)
+from assay_smoke.machine.memory import MemoryWatch
+from assay_smoke.machine.process_tree import ProcessTree
+
+_POLL_SECONDS = 0.02
+_CHUNK_BYTES = _LONGEST_LINE_BYTES = 1 << 16
+_LINE_END = re.compile(rb"[\r\n]")
+# Time to read the rest of the pipe after the launched process has ended.
+_DRAIN_SECONDS = 2.0
+
+
+def run(launch: Launch, progress: Progress) -> RunEvidence:
+    """Run it to its end or to a time limit, after which none of its processes is left.
+
+    Raises: MachineError if it cannot start; LossesError for a malformed log.
+    """
+    tree = ProcessTree()
+    evidence = RunEvidence(launch)
+    launch.output.mkdir(parents=True, exist_ok=True)
+    with temporary_folder("assay-smoke-") as temporary:
+        before = Snapshot.take(temporary)
+        try:
+            with MemoryWatch(tree, launch.device) as memory:
+                progress.note(f"{launch.name}: prints to {launch.log}")
+                _Running(launch, tree, evidence, temporary, progress).until_end()
+                if evidence.hung_in is None:  # otherwise it could not clean up
+                    evidence.leftovers = find_leftovers(
+                        before, tree, allowed=launch.library.leftovers_allowed
+                    )
+        finally:
+            tree.kill()
+        evidence.host, evidence.on_device = memory.host, memory.device
+    return evidence
+
+
+class _Running:
+    """The launched process with its log, losses and time limits."""
+
+    def __init__(
+        self,
+        launch: Launch,
+        tree: ProcessTree,
+        evidence: RunEvidence,
+        temporary: Path,
+        progress: Progress,
+    ) -> None:
+        self._launch, self._tree, self._evidence = launch, tree, evidence
+        self._library = launch.library
+        file = launch.library.losses.file
+        self._reader = LossReader(
+            launch.library.losses,
+            None if file is None else launch.working_folder / fill(file, launch.values),
+        )
+        self._environment = {
+            **os.environ,
+            "PATH": search_path(),
+            "PYTHONUNBUFFERED": "1",
+            **stacks.ENVIRONMENT,
+            **launch.library.environment,
+            **tree.environment,
+            "TMPDIR": str(temporary),
+        }
+        self._display = _PhaseDisplay(launch, progress)
+        self._error: AssayError | None = None
+
+    def until_end(self) -> None:
+        launch = self._launch
+        with launch.log.open("wb", buffering=0) as log:
+            self._evidence.began_at = time.time()
+            process = self._start()
+            self._tree.add_root(process.pid)
+            listener = threading.Thread(target=self._listen, args=(process, log), daemon=True)
+            listener.start()
+            try:
+                with watched("group", process.pid), self._display:
+                    self._watch(process)
+                    if self._evidence.hung_in is not None:
+                        waits = stacks.abort_with_stacks(self._tree.living(), launch.log)
+                        self._evidence.waits = waits
+                        self._tree.kill()
+            except BaseException:
+                self._tree.kill()
+                raise
+            finally:
+                self._evidence.exit_code = process.wait()
+                listener.join(_DRAIN_SECONDS)
+        self._take_losses()
+        self._evidence.ended_at = time.time()
+
+    def _start(self) -> "subprocess.Popen[bytes]":
+        command = self._launch.command()
+        try:
+            return subprocess.Popen(
+                command,
+                cwd=self._launch.working_folder,
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise MachineError(f"cannot start {command[0]}: {error.strerror or error}") from error
+
+    def _watch(self, process: "subprocess.Popen[bytes]") -> None:
+        """Wait for the end of the process or of a time limit."""
+        begun = time.monotonic()
+        num_expected = self._library.steps - self._launch.first_step
+        ended_at: float | None = None
+        sigterm_after = self._launch.sigterm_after
+        while process.poll() is None:
+            self._take_losses()
+            num_losses = len(self._evidence.losses)
+            now = time.monotonic()
+            if sigterm_after is not None and num_losses >= sigterm_after:
+                self._send_sigterm(process)
+                self._evidence.signalled_after = num_losses
+                sigterm_after, ended_at = None, now
+            if num_losses >= num_expected:
+                ended_at = now if ended_at is None else ended_at
+            over = now - begun > self._library.time_limit_seconds
+            if over or (ended_at and now - ended_at > self._library.end_limit_seconds):
+                self._evidence.hung_in = self._display.phase
+                return
+            time.sleep(_POLL_SECONDS)
+
+    def _send_sigterm(self, process: "subprocess.Popen[bytes]") -> None:
+        if self._library.sigterm_to == "launcher":
+            process.send_signal(signal.SIGTERM)
+            return
+        for one in self._tree.living():
+            with suppress(psutil.NoSuchProcess):
+                one.send_signal(signal.SIGTERM)
+
+    def _take_losses(self) -> None:
+        self._reader.poll()
+        if self._error is not None:
+            raise self._error
+        evidence = self._evidence
+        evidence.losses = list(self._reader.found)
+        num_new = len(evidence.losses) - len(evidence.logged_at)
+        evidence.logged_at += [time.time()] * num_new
+        self._display.show(len(evidence.losses))
+
+    def _listen(self, process: "subprocess.Popen[bytes]", log: IO[bytes]) -> None:
+        stream = cast("IO[bytes]", process.stdout)
+        line = b""
+        with stream, suppress(ValueError):  # a leftover process may keep the pipe open
+            while chunk := os.read(stream.fileno(), _CHUNK_BYTES):
+                with suppress(OSError):  # a full disk must not block the run
+                    log.write(chunk)
+                # Progress bars redraw their line after a carriage return and may never end it.
+                *lines, line = _LINE_END.split(line + chunk)
+                for whole in lines:
+                    self._take_line(whole)
+                line = line[-_LONGEST_LINE_BYTES:]
+        self._take_line(line)
+
+    def _take_line(self, line: bytes) -> None:
+        try:
+            self._reader.take(line.decode(errors="replace"))
+        except AssayError as error:
+            self._error = self._error or error
+
+
+class _PhaseDisplay:
+    """Displays the phases of a run: until its first loss, until its last, until its end."""
+
+    def __init__(self, launch: Launch, progress: Progress) -> None:
+        self._name, self._progress = launch.name, progress
+        self._num_expected = launch.library.steps - launch.first_step
+        self._shown = 0
+        self.phase: Phase = "set-up"
+
+    def __enter__(self) -> None:
+        self._stack = ExitStack()
+        self._begin("set-up", None)
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
+
+    def show(self, num_losses: int) -> None:
+        """Switch to the phase that `num_losses` implies."""
+        if num_losses == self._shown:
+            return
+        if self.phase == "set-up":
+            self._end()
+            self._begin("steps", self._num_expected)
+        self._task.advance(num_losses - self._shown)
+        self._shown = num_losses
+        if self.phase == "steps" and num_losses >= self._num_expected:
+            self._end()
+            self._begin("tear-down", None)
+
+    def _begin(self, phase: Phase, total: int | None) -> None:
+        self.phase = phase
+        self._task: Task = self._stack.enter_context(
+            self._progress.task(f"{self._name}: {phase}", total)
+        )
+
+    def _end(self) -> None:
+        self._stack.close()
