@@ -23,7 +23,7 @@ from assay.training.judging.verdict import judge_training
 from assay.training.processes.candidate import run_candidate
 from assay.training.processes.golden import NOISE, plan_batches
 from assay.training.processes.reference import record_reference
-from assay.training.processes.requests import CandidateRequest, ReferenceRequest, TrainOptions
+from assay.training.processes.requests import ReferenceRequest, TrainerRequest, TrainOptions
 from assay.training.processes.trusted import Yardstick
 from assay.training.protocol import StepReport
 from assay.training.replay.conditions import comparable
@@ -184,7 +184,7 @@ def whole_check(options: TrainOptions, folder: Path) -> None:
         SilentProgress(),
     )
     report = run_candidate(
-        CandidateRequest(
+        TrainerRequest(
             options=options, candidate=f"cpu/{DTYPE}", golden=str(golden), folder=str(actual)
         ),
         SilentProgress(),

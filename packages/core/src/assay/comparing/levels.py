@@ -88,7 +88,7 @@ class LevelResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class DiagnosedFault:
     """A diagnosis and its place."""
 
     diagnosis: Diagnosis

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from assay.comparing.levels import Finding, LevelResult, level_of
+from assay.comparing.levels import DiagnosedFault, LevelResult, level_of
 from assay.comparing.wording.numerals import format_number
 from assay.errors import name_some
 from assay.models.loaded.report import LoadReport, SetupChanges, UnreadKey, WeightDifference
@@ -18,9 +18,9 @@ class JudgedLoad:
     """The judged level, and its findings, the most important one first."""
 
     result: LevelResult
-    loading: list[Finding] = field(default_factory=list)
+    loading: list[DiagnosedFault] = field(default_factory=list)
     """Findings right after loading."""
-    changed: list[Finding] = field(default_factory=list)
+    changed: list[DiagnosedFault] = field(default_factory=list)
     """Weights that a setup function, or a trainer before its first step, changed beyond rounding."""
 
 
@@ -56,7 +56,7 @@ def judge_load(reports: Sequence[LoadReport], changes: Sequence[SetupChanges] = 
     return JudgedLoad(LevelResult(level, notes=notes), loading, changed)
 
 
-def _find_in(report: LoadReport) -> list[Finding]:
+def _find_in(report: LoadReport) -> list[DiagnosedFault]:
     wrong = [one for one in report.weights if one.problem != "differs" or one.beyond_rounding]
     made = [one for one in wrong if one.problem in ("varies", "not-built")]
     found = [_of_weight(one, "checkpoint", "as stored") for one in wrong if one not in made]
@@ -74,14 +74,14 @@ def _find_in(report: LoadReport) -> list[Finding]:
     return found + [_without_place("inputs-differ", "inputs", text) for text in report.tokenizer]
 
 
-def _of_weight(weight: WeightDifference, phase: Phase, expected: str) -> Finding:
+def _of_weight(weight: WeightDifference, phase: Phase, expected: str) -> DiagnosedFault:
     module = weight.name.rpartition(".")[0]
     location = Location(phase=phase, module=module, parameter=weight.name)
-    return Finding("weight-mismatch", location, describe_weight(weight, expected))
+    return DiagnosedFault("weight-mismatch", location, describe_weight(weight, expected))
 
 
-def _without_place(diagnosis: Diagnosis, phase: Phase, reason: str) -> Finding:
-    return Finding(diagnosis, Location(phase=phase), reason)
+def _without_place(diagnosis: Diagnosis, phase: Phase, reason: str) -> DiagnosedFault:
+    return DiagnosedFault(diagnosis, Location(phase=phase), reason)
 
 
 def describe_weight(weight: WeightDifference, expected: str) -> str:
@@ -160,8 +160,8 @@ def _notes_on_changes(changes: SetupChanges) -> list[str]:
     return notes
 
 
-def _each_once(findings: Iterable[Finding]) -> list[Finding]:
-    found: list[Finding] = []
+def _each_once(findings: Iterable[DiagnosedFault]) -> list[DiagnosedFault]:
+    found: list[DiagnosedFault] = []
     for finding in findings:
         if finding.reason not in [one.reason for one in found]:
             found.append(finding)

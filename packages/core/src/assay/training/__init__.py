@@ -1,4 +1,4 @@
-"""Training for a few steps, so that each of them can be judged. Importing it imports no torch."""
+"""Trains for a few steps, and judges each stage of each step. Importing it imports no torch."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING

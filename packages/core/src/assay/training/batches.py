@@ -1,4 +1,4 @@
-"""Batches to train on: real text, with the unequal token counts that faults in losses need.
+"""Plans training batches of real text, with unequal token counts that expose faults in losses.
 
 Shapes: B rows, T positions.
 """
@@ -24,23 +24,23 @@ from assay.training.shapes import EQUAL_IN_A_STEP, Shapes
 # `input_ids`, `attention_mask` and `labels`, each (B, T) in int64.
 MicroBatch = Mapping[str, Tensor]
 
-# The label of a token that counts for no loss. Source: torch.nn.functional.cross_entropy.
+# The label of a masked token. Source: torch.nn.functional.cross_entropy.
 IGNORED = -100
 
-# Of each row, the first part is a prompt: its labels are masked, as in fine-tuning.
+# One of so many parts of each row is a prompt with masked labels, as in fine-tuning.
 _PROMPT_SHARE = 4
 
-# Rows of the micro-batches of a run, in turn: kernels take other ways for a single row.
+# Rows of the micro-batches of a run, in turn: kernels have other code paths for a single row.
 ROWS = (2, 1, 3)
 
-# Tokens of the longest row of a micro-batch, long and short in turn, those of a step one after the
-# other: about powers of two, and multiples of one, as kernels divide tokens into tiles of such sizes.
+# Tokens of the longest row of a micro-batch, long and short in turn. They are near multiples of powers
+# of two, the tile sizes of kernels.
 _LONG, _SHORT = (64, 96), (16, 32)
-# Added to them in turn: the last tile is nearly full, full, or has a single token.
-_BESIDE = (-1, 0, 1)
+# Added to them in turn, so that the last tile is nearly full, full, or has a single token.
+_OFFSETS = (-1, 0, 1)
 _SHORTEST = 8
 
-# A text repeats itself here and there; a vocabulary that knows none of its words has nothing else.
+# Draws of a row until its beginning is new: texts repeat, and a tokenizer may map all to one token.
 _DRAWS = 10
 
 Side = Literal["left", "right"]
@@ -48,14 +48,14 @@ Side = Literal["left", "right"]
 
 @dataclass(frozen=True, slots=True)
 class TextCoder:
-    """How the text of a batch becomes ids."""
+    """Encodes the text of a batch."""
 
     encode: Callable[[str], list[int]]
     pad_token_id: int
 
 
 def coder_of(model: str, remote_code: RemoteCode = "refuse") -> TextCoder:
-    """The coder of MODEL, without loading its weights."""
+    """Return the coder of MODEL, without loading its weights."""
     source = resolve_model(model)
     with local_folder(source, remote_code) as folder:
         config = load_config(folder, remote_code).get_text_config()
@@ -79,24 +79,25 @@ def training_batches(
     shapes: Shapes = "unequal",
     seed: int = 0,
 ) -> list[list[MicroBatch]]:
-    """For each step its micro-batches, no two of a step with equally many label tokens.
+    """Plan the micro-batches of each step, all with different numbers of label tokens in a step.
 
-    No two rows begin at the same place of the text, and those of a micro-batch differ in length and
-    begin with other tokens: a value of another row is then another value. They are padded on the right and on the left in
-    turn. Micro-batches are long and short in turn: a loss that averages means of micro-batches is
-    then wrong by a factor, not by a hair.
+    Rows start at different places of the text. Rows of a micro-batch differ in length and in their
+    first tokens, so that mixed-up rows change values. Padding is on the right and on the left in
+    turn. Micro-batches are long and short in turn, so that a loss that averages means of
+    micro-batches is wrong by a large factor.
 
-    rows: how many a micro-batch has, in turn; where a step or a run has equal shapes, all of it.
+    rows: numbers of rows of the micro-batches, in turn; one for all micro-batches of equal shape.
     """
     rng = random.Random(seed)  # noqa: S311 - a reproducible choice, no secret
     text = _rows_of_text(coder, rng)
-    beside = rng.sample(_BESIDE, len(_BESIDE))
+    offsets = rng.sample(_OFFSETS, len(_OFFSETS))
     lengths: list[list[list[int]]] = []
     for step in range(steps):
         drawn: list[list[int]] = []
         for number in range(micro_batches):
             count = rows[_turn(shapes, step, number) % len(rows)]
-            longest = (_LONG, _SHORT)[number % 2][step % 2] + beside[(step + number) % len(beside)]
+            offset = offsets[(step + number) % len(offsets)]
+            longest = (_LONG, _SHORT)[number % 2][step % 2] + offset
             drawn.append(_draw_lengths(rng, count, longest, drawn))
         lengths.append(drawn)
     sides: Iterator[Side] = cycle(("right", "left"))
@@ -107,14 +108,14 @@ def training_batches(
 
 
 def _turn(shapes: Shapes, step: int, number: int) -> int:
-    """Whose turn it is of the numbers of rows, for micro-batch `number` of a step."""
+    """Return the index into the numbers of rows for micro-batch `number` of a step."""
     if shapes == "equal-in-all-steps":
         return 0
     return step if _is_equal(shapes, step) else step + number
 
 
 def _widths(lengths: Sequence[Sequence[Sequence[int]]], shapes: Shapes) -> list[int]:
-    """Tokens to which the micro-batches of each step are padded at least."""
+    """Return the least padded length of the micro-batches of each step."""
     widths = [
         max(map(max, step)) if _is_equal(shapes, number) else 0
         for number, step in enumerate(lengths)
@@ -123,22 +124,21 @@ def _widths(lengths: Sequence[Sequence[Sequence[int]]], shapes: Shapes) -> list[
 
 
 def _is_equal(shapes: Shapes, step: int) -> bool:
-    """Whether the micro-batches of a step have one shape."""
     return shapes in EQUAL_IN_A_STEP or (shapes == "equal-first-step" and step == 0)
 
 
 def count_label_tokens(micro_batch: MicroBatch) -> int:
-    """Tokens that a causal model is judged by: unmasked labels, but for the first of each row."""
+    """Count the label tokens of a causal model: unmasked labels except the first of each row."""
     return int((micro_batch["labels"][:, 1:] != IGNORED).sum())
 
 
 def copied(batch: Sequence[MicroBatch]) -> list[MicroBatch]:
-    """The micro-batches in memory of their own: a trainer may change what it is given."""
+    """Copy the micro-batches, because a trainer may change them in place."""
     return [{name: tensor.clone() for name, tensor in one.items()} for one in batch]
 
 
 def check_batch(batch: Sequence[MicroBatch]) -> int:
-    """The label tokens of a whole step. Raises: UsageError if there are none."""
+    """Count the label tokens of a whole step. Raises: UsageError if there are none."""
     count = sum(map(count_label_tokens, batch))
     if not count:
         raise UsageError(
@@ -148,21 +148,21 @@ def check_batch(batch: Sequence[MicroBatch]) -> int:
 
 
 def with_first_labels(micro_batch: MicroBatch) -> MicroBatch:
-    """`micro_batch` with the first token of each row among its labels, as text without a prompt has it.
+    """Return `micro_batch` with a label for the first token of each row, as in text without prompt.
 
-    It counts for no loss, unless rows that are laid end to end take it for what follows the row before.
+    Only a faulty packing, which predicts it from the previous row, uses that label.
     """
-    begins = micro_batch["attention_mask"][:, 0] != 0  # not padded on the left
+    begins = micro_batch["attention_mask"][:, 0] != 0  # without padding on the left
     labels = micro_batch["labels"].clone()
     labels[begins, 0] = micro_batch["input_ids"][begins, 0]
     return {**micro_batch, "labels": labels}
 
 
 def pack_rows(batch: Sequence[MicroBatch]) -> MicroBatch:
-    """All rows of `batch` laid end to end in one, without padding: a batch without a mask.
+    """Pack all rows of `batch` into one, without padding and attention mask.
 
-    Returns: `input_ids`, `labels` and `position_ids`, (1, T); positions begin anew with each row, whose
-        first token is no label: the row before it says nothing of it.
+    Returns: `input_ids`, `labels` and `position_ids`, (1, T). Positions restart at each row, whose first
+        label is masked.
     """
     rows = [
         {name: one[name][row][one["attention_mask"][row] != 0] for name in ("input_ids", "labels")}
@@ -176,14 +176,14 @@ def pack_rows(batch: Sequence[MicroBatch]) -> MicroBatch:
 
 
 def _rows_of_text(coder: TextCoder, rng: random.Random) -> Callable[[int], list[int]]:
-    """A function whose every call returns as many ids as asked for, from where the last one ended."""
+    """Return a function that returns the next COUNT ids of the text at each call."""
     texts = rng.sample(built_in_texts(), len(built_in_texts()))
     ids = cycle(coder.encode("\n\n".join(texts)))
     return lambda count: list(islice(ids, count))
 
 
 def _draw_rows(text: Callable[[int], list[int]], lengths: Sequence[int]) -> list[list[int]]:
-    """Rows of these lengths, no two with one beginning, if the text is not a single token."""
+    """Draw rows of these lengths with different beginnings, if the text allows."""
     rows: list[list[int]] = []
     for length in lengths:
         draws = [text(length)]
@@ -198,10 +198,10 @@ def _draw_rows(text: Callable[[int], list[int]], lengths: Sequence[int]) -> list
 def _draw_lengths(
     rng: random.Random, rows: int, longest: int, others: Sequence[Sequence[int]]
 ) -> list[int]:
-    """The lengths of the rows of a micro-batch, no two alike; one has `longest`, or just more.
+    """Draw different lengths for the rows of a micro-batch, the longest at least `longest`.
 
-    others: those of the step's other micro-batches, of which none has as many tokens in its longest
-        row, or as many label tokens.
+    others: lengths in the step's other micro-batches, whose longest rows and numbers of label tokens
+        must differ.
     """
     shorter = rng.sample(range(_SHORTEST, longest), rows - 1)
     place = rng.randrange(rows)
@@ -225,7 +225,7 @@ def _num_labels(length: int) -> int:
 def _pad(
     rows: Sequence[Sequence[int]], width: int, sides: Iterator[Side], pad_token_id: int
 ) -> MicroBatch:
-    """The rows padded to `width`; a side is taken from `sides` if any row needs padding."""
+    """Pad the rows to `width`, on the next of `sides` if any row needs padding."""
     padded = any(len(row) < width for row in rows)
     left = padded and next(sides) == "left"
 

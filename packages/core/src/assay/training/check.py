@@ -13,15 +13,14 @@ from assay.devices.detection.isolation import require_run
 from assay.devices.run_string import parse_run
 from assay.errors import UsageError
 from assay.files import read_sealed, write_sealed
+from assay.launch import TimeLimits, World, launch_world
 from assay.models.sources import resolve_model
 from assay.runs import Answer, Progress, run_process
 from assay.runs.results import CANDIDATE_FOLDER, GOLDEN_FOLDER, rank_folder, write_results
-from assay.training.processes.ranks import run_ranks
 from assay.training.processes.requests import (
-    CandidateReport,
-    CandidateRequest,
     ReferenceReport,
     ReferenceRequest,
+    TrainerRequest,
     TrainOptions,
     UserCodeReport,
     UserCodeRequest,
@@ -32,28 +31,32 @@ from assay.training.shapes import OF_NAMED_PIPELINES, Shapes
 from assay.verdicts import Measurement, Record, Verdict
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from assay.launch import Rank
     from assay.training.judging.evidence import TrainEvidence
-    from assay.training.processes.ranks import RankBody
+    from assay.training.processes.trainer_report import TrainerReport
+
+    RankBody = Callable[[Rank, dict[str, Any]], dict[str, Any]]
 
 WORKER = "assay.training.worker"
-# What both sides import before they run: a check then pays for it once.
+# Imports of both sides, made once for a check.
 PRELOAD = ("assay.training.processes.preload",)
-# In a golden: what the trusted process says of itself.
+# The report of the trusted process in a golden.
 REPORT_FILE = "report.json"
 
 TRAINING_LIMITS = "training"
 
-# One before the checkpoint, and one after it.
+# One step before the checkpoint, and one after it.
 FEWEST_STEPS = 2
+
+# Ranks start once, and train as long as the model needs. No collective of a step takes minutes.
+_TIME_LIMITS = TimeLimits(start_seconds=300.0, collective_seconds=300.0, body_seconds=86_400.0)
 
 
 @dataclass(frozen=True, slots=True)
 class TrainCheck:
-    """The options of a training check.
-
-    allow_unused: GLOBs of modules, parameters and experts that need not be compared.
-    command: the command line that repeats the check.
-    """
+    """The options of a training check."""
 
     options: TrainOptions
     reference: str
@@ -64,7 +67,9 @@ class TrainCheck:
     mesh: Mapping[str, int] = field(default_factory=dict)
     features: tuple[str, ...] = ()
     allow_unused: tuple[str, ...] = ()
+    """GLOBs of modules, parameters and experts that need not be compared."""
     command: tuple[str, ...] = ()
+    """The command line that repeats the check."""
 
     @property
     def dtype(self) -> str:
@@ -85,9 +90,9 @@ def check_train(check: TrainCheck, folder: Path, progress: Progress) -> Verdict:
 
 
 def load_user_code(check: TrainCheck, folder: Path, progress: Progress) -> UserCodeReport:
-    """Have the trainer and the setup function loaded, in a process of their own.
+    """Load the trainer and the setup function in a separate process, before the reference runs.
 
-    Called before the reference runs. Raises: UsageError for what a candidate could not run.
+    Raises: UsageError for code that a candidate could not run.
     """
     from assay.training.trainers.registry import NAMED  # torch is not needed for --help
 
@@ -101,14 +106,14 @@ def load_user_code(check: TrainCheck, folder: Path, progress: Progress) -> UserC
 
 
 def record_golden(check: TrainCheck, golden: Path, progress: Progress) -> None:
-    """Train yardstick and noise run in a process of their own, which records them in `golden`."""
+    """Train yardstick and noise run in a separate process, and record them in `golden`."""
     record_report("reference", ReferenceReport, check, golden, progress)
 
 
 def record_report(
     kind: str, report: type[Record], check: TrainCheck, golden: Path, progress: Progress
 ) -> None:
-    """Have the trusted process do work of `kind`, and its report written into `golden`."""
+    """Have the trusted process do the work `kind`, and write its report into `golden`."""
     golden.mkdir(parents=True, exist_ok=True)
     request = ReferenceRequest(
         options=check.options, reference=check.reference, dtype=check.dtype, folder=str(golden)
@@ -118,18 +123,20 @@ def record_report(
 
 
 def check_candidate(check: TrainCheck, golden: Path, folder: Path, progress: Progress) -> Verdict:
-    """Run the candidate against what `record_golden` left, judge, and write both files."""
+    """Run the candidate against a recorded golden, judge, and write both files."""
+    from assay.training.processes.trainer_report import TrainerReport  # it imports torch
+
     request = candidate_request(check, golden, folder)
-    answers = ask_ranks("candidate", request, folder, progress)
-    reports = [CandidateReport.model_validate(answer) for answer in answers]
+    answers = ask_ranks("candidate", request, folder, progress, _run_rank)
+    reports = [TrainerReport.model_validate(answer) for answer in answers]
     with progress.step("judges"):
         verdict, measurements = _judge(check, golden, folder, reports)
     return write_results(verdict, measurements, folder, check.command)
 
 
-def candidate_request(check: TrainCheck, golden: Path, folder: Path) -> CandidateRequest:
-    """The request to the candidate's process, against `golden`; it writes below `folder`."""
-    return CandidateRequest(
+def candidate_request(check: TrainCheck, golden: Path, folder: Path) -> TrainerRequest:
+    """Return the request to the candidate's process, which writes below `folder`."""
+    return TrainerRequest(
         options=check.options,
         candidate=check.candidate,
         golden=str(golden),
@@ -147,13 +154,12 @@ def options_for(
     features: Collection[str] = (),
     pipeline_shapes: Shapes = OF_NAMED_PIPELINES,
 ) -> TrainOptions:
-    """`options` as ranks on `mesh` with `features` can train: alike on both sides.
+    """Adapt the options of both sides to the candidate's mesh and features.
 
-    Ranks draw masks of dropout for their own micro-batches, features or layers, and packed rows for
-    all of them at once, as the reference does not; without dropout the losses of a free run can be
-    compared.
+    Ranks and packed rows draw other dropout masks than the reference. Without dropout, the losses of
+    the free run are comparable.
 
-    pipeline_shapes: of the micro-batches that the trainer's pipelines take.
+    pipeline_shapes: micro-batch shapes that the trainer's pipelines accept.
     """
     update: dict[str, Any] = {}
     if prod(mesh.values()) > 1 or PACKED in features:
@@ -166,14 +172,14 @@ def options_for(
 
 
 def trainer_for(mesh: Mapping[str, int]) -> str:
-    """The named trainer that knows the axes of `mesh`."""
+    """Return the name of the trainer that supports the axes of `mesh`."""
     if mesh.get("pp", 1) > 1:
         return "pipeline"
     return "tensor-parallel" if mesh.get("tp", 1) > 1 else "reference"
 
 
 def load_training_limits(name: str) -> Limits:
-    """The limits called `name`; those of `training` only widen the ones of the forward pass."""
+    """Load limits; those called `training` extend and widen the limits of the forward pass."""
     limits = load_limits(name)
     if name != TRAINING_LIMITS:
         return limits
@@ -184,7 +190,7 @@ def load_training_limits(name: str) -> Limits:
 
 
 def check_consistency(check: TrainCheck) -> None:
-    """Raise UsageError, before anything is computed, for what cannot be checked."""
+    """Raise UsageError, before anything is computed, for options that cannot be checked."""
     options = check.options
     if options.steps < FEWEST_STEPS:
         raise UsageError(
@@ -239,7 +245,7 @@ def _require_files(check: TrainCheck) -> None:
 
 
 def ask(name: str, request: Record, folder: Path, progress: Progress) -> Answer:
-    """Have a process do what `name` says; its files go to `folder`."""
+    """Have a process do the work `name`, with its files in `folder`."""
     return run_process(
         WORKER,
         {"kind": name, "request": request.model_dump()},
@@ -252,22 +258,39 @@ def ask(name: str, request: Record, folder: Path, progress: Progress) -> Answer:
 
 def ask_ranks(
     kind: str,
-    request: CandidateRequest,
+    request: TrainerRequest,
     folder: Path,
     progress: Progress,
-    body: "RankBody | None" = None,
+    body: "RankBody",
 ) -> list[dict[str, Any]]:
-    """What the candidate answers, by rank: one process asked for `kind`, or all ranks for `body`."""
+    """Return the candidate's answers by rank: of one process for `kind`, or of all ranks for `body`."""
     num_ranks = prod(request.mesh.values())
     if num_ranks == 1:
         return [ask(kind, request, folder, progress).result]
     mesh = ", ".join(f"{axis}={size}" for axis, size in request.mesh.items())
+    logs = Path(request.folder)
+    logs.mkdir(parents=True, exist_ok=True)
     with progress.step(f"candidate on {num_ranks} ranks ({mesh})"):
-        return run_ranks(request, PRELOAD, progress, body)
+        world = World(
+            request.mesh,
+            parse_run(request.candidate).device,
+            limits=_TIME_LIMITS,
+            preload=PRELOAD,
+            log_folder=logs,
+            progress=progress,
+        )
+        return launch_world(body, world, request.model_dump())
+
+
+def _run_rank(rank: "Rank", body: dict[str, Any]) -> dict[str, Any]:
+    from assay.training.processes.candidate import run_candidate
+
+    request = TrainerRequest.model_validate(body)
+    return run_candidate(request, rank.progress, rank).model_dump(mode="json")
 
 
 def _judge(
-    check: TrainCheck, golden: Path, folder: Path, reports: list[CandidateReport]
+    check: TrainCheck, golden: Path, folder: Path, reports: "list[TrainerReport]"
 ) -> tuple[Verdict, list[Measurement]]:
     from assay.trace import Trace  # torch is not needed for --help
     from assay.training.judging.evidence import TrainEvidence
@@ -283,7 +306,7 @@ def _judge(
     scaled = [
         Trace.open(scaled_folder(one))
         for one, report in zip(folders, reports, strict=True)
-        if report.scaled_steps
+        if report.loss.scaled_steps
     ]
     evidence = TrainEvidence(
         check.options,
@@ -301,8 +324,8 @@ def _judge(
 
 
 def _refuse_other_masks(evidence: "TrainEvidence") -> None:
-    """Raise UsageError where the candidate drops other elements, since its rows lie otherwise."""
-    if evidence.reference.draws and any(report.packed for report in evidence.reports):
+    """Raise UsageError if packing changes the candidate's dropout masks."""
+    if evidence.reference.draws and any(report.replay.packed for report in evidence.reports):
         raise UsageError(
             "the candidate runs micro-batches as one, and dropout draws other masks for them: set the"
             " model's dropout to 0, and ask for the adapter's without it by --packed"

@@ -1,7 +1,7 @@
-"""What a trainer is: the plan that it gets, the calls that it answers, the report that it gives.
+"""The interface of a trainer: its plan, its methods, its reports.
 
-`Trainer` is what a trainer of one's own has to have, `ObservableTrainer` what it can have beyond it,
-so that a check finds the phase of a step that is wrong. An example of both: docs/training.md.
+A trainer must implement `Trainer`. The optional methods of `ObservableTrainer` let a check find the
+wrong phase of a step. docs/training.md has an example of both.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from assay.locating.matching.rank_layout import RankLayout
     from assay.training.batches import MicroBatch
 
-# The method of an ObservableTrainer in which each phase of a step happens, in their order.
+# The method of an ObservableTrainer for each phase, in the order of a step.
 PHASE_METHODS: Mapping[Phase, str] = {
     "forward": "compute_loss",
     "backward": "backward",
@@ -28,21 +28,19 @@ PHASE_METHODS: Mapping[Phase, str] = {
     "optimizer": "optimizer_step",
 }
 
-# The feature of a plan by which a trainer keeps in float32 what it trains: its parameters, or a copy of
-# each in the optimizer, the sums of their gradients, and the moments. It computes in the run's dtype.
-MIXED_PRECISION = "mixed-precision"
-
-# What AdamW adds to the root of the second moment, which it divides by. Source: torch.optim.AdamW.
+# AdamW adds it to the root of the second moment, its divisor. Source: torch.optim.AdamW.
 ADAMW_EPS = 1e-8
 
-# The feature of a plan by which the loss is multiplied by a scale, which is taken off the gradients before
-# they are clipped: the smallest of them are zero in float16. Steps whose gradients overflow are skipped.
+# Features of a plan.
+# Keep parameters (or a copy of each in the optimizer), gradient sums and moments in float32, and compute
+# in the run's dtype.
+MIXED_PRECISION = "mixed-precision"
+# Multiply the loss by a scale, and divide the gradients by it before they are clipped: small gradients
+# are zero in float16. Skip steps whose gradients overflow.
 LOSS_SCALING = "loss-scaling"
-
-# The feature of a plan by which the rows of a rank's micro-batches are one row without padding.
+# Pack the rows of a rank's micro-batches into one row without padding.
 PACKED = "packed"
-
-# The feature of a plan by which every decoder layer is compiled.
+# Compile every decoder layer.
 COMPILE = "compile"
 
 # The method of a pipeline that runs forward and backward of all micro-batches of a step.
@@ -50,271 +48,275 @@ SCHEDULE_METHOD = "run_schedule"
 
 
 def can_keep_moments(dtype: str) -> bool:
-    """Whether AdamW works in `dtype`: in float16 its eps is 0, and so are squares of small gradients."""
+    """Return True if AdamW works in `dtype`; in float16 eps and squares of small gradients are 0."""
     return float_format(dtype).smallest <= ADAMW_EPS
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingPlan:
-    """What a trainer is to do: enough to build the same run on any device and mesh.
-
-    model: a Hugging Face folder, a hub name or a recipe such as `micro:llama`;
-        `assay.models.load_model(plan.model, dtype=..., device=...).model` loads all three.
-    run: device and dtype, as in `cpu/bfloat16`; parameters are kept in this dtype.
-    steps: how many optimizer steps are trained.
-    micro_batches: how many micro-batches each step has, over all ranks.
-    resume_at: after how many steps a checkpoint is saved and resumed from; None: there is none.
-    seed: of every generator that the training draws from.
-    learning_rate: of AdamW with the defaults of torch, constant over the steps.
-    max_grad_norm: the global gradient norm to which gradients are clipped.
-    mesh: how many ranks each axis has, such as {"dp": 2}; empty for a single process.
-    features: what is asked for beyond plain training: `lora`, `recompute`, `cpu-offload`,
-        `mixed-precision` (see MIXED_PRECISION), `loss-scaling`, `packed`, `compile`. A trainer raises
-        for those that it does not know.
-    setup: FILE.py:FUNC to be called with the loaded model before anything is built around it, by
-        `assay.training.set_up(model, plan.setup)`; None: nothing is to be called.
-    adapter_dropout: of the adapter where `features` has `lora`.
-    remote_code: whether code that comes with the model may run.
-    """
+    """The run that a trainer builds, on any device and mesh."""
 
     model: str
+    """A Hugging Face folder, a hub name or a recipe such as `micro:llama`.
+
+    `assay.models.load_model(plan.model, dtype=..., device=...).model` loads all three.
+    """
     run: str
+    """Device and dtype, such as `cpu/bfloat16`; parameters are kept in this dtype."""
     steps: int = 3
     micro_batches: int = 2
+    """Micro-batches of each step, over all ranks."""
     resume_at: int | None = None
+    """Number of steps before the checkpoint to resume from; None: no checkpoint."""
     seed: int = 0
     learning_rate: float = 1e-3
+    """Constant learning rate of AdamW; its other settings are torch's defaults."""
     max_grad_norm: float = 1.0
     mesh: Mapping[str, int] = field(default_factory=dict)
+    """Number of ranks of each axis, such as {"dp": 2}; empty for a single process."""
     features: frozenset[str] = frozenset()
+    """Requested features: `lora`, `recompute`, `cpu-offload`, `mixed-precision`, `loss-scaling`,
+    `packed`, `compile`. A trainer raises an error for features that it does not support.
+    """
     setup: str | None = None
+    """FILE.py:FUNC, to call with the loaded model before anything is built around it.
+
+    `assay.training.set_up(model, plan.setup)` calls it.
+    """
     adapter_dropout: float = 0.1
     remote_code: RemoteCode = "refuse"
 
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """The numbers of one optimizer step, as the trainer reports them.
-
-    step: its number, from 0; a resumed trainer goes on counting.
-    loss: mean over the unmasked label tokens of the whole step, of all ranks, in nats.
-    num_tokens: how many label tokens these are; the first token of a row is no label.
-    grad_norm: global norm before clipping; nan where the trainer cannot observe it.
-    learning_rate: the one that the step was made with.
-    skipped: whether the optimizer was left out, as under GradScaler where gradients overflow. Then
-        nothing but the loss scale may have changed; a check gives the same batch again, until the
-        step is made. Alike on all ranks.
-    """
+    """The numbers of one optimizer step, as the trainer reports them."""
 
     step: int
+    """Number of the step, from 0; a resumed trainer continues to count."""
     loss: float
+    """Mean over the unmasked label tokens of the whole step and all ranks, in nats."""
     num_tokens: int
+    """Number of these label tokens; the first token of a row is not a label."""
     grad_norm: float
+    """Global norm before clipping; nan if the trainer cannot observe it."""
     learning_rate: float
     skipped: bool = False
+    """True on all ranks if the optimizer did not run, as GradScaler does if gradients overflow.
+
+    Then only the loss scale may have changed. A check repeats the batch until the step is made.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class TrainerTraits:
-    """What is special about a trainer; a trainer without any of it declares nothing.
-
-    invisible_phases: phases whose method does not show their result, each with the reason:
-        `{"reduce": "FSDP2 adds gradients up inside of backward"}`. Their result is compared after
-        the next visible phase. A phase without a method needs no entry.
-    partial_modules: paths of modules of which this rank has only some children, as every stage of
-        a pipeline has of the model itself ("") and its body ("model").
-    unmeasured_ports: (module path, port) of inputs and outputs at which the modules of this rank
-        get other values than those of the whole model, without any effect on the result, or have
-        none: `("", "output.logits")` where the loss is computed together with the head.
-    layout: what whole tensors this rank's local tensors at module boundaries are parts of; None
-        where they are whole, or DTensors.
-    dropout_masks: "own" where ranks of dp are to draw masks of dropout each by itself, so that equal
-        ones are a failure; "shared" where all are to drop alike; None leaves it open, and equal ones
-        are a note.
-    scheduled_module: path in `model` ("" is `model` itself) of the module that `run_schedule` calls
-        once for each micro-batch; None for a trainer whose micro-batches go through `compute_loss`
-        and `backward`.
-    inexact_resume: why a resumed run is not the uninterrupted one to the last bit, where another library
-        rounds otherwise after a restart: of its steps the first loss is compared bitwise, and what
-        follows is judged by its noise.
-    update_rounding: the relative error that its optimizer's arithmetic gives whole updates and moments
-        beside torch's, as betas kept in float32 do; 0 where it gives none. The verdict names it: a
-        smaller error of an update is not seen.
-    notes: what a verdict should say of it, such as how its layers are compiled.
-    """
+    """Declared peculiarities of a trainer; all are optional."""
 
     invisible_phases: Mapping[Phase, str] = field(default_factory=dict)
+    """Phases whose method does not show their result, each with the reason.
+
+    Example: `{"reduce": "FSDP2 adds gradients up inside of backward"}`. The result is compared after
+    the next visible phase. A phase without a method needs no entry.
+    """
     partial_modules: frozenset[str] = frozenset()
+    """Paths of modules of which this rank has only some children.
+
+    In a pipeline these are the model itself ("") and its body ("model").
+    """
     unmeasured_ports: frozenset[tuple[str, str]] = frozenset()
+    """Module path and port of inputs and outputs with other values than in the whole model, or none.
+
+    They must not affect the result. Example: `("", "output.logits")` if the loss is fused with the head.
+    """
     layout: "RankLayout | None" = None
+    """Layout of this rank's local tensors at module boundaries; None if they are whole or DTensors."""
     dropout_masks: Literal["own", "shared"] | None = None
+    """Masks of the ranks of dp: "own" if equal masks are an error, "shared" if they are intended.
+
+    If None, equal masks are a note.
+    """
     scheduled_module: str | None = None
+    """Path in `model` ("" for `model` itself) of the module that `run_schedule` calls.
+
+    It is called once for each micro-batch. None if micro-batches go through `compute_loss` and
+    `backward`.
+    """
     inexact_resume: str | None = None
+    """Reason why a resumed run differs in its last bits, such as a library's rounding after a restart.
+
+    Then only the first resumed loss is compared bitwise, and later values are judged by their noise.
+    """
     update_rounding: float = 0.0
+    """Relative error of updates and moments from the optimizer's arithmetic, compared with torch's.
+
+    An example is betas kept in float32. The verdict reports it, as smaller errors are not seen.
+    """
     notes: tuple[str, ...] = ()
 
 
 class Trainer(Protocol):
-    """One way to train a model for a few steps: what every trainer has.
+    """A way to train a model for a few steps.
 
     It is constructed without arguments, and `setup` is called once, before anything else. A check
-    opens several trainers of one class, one after the other, in one process:
+    opens several trainers of one class in one process, one after the other:
 
     1. free run: `load_state_dict`, then `step` for every batch, with a `save` after
        `plan.resume_at` steps, and one a step earlier if that is not the start, then `teardown`;
-    2. resumed run: `load` what the first one saved last, `step` for the rest, `teardown`;
-    3. replay: before every `step` a `load_state_dict`, then `teardown`.
+    2. resumed run: `load` the last checkpoint, `step` for the remaining batches, `teardown`;
+    3. replay: `load_state_dict` before every `step`, then `teardown`.
 
-    On several ranks each has a trainer of its own, and every method is called on all ranks in the
-    same order, so that it may be collective. torch.distributed is initialized before.
+    On several ranks each rank has its own trainer. Every method is called on all ranks in the same
+    order, so that it may be collective. torch.distributed is already initialized.
 
-    model: the model that is trained, after `setup`: its parameters are those that the optimizer
-        changes, its modules are those that run. Wrappers that add prefixes to the names, as
-        DistributedDataParallel and torch.compile do, are recognized.
-    optimizer: a torch optimizer over the trained parameters, after `setup`.
-
-    A class may have an attribute `pipeline_shapes`, of which micro-batches its pipelines take:
-    "equal-first-step" if those of a step may differ in rows and tokens; "equal", as without it, if
-    all of a step have one shape. A verdict notes the latter: a stage that loses its gradients where
-    it is built anew for another shape is then not seen.
+    A class may have an attribute `pipeline_shapes`, the micro-batch shapes that its pipelines accept:
+    "equal-first-step" if micro-batches of later steps may differ in rows and tokens; by default
+    "equal", if all micro-batches of a step have one shape. A verdict notes the latter, because a
+    check then misses a stage that loses its gradients when it is rebuilt for another shape.
     """
 
     model: "torch.nn.Module"
+    """The trained model, after `setup`: the optimizer changes its parameters, and its modules run.
+
+    Prefixes of names from wrappers such as DistributedDataParallel and torch.compile are removed.
+    """
     optimizer: "torch.optim.Optimizer"
+    """An optimizer over the trained parameters, after `setup`."""
 
     def setup(self, plan: TrainingPlan) -> None:
-        """Build model and optimizer for `plan`, on its device, and seed what is drawn from.
+        """Build model and optimizer for `plan` on its device, and seed the generators.
 
-        Called once, on a fresh trainer. What `plan` asks for and the trainer cannot do is an
-        exception, not a silent difference.
+        Called once, on a fresh trainer. Raise an exception for anything in `plan` that the trainer
+        does not support.
         """
 
     def step(self, batch: "Sequence[MicroBatch]") -> StepReport:
-        """Make one optimizer step; gradients are accumulated over the micro-batches of `batch`.
+        """Make one optimizer step, with gradients accumulated over the micro-batches of `batch`.
 
-        The gradients, as the optimizer got them, stay in `.grad` until the next step begins.
+        The gradients that the optimizer used stay in `.grad` until the next step begins.
 
         Args:
             batch: micro-batches, each a mapping with `input_ids`, `attention_mask` and `labels`:
                 tensors of shape (B, T), int64, on the host. B and T differ between micro-batches,
-                in a pipeline as `pipeline_shapes` says; rows are padded on the right or on the
-                left, where `attention_mask` is 0. `labels` are the token ids at the same place,
-                not shifted; a label of -100 (prompt, padding) does not count.
-                They are copies: a step may change them. On several ranks every rank is given the
-                whole batch and trains on its own share of it.
+                in a pipeline according to `pipeline_shapes`. Rows are padded on the right or on the
+                left, where `attention_mask` is 0. `labels` are the token ids at the same positions,
+                not shifted; a label of -100 (prompt, padding) does not count. The tensors are
+                copies, which a step may change. Every rank gets the whole batch, and trains on its
+                own share.
 
-        Returns: the numbers of the whole step, alike on all ranks.
+        Returns: the numbers of the whole step, equal on all ranks.
         """
         ...
 
     def save(self, folder: Path) -> None:
         """Write a checkpoint from which a fresh trainer resumes by `load`.
 
-        Called between two steps, more than once; the last one is resumed from. Nothing that the next step depends on may change by it. Where the
-        checkpoint has a folder `model`, what is in it is loaded as users would load it (a Hugging
-        Face folder; under `lora` the folder of a peft adapter) and compared with `model`.
+        Called between two steps, possibly twice; the last checkpoint is resumed from. Saving must not
+        change anything that the next step depends on. If the checkpoint has a folder `model`, it is
+        loaded as users would load it (a Hugging Face folder, with `lora` the folder of a peft adapter)
+        and compared with `model`.
 
         Args:
-            folder: does not exist yet; on several ranks the same for all.
+            folder: does not exist yet; the same path on all ranks.
         """
 
     def load(self, folder: Path) -> None:
-        """Resume from what `save` wrote into `folder`: model, optimizer, generators, step count.
+        """Restore the checkpoint in `folder`: model, optimizer, generators, step count.
 
-        Called once, on another trainer after its `setup`. The steps that follow have to be
-        bitwise equal to those of the run that was not interrupted.
+        Called once, on another trainer after its `setup`. The following steps must be bitwise equal
+        to those of the uninterrupted run.
         """
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that the next step depends on, whole and unsharded on every rank.
+        """Return everything that the next step depends on, whole and unsharded on every rank.
 
-        In a pipeline it is that of the rank's own stage. Called between steps; reading it changes
-        nothing.
+        In a pipeline this is the state of the rank's own stage. Called between steps, without side
+        effects.
 
-        Returns: a nested structure of dictionaries, lists and tuples, with these keys:
+        Returns: nested dictionaries, lists and tuples, with these keys:
 
-            model: the parameters and buffers, as `model.state_dict()` names them.
-            optimizer: as `optimizer.state_dict()` has it: `state` by number of the parameter, with
+            model: parameters and buffers, named as in `model.state_dict()`.
+            optimizer: as in `optimizer.state_dict()`: `state` by number of the parameter, with
                 whole tensors, and `param_groups`.
-            generators: states of the random number generators, each under its name: `python`,
-                `numpy`, `torch` (the host's) and `device`. Only those that training draws from are
-                needed; what is here has to be restored by `load` and `load_state_dict`.
-                `assay.training.generator_states` makes all four.
+            generators: states of the random number generators by name: `python`, `numpy`, `torch`
+                (the host's) and `device`. Only generators that training draws from are needed, and
+                `load` and `load_state_dict` have to restore all that are here.
+                `assay.training.generator_states` returns all four.
 
-            Other keys, such as a step count, are the trainer's own.
+            Other keys, such as a step count, are up to the trainer.
         """
         ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state` as if this trainer had just made the steps that led to it.
+        """Continue from `state` as if this trainer had just made the steps before it.
 
         Called between steps, also before the first one.
 
         Args:
-            state: what `state_dict` returned, with values of the reference in `model`,
-                `optimizer["state"]` and `generators`. The generators are always all of those that
-                the machine has: a trainer takes the ones that it needs;
-                `assay.training.restore_generators` takes all.
+            state: a result of `state_dict` with the reference's values in `model`,
+                `optimizer["state"]` and `generators`, which has all generators of the machine. A
+                trainer restores those that it needs; `assay.training.restore_generators` restores
+                all.
         """
 
     def teardown(self) -> None:
-        """Let go of model and optimizer, and of what else the trainer opened. Called last."""
+        """Release model, optimizer, and other resources. Called last."""
 
 
 class ObservableTrainer(Trainer, Protocol):
-    """A trainer whose step is made of one method for each phase, so that a check sees each phase.
+    """A trainer whose step calls one method for each phase, so that a check sees each phase.
 
     `step` calls these methods on `self`: for each micro-batch `compute_loss` and `backward`, then
-    `reduce_gradients`, `clip_gradients` and `optimizer_step`, each once. In a replay they are
-    wrapped on the instance: what goes in is the reference's result of the phase before, what comes
-    out is compared: look them up on `self` at each call, as a bound method that was kept in `setup` is
-    the unwrapped one. Each of them is optional. Without one its phase is not observed; the verdict
-    names it, and its result is compared after the next phase that is. Without `compute_loss` each
-    call of the model under autograd counts as one micro-batch, its labels are not compared, and the
-    verdict is at best NOT_COMPARED. This class documents signatures: to a type checker a trainer
-    that lacks one of them is a `Trainer` only.
+    `reduce_gradients`, `clip_gradients` and `optimizer_step` once each. In a replay they are wrapped
+    on the instance: each gets the reference's result of the previous phase, and its own result is
+    compared. Look them up on `self` at each call, because a bound method stored in `setup` is not
+    wrapped.
 
-    `build_model` and `build_optimizer` are called by `setup`; a check does not watch them. They are
-    named here as subclasses of ReferenceTrainer override them.
+    Each method is optional. Without one, the verdict reports that the phase is not visible, and its
+    result is compared after the next visible phase. Without `compute_loss`, each call of the model
+    under autograd counts as one micro-batch, labels are not compared, and the verdict is at best
+    NOT_COMPARED. This class documents signatures: to a type checker, a trainer that lacks one of them
+    is only a `Trainer`.
+
+    `setup` calls `build_model` and `build_optimizer`, which a check does not watch. Subclasses of
+    ReferenceTrainer override them.
     """
 
     @property
     def traits(self) -> TrainerTraits:
-        """What is special about this trainer. Read once, after `setup`; a plain attribute will do."""
+        """Declared peculiarities of this trainer, read once after `setup`; an attribute will do."""
         return TrainerTraits()
 
     def build_model(self, plan: TrainingPlan) -> "torch.nn.Module":
-        """The model of `plan` in training mode on its device, after `plan.setup`."""
+        """Return the model of `plan` in training mode on its device, after `plan.setup`."""
         ...
 
     def build_optimizer(self, model: "torch.nn.Module") -> "torch.optim.Optimizer":
-        """The optimizer over the trainable parameters of `model`."""
+        """Return the optimizer over the trainable parameters of `model`."""
         ...
 
     def compute_loss(self, micro_batch: "MicroBatch", num_step_tokens: int) -> "torch.Tensor":
         """Run the forward pass of one micro-batch.
 
         Args:
-            micro_batch: one of those that `step` was given, on the model's device.
-            num_step_tokens: the unmasked label tokens of the whole step, of all ranks.
+            micro_batch: a micro-batch of `step`, on the model's device.
+            num_step_tokens: number of unmasked label tokens of the whole step, on all ranks.
 
-        Returns: one number with its graph: the sum of the token losses of the micro-batch, divided
+        Returns: one number with its graph, the sum of the token losses of the micro-batch, divided
             by `num_step_tokens`.
         """
         ...
 
     def backward(self, loss: "torch.Tensor") -> None:
-        """Add the gradients of `loss`, which is what `compute_loss` returned, to `.grad`."""
+        """Add the gradients of `loss`, a result of `compute_loss`, to `.grad`."""
 
     def reduce_gradients(self) -> None:
-        """Add up `.grad` over the ranks that train on other micro-batches; alone, do nothing."""
+        """Sum `.grad` over the ranks that train on other micro-batches; without ranks, do nothing."""
 
     def clip_gradients(self, max_norm: float) -> float:
-        """Scale `.grad` so that the global norm is at most `max_norm`.
+        """Scale `.grad` to a global norm of at most `max_norm`.
 
         Returns: the norm before, over the gradients of all ranks.
         """
         ...
 
     def optimizer_step(self) -> None:
-        """Change the parameters by what `.grad` holds."""
+        """Update the parameters from `.grad`."""

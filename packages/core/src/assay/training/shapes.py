@@ -1,16 +1,16 @@
-"""Which micro-batches of a step have one shape, and what the pipelines of a trainer take of that."""
+"""Shapes of the micro-batches of a run, and the shapes that pipelines accept."""
 
 from typing import Literal
 
-# Equally many rows and tokens, padding included.
-# unequal: no two micro-batches of a step; equal: all of a step; equal-first-step: all of the first,
-# no two of the others; equal-in-all-steps: all of a run.
+# Micro-batches of equal shape have equally many rows and tokens, padding included.
+# unequal: none of a step; equal: all of a step; equal-first-step: all of the first step, and none of
+# another step; equal-in-all-steps: all of a run.
 Shapes = Literal["unequal", "equal-first-step", "equal", "equal-in-all-steps"]
 
 EQUAL_IN_A_STEP: tuple[Shapes, ...] = ("equal", "equal-in-all-steps")
 
-# Attribute of a trainer's class, a Shapes: what its pipelines take. "equal" where there is none.
+# Optional attribute of a trainer's class, by default "equal".
 PIPELINE_SHAPES = "pipeline_shapes"
 
-# Of the trainer `pipeline`: one schedule over all micro-batches in the first step, then one for each.
+# The trainer `pipeline` has one schedule for all micro-batches of the first step, then one for each.
 OF_NAMED_PIPELINES: Shapes = "equal-first-step"

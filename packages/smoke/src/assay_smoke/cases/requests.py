@@ -2,12 +2,8 @@
 
 from pydantic import Field
 
-from assay.training.processes.requests import (
-    CandidateReport,
-    CandidateRequest,
-    ReferenceReport,
-    StepRecord,
-)
+from assay.training.processes.requests import ReferenceReport, StepRecord, TrainerRequest
+from assay.training.processes.trainer_report import TrainerReport
 from assay.training.state.records import TrajectoryRecord
 from assay.verdicts import Number, Record
 from assay_smoke.matrix.cases import Checkpoint
@@ -33,7 +29,7 @@ class ReferenceAnswer(Record):
 class CaseRequest(Record):
     """Request to a world of a case."""
 
-    candidate: CandidateRequest
+    candidate: TrainerRequest
     kind: Checkpoint
     """Checkpoint that the case tries on top of those that every case tries."""
     timelines: str
@@ -53,7 +49,7 @@ class Survivors(Record):
 class TrainAnswer(Record):
     """Answer of a rank of `train`."""
 
-    report: CandidateReport
+    report: TrainerReport
     before: Hashes
     """Hash of every parameter and buffer before the first step."""
     after: Hashes

@@ -4,7 +4,7 @@ import math
 
 from assay.devices.run_string import parse_run
 from assay.training.check import options_for
-from assay.training.processes.requests import CandidateRequest, TrainOptions
+from assay.training.processes.requests import TrainerRequest, TrainOptions
 from assay.training.protocol import MIXED_PRECISION
 from assay_smoke.matrix.cases import FEATURES, Case, FeatureEntry, Framework
 
@@ -71,14 +71,14 @@ def features_of(case: Case) -> list[str]:
 
 def request_of(
     case: Case, device: str, golden: str, folder: str, trainer: str | None
-) -> CandidateRequest:
+) -> TrainerRequest:
     """Make the request to the ranks of a case.
 
     device: as in a RUN; golden: folder of the reference states; trainer: replaces the framework's own.
     """
     run = f"{device}/{case.precision}"
     parse_run(run)
-    return CandidateRequest(
+    return TrainerRequest(
         options=options_of(case),
         candidate=run,
         golden=golden,

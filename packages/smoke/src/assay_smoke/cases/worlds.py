@@ -15,8 +15,9 @@ from assay.errors import AssayError
 from assay.launch import Rank
 from assay.training.batches import MicroBatch, copied
 from assay.training.processes.golden import read_golden_state
-from assay.training.processes.requests import CandidateReport, ReferenceRequest, StepRecord
+from assay.training.processes.requests import ReferenceRequest, StepRecord
 from assay.training.processes.skipped_steps import step_until_made
+from assay.training.processes.trainer_report import ModelReport, TrainerReport, declared_traits
 from assay.training.replay.conditions import comparable
 from assay.training.state.states import differing_parameters, inject_state
 from assay.training.state.trajectory import trajectory_of
@@ -69,7 +70,7 @@ def train(rank: Rank, body: Answer) -> Answer:
 
 def _train(
     side: WatchedSide, request: CaseRequest, rank: Rank
-) -> tuple[CandidateReport, dict[str, str], dict[str, str], int]:
+) -> tuple[TrainerReport, dict[str, str], dict[str, str], int]:
     opened = side.open()
     begin = side.begin(opened)
     trainer = opened.trainer
@@ -81,21 +82,12 @@ def _train(
     described = describe_trainer(request.candidate.trainer, side.plan, trainer.model)
     parameter_bytes = held_parameter_bytes(opened, rank.size)
     free = side.train_freely(opened, begin)
-    report = CandidateReport(
+    report = TrainerReport(
         run=describe_run(side.device, side.run) | described,
         free=free,
-        seen=[],
-        invisible=opened.invisible_phases,
-        weights_different=different,
-        not_in_optimizer=[],
-        shared=[],
-        not_loaded=[],
         coordinates=side.coordinates,
-        partial_modules=sorted(opened.traits.partial_modules),
-        absent=begin.absent,
-        dropout_masks=opened.traits.dropout_masks,
-        inexact_resume=opened.traits.inexact_resume,
-        update_rounding=opened.traits.update_rounding,
+        traits=declared_traits(opened),
+        model=ModelReport(weights_different=different, absent=begin.absent),
     )
     last = {str(part): digest for part, digest in free.held[-1]} if free.held else {}
     return report, before, last, parameter_bytes

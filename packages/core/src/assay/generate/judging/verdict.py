@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from assay.comparing.judge import FailedStage, Judged, list_suspects
 from assay.comparing.levels import (
     DecidingNumbers,
-    Finding,
+    DiagnosedFault,
     JudgedRatio,
     LevelResult,
     deciding_numbers,
@@ -118,7 +118,7 @@ def judge_generation(evidence: GenerateEvidence) -> Judgement:
     return Judgement(verdict, measurements, replay.failed, origin, call, load)
 
 
-def _find_in_load(load: JudgedLoad, origin: FailedStage | None) -> Finding | None:
+def _find_in_load(load: JudgedLoad, origin: FailedStage | None) -> DiagnosedFault | None:
     """Return the first loading error; without a failed stage, the first changed weight.
 
     A failed stage locates a changed weight better.

@@ -1,1 +1,1 @@
-"""From what the processes measured to one verdict."""
+"""Judges the measurements of the processes, and combines them into one verdict."""

@@ -1,52 +1,48 @@
-"""Gradients that were clipped before they were added up, by what norms that leaves."""
+"""Detects gradients that were clipped too early, by the norms of what remains."""
 
 from collections.abc import Sequence
 
-from assay.training.processes.requests import CandidateReport
+from assay.training.processes.trainer_report import TrainerReport
 from assay.training.protocol import TrainingPlan
 
-# Norms of clipped gradients are the limit but for rounding of each element, which adds up to less
-# than a unit of the coarsest dtype that is trained in, 2**-8 of bfloat16; a hundredth is beyond it.
+# Clipped gradients have the limit as norm, up to the rounding of each element: in total less than one
+# unit of bfloat16, 2**-8, the coarsest dtype that is trained in. A hundredth is beyond that.
 _AT_LIMIT = 0.01
 
-# Ranks' shares of a sum are not quite at right angles, and of not quite the same length.
+# The shares of ranks are not quite orthogonal, and not quite of equal length.
 _OF_SHARES = 0.1
 
+# Every plan clips to this norm.
+_LIMIT = TrainingPlan("", "").max_grad_norm
 
-def is_clipped_in_backward(reports: Sequence[CandidateReport]) -> bool:
-    """Whether gradients have the norm to which they are clipped before they are reduced.
 
-    After the first micro-batch of every step, or after the last one, on every rank.
+def is_clipped_in_backward(reports: Sequence[TrainerReport]) -> bool:
+    """Return True if gradients have the clipping norm before they are reduced.
+
+    On every rank, after the first micro-batch of every step or after the last one.
     """
-    norms = [norm for report in reports for norm in report.norms if norm.phase == "backward"]
+    norms = [one for report in reports for one in report.gradients.norms if one.phase == "backward"]
     return _all_at_limit([norm.first for norm in norms]) or _all_at_limit(
         [norm.found for norm in norms]
     )
 
 
-def is_clipped_in_reduce(reports: Sequence[CandidateReport]) -> bool:
-    """Whether sums over ranks are too small as if each rank had clipped its share before."""
-    limit = _limit()
+def is_clipped_in_reduce(reports: Sequence[TrainerReport]) -> bool:
+    """Return True if sums over ranks are as small as if each rank had clipped its share."""
     predicted: list[bool] = []
-    for reduced in (norm for norm in reports[0].norms if norm.phase == "reduce"):
+    for reduced in (norm for norm in reports[0].gradients.norms if norm.phase == "reduce"):
         shares = [
             share.injected
             for report in reports
-            for share in report.norms
+            for share in report.gradients.norms
             if (share.step, share.phase) == (reduced.step, "backward")
         ]
-        if not shares or min(shares) <= limit:
+        if not shares or min(shares) <= _LIMIT:
             return False
-        expected = reduced.injected * limit * sum(1 / share for share in shares) / len(shares)
+        expected = reduced.injected * _LIMIT * sum(1 / share for share in shares) / len(shares)
         predicted.append(abs(reduced.found - expected) <= _OF_SHARES * expected)
     return bool(predicted) and all(predicted)
 
 
 def _all_at_limit(norms: Sequence[float]) -> bool:
-    limit = _limit()
-    return bool(norms) and all(abs(norm - limit) <= _AT_LIMIT * limit for norm in norms)
-
-
-def _limit() -> float:
-    """The norm to which every plan has gradients clipped."""
-    return TrainingPlan("", "").max_grad_norm
+    return bool(norms) and all(abs(norm - _LIMIT) <= _AT_LIMIT * _LIMIT for norm in norms)

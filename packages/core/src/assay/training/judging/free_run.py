@@ -1,36 +1,37 @@
-"""The losses of the free run and its checkpoint, judged."""
+"""Judges the free run: its losses, where it ends, and its checkpoint."""
 
 import math
 
 from assay.comparing.judge import Judged
-from assay.comparing.levels import Finding, LevelResult
+from assay.comparing.levels import DiagnosedFault, LevelResult
 from assay.comparing.results import PortResult
 from assay.errors import name_some
 from assay.noise import TENSOR_FLOOR, Ratio
 from assay.stages import Stage
 from assay.training.judging.evidence import FreeEvidence
-from assay.training.processes.requests import FreeRun
+from assay.training.judging.places import location_of_parameter
+from assay.training.processes.trainer_report import FreeRun
 from assay.training.state.records import StateValue
 from assay.verdicts import Diagnosis, Level, Location, Measurement, Outcome
 
-# Names of where a free run, and the resumed one, take a parameter.
+# Ports of the parameters at the end of the free run and of the resumed run.
 TRAJECTORY, RESUMED_TRAJECTORY = "trajectory", "resumed-trajectory"
 
-# The sum of two parts is the same in both orders. Of more, DistributedDataParallel adds up in another
-# order after its first step than in it, and so in a resumed run.
+# The sum of two parts is the same in both orders. With more ranks, DistributedDataParallel changes the
+# order of summation after its first step, and so does a resumed run.
 _MOST_IN_ANY_ORDER = 2
 
 
 def judge_losses(evidence: FreeEvidence) -> tuple[Judged | None, list[str]]:
-    """The losses of the free run against the yardstick's, and notes on them.
+    """Judge the losses of the free run against the yardstick's, and return notes on them.
 
-    The error that accumulates is the noise run's, times how far the weights are off. Of both the root mean
-    square over the steps is taken: a loss is only a few numbers.
+    The allowed error is that of the noise run's losses times the weight drift. Errors are root mean
+    squares over the steps, because there are only a few losses.
     """
     expected = evidence.reference.yardstick_losses
     actual = [step.loss for step in evidence.report.free.steps]
     noise = evidence.reference.noise_losses
-    if evidence.reference.draws and evidence.on_ranks:
+    if _draws_on_ranks(evidence):
         note = (
             "losses of the free run are not compared: each rank draws the numbers of its own"
             " dropout; those of single micro-batches are"
@@ -54,7 +55,7 @@ def judge_losses(evidence: FreeEvidence) -> tuple[Judged | None, list[str]]:
 
 
 def _report_differences(evidence: FreeEvidence) -> list[str]:
-    """Notes on what the trainer reports of its steps beside the loss: it is in logs, and trains nothing."""
+    """Note differences in the trainer's reports that do not affect training."""
     notes = []
     counted = [step.num_tokens for step in evidence.report.free.steps]
     expected = evidence.reference.num_tokens
@@ -81,15 +82,16 @@ def _report_differences(evidence: FreeEvidence) -> list[str]:
 
 
 def judge_trajectory(evidence: FreeEvidence) -> list[Judged]:
-    """Where the free run, and the resumed one, take each parameter, against the recorded steps.
+    """Judge where the free run and the resumed run take each parameter, against the recorded steps.
 
-    It sees what no replayed step does: the last update of all, and what changes the training only
-    as it goes on.
+    This covers what no replayed step shows: the last update, and effects that build up over steps.
     """
-    if evidence.reference.draws and evidence.on_ranks:
+    if _draws_on_ranks(evidence):
         return []
     noise = {row.parameter: row for row in evidence.reference.noise_trajectory}
-    limit = evidence.limits.of("trajectory-error")
+    limit, options = evidence.limits.of("trajectory-error"), evidence.options
+    # Adam moves an element by the learning rate, which bounds the drift by the declared rounding.
+    drift = evidence.report.traits.update_rounding * options.learning_rate * options.steps
     judged = []
     for rank, report in enumerate(evidence.reports):
         runs = {
@@ -105,18 +107,22 @@ def judge_trajectory(evidence: FreeEvidence) -> list[Judged]:
             stage = Stage(module, "optimizer")
             port = PortResult(module, f"{name}.{short}", stage, 0, evidence.dtype, "")
             port.rank = rank
-            # Added to what the limit allows, not multiplied by it: how far it can go is known.
-            expected += _declared_drift(evidence) / limit
+            # Adds to the allowed error without being multiplied by the limit: its bound is known.
+            expected += drift / limit
             judged.append(Judged(Ratio("trajectory-error", row.error, expected), limit, port))
     return judged
 
 
+def _draws_on_ranks(evidence: FreeEvidence) -> bool:
+    return evidence.reference.draws and evidence.on_ranks
+
+
 def _weight_drift(evidence: FreeEvidence) -> float:
-    """Return how many times as far as the noise run's the weights end, at least 1.
+    """Return the error of the final weights relative to the noise run's, at least 1.
 
     To first order the error of a loss is proportional to it. Adam moves a weight by the learning rate
-    even if its gradient is mostly rounding, so correct runs differ in it. 1 if the weights are over
-    their limit.
+    even if its gradient is mostly rounding, so the drift differs between correct runs. Return 1 if
+    the weights are over their limit.
     """
     judged = judge_trajectory(evidence)
     if any(item.failed for item in judged):
@@ -124,15 +130,9 @@ def _weight_drift(evidence: FreeEvidence) -> float:
     return max((1.0, *(item.ratio.value for item in judged)))
 
 
-def _declared_drift(evidence: FreeEvidence) -> float:
-    """How far the declared rounding of updates can take an element: Adam moves it by the learning rate."""
-    options = evidence.options
-    return evidence.report.update_rounding * options.learning_rate * options.steps
-
-
 def notes_on_rounding(evidence: FreeEvidence) -> list[str]:
-    """What the trainer declares of its optimizer's arithmetic, and so what is not seen of updates."""
-    rounding = evidence.report.update_rounding
+    """Note the declared rounding of the optimizer, below which errors of updates are not seen."""
+    rounding = evidence.report.traits.update_rounding
     if not rounding:
         return []
     told = (
@@ -142,8 +142,8 @@ def notes_on_rounding(evidence: FreeEvidence) -> list[str]:
 
 
 def trajectory_gap(evidence: FreeEvidence) -> str | None:
-    """Why the end of the free run cannot be judged for some parameter; None if it can for all."""
-    if evidence.reference.draws and evidence.on_ranks:
+    """Explain why the end of some parameter cannot be judged; None if all can."""
+    if _draws_on_ranks(evidence):
         return None
     expected = {row.parameter: row.error for row in evidence.reference.noise_trajectory}
     if broken := sorted(name for name, error in expected.items() if not math.isfinite(error)):
@@ -155,13 +155,13 @@ def trajectory_gap(evidence: FreeEvidence) -> str | None:
 
 
 def relative_error_of_losses(actual: list[float], expected: list[float]) -> float:
-    """The root mean square of the relative errors, each loss by itself."""
+    """Return the root mean square of the relative errors of the losses."""
     squares = [((a - e) / e) ** 2 for a, e in zip(actual, expected, strict=True)]
     return math.sqrt(sum(squares) / len(squares))
 
 
-def judge_checkpoint(evidence: FreeEvidence) -> tuple[LevelResult, Finding | None]:
-    """What was saved, what was read back, and how the resumed run went on: bitwise."""
+def judge_checkpoint(evidence: FreeEvidence) -> tuple[LevelResult, DiagnosedFault | None]:
+    """Judge bitwise the saved files, the restored state, and the resumed run."""
     free = evidence.report.free
     inexact = _why_inexact(evidence)
     rows = [
@@ -170,23 +170,10 @@ def judge_checkpoint(evidence: FreeEvidence) -> tuple[LevelResult, Finding | Non
         for row in _resumed_rows(evidence, rank, report.free)
     ]
     if inexact is not None:
-        # From the first reduction, or the first update, on.
+        # Values differ from the first reduction or update on, which comes after the first loss.
         first = (evidence.options.resume_at, "loss")
         rows = [row for row in rows if (row.step, row.port) == first]
-    problems = [
-        problem
-        for problem in (
-            _unreadable(evidence, free),
-            _wrong_state(evidence, free.changed_by_saving, "after saving"),
-            _wrong_files(evidence, free),
-            _wrong_settings(evidence, free),
-            _wrong_state(evidence, free.not_restored, "after loading the checkpoint"),
-            _wrong_state(evidence, evidence.report.not_loaded, "after load_state_dict"),
-            _different_step(evidence, rows),
-            None if inexact is not None else _other_end(evidence, free),
-        )
-        if problem is not None
-    ]
+    problems = _find_problems(evidence, rows, is_exact=inexact is None)
     compared = free.saved_compared + free.compared + len({(row.step, row.port) for row in rows})
     if problems:
         outcome, reason = Outcome.FAIL, problems[0].reason
@@ -206,94 +193,87 @@ def judge_checkpoint(evidence: FreeEvidence) -> tuple[LevelResult, Finding | Non
     return LevelResult(level, rows, notes), problems[0] if problems else None
 
 
+def _find_problems(
+    evidence: FreeEvidence, rows: list[Measurement], *, is_exact: bool
+) -> list[DiagnosedFault]:
+    free, found = evidence.report.free, []
+    if free.problem is not None:
+        found.append(_mismatch(evidence, free.problem))
+    found += _wrong_state(evidence, free.changed_by_saving, "after saving")
+    if free.saved:
+        reason = (
+            f"{len(free.saved)} of {free.saved_compared} tensors in the model folder are not what"
+            f" the model held: {name_some(free.saved)}"
+        )
+        found.append(_mismatch(evidence, reason, free.saved[0]))
+    if free.settings:
+        reason = "the model folder's configuration is not the model's"
+        found.append(_mismatch(evidence, f"{reason}: {name_some(free.settings)}"))
+    found += _wrong_state(evidence, free.not_restored, "after loading the checkpoint")
+    found += _wrong_state(evidence, evidence.report.replay.not_loaded, "after load_state_dict")
+    found += _different_step(evidence, rows)
+    if free.ended_otherwise and is_exact:
+        reason = (
+            f"after the last step {len(free.ended_otherwise)} parameters and moments of the resumed"
+            f" run are not the uninterrupted run's: {name_some(free.ended_otherwise)}"
+        )
+        found.append(_mismatch(evidence, reason))
+    return found
+
+
 def _why_inexact(evidence: FreeEvidence) -> str | None:
-    """Why a resumed run need not be the uninterrupted one to the last bit; None if it has to be."""
-    if evidence.report.inexact_resume is not None:
-        return evidence.report.inexact_resume
-    if len(evidence.reports) > _MOST_IN_ANY_ORDER:
+    """Explain why a resumed run may differ in its last bits; None if it must be bitwise equal."""
+    declared = evidence.report.traits.inexact_resume
+    if declared is None and len(evidence.reports) > _MOST_IN_ANY_ORDER:
         return f"{len(evidence.reports)} ranks may add up in another order after a restart"
-    return None
+    return declared
 
 
 def _location(evidence: FreeEvidence, name: str | None = None) -> Location:
-    return Location(
-        phase="checkpoint",
-        step=evidence.options.resume_at,
-        module=name.rpartition(".")[0] if name else None,
-        parameter=name,
-    )
+    return location_of_parameter("checkpoint", name, evidence.options.resume_at)
 
 
-def _mismatch(evidence: FreeEvidence) -> Diagnosis:
-    return "adapter-mismatch" if evidence.options.lora else "checkpoint-mismatch"
+def _mismatch(evidence: FreeEvidence, reason: str, name: str | None = None) -> DiagnosedFault:
+    diagnosis: Diagnosis = "adapter-mismatch" if evidence.options.lora else "checkpoint-mismatch"
+    return DiagnosedFault(diagnosis, _location(evidence, name), reason)
 
 
-def _unreadable(evidence: FreeEvidence, free: FreeRun) -> Finding | None:
-    if free.problem is None:
-        return None
-    return Finding(_mismatch(evidence), _location(evidence), free.problem)
-
-
-def _wrong_files(evidence: FreeEvidence, free: FreeRun) -> Finding | None:
-    if not free.saved:
-        return None
-    reason = (
-        f"{len(free.saved)} of {free.saved_compared} tensors in the model folder are not what the"
-        f" model held: {name_some(free.saved)}"
-    )
-    return Finding(_mismatch(evidence), _location(evidence, free.saved[0]), reason)
-
-
-def _wrong_settings(evidence: FreeEvidence, free: FreeRun) -> Finding | None:
-    if not free.settings:
-        return None
-    reason = f"the model folder's configuration is not the model's: {name_some(free.settings)}"
-    return Finding(_mismatch(evidence), _location(evidence), reason)
-
-
-def _other_end(evidence: FreeEvidence, free: FreeRun) -> Finding | None:
-    if not free.ended_otherwise:
-        return None
-    reason = (
-        f"after the last step {len(free.ended_otherwise)} parameters and moments of the resumed run"
-        f" are not the uninterrupted run's: {name_some(free.ended_otherwise)}"
-    )
-    return Finding(_mismatch(evidence), _location(evidence), reason)
-
-
-def _wrong_state(evidence: FreeEvidence, wrong: list[StateValue], when: str) -> Finding | None:
+def _wrong_state(
+    evidence: FreeEvidence, wrong: list[StateValue], when: str
+) -> list[DiagnosedFault]:
     if not wrong:
-        return None
+        return []
     names = name_some([value.path for value in wrong])
     reason = f"{len(wrong)} values are not as they were {when}: {names}"
     if all(value.part == "generators" for value in wrong):
-        return Finding("rng-state", _location(evidence), reason)
+        return [DiagnosedFault("rng-state", _location(evidence), reason)]
     named = [value.parameter for value in wrong if value.parameter is not None]
-    # Under an adapter nothing else of the model changes from checkpoint to checkpoint.
+    # With LoRA only the adapter changes from checkpoint to checkpoint.
     adapted = evidence.options.lora and named
     diagnosis: Diagnosis = "adapter-mismatch" if adapted else "checkpoint-mismatch"
     name = named[0] if named else None
-    return Finding(diagnosis, _location(evidence, name), reason)
+    return [DiagnosedFault(diagnosis, _location(evidence, name), reason)]
 
 
-def _different_step(evidence: FreeEvidence, rows: list[Measurement]) -> Finding | None:
+def _different_step(evidence: FreeEvidence, rows: list[Measurement]) -> list[DiagnosedFault]:
     wrong = [row for row in rows if row.ratio > 0]
     if not wrong:
-        return None
+        return []
     first = wrong[0]
     reason = f"the {first.port} of step {first.step} is not the uninterrupted run's"
     free = evidence.report.free
-    # An equal state and an equal batch give another first loss only by other random numbers, or by
-    # what no state holds, such as the scale of an adapter.
+    # With equal state and batch, the first loss differs only through random numbers or through values
+    # outside of the state, such as the scale of an adapter.
     at_once = first.port == "loss" and first.step == evidence.options.resume_at
     drawn = at_once and not free.not_restored and not free.generators_compared
-    diagnosis: Diagnosis = "rng-state" if drawn else _mismatch(evidence)
     location = Location(phase="checkpoint", step=first.step, rank=first.rank)
-    return Finding(diagnosis, location, reason)
+    finding = _mismatch(evidence, reason)
+    diagnosis: Diagnosis = "rng-state" if drawn else finding.diagnosis
+    return [DiagnosedFault(diagnosis, location, reason)]
 
 
 def _resumed_rows(evidence: FreeEvidence, rank: int, free: FreeRun) -> list[Measurement]:
-    """What a rank reports of each resumed step beside the same step of the uninterrupted run."""
+    """Compare a rank's report of each resumed step with the same step of the uninterrupted run."""
     rows: list[Measurement] = []
     if not free.resumed:
         return rows

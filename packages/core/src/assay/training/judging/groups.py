@@ -1,10 +1,10 @@
-"""The measurements of the replayed steps, judged group by group."""
+"""Judges the measurements of the replayed steps, group by group."""
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from assay.comparing.judge import Allowances, DeviceBias, Judged, judge_replay
+from assay.comparing.judge import Allowances, Judged, judge_replay
 from assay.comparing.levels import describe_uncalled
 from assay.comparing.results import PortResult, ReplayResults
 from assay.comparing.stored_results import read_results
@@ -15,74 +15,68 @@ from assay.training.judging.evidence import TrainEvidence
 from assay.training.judging.places import PARAMETER_PREFIX, is_made_by_loss
 from assay.training.judging.precision import noise_of_optimizer
 
-# Measurements in the order of a step: what is first of several equally bad is the place. `gradients`
-# are those at module boundaries, `stage-backward` those of parameters; the level has both.
+# In the order of a step: of several equally bad measurements, the first names the place. `gradients`
+# are at module boundaries, `stage-backward` at parameters; the level `gradients` has both.
 GROUPS = (
     "stage-inputs", "modules", "stage-forward", "recomputed", "gradients", "stage-backward",
     "stage-reduce", "stage-clip", "stage-optimizer",
 )  # fmt: skip
 _BACKWARD_GROUPS = ("gradients", "stage-backward")
 
-# The mantissa of every power of two, as math.frexp has it.
+# The mantissa of every power of two, according to math.frexp.
 _HALF = 0.5
 
 
 @dataclass(slots=True)
 class JudgedGroup:
-    """The measurements of one kind, judged.
-
-    ports: what every rank measured.
-    broken: ports where the noise run itself is not finite, so that they cannot be judged.
-    unmatched_expected, unmatched_actual: what the reference has and some rank did not show, and the
-        other way round.
-    """
+    """The judged measurements of one kind, of all ranks."""
 
     name: str
     ports: list[PortResult] = field(default_factory=list)
     judged: list[Judged] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     broken: list[str] = field(default_factory=list)
+    """Ports that cannot be judged because the noise run is not finite there."""
     unmatched_expected: list[str] = field(default_factory=list)
     unmatched_actual: list[str] = field(default_factory=list)
 
     @property
     def phase(self) -> str:
-        """The phase whose values these are; the name of a group of all phases."""
+        """Phase of the values, or the group's name if they belong to several phases."""
         return self.name.removeprefix("stage-")
 
     @property
     def failed(self) -> list[Judged]:
-        """What is over its limit."""
+        """Statistics over their limits."""
         return [item for item in self.judged if item.failed]
 
 
 def judge_groups(evidence: TrainEvidence) -> dict[str, JudgedGroup]:
-    """Judge every measurement of the replayed steps, by group, all ranks together.
-
-    Returns: the groups, in the order of `GROUPS`.
-    """
+    """Judge every measurement of the replayed steps, and return the groups in the order of `GROUPS`."""
     groups: dict[str, JudgedGroup] = {}
-    on_no_rank = set.intersection(*(set(report.absent) for report in evidence.reports))
+    on_no_rank = set.intersection(*(set(report.model.absent) for report in evidence.reports))
     measured = {name: read_results(evidence.noise, name) for name in GROUPS}
     measured["stage-optimizer"] = noise_of_optimizer(evidence, measured["stage-optimizer"])
-    # The noise run computes nothing twice: what is computed again rounds as the first time.
+    # The noise run recomputes nothing. A recomputed value rounds like the first one.
     measured["recomputed"] = measured["modules"]
     least_unit = _unit_of_loss(measured)
-    of_late_phases = _noise_of_late_phases(measured, evidence.report.invisible)
+    of_late_phases = _noise_of_late_phases(measured, evidence.report.traits.invisible)
     of_groups = _read_ranks(evidence)
     replaced = [results.uncalled_modules for results in of_groups["modules"]]  # by rank
+    # Routers that choose differently between nearly equal scores.
     near_tie_modules: set[str] = set()
     for name, noise in measured.items():
         not_finite = {
             key for key, port in noise.ports.items() if port.sums.num_nan or port.sums.num_inf
         }
         group = groups[name] = JudgedGroup(name)
-        if name != "recomputed":  # named in the group of the forward pass
+        if name != "recomputed":  # the group of the forward pass names them
             group.broken = [f"{module or '(model)'}:{port}" for module, port in sorted(not_finite)]
         for rank, results in enumerate(of_groups[name]):
-            near_tie_modules |= _near_tie_modules(results)
+            ports = results.ports.values()
+            near_tie_modules |= {p.stage.module for p in ports if p.exact.num_near_ties}
             has_loss_gradient = any(is_made_by_loss(*key) for key in results.ports)
-            is_whole = has_loss_gradient and not evidence.reports[rank].partial_modules
+            is_whole = has_loss_gradient and not evidence.reports[rank].traits.partial_modules
             own_noise = noise if is_whole else _noise_at_head(results, noise)
             other_work = of_late_phases.get(name, {})
             if name == "stage-backward":
@@ -91,13 +85,22 @@ def judge_groups(evidence: TrainEvidence) -> dict[str, JudgedGroup]:
                 )
             units = dict.fromkeys(_stages_of_loss(measured, replaced[rank]), least_unit)
             units |= _units_of_unscaling(evidence, name, results)
-            units |= _units_of_optimizer(evidence, name, results)
+            if name == "stage-optimizer" and evidence.report.traits.update_rounding:
+                rounding = evidence.report.traits.update_rounding
+                units |= dict.fromkeys((port.stage for port in ports), rounding)
             allowances = Allowances(units, other_work)
             judged, bias = judge_replay(results, own_noise, evidence.limits, allowances)
-            _add_rank(group, results, judged, bias, not_finite)
+            group.judged += [
+                item for item in judged if (item.port.module, item.port.port) not in not_finite
+            ]
+            group.ports += ports
+            group.unmatched_expected += results.unmatched_expected
+            group.unmatched_actual += results.unmatched_actual
+            group.notes += [bias.note] if bias is not None else []
         if name in _BACKWARD_GROUPS:
             _drop_router_gradients(group, near_tie_modules)
-    groups["modules"].notes += _notes_on_replaced(replaced)
+    never_called = sorted({module for of_rank in replaced for module in of_rank})
+    groups["modules"].notes += [describe_uncalled(never_called)] if never_called else []
     groups["stage-optimizer"].unmatched_expected += [
         f"{name}: on no rank" for name in sorted(on_no_rank)
     ]
@@ -105,15 +108,14 @@ def judge_groups(evidence: TrainEvidence) -> dict[str, JudgedGroup]:
 
 
 def _read_ranks(evidence: TrainEvidence) -> dict[str, list[ReplayResults]]:
-    """By group, the results of each rank; ports are numbered over all groups."""
+    """Read the results of each rank by group, and number the ports over all groups."""
     of_groups: dict[str, list[ReplayResults]] = {}
-    num_before = 0  # ports of the groups before, on the rank that has most of each
+    num_before = 0  # ports of earlier groups, each on the rank with most of them
     for name in GROUPS:
         of_ranks = of_groups[name] = [read_results(trace, name) for trace in evidence.candidates]
         for rank, results in enumerate(of_ranks):
             if name in ("recomputed", "gradients"):
-                # An ancestor that replaces a module in forward replaces it in recomputation and
-                # backward too.
+                # A module that forward never calls is missing in recomputation and backward too.
                 results.uncalled_modules = of_groups["modules"][rank].uncalled_modules
             for port in results.ports.values():
                 port.order += num_before
@@ -122,21 +124,11 @@ def _read_ranks(evidence: TrainEvidence) -> dict[str, list[ReplayResults]]:
     return of_groups
 
 
-def _notes_on_replaced(of_ranks: Sequence[Sequence[str]]) -> list[str]:
-    replaced = {module for of_rank in of_ranks for module in of_rank}
-    return [describe_uncalled(sorted(replaced))] if replaced else []
-
-
-def _near_tie_modules(results: ReplayResults) -> set[str]:
-    """Routers of which a choice differs where the scores are nearly equal."""
-    return {port.stage.module for port in results.ports.values() if port.exact.num_near_ties}
-
-
 def _noise_at_head(results: ReplayResults, noise: ReplayResults) -> ReplayResults:
-    """The noise run's results where the gradient of the loss arrives at the head.
+    """Return the noise run's results for a rank on which the gradient of the loss arrives at the head.
 
-    So it is in a stage of a pipeline, where the model itself is not measured, and for a model that
-    computes its loss itself.
+    This holds for a pipeline stage, where the model itself is not measured, and for a model that
+    computes its own loss.
     """
     loss = _port_of_loss(noise)
     if loss is None:
@@ -151,7 +143,7 @@ def _noise_at_head(results: ReplayResults, noise: ReplayResults) -> ReplayResult
 
 
 def _port_of_loss(noise: ReplayResults) -> PortResult | None:
-    """What the noise run measured of the gradient that its loss gave."""
+    """Find the noise run's measurement of the gradient of its loss."""
     found = (port for key, port in noise.ports.items() if is_made_by_loss(*key))
     return next(found, None)
 
@@ -161,10 +153,10 @@ def _width(port: PortResult) -> int | None:
 
 
 def _unit_of_loss(noise: Mapping[str, ReplayResults]) -> float:
-    """What rounding the largest logits to float32 changes of the gradient that a loss gives.
+    """Return the relative error of a loss gradient from rounding the largest logits to float32.
 
-    A loss that takes the logarithm of a sum from each logit at once, as fused ones do, has
-    probabilities of this relative error; taking off the largest logit first is many times better.
+    A fused loss subtracts the logarithm of the sum from each logit in one operation, and its
+    probabilities have this error. Subtracting the largest logit first is many times more accurate.
     """
     loss = _port_of_loss(noise["gradients"])
     sizes = [
@@ -179,18 +171,18 @@ def _unit_of_loss(noise: Mapping[str, ReplayResults]) -> float:
 
 
 def _stages_of_loss(
-    noise: Mapping[str, ReplayResults], replaced_by_ancestor: Sequence[str]
+    noise: Mapping[str, ReplayResults], uncalled_modules: Sequence[str]
 ) -> list[Stage]:
-    """Where backward works with the gradient that the loss gave, in code of no module that is called.
+    """List the stages whose backward uses the gradient of the loss outside of any called module.
 
-    That is the model's own code, and a head that the loss is computed together with.
+    These are the model's own code, and a head that is fused with the loss.
     """
     loss = _port_of_loss(noise["gradients"])
     heads = {
         module
         for (module, name), port in noise["modules"].ports.items()
         if loss is not None
-        and module in replaced_by_ancestor
+        and module in uncalled_modules
         and name.startswith("output")
         and _width(port) == _width(loss)
     }
@@ -200,14 +192,13 @@ def _stages_of_loss(
 def _units_of_unscaling(
     evidence: TrainEvidence, name: str, results: ReplayResults
 ) -> dict[Stage, float]:
-    """What dividing by the loss's scale may round in the phase that does, by stage.
+    """Return the rounding of removing the loss scale, for each stage of the phase that removes it.
 
-    A power of two rounds nothing. Other factors round once where they are put on, and once where
-    they are taken off.
+    A power of two rounds nothing. Other factors round once when applied, and once when removed.
     """
     factors = [
         step.factor
-        for step in evidence.report.scaled_steps
+        for step in evidence.report.loss.scaled_steps
         if name == f"stage-{step.taken_off or 'optimizer'}"
     ]
     if all(abs(math.frexp(factor)[0]) == _HALF for factor in factors):
@@ -215,26 +206,16 @@ def _units_of_unscaling(
     return {port.stage: 2 * evidence.unit_roundoff for port in results.ports.values()}
 
 
-def _units_of_optimizer(
-    evidence: TrainEvidence, name: str, results: ReplayResults
-) -> dict[Stage, float]:
-    """What the trainer declares that its optimizer's arithmetic gives whole updates, by stage."""
-    rounding = evidence.report.update_rounding
-    if name != "stage-optimizer" or not rounding:
-        return {}
-    return {port.stage: rounding for port in results.ports.values()}
-
-
 def _noise_at_results_of_replaced_modules(
-    gradients: ReplayResults, replaced_by_ancestor: Sequence[str]
+    gradients: ReplayResults, uncalled_modules: Sequence[str]
 ) -> dict[str, list[PairSums]]:
-    """What the noise run measured of gradients at the results of modules that are never called.
+    """Return the noise run's measurements of gradients at the results of modules never called.
 
-    No gradient is injected there either, so the gradients of their parameters carry its error too.
+    No gradient is injected there, so the gradients of their parameters carry that error too.
     """
     found: dict[str, list[PairSums]] = {}
     for (module, name), port in gradients.ports.items():
-        if module in replaced_by_ancestor and name.startswith("output"):
+        if module in uncalled_modules and name.startswith("output"):
             found.setdefault(module, []).append(port.sums)
     return found
 
@@ -242,7 +223,7 @@ def _noise_at_results_of_replaced_modules(
 def _noise_of_late_phases(
     noise: Mapping[str, ReplayResults], invisible: Mapping[str, str]
 ) -> dict[str, dict[str, list[PairSums]]]:
-    """By group, and by module, what the noise run measured of phases that are seen only there."""
+    """Return the noise run's measurements of invisible phases, by the next visible group and module."""
     found: dict[str, dict[str, list[PairSums]]] = {}
     waiting: dict[str, list[PairSums]] = {}
     for phase in ("backward", "reduce", "clip", "optimizer"):
@@ -255,26 +236,10 @@ def _noise_of_late_phases(
     return found
 
 
-def _add_rank(
-    group: JudgedGroup,
-    results: ReplayResults,
-    judged: list[Judged],
-    bias: DeviceBias | None,
-    broken: set[tuple[str, str]],
-) -> None:
-    """Add what one rank measured to its group."""
-    group.judged += [item for item in judged if (item.port.module, item.port.port) not in broken]
-    group.ports += results.ports.values()
-    group.unmatched_expected += results.unmatched_expected
-    group.unmatched_actual += results.unmatched_actual
-    if bias is not None:
-        group.notes.append(bias.note)
-
-
 def _drop_router_gradients(group: JudgedGroup, near_tie_modules: set[str]) -> None:
-    """Drop the gradients of routers that chose otherwise where scores are nearly equal.
+    """Drop the gradients of routers that chose differently between nearly equal scores.
 
-    Backward goes through what their own code chose, which no boundary can put right.
+    Backward follows the choice of their own code, which no injected value corrects.
     """
     left = [item for item in group.judged if item.port.stage.module in near_tie_modules]
     if left:

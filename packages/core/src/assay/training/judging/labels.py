@@ -1,10 +1,10 @@
-"""Labels of a candidate's losses that differ from the reference's."""
+"""Reports labels of a candidate's losses that differ from the reference's."""
 
 from collections.abc import Sequence
 
-from assay.comparing.levels import Finding
+from assay.comparing.levels import DiagnosedFault
+from assay.locating.label_gradients import LabelDifference
 from assay.training.judging.places import describe_steps
-from assay.training.processes.requests import LabelRecord
 from assay.verdicts import Location
 
 _FAULTS = {
@@ -19,30 +19,30 @@ _FAULTS = {
 }
 
 
-def find_wrong_labels(labels: Sequence[LabelRecord]) -> Finding | None:
+def find_wrong_labels(labels: Sequence[LabelDifference]) -> DiagnosedFault | None:
     """Describe wrong labels and their rows. Return None if all labels agree."""
     if not labels:
         return None
     facts = []
     for fault, words in _FAULTS.items():
-        records = [one for one in labels if one.fault == fault]
-        if records:
-            count = sum(one.count for one in records)
-            facts.append(f"{words.format(count=f'{count:,}')} ({_describe_rows(records)})")
+        found = [one for one in labels if one.fault == fault]
+        if found:
+            count = sum(one.count for one in found)
+            facts.append(f"{words.format(count=f'{count:,}')} ({_describe_rows(found)})")
     step = min(one.step for one in labels)
     location = Location(phase="inputs", step=step, module="")
-    return Finding("inputs-differ", location, f"labels: {'; '.join(facts)}")
+    return DiagnosedFault("inputs-differ", location, f"labels: {'; '.join(facts)}")
 
 
-def _describe_rows(records: Sequence[LabelRecord]) -> str:
-    """Describe the rows of the first step of `records`, and the number of later steps."""
-    first = min(one.step for one in records)
+def _describe_rows(labels: Sequence[LabelDifference]) -> str:
+    """Describe the rows of the first step of `labels`, and the number of later steps."""
+    first = min(one.step for one in labels)
     rows: dict[int, list[str]] = {}
-    for one in sorted(records, key=lambda one: (one.micro_batch, one.row)):
+    for one in sorted(labels, key=lambda one: (one.micro_batch, one.row)):
         if one.step == first and str(one.row) not in rows.setdefault(one.micro_batch, []):
             rows[one.micro_batch].append(str(one.row))
     places = ", ".join(
         f"micro-batch {number} row{'s' if len(found) > 1 else ''} {' and '.join(found)}"
         for number, found in rows.items()
     )
-    return f"{places} of {describe_steps(one.step for one in records)}"
+    return f"{places} of {describe_steps(one.step for one in labels)}"

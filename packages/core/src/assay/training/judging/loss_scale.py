@@ -1,47 +1,50 @@
-"""Whether the scale of a loss is taken off before it reaches the parameters, and where."""
+"""Judges if and where the scale of a loss is removed before it reaches the parameters."""
 
 from collections.abc import Mapping, Sequence
 
 from assay.locating.loss_scale import ScaledStep, was_read_scaled
 from assay.training.judging.evidence import TrainEvidence
 from assay.training.judging.groups import JudgedGroup
-from assay.training.processes.requests import ScaledStepRecord
 
-# What "clip-norm" and "loss-scale" have in common is a norm that is off by one number in all steps.
+# "clip-norm" and "loss-scale" both show as a norm that is off by one factor in all steps.
 _SAME_NUMBER = 0.02
 
 
-def is_taken_off(evidence: TrainEvidence, groups: Mapping[str, JudgedGroup]) -> bool:
-    """Whether some phase takes the loss's scale off, rightly or not.
+def is_scale_removed(evidence: TrainEvidence, groups: Mapping[str, JudgedGroup]) -> bool:
+    """Return True if some phase removes the loss scale, correctly or not.
 
-    A scale that nothing takes off is an error of the loss, and is judged with it in place. Clipping
-    alone hides one: it gives gradients of all lengths the same.
+    A scale that nothing removes is an error of the loss, and is judged without dividing it out.
+    Clipping alone hides such a scale: it gives gradients of any length the same norm.
 
-    evidence, groups: of the replay with the scale divided out.
+    Both arguments belong to the replay with the scale divided out.
     """
-    steps = evidence.report.scaled_steps
+    steps = evidence.report.loss.scaled_steps
     late = bool(groups["stage-optimizer"].failed) or any(
         item.port.port != "norm" for item in groups["stage-clip"].failed
     )
-    if any(was_read_scaled(_step_of(step)) for step in steps):
+    if any(map(was_read_scaled, steps)):
         return late
     if any(step.taken_off is None and step.factor != 1 for step in steps):
-        seen = "clip" not in evidence.report.invisible or all(_norm_is_known(s) for s in steps)
-        return seen and not late
+        is_visible = "clip" not in evidence.report.traits.invisible
+        known = [step.norm is not None and step.norm == step.norm for step in steps]
+        return (is_visible or all(known)) and not late
     return True
 
 
 def is_divided_by_another_factor(evidence: TrainEvidence) -> bool:
-    """Whether in some step most gradients are left the reference's times one number, which is not 1."""
-    lengths = [step.left for step in evidence.report.scaled_steps if step.left is not None]
+    """Return True if, in some step, most gradients are the reference's times one wrong factor."""
+    lengths = [s.left for s in evidence.report.loss.scaled_steps if s.left is not None]
     return any(abs(length - 1) > _SAME_NUMBER for length in lengths)
 
 
-def is_taken_off_by_another_factor(evidence: TrainEvidence) -> bool:
-    """Whether every norm that clipping finds is the reference's times one number, not the scale's."""
-    steps = [step for step in evidence.report.scaled_steps if step.factor != 1]
+def is_norm_off_by_one_factor(evidence: TrainEvidence) -> bool:
+    """Return True if all norms before clipping are the reference's times one wrong factor.
+
+    The factor is not the loss scale itself.
+    """
+    steps = [step for step in evidence.report.loss.scaled_steps if step.factor != 1]
     norms = [step.norm for step in steps if step.norm is not None]
-    if not norms or len(norms) < len(steps) or any(was_read_scaled(_step_of(s)) for s in steps):
+    if not norms or len(norms) < len(steps) or any(map(was_read_scaled, steps)):
         return False
     return (
         min(norms) > 0
@@ -50,8 +53,8 @@ def is_taken_off_by_another_factor(evidence: TrainEvidence) -> bool:
     )
 
 
-def notes_on_scale(steps: Sequence[ScaledStepRecord]) -> list[str]:
-    """What was recognised, and where it is taken off."""
+def notes_on_scale(steps: Sequence[ScaledStep]) -> list[str]:
+    """Note the loss scale, and the phase that removes it."""
     notes = []
     for step in steps:
         if step.factor != 1:
@@ -63,11 +66,3 @@ def notes_on_scale(steps: Sequence[ScaledStepRecord]) -> list[str]:
                 f"compute_loss returns {step.of_loss:g} times the loss: backward takes it off"
             )
     return list(dict.fromkeys(notes))
-
-
-def _norm_is_known(step: ScaledStepRecord) -> bool:
-    return step.norm is not None and step.norm == step.norm
-
-
-def _step_of(record: ScaledStepRecord) -> ScaledStep:
-    return ScaledStep(**record.model_dump())

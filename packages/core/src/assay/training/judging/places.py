@@ -1,4 +1,4 @@
-"""Where in a training step something was measured: step, module and parameter of a port."""
+"""Step, module and parameter of a measurement in a training step."""
 
 from collections.abc import Iterable
 
@@ -14,12 +14,12 @@ PARAMETER_PREFIX = "gradient."
 
 
 def is_made_by_loss(module: str, port: str) -> bool:
-    """Whether what is at a port comes from the loss: the result of the model, and its gradient."""
+    """Return True for the model's result, whose gradient is computed by the loss."""
     return module == "" and port.startswith("output")
 
 
 def measurement_of(level: str, item: Judged, rows: RunRows) -> Measurement:
-    """The row of measurements.jsonl for one judged statistic."""
+    """Return the row of measurements.jsonl for one judged statistic."""
     port = item.port
     own = port.module == port.stage.module
     return Measurement(
@@ -45,17 +45,17 @@ def describe_steps(steps: Iterable[int]) -> str:
 
 
 def first_bad_step(item: Judged, run_rows: RunRows) -> int:
-    """The first step in which the error is about as large as it gets."""
+    """Return the first step with an error of at least half the largest."""
     return _bad_steps(item, run_rows)[0]
 
 
 def is_bad_at_first_only(item: Judged, run_rows: RunRows) -> bool:
-    """Whether the error is about as large as it gets in the first step, and in no later one."""
+    """Return True if only the first step has an error of at least half the largest."""
     return _bad_steps(item, run_rows) == (0, 0)
 
 
 def _bad_steps(item: Judged, run_rows: RunRows) -> tuple[int, int]:
-    """The first and the last step in which the error is about as large as it gets."""
+    """Return the first and last step with an error of at least half the largest."""
     first, _ = item.port.exact.first
     if item.ratio.statistic == "exact" and first >= 0:
         step = run_rows.step_of(first)
@@ -65,39 +65,45 @@ def _bad_steps(item: Judged, run_rows: RunRows) -> tuple[int, int]:
         return 0, 0
     relative = torch.where(rows.error.isnan(), torch.inf, rows.relative())
     bad = rows.prompt[relative >= float(relative.max()) / 2]
-    # Rows of what no prompt owns, as rotary tables, have no number.
+    # Values that belong to no prompt, such as rotary tables, have row number -1.
     return max(0, run_rows.step_of(int(bad[0]))), max(0, run_rows.step_of(int(bad.max())))
 
 
 def location_of(failed: FailedStage, judged: list[Judged], rows: RunRows) -> Location:
-    """Phase, module and parameter of a stage; `judged` holds all its failed statistics."""
+    """Return phase, module and parameter of a stage; `judged` holds all its failed statistics."""
     own = [item for item in judged if item.failed and item.port.stage == failed.stage]
     gradients = [item for item in own if item.port.port.startswith(PARAMETER_PREFIX)]
-    reported = failed.reported.port
+    reported, phase = failed.reported.port, failed.stage.phase
     parameter = None
-    if failed.stage.phase == "optimizer":
+    if phase == "optimizer":
         parameter = parameter_of(failed.reported) or None
     elif gradients:
         parameter = parameter_of(max(gradients, key=lambda item: item.severity))
-    made_by_loss = reported.module == "" and (
-        reported.port.startswith("output") or reported.port == "loss"
+    of_loss = is_made_by_loss(reported.module, reported.port) or (
+        (reported.module, reported.port) == ("", "loss")
     )
     return Location(
-        phase=failed.stage.phase,
+        phase=phase,
         step=first_bad_step(failed.reported, rows),
         rank=reported.rank,
         module=failed.stage.module,
-        op="loss" if made_by_loss and failed.stage.phase in ("forward", "backward") else None,
+        op="loss" if of_loss and phase in ("forward", "backward") else None,
         parameter=parameter,
     )
 
 
+def location_of_parameter(phase: Phase, parameter: str | None, step: int = 0) -> Location:
+    """Return the location of a parameter in `phase`; None stands for no single parameter."""
+    module = None if parameter is None else parameter.rpartition(".")[0]
+    return Location(phase=phase, step=step, module=module, parameter=parameter)
+
+
 def parameter_of(item: Judged) -> str:
-    """The full name of the parameter to which a port of gradients, updates or moments belongs."""
-    module, short = item.port.stage.module, item.port.port.partition(".")[2]
+    """Return the full name of the parameter that a gradient, update or moment belongs to."""
+    return parameter_name(item.port.stage.module, item.port.port)
+
+
+def parameter_name(module: str, port: str) -> str:
+    """Return the full name of the parameter of `module` that `port`, as "update.weight", names."""
+    short = port.partition(".")[2]
     return f"{module}.{short}" if module else short
-
-
-def is_root_gradient(module: str, port: str, phase: Phase) -> bool:
-    """Whether the gradient at a port was made by the loss."""
-    return phase == "backward" and is_made_by_loss(module, port)

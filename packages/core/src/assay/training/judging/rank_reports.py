@@ -1,55 +1,74 @@
-"""Reports of several ranks as one."""
+"""Merges the reports of several ranks into one."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
 from typing import Any
 
 from assay.comparing.coverage import Usage
-from assay.training.processes.requests import CandidateReport, FreeRun, KeptPrecision
-
-# What goes wrong on one rank has gone wrong.
-_UNITED = (
-    "weights_different", "not_in_optimizer", "unexpectedly_trained", "adapter_start", "not_loaded",
-    "logit_gradients", "partial_modules", "unmeasured",
-    "labels", "scaled_steps", "changed_by_skipping", "packed", "trainer_notes",
-)  # fmt: skip
-
-_COUNTS = ("sharded_gradients", "narrow_gradients", "updates_expected", "updates_made")
-
-_UNITED_OF_RUNS = (
-    "saved", "settings", "changed_by_saving", "not_restored", "ended_otherwise", "notes",
-)  # fmt: skip
+from assay.training.processes.trainer_report import FreeRun, TrainerReport
+from assay.training.replay.observing.update_watch import MovedElements
+from assay.training.state.precision import KeptPrecision
 
 
-def merge_reports(reports: Sequence[CandidateReport]) -> CandidateReport:
-    """One report for all ranks; a phase was seen if every rank has shown it."""
+def merge_reports(reports: Sequence[TrainerReport]) -> TrainerReport:
+    """Return one report for all ranks: an error on one rank is an error of the run."""
     first = reports[0]
-    update: dict[str, Any] = {name: _union(reports, name) for name in _UNITED}
-    update |= {
-        "errors_of_sums": _worst([report.errors_of_sums for report in reports]),
-        **{name: sum(getattr(report, name) for report in reports) for name in _COUNTS},
+    traits, models = [one.traits for one in reports], [one.model for one in reports]
+    replays, losses = [one.replay for one in reports], [one.loss for one in reports]
+    gradients, optimizers = [r.gradients for r in reports], [r.optimizer for r in reports]
+    update = {
         "free": _merge_runs([report.free for report in reports]),
-        "shared": [names for names in first.shared if all(names in one.shared for one in reports)],
-        # A rank whose share is a single row has nothing to pack.
-        "unapplied": [
-            name for name in first.unapplied if all(name in r.unapplied for r in reports)
-        ],
-        "seen": [phase for phase in first.seen if all(phase in one.seen for one in reports)],
-        "invisible": {k: v for report in reports for k, v in report.invisible.items()},
-        "usage": Usage.of_ranks([report.usage for report in reports]),
-        "drew_in_backward": any(report.drew_in_backward for report in reports),
+        "traits": replace(
+            first.traits,
+            invisible={k: v for one in traits for k, v in one.invisible.items()},
+            **_unions(traits, "partial_modules", "unmeasured", "notes"),
+        ),
+        "model": replace(
+            first.model,
+            shared=_common(models, "shared"),
+            **_unions(models, "weights_different", "adapter_start"),
+        ),
+        "replay": replace(
+            first.replay,
+            seen=_common(replays, "seen"),
+            # A rank whose share is a single row has nothing to pack.
+            unapplied=_common(replays, "unapplied"),
+            usage=Usage.of_ranks([one.usage for one in replays]),
+            **_unions(replays, "packed", "not_loaded", "changed_by_skipping"),
+        ),
+        "loss": replace(first.loss, **_unions(losses, "logit_gradients", "labels", "scaled_steps")),
+        "gradients": replace(
+            first.gradients,
+            drew_in_backward=any(one.drew_in_backward for one in gradients),
+            errors_of_sums=_worst([one.errors_of_sums for one in gradients]),
+            sharded_gradients=sum(one.sharded_gradients for one in gradients),
+            narrow_gradients=sum(one.narrow_gradients for one in gradients),
+        ),
+        "optimizer": replace(
+            first.optimizer,
+            moved=MovedElements(
+                sum(one.moved.num_expected for one in optimizers),
+                sum(one.moved.num_moved for one in optimizers),
+            ),
+            **_unions(optimizers, "not_in_optimizer", "unexpectedly_trained"),
+        ),
     }
     return first.model_copy(update=update)
 
 
 def _merge_runs(runs: Sequence[FreeRun]) -> FreeRun:
-    """The run of the first rank, with what went wrong on any."""
+    """Return the run of the first rank, with the errors of all ranks."""
     problems = [run.problem for run in runs if run.problem is not None]
-    update: dict[str, Any] = {name: _union(runs, name) for name in _UNITED_OF_RUNS}
     kept = [run.kept for run in runs if run.kept is not None]
-    if kept:
-        fields = KeptPrecision.model_fields
-        update["kept"] = KeptPrecision(**{name: _union(kept, name) for name in fields})
-    return runs[0].model_copy(update=update | {"problem": problems[0] if problems else None})
+    names = [one.name for one in fields(KeptPrecision)]
+    update = {
+        "problem": problems[0] if problems else None,
+        "kept": KeptPrecision(**_unions(kept, *names)) if kept else None,
+    }
+    update |= _unions(
+        runs, "saved", "settings", "changed_by_saving", "not_restored", "ended_otherwise", "notes"
+    )
+    return runs[0].model_copy(update=update)
 
 
 def _worst(errors: Sequence[Mapping[str, float]]) -> dict[str, float]:
@@ -60,8 +79,14 @@ def _worst(errors: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return worst
 
 
-def _union(items: Sequence[Any], name: str) -> list[Any]:
-    found: list[Any] = []
-    for item in items:
-        found += [value for value in getattr(item, name) if value not in found]
+def _common(items: Sequence[Any], name: str) -> list[Any]:
+    return [v for v in getattr(items[0], name) if all(v in getattr(one, name) for one in items)]
+
+
+def _unions(items: Sequence[Any], *names: str) -> dict[str, Any]:
+    """Return for each name the values of all items' lists of that name, without repetitions."""
+    found: dict[str, Any] = {name: [] for name in names}
+    for name, values in found.items():
+        for item in items:
+            values += [value for value in getattr(item, name) if value not in values]
     return found

@@ -1,19 +1,19 @@
-"""What ranks hold in common, and how they share out the micro-batches of a step."""
+"""Judges values that ranks hold in common, and how ranks share micro-batches and dropout masks."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from assay.comparing.levels import Finding, LevelResult
+from assay.comparing.levels import DiagnosedFault, LevelResult
 from assay.errors import name_some
 from assay.training.judging.evidence import FreeEvidence
-from assay.training.processes.requests import CandidateReport
+from assay.training.processes.trainer_report import TrainerReport
 from assay.training.state.records import HeldPart
 from assay.verdicts import Level, Location, Outcome
 
 
-def judge_replicas(evidence: FreeEvidence) -> tuple[LevelResult, Finding | None]:
-    """Whether ranks that hold the same part of a value hold bitwise equal numbers."""
+def judge_replicas(evidence: FreeEvidence) -> tuple[LevelResult, DiagnosedFault | None]:
+    """Judge if ranks that hold the same part of a value hold bitwise equal numbers."""
     if not evidence.on_ranks:
         return LevelResult(Level(verdict=None, reason="one process has no replicas")), None
     held = [report.free.held for report in evidence.reports]
@@ -38,7 +38,7 @@ def judge_replicas(evidence: FreeEvidence) -> tuple[LevelResult, Finding | None]
                 parameter=part.parameter,
             )
             level = Level(verdict=Outcome.FAIL, compared=compared, reason=reason)
-            return LevelResult(level), Finding("replica-divergence", location)
+            return LevelResult(level), DiagnosedFault("replica-divergence", location)
     if not compared:
         reason = "no rank holds what another one holds"
         return LevelResult(Level(verdict=None, reason=reason)), None
@@ -46,16 +46,17 @@ def judge_replicas(evidence: FreeEvidence) -> tuple[LevelResult, Finding | None]
 
 
 def find_unshared(evidence: FreeEvidence) -> str | None:
-    """What is wrong with how micro-batches were shared out; None if each was trained once."""
+    """Describe micro-batches that were not trained exactly once; None if there are none."""
     if not evidence.on_ranks:
         return None
     options = evidence.options
     micro_batches_run: Counter[tuple[int, int]] = Counter()
     for coordinate, reports in _by_data_rank(evidence.reports).items():
+        first = reports[0].replay
         for report in reports:
-            if sorted(report.micro_batches_run) != sorted(reports[0].micro_batches_run):
+            if sorted(report.replay.micro_batches_run) != sorted(first.micro_batches_run):
                 return f"ranks with dp={coordinate} train on different micro-batches"
-        micro_batches_run.update(reports[0].micro_batches_run)
+        micro_batches_run.update(first.micro_batches_run)
     for step in range(options.steps):
         for number in range(options.micro_batches):
             count = micro_batches_run[step, number]
@@ -65,25 +66,25 @@ def find_unshared(evidence: FreeEvidence) -> str | None:
     return None
 
 
-def find_wrong_masks(evidence: FreeEvidence) -> Finding | None:
-    """Masks of dropout that are drawn twice, or alike on ranks that declare masks of their own."""
+def find_wrong_masks(evidence: FreeEvidence) -> DiagnosedFault | None:
+    """Find dropout masks that are drawn twice, or equal on ranks that declare different masks."""
     for rank, report in enumerate(evidence.reports):
         if len(set(report.free.masks)) < len(report.free.masks):
             reason = "two micro-batches drop by the same random numbers"
-            return Finding("rng-state", Location(phase="forward", rank=rank), reason)
+            return DiagnosedFault("rng-state", Location(phase="forward", rank=rank), reason)
     alike = _ranks_that_drop_alike(evidence)
-    if alike is None or evidence.reports[0].dropout_masks != "own":
+    if alike is None or evidence.reports[0].traits.dropout_masks != "own":
         return None
     reason = f"{_drop_alike(alike)}, and the trainer declares that each draws its own"
-    return Finding("rng-state", Location(phase="forward", rank=alike[1].rank), reason)
+    return DiagnosedFault("rng-state", Location(phase="forward", rank=alike[1].rank), reason)
 
 
 def notes_on_masks(evidence: FreeEvidence) -> list[str]:
-    """Whether ranks of dp drop alike, and nothing is declared of it; or no mask was seen."""
+    """Note undeclared equal masks on ranks of dp, or that no mask was seen."""
     if evidence.reference.draws and not any(report.free.masks for report in evidence.reports):
         return ["masks of dropout are not compared: none is drawn by torch's own functions"]
     alike = _ranks_that_drop_alike(evidence)
-    if alike is None or evidence.reports[0].dropout_masks is not None:
+    if alike is None or evidence.reports[0].traits.dropout_masks is not None:
         return []
     declare = 'TrainerTraits(dropout_masks="shared"), else "own", which makes it a failure'
     return [f"{_drop_alike(alike)}: where this is meant, declare {declare}"]
@@ -91,14 +92,14 @@ def notes_on_masks(evidence: FreeEvidence) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class _DataRank:
-    """A rank of the world, and its place on the axis dp."""
+    """A rank and its place on the axis dp."""
 
     rank: int
     place: int
 
 
 def _ranks_that_drop_alike(evidence: FreeEvidence) -> tuple[_DataRank, _DataRank] | None:
-    """The first two ranks of different places on dp that have a mask in common."""
+    """Find the first two ranks of different places on dp with a mask in common."""
     first: dict[str, _DataRank] = {}
     for rank, report in enumerate(evidence.reports):
         own = _DataRank(rank, report.coordinates.get("dp", 0))
@@ -112,16 +113,16 @@ def _drop_alike(ranks: tuple[_DataRank, _DataRank]) -> str:
     return f"dp={ranks[0].place} and dp={ranks[1].place} drop by the same random numbers"
 
 
-def _by_data_rank(reports: Sequence[CandidateReport]) -> dict[int, list[CandidateReport]]:
-    """Ranks that train on the same micro-batches, by their place on the axis dp."""
-    groups: dict[int, list[CandidateReport]] = {}
+def _by_data_rank(reports: Sequence[TrainerReport]) -> dict[int, list[TrainerReport]]:
+    """Group the ranks that train on the same micro-batches, by their place on the axis dp."""
+    groups: dict[int, list[TrainerReport]] = {}
     for report in reports:
         groups.setdefault(report.coordinates.get("dp", 0), []).append(report)
     return groups
 
 
 def _diverged(ranks: Sequence[Mapping[HeldPart, str]]) -> dict[HeldPart, int]:
-    """Parts whose hash is not that of the first rank that has them, and a rank where it is not."""
+    """Return parts whose hash differs from the first rank's, each with a rank where it differs."""
     first: dict[HeldPart, str] = {}
     wrong: dict[HeldPart, int] = {}
     for number, rank in enumerate(ranks):

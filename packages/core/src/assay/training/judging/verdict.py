@@ -1,4 +1,4 @@
-"""From measured steps, losses and a checkpoint to one verdict."""
+"""Combines measured steps, losses and a checkpoint into one verdict."""
 
 import math
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from assay.comparing.levels import (
     EXACT_NUMBERS,
     LEVEL_OF_PHASE,
     DecidingNumbers,
-    Finding,
+    DiagnosedFault,
     LevelResult,
     deciding_numbers,
     find_worst,
@@ -44,9 +44,14 @@ from assay.training.judging.free_run import (
 )
 from assay.training.judging.groups import JudgedGroup, judge_groups
 from assay.training.judging.labels import find_wrong_labels
-from assay.training.judging.loss_scale import is_taken_off, notes_on_scale
+from assay.training.judging.loss_scale import is_scale_removed, notes_on_scale
 from assay.training.judging.notes import notes_on_steps, notes_on_unmeasured
-from assay.training.judging.places import location_of, measurement_of, parameter_of
+from assay.training.judging.places import (
+    location_of,
+    location_of_parameter,
+    measurement_of,
+    parameter_of,
+)
 from assay.training.judging.precision import (
     find_broken_promise,
     is_explained_by,
@@ -58,7 +63,7 @@ from assay.training.judging.replicas import (
     judge_replicas,
     notes_on_masks,
 )
-from assay.training.processes.requests import CandidateReport
+from assay.training.processes.trainer_report import TrainerReport
 from assay.training.processes.unapplied_features import describe_unapplied
 from assay.training.protocol import PHASE_METHODS
 from assay.verdicts import (
@@ -76,7 +81,7 @@ _STEPS_ELSEWHERE = (
     " its own, as master weights are, cannot be compared"
 )
 
-# Which measurements each level judges; those of `modules` are split by phase.
+# The groups of measurements that each level judges; `modules` is split by phase.
 _GROUPS_OF_LEVEL = {
     "inputs": ("modules", "stage-inputs"),
     "loss": ("stage-forward",),
@@ -92,29 +97,29 @@ _PHASES_OF_LEVEL: dict[str, tuple[Phase, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class _Decision:
-    """What the verdict is about: what is wrong, and the statistic that it is reported by.
+    """The error that decides the verdict, if any, and the statistic that the verdict reports."""
 
-    Where nothing is wrong, the statistic is the closest call.
-    """
-
-    finding: Finding | None
+    finding: DiagnosedFault | None
     reported: Judged | None
+    """Without an error, the statistic closest to its limit."""
 
 
 def judge_training(evidence: TrainEvidence) -> tuple[Verdict, list[Measurement]]:
-    """The verdict over all levels, and its measurements."""
+    """Judge all levels, and return the verdict with its measurements."""
     unscaled = evidence.without_loss_scale()
     if unscaled is not None:
         groups = judge_groups(unscaled)
-        if is_taken_off(unscaled, groups):
-            return _judge(unscaled, groups, notes_on_scale(unscaled.report.scaled_steps))
+        if is_scale_removed(unscaled, groups):
+            return _judge(unscaled, groups, notes_on_scale(unscaled.report.loss.scaled_steps))
     return _judge(evidence, judge_groups(evidence), [])
 
 
 def _judge(
     evidence: TrainEvidence, groups: dict[str, JudgedGroup], first_notes: list[str]
 ) -> tuple[Verdict, list[Measurement]]:
-    load = judge_training_load(evidence)
+    models = [report.model for report in evidence.reports]
+    loads = [evidence.reference.load, *(model.load for model in models)]
+    load = judge_load([one for one in loads if one is not None], [one.changes for one in models])
     loss, loss_notes = judge_losses(evidence)
     trajectory = judge_trajectory(evidence)
     extra = {"loss": [loss] if loss else [], "updates": trajectory}
@@ -147,12 +152,12 @@ def _judge(
         update = {"verdict": Outcome.FAIL, "reason": finding.reason}
         levels[level] = levels[level].model_copy(update=update)
     report = evidence.report
-    notes = [*evidence.notes, *report.trainer_notes, *first_notes]
+    notes = [*evidence.notes, *report.traits.notes, *first_notes]
     notes += [*notes_on_steps(report), *notes_on_unmeasured(report)]
     notes += [note for result in results.values() for note in result.notes]
-    if outcome is Outcome.PASS and report.weights_different:
+    if outcome is Outcome.PASS and report.model.weights_different:
         diagnosis = "below-resolution"
-        notes.append(note_on_weights(report.weights_different))
+        notes.append(note_on_weights(report.model.weights_different))
     verdict = Verdict(
         verdict=outcome,
         model=evidence.reference.model,
@@ -168,25 +173,17 @@ def _judge(
         diagnosis=diagnosis,
         notes=list(dict.fromkeys(notes)),
         compared=sum(level.compared for level in levels.values()),
-        unmatched=_unmatched(groups, evidence.report.invisible),
+        unmatched=_unmatched(groups, evidence.report.traits.invisible),
         coverage=evidence.coverage,
         **_decide_numbers(decision, all_judged, load),
     )
     return verdict, [row for result in results.values() for row in result.measurements]
 
 
-def judge_training_load(evidence: TrainEvidence) -> JudgedLoad:
-    """What loading gave on both sides, and which weights are others before the first step."""
-    reports = [evidence.reference.load, *(report.load for report in evidence.reports)]
-    changes = [report.changes for report in evidence.reports]
-    return judge_load([report for report in reports if report is not None], changes)
-
-
 def _decide_with_load(load: JudgedLoad, later: _Decision) -> _Decision:
-    """What the verdict is about, where what is wrong before the first step comes first.
+    """Decide between errors before the first step, which come first, and later ones.
 
-    A weight that was changed is named by the stage that uses it, where one fails: it shows what
-    follows from it.
+    If a stage that uses a changed weight fails, that stage decides: it shows the consequence.
     """
     if load.loading:
         return _Decision(load.loading[0], None)
@@ -197,9 +194,9 @@ def _decide_with_load(load: JudgedLoad, later: _Decision) -> _Decision:
 
 
 def _steps_elsewhere(evidence: TrainEvidence, updates: JudgedGroup) -> bool:
-    """Whether the optimizer changes the model without holding any of its parameters."""
-    foreign = len(set(evidence.report.not_in_optimizer)) == evidence.reference.num_trainable
-    return foreign and any(
+    """Return True if the optimizer changes the model without holding any of its parameters."""
+    num_foreign = len(set(evidence.report.optimizer.not_in_optimizer))
+    return num_foreign == evidence.reference.num_trainable and any(
         item.port.port.startswith("update.") and not stands_still(item) for item in updates.judged
     )
 
@@ -212,7 +209,12 @@ def _judge_level(
     deciding: Judged | None,
 ) -> LevelResult:
     chosen = [groups[group] for group in _GROUPS_OF_LEVEL[name]]
-    judged = [item for group in chosen for item in group.judged if _belongs(name, item)] + extra
+    judged = [
+        item
+        for group in chosen
+        for item in group.judged
+        if (item.port.stage.phase == "inputs") == (name == "inputs")
+    ] + extra
     compared = len({(item.port.stage, item.port.module, item.port.port) for item in judged})
     facts = {"limits_origin": evidence.limits.origin} | describe_stages_level(judged, deciding)
     if name == "updates" and promises_float32(evidence):
@@ -228,12 +230,13 @@ def _judge_level(
 def _outcome_of(
     name: str, chosen: list[JudgedGroup], judged: list[Judged], evidence: TrainEvidence
 ) -> tuple[Outcome, str | None]:
-    """The outcome of level `name`, and the reason where it is not a ratio over its limit."""
+    """Return the outcome of level `name`, and the reason if it is not a ratio over its limit."""
     if wrong := _reported_problem(name, chosen, evidence):
         return Outcome.FAIL, wrong
     if any(item.failed for item in judged):
         return Outcome.FAIL, None
-    gap = _gap(name, chosen, evidence) or describe_unapplied(evidence.report.unapplied, name)
+    unapplied = evidence.report.replay.unapplied
+    gap = _gap(name, chosen, evidence) or describe_unapplied(unapplied, name)
     if gap:
         return Outcome.NOT_COMPARED, gap
     hidden = _hidden_phases(name, evidence.report)
@@ -243,9 +246,9 @@ def _outcome_of(
 
 
 def _gap(name: str, chosen: list[JudgedGroup], evidence: TrainEvidence) -> str | None:
-    """Why a level at which nothing is wrong is no PASS all the same."""
-    report = evidence.report
-    # What cannot be judged of the modules' ports is named at the level `activations`.
+    """Explain why a level without errors cannot pass; None if it can."""
+    report, invisible = evidence.report, evidence.report.traits.invisible
+    # The level `activations` names the module ports that cannot be judged.
     reported = [group for group in chosen if name != "inputs" or group.name != "modules"]
     if broken := [port for group in reported for port in group.broken]:
         return f"the noise run itself is not finite there: {name_some(broken)}"
@@ -254,31 +257,30 @@ def _gap(name: str, chosen: list[JudgedGroup], evidence: TrainEvidence) -> str |
     if name == "loss" and not all(map(math.isfinite, evidence.reference.noise_losses)):
         return "losses of the noise run itself are not finite"
     phases = _PHASES_OF_LEVEL.get(name, ())
-    unseen = [
-        PHASE_METHODS[p] for p in phases if p not in report.invisible and p not in report.seen
-    ]
-    if unseen:
+    seen = {*invisible, *report.replay.seen}
+    if unseen := [PHASE_METHODS[phase] for phase in phases if phase not in seen]:
         return f"never called: {', '.join(unseen)}"
-    if "optimizer" in phases and "optimizer" in report.invisible:
+    if "optimizer" in phases and "optimizer" in invisible:
         return _hidden_phases(name, report)[-1]
-    shown = [group for group in reported if group.phase not in report.invisible]
+    shown = [group for group in reported if group.phase not in invisible]
     missing = [port for group in shown for port in group.unmatched_expected]
     return f"not seen: {name_some(missing)}" if missing else None
 
 
-def _hidden_phases(level: str, report: CandidateReport) -> list[str]:
+def _hidden_phases(level: str, report: TrainerReport) -> list[str]:
+    invisible = report.traits.invisible
     return [
-        f"{phase} is not visible: {report.invisible[phase]}"
+        f"{phase} is not visible: {invisible[phase]}"
         for phase in _PHASES_OF_LEVEL.get(level, ())
-        if phase in report.invisible
+        if phase in invisible
     ]
 
 
 def _reported_problem(level: str, chosen: list[JudgedGroup], evidence: TrainEvidence) -> str | None:
-    """What the reports of the ranks show to be wrong at `level`, which no ratio shows; else None."""
+    """Describe an error at `level` that only the reports of the ranks show; else return None."""
     report = evidence.report
     if level == "inputs":
-        labels = find_wrong_labels(report.labels)
+        labels = find_wrong_labels(report.loss.labels)
         return find_unshared(evidence) or (labels.reason if labels else None)
     if level == "activations" and (masks := find_wrong_masks(evidence)):
         return masks.reason
@@ -288,33 +290,28 @@ def _reported_problem(level: str, chosen: list[JudgedGroup], evidence: TrainEvid
     if level == "updates":
         left_out = find_left_out(evidence, chosen[0])
         return left_out.reason if left_out else _changed_unexpectedly(report)
-    if level == "activations" and report.adapter_start:
-        return f"the adapter does not start as an adapter does: {name_some(report.adapter_start)}"
+    if level == "activations" and (names := report.model.adapter_start):
+        return f"the adapter does not start as an adapter does: {name_some(names)}"
     return None
 
 
-def _changed_unexpectedly(report: CandidateReport) -> str | None:
-    if report.unexpectedly_trained:
-        return f"trained, and should not be: {name_some(report.unexpectedly_trained)}"
-    names = name_some([value.path for value in report.changed_by_skipping])
-    return f"changed by a step that was skipped: {names}" if names else None
-
-
-def _belongs(level: str, item: Judged) -> bool:
-    is_input = item.port.stage.phase == "inputs"
-    return is_input if level == "inputs" else not is_input
+def _changed_unexpectedly(report: TrainerReport) -> str | None:
+    if names := report.optimizer.unexpectedly_trained:
+        return f"trained, and should not be: {name_some(names)}"
+    changed = [value.path for value in report.replay.changed_by_skipping]
+    return f"changed by a step that was skipped: {name_some(changed)}" if changed else None
 
 
 def _decide(
     evidence: TrainEvidence,
     groups: dict[str, JudgedGroup],
     ranked: list[FailedStage],
-    broken: Finding | None,
+    broken: DiagnosedFault | None,
     free: list[Judged],
 ) -> _Decision:
-    """What the verdict is about; `free`: what has failed of the free run."""
+    """Decide what the verdict reports; `free` holds the failed statistics of the free run."""
     if find_unshared(evidence):
-        return _Decision(Finding("inputs-differ", Location(phase="inputs")), None)
+        return _Decision(DiagnosedFault("inputs-differ", Location(phase="inputs")), None)
     origin, promise = find_origin(ranked), find_broken_promise(evidence)
     if promise and (origin is None or is_explained_by(origin.stage.phase, promise)):
         reported = _reported_at(promise.location, groups, origin) if origin else None
@@ -332,19 +329,19 @@ def _decide(
     return _Decision(diagnose_free_run(evidence, free), free[0])
 
 
-def _find_in_reports(evidence: TrainEvidence, groups: dict[str, JudgedGroup]) -> Finding | None:
-    """What the reports show, where no measurement of the replayed steps failed."""
+def _find_in_reports(
+    evidence: TrainEvidence, groups: dict[str, JudgedGroup]
+) -> DiagnosedFault | None:
+    """Find an error in the reports, if no measurement of the replayed steps failed."""
     if left_out := find_left_out(evidence, groups["stage-optimizer"]):
         return left_out
     if masks := find_wrong_masks(evidence):
         return masks
-    if evidence.report.adapter_start and not evidence.report.unexpectedly_trained:
-        name = evidence.report.adapter_start[0]
-        module = name.rpartition(".")[0]
-        location = Location(phase="forward", module=module, parameter=name)
-        return Finding("adapter-mismatch", location)
-    if evidence.report.changed_by_skipping:
-        return Finding("optimizer-update", Location(phase="optimizer"))
+    names = evidence.report.model.adapter_start
+    if names and not evidence.report.optimizer.unexpectedly_trained:
+        return DiagnosedFault("adapter-mismatch", location_of_parameter("forward", names[0]))
+    if evidence.report.replay.changed_by_skipping:
+        return DiagnosedFault("optimizer-update", Location(phase="optimizer"))
     return find_unexpectedly_trained(evidence)
 
 
@@ -363,14 +360,14 @@ def _reported_at(location: Location, groups: dict[str, JudgedGroup], origin: Fai
 
 
 def _decide_numbers(decision: _Decision, judged: list[Judged], load: JudgedLoad) -> DecidingNumbers:
-    """The numbers of what decided, or of the closest call."""
+    """Return the numbers of the error that decided, or of the statistic closest to its limit."""
     finding, reported = decision.finding, decision.reported
     if reported is None:
         is_exact = finding is not None and finding not in (*load.loading, *load.changed)
         return EXACT_NUMBERS if is_exact else {}
     if finding is not None:
         return deciding_numbers(reported, reported.resolution)
-    # What any error is held to, whatever its form; systematic ones are seen far below.
+    # The resolution for errors of any form. Systematic errors are seen far below it.
     general = [
         item.resolution
         for item in judged

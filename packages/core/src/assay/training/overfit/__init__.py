@@ -1,1 +1,1 @@
-"""`assay check train --overfit`: does a trainer memorize a few sequences as the reference does?"""
+"""`assay check train --overfit`: checks if a trainer memorizes a few sequences."""

@@ -1,7 +1,4 @@
-"""`assay check train --overfit` from the outside: does a trainer memorize a few sequences?
-
-Importing it imports no torch.
-"""
+"""Runs both sides of `assay check train --overfit`, and judges. Importing it imports no torch."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -25,25 +22,22 @@ from assay.training.check import (
 )
 from assay.training.overfit.requests import (
     TRAINED,
-    Curve,
     Memorization,
-    MemorizationRequest,
     OverfitCandidate,
     OverfitReference,
 )
 from assay.training.overfit.tracking import require_tracker, track
-from assay.training.processes.requests import CandidateRequest, TrainOptions
+from assay.training.processes.requests import ReferenceRequest, TrainerRequest, TrainOptions
 from assay.verdicts import Verdict
 
 if TYPE_CHECKING:
     from assay.launch import Rank
-    from assay.training.overfit.evidence import OverfitEvidence
 
 STEPS = 120
 LORA_STEPS = 160
 
 LEARNING_RATE = 1e-3
-# Adapters take ten times the rate that the whole model takes. Source: Schulman et al., LoRA Without
+# Adapters need ten times the learning rate of the whole model. Source: Schulman et al., LoRA Without
 # Regret, 2025.
 LORA_LEARNING_RATE = 1e-2
 
@@ -53,9 +47,9 @@ _FEWEST_STEPS = 10
 def overfit_options(
     options: TrainOptions, steps: int | None, learning_rate: float | None
 ) -> TrainOptions:
-    """`options` for overfitting; None leaves the choice to what is trained.
+    """Return `options` for overfitting; None selects the default for the model or its adapter.
 
-    Adapters have no dropout: it would keep them from memorizing. There is no resumption.
+    Adapters have no dropout, which would keep them from memorizing. The run is not resumed.
     """
     lora = options.lora
     rate = LORA_LEARNING_RATE if lora else LEARNING_RATE
@@ -73,9 +67,9 @@ def check_overfit(
 ) -> Verdict:
     """Overfit on both sides, judge, and write verdict.json and measurements.jsonl into `folder`.
 
-    tracker: where the curves go as well: one of TRACKERS in `assay.training.overfit.tracking`.
+    tracker: a name in TRACKERS of `assay.training.overfit.tracking`, which gets the curves too.
     """
-    _require_sense(check, tracker)
+    _check_options(check, tracker)
     golden = folder / GOLDEN_FOLDER
     shapes = load_user_code(check, folder, progress).pipeline_shapes
     check = replace(check, options=options_for(check.options, check.mesh, check.features, shapes))
@@ -84,23 +78,34 @@ def check_overfit(
 
 
 def record_overfit(check: TrainCheck, golden: Path, progress: Progress) -> None:
-    """Have yardstick and noise run overfit, and what they did recorded in `golden`."""
+    """Overfit yardstick and noise run in a separate process, and record them in `golden`."""
     record_report("overfit-reference", OverfitReference, check, golden, progress)
 
 
 def check_overfit_candidate(
     check: TrainCheck, golden: Path, folder: Path, progress: Progress, tracker: str | None = None
 ) -> Verdict:
-    """Have the candidate overfit as `record_overfit` did, judge, and write both files."""
-    from assay.training.overfit.evidence import why_not_overfit
+    """Overfit the candidate, judge it against a recorded golden, and write both files."""
+    from assay.training.overfit.evidence import OverfitEvidence, why_not_overfit
     from assay.training.overfit.verdict import judge_overfit
 
-    evidence = _evidence(check, golden)
+    reference = read_sealed(OverfitReference, golden / REPORT_FILE)
+    limits = load_training_limits(check.limits)
+    evidence = OverfitEvidence(
+        check.dtype, check.options.lora, reference, limits, allow_unused=check.allow_unused
+    )
     if why_not_overfit(evidence) is None:
         request = candidate_request(check, golden, folder)
         answers = ask_ranks("overfit-candidate", request, folder, progress, _overfit_on_rank)
         candidates = [OverfitCandidate.model_validate(answer) for answer in answers]
-        memorization = _measure_memorization(check, folder, progress)
+        trained = ReferenceRequest(
+            options=check.options,
+            reference=check.reference,
+            dtype=check.dtype,
+            folder=str(folder / CANDIDATE_FOLDER / TRAINED),
+        )
+        answer = ask("memorization", trained, folder, progress)
+        memorization = Memorization.model_validate(answer.result)
         evidence = replace(evidence, candidates=candidates, memorization=memorization)
     verdict, measurements = judge_overfit(evidence)
     candidate = verdict.candidate or {"run": check.candidate}
@@ -108,13 +113,16 @@ def check_overfit_candidate(
     verdict = write_results(verdict, measurements, folder, check.command)
     if tracker is not None:
         facts = {"model": check.options.model, "candidate": check.candidate}
-        where = track(tracker, _curves(evidence), folder, facts)
+        curves = {"yardstick": reference.yardstick, "noise": reference.noise}
+        if evidence.candidates:
+            curves = {"candidate": evidence.curve} | curves
+        where = track(tracker, curves, folder, facts)
         progress.note(f"curves for {tracker}: {where}")
     return verdict
 
 
-def _require_sense(check: TrainCheck, tracker: str | None) -> None:
-    """Raise UsageError, before anything is computed, for what cannot be checked."""
+def _check_options(check: TrainCheck, tracker: str | None) -> None:
+    """Raise UsageError, before anything is computed, for options that cannot be checked."""
     if tracker is not None:
         require_tracker(tracker)
     if check.options.steps < _FEWEST_STEPS:
@@ -125,34 +133,8 @@ def _require_sense(check: TrainCheck, tracker: str | None) -> None:
     check_consistency(check)
 
 
-def _evidence(check: TrainCheck, golden: Path) -> "OverfitEvidence":
-    from assay.training.overfit.evidence import OverfitEvidence  # torch is not needed for --help
-
-    reference = read_sealed(OverfitReference, golden / REPORT_FILE)
-    limits = load_training_limits(check.limits)
-    return OverfitEvidence(
-        check.dtype, check.options.lora, reference, limits, allow_unused=check.allow_unused
-    )
-
-
-def _measure_memorization(check: TrainCheck, folder: Path, progress: Progress) -> Memorization:
-    request = MemorizationRequest(
-        options=check.options,
-        reference=check.reference,
-        dtype=check.dtype,
-        trained=str(folder / CANDIDATE_FOLDER / TRAINED),
-    )
-    return Memorization.model_validate(ask("memorization", request, folder, progress).result)
-
-
-def _curves(evidence: "OverfitEvidence") -> dict[str, Curve]:
-    reference = evidence.reference
-    sides = {"yardstick": reference.yardstick, "noise": reference.noise}
-    return {"candidate": evidence.curve} | sides if evidence.candidates else sides
-
-
 def _overfit_on_rank(rank: "Rank", body: dict[str, Any]) -> dict[str, Any]:
     from assay.training.overfit.sides import overfit_candidate
 
-    request = CandidateRequest.model_validate(body)
+    request = TrainerRequest.model_validate(body)
     return overfit_candidate(request, rank.progress, rank).model_dump(mode="json")

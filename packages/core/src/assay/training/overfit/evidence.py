@@ -1,7 +1,7 @@
-"""What there is to judge of `assay check train --overfit`, and the target that is held up.
+"""The evidence of `assay check train --overfit`, and the target loss derived from the reference.
 
-Nothing here is tuned: the target is the loss that the trusted device reaches on the same sequences
-in as many steps, and the trajectory before rounding errors have grown is compared with the noise run's.
+The target is the loss that the trusted device reaches on the same sequences in as many steps. The
+first losses, before rounding errors grow, are compared with the noise run's.
 """
 
 import math
@@ -16,61 +16,64 @@ from assay.dtypes import float_format
 from assay.noise import TENSOR_FLOOR
 from assay.training.judging.free_run import relative_error_of_losses
 from assay.training.overfit.memorization import LABELS
-from assay.training.overfit.requests import Curve, Memorization, OverfitCandidate, OverfitReference
+from assay.training.overfit.requests import (
+    LossCurve,
+    Memorization,
+    OverfitCandidate,
+    OverfitReference,
+)
 from assay.verdicts import Coverage, Measurement
 
 LEVEL = "overfit"
 
-# Below this the right token is on average, as a geometric mean, likelier than all others together.
+# Below this loss the right token is likelier than all others together, as a geometric mean.
 MEMORIZED = math.log(2)
 
-# Of the first loss: what counts as memorized was not known before.
+# A memorized sequence must have at most this share of the first loss: it was not known before.
 _SHARE_OF_FIRST = 1 / 4
 
-# Of the steps, at the end: what a curve has reached is read over them.
+# The final loss of a curve is the median over this share of its steps.
 _LAST_SHARE = 1 / 5
 
-# The candidate may take twice the reference's steps for the same: on a plateau, correct runs whose
-# sums are rounded in another order end several percent apart.
+# The candidate may need twice the reference's steps for the same loss: on a plateau, correct runs
+# with other orders of summation end several percent apart.
 _TARGET_SHARE = 1 / 2
 
-# Losses that are compared one by one. Later, rounding errors have grown into another trajectory. The
-# limits of loss-error are calibrated on as many.
+# Number of losses compared one by one. Later, rounding errors have grown into another trajectory. The
+# limits of loss-error are calibrated on as many losses.
 NUM_FIRST = 3
 
 
 @dataclass(frozen=True)
 class OverfitEvidence:
-    """What there is to judge; without candidates there is a reference that has not memorized the sequences.
-
-    candidates: of each rank, by rank.
-    allow_unused: GLOBs of parts that may stay uncompared.
-    """
+    """The evidence of both sides."""
 
     dtype: str
     lora: bool
     reference: OverfitReference
     limits: Limits
     candidates: list[OverfitCandidate] = field(default_factory=list)
+    """One for each rank; empty if the reference has not memorized the sequences."""
     memorization: Memorization | None = None
     allow_unused: tuple[str, ...] = ()
+    """GLOBs of parts that may stay uncompared."""
 
     @cached_property
     def coverage(self) -> Coverage:
-        """Judge how much of the model predicting the sequences uses. The candidate is not watched."""
+        """Judge how much of the model is used to predict the sequences, on the reference's side."""
         return judge_coverage(CoverageParts(self.reference.usage, None, allowed=self.allow_unused))
 
     @cached_property
     def reached(self) -> float:
-        """The loss at which yardstick and noise run end, the higher one."""
+        """Return the higher of the final losses of yardstick and noise run."""
         curves = (self.reference.yardstick, self.reference.noise)
         return _worst(typical(last_part(curve.losses)) for curve in curves)
 
     @cached_property
     def target(self) -> float:
-        """The highest loss of yardstick and noise run in the second half of their steps.
+        """Return the highest loss of yardstick and noise run in the second half of their steps.
 
-        But no more than the middle, by ratios, between the first loss and what they reach.
+        It is at most the geometric mean of the first and the reached loss.
         """
         curves = (self.reference.yardstick.losses, self.reference.noise.losses)
         late = _worst(loss for losses in curves for loss in last_part(losses, _TARGET_SHARE))
@@ -82,13 +85,13 @@ class OverfitEvidence:
         return self.reference.yardstick.losses[0]
 
     @property
-    def curve(self) -> Curve:
-        """The candidate's."""
+    def curve(self) -> LossCurve:
+        """The candidate's curve."""
         return self.candidates[0].curve
 
     @cached_property
     def start(self) -> Measurement:
-        """The first losses, which no rounding error has moved far yet."""
+        """Measure the first losses, before rounding errors grow."""
         expected = self.reference.yardstick.losses[:NUM_FIRST]
         actual = relative_error_of_losses(self.curve.losses[:NUM_FIRST], expected)
         noise = relative_error_of_losses(self.reference.noise.losses[:NUM_FIRST], expected)
@@ -106,12 +109,15 @@ class OverfitEvidence:
 
     @cached_property
     def end(self) -> Measurement:
-        """The last losses beside the target."""
+        """Measure the final loss against the target."""
         return _against_target("overfit-loss", typical(last_part(self.curve.losses)), self.target)
 
     @cached_property
     def memorized(self) -> Measurement | None:
-        """The loss of the trained weights on the labels; a last step may be as bad as others of its end."""
+        """Measure the loss of the trained weights on the labels.
+
+        The last step may be as bad as any step near the end.
+        """
         if self.memorization is None or not self.memorization.nats:
             return None
         allowed = max(self.target, _worst(last_part(self.curve.losses)))
@@ -119,12 +125,12 @@ class OverfitEvidence:
 
 
 def last_part(losses: list[float], share: float = _LAST_SHARE) -> list[float]:
-    """The losses at the end of a curve."""
+    """Return the losses at the end of a curve."""
     return losses[-max(1, round(share * len(losses))) :]
 
 
 def why_not_overfit(evidence: OverfitEvidence) -> str | None:
-    """Why the reference gives no target; None if it does."""
+    """Explain why the reference provides no target; None if it does."""
     reached, first = evidence.reached, evidence.first
     steps = len(evidence.reference.yardstick.losses)
     if not math.isfinite(reached):
@@ -154,11 +160,11 @@ def _against_target(statistic: str, actual: float, target: float) -> Measurement
 
 
 def _worst(losses: Iterable[float]) -> float:
-    """The highest; NaN if any is."""
+    """Return the highest loss; NaN if any is NaN."""
     known = list(losses)
     return math.nan if any(map(math.isnan, known)) else max(known)
 
 
 def typical(losses: list[float]) -> float:
-    """The median; NaN if any is."""
+    """Return the median; NaN if any loss is NaN."""
     return math.nan if any(map(math.isnan, losses)) else median(losses)

@@ -1,4 +1,4 @@
-"""How well trained weights predict a few sequences, whatever losses the trainer reports.
+"""Measures how well trained weights predict a few sequences, independent of reported losses.
 
 Shapes: B rows, T positions, V vocabulary.
 """
@@ -21,47 +21,35 @@ _FILE = "trained"
 Targets = Callable[[MicroBatch], Tensor]
 
 
-def _next_labels(micro_batch: MicroBatch) -> Tensor:
-    return _shifted(micro_batch["labels"], 1)
-
-
 def _prompts(micro_batch: MicroBatch) -> Tensor:
-    """The next token where it is text whose label is masked."""
+    """Return the next token where it is text with a masked label."""
     is_prompt = (micro_batch["labels"] == IGNORED) & (micro_batch["attention_mask"] == 1)
     return _shifted(torch.where(is_prompt, micro_batch["input_ids"], IGNORED), 1)
 
 
 def _padding(micro_batch: MicroBatch) -> Tensor:
-    """The next token where it is padding."""
+    """Return the next token where it is padding."""
     is_padding = micro_batch["attention_mask"] == 0
     return _shifted(torch.where(is_padding, micro_batch["input_ids"], IGNORED), 1)
-
-
-def _own_labels(micro_batch: MicroBatch) -> Tensor:
-    return micro_batch["labels"]
-
-
-def _labels_after_next(micro_batch: MicroBatch) -> Tensor:
-    return _shifted(micro_batch["labels"], 2)
 
 
 def _shifted(targets_BT: Tensor, places: int) -> Tensor:
     return functional.pad(targets_BT[:, places:], (0, places), value=IGNORED)
 
 
-# The kind that is to be memorized, and what trainers memorize instead of it or beside it.
+# The kind to be memorized, and kinds that faulty trainers memorize.
 LABELS = "labels"
 KINDS: Mapping[str, Targets] = {
-    LABELS: _next_labels,
+    LABELS: lambda micro_batch: _shifted(micro_batch["labels"], 1),
     "prompt": _prompts,
     "padding": _padding,
-    "labels not shifted": _own_labels,
-    "labels shifted twice": _labels_after_next,
+    "labels not shifted": lambda micro_batch: micro_batch["labels"],
+    "labels shifted twice": lambda micro_batch: _shifted(micro_batch["labels"], 2),
 }
 
 
 def measure_memorization(model: nn.Module, batch: Sequence[MicroBatch]) -> Memorization:
-    """The mean loss of `model` per token of each kind, in nats, without dropout."""
+    """Return the mean loss of `model` per token of each kind, in nats, without dropout."""
     sums, counts = dict.fromkeys(KINDS, 0.0), dict.fromkeys(KINDS, 0)
     was_training = model.training
     model.eval()
@@ -86,13 +74,13 @@ def measure_memorization(model: nn.Module, batch: Sequence[MicroBatch]) -> Memor
 
 
 def write_trained(folder: Path, number: int, weights: Mapping[str, Tensor]) -> None:
-    """Leave the weights that one rank has, whole, by their names in the unwrapped model."""
+    """Write the whole weights of rank `number`, by their names in the unwrapped model."""
     folder.mkdir(parents=True, exist_ok=True)
     write_state(folder / f"{_FILE}-{number}", {"model": dict(weights)})
 
 
 def read_trained(folder: Path) -> dict[str, Tensor]:
-    """What all ranks left."""
+    """Read the weights of all ranks."""
     weights: dict[str, Tensor] = {}
     for path in sorted(folder.glob(f"{_FILE}-*.json")):
         weights |= read_state(path.with_suffix(""))["model"]
@@ -100,7 +88,7 @@ def read_trained(folder: Path) -> dict[str, Tensor]:
 
 
 def load_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> list[str]:
-    """Put `weights` into `model`. Returns: what of the model they do not have in its shape."""
+    """Copy `weights` into `model`, and return the names that are missing or have another shape."""
     missing = []
     with torch.no_grad():
         for name, value in model.state_dict().items():

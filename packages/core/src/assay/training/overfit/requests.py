@@ -1,79 +1,61 @@
-"""What the processes of `assay check train --overfit` are asked for, and what they answer."""
+"""Answers of the processes of `assay check train --overfit`."""
 
 from typing import Any
 
 from pydantic import Field
 
 from assay.comparing.coverage import Usage
-from assay.training.processes.requests import TrainOptions
 from assay.verdicts import Number, Record
 
-# Folder of the weights that a candidate has trained, below the one it writes to.
+# Folder of the candidate's trained weights, below the folder that the candidate writes to.
 TRAINED = "trained"
 
 
-class MemorizationRequest(Record):
-    """The trusted process, once more: how well do the candidate's weights predict the sequences?
-
-    trained: folder of what `write_trained` wrote on each rank.
-    """
-
-    options: TrainOptions
-    reference: str
-    dtype: str
-    trained: str
-
-
-class Curve(Record):
-    """What every step reported: losses in nats per label token, gradient norms before clipping."""
+class LossCurve(Record):
+    """Losses in nats per label token, and gradient norms before clipping, by step."""
 
     losses: list[Number] = Field(default_factory=list)
     grad_norms: list[Number] = Field(default_factory=list)
 
 
 class Memorization(Record):
-    """How well trained weights predict the sequences, measured on the trusted device.
-
-    nats: mean loss per token of each kind of `assay.training.overfit.memorization.KINDS` that the sequences
-        have; empty where the weights are not of this model.
-    missing: parameters of the model that were not among the weights.
-    """
+    """How well trained weights predict the sequences, measured on the trusted device."""
 
     nats: dict[str, Number] = Field(default_factory=dict)
+    """Mean loss per token of each kind in `assay.training.overfit.memorization.KINDS`.
+
+    Empty if the weights do not fit the model.
+    """
     missing: list[str] = Field(default_factory=list)
 
 
 class OverfitReference(Record):
-    """Yardstick and noise run.
-
-    moved: parameters of which the noise run changed most elements; touched: any element.
-    draws: whether training draws random numbers, as dropout does.
-    """
+    """The answer of the trusted process: yardstick and noise run."""
 
     model: dict[str, Any]
     reference: dict[str, Any]
-    yardstick: Curve
-    noise: Curve
+    yardstick: LossCurve
+    noise: LossCurve
     memorization: Memorization
     num_tokens: int
     trainable: list[str]
     moved: list[str]
+    """Parameters of which the noise run changed most elements."""
     touched: list[str]
+    """Parameters of which the noise run changed any element."""
     usage: Usage
     """Parts of the model that predicting the sequences uses."""
     draws: bool = False
+    """True if training draws random numbers, for dropout for example."""
 
 
 class OverfitCandidate(Record):
-    """The candidate, or one rank of it.
-
-    unmoved, touched: its parameters that kept every bit, and the others.
-    weights_different: parameters that are not the reference's before the first step.
-    """
+    """The answer of the candidate, or of one of its ranks."""
 
     run: dict[str, Any]
-    curve: Curve
+    curve: LossCurve
     num_tokens: list[int]
     unmoved: list[str]
+    """Parameters of this rank that kept every bit."""
     touched: list[str]
     weights_different: list[str] = Field(default_factory=list)

@@ -1,8 +1,7 @@
-"""Both sides of `assay check train --overfit`, each in its own process: they train, none judges."""
+"""Both sides of `assay check train --overfit`, each in its own process. They train and do not judge."""
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -14,7 +13,7 @@ from assay.hooks.module_tracer import ModuleTracer, NullHandler
 from assay.hooks.usage import UsageWatch
 from assay.launch import Rank
 from assay.models import estimate_size
-from assay.models.size_policy import choose_threads, yardstick_dtype
+from assay.models.size_policy import choose_threads
 from assay.progress import Progress, Task
 from assay.training.batches import MicroBatch, check_batch
 from assay.training.overfit.memorization import (
@@ -25,50 +24,38 @@ from assay.training.overfit.memorization import (
 )
 from assay.training.overfit.requests import (
     TRAINED,
-    Curve,
+    LossCurve,
     Memorization,
-    MemorizationRequest,
     OverfitCandidate,
     OverfitReference,
 )
+from assay.training.processes.candidate_side import CandidateSide
 from assay.training.processes.golden import plan_batches, read_golden_state, state_file
-from assay.training.processes.requests import CandidateRequest, ReferenceRequest, TrainOptions
-from assay.training.processes.trusted import Trusted, describe_model, trusted_trainer
+from assay.training.processes.requests import ReferenceRequest, TrainerRequest, TrainOptions
+from assay.training.processes.trusted import TrustedSide, describe_model, wide_dtype
 from assay.training.protocol import Trainer
 from assay.training.replay.conditions import comparable, keep_no_cache
 from assay.training.state.files import write_state
 from assay.training.state.generators import restore_generators
-from assay.training.state.states import (
-    State,
-    collect_state,
-    differing_parameters,
-    inject_state,
-    round_state,
-)
-from assay.training.trainers.registry import OpenedTrainer, describe_trainer, open_trainer
-
-if TYPE_CHECKING:
-    from assay.devices.base import Device
-    from assay.training.protocol import Trainer
+from assay.training.state.states import State, collect_state, differing_parameters, inject_state
+from assay.training.trainers.registry import OpenedTrainer, describe_trainer
 
 _ADAPTER = ".lora_"
 
 
 def overfit_trusted(request: ReferenceRequest, progress: Progress) -> OverfitReference:
-    """Overfit as yardstick and as noise run; what adapters start from goes to `request.folder`."""
+    """Overfit as yardstick and as noise run, and write the initial state into `request.folder`."""
     device = open_run(parse_run(request.reference))
     batch, options = plan_sequences(request.options), request.options
-    wide = _wide_dtype(request, device)
+    wide = wide_dtype(options.model, device)
     choose_threads(estimate_size(options.model).num_parameters)
     progress.number_phases(5)
     with progress.step(f"loads {options.model} in {wide}"):
-        yardstick = _open_trusted(request, wide)
-    model = yardstick.model
+        side = TrustedSide(request, device, wide)
+    yardstick, model = side.trainer, side.trainer.model
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     facts = describe_model(yardstick, options.model, num_parameters)
-    initial = round_state(
-        collect_state(yardstick, device.torch_device), getattr(torch, request.dtype)
-    )
+    initial = side.rounded_state()
     write_state(state_file(Path(request.folder), 0), initial)
     drawn = torch.get_rng_state()
     inject_state(yardstick, initial, device.torch_device)
@@ -87,9 +74,8 @@ def overfit_trusted(request: ReferenceRequest, progress: Progress) -> OverfitRef
             model, [yardstick.on_device(micro_batch) for micro_batch in batch]
         )
     yardstick.teardown()
-
     with progress.step(f"noise run: loads {options.model} in {request.dtype}"):
-        noise = _open_trusted(request, None)
+        noise = TrustedSide(request, device, None).trainer
     inject_state(noise, initial, device.torch_device)
     before = collect_state(noise, device.torch_device)["model"]
     title = "noise run: overfits"
@@ -106,7 +92,7 @@ def overfit_trusted(request: ReferenceRequest, progress: Progress) -> OverfitRef
         memorization=memorization,
         num_tokens=check_batch(batch),
         trainable=initial["trainable"],
-        # Most of it: what rounding leaves of a few elements does not carry over to another run.
+        # In another run, rounding leaves other elements of a small update.
         moved=sorted(name for name, share in shares.items() if 2 * share > 1),
         touched=sorted(name for name, share in shares.items() if share > 0),
         draws=draws,
@@ -115,27 +101,19 @@ def overfit_trusted(request: ReferenceRequest, progress: Progress) -> OverfitRef
 
 
 def overfit_candidate(
-    request: CandidateRequest, progress: Progress, rank: Rank | None = None
+    request: TrainerRequest, progress: Progress, rank: Rank | None = None
 ) -> OverfitCandidate:
-    """Overfit with the candidate's trainer, or one rank of it, and leave its weights."""
-    run, options = parse_run(request.candidate), request.options
-    device = open_run(run) if rank is None else rank.device
-    plan = options.plan(
-        request.candidate if rank is None else f"{device.name}/{run.dtype}",
-        request.setup,
-        request.mesh,
-        request.features,
-    )
+    """Overfit with the candidate's trainer, or one rank of it, and write its weights."""
+    side, options = CandidateSide(request, rank), request.options
+    device, run = side.device, side.run
     batch = plan_sequences(options)
-    # Before any setup function, which may choose otherwise.
-    choose_threads(estimate_size(options.model).num_parameters)
     progress.number_phases(2)
     with progress.step(f"loads {options.model} on {run}"):
-        opened = open_trainer(request.trainer, plan)
+        opened = side.open()
     trainer = opened.trainer
     keep_no_cache(trainer.model)
-    initial = read_golden_state(Path(request.golden), 0)
-    start = _start(trainer, initial, device)
+    initial = read_golden_state(side.golden, 0)
+    start = _start(trainer, initial, device.torch_device)
     different = differing_parameters(initial, trainer.model)
     with comparable(run.dtype, device), progress.task("overfits", options.steps, "steps") as task:
         curve, counts = _train(opened, batch, options.steps, task)
@@ -143,8 +121,9 @@ def overfit_candidate(
     if _leaves_weights(rank):
         write_trained(Path(request.folder) / TRAINED, 0 if rank is None else rank.number, end)
     unmoved = sorted(name for name in start if torch.equal(start[name], end[name]))
+    described = describe_trainer(request.trainer, side.plan, trainer.model)
     report = OverfitCandidate(
-        run=describe_run(device, run) | describe_trainer(request.trainer, plan, trainer.model),
+        run=describe_run(device, run) | described,
         curve=curve,
         num_tokens=sorted(set(counts)),
         unmoved=unmoved,
@@ -155,13 +134,16 @@ def overfit_candidate(
     return report
 
 
-def measure_trained(request: MemorizationRequest, progress: Progress) -> Memorization:
-    """Examine what the candidate left, on the trusted device in the yardstick's dtype."""
+def measure_trained(request: ReferenceRequest, progress: Progress) -> Memorization:
+    """Measure the candidate's weights on the trusted device, in the yardstick's dtype.
+
+    request: its folder holds the weights of all ranks.
+    """
     device = open_run(parse_run(request.reference))
     choose_threads(estimate_size(request.options.model).num_parameters)
     with progress.step("measures what the candidate has memorized"):
-        trainer = _open_trusted(request, _wide_dtype(request, device))
-        missing = load_weights(trainer.model, read_trained(Path(request.trained)))
+        trainer = TrustedSide(request, device, wide_dtype(request.options.model, device)).trainer
+        missing = load_weights(trainer.model, read_trained(Path(request.folder)))
         if missing:
             return Memorization(missing=missing)
         batch = plan_sequences(request.options)
@@ -170,43 +152,28 @@ def measure_trained(request: MemorizationRequest, progress: Progress) -> Memoriz
 
 
 def plan_sequences(options: TrainOptions) -> Sequence[MicroBatch]:
-    """The few sequences, which every step trains on."""
+    """Plan the few sequences that every step trains on."""
     return plan_batches(options.model_copy(update={"steps": 1}))[0]
 
 
-def _wide_dtype(request: ReferenceRequest | MemorizationRequest, device: "Device") -> str:
-    size = estimate_size(request.options.model)
-    return yardstick_dtype(size.num_parameters, device.supported_dtypes())
-
-
-def _open_trusted(request: ReferenceRequest | MemorizationRequest, wide: str | None) -> Trusted:
-    """The trusted trainer, as yardstick in the dtype `wide` or as noise run."""
-    trainer = trusted_trainer(request.options, request.dtype, wide)
-    run = f"{parse_run(request.reference).device}/{wide or request.dtype}"
-    trainer.setup(request.options.plan(run))
-    keep_no_cache(trainer.model)
-    return trainer
-
-
-def _start(trainer: "Trainer", initial: State, device: "Device") -> dict[str, Tensor]:
-    """The candidate's own weights with the reference's adapter, which is drawn at random."""
-    own: dict[str, Tensor] = collect_state(trainer, device.torch_device)["model"]
+def _start(trainer: Trainer, initial: State, torch_device: str) -> dict[str, Tensor]:
+    """Return the candidate's own weights, with the reference's random adapter."""
+    own: dict[str, Tensor] = collect_state(trainer, torch_device)["model"]
     drawn = {name: initial["model"][name] for name in own if name in initial["model"]}
     adapter = {name: value for name, value in drawn.items() if _ADAPTER in name}
     if not adapter:
-        restore_generators(initial["generators"], device.torch_device)
+        restore_generators(initial["generators"], torch_device)
         return own
     start = {"model": own | adapter, "moments": {}, "generators": initial["generators"]}
-    inject_state(trainer, start, device.torch_device)
-    injected: dict[str, Tensor] = collect_state(trainer, device.torch_device)["model"]
+    inject_state(trainer, start, torch_device)
+    injected: dict[str, Tensor] = collect_state(trainer, torch_device)["model"]
     return injected
 
 
 def _train(
-    opened: OpenedTrainer, batch: Sequence[MicroBatch], steps: int, task: "Task"
-) -> tuple[Curve, list[int]]:
-    """The curve, and of each step the number of label tokens."""
-    curve, counts = Curve(), []
+    opened: OpenedTrainer, batch: Sequence[MicroBatch], steps: int, task: Task
+) -> tuple[LossCurve, list[int]]:
+    curve, counts = LossCurve(), []
     for _ in range(steps):
         with opened.errors_in("step"):
             done = opened.trainer.step(batch)
@@ -218,7 +185,7 @@ def _train(
 
 
 def _leaves_weights(rank: Rank | None) -> bool:
-    """Whether no other rank leaves the same: those of dp and tp hold alike when gathered."""
+    """Return True if no other rank writes the same weights: gathered over dp and tp they are equal."""
     if rank is None:
         return True
     return not any(rank.mesh.get_local_rank(axis) for axis in rank.axes if axis != "pp")

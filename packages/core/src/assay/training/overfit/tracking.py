@@ -1,7 +1,4 @@
-"""Curves of a run where people watch training: TensorBoard, Weights & Biases.
-
-Both are optional. Importing this file imports neither.
-"""
+"""Writes the curves of a run for TensorBoard or Weights & Biases, without importing either early."""
 
 import math
 import os
@@ -12,55 +9,37 @@ from pathlib import Path
 from typing import Any
 
 from assay.errors import UsageError
-from assay.training.overfit.requests import Curve
+from assay.training.overfit.requests import LossCurve
 
-# Of each side, such as "candidate" and "yardstick", its curve.
-Curves = Mapping[str, Curve]
+# By side, such as "candidate" and "yardstick".
+Curves = Mapping[str, LossCurve]
 
 _PROJECT = "assay"
 
 
 class TrackerError(UsageError):
-    """Curves that cannot be tracked as asked."""
+    """An unknown tracker, or one that is not installed."""
 
-    @classmethod
-    def unknown(cls, name: str) -> "TrackerError":
-        """There is no such tracker."""
-        return cls(f"--track {name}: there are {', '.join(TRACKERS)}")
 
-    @classmethod
-    def absent(cls, name: str) -> "TrackerError":
-        """Its package is not installed."""
-        return cls(
+def require_tracker(name: str) -> None:
+    """Raise TrackerError if curves cannot be written for `name`; do not import it."""
+    if name not in TRACKERS:
+        raise TrackerError(f"--track {name}: there are {', '.join(TRACKERS)}")
+    spec = find_spec(name)
+    # Without an origin it is a folder with the same name, such as wandb's own output folder.
+    if spec is None or spec.origin is None:
+        raise TrackerError(
             f"--track {name}: the package {name} is not installed: pip install 'assay-core[{name}]'"
         )
 
 
-def require_tracker(name: str) -> None:
-    """Make sure that curves can be written for `name`, without importing it.
-
-    Raises: TrackerError.
-    """
-    if name not in TRACKERS:
-        raise TrackerError.unknown(name)
-    spec = find_spec(name)
-    # Without an origin it is a folder that happens to bear the name, such as wandb's own.
-    if spec is None or spec.origin is None:
-        raise TrackerError.absent(name)
-
-
 def track(name: str, curves: Curves, folder: Path, facts: Mapping[str, Any]) -> Path:
-    """Write `curves` below `folder` as the tracker `name` reads them.
-
-    facts: JSON values that say what was run.
-
-    Returns: the folder that holds them.
-    """
+    """Write `curves` and the JSON values `facts` for the tracker `name`; return their folder."""
     return TRACKERS[name](curves, folder, facts)
 
 
 def _write_tensorboard(curves: Curves, folder: Path, facts: Mapping[str, Any]) -> Path:
-    """One run of TensorBoard for each side: they share their charts."""
+    """Write one TensorBoard run for each side, so that they share charts."""
     from torch.utils.tensorboard.writer import SummaryWriter
 
     root = folder / "tensorboard"
@@ -76,8 +55,8 @@ def _write_tensorboard(curves: Curves, folder: Path, facts: Mapping[str, Any]) -
 
 
 def _write_wandb(curves: Curves, folder: Path, facts: Mapping[str, Any]) -> Path:
-    """One run of Weights & Biases; offline, unless WANDB_MODE says otherwise."""
-    # By name: types are checked where it is not installed, too.
+    """Write one run of Weights & Biases, offline unless WANDB_MODE is set."""
+    # Imported by name, because types are also checked where it is not installed.
     wandb: Any = import_module("wandb")
     root = folder / "wandb"
     run: Any = wandb.init(
@@ -86,7 +65,7 @@ def _write_wandb(curves: Curves, folder: Path, facts: Mapping[str, Any]) -> Path
         dir=str(folder),
         mode=os.environ.get("WANDB_MODE", "offline"),
         config=dict(facts),
-        # Standard output belongs to the verdict.
+        # Standard output is reserved for the verdict.
         settings=wandb.Settings(silent=True, console="off"),
     )
     length = max((len(curve.losses) for curve in curves.values()), default=0)
@@ -98,7 +77,7 @@ def _write_wandb(curves: Curves, folder: Path, facts: Mapping[str, Any]) -> Path
                 row[f"grad_norm/{side}"] = curve.grad_norms[step]
         run.log({key: value for key, value in row.items() if not math.isnan(value)}, step=step)
     run.finish()
-    # Its service writes on after finish() has returned.
+    # Its service keeps writing after finish() has returned.
     wandb.teardown()
     return root
 

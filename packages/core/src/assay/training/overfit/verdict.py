@@ -1,12 +1,13 @@
-"""Has the candidate memorized a few sequences as the reference has? One verdict."""
+"""Judges if the candidate memorizes a few sequences as the reference does."""
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from assay.comparing.levels import EXACT_NUMBERS, DecidingNumbers, Finding, outcome_of_levels
+from assay.comparing.levels import EXACT_NUMBERS, DecidingNumbers, DiagnosedFault, outcome_of_levels
 from assay.comparing.wording.coverage import notes_on_coverage
 from assay.errors import name_some
+from assay.training.judging.places import location_of_parameter
 from assay.training.overfit.evidence import (
     LEVEL,
     MEMORIZED,
@@ -19,20 +20,20 @@ from assay.training.overfit.evidence import (
 from assay.training.overfit.memorization import LABELS
 from assay.verdicts import Level, Location, Measurement, Outcome, Verdict
 
-# A first loss further off than this part of what one update gains is no rounding of it.
+# A first loss that is off by more than this part of the gain of one update is not off by rounding.
 _OF_ONE_UPDATE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
-    """Something that is wrong; `reported`: the row by which it is, where it is judged by one."""
+    """An error, and the measurement that shows it, if there is one."""
 
-    finding: Finding
+    finding: DiagnosedFault
     reported: Measurement | None = None
 
 
 def judge_overfit(evidence: OverfitEvidence) -> tuple[Verdict, list[Measurement]]:
-    """The verdict, and its measurements: the curves with it."""
+    """Return the verdict and its measurements, which include the curves."""
     absent = why_not_overfit(evidence)
     rows = _curve_rows(evidence)
     failures: list[_Failure] = []
@@ -112,7 +113,7 @@ def _judged_rows(evidence: OverfitEvidence) -> tuple[list[Measurement], list[str
 
 
 def _find_all(evidence: OverfitEvidence, judged: list[Measurement]) -> list[_Failure]:
-    """All that is wrong: what explains the rest comes first."""
+    """Find all errors, causes before consequences."""
     found = [
         _find_non_finite(evidence),
         _find_unmoved(evidence),
@@ -130,7 +131,9 @@ def _find_non_finite(evidence: OverfitEvidence) -> _Failure | None:
     if step is None:
         return None
     reason = f"it diverges: the loss of step {step} is {losses[step]}"
-    return _Failure(Finding("non-finite", Location(phase="forward", step=step, op="loss"), reason))
+    return _Failure(
+        DiagnosedFault("non-finite", Location(phase="forward", step=step, op="loss"), reason)
+    )
 
 
 def _find_unmoved(evidence: OverfitEvidence) -> _Failure | None:
@@ -142,9 +145,10 @@ def _find_unmoved(evidence: OverfitEvidence) -> _Failure | None:
     if len(frozen) == len(expected):
         what = "the adapter" if evidence.lora else "any parameter"
         reason = f"nothing is trained: no step changes a bit of {what}"
-        return _Failure(Finding("frozen-parameters", Location(phase="optimizer"), reason))
+        return _Failure(DiagnosedFault("frozen-parameters", Location(phase="optimizer"), reason))
     reason = f"{len(frozen)} of {len(expected)} parameters are never changed: {name_some(frozen)}"
-    return _Failure(Finding("frozen-parameters", _parameter(frozen[0]), reason))
+    location = location_of_parameter("optimizer", frozen[0])
+    return _Failure(DiagnosedFault("frozen-parameters", location, reason))
 
 
 def _find_unexpectedly_trained(evidence: OverfitEvidence) -> _Failure | None:
@@ -154,11 +158,11 @@ def _find_unexpectedly_trained(evidence: OverfitEvidence) -> _Failure | None:
     if not unexpectedly_trained:
         return None
     reason = f"trained, and should not be: {name_some(unexpectedly_trained)}"
-    return _Failure(Finding("optimizer-update", _parameter(unexpectedly_trained[0]), reason))
+    location = location_of_parameter("optimizer", unexpectedly_trained[0])
+    return _Failure(DiagnosedFault("optimizer-update", location, reason))
 
 
 def _find_other_memorization(evidence: OverfitEvidence) -> _Failure | None:
-    """Whether the weights have memorized other labels than those that count."""
     if evidence.memorization is None:
         return None
     known, expected = evidence.memorization.nats, evidence.reference.memorization.nats
@@ -169,13 +173,13 @@ def _find_other_memorization(evidence: OverfitEvidence) -> _Failure | None:
         f"{_MEMORIZED_INSTEAD[kind]} ({_nats(known, expected, kind)})" for kind in others
     )
     reason = f"it memorizes what it should not: {reported}"
-    return _Failure(Finding("inputs-differ", Location(phase="inputs"), reason))
+    return _Failure(DiagnosedFault("inputs-differ", Location(phase="inputs"), reason))
 
 
 def _is_learned(kind: str, evidence: OverfitEvidence) -> bool:
-    """Whether a loss is nearer to what is memorized than to what the reference has.
+    """Return True if a loss is nearer, by ratio, to a memorized one than to the reference's.
 
-    By ratios. Where the reference itself predicts a kind well, as repeated text, it is no finding.
+    A kind that the reference itself predicts well, such as repeated text, does not count.
     """
     if evidence.memorization is None:
         return False
@@ -209,8 +213,10 @@ def _find_other_start(evidence: OverfitEvidence) -> _Failure | None:
     before = abs(actual[0] - expected[0]) > _OF_ONE_UPDATE * abs(expected[0] - expected[1])
     if step == 0 or before:
         location = Location(phase="forward", op="loss")
-        return _Failure(Finding("loss-scale", location, reason), row)
-    return _Failure(Finding("optimizer-update", Location(phase="optimizer", step=0), reason), row)
+        return _Failure(DiagnosedFault("loss-scale", location, reason), row)
+    return _Failure(
+        DiagnosedFault("optimizer-update", Location(phase="optimizer", step=0), reason), row
+    )
 
 
 def _find_unlearned(evidence: OverfitEvidence) -> _Failure | None:
@@ -222,18 +228,20 @@ def _find_unlearned(evidence: OverfitEvidence) -> _Failure | None:
             f"it does not learn as the reference does: after {last + 1} steps its loss is"
             f" {end.actual:.3g} nats per label token, the target {end.expected:.3g}"
         )
-        return _Failure(Finding("optimizer-update", location, reason), end)
+        return _Failure(DiagnosedFault("optimizer-update", location, reason), end)
     if memorization is not None and _over(memorization):
         reason = (
             f"it memorizes something else: its losses end at {end.actual:.3g} nats per label token, its"
             f" weights give {memorization.actual:.3g} on the trusted device"
         )
-        return _Failure(Finding("inputs-differ", Location(phase="inputs"), reason), memorization)
+        return _Failure(
+            DiagnosedFault("inputs-differ", Location(phase="inputs"), reason), memorization
+        )
     return None
 
 
 def _curve_rows(evidence: OverfitEvidence) -> list[Measurement]:
-    """Both curves, step by step: shown, and not judged one by one."""
+    """Return both curves step by step, for display only."""
     expected, noise = evidence.reference.yardstick, evidence.reference.noise
     sides = [("noise", noise)]
     if evidence.candidates:
@@ -259,7 +267,7 @@ def _curve_rows(evidence: OverfitEvidence) -> list[Measurement]:
 
 
 def _decide_numbers(first: _Failure | None, rows: list[Measurement]) -> DecidingNumbers:
-    """The numbers of what failed first, or of the first losses, or of the last ones."""
+    """Return the numbers of the first failure, else of the first losses, else of the last ones."""
     judged = {row.statistic: row for row in rows if row.limit is not None}
     if first is not None and first.reported is None:
         return EXACT_NUMBERS
@@ -267,7 +275,7 @@ def _decide_numbers(first: _Failure | None, rows: list[Measurement]) -> Deciding
     if reported is None:
         return {}
     start = judged.get("loss-error")
-    # The smallest relative error of the first losses that could have been seen.
+    # The smallest relative error of the first losses that would have failed.
     resolution = start.actual / start.ratio * (start.limit or 0) if start and start.ratio else None
     return {
         "noise_ratio": reported.ratio,
@@ -281,16 +289,15 @@ def _over(row: Measurement) -> bool:
     return not row.ratio <= (row.limit or 0)
 
 
-def _noise_final(evidence: OverfitEvidence) -> float:
-    return typical(last_part(evidence.reference.noise.losses))
-
-
 def _describe_end(evidence: OverfitEvidence) -> str:
-    yardstick = typical(last_part(evidence.reference.yardstick.losses))
+    reference = evidence.reference
+    yardstick, noise = (
+        typical(last_part(one.losses)) for one in (reference.yardstick, reference.noise)
+    )
     return (
         f"from {evidence.curve.losses[0]:.3g} to {evidence.end.actual:.3g} nats per label token in"
         f" {len(evidence.curve.losses)} steps; yardstick {evidence.first:.3g} to {yardstick:.3g},"
-        f" noise run to {_noise_final(evidence):.3g}, target {evidence.target:.3g}"
+        f" noise run to {noise:.3g}, target {evidence.target:.3g}"
     )
 
 
@@ -300,7 +307,3 @@ def _nats(known: Mapping[str, float], expected: Mapping[str, float], kind: str) 
 
 def _listed(losses: list[float]) -> str:
     return ", ".join(f"{loss:.5g}" for loss in losses[:NUM_FIRST])
-
-
-def _parameter(name: str) -> Location:
-    return Location(phase="optimizer", module=name.rpartition(".")[0], parameter=name)

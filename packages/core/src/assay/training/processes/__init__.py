@@ -1,1 +1,1 @@
-"""The processes of `assay check train`: their requests, what they run, their reports."""
+"""The processes of `assay check train`, with their requests and reports."""

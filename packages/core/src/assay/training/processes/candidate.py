@@ -1,10 +1,8 @@
-"""The candidate process of a training check: runs the trainer as it is to be judged.
+"""Runs the candidate's trainer, in its own process, and measures it.
 
-It never judges: a setup function may have patched anything in this process.
+This process never judges: a setup function may have patched anything in it.
 """
 
-import copy
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,25 +26,21 @@ from assay.runs import Progress
 from assay.runs.results import rank_folder
 from assay.trace import TraceWriter
 from assay.training.processes.candidate_side import CandidateSide
-from assay.training.processes.golden import (
-    read_golden_state,
-    read_pointwise,
-    read_untrained,
-)
-from assay.training.processes.requests import (
-    CandidateReport,
-    CandidateRequest,
-    GradientNormRecord,
-    GradientShareRecord,
-    LabelRecord,
-    LogitGradientScale,
-    ScaledStepRecord,
-    scaled_folder,
-)
+from assay.training.processes.golden import POINTWISE, UNTRAINED, read_golden_state, read_names
+from assay.training.processes.requests import TrainerRequest, scaled_folder
 from assay.training.processes.skipped_steps import step_until_made
+from assay.training.processes.trainer_report import (
+    GradientReport,
+    LossReport,
+    ModelReport,
+    OptimizerReport,
+    ReplayReport,
+    TrainerReport,
+    declared_traits,
+)
 from assay.training.processes.unapplied_features import count_compiled_graphs, find_unapplied
 from assay.training.replay.conditions import comparable, keep_no_cache
-from assay.training.replay.replayed_steps import Measured, ReplayedModel, ReplayedSteps
+from assay.training.replay.replayed_steps import ReplayedModel, ReplayedSteps
 from assay.training.replay.run_rows import RunRows
 from assay.training.state.parameters import named_parameters
 from assay.training.state.records import StateValue
@@ -60,12 +54,11 @@ from assay.training.state.states import (
     measure_changes,
     shared_parameters,
 )
-from assay.training.trainers.registry import (
-    OpenedTrainer,
-    describe_trainer,
-)
+from assay.training.trainers.registry import OpenedTrainer, describe_trainer
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from assay.training.protocol import Trainer
 
 # Root mean squares of a few hundred random numbers are 5% apart.
@@ -73,23 +66,23 @@ _DRAWN_ALIKE = 1.5
 
 
 def run_candidate(
-    request: CandidateRequest, progress: Progress, rank: Rank | None = None
-) -> CandidateReport:
-    """Run the candidate's trainer, or one rank of it, and write what it measured.
+    request: TrainerRequest, progress: Progress, rank: Rank | None = None
+) -> TrainerReport:
+    """Run the candidate's trainer, or one rank of it.
 
-    Into `request.folder`, of several ranks each into a folder of its own there.
+    Measurements go into `request.folder`, and with several ranks into a subfolder for each.
     """
     return _Candidate(request, progress, rank).run()
 
 
 class _Candidate:
-    def __init__(self, request: CandidateRequest, progress: Progress, rank: Rank | None) -> None:
+    def __init__(self, request: TrainerRequest, progress: Progress, rank: Rank | None) -> None:
         self._request, self._progress, self._rank = request, progress, rank
         self._side = CandidateSide(request, rank)
         self._skips = False
         self._changed_by_skipping: set[StateValue] = set()
 
-    def run(self) -> CandidateReport:
+    def run(self) -> TrainerReport:
         request, side = self._request, self._side
         device, run, plan = side.device, side.run, side.plan
         self._progress.number_phases(3)  # and one more where the trainer scales its loss
@@ -99,7 +92,8 @@ class _Candidate:
         with self._progress.task(f"trains freely on {run}", side.num_free_steps, "steps"):
             first = side.open()
             begin = side.begin(first)
-            different = _own_weights_that_differ(first.trainer.model, begin.golden)
+            differing = differing_parameters(begin.golden, first.trainer.model)
+            different = [name for name in differing if ".lora_" not in name]
             adapter_start = _other_adapter_start(begin.golden, first.trainer.model)
             changes = measure_changes(
                 begin.golden, first.trainer.model, different, getattr(torch, run.dtype)
@@ -117,72 +111,54 @@ class _Candidate:
         if self._rank is not None:
             folder = rank_folder(folder, self._rank.number)
         unit = float_format(run.dtype).unit_roundoff
-        is_scaled = is_scaled_alike(_of_all_ranks(steps.scales), unit)
+        is_scaled = is_scaled_alike(_of_all_ranks(steps.gradients.scales), unit)
         num_skipped = sum(step.num_skipped for step in free.steps)
         with TraceWriter(folder, {"run": str(run)}) as writer:
             steps.write(writer)
-        report = CandidateReport(
-            run=describe_run(device, run) | describe_trainer(request.trainer, plan, trainer.model),
-            free=free,
-            seen=steps.seen,
-            invisible=opened.invisible_phases,
-            weights_different=different,
-            changes=changes,
-            load=load,
-            not_in_optimizer=_not_in_optimizer(trainer, begin.golden),
-            unexpectedly_trained=_unexpectedly_trained(trainer, begin.golden),
-            shared=shared_parameters(trainer.model),
-            drew_in_backward=steps.drew_in_backward,
-            micro_batches_run=steps.micro_batches_run,
-            coordinates=side.coordinates,
-            partial_modules=sorted(opened.traits.partial_modules),
-            unmeasured=sorted(
-                f"{module or '(model)'}:{port}" for module, port in opened.traits.unmeasured_ports
-            ),
-            absent=begin.absent,
-            not_loaded=not_loaded,
-            adapter_start=adapter_start,
-            errors_of_sums=steps.sums.errors,
-            sharded_gradients=steps.sums.num_sharded,
-            narrow_gradients=steps.sums.num_narrow,
-            updates_expected=steps.moved.num_expected,
-            updates_made=steps.moved.num_moved,
-            dropout_masks=opened.traits.dropout_masks,
-            inexact_resume=opened.traits.inexact_resume,
-            update_rounding=opened.traits.update_rounding,
-            labels=[LabelRecord.model_validate(asdict(one)) for one in steps.labels],
-            shares=[GradientShareRecord.model_validate(asdict(one)) for one in steps.shares],
-            rank_shares=[
-                GradientShareRecord.model_validate(asdict(one)) for one in steps.rank_shares
-            ],
-            norms=[GradientNormRecord.model_validate(asdict(norm)) for norm in steps.norms],
-            packed=sorted({packing.micro_batches for packing in steps.packings}),
-            unapplied=find_unapplied(
-                plan.features,
-                steps.packings,
-                num_graphs=num_graphs,
-                num_scaled=is_scaled + num_skipped,
-            ),
-            trainer_notes=list(opened.traits.notes),
-            usage=Usage.model_validate(steps.watch.to_json()),
-            logit_gradients=[
-                LogitGradientScale.model_validate(asdict(row)) for row in steps.scales
-            ],
-        )
+        described = describe_run(device, run)
+        described |= describe_trainer(request.trainer, plan, trainer.model)
+        optimizer = _optimizer_report(trainer, begin.golden, steps)
+        shared, observer = shared_parameters(trainer.model), steps.observer
         trainer.teardown()
-        scale = LossScale(unit, plan.mesh.get("dp", 1))
-        update: dict[str, Any] = {}
+        scale, errors_of_sums = LossScale(unit, plan.mesh.get("dp", 1)), steps.sums.errors
         if is_scaled:
             again = "measures every stage once more, without the loss scale"
             with self._progress.task(again, len(side.batches), "steps"):
-                # Without the scale that its numbers need, sums of float16 lose small ones.
+                # Sums in float16 lose small values without the scale, so this replay measures them.
                 sums = self._replay_scaled(begin.own, scale, scaled_folder(folder)).sums
-                update["errors_of_sums"] = sums.errors
-        update |= {
-            "scaled_steps": [ScaledStepRecord.model_validate(asdict(one)) for one in scale.steps],
-            "changed_by_skipping": sorted(self._changed_by_skipping),
-        }
-        return report.model_copy(update=update)
+                errors_of_sums = sums.errors
+        return TrainerReport(
+            run=described,
+            free=free,
+            coordinates=side.coordinates,
+            traits=declared_traits(opened),
+            model=ModelReport(load, different, changes, adapter_start, shared, begin.absent),
+            replay=ReplayReport(
+                seen=sorted(observer.seen),
+                micro_batches_run=observer.micro_batches_run,
+                packed=sorted({packing.micro_batches for packing in steps.packings}),
+                unapplied=find_unapplied(
+                    plan.features,
+                    steps.packings,
+                    num_graphs=num_graphs,
+                    num_scaled=is_scaled + num_skipped,
+                ),
+                not_loaded=not_loaded,
+                changed_by_skipping=sorted(self._changed_by_skipping),
+                usage=Usage.model_validate(steps.watch.to_json()),
+            ),
+            loss=LossReport(steps.gradients.scales, steps.gradients.labels, scale.steps),
+            gradients=GradientReport(
+                drew_in_backward=observer.drew_in_backward,
+                errors_of_sums=errors_of_sums,
+                sharded_gradients=steps.sums.num_sharded,
+                narrow_gradients=steps.sums.num_narrow,
+                shares=steps.shares,
+                rank_shares=observer.of_parameters.rank_shares,
+                norms=observer.of_parameters.norms,
+            ),
+            optimizer=optimizer,
+        )
 
     def _replay_scaled(self, start: State, scale: LossScale, folder: Path) -> ReplayedSteps:
         """Replay a fresh trainer, with its loss scale divided out of what is measured."""
@@ -196,7 +172,7 @@ class _Candidate:
         return steps
 
     def _inspect_load(self) -> LoadReport | None:
-        """What loading gives in this process and on its device; on one rank, as all have the same code."""
+        """Load the model without a trainer and inspect it; rank 0 only, as all run the same code."""
         if self._rank is not None and self._rank.number:
             return None
         options = self._request.options
@@ -218,10 +194,11 @@ class _Candidate:
         side = self._side
         torch_device = side.device.torch_device
         boundary = Boundary.exact_inputs_for(getattr(torch, side.run.dtype))
-        rank_view = side.rank_view(opened)
-        model = ReplayedModel(attention, read_pointwise(side.golden), read_untrained(side.golden))
+        scope = side.rank_scope(opened)
+        pointwise, untrained = (read_names(side.golden, kind) for kind in (POINTWISE, UNTRAINED))
+        model = ReplayedModel(attention, pointwise, untrained)
         rows = RunRows.of_batches(side.batches)
-        steps = ReplayedSteps(opened, side.golden, rows, boundary, model, rank_view, loss_scale)
+        steps = ReplayedSteps(opened, side.golden, rows, boundary, model, scope, loss_scale)
         not_loaded: list[StateValue] = []
         with steps.attached(), comparable(side.run.dtype, side.device):
             for number, batch in enumerate(side.batches):
@@ -229,7 +206,7 @@ class _Candidate:
                 state = side.own_part(opened, state)
                 lost = inject_state(opened.trainer, state, torch_device)
                 not_loaded += [value for value in lost if value not in not_loaded]
-                begin_again = _do_nothing
+                begin_again: Callable[[], None] = _keep_measurements
                 if self._skips or loss_scale is not None:
                     begin_again = partial(self._forget, opened, state, steps, steps.measured())
                 with opened.errors_in("step"):
@@ -238,9 +215,9 @@ class _Candidate:
         return steps, not_loaded
 
     def _forget(
-        self, opened: OpenedTrainer, state: State, steps: ReplayedSteps, measured: Measured
+        self, opened: OpenedTrainer, state: State, steps: ReplayedSteps, measured: list[Any]
     ) -> None:
-        """Begin a step anew that was skipped: nothing that the step depends on may have changed."""
+        """Discard a skipped step, and note the values that it changed."""
         torch_device = self._side.device.torch_device
         actual = collect_state(opened.trainer, torch_device)
         self._changed_by_skipping |= {
@@ -248,12 +225,12 @@ class _Candidate:
             for value in differences(state, actual)
             if value.part == "moments" or value.parameter in state["trainable"]
         }
-        steps.go_back_to(copy.deepcopy(measured))
+        steps.go_back_to(measured)
         inject_state(opened.trainer, state, torch_device)
 
 
-def _do_nothing() -> None:
-    """Leave everything as it is: a step that is skipped only here is measured like any other."""
+def _keep_measurements() -> None:
+    """Count a step that is skipped here, although the free run skipped none."""
 
 
 def _of_all_ranks(scales: list[GradientScale]) -> list[GradientScale]:
@@ -264,14 +241,10 @@ def _of_all_ranks(scales: list[GradientScale]) -> list[GradientScale]:
     return [scale for of_rank in gathered for scale in of_rank]
 
 
-def _own_weights_that_differ(model: nn.Module, initial: State) -> list[str]:
-    return [name for name in differing_parameters(initial, model) if ".lora_" not in name]
-
-
 def _other_adapter_start(initial: State, model: nn.Module) -> list[str]:
-    """Parameters of an adapter that do not start as the reference's: drawn alike, or zero.
+    """List adapter parameters with another size, rank or repeated content than random ones have.
 
-    Each is drawn for itself, and no row of it follows from the others: it would never leave them.
+    Rows that depend on each other, or copies of another parameter, would stay so in training.
     """
     wrong, drawn = [], set()
     for item in named_parameters(model):
@@ -294,24 +267,14 @@ def _other_adapter_start(initial: State, model: nn.Module) -> list[str]:
     return wrong
 
 
-def _unexpectedly_trained(trainer: "Trainer", initial: State) -> list[str]:
-    """Parameters that this optimizer changes and the reference does not train."""
+def _optimizer_report(trainer: "Trainer", initial: State, steps: ReplayedSteps) -> OptimizerReport:
     held = {id(p) for group in trainer.optimizer.param_groups for p in group["params"]}
-    return [
-        item.name
-        for item in named_parameters(trainer.model)
-        if id(item.tensor) in held
-        and item.tensor.requires_grad
-        and item.name in initial["model"]
-        and item.name not in initial["trainable"]
-    ]
-
-
-def _not_in_optimizer(trainer: "Trainer", initial: State) -> list[str]:
-    """Parameters of the model that the reference trains and this optimizer does not hold."""
-    held = {id(p) for group in trainer.optimizer.param_groups for p in group["params"]}
-    return [
-        item.name
-        for item in named_parameters(trainer.model)
-        if id(item.tensor) not in held and item.name in initial["trainable"]
-    ]
+    report = OptimizerReport(moved=steps.updates.moved)
+    for item in named_parameters(trainer.model):
+        is_held, is_expected = id(item.tensor) in held, item.name in initial["trainable"]
+        if is_expected and not is_held:
+            report.not_in_optimizer.append(item.name)
+        is_trained = is_held and item.tensor.requires_grad and item.name in initial["model"]
+        if is_trained and not is_expected:
+            report.unexpectedly_trained.append(item.name)
+    return report

@@ -1,14 +1,14 @@
-"""A run of which nothing is replaced: its losses, its checkpoint, and its resumption from that."""
+"""Trains without injection, saves a checkpoint in the middle, and resumes from it."""
 
 import hashlib
 import random
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -22,13 +22,9 @@ from assay.models import load_model
 from assay.progress import advance_task, subtask
 from assay.sites import unwrapped_path
 from assay.training.batches import MicroBatch, copied
-from assay.training.processes.requests import (
-    CandidateRequest,
-    FreeRun,
-    KeptPrecision,
-    StepRecord,
-)
+from assay.training.processes.requests import StepRecord, TrainerRequest
 from assay.training.processes.skipped_steps import step_until_made
+from assay.training.processes.trainer_report import FreeRun
 from assay.training.protocol import MIXED_PRECISION, StepReport
 from assay.training.replay.observing.dropout import masks_observed
 from assay.training.state.files import fingerprint
@@ -51,14 +47,14 @@ if TYPE_CHECKING:
 
 K = TypeVar("K")
 
-# Part of a state that saving may change: whoever draws a name for a file draws it.
+# The part of a state that saving may change, for example by drawing a random file name.
 _GENERATORS = "generators"
 
-# Elements of a parameter by which a step is seen to change it: where an update is rounded away in
-# some, it is not in weights near zero, whose units are small.
+# Elements of a parameter that show if a step changes it. Rounding may hide an update in some of them,
+# but not in weights near zero, whose values are finely spaced.
 _SAMPLED = 1024
 
-# How a model was loaded and is run, not what it computes.
+# Settings about loading and running a model that do not change its results.
 _OF_LOADING = frozenset(
     {"_name_or_path", "transformers_version", "architectures", "dtype", "torch_dtype", "use_cache"}
 )
@@ -66,21 +62,13 @@ _OF_LOADING = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class _Saved:
-    """What a trainer has when it saves, as hashes.
-
-    state: of what its `state_dict` returns; lasting: of what it holds.
-    generators: names of those that its state has.
-    """
+    """Hashes of a trainer's values when it saves."""
 
     state: Mapping[StateValue, str]
+    """Values that its `state_dict` returns."""
     lasting: Mapping[StateValue, str]
+    """Values that its model and optimizer hold."""
     generators: frozenset[str]
-
-
-class _Configuration(Protocol):
-    """A model's configuration, or that of its generation."""
-
-    def to_dict(self) -> dict[str, Any]: ...
 
 
 def run_freely(
@@ -89,16 +77,16 @@ def run_freely(
     batches: Sequence[Sequence[MicroBatch]],
     start: State,
     golden_end: State,
-    request: CandidateRequest,
+    request: TrainerRequest,
     torch_device: str,
 ) -> FreeRun:
     """Train with a checkpoint in the middle, then once more from the checkpoint.
 
-    Where there is a step between, it is the second one that is saved: a trainer may write again
-    what it kept of the first.
+    If there is a step before it, save twice and resume from the second checkpoint: a faulty trainer
+    may write parts of the first one again. On several ranks, all call this in step.
 
-    start: of the first step; golden_end: of the recorded steps after the last one.
-    On several ranks each of them does this, in step with the others.
+    start: state before the first step.
+    golden_end: state after the last recorded step.
     """
     resume_at, trainer = request.options.resume_at, opened.trainer
     folder = Path(request.folder).parent / "checkpoint"
@@ -126,11 +114,11 @@ def run_freely(
     run.trajectory = trajectory_of(trainer.model, golden_end)
     trainer.teardown()
     if first is not None and not (dist.is_initialized() and dist.get_rank()):
-        shutil.rmtree(first, ignore_errors=True)  # as large as the one that is resumed from
+        shutil.rmtree(first, ignore_errors=True)  # as large as the second one
     if run.problem is not None:
         return run
     resumed = open_another()
-    # A process that resumes has drawn other numbers before; its seed alone would hide it.
+    # A resuming process has drawn other numbers before. The same seed would hide that.
     torch.manual_seed(request.options.seed + 1)
     random.seed(request.options.seed + 1)
     try:
@@ -143,8 +131,8 @@ def run_freely(
     run.not_restored = _changed(saved, resumed.trainer)
     run.compared = len(saved.state) + len(saved.lasting)
     run.resumed = _train(resumed, batches[resume_at:], FreeRun(), drawn)
-    # What the trainer's state does not hold need not be restored where no step draws from it, or
-    # where each step sets it anew.
+    # Generators outside of the trainer's state need no restoring if no step draws from them, or if each
+    # step seeds them.
     changed_generators = _unequal(generators_end, drawn.hashes())
     missed = changed_generators & (drawn.names - saved.generators)
     run.not_restored += [
@@ -158,27 +146,21 @@ def run_freely(
 
 @contextmanager
 def _precision_noted(
-    opened: OpenedTrainer, start: State, request: CandidateRequest, run: FreeRun
+    opened: OpenedTrainer, start: State, request: TrainerRequest, run: FreeRun
 ) -> Iterator[None]:
-    """Note in `run` in which precision the steps inside keep what they train, where one is promised."""
+    """Note in `run` the precision of weights and moments in the steps inside, if one is promised."""
     dtype = parse_run(request.candidate).dtype
     if MIXED_PRECISION not in request.features or not float_format(dtype).is_narrow:
         yield
         return
     with rounded_weights(opened.trainer, start["model"], getattr(torch, dtype)) as rounded:
         yield
-    narrow = find_kept_narrow(opened.trainer)
-    run.kept = KeptPrecision(
-        parameters=narrow.parameters,
-        copied=narrow.copied,
-        moments=narrow.moments,
-        rounded=rounded,
-    )
+    run.kept = replace(find_kept_narrow(opened.trainer), rounded=rounded)
 
 
 @contextmanager
 def _masks_noted(opened: OpenedTrainer, masks: list[str]) -> Iterator[None]:
-    """Inside, add to `masks` a hash of the generator at each micro-batch's first dropout."""
+    """Add to `masks` a hash of the generator's state at each micro-batch's first dropout inside."""
     begun = False
 
     def begin(module: nn.Module, inputs: object) -> None:
@@ -206,7 +188,7 @@ def _train(
     run: FreeRun,
     drawn: DrawnGenerators,
 ) -> list[StepRecord]:
-    """Make a step of each batch; what each rank holds after it, and its masks, go to `run`."""
+    """Make a step with each batch, and note in `run` the values that each rank holds after it."""
     records = []
     for batch in batches:
         begin_again = partial(_begin_again, run, len(run.masks), drawn, drawn.states())
@@ -231,7 +213,7 @@ def _train(
 
 
 def _sample_trained(trainer: "Trainer") -> list[Tensor]:
-    """Some elements of each parameter that the optimizer holds, of sharded ones of this rank's part."""
+    """Copy some elements of this rank's part of each parameter that the optimizer holds."""
     parameters = [p for group in trainer.optimizer.param_groups for p in group["params"]]
     return [local_part(p.detach()).flatten()[:_SAMPLED].cpu().clone() for p in parameters]
 
@@ -239,7 +221,6 @@ def _sample_trained(trainer: "Trainer") -> list[Tensor]:
 def _begin_again(
     run: FreeRun, num_masks: int, drawn: DrawnGenerators, generators: dict[str, Any]
 ) -> None:
-    """Forget what a step that was skipped has drawn."""
     del run.masks[num_masks:]
     drawn.restore(generators)
 
@@ -249,14 +230,11 @@ def _step(trainer: "Trainer", batch: Sequence[MicroBatch]) -> StepReport:
 
 
 def _save(opened: OpenedTrainer, folder: Path, run: FreeRun) -> _Saved:
-    """Have the trainer write a checkpoint, and add to `run` what went wrong with it.
-
-    Returns: what the trainer had before.
-    """
+    """Have the trainer write a checkpoint, note errors in `run`, and return the values before."""
     trainer = opened.trainer
     state = trainer.state_dict()
     saved = _Saved(_hash_state(state), _hash_what_lasts(trainer), frozenset(state["generators"]))
-    del state  # of sharded trainers a whole copy
+    del state  # a whole copy, for sharded trainers
     try:
         with opened.errors_in("save"):
             trainer.save(folder)
@@ -272,7 +250,7 @@ def _save(opened: OpenedTrainer, folder: Path, run: FreeRun) -> _Saved:
 
 
 def _changed(saved: _Saved, trainer: "Trainer") -> list[StateValue]:
-    """What is not as it was: of the state that the trainer returns, and of what it holds."""
+    """List changed values, of the state that the trainer returns and of what it holds."""
     state = _hash_state(trainer.state_dict())
     return sorted(_unequal(saved.lasting, _hash_what_lasts(trainer)) | _unequal(saved.state, state))
 
@@ -283,7 +261,6 @@ def _unequal(expected: Mapping[K, str], actual: Mapping[K, str]) -> set[K]:
 
 
 def _hash_state(state: Mapping[str, Any]) -> dict[StateValue, str]:
-    """Every value of a state that a trainer returned."""
     return {
         StateValue(
             path, part, unwrapped_path(path.removeprefix("model.")) if part == "model" else None
@@ -294,7 +271,7 @@ def _hash_state(state: Mapping[str, Any]) -> dict[StateValue, str]:
 
 
 def _hash_what_lasts(trainer: "Trainer") -> dict[StateValue, str]:
-    """What a rank holds, and which parameters are trained."""
+    """Hash the values that this rank holds, and the `requires_grad` flags."""
     held = {
         StateValue(
             f"model.{part}", "model", part.parameter if part.moment is None else None
@@ -310,10 +287,8 @@ def _hash_what_lasts(trainer: "Trainer") -> dict[StateValue, str]:
     return held | flags
 
 
-def _read_back(
-    opened: OpenedTrainer, folder: Path, request: CandidateRequest, run: FreeRun
-) -> None:
-    """Write into `run` how what users would load differs from what the model holds."""
+def _read_back(opened: OpenedTrainer, folder: Path, request: TrainerRequest, run: FreeRun) -> None:
+    """Load the checkpoint's model as users would, and note in `run` how it differs from the model."""
     model = cast("PreTrainedModel", opened.trainer.model)
     if not folder.is_dir():
         run.notes.append(
@@ -332,34 +307,33 @@ def _read_back(
         loaded = load_model(str(folder), dtype=dtype, remote_code=request.options.remote_code)
         actual = loaded.model.state_dict()
         read_back = cast("PreTrainedModel", loaded.model)
-        run.settings = _other_settings(model.config, read_back.config)
+        pairs: list[tuple[Any, Any]] = [(model.config, read_back.config)]
         if (folder / "generation_config.json").is_file():
-            run.settings += _other_settings(model.generation_config, read_back.generation_config)
+            pairs.append((model.generation_config, read_back.generation_config))
+        for own_config, saved_config in pairs:
+            run.settings += _other_settings(own_config.to_dict(), saved_config.to_dict())
         if (declared := _declared_dtype(folder)) and torch.promote_types(
             declared, getattr(torch, dtype)
         ) != declared:
             run.settings.append(f"dtype {declared}")
     expected = {name: whole(value) for name, value in own.items()}
     if opened.traits.partial_modules:
-        # A stage of a pipeline has some of what the folder holds.
+        # The folder holds the tensors of all pipeline stages.
         actual = {name: value for name, value in actual.items() if name in expected}
     run.saved_compared = len(expected)
     run.saved = _wrong(expected, actual)
 
 
 def _declared_dtype(folder: Path) -> torch.dtype | None:
-    """In which dtype those who ask for none load the model in `folder`."""
+    """Return the dtype in which the model in `folder` is loaded by default."""
     config = read_json_object(folder / "config.json")
     declared = getattr(torch, str(config.get("dtype") or config.get("torch_dtype")), None)
     return declared if isinstance(declared, torch.dtype) else None
 
 
-def _other_settings(own: _Configuration, loaded: _Configuration) -> list[str]:
-    """Settings of a model's configuration that are not those of the folder it was saved to."""
-    pairs = [_without_loading(one.to_dict()) for one in (own, loaded)]
-    return sorted(
-        name for name in pairs[0].keys() & pairs[1].keys() if pairs[0][name] != pairs[1][name]
-    )
+def _other_settings(own: Mapping[str, Any], loaded: Mapping[str, Any]) -> list[str]:
+    own, loaded = _without_loading(own), _without_loading(loaded)
+    return sorted(name for name in own.keys() & loaded.keys() if own[name] != loaded[name])
 
 
 def _without_loading(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The golden of a training check: what it holds, and where."""
+"""Names, files and batches of the golden of a training check."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,19 +8,19 @@ from assay.trace import Trace
 from assay.training.batches import MicroBatch, check_batch, coder_of, training_batches
 from assay.training.processes.requests import TrainOptions
 from assay.training.state.files import read_state
-from assay.training.state.states import (
-    State,
-)
+from assay.training.state.states import State
 
-NOISE, POINTWISE, UNTRAINED = "noise", "pointwise", "untrained"
-# In the noise run's trace: what an optimizer that is kept in float32 rounds, see optimizer_noise.py.
+NOISE = "noise"
+# In the noise run's trace: modules whose own code only rounded element by element; buffers and frozen
+# parameters of the reference's model; rounding of an optimizer in float32, see optimizer_noise.py.
+POINTWISE, UNTRAINED = "pointwise", "untrained"
 OPTIMIZER_IN_FLOAT32 = "stage-optimizer-in-float32"
 
 Batches = Sequence[Sequence[MicroBatch]]
 
 
 def plan_batches(options: TrainOptions) -> Batches:
-    """The batches that both sides train on. Raises: UsageError if a step has nothing to learn."""
+    """Plan the batches of both sides. Raises: UsageError if a step has no label token."""
     batches = training_batches(
         coder_of(options.model, options.remote_code),
         steps=options.steps,
@@ -34,25 +34,16 @@ def plan_batches(options: TrainOptions) -> Batches:
 
 
 def state_file(golden: Path, step: int) -> Path:
-    """Where the state before a step lies."""
+    """Return the path of the state before a step."""
     return golden / f"state-{step}"
 
 
 def read_golden_state(golden: Path, step: int) -> State:
-    """The state before a step, in numbers that the candidate can hold."""
+    """Read the state before a step, rounded to the candidate's dtype."""
     return read_state(state_file(golden, step))
 
 
-def read_pointwise(golden: Path) -> frozenset[str]:
-    """Modules whose own code, in the noise run, only rounded element by element."""
-    return _read_names(golden, POINTWISE)
-
-
-def read_untrained(golden: Path) -> frozenset[str]:
-    """Buffers and frozen parameters of the reference's model."""
-    return _read_names(golden, UNTRAINED)
-
-
-def _read_names(golden: Path, kind: str) -> frozenset[str]:
+def read_names(golden: Path, kind: str) -> frozenset[str]:
+    """Read the modules POINTWISE, or the buffers and frozen parameters UNTRAINED."""
     names: Any = Trace.open(golden / NOISE).attachment_json(kind)
     return frozenset(names)

@@ -1,4 +1,4 @@
-"""What an optimizer step rounds that is kept in float32, beside a run that computes in less."""
+"""The rounding of an optimizer step in float32, for a run that computes in a narrower dtype."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -24,10 +24,10 @@ from assay.training.state.parameters import NamedParameter
 def measure_in_float32(
     golden: Path, options: TrainOptions, rows: RunRows, boundary: Boundary
 ) -> ReplayResults:
-    """Updates and moments of AdamW in float32, from a golden's clipped gradients and states.
+    """Measure updates and moments of AdamW in float32, from a golden's clipped gradients and states.
 
-    What a run under mixed precision is held to, which keeps both in float32: measured against the
-    golden as the noise run is, parameter by parameter, without a model.
+    They are the noise for a run under mixed precision. Like the noise run, they are measured against
+    the golden, parameter by parameter and without a model.
     """
     handler = StageReplayer(Trace.open(golden / TRACE), boundary, rows)
     for step in range(options.steps):
@@ -38,7 +38,7 @@ def measure_in_float32(
             address = ValueAddress(Stage(module, "clip"), f"gradient.{short}")
             gradient = handler.injected(address, torch.float32)
             if gradient is None:
-                continue  # the reference gives it none
+                continue  # the reference has none
             before, moments = state["model"][name], state["moments"].get(name, {})
             weight, moments = _step(before, gradient, moments, options.learning_rate)
             update = weight.detach().double() - before.double()
@@ -49,14 +49,14 @@ def measure_in_float32(
 
 
 class AdamWInFloat32(torch.optim.AdamW):
-    """AdamW whose moments and arithmetic are in float32, over parameters in less.
+    """AdamW with moments and arithmetic in float32, for parameters in a narrower dtype.
 
-    The noise run's optimizer in a dtype that cannot keep moments.
+    The noise run uses it in a dtype that cannot keep moments.
     """
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Change the parameters, each rounded once."""
+        """Update the parameters, and round each once."""
         del closure
         for group in self.param_groups:
             for parameter in group["params"]:
@@ -68,7 +68,7 @@ class AdamWInFloat32(torch.optim.AdamW):
                     parameter.copy_(new)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """As torch's, which rounds moments to the dtype of their parameter; here they are not."""
+        """Load a state without rounding moments to the dtype of their parameter, as torch does."""
         super().load_state_dict(dict(state_dict))
         parameters = [one for group in self.param_groups for one in group["params"]]
         for number, moments in state_dict["state"].items():
@@ -78,7 +78,7 @@ class AdamWInFloat32(torch.optim.AdamW):
 def _step(
     weight: Tensor, gradient: Tensor, moments: Mapping[str, Tensor], learning_rate: float
 ) -> tuple[nn.Parameter, dict[str, Tensor]]:
-    """A parameter after a step of AdamW in float32, and its moments; what is given stays as it is."""
+    """Return a parameter after a step of AdamW in float32, and its moments, without side effects."""
     wide = nn.Parameter(weight.detach().to(torch.float32, copy=True))
     wide.grad = gradient.to(torch.float32)
     optimizer = torch.optim.AdamW([wide], lr=learning_rate)

@@ -1,4 +1,4 @@
-"""Imported by the fork server of a check: what both sides need, and nothing that runs."""
+"""Imports of both sides, which the fork server of a check makes once."""
 
 from assay.runs.forking import import_to_stay
 

@@ -1,4 +1,4 @@
-"""The trusted process of a training check: yardstick and noise run, recorded for a candidate."""
+"""Trains as yardstick and as noise run, in the trusted process, and records a golden."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,9 +16,8 @@ from assay.hooks.gradient_taps import GradientTaps
 from assay.hooks.module_tracer import ModuleTracer, NullHandler
 from assay.hooks.usage import UsageWatch
 from assay.hooks.values.boundary import Boundary
-from assay.models import estimate_size
 from assay.models.loading.configs import attention_of
-from assay.models.size_policy import choose_threads, yardstick_dtype
+from assay.models.size_policy import choose_threads
 from assay.progress import advance_task, subtask
 from assay.recording.gradients import GradientRecorder
 from assay.recording.modules import Recorder
@@ -38,7 +37,7 @@ from assay.training.processes.golden import (
 )
 from assay.training.processes.optimizer_noise import measure_in_float32
 from assay.training.processes.requests import ReferenceReport, ReferenceRequest
-from assay.training.processes.trusted import TrustedSide, describe_model
+from assay.training.processes.trusted import TrustedSide, describe_model, wide_dtype
 from assay.training.protocol import StepReport
 from assay.training.replay.conditions import comparable
 from assay.training.replay.observing.step_observer import StepObserver
@@ -49,11 +48,7 @@ from assay.training.replay.stage_recorder import StageRecorder
 from assay.training.shapes import EQUAL_IN_A_STEP
 from assay.training.state.files import write_state
 from assay.training.state.parameters import untrained_values
-from assay.training.state.states import (
-    State,
-    inject_state,
-    shared_parameters,
-)
+from assay.training.state.states import State, inject_state, shared_parameters
 from assay.training.state.trajectory import trajectory_of
 from assay.training.state.untouched import Untouched
 from assay.training.trainers.registry import OpenedTrainer
@@ -70,8 +65,7 @@ def record_reference(request: ReferenceRequest, progress: Progress) -> Reference
     run = parse_run(request.reference)
     device = open_run(run)
     batches = plan_batches(options)
-    size = estimate_size(options.model)
-    wide = yardstick_dtype(size.num_parameters, device.supported_dtypes())
+    wide = wide_dtype(options.model, device)
     progress.number_phases(5)
     num_steps = len(batches)
     with progress.step(f"loads {options.model} in {wide}, for {request.dtype}"):
@@ -117,7 +111,7 @@ def record_reference(request: ReferenceRequest, progress: Progress) -> Reference
 
 
 def _notes_on_clipping(norms: Sequence[float], max_norm: float) -> list[str]:
-    """A note where all gradient norms are on one side of the limit: the other is not tried."""
+    """Note that all gradient norms are on one side of the limit, so that the other is not tried."""
     if min(norms) <= max_norm < max(norms):
         return []
     side, other = ("above", "below") if min(norms) > max_norm else ("below", "above")
@@ -125,11 +119,7 @@ def _notes_on_clipping(norms: Sequence[float], max_norm: float) -> list[str]:
 
 
 class _RecordedSide(TrustedSide):
-    """A side whose stages are recorded, or measured against a recording.
-
-    untouched: parameters without a gradient in any step of `record`.
-    usage: parts of the model that these steps used.
-    """
+    """The trusted trainer, whose stages are recorded or measured against a recording."""
 
     def __init__(self, request: ReferenceRequest, device: Device, wide: str | None) -> None:
         super().__init__(request, device, wide)
@@ -141,7 +131,7 @@ class _RecordedSide(TrustedSide):
         return Boundary.exact_inputs_for(getattr(torch, self.request.dtype))
 
     def record(self, batches: Batches, initial: State, folder: Path) -> list[StepReport]:
-        """Every stage of every step, each from numbers that the candidate can hold."""
+        """Record every stage of every step, each from values rounded to the candidate's dtype."""
         state, reports = initial, []
         manifest: dict[str, Any] = {"dtype": self.request.dtype, "kind": "training"}
         with TraceWriter(folder / TRACE, manifest) as writer:
@@ -167,7 +157,7 @@ class _RecordedSide(TrustedSide):
         return reports
 
     def replay(self, batches: Batches, folder: Path) -> None:
-        """Measure this trainer against what the yardstick recorded."""
+        """Measure this trainer against the recorded yardstick."""
         pointwise = self._find_pointwise(batches[0][0])
         model = ReplayedModel(attention_of(self.trainer.model), pointwise)
         opened = OpenedTrainer.of(self.trainer, "reference")
@@ -189,7 +179,7 @@ class _RecordedSide(TrustedSide):
             writer.attach_json(UNTRAINED, sorted(untrained_values(self.trainer.model)))
 
     def _find_pointwise(self, micro_batch: MicroBatch) -> frozenset[str]:
-        """Modules whose own code only rounds element by element."""
+        """Find modules whose own code only rounds element by element."""
         tracer = ModuleTracer(NullHandler())
         pointwise = PointwiseModules(tracer)
         with tracer.attached(self.trainer.model), pointwise, torch.no_grad():

@@ -1,7 +1,7 @@
-"""Steps that a trainer skips: their batch is given again, until a step is made.
+"""Repeats the batch of a step that a trainer skips, until the trainer makes the step.
 
-GradScaler leaves a step out whose gradients overflow, and halves its scale. The reference has made
-that step: what comes after could not be compared with it.
+GradScaler skips a step whose gradients overflow, and halves its scale. The reference has made that
+step, so later steps would not be comparable.
 """
 
 from collections.abc import Callable
@@ -11,18 +11,18 @@ import torch.distributed as dist
 from assay.errors import UsageError
 from assay.training.protocol import StepReport
 
-# DeepSpeed's scale starts at 2**16, and did at 2**32 (its `initial_scale_power`); each step that is
-# skipped halves it, and what overflows at a scale of 1 does so without one.
+# DeepSpeed's scale starts at 2**16, in older versions at 2**32 (`initial_scale_power`). Each skipped
+# step halves it. Gradients that overflow at scale 1 overflow without a scale too.
 MOST_SKIPPED = 32
 
 
 def step_until_made(
     step: Callable[[], StepReport], begin_again: Callable[[], None]
 ) -> tuple[StepReport, int]:
-    """Make a step, again as long as it is skipped: `begin_again` is called before each new try.
+    """Call `step` until it is not skipped, and `begin_again` before each new try.
 
-    Returns: the report of the last try, and how many were skipped; `MOST_SKIPPED` and one if all.
-    Raises: UsageError if ranks disagree about it.
+    Returns: the report of the last try, and the number of skipped ones; `MOST_SKIPPED` + 1 if all.
+    Raises: UsageError if only some ranks skip.
     """
     report = step()
     for num_skipped in range(MOST_SKIPPED + 1):

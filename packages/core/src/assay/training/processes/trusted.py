@@ -1,4 +1,4 @@
-"""The trusted trainer: as yardstick in a wide dtype, and as noise run in the candidate's."""
+"""The trusted trainer, as yardstick in a wide dtype or as noise run in the candidate's dtype."""
 
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
@@ -10,8 +10,9 @@ from assay.devices.base import Device
 from assay.devices.run_string import parse_run
 from assay.dtypes import float_format
 from assay.errors import UsageError
-from assay.models import load_model
+from assay.models import estimate_size, load_model
 from assay.models.loaded.inspection import inspect_load
+from assay.models.size_policy import yardstick_dtype
 from assay.progress import advance_task
 from assay.training.processes.golden import Batches
 from assay.training.processes.optimizer_noise import AdamWInFloat32
@@ -26,26 +27,24 @@ if TYPE_CHECKING:
     from assay.models.loaded.report import LoadReport
 
 
-class Trusted(ReferenceTrainer):
-    """The reference trainer as yardstick or noise run.
-
-    load_report: of the noise run, whether what it loaded is what the files say.
-    """
+class TrustedTrainer(ReferenceTrainer):
+    """The reference trainer as yardstick or noise run."""
 
     load_report: "LoadReport | None" = None
+    """Findings of the noise run from loading the model."""
 
     def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """AdamW; where the run's dtype cannot keep its moments, in float32 around the parameters."""
+        """Build AdamW, with arithmetic in float32 if the run's dtype cannot keep its moments."""
         optimizer = super().build_optimizer(model)
         if can_keep_moments(parse_run(self.plan.run).dtype):
             return optimizer
         return AdamWInFloat32(optimizer.param_groups, lr=self.plan.learning_rate)
 
 
-class Yardstick(Trusted):
-    """Computes in a wide dtype, with weights and buffers that are rounded to `rounded_to`.
+class Yardstick(TrustedTrainer):
+    """Computes in a wide dtype, with weights and buffers rounded to `rounded_to`.
 
-    Its attention is eager, whose masks have one form in all versions.
+    Its attention is eager, because eager masks have one form in all versions of transformers.
     """
 
     def __init__(self, rounded_to: str) -> None:
@@ -53,7 +52,7 @@ class Yardstick(Trusted):
         self._rounded_to = rounded_to
 
     def load_pretrained(self, name: str) -> nn.Module:
-        """The model, rounded before it is widened."""
+        """Load the model, round it, and widen it."""
         return load_model(
             name,
             dtype=self.parameter_dtype(),
@@ -64,11 +63,11 @@ class Yardstick(Trusted):
         ).model
 
 
-class NoiseRun(Trusted):
-    """Computes in the candidate's dtype, and under autocast to `autocast_to`.
+class NoiseTrainer(TrustedTrainer):
+    """Computes in the candidate's dtype, under autocast to `autocast_to` if given.
 
-    Its attention is what the candidate has by default: fused kernels compute the probabilities anew
-    in backward, with eight times the error of those that were kept.
+    Its attention is the candidate's default: fused kernels recompute the probabilities in backward,
+    with eight times the error of stored ones.
     """
 
     def __init__(self, autocast_to: torch.dtype | None = None) -> None:
@@ -76,7 +75,7 @@ class NoiseRun(Trusted):
         self._autocast_to = autocast_to
 
     def load_pretrained(self, name: str) -> nn.Module:
-        """The model as it comes."""
+        """Load the model, and inspect what was loaded."""
         loaded = load_model(
             name,
             dtype=self.parameter_dtype(),
@@ -87,30 +86,32 @@ class NoiseRun(Trusted):
         return loaded.model
 
     def computing(self) -> AbstractContextManager[Any]:
-        """Around each forward pass."""
+        """Return the context of each forward pass."""
         if self._autocast_to is None:
             return nullcontext()
         return torch.autocast(self.device_type, self._autocast_to)
 
 
-def trusted_trainer(options: TrainOptions, dtype: str, wide: str | None) -> Trusted:
-    """The yardstick in the dtype `wide`, or the noise run, for candidates in `dtype`.
+def trusted_trainer(options: TrainOptions, dtype: str, wide: str | None) -> TrustedTrainer:
+    """Return the yardstick in the dtype `wide`, or the noise run, for candidates in `dtype`.
 
-    What a candidate under mixed precision does not compute with is in float32: a buffer is rounded
-    where it is used, or not at all. So is an adapter, which peft keeps in float32 beside narrower
-    weights: without autocast it would compute in that.
+    Under mixed precision a candidate's weights and buffers are in float32, and rounded only where
+    they are used. The same holds for an adapter, which peft keeps in float32 next to narrower
+    weights; without autocast it would compute in float32.
     """
     if wide is not None:
         return Yardstick("float32" if options.mixed_precision else dtype)
     is_narrow = options.mixed_precision and float_format(dtype).is_narrow
-    return NoiseRun(getattr(torch, dtype) if is_narrow and options.lora else None)
+    return NoiseTrainer(getattr(torch, dtype) if is_narrow and options.lora else None)
+
+
+def wide_dtype(model: str, device: Device) -> str:
+    """Return the yardstick's dtype for MODEL on `device`."""
+    return yardstick_dtype(estimate_size(model).num_parameters, device.supported_dtypes())
 
 
 class TrustedSide:
-    """The trusted trainer, as yardstick in the dtype `wide` or as noise run.
-
-    dtype: that it computes in.
-    """
+    """Opens a trusted trainer, as yardstick in the dtype `wide` or as noise run, and trains it."""
 
     def __init__(self, request: ReferenceRequest, device: Device, wide: str | None) -> None:
         self.request, self.device, self.dtype = request, device, wide or request.dtype
@@ -120,13 +121,13 @@ class TrustedSide:
         keep_no_cache(self.trainer.model)
 
     def rounded_state(self) -> State:
-        """What the trainer has now, in numbers that the candidate can hold."""
+        """Return the trainer's current state, rounded to the candidate's dtype."""
         state, dtype = collect_state(self.trainer, self.device.torch_device), self.request.dtype
         moments = dtype if can_keep_moments(dtype) else "float32"
         return round_state(state, getattr(torch, dtype), getattr(torch, moments))
 
     def train_freely(self, batches: Batches, initial: State) -> list[StepReport]:
-        """The steps of a run of which nothing is replaced."""
+        """Train without injection."""
         inject_state(self.trainer, initial, self.device.torch_device)
         with comparable(self.dtype, self.device):
             reports = []
@@ -136,7 +137,7 @@ class TrustedSide:
             return reports
 
     def train_rounded(self, batches: Batches, initial: State) -> tuple[list[StepReport], State]:
-        """Steps each of which starts from numbers that the candidate can hold, and where they end."""
+        """Train with the state rounded to the candidate's dtype before each step; return its end."""
         state, reports = initial, []
         with comparable(self.dtype, self.device):
             for batch in batches:
@@ -147,7 +148,7 @@ class TrustedSide:
 
 
 def describe_model(trainer: ReferenceTrainer, name: str, num_parameters: int) -> dict[str, Any]:
-    """What a verdict says of the model. Raises: UsageError if nothing of it is trained."""
+    """Describe the model for a verdict. Raises: UsageError if it has no trainable parameter."""
     parameters = named_parameters(trainer.model)
     trainable = [item.name for item in parameters if item.tensor.requires_grad]
     if not trainable:

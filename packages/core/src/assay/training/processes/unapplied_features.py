@@ -1,4 +1,4 @@
-"""Features of a plan that a trainer took without a word, and did not apply."""
+"""Finds features of a plan that a trainer silently ignored."""
 
 import sys
 from collections.abc import Collection, Mapping, Sequence
@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from assay.locating.matching.packed_trace import PackedBatch
 from assay.training.protocol import COMPILE, LOSS_SCALING, PACKED
 
-# At which level a feature that is missing is named, and what a run without it does.
+# The level that reports a missing feature, and the evidence that it is missing.
 _WITHOUT: Mapping[str, tuple[str, str]] = {
     PACKED: ("inputs", "no step ran rows laid end to end in one"),
     COMPILE: ("activations", "nothing was compiled"),
@@ -15,7 +15,7 @@ _WITHOUT: Mapping[str, tuple[str, str]] = {
 
 
 def count_compiled_graphs() -> int:
-    """How many graphs torch.compile has made in this process so far."""
+    """Count the graphs that torch.compile has made in this process so far."""
     if "torch._dynamo" not in sys.modules:
         return 0
     from torch._dynamo.utils import counters
@@ -26,10 +26,11 @@ def count_compiled_graphs() -> int:
 def find_unapplied(
     features: Collection[str], packings: Sequence[PackedBatch], *, num_graphs: int, num_scaled: int
 ) -> list[str]:
-    """Which of `features` are not seen in a run.
+    """Find the `features` without evidence in a run.
 
-    packings: micro-batches that were run as one; num_graphs: those that were compiled; num_scaled: steps
-        whose loss was scaled, or that were skipped.
+    packings: micro-batches that were run as one.
+    num_graphs: number of compiled graphs.
+    num_scaled: number of steps with a scaled loss, and of skipped steps.
     """
     seen = {
         PACKED: any(one.num_rows == 1 and len(one.segments) > 1 for one in packings),
@@ -40,7 +41,7 @@ def find_unapplied(
 
 
 def describe_unapplied(unapplied: Sequence[str], level: str) -> str | None:
-    """Why `level` is no PASS where these features are missing; None where none of them belongs to it."""
+    """Explain why `level` cannot pass without these features; None if it reports none of them."""
     for feature in unapplied:
         where, done = _WITHOUT[feature]
         if where == level:

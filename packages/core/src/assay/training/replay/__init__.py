@@ -1,1 +1,1 @@
-"""One training step, observed from outside and replayed from the reference's values."""
+"""Observes training steps from outside, and replays them from the reference's values."""

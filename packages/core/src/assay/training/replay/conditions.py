@@ -1,4 +1,4 @@
-"""Conditions under which the steps of two trainers can be compared."""
+"""Conditions under which training steps of two trainers are comparable."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -13,7 +13,7 @@ from assay.training.replay.observing.dropout import comparable_dropout
 
 @contextmanager
 def comparable(dtype: str, device: Device) -> Iterator[None]:
-    """Inside, kernels are deterministic and masks of dropout are alike in every dtype."""
+    """Use deterministic kernels and dtype-independent dropout masks inside this context."""
     with ExitStack() as stack:
         stack.enter_context(device.deterministic())
         stack.enter_context(comparable_dropout())
@@ -23,10 +23,7 @@ def comparable(dtype: str, device: Device) -> Iterator[None]:
 
 
 def keep_no_cache(model: nn.Module) -> None:
-    """Turn off the generation cache, which a training step would fill and discard.
-
-    Each part of a model, such as the text part, reads its own configuration.
-    """
+    """Turn off the key-value cache in the configuration of each part of a model."""
     for module in model.modules():
         config: Any = getattr(module, "config", None)
         if getattr(config, "use_cache", None):

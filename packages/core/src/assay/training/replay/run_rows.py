@@ -1,4 +1,4 @@
-"""The rows of a training run, numbered one after the other."""
+"""Numbers the rows of a training run consecutively."""
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
@@ -11,18 +11,16 @@ from assay.training.batches import MicroBatch
 
 @dataclass(frozen=True, slots=True)
 class RunRows:
-    """Which rows of a run belong to which step and micro-batch, as both sides plan their batches.
-
-    numbers: of the rows of each (step, micro-batch).
-    step_starts: number of the first row of each step.
-    """
+    """The rows of each step and micro-batch of a run, in the order in which batches are planned."""
 
     numbers: Mapping[tuple[int, int], range]
+    """Row numbers by step and micro-batch."""
     step_starts: tuple[int, ...]
+    """Number of the first row of each step."""
 
     @classmethod
     def of_counts(cls, num_rows: Sequence[Sequence[int]]) -> Self:
-        """The table for these numbers of rows, of each micro-batch of each step."""
+        """Build the table from the number of rows of each micro-batch of each step."""
         places = [
             (step, number) for step, counts in enumerate(num_rows) for number in range(len(counts))
         ]
@@ -32,18 +30,18 @@ class RunRows:
 
     @classmethod
     def of_batches(cls, batches: Sequence[Sequence[MicroBatch]]) -> Self:
-        """The table for the batches of a run."""
+        """Build the table for the batches of a run."""
         return cls.of_counts(count_rows(batches))
 
     def of_micro_batch(self, step: int, micro_batch: int, count: int) -> tuple[int, ...]:
-        """Numbers of the first `count` rows of a micro-batch; -1 for those that are not planned."""
+        """Return the numbers of the first `count` rows of a micro-batch; -1 for unplanned rows."""
         return (*self.numbers.get((step, micro_batch), ()), *[-1] * count)[:count]
 
     def step_of(self, row: int) -> int:
-        """The step to which a row belongs."""
+        """Return the step of a row."""
         return bisect_right(self.step_starts, row) - 1
 
 
 def count_rows(batches: Sequence[Sequence[MicroBatch]]) -> list[list[int]]:
-    """The number of rows of each micro-batch of each step."""
+    """Count the rows of each micro-batch of each step."""
     return [[len(micro_batch["input_ids"]) for micro_batch in batch] for batch in batches]

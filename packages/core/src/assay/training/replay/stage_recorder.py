@@ -1,4 +1,4 @@
-"""Recording the values between the phases of training steps into a trace."""
+"""Records the values between the phases of training steps in a trace."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -21,17 +21,17 @@ class StageRecorder:
     boundary: Boundary
     _step: int = 0
     _values: StepValues = field(default_factory=StepValues)
-    # By module, port and index the injected value, and the address of the one it was made from.
+    # By module, port and index: the injected value, and the address of the value it was rounded from.
     _injected: dict[tuple[str, str, int], tuple[Tensor, ValueAddress]] = field(default_factory=dict)
 
     def begin_step(self, step: int) -> None:
-        """Forget what an unfinished step left."""
+        """Discard the values of an unfinished step."""
         self._step = step
         self._values = StepValues()
         self._injected.clear()
 
     def observe(self, address: ValueAddress, value: Tensor) -> Tensor:
-        """Keep the value, and return it rounded."""
+        """Store the value, and return it rounded."""
         name = (address.stage.module, address.port, address.index)
         with suspended():
             if name in self._injected:
@@ -48,19 +48,19 @@ class StageRecorder:
             return injected
 
     def observe_sum(self, addresses: Sequence[ValueAddress], value: Tensor) -> None:
-        """Refuse it: the reference runs every micro-batch by itself."""
+        """Raise NotImplementedError: the reference runs each micro-batch separately."""
         raise NotImplementedError
 
     def observe_state(self, name: str, state: Tensor) -> Tensor:
-        """Keep the state, and return it."""
+        """Store the state, and return it."""
         self._values.states[name] = state
         return state
 
     def find(self, address: ValueAddress) -> None:
-        """Find nothing: it is being recorded."""
+        """Return None: there is no reference while it is recorded."""
 
     def expected(self, phase: Phase) -> tuple[ValueAddress, ...]:
-        """No addresses: what is recorded is measured against nothing."""
+        """Return no addresses: there is no reference while it is recorded."""
         del phase
         return ()
 

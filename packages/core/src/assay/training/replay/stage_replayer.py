@@ -1,4 +1,4 @@
-"""Values between the phases of training steps, measured against the reference's and replaced."""
+"""Measures values between the phases of training steps, and replaces them by the reference's."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -22,11 +22,7 @@ def _is_every_value(step: int, address: ValueAddress) -> bool:
 
 @dataclass
 class StageReplayer:
-    """A handler that measures the values of each step against those in a trace.
-
-    results: by phase.
-    is_own: whether this process has to show a value of a step; others may be another rank's.
-    """
+    """A handler that measures the values of each step against those in a trace."""
 
     trace: Trace
     boundary: Boundary
@@ -35,12 +31,13 @@ class StageReplayer:
         default_factory=lambda: {phase: ReplayResults() for phase in PHASES}
     )
     is_own: Callable[[int, ValueAddress], bool] = _is_every_value
+    """Returns True if this rank has to show the value of a step at an address."""
     _step: int = 0
     _values: StepValues = field(default_factory=StepValues)
     _missing: set[ValueAddress] = field(default_factory=set)
 
     def begin_step(self, step: int) -> None:
-        """Read the reference's values of the step."""
+        """Read the reference's values for the step."""
         self._step = step
         self._values = StepValues.read(self.trace, step)
         self._missing = set(self._values.addresses)
@@ -84,18 +81,18 @@ class StageReplayer:
             return self.boundary.injected(expected, value.dtype).to(value.device)
 
     def injected(self, address: ValueAddress, dtype: torch.dtype) -> Tensor | None:
-        """The reference's value for the next phase, in `dtype`; None where it has none."""
+        """Return the reference's value for the next phase in `dtype`, if there is one."""
         expected = self.find(address)
         return None if expected is None else self.boundary.injected(expected, dtype)
 
     def observe_state(self, name: str, state: Tensor) -> Tensor:
         """Return the reference's state."""
         kept = self._values.states.get(name)
-        # A generator reads its state as what it was in memory: a mapped file has no such end.
+        # Generators read the state beyond its end in memory, which a mapped file does not allow.
         return state if kept is None else kept.clone()
 
     def find(self, address: ValueAddress) -> Tensor | None:
-        """The reference's value; None where it has none."""
+        """Return the reference's value, if there is one."""
         source = self._values.unchanged.get(address)
         if source is None:
             return self._values.stored.get(address)
@@ -104,18 +101,18 @@ class StageReplayer:
             return self.boundary.injected(stored, stored.dtype)
 
     def expected(self, phase: Phase) -> Iterable[ValueAddress]:
-        """Where the reference has values of `phase` in this step."""
+        """Return the addresses of the reference's values of `phase` in this step."""
         return [address for address in self._values.addresses if address.stage.phase == phase]
 
     def end_step(self) -> None:
-        """Note what the reference has and this run did not show."""
+        """Note the reference's values that this run did not show."""
         for address in sorted(self._missing, key=lambda item: (item.stage, item.port, item.index)):
             if address.port.startswith(COUNT) or not self.is_own(self._step, address):
                 continue
             self.results[address.stage.phase].note_missing_port(address.stage.module, address.port)
 
     def _first_row(self, address: ValueAddress) -> int:
-        """The row by which a value is found again: the first of its micro-batch."""
+        """Return the first row of the value's micro-batch, which stands for the value."""
         return self.rows.of_micro_batch(self._step, address.index, 1)[0]
 
     def _count_exact(

@@ -1,7 +1,7 @@
 """Values between the phases of a training step: gradients, norms, updates.
 
-What a phase made is kept exactly, and is injected into the next one rounded to the candidate's
-dtype, so that an error stays in the phase that makes it.
+The result of a phase is stored exactly. Rounded to the candidate's dtype, it is injected into the next
+phase, so that an error stays in the phase that makes it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -15,35 +15,34 @@ from assay.stages import Stage
 from assay.trace import Trace, TraceWriter
 from assay.training.state.parameters import NamedParameter
 
-# Phases with values of their own, in the order of a step; "inputs" has the labels, "forward" the
-# loss, "backward" the gradients of parameters.
+# Phases with values, in the order of a step. "inputs" has the labels, "forward" the loss, "backward"
+# the gradients of parameters.
 PHASES: tuple[Phase, ...] = ("inputs", "forward", "backward", "reduce", "clip", "optimizer")
 
-# Ports that have a value for each micro-batch; of all others a step has one.
+# Ports with a value for each micro-batch; all others have one value per step.
 PER_MICRO_BATCH = frozenset({"labels", "loss"})
 
-# Before the name of a counter of an optimizer. One that has none, or another, is not wrong for that.
+# Prefix of an optimizer's counters. An optimizer without counters, or with others, is not wrong.
 COUNT = "count-"
 
 
 @dataclass(frozen=True, slots=True)
 class ValueAddress:
-    """Where a value stands in a step: the stage that made it, its port, and its micro-batch.
-
-    index: number of the micro-batch, for ports that have a value for each.
-    kind: class of the stage's module, where the value is made by its own code alone.
-    dtype: in which the value was computed, where the tensor is wider.
-    """
+    """The address of a value in a step."""
 
     stage: Stage
+    """The stage that computes the value."""
     port: str
     index: int = 0
+    """Number of the micro-batch, for ports in PER_MICRO_BATCH."""
     kind: str = field(default="", compare=False)
+    """Class of the stage's module, if its own code alone computes the value."""
     dtype: str | None = field(default=None, compare=False)
+    """Dtype of the computation, if the tensor is wider."""
 
 
 def address_of(item: NamedParameter, phase: Phase, what: str) -> ValueAddress:
-    """Where a value of a parameter stands; `what` is such as "gradient" or "update"."""
+    """Return the address of a parameter's value; `what` is "gradient", "update" or a moment."""
     dtype = str(item.tensor.dtype).removeprefix("torch.")
     short = item.name.removeprefix(item.module).removeprefix(".")
     kind = item.kind if what == "gradient" and phase == "backward" else ""
@@ -51,51 +50,51 @@ def address_of(item: NamedParameter, phase: Phase, what: str) -> ValueAddress:
 
 
 class StepValueHandler(Protocol):
-    """What is done with the values of a step, as `StepObserver` shows them."""
+    """A receiver of the values that `StepObserver` sees in a step."""
 
     def begin_step(self, step: int) -> None:
-        """Called before a step runs: all values until `end_step` are of this step."""
+        """Assign all values until `end_step` to this step."""
 
     def observe(self, address: ValueAddress, value: Tensor) -> Tensor:
-        """Called with each value as its phase ends; returns the one for the next phase."""
+        """Take a value as its phase ends, and return the value for the next phase."""
 
     def observe_sum(self, addresses: Sequence[ValueAddress], value: Tensor) -> None:
-        """Called with a value that is the sum of those of several micro-batches."""
+        """Take the sum of the values of several micro-batches."""
 
     def observe_state(self, name: str, state: Tensor) -> Tensor:
-        """Called with a state that is not judged; returns the one to go on with."""
+        """Take a state that is not judged, and return the state to continue with."""
 
     def find(self, address: ValueAddress) -> Tensor | None:
-        """The reference's value; None where it has none, or is being recorded."""
+        """Return the reference's value; None without one, or while it is recorded."""
 
     def expected(self, phase: Phase) -> Iterable[ValueAddress]:
-        """Where the reference has values of `phase` in this step; empty while it is recorded."""
+        """Return the addresses of the reference's values of `phase`; none while it is recorded."""
 
     def end_step(self) -> None:
-        """Called when the step has run."""
+        """Finish the step."""
 
 
 @dataclass(slots=True)
 class StepValues:
-    """All values of one step, as a trace keeps them.
-
-    stored: the exact values.
-    unchanged: values that a phase leaves as they were injected, each with the stored one from which
-        it was made: a single process's reduction leaves all gradients so.
-    states: what is injected and not judged, by name.
-    """
+    """All values of one step, as a trace stores them."""
 
     stored: dict[ValueAddress, Tensor] = field(default_factory=dict)
+    """The exact values."""
     unchanged: dict[ValueAddress, ValueAddress] = field(default_factory=dict)
+    """Values that a phase left as injected, each with the stored value it was rounded from.
+
+    In a single process these are all gradients after the reduction.
+    """
     states: dict[str, Tensor] = field(default_factory=dict)
+    """Injected states that are not judged."""
 
     @property
     def addresses(self) -> tuple[ValueAddress, ...]:
-        """Of all values that are judged."""
+        """Addresses of all judged values."""
         return (*self.stored, *self.unchanged)
 
     def write(self, writer: TraceWriter, step: int) -> None:
-        """Attach the values to a trace: numbered tensors, and a table of what each is."""
+        """Attach the values to a trace, as numbered tensors and a table of their addresses."""
         tensors = [*self.stored.values(), *self.states.values()]
         numbers = {address: number for number, address in enumerate(self.stored)}
         sources = numbers | {new: numbers[old] for new, old in self.unchanged.items()}
@@ -108,7 +107,7 @@ class StepValues:
 
     @classmethod
     def read(cls, trace: Trace, step: int) -> Self:
-        """The values that `write` attached."""
+        """Read the values that `write` attached."""
         tensors = trace.attachment(_attachment(step))
         table: Any = trace.attachment_json(f"{_attachment(step)}-table")
         owners: dict[int, ValueAddress] = {}

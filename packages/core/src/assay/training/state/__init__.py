@@ -1,1 +1,1 @@
-"""What a training step starts from and leaves: parameters, moments, generators, on one rank or many."""
+"""The state between training steps: parameters, moments, generators, on one rank or many."""

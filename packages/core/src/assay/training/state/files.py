@@ -1,4 +1,4 @@
-"""Nested states on disk without pickle: one safetensors file, and one JSON file for the rest."""
+"""Stores nested states without pickle: tensors in a safetensors file, the rest in a JSON file."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -23,9 +23,9 @@ _TENSORS = "tensors_digest"
 
 
 def write_state(path: Path, state: Mapping[str, Any]) -> None:
-    """Write `state` as PATH.safetensors and PATH.json, which has the digests of both.
+    """Write nested tensors and JSON values as PATH.safetensors and PATH.json.
 
-    state: dictionaries, lists and tuples of tensors and JSON values.
+    The JSON file has the digests of both.
     """
     tensors: dict[str, Tensor] = {}
     structure = _to_json(state, tensors)
@@ -36,9 +36,9 @@ def write_state(path: Path, state: Mapping[str, Any]) -> None:
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    """Read what `write_state` wrote, with every tensor on the CPU.
+    """Read the files of `write_state`, with every tensor on the CPU.
 
-    Raises: UnreadableFileError if either file is damaged or was changed.
+    Raises: UnreadableFileError if either file is damaged or changed.
     """
     content = read_sealed_json(path.with_suffix(".json"))
     file = path.with_suffix(".safetensors")
@@ -53,15 +53,15 @@ def read_state(path: Path) -> dict[str, Any]:
 
 
 def fingerprint(state: Mapping[str, Any]) -> dict[str, str]:
-    """For each leaf of `state` its path and a hash of its value: equal exactly if all bits are.
+    """Return a hash of each leaf of `state` by its path: equal exactly if all bits are.
 
-    A sequence without tensors and dictionaries, as the state of Python's generator is, is one leaf.
+    A sequence without tensors and dictionaries, such as the state of Python's generator, is one leaf.
     """
     return {path.removeprefix("."): hash_value(leaf) for path, leaf in _values(state, "")}
 
 
 def hash_value(leaf: object) -> str:
-    """A hash of one leaf of a state, its dtype and shape: equal exactly if all bits are."""
+    """Hash one leaf of a state with its dtype and shape: equal exactly if all bits are."""
     if not isinstance(leaf, Tensor):
         return xxhash.xxh3_128_hexdigest(repr(leaf).encode())
     flat = leaf.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
@@ -86,8 +86,8 @@ def _is_plain(value: object) -> bool:
     return not isinstance(value, Mapping | Tensor)
 
 
-# Three kinds of values that JSON lacks stand as an object with one of these keys; dictionaries,
-# whose keys may be numbers, as pairs.
+# Values that JSON lacks become an object with one key, "tensor", "tuple" or "pairs". Dictionaries are
+# pairs because their keys may be numbers.
 def _to_json(value: object, tensors: dict[str, Tensor]) -> object:
     if isinstance(value, Tensor):
         name = str(len(tensors))

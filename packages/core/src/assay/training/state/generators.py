@@ -1,4 +1,4 @@
-"""The state of every generator that a training step may draw from."""
+"""States of the random number generators that a training step may draw from."""
 
 import random
 from collections.abc import Iterator, Mapping
@@ -12,10 +12,9 @@ from assay.training.state.files import fingerprint
 
 
 def generator_states(torch_device: str) -> dict[str, Any]:
-    """The states of all generators, made of tensors and of what JSON knows.
+    """Return the states of all generators, as tensors and JSON values.
 
-    Returns: `python`, `numpy` and `torch` (the host's); on another `torch_device` than the host
-        also `device`.
+    Returns: `python`, `numpy` and `torch` (the host's), and `device` unless that is the host.
     """
     numpy_state: Any = np.random.get_state(legacy=False)  # noqa: NPY002 - what model code draws from
     states: dict[str, Any] = {
@@ -36,7 +35,7 @@ def generator_states(torch_device: str) -> dict[str, Any]:
 
 
 def restore_generators(states: Mapping[str, Any], torch_device: str) -> None:
-    """Set every generator as it was when `generator_states` was called."""
+    """Restore the states that `generator_states` returned."""
     random.setstate(states["python"])
     numpy_state = states["numpy"]
     key = numpy_state["state"]["key"].numpy().astype(np.uint32)
@@ -50,34 +49,33 @@ def restore_generators(states: Mapping[str, Any], torch_device: str) -> None:
 
 
 class DrawnGenerators:
-    """Finds out from which generators the steps of a trainer draw.
+    """Finds the generators that the steps of a run draw from.
 
-    One is made for each run. Steps are made inside of `observed`; `names` is read at the end.
-
-    names: `python`, `numpy`, `torch`, `device`: those whose state a step has changed.
+    Make each step inside of `observed`, and read `names` at the end.
     """
 
     def __init__(self, torch_device: str) -> None:
         self._torch_device = torch_device
         self.names: frozenset[str] = frozenset()
+        """Generators whose state a step has changed: `python`, `numpy`, `torch`, `device`."""
 
     @contextmanager
     def observed(self) -> Iterator[None]:
-        """Inside is one step."""
+        """Observe one step inside this context."""
         before = self.hashes()
         yield
         after = self.hashes()
         self.names |= {name for name, value in before.items() if after[name] != value}
 
     def states(self) -> dict[str, Any]:
-        """The present state of each."""
+        """Return the current state of each generator."""
         return generator_states(self._torch_device)
 
     def restore(self, states: Mapping[str, Any]) -> None:
-        """Set each as it was when `states` was called."""
+        """Restore what `states` returned."""
         restore_generators(states, self._torch_device)
 
     def hashes(self) -> dict[str, str]:
-        """For each generator by its name a hash of its present state."""
+        """Return a hash of the current state of each generator."""
         states = self.states()
         return {name: repr(fingerprint({name: state})) for name, state in states.items()}

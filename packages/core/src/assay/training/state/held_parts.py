@@ -1,4 +1,4 @@
-"""What one rank holds of a trainer's parameters and moments."""
+"""Hashes the parts of parameters and moments that one rank holds."""
 
 from torch import Tensor
 
@@ -10,7 +10,7 @@ from assay.training.state.sharding import coordinates_of, local_part
 
 
 def hash_held_parts(trainer: Trainer) -> dict[HeldPart, str]:
-    """Of every parameter, and of what the optimizer keeps of it, the part that this rank has."""
+    """Hash this rank's part of every parameter and of its optimizer moments."""
     held = {}
     for item in named_parameters(trainer.model):
         values = {None: item.tensor.detach(), **trainer.optimizer.state.get(item.tensor, {})}

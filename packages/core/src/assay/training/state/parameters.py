@@ -1,4 +1,4 @@
-"""Parameters and buffers under the names of the unwrapped model."""
+"""Parameters and buffers by their names in the unwrapped model."""
 
 from dataclasses import dataclass
 
@@ -9,16 +9,17 @@ from assay.sites import unwrapped_path
 
 @dataclass(frozen=True, slots=True)
 class NamedParameter:
-    """A parameter by its name in the unwrapped model, and the module that owns it."""
+    """A parameter and the module that owns it."""
 
     name: str
+    """Full name in the unwrapped model."""
     module: str
     kind: str
     tensor: nn.Parameter
 
 
 def named_parameters(model: nn.Module) -> list[NamedParameter]:
-    """All parameters, each once, under the names of the unwrapped model."""
+    """List all parameters, each once."""
     modules = dict(model.named_modules())
     found = []
     for path, parameter in model.named_parameters():
@@ -30,7 +31,7 @@ def named_parameters(model: nn.Module) -> list[NamedParameter]:
 
 
 def untrained_values(model: nn.Module) -> dict[str, Tensor]:
-    """Buffers and frozen parameters, under the names of the unwrapped model."""
+    """Return buffers and frozen parameters by their names in the unwrapped model."""
     values: dict[str, Tensor] = dict(model.named_buffers())
     values |= {name: p for name, p in model.named_parameters() if not p.requires_grad}
     return {unwrapped_path(name): value for name, value in values.items()}

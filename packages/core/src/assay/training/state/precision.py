@@ -1,4 +1,4 @@
-"""In which precision a trainer keeps what it trains, beside the dtype that it computes in."""
+"""The precision in which a trainer keeps parameters and moments, as opposed to the compute dtype."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,21 +16,22 @@ _FEWEST_ELEMENTS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class KeptNarrow:
-    """What a trainer keeps in a dtype narrower than float32.
-
-    parameters: trained ones of which the optimizer has no wider copy either; copied: those of which
-        it has one. moments: name of the parameter and of the moment.
-    """
+class KeptPrecision:
+    """Names of parameters and moments that are kept in a dtype narrower than float32."""
 
     parameters: list[str] = field(default_factory=list)
+    """Trained parameters without a wider copy in the optimizer."""
     copied: list[str] = field(default_factory=list)
+    """Trained parameters with a wider copy in the optimizer."""
     moments: list[str] = field(default_factory=list)
+    """Name of the parameter and of the moment, with a space between."""
+    rounded: list[str] = field(default_factory=list)
+    """Float32 parameters that are rounded between two steps; `rounded_weights` finds them."""
 
 
-def find_kept_narrow(trainer: Trainer) -> KeptNarrow:
-    """What of the trained parameters and of the optimizer's state is narrower than float32."""
-    found = KeptNarrow()
+def find_kept_narrow(trainer: Trainer) -> KeptPrecision:
+    """Find trained parameters and moments narrower than float32."""
+    found = KeptPrecision()
     held = [p for group in trainer.optimizer.param_groups for p in group["params"]]
     for item in named_parameters(trainer.model):
         if not item.tensor.requires_grad:
@@ -52,11 +53,12 @@ def find_kept_narrow(trainer: Trainer) -> KeptNarrow:
 def rounded_weights(
     trainer: Trainer, start: Mapping[str, Tensor], dtype: torch.dtype
 ) -> Iterator[list[str]]:
-    """The wide parameters that the last optimizer step inside finds rounded to `dtype`.
+    """Yield a list of the wide parameters that the latest optimizer step found rounded to `dtype`.
 
-    start: what they were before training. An updated weight that is kept in float32 does not fit a
-    narrower dtype; all changed elements of these do, so something has rounded them in between.
-    A collective on several ranks.
+    An updated weight kept in float32 does not fit a narrower dtype. If all changed elements of a
+    parameter do, something rounded them. A collective on several ranks.
+
+    start: parameters before training.
     """
     rounded: list[str] = []
 
@@ -78,7 +80,7 @@ def rounded_weights(
 
 
 def fits(value: Tensor, dtype: torch.dtype) -> Tensor:
-    """Which elements of `value` lose nothing in `dtype`, bool."""
+    """Return a mask of the elements that are exact in `dtype`."""
     return value.to(dtype).to(value.dtype) == value
 
 
@@ -88,7 +90,6 @@ def _is_rounded(value: Tensor, start: Tensor, dtype: torch.dtype) -> bool:
 
 
 def _is_copy(value: object, parameter: Tensor) -> bool:
-    """Whether `value` is the parameter in a wider dtype."""
     if not isinstance(value, Tensor) or not value.is_floating_point() or _is_narrow(value):
         return False
     wide, narrow = local_part(value.detach()), local_part(parameter.detach())

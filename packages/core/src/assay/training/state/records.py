@@ -1,4 +1,4 @@
-"""What is reported of a trainer's state: values by where they lie, and where parameters end."""
+"""Records of a trainer's state. Importing it imports no torch."""
 
 from dataclasses import dataclass
 
@@ -7,31 +7,28 @@ from assay.verdicts import Number, Record
 
 @dataclass(frozen=True, slots=True, order=True)
 class StateValue:
-    """One value of a trainer's state.
-
-    path: all of where it lies, as a verdict names it.
-    part: of the state: "model", "moments", "optimizer", "generators", or what a trainer adds.
-    parameter: the parameter or buffer, as the unwrapped model calls it, that the value is; None for
-        all other values.
-    """
+    """The address of one value in a trainer's state."""
 
     path: str
+    """The full path, as a verdict names it."""
     part: str
+    """One of "model", "moments", "optimizer", "generators", or a key that the trainer adds."""
     parameter: str | None = None
+    """Name of the parameter or buffer in the unwrapped model; None for any other value."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeldPart:
-    """What one rank has of a parameter, or of a moment that the optimizer keeps for it.
-
-    moment: name of the moment; None for the parameter itself.
-    coordinates: for each mesh axis that divides the value its number and the rank's place on it.
-        Ranks with equal coordinates have the same part.
-    """
+    """The part of a parameter, or of one of its optimizer moments, that a rank holds."""
 
     parameter: str
     moment: str | None = None
+    """Name of the moment; None for the parameter itself."""
     coordinates: tuple[tuple[int, int], ...] = ()
+    """Number of each mesh axis that divides the value, and the rank's place on that axis.
+
+    Ranks with equal coordinates hold the same part.
+    """
 
     def __str__(self) -> str:
         name = self.parameter if self.moment is None else f"{self.parameter} {self.moment}"
@@ -39,11 +36,10 @@ class HeldPart:
 
 
 class TrajectoryRecord(Record):
-    """Where a free run takes a parameter: medians over its elements.
-
-    error: distance from where the recorded steps end; size: of the values there.
-    """
+    """How far a parameter at the end of a free run is from where the recorded steps end."""
 
     parameter: str
     error: Number
+    """Median over the elements of the absolute difference."""
     size: Number
+    """Median absolute value at the end of the recorded steps."""

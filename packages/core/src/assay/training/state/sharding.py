@@ -1,7 +1,6 @@
-"""Values that are spread over ranks: put together, and taken apart again.
+"""Gathers values that are sharded over ranks, and shards them again.
 
-Every function is a collective where a value is a DTensor: all ranks of its mesh call it, in the
-same order.
+For a DTensor every function is a collective: all ranks of its mesh call it in the same order.
 """
 
 import torch
@@ -11,34 +10,34 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 
 def whole(value: Tensor) -> Tensor:
-    """The whole tensor, on every rank."""
+    """Return the whole tensor on every rank."""
     return value.full_tensor() if isinstance(value, DTensor) else value
 
 
 def put(target: Tensor, value: Tensor) -> None:
-    """Make `target`, or what this rank holds of it, equal to the whole `value`."""
+    """Copy the whole `value` into `target`, or this rank's part of it."""
     with torch.no_grad():
         target.copy_(part_like(value, target))
 
 
 def part_like(value: Tensor, like: Tensor) -> Tensor:
-    """The whole `value`, spread over ranks as `like` is, on its device and in its dtype."""
+    """Return the whole `value` sharded like `like`, on its device and in its dtype."""
     value = value.to(device=like.device, dtype=like.dtype)
     if not isinstance(like, DTensor):
         return value
-    # Every rank has the whole value: nothing is sent.
+    # Every rank has the whole value, so nothing is sent.
     return distribute_tensor(value, like.device_mesh, like.placements, src_data_rank=None)
 
 
 def moment_like(value: object, parameter: Tensor) -> object:
-    """A whole moment, spread over ranks as its parameter is; a counter as it is. A copy."""
+    """Copy a whole moment and shard it like its parameter; copy a counter."""
     if not isinstance(value, Tensor):
         return value
     return part_like(value, parameter.detach()).clone() if value.ndim else value.detach().clone()
 
 
 def coordinates_of(value: Tensor) -> tuple[tuple[int, int], ...]:
-    """For each mesh axis that divides `value` its number, and this rank's place on it."""
+    """Return number and this rank's place for each mesh axis that divides `value`."""
     if not isinstance(value, DTensor):
         return ()
     places = value.device_mesh.get_coordinate() or [0] * len(value.placements)
@@ -50,23 +49,23 @@ def coordinates_of(value: Tensor) -> tuple[tuple[int, int], ...]:
 
 
 def local_part(value: Tensor) -> Tensor:
-    """What this rank holds."""
+    """Return this rank's part of a value."""
     return value.to_local() if isinstance(value, DTensor) else value
 
 
 class PartialSums:
-    """Gradients before their reduction: every rank of `group` holds a part of each sum."""
+    """Sums over ranks of gradients before their reduction."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
         self._group = group
 
     @property
     def num_ranks(self) -> int:
-        """How many parts each sum has."""
+        """Number of parts of each sum."""
         return self._group.size()
 
     def total(self, value: Tensor) -> Tensor:
-        """The sum over the ranks, added up in float64."""
+        """Return the sum over the ranks, in float64."""
         total = value.detach().to("cpu", torch.float64)
         dist.all_reduce(total, group=self._group)
         return total
@@ -74,7 +73,7 @@ class PartialSums:
     def products_by_owner(self, actual: Tensor, expected: Tensor) -> Tensor:
         """Return sums of actual * expected and expected**2 by owning rank, (2, ranks).
 
-        A rank owns the elements that `share` gave to it whole.
+        A rank owns the elements that `share` returns to it whole.
         """
         products = torch.stack([actual * expected, expected * expected]).flatten(1)
         turn = torch.arange(products.shape[1], device=products.device) % (2 * self.num_ranks)
@@ -82,10 +81,10 @@ class PartialSums:
         return sums[:, : self.num_ranks]
 
     def share(self, total: Tensor, dtype: torch.dtype) -> Tensor:
-        """This rank's part of a sum, which is exact in `dtype`.
+        """Return this rank's part of a sum that is exact in `dtype`.
 
-        The elements take turns: one rank has all of an element, or it and the next one have a half
-        each. A reduction that takes one part for all, the largest, or a mean of some, is seen.
+        By turns, one rank has all of an element, or it and the next rank have half each. This shows a
+        reduction that takes a single part, the largest part, or a mean of some parts.
         """
         size, rank = self._group.size(), self._group.rank()
         number = torch.arange(total.numel(), device=total.device).reshape(total.shape) % (2 * size)

@@ -1,4 +1,4 @@
-"""The state between two steps under names that every trainer shares, read and injected."""
+"""Collects and injects a trainer's state between two steps, by names that all trainers share."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -21,19 +21,19 @@ from assay.training.state.sharding import moment_like, put, whole
 
 State = dict[str, Any]
 
-# Of what a trainer's state is made, beside what only it knows.
+# Required keys of a trainer's state.
 _PARTS = ("model", "optimizer", "generators")
 
 
 def plain_name(name: str) -> str:
-    """The name of a parameter or buffer in the unwrapped model."""
+    """Return the name of a parameter or buffer in the unwrapped model."""
     owner, _, last = name.rpartition(".")
     path = unwrapped_path(owner)
     return f"{path}.{last}" if path else last
 
 
 def collect_state(trainer: Trainer, torch_device: str) -> State:
-    """Parameters, moments by parameter, and generators, whole and copied to the host."""
+    """Copy parameters, moments by parameter, and generators, whole, to the host."""
     model = {plain_name(name): _copy(value) for name, value in trainer.model.state_dict().items()}
     names = _names_by_id(trainer.model)
     moments = {
@@ -52,10 +52,10 @@ def collect_state(trainer: Trainer, torch_device: str) -> State:
 
 
 def round_state(state: State, dtype: torch.dtype, moments: torch.dtype | None = None) -> State:
-    """`state` with parameters in `dtype`, and moments in the dtype `moments`, by default the same."""
+    """Return `state` with parameters in `dtype` and moments in `moments`, by default the same."""
 
     def rounded(value: object, to: torch.dtype) -> object:
-        # Counters are 0-dimensional.
+        # Counters have no dimensions.
         if not isinstance(value, Tensor) or not value.is_floating_point() or not value.ndim:
             return value
         return cast_within_range(value, to)
@@ -70,10 +70,9 @@ def round_state(state: State, dtype: torch.dtype, moments: torch.dtype | None = 
 
 
 def inject_state(trainer: Trainer, state: Mapping[str, Any], torch_device: str) -> list[StateValue]:
-    """Put `state` into a trainer, by its own `load_state_dict` and then by force.
+    """Inject `state` into a trainer by its own `load_state_dict`, and then directly.
 
-    Returns: what its own method did not take over; generators that its state does not have are not
-        among it.
+    Returns: values that its own method ignored, without generators that its state lacks.
     Raises: UsageError if it refuses the state.
     """
     own = trainer.state_dict()
@@ -104,7 +103,9 @@ def inject_state(trainer: Trainer, state: Mapping[str, Any], torch_device: str) 
     expected = dict(state) | {"generators": kept}
     not_loaded = sorted(differences(expected, collect_state(trainer, torch_device)))
     if any(value.part == "model" for value in not_loaded):
-        _force_model(trainer.model, state["model"])
+        for name, value in trainer.model.state_dict().items():
+            if plain_name(name) in state["model"]:
+                put(value, state["model"][plain_name(name)])
     if any(value.part == "moments" for value in not_loaded):
         _force_moments(trainer, state["moments"])
     restore_generators(state["generators"], torch_device)
@@ -112,10 +113,7 @@ def inject_state(trainer: Trainer, state: Mapping[str, Any], torch_device: str) 
 
 
 def differing_parameters(state: Mapping[str, Any], model: nn.Module) -> list[str]:
-    """Names of parameters and buffers whose values are not those of `state`.
-
-    What is kept in a wider dtype than `state` is rounded to the one that `state` has.
-    """
+    """List parameters and buffers that differ from `state`, in the narrower of their dtypes."""
     actual = {plain_name(name): value for name, value in model.state_dict().items()}
     expected = state["model"]
     return sorted(
@@ -130,9 +128,9 @@ def differing_parameters(state: Mapping[str, Any], model: nn.Module) -> list[str
 def measure_changes(
     state: Mapping[str, Any], model: nn.Module, names: Sequence[str], dtype: torch.dtype
 ) -> SetupChanges:
-    """By how much the parameters and buffers `names` of `model` differ from those of `state`.
+    """Measure how much the parameters and buffers `names` of `model` differ from those of `state`.
 
-    dtype: the one that either side may have been rounded to.
+    dtype: to which either side may have been rounded.
     """
     actual = {plain_name(name): value for name, value in model.state_dict().items()}
     expected, changes = state["model"], SetupChanges()
@@ -148,21 +146,21 @@ def measure_changes(
 
 
 def same_values(actual: Tensor, expected: Tensor) -> bool:
-    """Whether `actual` is `expected`, rounded to its dtype."""
+    """Return True if `actual` equals `expected` rounded to its dtype."""
     if actual.shape != expected.shape:
         return False
     return torch.equal(actual.detach().cpu(), cast_within_range(expected.cpu(), actual.dtype))
 
 
 def _rounds_to(actual: Tensor, expected: Tensor) -> bool:
-    """Whether the two are the same in the narrower of their dtypes."""
+    """Return True if both are equal in the narrower of their dtypes."""
     is_wider = actual.dtype.itemsize > expected.dtype.itemsize
     value = cast_within_range(actual.detach(), expected.dtype) if is_wider else actual
     return same_values(value, expected)
 
 
 def shared_parameters(model: nn.Module) -> list[list[str]]:
-    """Groups of names that are one parameter, as tied embeddings are."""
+    """List groups of names of one parameter, such as tied embeddings."""
     groups: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         groups.setdefault(id(parameter), []).append(plain_name(name))
@@ -170,7 +168,7 @@ def shared_parameters(model: nn.Module) -> list[list[str]]:
 
 
 def differences(expected: Mapping[str, Any], actual: Mapping[str, Any]) -> set[StateValue]:
-    """Parameters, moments and generators of `expected` that `actual` has otherwise, or not at all."""
+    """Find parameters, moments and generators of `expected` that differ or are missing in `actual`."""
     wrong = {
         StateValue(f"model.{name}", "model", unwrapped_path(name))
         for name, value in expected["model"].items()
@@ -191,12 +189,6 @@ def differences(expected: Mapping[str, Any], actual: Mapping[str, Any]) -> set[S
     }
 
 
-def _force_model(model: nn.Module, values: Mapping[str, Tensor]) -> None:
-    for name, own in model.state_dict().items():
-        if plain_name(name) in values:
-            put(own, values[plain_name(name)])
-
-
 def _force_moments(trainer: Trainer, moments: Mapping[str, Any]) -> None:
     names = _names_by_id(trainer.model)
     for group in trainer.optimizer.param_groups:
@@ -209,7 +201,7 @@ def _force_moments(trainer: Trainer, moments: Mapping[str, Any]) -> None:
 
 
 def _by_index(trainer: Trainer, moments: Mapping[str, Any]) -> dict[int, Any]:
-    """Moments as a state of torch's optimizers has them: by number of the parameter."""
+    """Return moments by number of the parameter, as in the state of torch's optimizers."""
     names = _names_by_id(trainer.model)
     parameters = [p for group in trainer.optimizer.param_groups for p in group["params"]]
     return {

@@ -1,4 +1,4 @@
-"""Where a free run ends, beside where the recorded steps end."""
+"""Compares the end of a free run with the end of the recorded steps."""
 
 import torch
 from torch import Tensor, nn
@@ -10,10 +10,10 @@ from assay.training.state.states import State
 
 
 def trajectory_of(model: nn.Module, end: State) -> list[TrajectoryRecord]:
-    """How far each trained parameter of `model` is from where the recorded steps end.
+    """Measure the distance of each trained parameter of `model` from the end of the recorded steps.
 
-    Medians over its elements: an optimizer that divides by the size of a gradient turns the
-    rounding of a few that are nearly zero into whole updates. A collective on several ranks.
+    Distances are medians over elements: an optimizer that divides by the size of a gradient turns the
+    rounding of near-zero gradients into whole updates. A collective on several ranks.
     """
     trained = set(end["trainable"])
     return [
@@ -29,5 +29,5 @@ def trajectory_of(model: nn.Module, end: State) -> list[TrajectoryRecord]:
 
 
 def _median(values: Tensor) -> float:
-    # Not torch.median: of a NaN among finite values it makes the largest.
+    # torch.median would treat a NaN among finite values as the largest.
     return float(values.median()) if bool(values.isfinite().all()) else float(torch.nan)

@@ -1,19 +1,19 @@
-"""Which trained parameters had no gradient in any step: of them nothing was compared but zeros."""
+"""Finds trained parameters without gradient in any step, of which only zeros were compared."""
 
 import torch
 from torch import Tensor, nn
 
 from assay.training.state.parameters import named_parameters
 
-# Parameters of so many dims are stacked: the first dim counts experts.
+# Parameters with this many dims are stacked: the first dim counts experts.
 _STACKED = 3
 
 
 class Untouched:
-    """Collects them over the steps of a run; `add` is called after each, while gradients are there."""
+    """Collects the parameters over the steps of a run. Call `add` after each, with gradients in place."""
 
     def __init__(self) -> None:
-        # By name, for each expert of a stacked parameter and else for all of it.
+        # By name; a flag for each expert of a stacked parameter, else a single flag.
         self._reached: dict[str, Tensor] = {}
 
     def add(self, model: nn.Module) -> None:
@@ -25,7 +25,7 @@ class Untouched:
 
     @property
     def names(self) -> list[str]:
-        """Return parameters without gradient; of stacked ones, each expert: `experts.down_proj.3`."""
+        """Parameters without gradient; stacked ones by expert: `experts.down_proj.3`."""
         return [
             name if reached.ndim == 0 else f"{name}.{index}"
             for name, reached in self._reached.items()
@@ -34,7 +34,7 @@ class Untouched:
 
 
 def _reached(parameter: Tensor) -> Tensor:
-    """Whether any gradient is not zero, (experts,) of a stacked parameter, else a single one."""
+    """Return True for a nonzero gradient, by expert for a stacked parameter."""
     stacked = parameter.ndim >= _STACKED
     if parameter.grad is None:
         return torch.zeros(parameter.shape[:1] if stacked else (), dtype=torch.bool)

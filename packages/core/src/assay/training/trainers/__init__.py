@@ -1,1 +1,1 @@
-"""Trainers of torch's ways to train on several ranks; `assay.training.trainers.registry` knows their names."""
+"""Trainers for torch's kinds of parallelism, and the registry of their names."""

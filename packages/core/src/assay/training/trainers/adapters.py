@@ -1,13 +1,12 @@
-"""LoRA adapters by peft, which comes with the package that trains with them."""
+"""LoRA adapters, by peft, which assay-smoke installs."""
 
 import json
 import warnings
-from collections.abc import Mapping
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -23,8 +22,8 @@ if TYPE_CHECKING:
 
 ADAPTER_FILE = "adapter_model.safetensors"
 _CONFIG_FILE = "adapter_config.json"
-# Settings that say where an adapter comes from, not what it computes; and the layers it is on, which
-# are compared by themselves.
+# Settings about the origin of an adapter, which do not change its results, and the list of adapted
+# layers, which is compared separately.
 _NOT_COMPUTED_WITH = frozenset(
     {
         "auto_mapping", "base_model_name_or_path", "inference_mode", "peft_version", "revision",
@@ -32,7 +31,7 @@ _NOT_COMPUTED_WITH = frozenset(
     }
 )  # fmt: skip
 
-# Small, for a few steps of a small model.
+# Small values, for a few steps of a small model.
 _RANK, _ALPHA = 4, 8
 
 
@@ -41,22 +40,14 @@ class AdapterError(MachineError):
 
     @classmethod
     def damaged(cls, path: Path, problem: object) -> "AdapterError":
-        """The file at `path` is not the adapter of the model."""
+        """Report that the file at `path` is not an adapter of the model."""
         return cls(f"the adapter in {path} cannot be loaded: {shorten(problem)}")
 
 
-class _PeftModel(Protocol):
-    """What is used of a model that peft has wrapped."""
-
-    peft_config: Mapping[str, Any]
-
-    def save_pretrained(self, folder: Path, *, save_embedding_layers: bool) -> None: ...
-
-
 def add_lora(model: nn.Module, dropout: float) -> nn.Module:
-    """`model` with a trainable adapter on every linear layer but the head; the rest is frozen."""
+    """Add a trainable adapter to every linear layer but the head, and freeze the rest."""
     with warnings.catch_warnings():
-        # peft 0.21 asks transformers 5.23 for an attribute under its old name.
+        # peft 0.21 reads an attribute of transformers 5.23 by its old name.
         warnings.simplefilter("ignore", FutureWarning)
         warnings.filterwarnings("ignore", "fan_in_fan_out is set to False")  # peft corrects it
         wrapped: nn.Module = _import_peft().get_peft_model(model, lora_config(model, dropout))
@@ -64,7 +55,7 @@ def add_lora(model: nn.Module, dropout: float) -> nn.Module:
 
 
 def lora_config(model: nn.Module, dropout: float) -> Any:  # noqa: ANN401 - peft's LoraConfig
-    """What `add_lora` adds, for libraries that add it themselves."""
+    """Return the configuration of `add_lora`, for libraries that add adapters themselves."""
     return _import_peft().LoraConfig(
         r=_RANK,
         lora_alpha=_ALPHA,
@@ -100,8 +91,8 @@ def _adapted(model: nn.Module) -> list[str]:
 
 
 def adapter_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """The adapter of `model`, under the names that its file has."""
-    # Left to choose, peft asks the hub whether embeddings were resized.
+    """Return the adapter of `model`, by the names in its file."""
+    # By default, peft asks the hub if embeddings were resized.
     tensors: dict[str, Tensor] = _import_peft().get_peft_model_state_dict(
         model, save_embedding_layers=False
     )
@@ -109,22 +100,22 @@ def adapter_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def save_adapter(model: nn.Module, folder: Path) -> None:
-    """Write the adapter of `model` as peft's users find it."""
-    cast("_PeftModel", model).save_pretrained(folder, save_embedding_layers=False)
+    """Write the adapter of `model` as a peft folder."""
+    cast("Any", model).save_pretrained(folder, save_embedding_layers=False)
 
 
 def read_adapter(folder: Path) -> dict[str, Tensor]:
-    """The tensors that an adapter's file holds. Raises: AdapterError."""
+    """Read the tensors of an adapter's file. Raises: AdapterError."""
     path = folder / ADAPTER_FILE
     try:
-        with open_file(path):  # opening a FIFO would wait
+        with open_file(path):  # refuses a FIFO, which would block
             return load_file(path)
     except (OSError, UnreadableFileError, SafetensorError) as error:
         raise AdapterError.damaged(path, error) from error
 
 
 def other_adapter_settings(model: nn.Module, folder: Path) -> list[str]:
-    """Settings in an adapter's folder that change what it computes, and are not the model's.
+    """List settings in an adapter's folder that change results and differ from the model's.
 
     Raises: AdapterError.
     """
@@ -133,20 +124,20 @@ def other_adapter_settings(model: nn.Module, folder: Path) -> list[str]:
         saved = read_json_object(path)
     except UnreadableFileError as error:
         raise AdapterError.damaged(path, error) from error
-    own = cast("_PeftModel", model).peft_config["default"]
+    own = cast("Any", model).peft_config["default"]
     wrong = sorted(
         name
         for name, value in own.to_dict().items()
         if name not in _NOT_COMPUTED_WITH and not _is_alike(saved.get(name), value)
     )
-    # A folder may name more than one stage of a pipeline has.
+    # The folder may name layers of other pipeline stages.
     if not set(own.target_modules) <= _texts(saved.get("target_modules")):
         wrong.append("target_modules")
     return wrong
 
 
 def _is_alike(saved: Any, own: object) -> bool:  # noqa: ANN401 - a value of JSON
-    """Whether JSON has kept a setting; nothing and an empty collection are alike."""
+    """Return True if a setting survived JSON; None equals an empty collection."""
     if isinstance(own, set | frozenset):
         return _texts(saved) == own
     if isinstance(own, list | tuple | dict):
@@ -159,10 +150,10 @@ def _texts(saved: object) -> set[str]:
 
 
 def load_adapter(model: nn.Module, folder: Path) -> None:
-    """Put the adapter in `folder` into `model`.
+    """Load the adapter in `folder` into `model`.
 
-    Raises: AdapterError if the file does not hold just the tensors that the model has: peft
-        itself keeps the fresh ones for those that are missing.
+    Raises: AdapterError unless the file has exactly the model's tensors; peft itself ignores missing
+        ones.
     """
     found, wanted = read_adapter(folder), adapter_tensors(model)
     for name in sorted(found.keys() | wanted.keys()):

@@ -1,4 +1,4 @@
-"""The feature `compile`: every decoder layer is compiled in place, before anything is wrapped around it."""
+"""The feature `compile`: compiles every decoder layer in place, before any wrapping."""
 
 from typing import Any
 
@@ -8,18 +8,18 @@ from assay.devices.base import DeviceVendor
 from assay.errors import UsageError
 from assay.parallel.layers import decoder_layers
 
-# Dynamo keeps so many compilations of one function, and runs what is beyond them uncompiled: more
-# than the shapes of any run here.
+# Dynamo keeps this many compilations of one function, and runs further shapes uncompiled. No run has
+# so many shapes.
 _MOST_COMPILATIONS = 4096
 
 
 def backend_of(vendor: DeviceVendor) -> str:
-    """The name for `torch.compile(backend=...)` by which training is compiled."""
+    """Return the backend of `torch.compile` for training."""
     return vendor.training_compile_backend or vendor.compile_backend
 
 
 def describe_compiling(vendor: DeviceVendor) -> str:
-    """What a verdict says of it."""
+    """Describe compilation for a verdict."""
     return (
         f"decoder layers are compiled by {backend_of(vendor)}; where modules are measured, each is"
         " compiled by itself, and the free run alone shows what is computed in one piece"
@@ -27,9 +27,9 @@ def describe_compiling(vendor: DeviceVendor) -> str:
 
 
 def compile_layers(model: nn.Module, vendor: DeviceVendor) -> None:
-    """Have each decoder layer of `model` compiled when it is first called; its name stays.
+    """Compile each decoder layer of `model` at its first call, without renaming it.
 
-    Raises: UsageError for a model whose layers are not known.
+    Raises: UsageError for a model without known layers.
     """
     import torch._dynamo.config as dynamo
 
@@ -43,12 +43,12 @@ def compile_layers(model: nn.Module, vendor: DeviceVendor) -> None:
     if hasattr(model.config, "use_cache"):
         model.register_forward_pre_hook(_without_cache, with_kwargs=True)
     for layer in layers:
-        # For each shape anew: what a resumed run computes must not hang on the shapes before. One
-        # program for all shapes would do, but few compilers of accelerators make it, and tracing
-        # it takes five times as long.
+        # Each shape has its own compilation, so that results of a resumed run do not depend on earlier
+        # shapes. Few compilers of accelerators support dynamic shapes, and tracing them takes five
+        # times as long.
         layer.compile(backend=backend_of(vendor), dynamic=False)
 
 
 def _without_cache(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-    """Training reads no key-value cache; with one, no two layers share a compilation."""
+    """Turn off the key-value cache, with which no two layers share a compilation."""
     return args, {"use_cache": False, **kwargs}

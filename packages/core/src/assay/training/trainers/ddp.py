@@ -1,7 +1,6 @@
-"""DistributedDataParallel: every rank has the whole model."""
+"""DistributedDataParallel: every rank holds the whole model."""
 
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -9,25 +8,17 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from assay.training.protocol import TrainerTraits
 from assay.training.trainers.reference import ReferenceTrainer
 
 
 class DDPTrainer(ReferenceTrainer):
-    """Gradients are added up in buckets while the last micro-batch's backward runs."""
+    """Reduces gradients in buckets while the backward pass of the last micro-batch runs."""
 
+    reduced_in_backward_by = "DistributedDataParallel"
     _replica: nn.Module
 
-    @property
-    def traits(self) -> TrainerTraits:
-        """The reduction is done when `reduce_gradients` is called."""
-        if self.data.size == 1:
-            return super().traits
-        reason = "DistributedDataParallel adds gradients up inside of backward"
-        return replace(super().traits, invisible_phases={"reduce": reason})
-
     def distribute(self, model: nn.Module) -> nn.Module:
-        """The model itself: what wraps it is called instead, and holds no name of its own."""
+        """Wrap the model, and return it without the wrapper, which adds a prefix to names."""
         if self.data.size == 1:
             self._replica = model
             return model
@@ -42,16 +33,13 @@ class DDPTrainer(ReferenceTrainer):
         return self._replica
 
     def accumulating(self, num_left: int) -> AbstractContextManager[Any]:
-        """Around each micro-batch: gradients are reduced after the last one only."""
+        """Return the context of a micro-batch: only the last one reduces gradients."""
         if num_left and isinstance(self._replica, DistributedDataParallel):
             return self._replica.no_sync()
         return nullcontext()
 
-    def reduce_gradients(self) -> None:
-        """Leave the gradients as they are: backward has reduced them."""
-
     def teardown(self) -> None:
-        """Let go of the wrapper too."""
+        """Release the wrapper too."""
         del self._replica
         super().teardown()
 
@@ -60,11 +48,7 @@ def add_up(
     group: dist.ProcessGroup,
     bucket: dist.GradBucket,  # type: ignore[name-defined]
 ) -> torch.futures.Future[Tensor]:
-    """Sums of gradients: losses are shares of the step's mean already, there is none to take."""
+    """Sum gradients without averaging: losses are already shares of the step's mean."""
     work = dist.all_reduce(bucket.buffer(), group=group, async_op=True)
-    future: torch.futures.Future[Tensor] = work.get_future().then(_first)
+    future: torch.futures.Future[Tensor] = work.get_future().then(lambda done: done.value()[0])
     return future
-
-
-def _first(done: torch.futures.Future[list[Tensor]]) -> Tensor:
-    return done.value()[0]

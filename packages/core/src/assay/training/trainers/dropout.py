@@ -1,4 +1,4 @@
-"""Which models cannot be trained as a single process trains them, since dropout draws other masks."""
+"""Refuses models whose dropout would draw other masks than the reference's."""
 
 from typing import TYPE_CHECKING, cast
 
@@ -11,14 +11,11 @@ if TYPE_CHECKING:
 
 
 def require_no_dropout(model: nn.Module, why: str) -> None:
-    """Raise UsageError for a model whose configuration asks for dropout.
-
-    why: masks are others than those of the reference, and what to do.
-    """
+    """Raise UsageError, with the reason `why`, for a model whose configuration has dropout."""
     drawn = [
         f"{name} {value}"
         for name, value in cast("PreTrainedModel", model).config.to_dict().items()
-        # GPT-2 has attn_pdrop, embd_pdrop and resid_pdrop; summaries are a classifier's.
+        # GPT-2 has attn_pdrop, embd_pdrop and resid_pdrop. The summary belongs to classifiers.
         if name.endswith(("dropout", "pdrop"))
         and not name.startswith("summary")
         and isinstance(value, float | int)

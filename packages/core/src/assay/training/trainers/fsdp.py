@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,26 +13,18 @@ from assay.parallel.checkpoints.consolidation import save_adapters, save_model
 from assay.parallel.checkpoints.sharded import load_checkpoint, save_checkpoint
 from assay.parallel.clipping import clip_gradients
 from assay.parallel.fsdp import shard_parameters
-from assay.training.protocol import TrainerTraits
 from assay.training.state.sharding import moment_like, put, whole
 from assay.training.trainers.reference import ReferenceTrainer
 
 
 class FSDPTrainer(ReferenceTrainer):
-    """Every decoder layer is a unit, and the rest of the model another one."""
+    """Shards every decoder layer as a unit, and the rest of the model as another one."""
 
     features = ReferenceTrainer.features | {"cpu-offload"}
-
-    @property
-    def traits(self) -> TrainerTraits:
-        """The reduction is done when `reduce_gradients` is called."""
-        if self.data.size == 1:
-            return super().traits
-        reason = "FSDP2 adds gradients up inside of backward"
-        return replace(super().traits, invisible_phases={"reduce": reason})
+    reduced_in_backward_by = "FSDP2"
 
     def distribute(self, model: nn.Module) -> nn.Module:
-        """Shard every decoder layer, then what is left."""
+        """Shard every decoder layer, then the rest."""
         if self.mesh is None:
             return model
         dtype = getattr(torch, parse_run(self.plan.run).dtype)
@@ -45,28 +36,25 @@ class FSDPTrainer(ReferenceTrainer):
         )
 
     def computing(self) -> AbstractContextManager[Any]:
-        """Around each forward pass: sharded parameters are gathered in the dtype to compute in."""
+        """Return the context of each forward pass; FSDP gathers parameters in the compute dtype."""
         return super().computing() if self.mesh is None else nullcontext()
 
     def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """AdamW, one parameter after the other: several meshes do not mix in one call."""
+        """Build AdamW without foreach, which cannot mix parameters of several meshes."""
         super().build_optimizer(model)  # raises for a model without trainable parameters
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         return torch.optim.AdamW(parameters, lr=self.plan.learning_rate, foreach=False)
 
-    def reduce_gradients(self) -> None:
-        """Leave the gradients as they are: backward has reduced them."""
-
     def clip_gradients(self, max_norm: float) -> float:
-        """Scale all gradients; the norm that is returned is that of whole gradients.
+        """Scale all gradients, and return the norm of whole gradients.
 
-        A gradient that overflows on one rank is seen on all: of DTensors torch tells each.
+        For DTensors, torch reports an overflow on one rank to all ranks.
         """
         self.scaler.unscale_(self.optimizer)
         return float(clip_gradients(self._trained(), max_norm))
 
     def save_model(self, folder: Path) -> None:
-        """Put the model, of an adapted one the adapter, together and write it."""
+        """Gather and write the model, or with LoRA the adapter."""
         if self.mesh is None:
             super().save_model(folder)
         elif "lora" in self.plan.features:
@@ -75,28 +63,28 @@ class FSDPTrainer(ReferenceTrainer):
             save_model(folder, [self.model])
 
     def save_progress(self, path: Path) -> None:
-        """Write what this rank has of parameters and moments."""
+        """Write this rank's part of parameters and moments."""
         save_checkpoint(path, [self.model], self.optimizer, self.counters())
 
     def load_progress(self, path: Path) -> None:
-        """Read what the ranks wrote."""
+        """Read the ranks' parts of parameters and moments."""
         self.load_counters(load_checkpoint(path, [self.model], self.optimizer))
 
     def load_model(self, folder: Path) -> None:
-        """Leave the model as it is: `load_progress` reads parameters and moments, in parts."""
+        """Do nothing: `load_progress` reads the parameters."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that the next step depends on, whole."""
+        """Return everything that the next step depends on, whole."""
         return {name: _whole(part) for name, part in super().state_dict().items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Every rank takes its parts."""
+        """Load this rank's parts of a whole state."""
         for name, value in self.model.state_dict().items():
             put(value, state["model"][name])
         self._load_rest(state)
 
     def load_optimizer(self, state: Mapping[str, Any]) -> None:
-        """Moments are spread as their parameters are."""
+        """Load moments, sharded like their parameters."""
         moments = {
             number: {
                 name: moment_like(value, parameter)
@@ -109,7 +97,6 @@ class FSDPTrainer(ReferenceTrainer):
 
 
 def _whole(value: object) -> object:
-    """A nested state with whole tensors in place of sharded ones."""
     if isinstance(value, Tensor):
         return whole(value)
     if isinstance(value, dict):

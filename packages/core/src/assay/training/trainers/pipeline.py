@@ -1,4 +1,4 @@
-"""Pipelines: each rank of `pp` has some of the layers."""
+"""Pipeline parallelism: each rank of `pp` has some of the layers."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,7 +16,7 @@ from assay.training.batches import MicroBatch
 from assay.training.protocol import TrainerTraits, TrainingPlan
 from assay.training.shapes import OF_NAMED_PIPELINES
 from assay.training.trainers.adapters import add_lora
-from assay.training.trainers.mesh import Axis
+from assay.training.trainers.mesh import MeshAxis
 from assay.training.trainers.setups import set_up
 from assay.training.trainers.tensor_parallel import TensorParallelTrainer
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from transformers import PretrainedConfig
 
-# It gives the table its dtype. Later stages have hidden states in place of the embeddings.
+# Only its dtype matters. Later stages pass hidden states instead of embeddings.
 _UNMEASURED_PORTS = frozenset({("model.rotary_emb", "input.x")})
 
 
 class PipelineTrainer(TensorParallelTrainer):
-    """One stage for each rank of `pp`, under 1F1B; its stage divided over `tp`, sharded over `dp`.
+    """Runs one stage on each rank of `pp` under 1F1B, divided over `tp` and sharded over `dp`.
 
-    `state_dict` is that of the rank's own stage.
+    `state_dict` covers the rank's own stage.
     """
 
     features = frozenset({"lora", "cpu-offload", "mixed-precision"})
@@ -39,8 +39,8 @@ class PipelineTrainer(TensorParallelTrainer):
     pipeline_shapes = OF_NAMED_PIPELINES
 
     def build_model(self, plan: TrainingPlan) -> nn.Module:
-        """This rank's stage, in training mode on its device."""
-        self.stages = Axis.of(self.mesh, "pp")
+        """Build this rank's stage, in training mode on its device."""
+        self.stages = MeshAxis.of(self.mesh, "pp")
         if self.stages.size == 1:
             return super().build_model(plan)
         stage = self._load_stage(plan)
@@ -57,7 +57,7 @@ class PipelineTrainer(TensorParallelTrainer):
 
     @property
     def traits(self) -> TrainerTraits:
-        """Those of its stage, what holds layers of several stages, and what the schedule calls."""
+        """Declares modules divided over stages, and the module that the schedule calls."""
         called = self.network
         path = next(path for path, one in self.model.named_modules() if one is called)
         divided = self.stages.size > 1
@@ -70,12 +70,12 @@ class PipelineTrainer(TensorParallelTrainer):
 
     @property
     def network(self) -> nn.Module:
-        """What the schedule calls for each micro-batch."""
+        """The module that the schedule calls for each micro-batch."""
         return called_module(self.model)
 
     def _load_stage(self, plan: TrainingPlan) -> nn.Module:
         if plan.setup is not None:
-            # It may change any part of the model: it has to see the whole.
+            # The setup function may change any part of the model, so it needs the whole.
             whole: Any = set_up(self.load_pretrained(plan.model), plan.setup)
             return cut_stage(whole, self._plan_stages(whole.config), self.stages.index)
         with open_weights(
@@ -95,34 +95,34 @@ class PipelineTrainer(TensorParallelTrainer):
         return StagePlan.balanced(config.num_hidden_layers, self.stages.size)
 
     def train_on(self, own: Sequence[MicroBatch], num_tokens: int) -> float:
-        """Forward and backward of this rank's micro-batches; their loss."""
+        """Run forward and backward of this rank's micro-batches, and return their loss."""
         if self.stages.size == 1:
             return super().train_on(own, num_tokens)
         return self.run_schedule([self.on_device(one) for one in own], num_tokens)
 
     def run_schedule(self, batch: Sequence[MicroBatch], num_tokens: int) -> float:
-        """Forward and backward of all micro-batches; their loss.
+        """Run forward and backward of all micro-batches, and return their loss.
 
-        Stages send tensors of one shape: micro-batches that differ go through one by one. On all
-        ranks of dp alike, or their collectives would not match.
+        Stages send tensors of one shape, so micro-batches of different shapes run one by one. All
+        ranks of dp do the same, because their collectives have to match.
         """
         alike = len({one["input_ids"].shape for one in batch}) == 1
         parts = [batch] if alike else [[one] for one in batch]
         return sum(float(self.pipeline.forward_backward(part, num_tokens)) for part in parts)
 
     def reduce_gradients(self) -> None:
-        """Add up those of embedding and head where they are one parameter."""
+        """Sum the gradients of tied embedding and head."""
         if self.stages.size > 1:
             self.pipeline.sum_tied_gradients()
 
     def clip_gradients(self, max_norm: float) -> float:
-        """Scale all gradients; the norm that is returned is that of all stages."""
+        """Scale all gradients, and return the norm over all stages."""
         if self.stages.size == 1:
             return super().clip_gradients(max_norm)
         return float(self.pipeline.clip_gradients(max_norm))
 
     def teardown(self) -> None:
-        """Let go of the schedule too."""
+        """Release the schedule too."""
         if self.stages.size > 1:
             del self.pipeline
         super().teardown()

@@ -1,4 +1,4 @@
-"""The trainer that others are held to: nothing sharded, nothing fused."""
+"""The reference trainer, without sharding or fusion."""
 
 import gc
 from collections.abc import Mapping, Sequence
@@ -33,24 +33,21 @@ from assay.training.state.generators import generator_states, restore_generators
 from assay.training.trainers.adapters import add_lora, load_adapter, save_adapter
 from assay.training.trainers.compiling import compile_layers, describe_compiling
 from assay.training.trainers.dropout import require_no_dropout
-from assay.training.trainers.mesh import Axis, open_mesh
+from assay.training.trainers.mesh import MeshAxis, open_mesh
 from assay.training.trainers.setups import set_up
 
-# Of a checkpoint folder: what users take away, and what only a resume needs.
+# Parts of a checkpoint folder. Users need the model; the rest serves to resume.
 MODEL_FOLDER = "model"
 TRAINER_STATE = "trainer"
 GENERATORS = "generators"
 
 
 class ReferenceTrainer:
-    """Trains as a textbook does, in methods that are meant to be overridden one by one.
+    """Trains like a textbook, in methods meant to be overridden one by one.
 
-    A step is: gradients set to none; for each micro-batch `compute_loss` and `backward`; then
-    `reduce_gradients`, `clip_gradients`, `optimizer_step`. Gradients stay until the next step.
-    On several ranks (axis `dp`) each trains on some of the micro-batches, and gradients are added up.
-
-    features, axes: what of a plan this trainer knows.
-    first_scale: by which the loss is multiplied under loss scaling, until gradients overflow.
+    A step sets gradients to None, calls `compute_loss` and `backward` for each micro-batch, then
+    `reduce_gradients`, `clip_gradients` and `optimizer_step`. Gradients stay until the next step.
+    On several ranks (axis `dp`), each trains on some micro-batches, and gradients are summed.
     """
 
     features: frozenset[str] = frozenset(
@@ -58,6 +55,9 @@ class ReferenceTrainer:
     )
     axes: frozenset[str] = frozenset({"dp"})
     first_scale: float = 2.0**16
+    """Initial scale of the loss under loss scaling."""
+    reduced_in_backward_by: str | None = None
+    """Name of the library that reduces gradients over the ranks of dp in backward."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
@@ -68,13 +68,17 @@ class ReferenceTrainer:
 
     @property
     def traits(self) -> TrainerTraits:
-        """What is special about this trainer: each data rank has a seed of its own."""
+        """Declares that each rank of dp has its own seed, and which phase is not visible."""
         compiled = COMPILE in self.plan.features
         notes = (describe_compiling(self.device.vendor),) if compiled else ()
-        return TrainerTraits(dropout_masks="own", notes=notes)
+        library = self.reduced_in_backward_by if self.data.size > 1 else None
+        reason = f"{library} adds gradients up inside of backward"
+        return TrainerTraits(
+            {"reduce": reason} if library else {}, dropout_masks="own", notes=notes
+        )
 
     def setup(self, plan: TrainingPlan) -> None:
-        """Build model and optimizer. Raises: UsageError for what this trainer cannot do."""
+        """Build model and optimizer. Raises: UsageError for unsupported features or axes."""
         used = {axis for axis, size in plan.mesh.items() if size > 1}
         for what, asked, known in (
             ("features", plan.features, self.features),
@@ -88,19 +92,19 @@ class ReferenceTrainer:
         self.plan = plan
         self.device = open_run(parse_run(plan.run))
         self.mesh = open_mesh(plan.mesh, self.device.torch_device)
-        self.data = Axis.of(self.mesh, "dp")
+        self.data = MeshAxis.of(self.mesh, "dp")
         self.device.seed(plan.seed)
         self.model = self.build_model(plan)
         self.optimizer = self.build_optimizer(self.model)
-        # Without the feature it changes nothing, and steps as the optimizer does.
+        # Without the feature the scaler is disabled, and only passes calls on.
         self.scaler = torch.amp.GradScaler(
             self.device_type, init_scale=self.first_scale, enabled=LOSS_SCALING in plan.features
         )
-        # What was drawn so far is the same on all ranks; masks of dropout are each data rank's own.
+        # All ranks have initialized with the same seed. Dropout masks differ between ranks of dp.
         self.device.seed(plan.seed + self.data.index)
 
     def build_model(self, plan: TrainingPlan) -> nn.Module:
-        """The model in training mode on its device, with its adapter where one is asked for."""
+        """Build the model in training mode on its device, with the requested features."""
         model: Any = self.load_pretrained(plan.model)
         model = set_up(model, plan.setup)
         if PACKED in plan.features:
@@ -116,7 +120,7 @@ class ReferenceTrainer:
         return self.distribute(model.train())
 
     def load_pretrained(self, name: str) -> nn.Module:
-        """The model of a hub name, folder or recipe as it comes."""
+        """Load the model of a hub name, folder or recipe."""
         return load_model(
             name,
             dtype=self.parameter_dtype(),
@@ -125,27 +129,27 @@ class ReferenceTrainer:
         ).model
 
     def parameter_dtype(self) -> str:
-        """In which dtype the parameters are kept: under mixed precision at least float32."""
+        """Return the dtype of the parameters, at least float32 under mixed precision."""
         return "float32" if self._is_mixed else parse_run(self.plan.run).dtype
 
     def distribute(self, model: nn.Module) -> nn.Module:
-        """Spread the model over the ranks: here each has all of it."""
+        """Distribute the model over the ranks; here each has all of it."""
         return model
 
     @property
     def network(self) -> nn.Module:
-        """What is called to compute logits."""
+        """The module to call for logits."""
         return self.model
 
     def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        """AdamW over what is trainable. Raises: UsageError if nothing is."""
+        """Build AdamW over the trainable parameters. Raises: UsageError if there are none."""
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         if not parameters:
             raise UsageError(f"{self.plan.model} has no trainable parameter")
         return torch.optim.AdamW(parameters, lr=self.plan.learning_rate)
 
     def step(self, batch: Sequence[MicroBatch]) -> StepReport:
-        """One optimizer step over the micro-batches of `batch`."""
+        """Make one optimizer step over the micro-batches of `batch`."""
         num_tokens = check_batch(batch)
         self.optimizer.zero_grad(set_to_none=True)
         with self.device.execution():
@@ -166,7 +170,7 @@ class ReferenceTrainer:
         return report
 
     def train_on(self, own: Sequence[MicroBatch], num_tokens: int) -> float:
-        """Forward and backward of this rank's micro-batches; their loss."""
+        """Run forward and backward of this rank's micro-batches, and return their loss."""
         total, run = 0.0, self.arrange(own)
         counting = counted("computes gradients", run, "micro-batches")
         for number, micro_batch in enumerate(counting, start=1):
@@ -177,27 +181,27 @@ class ReferenceTrainer:
         return total
 
     def arrange(self, own: Sequence[MicroBatch]) -> Sequence[MicroBatch]:
-        """What is run of this rank's micro-batches: each by itself, or all of them packed."""
+        """Return the micro-batches to run: each by itself, or all packed into one."""
         return [pack_rows(own)] if PACKED in self.plan.features else own
 
     def accumulating(self, num_left: int) -> AbstractContextManager[Any]:
-        """Around each micro-batch; `num_left` more of the step will follow."""
+        """Return the context of a micro-batch, after which `num_left` more follow in the step."""
         del num_left
         return nullcontext()
 
     def compute_loss(self, micro_batch: MicroBatch, num_step_tokens: int) -> Tensor:
-        """Summed token losses over the unmasked label tokens of the whole step, nats.
+        """Return the summed token losses over the unmasked label tokens of the whole step, in nats.
 
-        Over all micro-batches (and ranks) they add up to the mean of the step.
+        Over all micro-batches and ranks, they add up to the mean of the step.
         """
         names = ("input_ids", "attention_mask", "position_ids")
         inputs: dict[str, Any] = {name: micro_batch[name] for name in names if name in micro_batch}
         if "position_ids" in inputs:
-            # With a cache transformers takes a row for one text, whatever its positions are.
+            # With a cache, transformers ignores positions and treats a row as one text.
             inputs["use_cache"] = False
         with self.computing():
             logits_BTV = self.network(**inputs).logits
-        # At least float32: a sum over a vocabulary in 8 bits would be the loudest error.
+        # At least float32: in bfloat16 the sum over the vocabulary would have the largest error.
         logits_BTV = logits_BTV.to(torch.promote_types(logits_BTV.dtype, torch.float32))
         summed = functional.cross_entropy(
             logits_BTV[:, :-1].flatten(0, 1),
@@ -208,46 +212,46 @@ class ReferenceTrainer:
         return summed / num_step_tokens
 
     def computing(self) -> AbstractContextManager[Any]:
-        """Around each forward pass: under mixed precision it computes in the run's dtype."""
+        """Return the context of each forward pass: autocast under mixed precision."""
         if not self._is_mixed:
             return nullcontext()
         return torch.autocast(self.device_type, getattr(torch, parse_run(self.plan.run).dtype))
 
     def backward(self, loss: Tensor) -> None:
-        """Add the gradients of `loss`, multiplied by the scale of loss scaling."""
+        """Add the gradients of `loss`, times the loss scale."""
         self.scaler.scale(loss).backward()
 
     def reduce_gradients(self) -> None:
-        """Add up gradients over the ranks that train on other micro-batches."""
-        if self.data.size > 1:
+        """Sum gradients over the ranks of dp, unless backward does."""
+        if self.data.size > 1 and self.reduced_in_backward_by is None:
             for parameter in self._trained():
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
                 self.data.sum(parameter.grad)
 
     def clip_gradients(self, max_norm: float) -> float:
-        """Take the loss's scale off, and scale all gradients to a norm of at most `max_norm`.
+        """Divide by the loss scale, and scale all gradients to a norm of at most `max_norm`.
 
-        Returns: the norm before, without the loss's scale.
+        Returns: the norm before clipping, without the loss scale.
         """
         self.scaler.unscale_(self.optimizer)
         return float(nn.utils.clip_grad_norm_(self._trained(), max_norm))
 
     def optimizer_step(self) -> None:
-        """Change the parameters, unless gradients overflowed at the loss's scale."""
+        """Update the parameters, unless scaled gradients overflowed."""
         self.scaler.step(self.optimizer)
 
     def adapt_scale(self) -> bool:
-        """Called as a step ends: halve the loss's scale where gradients overflowed, or let it grow.
+        """Halve the loss scale if gradients overflowed, or let it grow; called as a step ends.
 
-        Returns: whether they overflowed.
+        Returns: True if gradients overflowed.
         """
         before = self.scaler.get_scale()
         self.scaler.update()
         return self.scaler.get_scale() < before
 
     def save(self, folder: Path) -> None:
-        """Write a checkpoint into `folder`: the model for its users, the rest for a resume."""
+        """Write a checkpoint into `folder`: the model for users, the rest to resume."""
         folder.mkdir(parents=True, exist_ok=True)
         self.save_model(folder / MODEL_FOLDER)
         self.save_progress(folder / TRAINER_STATE)
@@ -257,7 +261,7 @@ class ReferenceTrainer:
         self.wait_for_others()
 
     def save_model(self, folder: Path) -> None:
-        """Write the model, of an adapted one the adapter, as a Hugging Face folder."""
+        """Write the model as a Hugging Face folder, or with LoRA the adapter."""
         if self.rank != 0:
             return
         if "lora" in self.plan.features:
@@ -266,9 +270,9 @@ class ReferenceTrainer:
             save_pretrained(self.model, folder)
 
     def load(self, folder: Path) -> None:
-        """Restore the state that `save` stored. Call `setup` first.
+        """Restore the checkpoint in `folder`. Call `setup` first.
 
-        Raises: AdapterError, UnreadableFileError or UsageError if the checkpoint is not whole.
+        Raises: AdapterError, UnreadableFileError or UsageError for an incomplete checkpoint.
         """
         self.load_model(folder / MODEL_FOLDER)
         self.load_progress(folder / TRAINER_STATE)
@@ -280,20 +284,20 @@ class ReferenceTrainer:
             write_state(path, {"optimizer": self.optimizer.state_dict()} | self.counters())
 
     def load_progress(self, path: Path) -> None:
-        """Read what `save_progress` wrote."""
+        """Read moments and counters."""
         progress = read_state(path)
         self.load_optimizer(progress["optimizer"])
         self.load_counters(progress)
 
     def load_model(self, folder: Path) -> None:
-        """Read what `save_model` wrote."""
+        """Read the model or adapter."""
         if "lora" in self.plan.features:
             load_adapter(self.model, folder)
         else:
             self.model.load_state_dict(self.load_pretrained(str(folder)).state_dict())
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that the next step depends on, whole: parameters, moments, generators."""
+        """Return everything that the next step depends on: parameters, moments, generators."""
         return {
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
@@ -302,7 +306,7 @@ class ReferenceTrainer:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where `state_dict` was called; `setup` comes first."""
+        """Restore a result of `state_dict`. Call `setup` first."""
         self.model.load_state_dict(state["model"])
         self._load_rest(state)
 
@@ -312,18 +316,18 @@ class ReferenceTrainer:
         self.load_counters(state)
 
     def counters(self) -> dict[str, Any]:
-        """The number of steps, and the loss's scale with the steps since it changed."""
+        """Return the number of steps and the state of the loss scale."""
         scaler = {"scaler": self.scaler.state_dict()} if self.scaler.is_enabled() else {}
         return {"num_steps": self._num_steps, **scaler}
 
     def load_counters(self, state: Mapping[str, Any]) -> None:
-        """Restore what `counters` returned."""
+        """Restore a result of `counters`."""
         self._num_steps = state["num_steps"]
         if self.scaler.is_enabled():
             self.scaler.load_state_dict(state["scaler"])
 
     def load_optimizer(self, state: Mapping[str, Any]) -> None:
-        """Restore moments and counters."""
+        """Restore the state of the optimizer."""
         self.optimizer.load_state_dict(dict(state))
 
     def load_generators(self, states: Mapping[str, Any]) -> None:
@@ -331,28 +335,28 @@ class ReferenceTrainer:
         restore_generators(states, self.device.torch_device)
 
     def teardown(self) -> None:
-        """Let go of model and optimizer."""
+        """Release model and optimizer."""
         del self.model, self.optimizer
         gc.collect()
 
     @property
     def device_type(self) -> str:
-        """Kind of the device, as torch names it."""
+        """Device type in torch."""
         return torch.device(self.device.torch_device).type
 
     @property
     def _is_mixed(self) -> bool:
-        """Whether what is trained is kept in float32, and the run's dtype is narrower."""
+        """True if parameters are in float32 and the compute dtype is narrower."""
         is_narrow = float_format(parse_run(self.plan.run).dtype).is_narrow
         return MIXED_PRECISION in self.plan.features and is_narrow
 
     @property
     def rank(self) -> int:
-        """Number of this process in the world."""
+        """Rank of this process."""
         return 0 if self.mesh is None else dist.get_rank()
 
     def wait_for_others(self) -> None:
-        """Until every rank is here."""
+        """Wait for all ranks."""
         if self.mesh is not None:
             dist.barrier()
 
@@ -360,5 +364,5 @@ class ReferenceTrainer:
         return [p for group in self.optimizer.param_groups for p in group["params"]]
 
     def on_device(self, micro_batch: MicroBatch) -> MicroBatch:
-        """The tensors of a micro-batch where the model is."""
+        """Copy a micro-batch to the model's device."""
         return {name: tensor.to(self.device.torch_device) for name, tensor in micro_batch.items()}

@@ -1,7 +1,7 @@
-"""Trainers by name: opened, read once, and with one message for each way in which one fails."""
+"""Opens trainers by name, reads their declarations once, and reports their errors."""
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -45,10 +45,7 @@ class TrainerError(UsageError):
 
 
 def require_trainer(name: str | None) -> None:
-    """Make sure that NAME or FILE.py:CLASS can mean a trainer, without importing it.
-
-    Raises: TrainerError, PluginError.
-    """
+    """Raise TrainerError or PluginError if NAME or FILE.py:CLASS does not exist; do not import it."""
     known = [*NAMED, *entry_points(group=GROUP).names]
     if name is None or name in known:
         return
@@ -63,25 +60,18 @@ def require_trainer(name: str | None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class OpenedTrainer:
-    """A trainer after its `setup`, with all that a check reads of it beyond the protocol `Trainer`.
-
-    name: NAME or FILE.py:CLASS, for messages.
-    traits: what the trainer declares about itself.
-    methods: by name those methods of an ObservableTrainer, and of a schedule, that the trainer has
-        for phases.
-    """
+    """A trainer after its `setup`, with its traits and the methods of its phases."""
 
     trainer: Trainer
     name: str
+    """NAME or FILE.py:CLASS, for messages."""
     traits: TrainerTraits
     methods: Mapping[str, Callable[..., Any]]
+    """The trainer's methods for phases or for a schedule, by name."""
 
     @classmethod
     def of(cls, trainer: Trainer, name: str) -> "OpenedTrainer":
-        """Read a trainer whose `setup` has been called.
-
-        Raises: TrainerError for what is not as the protocol says.
-        """
+        """Read a trainer after its `setup`. Raises: TrainerError for a violation of the protocol."""
         for attribute, kind in (("model", nn.Module), ("optimizer", torch.optim.Optimizer)):
             if not isinstance(getattr(trainer, attribute, None), kind):
                 raise TrainerError(f"{name} has no {attribute} after setup(plan)")
@@ -103,7 +93,7 @@ class OpenedTrainer:
 
     @property
     def invisible_phases(self) -> dict[str, str]:
-        """Phases that cannot be observed, each with the reason."""
+        """Phases that cannot be observed, with their reasons."""
         reasons: dict[str, str] = {
             phase: f"the trainer has no method {method}"
             for phase, method in PHASE_METHODS.items()
@@ -117,17 +107,15 @@ class OpenedTrainer:
         """The module that is called once for each micro-batch."""
         return self.trainer.model.get_submodule(self.traits.scheduled_module or "")
 
-    @contextmanager
-    def errors_in(self, method: str) -> Iterator[None]:
-        """Inside, only `method` of the trainer runs. Raises: TrainerError for what it raises."""
-        with _errors_of(self.name, method):
-            yield
+    def errors_in(self, method: str) -> AbstractContextManager[None]:
+        """Return a context that converts errors of the trainer's `method` to TrainerError."""
+        return _errors_of(self.name, method)
 
 
 def open_trainer(name: str | None, plan: TrainingPlan) -> OpenedTrainer:
-    """The trainer that NAME or FILE.py:CLASS names, set up; None is the reference trainer.
+    """Construct and set up a trainer by NAME or FILE.py:CLASS; None is the reference trainer.
 
-    Raises: TrainerError, PluginError or SetupError for one that cannot be used.
+    Raises: TrainerError, PluginError or SetupError.
     """
     title = name or "reference"
     trainer = construct_trainer(title)
@@ -140,9 +128,9 @@ def open_trainer(name: str | None, plan: TrainingPlan) -> OpenedTrainer:
 
 
 def construct_trainer(name: str) -> Trainer:
-    """The trainer that NAME or FILE.py:CLASS names, before its `setup`.
+    """Construct a trainer by NAME or FILE.py:CLASS, without `setup`.
 
-    Raises: TrainerError or PluginError for a class that cannot be found or is none of a trainer.
+    Raises: TrainerError or PluginError for a class that does not exist or is not a trainer.
     """
     require_trainer(name)
     with _errors_of(name, "being made"):
@@ -154,9 +142,9 @@ def construct_trainer(name: str) -> Trainer:
 
 
 def try_trainer(name: str, num_ranks: int) -> None:
-    """Construct a trainer; for several ranks import its class alone: it may need their group.
+    """Construct a trainer; for several ranks only import its class, which may need their group.
 
-    Raises: TrainerError or PluginError for one that could not be opened.
+    Raises: TrainerError or PluginError.
     """
     if num_ranks == 1:
         construct_trainer(name)
@@ -167,9 +155,9 @@ def try_trainer(name: str, num_ranks: int) -> None:
 
 
 def pipeline_shapes_of(name: str) -> Shapes:
-    """What the pipelines of a trainer take, as its class declares it.
+    """Return the shapes that a trainer's pipelines accept, as its class declares them.
 
-    Raises: TrainerError for another declaration than there are.
+    Raises: TrainerError for an unknown declaration.
     """
     shapes: Shapes = getattr(_class_of(name), PIPELINE_SHAPES, "equal")
     if shapes not in get_args(Shapes):
@@ -180,7 +168,7 @@ def pipeline_shapes_of(name: str) -> Shapes:
 
 
 def describe_trainer(name: str | None, plan: TrainingPlan, model: nn.Module) -> dict[str, Any]:
-    """What a verdict says of it, as JSON values."""
+    """Describe a trainer for a verdict, as JSON values."""
     return {
         "attention": attention_of(model),
         "trainer": name or "reference",
@@ -203,9 +191,9 @@ def _class_of(name: str) -> Callable[[], Any]:
 
 @contextmanager
 def _errors_of(trainer: str, doing: str) -> Iterator[None]:
-    """Inside, only code of the trainer runs: what it raises becomes one message.
+    """Convert errors of the trainer's code, which runs inside, to TrainerError.
 
-    In a world of ranks the launcher says more: which rank, where, and where the others waited.
+    With several ranks they pass: the launcher reports the rank, and where the others waited.
     """
     try:
         yield

@@ -5,12 +5,12 @@ from torch import nn
 from assay.models.candidate_setup import apply_setup
 from assay.plugins import load_object
 
-# References of the functions that were called in this process.
+# Setup functions that were called in this process.
 called: set[str] = set()
 
 
 def set_up(model: nn.Module, reference: str | None) -> nn.Module:
-    """The model after the user's setup function, which may change it or return another.
+    """Return the model after the user's setup function, which may change or replace it.
 
     Raises: PluginError, SetupError.
     """

@@ -1,4 +1,4 @@
-"""Tensor parallelism: heads, features and vocabulary are divided over the ranks of `tp`."""
+"""Tensor parallelism: divides heads, features and vocabulary over the ranks of `tp`."""
 
 from dataclasses import replace
 
@@ -12,7 +12,7 @@ from assay.training.trainers.fsdp import FSDPTrainer
 
 
 class TensorParallelTrainer(FSDPTrainer):
-    """Divided over `tp`, and sharded by FSDP2 over `dp` where that has several ranks."""
+    """Divides the model over `tp`, and shards it by FSDP2 over `dp`."""
 
     features = frozenset({"lora", "recompute", "cpu-offload", "mixed-precision"})
     axes = frozenset({"dp", "tp"})
@@ -21,11 +21,11 @@ class TensorParallelTrainer(FSDPTrainer):
 
     @property
     def traits(self) -> TrainerTraits:
-        """Those of FSDP, and which parts of whole tensors the ranks of tp have."""
+        """Declares the layout of tensors over the ranks of tp too."""
         return replace(super().traits, layout=self._layout)
 
     def distribute(self, model: nn.Module) -> nn.Module:
-        """Divide the model, then shard what each rank has."""
+        """Divide the model, then shard the part of each rank."""
         if self.mesh is None:
             return model
         if "tp" in (self.mesh.mesh_dim_names or ()):

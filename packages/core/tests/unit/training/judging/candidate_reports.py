@@ -1,9 +1,33 @@
 """Reports of candidate processes that tell nothing but what a test is about."""
 
-from typing import Literal
+from dataclasses import fields
+from typing import Any, Literal
 
-from assay.training.processes.requests import CandidateReport, FreeRun
+from assay.training.processes.trainer_report import (
+    DeclaredTraits,
+    FreeRun,
+    GradientReport,
+    LossReport,
+    ModelReport,
+    OptimizerReport,
+    ReplayReport,
+    TrainerReport,
+)
 from assay.training.state.records import HeldPart, StateValue
+
+_PARTS = {
+    "traits": DeclaredTraits, "model": ModelReport, "replay": ReplayReport, "loss": LossReport,
+    "gradients": GradientReport, "optimizer": OptimizerReport,
+}  # fmt: skip
+
+
+def trainer_report(free: FreeRun, **facts: Any) -> TrainerReport:
+    """A report; each fact goes into the part that has a field of its name."""
+    parts = {
+        part: kind(**{one.name: facts.pop(one.name) for one in fields(kind) if one.name in facts})
+        for part, kind in _PARTS.items()
+    }
+    return TrainerReport(**{"run": {}, "free": free} | parts | facts)
 
 
 def report(
@@ -14,21 +38,15 @@ def report(
     masks: tuple[str, ...] = (),
     dropout_masks: Literal["own", "shared"] | None = None,
     **coordinates: int,
-) -> CandidateReport:
+) -> TrainerReport:
     """steps: what is held after each; saved: what was changed by saving."""
-    return CandidateReport(
-        run={},
-        free=FreeRun(
+    return trainer_report(
+        FreeRun(
             held=[list(held.items()) for held in steps],
             changed_by_saving=list(saved),
             masks=list(masks),
         ),
-        seen=[],
-        invisible={},
-        weights_different=[],
-        not_in_optimizer=[],
         shared=list(shared),
-        not_loaded=[],
         micro_batches_run=list(micro_batches_run),
         coordinates=coordinates,
         dropout_masks=dropout_masks,

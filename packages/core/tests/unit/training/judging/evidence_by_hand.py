@@ -25,16 +25,12 @@ from assay.training.judging.diagnosis import diagnose_replay
 from assay.training.judging.evidence import TrainEvidence
 from assay.training.judging.groups import JudgedGroup, judge_groups
 from assay.training.judging.verdict import judge_training
-from assay.training.processes.requests import (
-    CandidateReport,
-    FreeRun,
-    ReferenceReport,
-    StepRecord,
-    TrainOptions,
-)
+from assay.training.processes.requests import ReferenceReport, StepRecord, TrainOptions
+from assay.training.processes.trainer_report import FreeRun, TrainerReport
 from assay.training.replay.run_rows import RunRows
 from assay.training.state.records import TrajectoryRecord
 from assay.verdicts import Outcome, Verdict
+from packages.core.tests.unit.training.judging.candidate_reports import trainer_report
 
 UNIT = 2.0**-8  # unit roundoff of bfloat16
 STEPS, ROWS, COLUMNS, VOCABULARY = 3, 32, 4, 8
@@ -224,19 +220,15 @@ def free_run(**changed: Any) -> FreeRun:
     return FreeRun(**facts | changed)
 
 
-def report(free: FreeRun | None = None, **changed: Any) -> CandidateReport:
+def report(free: FreeRun | None = None, **changed: Any) -> TrainerReport:
     micro_batches_run = [(step, number) for step in range(STEPS) for number in range(2)]
-    facts: dict[str, Any] = {
-        "run": {}, "free": free or free_run(), "seen": list(VISIBLE), "invisible": {},
-        "weights_different": [], "not_in_optimizer": [], "shared": [], "not_loaded": [],
-        "micro_batches_run": micro_batches_run,
-    }  # fmt: skip
-    return CandidateReport(**facts | changed)
+    facts = {"seen": list(VISIBLE), "micro_batches_run": micro_batches_run}
+    return trainer_report(free or free_run(), **facts | changed)
 
 
 def evidence(
     *ranks: Results,
-    reports: Sequence[CandidateReport] | CandidateReport | None = None,
+    reports: Sequence[TrainerReport] | TrainerReport | None = None,
     noise: Results | None = None,
     options: Mapping[str, Any] | None = None,
     dtype: str = "bfloat16",

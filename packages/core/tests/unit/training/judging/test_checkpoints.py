@@ -8,7 +8,7 @@ import pytest
 from assay.comparing.levels import LevelResult
 from assay.training.judging.evidence import TrainEvidence
 from assay.training.judging.free_run import judge_checkpoint
-from assay.training.processes.requests import FreeRun
+from assay.training.processes.trainer_report import FreeRun
 from assay.training.state.records import StateValue
 from assay.verdicts import Outcome
 from packages.core.tests.unit.training.judging.evidence_by_hand import (
@@ -227,7 +227,7 @@ def test_trainer_that_declares_an_inexact_resume_has_its_first_loss_exact() -> N
     first = free_run(resumed=records([2.0 + 2.0**-51, 1.0], 1))
 
     def result_of(free: FreeRun, declared: str | None) -> LevelResult:
-        one = report(free).model_copy(update={"inexact_resume": declared})
+        one = report(free, inexact_resume=declared)
         return judge_checkpoint(evidence(reports=[one], options={"resume_at": 1}))[0]
 
     assert result_of(later, None).level.verdict is Outcome.FAIL

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from assay.training.processes.requests import LogitGradientScale
+from assay.locating.loss_scale import GradientScale
 from packages.core.tests.unit.training.judging.evidence_by_hand import (
     KINDS,
     LABELS,
@@ -43,10 +43,10 @@ def reported(changed: Changed, *ranks: Changed) -> tuple[str, str | None, str | 
     return finding.diagnosis, finding.location.module, finding.location.parameter
 
 
-def scales(*pairs: tuple[float, float]) -> list[LogitGradientScale]:
+def scales(*pairs: tuple[float, float]) -> list[GradientScale]:
     """The slope and the rest of each micro-batch of a step."""
     return [
-        LogitGradientScale(step=0, micro_batch=number, slope=slope, rest=rest)
+        GradientScale(step=0, micro_batch=number, slope=slope, rest=rest)
         for number, (slope, rest) in enumerate(pairs)
     ]
 

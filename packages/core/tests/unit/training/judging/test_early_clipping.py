@@ -5,13 +5,11 @@ import math
 import pytest
 from torch import Tensor
 
+from assay.locating.loss_scale import GradientScale
 from assay.sites import Phase
 from assay.training.judging.early_clipping import is_clipped_in_backward, is_clipped_in_reduce
-from assay.training.processes.requests import (
-    CandidateReport,
-    GradientNormRecord,
-    LogitGradientScale,
-)
+from assay.training.processes.trainer_report import TrainerReport
+from assay.training.replay.observing.observed_gradients import GradientNorm
 from packages.core.tests.unit.training.judging.evidence_by_hand import (
     KINDS,
     LOSS_GRADIENT,
@@ -29,11 +27,11 @@ Changed = dict[Place, Tensor]
 Norm = tuple[Phase, float, float, float]
 
 
-def rank(*norms: Norm) -> CandidateReport:
+def rank(*norms: Norm) -> TrainerReport:
     """Phase, and the norms after the first micro-batch, as found and as injected, in each step."""
     return report(
         norms=[
-            GradientNormRecord(step=step, phase=phase, first=first, found=found, injected=injected)
+            GradientNorm(step=step, phase=phase, first=first, found=found, injected=injected)
             for step in range(STEPS)
             for phase, first, found, injected in norms
         ]
@@ -66,7 +64,7 @@ def test_every_rank_has_to_have_clipped_and_every_step() -> None:
     assert not is_clipped_in_backward([report()])
 
 
-def ranks_after(found: float, share: float = 2.0) -> list[CandidateReport]:
+def ranks_after(found: float, share: float = 2.0) -> list[TrainerReport]:
     """Two ranks, each with a share of a gradient of norm 3."""
     shares: Norm = ("backward", math.nan, 2.5, share)
     return [rank(shares, ("reduce", math.nan, found, 3.0)) for _ in range(2)]
@@ -122,7 +120,7 @@ def test_no_gradient_anywhere_is_no_scale(phase: Phase) -> None:
 
 
 def test_loss_that_hands_back_no_gradient_is_no_scale() -> None:
-    lost = [LogitGradientScale(step=0, micro_batch=0, slope=-1.0, rest=0.0)]
+    lost = [GradientScale(step=0, micro_batch=0, slope=-1.0, rest=0.0)]
     made = evidence(step_results({LOSS_GRADIENT: times(0.0)}), reports=report(logit_gradients=lost))
 
     assert diagnosed(made).diagnosis == "frozen-parameters"

@@ -6,7 +6,7 @@ import pytest
 
 from assay.training.judging.evidence import TrainEvidence
 from assay.training.judging.free_run import judge_losses, judge_trajectory, notes_on_rounding
-from assay.training.processes.requests import FreeRun
+from assay.training.processes.trainer_report import FreeRun
 from assay.training.state.records import TrajectoryRecord
 from packages.core.tests.unit.training.judging.evidence_by_hand import (
     LOSSES,

@@ -158,14 +158,14 @@ def test_unseen_phase_is_counted_once_and_not_in_all_that_follow() -> None:
     assert failed(judge_groups(evidence(candidate, noise=noise, reports=hidden))) == {update("a")}
 
 
-@pytest.mark.parametrize(("replaced_by_ancestor", "wrong"), [(["b"], set()), ([], {gradient("b")})])
+@pytest.mark.parametrize(("uncalled_modules", "wrong"), [(["b"], set()), ([], {gradient("b")})])
 def test_no_gradient_is_injected_for_parameters_of_a_module_that_is_never_called(
-    replaced_by_ancestor: list[str], wrong: set[Place]
+    uncalled_modules: list[str], wrong: set[Place]
 ) -> None:
     """What comes to the module is rounded, and handed on as it is."""
     noise = step_results({("gradients", "b", "output"): FOUR_UNITS})
     candidate = step_results({gradient("b"): SIX_UNITS})
-    candidate["modules"].uncalled_modules = replaced_by_ancestor
+    candidate["modules"].uncalled_modules = uncalled_modules
 
     assert failed(judge_groups(evidence(candidate, noise=noise))) == wrong
 
@@ -187,12 +187,12 @@ def test_loss_may_round_its_largest_logits_to_float32(size: float, wrong: set[Pl
 
 
 @pytest.mark.parametrize(
-    ("replaced_by_ancestor", "wrong"),
+    ("uncalled_modules", "wrong"),
     [(["b"], set()), ([], {gradient("b")})],
     ids=["fused", "called"],
 )
 def test_head_that_is_fused_with_the_loss_rounds_as_the_loss_does(
-    replaced_by_ancestor: list[str], wrong: set[Place]
+    uncalled_modules: list[str], wrong: set[Place]
 ) -> None:
     # As above: of logits of 64, twice half a unit.
     small = {gradient("b"): rounding(2.0**-25), ("gradients", "b", "output"): rounding(2.0**-25)}
@@ -201,7 +201,7 @@ def test_head_that_is_fused_with_the_loss_rounds_as_the_loss_does(
         ("modules", "b", "output.logits"), rounding(), 64.0, "float32", stage=Stage("b")
     )
     candidate = step_results({gradient("b"): rounding(2.0**-18)}, dtype="float32")
-    candidate["modules"].uncalled_modules = replaced_by_ancestor
+    candidate["modules"].uncalled_modules = uncalled_modules
 
     groups = judge_groups(evidence(candidate, noise=noise, dtype="float32"))
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from torch import Tensor
 
+from assay.locating.loss_scale import GradientScale, ScaledStep
 from assay.training.judging.verdict import judge_training
-from assay.training.processes.requests import LogitGradientScale, ScaledStepRecord
 from assay.verdicts import Outcome, Verdict
 from packages.core.tests.unit.training.judging.evidence_by_hand import (
     KINDS,
@@ -41,10 +41,10 @@ def judged(
 ) -> Verdict:
     """The verdict over a loss that is scaled; `divided_out`: what the second replay measures."""
     steps = [
-        ScaledStepRecord(**{"step": n, "factor": FACTOR, "of_loss": 1.0, "norm": norm} | step)
+        ScaledStep(**{"step": n, "factor": FACTOR, "of_loss": 1.0, "norm": norm} | step)
         for n in range(STEPS)
     ]
-    scales = [LogitGradientScale(step=n, micro_batch=0, slope=FACTOR - 1, rest=0) for n in range(3)]
+    scales = [GradientScale(step=n, micro_batch=0, slope=FACTOR - 1, rest=0) for n in range(3)]
     made = evidence(
         step_results(IN_PLACE),
         reports=report(scaled_steps=steps, logit_gradients=scales, invisible=invisible or {}),

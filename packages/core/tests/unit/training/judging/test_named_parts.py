@@ -6,12 +6,10 @@ import pytest
 
 from assay.comparing.wording.deciding_rows import find_deciding_rows
 from assay.comparing.wording.explain import explain_verdict
+from assay.locating.label_gradients import LabelDifference
+from assay.locating.loss_scale import ScaledStep
 from assay.training.judging.verdict import judge_training
-from assay.training.processes.requests import (
-    GradientShareRecord,
-    LabelRecord,
-    ScaledStepRecord,
-)
+from assay.training.replay.observing.gradient_sums import GradientShare
 from assay.verdicts import Outcome
 from packages.core.tests.unit.training.judging.evidence_by_hand import (
     KINDS,
@@ -35,9 +33,9 @@ def message(changed: dict[Any, Any], **facts: Any) -> list[str]:
     return explain_verdict(verdict, find_deciding_rows(verdict, rows)).message.splitlines()
 
 
-def shares(*of_step: float, steps: int = STEPS) -> list[GradientShareRecord]:
+def shares(*of_step: float, steps: int = STEPS) -> list[GradientShare]:
     return [
-        GradientShareRecord(step=step, source=number, share=share)
+        GradientShare(step=step, source=number, share=share)
         for step in range(steps)
         for number, share in enumerate(of_step)
     ]
@@ -45,7 +43,7 @@ def shares(*of_step: float, steps: int = STEPS) -> list[GradientShareRecord]:
 
 def test_prompts_that_are_trained_on_are_named_by_their_rows() -> None:
     labels = [
-        LabelRecord(step=step, micro_batch=number, row=row, fault="prompt", count=5)
+        LabelDifference(step=step, micro_batch=number, row=row, fault="prompt", count=5)
         for step, number, row in ((0, 0, 0), (0, 0, 1), (0, 1, 0), (2, 0, 0))
     ]
 
@@ -98,7 +96,7 @@ def test_shares_that_are_alike_name_no_micro_batch(of_step: tuple[float, ...]) -
 
 
 def test_scale_of_the_loss_is_not_a_wrong_share() -> None:
-    scaled = [ScaledStepRecord(step=step, factor=1024.0, of_loss=1.0) for step in range(STEPS)]
+    scaled = [ScaledStep(step=step, factor=1024.0, of_loss=1.0) for step in range(STEPS)]
 
     lines = message({gradient("a"): WRONG}, shares=shares(1024.0, 0.0), scaled_steps=scaled)
 

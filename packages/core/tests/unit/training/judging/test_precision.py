@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from assay.training.judging.precision import find_broken_promise, is_explained_by
-from assay.training.processes.requests import KeptPrecision
+from assay.training.replay.observing.update_watch import MovedElements
+from assay.training.state.precision import KeptPrecision
 from assay.verdicts import Outcome, Verdict
 from packages.core.tests.unit.training.judging.evidence_by_hand import (
     WRONG,
@@ -77,7 +78,7 @@ def test_promise_that_is_kept_passes() -> None:
 def test_what_is_kept_in_less_than_was_promised_is_another_update(
     narrow: dict[str, list[str]], parameter: str | None, reason: str
 ) -> None:
-    verdict = promised(kept(**narrow), {update("a"): WRONG}, updates_expected=8, updates_made=2)
+    verdict = promised(kept(**narrow), {update("a"): WRONG}, moved=MovedElements(8, 2))
 
     assert failed_levels(verdict) == {"updates"}
     assert verdict.levels["updates"].reason == reason
@@ -87,7 +88,7 @@ def test_what_is_kept_in_less_than_was_promised_is_another_update(
 
 
 def test_nothing_is_asked_of_a_run_that_promises_nothing() -> None:
-    facts: dict[str, Any] = {"errors_of_sums": {"a.weight": 2.0**-9}, "updates_expected": 8}
+    facts: dict[str, Any] = {"errors_of_sums": {"a.weight": 2.0**-9}, "moved": MovedElements(8)}
 
     assert promised(None, **facts).verdict is Outcome.PASS
     assert "noise_dtype" not in (promised(None).levels["updates"].model_extra or {})

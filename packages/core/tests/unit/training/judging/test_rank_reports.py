@@ -1,7 +1,8 @@
 from assay.training.judging.rank_reports import merge_reports
-from assay.training.processes.requests import FreeRun, KeptPrecision
+from assay.training.processes.trainer_report import FreeRun
+from assay.training.state.precision import KeptPrecision
 from assay.training.state.records import StateValue
-from packages.core.tests.unit.training.judging.candidate_reports import report
+from packages.core.tests.unit.training.judging.candidate_reports import report, trainer_report
 
 
 def test_what_goes_wrong_on_one_rank_has_gone_wrong() -> None:
@@ -14,23 +15,19 @@ def test_what_goes_wrong_on_one_rank_has_gone_wrong() -> None:
 def test_parameters_are_one_if_they_are_on_every_rank() -> None:
     tied = ["head.weight", "embeddings.weight"]
 
-    assert merge_reports([report(shared=(tied,)), report(shared=(tied,))]).shared == [tied]
-    assert merge_reports([report(shared=(tied,)), report()]).shared == []
+    assert merge_reports([report(shared=(tied,)), report(shared=(tied,))]).model.shared == [tied]
+    assert merge_reports([report(shared=(tied,)), report()]).model.shared == []
 
 
 def test_precision_is_that_of_all_ranks_together() -> None:
     free = FreeRun(kept=KeptPrecision(parameters=["a", "b"]))
-    first = report().model_copy(
-        update={"free": free, "errors_of_sums": {"a": 0.5, "b": 0.0}, "narrow_gradients": 1}
-    )
+    first = trainer_report(free, errors_of_sums={"a": 0.5, "b": 0.0}, narrow_gradients=1)
     free = FreeRun(kept=KeptPrecision(parameters=["b"], rounded=["c"]))
-    second = report().model_copy(
-        update={"free": free, "errors_of_sums": {"a": 0.1, "c": 0.2}, "narrow_gradients": 2}
-    )
+    second = trainer_report(free, errors_of_sums={"a": 0.1, "c": 0.2}, narrow_gradients=2)
 
     merged = merge_reports([first, second])
 
     assert merged.free.kept == KeptPrecision(parameters=["a", "b"], rounded=["c"])
-    assert merged.errors_of_sums == {"a": 0.5, "b": 0.0, "c": 0.2}
-    assert merged.narrow_gradients == 3
+    assert merged.gradients.errors_of_sums == {"a": 0.5, "b": 0.0, "c": 0.2}
+    assert merged.gradients.narrow_gradients == 3
     assert merge_reports([report(), report()]).free.kept is None

@@ -10,7 +10,8 @@ from assay.training.judging.replicas import (
     judge_replicas,
     notes_on_masks,
 )
-from assay.training.processes.requests import CandidateReport, ReferenceReport, TrainOptions
+from assay.training.processes.requests import ReferenceReport, TrainOptions
+from assay.training.processes.trainer_report import TrainerReport
 from assay.training.state.records import HeldPart
 from assay.verdicts import Outcome
 from packages.core.tests.unit.training.judging.candidate_reports import report
@@ -20,7 +21,7 @@ from packages.core.tests.unit.training.judging.candidate_reports import report
 class Reports:
     """Of an `Evidence` what this room reads."""
 
-    reports: list[CandidateReport]
+    reports: list[TrainerReport]
     options: TrainOptions
     reference: ReferenceReport
 
@@ -29,7 +30,7 @@ class Reports:
         return len(self.reports) > 1
 
 
-def evidence(*reports: CandidateReport, steps: int = 1, draws: bool = False) -> TrainEvidence:
+def evidence(*reports: TrainerReport, steps: int = 1, draws: bool = False) -> TrainEvidence:
     options = TrainOptions(model="micro:llama", steps=steps)
     reference = ReferenceReport(
         model={}, reference={}, yardstick_losses=[], noise_losses=[], noise_trajectory=[],

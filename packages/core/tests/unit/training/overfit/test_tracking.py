@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from assay.training.overfit.requests import Curve
+from assay.training.overfit.requests import LossCurve
 from assay.training.overfit.tracking import TrackerError, require_tracker, track
 
 CURVES = {
-    "candidate": Curve(losses=[2.5, 1.25, 0.5], grad_norms=[4.0, 2.0, 1.0]),
-    "yardstick": Curve(losses=[2.5, 1.0, 0.25], grad_norms=[4.0, 3.0, 2.0]),
+    "candidate": LossCurve(losses=[2.5, 1.25, 0.5], grad_norms=[4.0, 2.0, 1.0]),
+    "yardstick": LossCurve(losses=[2.5, 1.0, 0.25], grad_norms=[4.0, 3.0, 2.0]),
 }
 FACTS = {"model": "micro:llama"}
 

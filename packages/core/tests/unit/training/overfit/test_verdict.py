@@ -9,7 +9,12 @@ import pytest
 from assay.comparing.coverage import Usage
 from assay.comparing.limits import Limits
 from assay.training.overfit.evidence import OverfitEvidence, last_part, why_not_overfit
-from assay.training.overfit.requests import Curve, Memorization, OverfitCandidate, OverfitReference
+from assay.training.overfit.requests import (
+    LossCurve,
+    Memorization,
+    OverfitCandidate,
+    OverfitReference,
+)
 from assay.training.overfit.verdict import judge_overfit
 from assay.verdicts import Outcome
 
@@ -26,12 +31,12 @@ USAGE = Usage(parameters={"a": NAMES[:1], "b": NAMES[1:]}, called=["a", "b"], re
 
 def evidence(losses: list[float] | None = None, **candidate: Any) -> OverfitEvidence:
     facts: dict[str, Any] = {
-        "run": {}, "curve": Curve(losses=losses or LOSSES, grad_norms=NORMS), "num_tokens": [20],
+        "run": {}, "curve": LossCurve(losses=losses or LOSSES, grad_norms=NORMS), "num_tokens": [20],
         "unmoved": [], "touched": NAMES,
     }  # fmt: skip
     reference = OverfitReference(
-        model={}, reference={}, yardstick=Curve(losses=LOSSES, grad_norms=NORMS),
-        noise=Curve(losses=NOISE, grad_norms=NORMS), memorization=Memorization(nats=KNOWN), num_tokens=20,
+        model={}, reference={}, yardstick=LossCurve(losses=LOSSES, grad_norms=NORMS),
+        noise=LossCurve(losses=NOISE, grad_norms=NORMS), memorization=Memorization(nats=KNOWN), num_tokens=20,
         trainable=NAMES, moved=NAMES, touched=NAMES, usage=USAGE,
     )  # fmt: skip
     limits = Limits("mine", "made up", {"loss-error": 20.0})
@@ -66,7 +71,7 @@ def test_last_part_is_a_fifth_and_at_least_one_step() -> None:
 
 def with_noise(losses: list[float]) -> OverfitEvidence:
     base = evidence()
-    noise = Curve(losses=losses, grad_norms=NORMS)
+    noise = LossCurve(losses=losses, grad_norms=NORMS)
     return replace(base, reference=base.reference.model_copy(update={"noise": noise}))
 
 
@@ -220,7 +225,7 @@ def test_reference_that_memorizes_nothing_gives_no_target(
     losses: list[float], absent: str | None
 ) -> None:
     base = evidence()
-    curve = Curve(losses=losses, grad_norms=NORMS)
+    curve = LossCurve(losses=losses, grad_norms=NORMS)
     reference = base.reference.model_copy(update={"yardstick": curve, "noise": curve})
     alone = replace(base, reference=reference, candidates=[], memorization=None)
 

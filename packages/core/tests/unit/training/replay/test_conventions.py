@@ -250,7 +250,7 @@ def test_step_agrees_with_the_recorded_one(
     errors, steps = replay(kind(), golden, tmp_path / "replay")
 
     assert wrong(errors) == set()
-    assert steps.micro_batches_run == [(0, 0), (0, 1)]
+    assert steps.observer.micro_batches_run == [(0, 0), (0, 1)]
     assert len(steps.packings) == (kind is not Plain)
 
 
@@ -296,7 +296,7 @@ def test_without_recognition_a_scale_is_an_error_of_the_loss(golden: Path, tmp_p
     errors, steps = replay(UnscaledInClip(), golden, tmp_path / "replay")
 
     assert errors["gradients", "", "output.logits"] == pytest.approx(SCALE - 1)
-    assert [found.factor for found in steps.scales] == pytest.approx([SCALE, SCALE])
+    assert [found.factor for found in steps.gradients.scales] == pytest.approx([SCALE, SCALE])
 
 
 class ClipsEachMicroBatch(Plain):
@@ -308,11 +308,13 @@ class ClipsEachMicroBatch(Plain):
 def test_norms_show_what_was_clipped_before_all_was_added_up(golden: Path, tmp_path: Path) -> None:
     _, plain = replay(Plain(), golden, tmp_path / "plain")
     _, clipped = replay(ClipsEachMicroBatch(), golden, tmp_path / "clipped")
+    norms = plain.observer.of_parameters.norms
+    after_clipping = clipped.observer.of_parameters.norms
 
-    assert [norm.phase for norm in clipped.norms] == ["backward", "reduce", "clip"]
-    assert clipped.norms[0].first == pytest.approx(0.1, rel=1e-3)
-    assert clipped.norms[0].found == pytest.approx(0.1, rel=1e-3)
-    assert min(plain.norms[0].first, plain.norms[0].found) > 0.2
+    assert [norm.phase for norm in after_clipping] == ["backward", "reduce", "clip"]
+    assert after_clipping[0].first == pytest.approx(0.1, rel=1e-3)
+    assert after_clipping[0].found == pytest.approx(0.1, rel=1e-3)
+    assert min(norms[0].first, norms[0].found) > 0.2
     # What is injected is the reference's, whatever was found.
-    assert clipped.norms[0].injected == pytest.approx(plain.norms[0].injected)
-    assert clipped.norms[2].found == pytest.approx(0.1, rel=1e-3)
+    assert after_clipping[0].injected == pytest.approx(norms[0].injected)
+    assert after_clipping[2].found == pytest.approx(0.1, rel=1e-3)

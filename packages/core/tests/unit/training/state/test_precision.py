@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from assay.training.protocol import Trainer
-from assay.training.state.precision import KeptNarrow, find_kept_narrow, fits, rounded_weights
+from assay.training.state.precision import KeptPrecision, find_kept_narrow, fits, rounded_weights
 
 BFLOAT16 = torch.bfloat16
 
@@ -36,12 +36,12 @@ def with_copy(value: Tensor) -> Trainer:
 
 
 def test_what_is_kept_in_float32_is_not_narrow() -> None:
-    assert find_kept_narrow(trainer(torch.float32)) == KeptNarrow()
-    assert find_kept_narrow(trainer(torch.float64)) == KeptNarrow()
+    assert find_kept_narrow(trainer(torch.float32)) == KeptPrecision()
+    assert find_kept_narrow(trainer(torch.float64)) == KeptPrecision()
 
 
 def test_moment_in_16_bits_is_narrow_beside_a_wide_parameter() -> None:
-    assert find_kept_narrow(trainer(torch.float32, BFLOAT16)) == KeptNarrow(
+    assert find_kept_narrow(trainer(torch.float32, BFLOAT16)) == KeptPrecision(
         moments=["weight exp_avg_sq"]
     )
 
@@ -52,7 +52,7 @@ def test_parameter_in_16_bits_is_narrow_without_a_wide_copy_of_it() -> None:
     assert find_kept_narrow(trainer(BFLOAT16)).parameters == ["weight"]
     # A copy rounds to the parameter: between two numbers of 16 bits is room for many.
     copied = find_kept_narrow(with_copy(weight.float() * (1 + 2.0**-11)))
-    assert copied == KeptNarrow(copied=["weight"])
+    assert copied == KeptPrecision(copied=["weight"])
     assert find_kept_narrow(with_copy(weight.float() * 1.1)).parameters == ["weight"]
     assert find_kept_narrow(with_copy(weight.clone())).parameters == ["weight"]
 
@@ -62,7 +62,7 @@ def test_optimizer_that_holds_the_wide_copies_itself_has_them() -> None:
     copy = nn.Parameter(made.model.get_parameter("weight").detach().float())
     made.optimizer = torch.optim.AdamW([copy], lr=0.01)
 
-    assert find_kept_narrow(made) == KeptNarrow(copied=["weight"])
+    assert find_kept_narrow(made) == KeptPrecision(copied=["weight"])
 
 
 @pytest.mark.parametrize("rounds", [False, True])

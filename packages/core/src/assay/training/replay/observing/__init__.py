@@ -1,1 +1,1 @@
-"""A trainer's step seen from outside: what each phase is given and leaves."""
+"""Observes the values before and after each phase of a trainer's step."""

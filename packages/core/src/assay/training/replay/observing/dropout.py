@@ -1,4 +1,4 @@
-"""Dropout that drops the same elements on every device and in every dtype."""
+"""Makes dropout drop the same elements on every device and in every dtype."""
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -16,14 +16,14 @@ _dropout, _attention = functional.dropout, functional.scaled_dot_product_attenti
 
 @contextmanager
 def comparable_dropout() -> Iterator[None]:
-    """Inside, masks of dropout are drawn from the host's generator, in float32.
+    """Draw dropout masks from the host's generator, in float32, inside this context.
 
-    Devices draw other numbers, and so do other dtypes on one device. The generator's state is
-    part of what is compared: a recompute that loses it gives other gradients.
+    Random numbers depend on device and dtype. The generator's state is compared too: a recompute
+    that loses it gives other gradients.
     """
     module: Any = functional
-    # By name for backward, which may compute forward again and in which no mode is active; by the
-    # mode for code that has imported the functions.
+    # The names serve backward, which may recompute forward without an active mode. The mode serves
+    # code that has imported the functions.
     module.dropout, module.scaled_dot_product_attention = _drop, _attend
     try:
         with _DropoutMode():
@@ -37,7 +37,7 @@ _observers: list[Callable[[Tensor], None]] = []
 
 @contextmanager
 def masks_observed(observer: Callable[[Tensor], None]) -> Iterator[None]:
-    """Inside of it and of `comparable_dropout`, `observer` gets the generator state before each mask."""
+    """Call `observer` with the generator state before each mask; inside of `comparable_dropout`."""
     _observers.append(observer)
     try:
         yield
@@ -61,7 +61,7 @@ class _DropoutMode(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-# By the names of torch's own arguments, as everything here may be called by keyword.
+# Arguments have torch's names, because callers may pass them by keyword.
 def _drop(
     input: Tensor,  # noqa: A002
     p: float = 0.5,
@@ -70,7 +70,7 @@ def _drop(
 ) -> Tensor:
     if not training or p == 0:
         return input
-    # Compilers take two draws for one where both are given the same tensor, and no two that are empty.
+    # Compilers merge two draws with the same tensor argument, but not with fresh empty ones.
     like = torch.empty(input.shape, dtype=input.dtype, device=input.device)
     draw = _draw_in_graph if torch.compiler.is_compiling() else _draw_scale
     scale = draw(like, p)
@@ -78,7 +78,7 @@ def _drop(
 
 
 def _draw_scale(like: Tensor, p: float) -> Tensor:
-    """What each element is multiplied by: zero with probability `p`."""
+    """Draw the factor of each element, zero with probability `p`."""
     with suspended():
         for observe in _observers:
             observe(torch.get_rng_state())
@@ -87,8 +87,8 @@ def _draw_scale(like: Tensor, p: float) -> Tensor:
         return scale.to(device=like.device, dtype=like.dtype)
 
 
-# A compiler that looked inside would draw other numbers; one that has to stop here compiles nothing
-# of a layer that is recomputed.
+# As a custom op: a compiler that inlines the draw changes the numbers, and one with a graph break here
+# does not compile recomputed layers at all.
 _draw_in_graph = torch.library.custom_op(
     "assay::draw_dropout_scale",
     _draw_scale,
@@ -117,7 +117,7 @@ def _attend(
         return _attention(
             query, key, value, attn_mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa
         )
-    # Step by step: no kernel takes a mask of what is to be dropped.
+    # Step by step, because no kernel takes a dropout mask.
     if enable_gqa:
         groups = query.shape[-3] // key.shape[-3]
         key, value = (tensor.repeat_interleave(groups, -3) for tensor in (key, value))
@@ -130,7 +130,7 @@ def _attend(
         scores = scores.masked_fill(~attn_mask, -torch.inf)
     elif attn_mask is not None:
         scores = scores + attn_mask
-    # For a query without keys, such as padding, kernels return zeros. There softmax has no gradient.
+    # Kernels return zeros for a query without keys, such as padding; softmax has no gradient there.
     no_key = scores.isneginf().all(-1, keepdim=True)
     weights = scores.masked_fill(no_key, 0).softmax(-1).masked_fill(no_key, 0)
     return _drop(weights, dropout_p) @ value

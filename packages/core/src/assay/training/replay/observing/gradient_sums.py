@@ -1,4 +1,4 @@
-"""Whether `.grad` is the sum of what the backward passes of a step gave each parameter."""
+"""Checks that `.grad` is the sum of the gradients from the backward passes of a step."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -11,8 +11,9 @@ from assay.hooks.suspension import suspended_modes
 from assay.training.state.parameters import NamedParameter
 from assay.training.state.precision import fits
 from assay.training.state.sharding import PartialSums, local_part, whole
+from assay.verdicts import Number
 
-# Number of sampled elements per parameter that separate the shares of the backward passes.
+# Number of sampled elements per parameter, by which the shares of backward passes are solved.
 _NUM_SAMPLED = 512
 
 # Largest relative residual at which a gradient still counts as a sum of shares.
@@ -21,58 +22,58 @@ _LARGEST_REST = 0.02
 
 @dataclass(frozen=True, slots=True)
 class GradientShare:
-    """Multiplicity of one part in the sum of a step's gradients; 1 is right.
-
-    source: number of the micro-batch or rank that the part comes from.
-    """
+    """Multiplicity of one part in the sum of a step's gradients; 1 is right."""
 
     step: int
     source: int
-    share: float
+    """Number of the micro-batch or rank that the part comes from."""
+    share: Number
 
 
 @dataclass(slots=True)
 class _Sum:
-    """The gradients of one parameter so far: their sum, the sum of squares, and samples by pass."""
+    """Gradients of one parameter so far."""
 
     total: Tensor
     squares: float
     samples: dict[int, Tensor] = field(default_factory=dict)
+    """Sampled elements by number of the backward pass."""
 
 
 @dataclass
 class GradientSums:
-    """Independent sums of the gradients that each backward pass gives each parameter.
+    """Independent sums of the gradients that backward passes compute for each parameter.
 
-    `begin_step` comes before the first backward pass of a step, `end_pass` after each of them,
+    Call `begin_step` before the first backward pass of a step, `end_pass` after each pass, and
     `compare` after the last one, before anything else changes the gradients.
-
-    micro_batches_begun: returns those whose gradients have arrived in the running backward pass.
-    in_sum: of the last step, how often what backward gave for each micro-batch is in its gradients,
-        by least squares; empty where they are no such sum, or other ranks' parts are in them.
-    narrow: the dtype that the run computes in; None where it is not known.
-    over_ranks: where `.grad` is a sum over ranks when it is compared, or their mean; None where it is
-        this process's own.
-    errors: by parameter the largest error of a step's sum, relative to the root of the squares of
-        what was summed. Parameters of a sharded model are not among them: autograd gives their
-        gradients to what was gathered.
-    num_sharded: nonzero elements of their gradients. num_narrow: those that are exact in the dtype
-        `narrow`, which is rare for sums of several values.
     """
 
     narrow: torch.dtype | None = None
+    """Compute dtype of the run, if known."""
     over_ranks: PartialSums | None = None
+    """Set if `.grad` is a sum or mean over these ranks when it is compared."""
     micro_batches_begun: Callable[[], Sequence[int]] = tuple
+    """Returns the micro-batches whose gradients have arrived in the running backward pass."""
     errors: dict[str, float] = field(default_factory=dict)
+    """By parameter the largest error of a step's sum, relative to the root of the summed squares.
+
+    Sharded parameters are missing: autograd computes gradients for their gathered copies.
+    """
     num_sharded: int = 0
+    """Nonzero gradient elements of sharded parameters."""
     num_narrow: int = 0
+    """Those of them that are exact in the dtype `narrow`, which is rare for sums of several values."""
     in_sum: dict[int, float] = field(default_factory=dict)
+    """How often each micro-batch of the last step is in `.grad`, by least squares.
+
+    Empty if `.grad` is not such a sum, or contains parts of other ranks.
+    """
     _passes: list[tuple[int, ...]] = field(default_factory=list)
     _given: dict[str, _Sum] = field(default_factory=dict)
     _handles: list[Callable[[], None]] = field(default_factory=list)
 
     def begin_step(self, parameters: list[NamedParameter]) -> None:
-        """Listen to what autograd gives each of `parameters`."""
+        """Register hooks that collect the gradients of `parameters`."""
         self._forget()
         for item in parameters:
             if not isinstance(item.tensor, DTensor):
@@ -111,7 +112,7 @@ class GradientSums:
         }
 
     def compare(self, parameters: list[NamedParameter]) -> None:
-        """Compare the `.grad` of each of `parameters` with what it was given in this step."""
+        """Compare the `.grad` of each parameter with the sum of its gradients in this step."""
         self.in_sum = self._solve(parameters)
         for item in parameters:
             if isinstance(item.tensor, DTensor):
@@ -145,7 +146,7 @@ class GradientSums:
             squares = float(self.over_ranks.total(torch.tensor(squares, dtype=torch.float64)))
             num_ranks = self.over_ranks.num_ranks
         actual = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-        # In double precision: the sums may be in float32 themselves. A reduction may take the mean.
+        # In float64, because the sums may be in float32. A reduction may take the mean.
         value = whole(actual.detach()).to(total.device).double()
         errors = [
             float((factor * value - total.double()).square().sum()) for factor in {1, num_ranks}

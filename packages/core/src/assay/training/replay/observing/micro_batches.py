@@ -1,4 +1,4 @@
-"""Which micro-batches of a step a trainer runs, by their content.
+"""Identifies the micro-batches that a trainer runs, by their content.
 
 Shape legend: B rows, T tokens.
 """
@@ -16,7 +16,7 @@ from assay.training.batches import IGNORED, MicroBatch
 from assay.training.replay.run_rows import RunRows
 from assay.training.replay.stage_values import StepValueHandler, ValueAddress
 
-# A row of a micro-batch: its number and the row's, the ids that are no padding and their first column.
+# Number of a micro-batch, number of its row, the row's token ids without padding, their first column.
 _Row = tuple[int, int, Tensor, int]
 
 
@@ -26,21 +26,24 @@ def find_micro_batch(
     done: Collection[int],
     order: Literal["as given", "any"],
 ) -> int | PackedBatch:
-    """Which micro-batch of a step `batch` is, or which ones packed into one.
+    """Find the micro-batch of a step that `batch` equals, or those packed into it.
 
-    done: numbers of those that have run. order: in which a process takes them. What is none of them
-    is taken for the next one: it is other inputs.
+    A batch with other content counts as the next micro-batch, with wrong inputs.
+
+    done: numbers of micro-batches that have run.
+    order: the order in which this process runs them.
     """
-    found = find_equal(batch, known, done)
-    if found is not None:
-        return found if order == "any" else len(done)
+    ids_BT = batch["input_ids"].cpu()
+    for number, one in enumerate(known):
+        if number not in done and torch.equal(one["input_ids"], ids_BT):
+            return number if order == "any" else len(done)
     return find_packing(batch, known, done) or len(done)
 
 
 def timeline_of(
     batch: Mapping[str, Tensor], own: int | PackedBatch, rows: RunRows, step: int
 ) -> BatchPositions:
-    """To which rows of the run, and to which of their tokens, the tokens of `batch` belong."""
+    """Map the tokens of `batch` to rows of the run and positions in them."""
     ids = batch["input_ids"]
     if not isinstance(own, PackedBatch):
         single = BatchPositions.of_call(ids, batch.get("attention_mask"))
@@ -60,9 +63,9 @@ def observe_labels(
     own: int | PackedBatch,
     known: Sequence[MicroBatch],
 ) -> None:
-    """Have the labels of `batch` compared, those of packed micro-batches each by itself.
+    """Pass the labels of `batch` to the handler, for packed micro-batches one by one.
 
-    The label at the beginning of a row of `batch` counts for nothing: it is taken for masked.
+    The first label of each row has no effect and counts as masked.
     """
     labels = batch.get("labels")
     if labels is None:
@@ -78,7 +81,7 @@ def observe_labels(
 def observe_loss(
     handler: StepValueHandler, numbers: Sequence[int], loss: Tensor, scale: float
 ) -> None:
-    """Have the loss of one micro-batch, or the sum of several, compared without its scale."""
+    """Pass the loss of one micro-batch, or the sum of several, to the handler without its scale."""
     dtype = str(loss.dtype).removeprefix("torch.")
     stage = Stage("", "forward")
     addresses = [ValueAddress(stage, "loss", number, dtype=dtype) for number in numbers]
@@ -89,23 +92,12 @@ def observe_loss(
         handler.observe_sum(addresses, value)
 
 
-def find_equal(
-    batch: Mapping[str, Tensor], known: Sequence[MicroBatch], done: Collection[int]
-) -> int | None:
-    """The micro-batch with the ids of `batch`, padding included; None if there is none left."""
-    ids_BT = batch["input_ids"].cpu()
-    for number, one in enumerate(known):
-        if number not in done and torch.equal(one["input_ids"], ids_BT):
-            return number
-    return None
-
-
 def find_packing(
     batch: Mapping[str, Tensor], known: Sequence[MicroBatch], done: Collection[int]
 ) -> PackedBatch | None:
-    """How `batch` is put together of whole micro-batches; None if it is something else.
+    """Find how `batch` is composed of whole micro-batches; None if it is not.
 
-    Each row of it is one or several of their rows, end to end, with padding around them or none.
+    Each row consists of one or several of their rows, end to end, with or without padding around.
     """
     left: list[_Row] = [
         (number, row, one["input_ids"][row][mask_T != 0], int(mask_T.argmax()))
@@ -113,7 +105,7 @@ def find_packing(
         if number not in done
         for row, mask_T in enumerate(one["attention_mask"])
     ]
-    # Of rows that begin alike the longest is meant.
+    # Of rows with a common beginning, match the longest.
     left.sort(key=lambda item: -len(item[2]))
     ids_BT = batch["input_ids"].cpu()
     bounds_B = _bounds(batch, ids_BT)
@@ -121,8 +113,9 @@ def find_packing(
     for at_row, (ids_T, (begin, end)) in enumerate(zip(ids_BT, bounds_B, strict=True)):
         column = begin
         while column < end:
-            found = _first_that_begins(left, ids_T[column:end])
-            if found is None:
+            rest_T = ids_T[column:end]
+            matches = (item for item in left if torch.equal(item[2], rest_T[: len(item[2])]))
+            if (found := next(matches, None)) is None:
                 return None
             left = [item for item in left if item is not found]
             number, row, tokens, start = found
@@ -138,7 +131,7 @@ def find_packing(
 def unpacked_labels(
     labels_BT: Tensor, packing: PackedBatch, known: Sequence[MicroBatch]
 ) -> dict[int, Tensor] | None:
-    """The labels of each micro-batch in its own shape; None if padding has labels."""
+    """Return the labels of each micro-batch in its own shape; None if padding has labels."""
     labels_BT = labels_BT.cpu()
     rest_BT = labels_BT.clone()
     found = {
@@ -152,15 +145,8 @@ def unpacked_labels(
     return None if bool((rest_BT != IGNORED).any()) else found
 
 
-def _first_that_begins(left: Sequence[_Row], ids_T: Tensor) -> _Row | None:
-    for item in left:
-        if torch.equal(item[2], ids_T[: len(item[2])]):
-            return item
-    return None
-
-
 def _bounds(batch: Mapping[str, Tensor], ids_BT: Tensor) -> list[tuple[int, int]]:
-    """Where the tokens of each row begin and end: what is around them is padding."""
+    """Return the first and end column of the tokens of each row, without padding around them."""
     mask = batch.get("attention_mask")
     if not isinstance(mask, Tensor) or mask.shape != ids_BT.shape:
         return [(0, ids_BT.shape[1])] * len(ids_BT)

@@ -1,4 +1,4 @@
-"""The gradients of all parameters after each phase of a step."""
+"""Observes the gradients of all parameters after each phase of a step."""
 
 import math
 from collections.abc import Iterator
@@ -12,75 +12,72 @@ from assay.locating.loss_scale import LossScale
 from assay.sites import Phase
 from assay.training.protocol import PHASE_METHODS
 from assay.training.replay.observing.gradient_sums import GradientShare
-from assay.training.replay.rank_view import RankView
+from assay.training.replay.rank_scope import RankScope
 from assay.training.replay.stage_values import StepValueHandler, ValueAddress, address_of
 from assay.training.state.parameters import named_parameters
 from assay.training.state.sharding import PartialSums, put, whole
+from assay.verdicts import Number
 
 _ORDER = list(PHASE_METHODS)
 
-# A rank's part is missing or weighted as a whole only if its share is about the same in all parameters.
+# The share of a rank is the same in all parameters only if its whole part is missing or weighted.
 _MOST_SPREAD = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class GradientNorm:
-    """Global norms of the gradients that a process holds after a phase.
-
-    first: after the first micro-batch of the step; nan where no method shows it, or they are sharded.
-    found: as the phase left them; injected: as the next one gets them.
-    """
+    """Global norms of the gradients of one process after a phase."""
 
     step: int
     phase: Phase
-    first: float
-    found: float
-    injected: float
+    first: Number
+    """After the first micro-batch of the step; nan if it is not visible, or gradients are sharded."""
+    found: Number
+    """As the phase left the gradients."""
+    injected: Number
+    """As the next phase gets them."""
 
 
 @dataclass
 class ObservedGradients:
-    """A source of gradients for a handler after each phase, once per step, that injects its results.
-
-    late: phases whose work is unfinished when their method ends.
-    norms: gradient norms of every phase of every observed step.
-    rank_shares: how often each rank's part is in the reduced gradients.
-    """
+    """Passes the gradients after each phase to a handler, once per step, and injects its answer."""
 
     handler: StepValueHandler
-    rank_view: RankView | None
+    scope: RankScope | None
     loss_scale: LossScale | None
     late: frozenset[str]
+    """Phases whose work may not be finished when their method ends."""
     norms: list[GradientNorm] = field(default_factory=list)
     rank_shares: list[GradientShare] = field(default_factory=list)
+    """How often each rank's part is in the reduced gradients."""
     _step: int = 0
     _last: Phase = "forward"
     _first_norm: float = math.nan
 
     def begin_step(self, step: int) -> None:
-        """Called before a step runs: no phase of it was observed yet."""
+        """Forget the phases of the previous step."""
         self._step, self._last, self._first_norm = step, "forward", math.nan
 
     def end_micro_batch(self, model: nn.Module) -> None:
-        """Called after each backward of a single micro-batch."""
+        """Note the norm after the first backward pass of a step."""
         gradients = [p.grad for p in model.parameters() if p.grad is not None]
-        # The norm of sharded ones is a collective, and a rank that lacks one would wait for ever.
+        # The norm of sharded gradients is a collective, which hangs if a rank lacks one of them.
         sharded = any(isinstance(gradient, DTensor) for gradient in gradients)
         if math.isnan(self._first_norm) and not sharded:
             self._first_norm = math.sqrt(sum(map(_square, gradients)))
 
     def is_next(self, phase: Phase) -> bool:
-        """Whether `observe` will do something for `phase`: it is visible, and was not observed yet."""
+        """Return True if `phase` is visible and was not observed in this step."""
         return phase not in self.late and _ORDER.index(phase) > _ORDER.index(self._last)
 
     def observe(self, model: nn.Module, phase: Phase) -> None:
-        """Called as `phase` has ended, or a later one begins."""
+        """Observe gradients as `phase` has ended or a later phase begins."""
         if not self.is_next(phase):
             return
         self._last = phase
         factor = self._find_factor(model, phase)
         found = injected = 0.0
-        parts = self.rank_view.partial if self.rank_view and phase == "reduce" else None
+        parts = self.scope.partial if self.scope and phase == "reduce" else None
         by_owner: list[Tensor] = []
         for address, parameter, gradient in self._gradients(model, phase):
             sums = self._sums_of(phase)
@@ -110,7 +107,7 @@ class ObservedGradients:
     def _gradients(
         self, model: nn.Module, phase: Phase
     ) -> Iterator[tuple[ValueAddress, nn.Parameter, Tensor]]:
-        """Of each parameter that has one, or should: what was never computed is as wrong as zeros."""
+        """Yield each parameter's gradient; zeros if the reference has one that was never computed."""
         wanted = {(address.stage.module, address.port) for address in self.handler.expected(phase)}
         for item in named_parameters(model):
             address, parameter = address_of(item, phase, "gradient"), item.tensor
@@ -120,11 +117,11 @@ class ObservedGradients:
                 yield address, parameter, torch.zeros_like(parameter)
 
     def _sums_of(self, phase: Phase) -> PartialSums | None:
-        """Of which sums over ranks the gradients after `phase` are parts; None where they are whole."""
-        return self.rank_view.partial if self.rank_view and phase == "backward" else None
+        """Return the sums over ranks of which gradients after `phase` are parts; None if whole."""
+        return self.scope.partial if self.scope and phase == "backward" else None
 
     def _find_factor(self, model: nn.Module, phase: Phase) -> float:
-        """The factor on all gradients after `phase`: that of the loss, or 1 once it is taken off."""
+        """Return the factor of all gradients after `phase`, 1 once the loss scale is removed."""
         if self.loss_scale is None:
             return 1.0
         pairs, sums = [], self._sums_of(phase)
@@ -141,7 +138,7 @@ class ObservedGradients:
 def shares_of_ranks(by_owner: list[Tensor]) -> list[float]:
     """Return the share of each rank in all gradients; 1 if it differs between parameters.
 
-    by_owner: for each parameter, the products with the gradient and the squares, (2, ranks).
+    by_owner: for each parameter the sums of `PartialSums.products_by_owner`, (2, ranks).
     """
     if not by_owner:
         return []

@@ -1,4 +1,4 @@
-"""Observing a trainer from outside: its methods are wrapped on the instance, one for each phase."""
+"""Observes a trainer from outside, by wrapping the method of each phase on the instance."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -30,7 +30,7 @@ from assay.training.replay.observing.micro_batches import (
 )
 from assay.training.replay.observing.observed_gradients import ObservedGradients
 from assay.training.replay.observing.update_watch import UpdateWatch
-from assay.training.replay.rank_view import RankView
+from assay.training.replay.rank_scope import RankScope
 from assay.training.replay.run_rows import RunRows
 from assay.training.replay.stage_values import StepValueHandler, ValueAddress
 from assay.training.state.sharding import whole
@@ -40,26 +40,15 @@ P = ParamSpec("P")
 R = TypeVar("R")
 Norm = TypeVar("Norm", bound="Tensor | float")
 
-# A wrapper of a method: it is given the method and its arguments.
+# A wrapper gets the wrapped method and its arguments.
 _Wrapper = Callable[Concatenate[Callable[..., Any], ...], object]
 
 
 @dataclass
 class StepObserver:
-    """Gives a handler the result of every phase of a trainer's step, and injects what it returns.
+    """Passes the result of every phase of a trainer's step to a handler, and injects its answer.
 
-    replayer: measures at module boundaries, and gets the number of each micro-batch; None while a
-        golden is recorded.
-    rank_view: what the other ranks have of each step; None for a single process.
-    packed: the trace in which micro-batches that are run as one are found so; None while a golden is
-        recorded.
-    loss_scale: of a trainer that scales its loss; None where a factor is an error.
-    sums: compares the gradients that backward leaves with what it gave; None while a golden is
-        recorded.
-    seen: phases whose method was called.
-    micro_batches_run: step and number of every micro-batch that this process ran.
-    drew_in_backward: whether a backward pass left the generator in another state than before.
-    of_parameters: watches the gradients of parameters.
+    `replayer`, `packed` and `sums` are None while a golden is recorded.
     """
 
     opened: OpenedTrainer
@@ -69,13 +58,18 @@ class StepObserver:
     gradients: GradientTaps
     rows: RunRows
     replayer: Replayer | None = None
-    rank_view: RankView | None = None
+    scope: RankScope | None = None
+    """None for a single process."""
     packed: PackedTrace | None = None
+    """Trace that maps micro-batches run as one to those of the reference."""
     loss_scale: LossScale | None = None
+    """Scale to divide out; None if a factor of the loss is an error."""
     sums: GradientSums | None = None
     seen: set[Phase] = field(default_factory=set)
     micro_batches_run: list[tuple[int, int]] = field(default_factory=list)
+    """Step and number of every micro-batch of this process."""
     drew_in_backward: bool = False
+    """True if a backward pass changed the state of the generator."""
     of_parameters: ObservedGradients = field(init=False)
     _step: int = 0
     _batch: Sequence[MicroBatch] = ()
@@ -83,7 +77,7 @@ class StepObserver:
 
     def __post_init__(self) -> None:
         self.of_parameters = ObservedGradients(
-            self.handler, self.rank_view, self.loss_scale, self._late
+            self.handler, self.scope, self.loss_scale, self._late
         )
 
     @contextmanager
@@ -100,12 +94,10 @@ class StepObserver:
         originals = self.opened.methods
         for name, method in originals.items():
             setattr(self.opened.trainer, name, partial(wrappers[name], method))
-        # What is run outside of the loss, as an evaluation is, is no part of the training.
+        # Calls outside of the loss, for an evaluation for example, are not training.
         self.tracer.paused = bool({PHASE_METHODS["forward"], SCHEDULE_METHOD} & originals.keys())
         handles = []
-        if (
-            not self.tracer.paused
-        ):  # no method marks where a micro-batch begins: its forward call does
+        if not self.tracer.paused:  # a micro-batch begins with the forward call
             handles.append(
                 self.opened.root.register_forward_pre_hook(
                     self._begin_root_call, prepend=True, with_kwargs=True
@@ -121,7 +113,7 @@ class StepObserver:
                 delattr(self.opened.trainer, name)
 
     def run_step(self, step: int, batch: Sequence[MicroBatch]) -> StepReport:
-        """One step of the trainer, observed."""
+        """Make one step of the trainer, and observe it."""
         self._step, self._batch = step, batch
         self.of_parameters.begin_step(step)
         self.handler.begin_step(step)
@@ -163,7 +155,7 @@ class StepObserver:
         return self.gradients.join(loss)
 
     def _observe_losses(self) -> None:
-        """Observe what `compute_loss` returned, once backward has shown by which factor."""
+        """Observe the results of `compute_loss`, once backward has shown their factor."""
         scale = 1.0 if self.loss_scale is None else self.loss_scale.of_loss
         for numbers, loss in self._losses:
             observe_loss(self.handler, numbers, loss, scale)
@@ -173,8 +165,8 @@ class StepObserver:
         packing = own if isinstance(own, PackedBatch) else None
         numbers = packing.micro_batches if packing else (cast("int", own),)
         self.micro_batches_run += [(self._step, number) for number in numbers]
-        if self.rank_view is not None:
-            self.rank_view.micro_batches_run |= {(self._step, number) for number in numbers}
+        if self.scope is not None:
+            self.scope.micro_batches_run |= {(self._step, number) for number in numbers}
         if packing is not None and self.packed is not None:
             self.packed.pack(self._step, packing)
         timeline = None
@@ -186,14 +178,14 @@ class StepObserver:
         if self.replayer is not None:
             self.replayer.source = BatchSource(numbers[0])
         with suspended_modes():
-            # What one micro-batch draws must not decide what the next one drops.
+            # Dropout masks must not depend on the random numbers of earlier micro-batches.
             name = f"generator.{numbers[0]}"
             torch.set_rng_state(self.handler.observe_state(name, torch.get_rng_state()))
 
     def _begin_root_call(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        """Called before the model is, where the trainer has no `compute_loss`."""
+        """Begin a micro-batch as the model is called, for a trainer without `compute_loss`."""
         del module
         batch = {"input_ids": args[0]} | kwargs if args else kwargs
         done = sum(step == self._step for step, _ in self.micro_batches_run)
@@ -205,7 +197,7 @@ class StepObserver:
         if self.packed is None or not isinstance(batch, Mapping) or "input_ids" not in batch:
             return len(done)
         with suspended_modes():
-            order: Literal["as given", "any"] = "as given" if self.rank_view is None else "any"
+            order: Literal["as given", "any"] = "as given" if self.scope is None else "any"
             return find_micro_batch(batch, self._batch, done, order)
 
     def _backward(self, original: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
@@ -229,7 +221,7 @@ class StepObserver:
         *args: object,
         **kwargs: object,
     ) -> object:
-        """A pipeline runs the micro-batches of a step by itself: each call of its stage is one."""
+        """Observe the schedule of a pipeline, in which each call of its stage is a micro-batch."""
         self.seen |= {"forward", "backward"}
 
         def begin(module: nn.Module, inputs: object) -> None:
@@ -277,7 +269,9 @@ class StepObserver:
 
     @property
     def _address_of_norm(self) -> ValueAddress:
-        return ValueAddress(Stage("", "clip"), "norm", dtype=self._dtype)
+        first = next(p for p in self.opened.trainer.model.parameters() if p.is_floating_point())
+        dtype = str(first.dtype).removeprefix("torch.")
+        return ValueAddress(Stage("", "clip"), "norm", dtype=dtype)
 
     def _optimize(self, original: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         self.seen.add("optimizer")
@@ -289,19 +283,14 @@ class StepObserver:
 
     @property
     def _late(self) -> frozenset[str]:
-        """Phases whose work is not done yet when their method ends, as the trainer declares.
+        """Declared invisible phases, whose work may not be finished when their method ends.
 
-        A reduction that is declared is done inside of backward: it is over by then.
+        A declared reduction is an exception: backward does it, so it is finished.
         """
         return frozenset(self.opened.traits.invisible_phases) - {"reduce"}
 
-    @property
-    def _dtype(self) -> str:
-        first = next(p for p in self.opened.trainer.model.parameters() if p.is_floating_point())
-        return str(first.dtype).removeprefix("torch.")
-
     def _observe_gradients(self, phase: Phase) -> None:
-        """Observe all gradients after `phase`, once in a step, and inject the reference's."""
+        """Observe all gradients after `phase` once per step, and inject the reference's."""
         with suspended_modes():
             if phase == "backward" and self.sums is not None and self.of_parameters.is_next(phase):
                 self.sums.compare(self.updates.trained())

@@ -1,4 +1,4 @@
-"""What a step changes: the trained parameters and their moments, and nothing else."""
+"""Watches the changes of a step: trained parameters and moments change, and nothing else."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,19 +18,23 @@ from assay.training.state.sharding import local_part, whole
 
 @dataclass(frozen=True, slots=True)
 class _SteppedParameter:
-    """A parameter as the optimizer's step left it: a whole copy, and a hash of each moment."""
+    """A parameter after the optimizer's step."""
 
     item: NamedParameter
     value: Tensor
+    """A whole copy."""
     moments: Mapping[str, str]
+    """A hash of each moment."""
 
 
 @dataclass(slots=True)
 class MovedElements:
-    """Elements that the reference's updates change, and how many of them updates here change too."""
+    """Counts of parameter elements that updates change."""
 
     num_expected: int = 0
+    """Elements that the reference's updates change."""
     num_moved: int = 0
+    """Those of them that updates here change too."""
 
     def add(self, actual: Tensor, expected: Tensor) -> None:
         """Count one update."""
@@ -41,37 +45,35 @@ class MovedElements:
 
 @dataclass
 class UpdateWatch:
-    """Shows a handler what a trainer's step changes.
+    """Passes the changes of a trainer's step to a handler.
 
-    `begin_step` comes before the step, `observe_updates` when the optimizer's part of it is done,
+    Call `begin_step` before the step, `observe_updates` after the optimizer's part of it, and
     `end_step` after the step.
-
-    untrained: buffers and frozen parameters, of which as many must change as in the reference; None
-        for all.
     """
 
     trainer: Trainer
     handler: StepValueHandler
     untrained: frozenset[str] | None = None
+    """Buffers and frozen parameters that must change as in the reference; None for all."""
     moved: MovedElements = field(default_factory=MovedElements)
     _before: dict[str, Tensor] = field(default_factory=dict)
     _untrained_before: dict[str, str] = field(default_factory=dict)
     _after: list[_SteppedParameter] = field(default_factory=list)
 
     def trained(self) -> list[NamedParameter]:
-        """The parameters that are trained now."""
+        """List the parameters with `requires_grad`."""
         return [item for item in named_parameters(self.trainer.model) if item.tensor.requires_grad]
 
     def begin_step(self) -> None:
-        """Keep what the step starts from."""
+        """Copy the values before the step."""
         with suspended_modes():
             self._before = {item.name: _copy(item.tensor) for item in self.trained()}
             self._untrained_before = self._hash_untrained()
 
     def observe_updates(self, parameters: list[NamedParameter]) -> None:
-        """Show the change of each of `parameters` since the step began, and its moments."""
+        """Pass the change of each parameter since `begin_step`, and its moments, to the handler."""
         with suspended_modes():
-            if self._is_kept_by_some_ranks_only(parameters):
+            if self._lack_moments_on_some_ranks(parameters):
                 self.trainer.optimizer.state.clear()
             self._after = [
                 _SteppedParameter(item, _copy(item.tensor), self._hash_moments(item.tensor))
@@ -79,14 +81,14 @@ class UpdateWatch:
             ]
             for stepped in self._after:
                 item = stepped.item
-                # From the start of the step: whatever changes it on the way is in the update.
+                # Since the start of the step, so that any earlier change counts as update.
                 update = stepped.value.double() - self._before[item.name].double()
                 self.moved.add(
                     update, observe_update(self.handler, item, update, self._state_of(item.tensor))
                 )
 
     def end_step(self) -> None:
-        """Show what has changed since the optimizer's step, and what should not change at all."""
+        """Pass later changes of parameters, and changes of untrained values, to the handler."""
         with suspended_modes():
             for stepped in self._after:
                 # Only the optimizer may change a trained parameter or its moments.
@@ -102,11 +104,11 @@ class UpdateWatch:
         self._after.clear()
         self._before.clear()
 
-    def _is_kept_by_some_ranks_only(self, parameters: list[NamedParameter]) -> bool:
-        """Whether a rank has no moments of what it trains, and another has.
+    def _lack_moments_on_some_ranks(self, parameters: list[NamedParameter]) -> bool:
+        """Return True if some ranks lack moments of their parameters, and others have theirs.
 
-        It was stepped by itself: to put moments together, here or before the next step, would hang.
-        Then none count, and each is missed by its name.
+        Gathering moments would then hang, here or before the next step. They are dropped, and each
+        counts as missing.
         """
         if not dist.is_initialized():
             return False
@@ -124,7 +126,7 @@ class UpdateWatch:
         return fingerprint({name: _local(value) for name, value in kept.items()})
 
     def _hash_untrained(self) -> dict[str, str]:
-        """Of what the reference does not train: counters of a trainer's own may count."""
+        """Hash the values that the reference does not train; a trainer's own counters may change."""
         values = untrained_values(self.trainer.model)
         return fingerprint(
             {
@@ -138,10 +140,7 @@ class UpdateWatch:
 def observe_update(
     handler: StepValueHandler, item: NamedParameter, update: Tensor, moments: Mapping[str, object]
 ) -> Tensor:
-    """Show the update of one parameter and what the optimizer keeps for it.
-
-    Returns: the reference's update.
-    """
+    """Pass the update of one parameter and its moments to the handler; return the reference's update."""
     expected = handler.observe(address_of(item, "optimizer", "update"), update)
     for name, value in moments.items():
         if isinstance(value, Tensor) and value.ndim:

@@ -1,4 +1,4 @@
-"""How a step is spread over the ranks of a world, as one of them sees it."""
+"""The part of a model and of a step that one rank has."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,39 +11,36 @@ from assay.training.state.sharding import PartialSums
 
 
 @dataclass
-class RankView:
-    """What this rank has of a step.
-
-    partial: gradients before their reduction, of which every rank has a part; None where the
-        gradients that are observed are whole.
-    summed_by_backward: the ranks over which backward itself adds gradients up; None where it does not.
-    layout: tensors at module boundaries; None where every rank has whole ones.
-    modules: paths of those that this rank has; None for all.
-    partial_modules: modules of which it has only some children.
-    micro_batches_run: step and number of each micro-batch that it has run.
-    """
+class RankScope:
+    """The modules, micro-batches and sums of one rank."""
 
     partial: PartialSums | None = None
+    """Gradients before their reduction, a part on each rank; None if observed gradients are whole."""
     summed_by_backward: PartialSums | None = None
+    """The ranks over which backward itself reduces gradients; None if it does not."""
     layout: RankLayout | None = None
+    """Layout of the tensors at module boundaries; None if every rank has whole tensors."""
     modules: frozenset[str] | None = None
+    """Paths of this rank's modules; None for all."""
     partial_modules: frozenset[str] = frozenset()
+    """Modules of which this rank has only some children."""
     micro_batches_run: set[tuple[int, int]] = field(default_factory=set)
+    """Step and number of each micro-batch that this rank has run."""
 
     def is_own_call(self, site: CallSite) -> bool:
-        """Whether this rank had to make a call of the reference."""
+        """Return True if this rank has to make a call of the reference."""
         return (site.step, site.micro_batch) in self.micro_batches_run and self._has(site.module)
 
     def is_own_value(self, step: int, address: ValueAddress) -> bool:
-        """Whether this rank had to show a value of the reference's step."""
+        """Return True if this rank has to show a value of the reference's step."""
         if address.port == "loss" and self.modules is not None:
-            return False  # a pipeline's schedule keeps the losses of its micro-batches
+            return False  # the schedule of a pipeline does not return losses of micro-batches
         if address.port in PER_MICRO_BATCH:
             return (step, address.index) in self.micro_batches_run
         return not address.stage.module or self._has(address.stage.module)
 
     def own_part(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """What this rank has of a whole state: its parameters, and their moments."""
+        """Return this rank's part of a whole state: its parameters and their moments."""
         return dict(state) | {
             kind: {
                 name: value

@@ -5,51 +5,51 @@ import torch
 
 from assay.sites import CallSite
 from assay.stages import Stage
-from assay.training.replay.rank_view import RankView
+from assay.training.replay.rank_scope import RankScope
 from assay.training.replay.stage_values import ValueAddress
 from assay.training.state.sharding import PartialSums
 
 LAYER = "model.layers.0.mlp"
 
 
-def calls(rank_view: RankView, module: str, micro_batch: int) -> bool:
-    return rank_view.is_own_call(CallSite(0, module, micro_batch=micro_batch))
+def calls(scope: RankScope, module: str, micro_batch: int) -> bool:
+    return scope.is_own_call(CallSite(0, module, micro_batch=micro_batch))
 
 
-def values(rank_view: RankView, module: str, port: str, index: int = 0) -> bool:
-    return rank_view.is_own_value(0, ValueAddress(Stage(module, "backward"), port, index))
+def values(scope: RankScope, module: str, port: str, index: int = 0) -> bool:
+    return scope.is_own_value(0, ValueAddress(Stage(module, "backward"), port, index))
 
 
 def test_rank_answers_for_the_micro_batches_that_it_ran() -> None:
-    rank_view = RankView(micro_batches_run={(0, 1)})
+    scope = RankScope(micro_batches_run={(0, 1)})
 
-    assert calls(rank_view, LAYER, 1)
-    assert not calls(rank_view, LAYER, 0)
-    assert values(rank_view, "", "labels", 1)
-    assert not values(rank_view, "", "labels", 0)
+    assert calls(scope, LAYER, 1)
+    assert not calls(scope, LAYER, 0)
+    assert values(scope, "", "labels", 1)
+    assert not values(scope, "", "labels", 0)
 
 
 def test_every_rank_answers_for_the_values_of_the_whole_step() -> None:
-    rank_view = RankView(micro_batches_run={(0, 1)})
+    scope = RankScope(micro_batches_run={(0, 1)})
 
-    assert values(rank_view, LAYER, "gradient.weight")
-    assert values(rank_view, "", "norm")
+    assert values(scope, LAYER, "gradient.weight")
+    assert values(scope, "", "norm")
 
 
 def test_stage_answers_for_the_modules_that_it_has_whole() -> None:
-    rank_view = RankView(
+    scope = RankScope(
         modules=frozenset({"", "model", LAYER}),
         partial_modules=frozenset({"", "model"}),
         micro_batches_run={(0, 0)},
     )
 
-    assert calls(rank_view, LAYER, 0)
-    assert not calls(rank_view, "model.layers.1.mlp", 0)
-    assert not calls(rank_view, "model", 0)
-    assert values(rank_view, LAYER, "gradient.weight")
-    assert not values(rank_view, "model.layers.1.mlp", "gradient.weight")
-    assert values(rank_view, "", "norm")
-    assert not values(rank_view, "", "loss")
+    assert calls(scope, LAYER, 0)
+    assert not calls(scope, "model.layers.1.mlp", 0)
+    assert not calls(scope, "model", 0)
+    assert values(scope, LAYER, "gradient.weight")
+    assert not values(scope, "model.layers.1.mlp", "gradient.weight")
+    assert values(scope, "", "norm")
+    assert not values(scope, "", "loss")
 
 
 def test_own_part_of_a_state_is_what_the_stage_has() -> None:
@@ -58,9 +58,9 @@ def test_own_part_of_a_state_is_what_the_stage_has() -> None:
         "moments": {f"{LAYER}.weight": {"exp_avg": 3}, "lm_head.weight": {"exp_avg": 4}},
         "generators": {"torch": 5},
     }
-    rank_view = RankView(modules=frozenset({LAYER}))
+    scope = RankScope(modules=frozenset({LAYER}))
 
-    assert rank_view.own_part(whole) == {
+    assert scope.own_part(whole) == {
         "model": {f"{LAYER}.weight": 1},
         "moments": {f"{LAYER}.weight": {"exp_avg": 3}},
         "generators": {"torch": 5},
