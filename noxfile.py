@@ -313,7 +313,7 @@ def reap(session: nox.Session) -> None:
 
 
 def best_run(devices: list[dict[str, Any]], otherwise: str) -> str:
-    """The RUN for a machine whose `assay devices --json` lists `devices`.
+    """Return the RUN for a machine whose `assay devices --json` lists `devices`.
 
     otherwise: the RUN where there is no accelerator.
     """
@@ -329,7 +329,7 @@ _LIST_DEVICES = ("assay.cli", "devices", "--json", "--timeout", "60")
 def _run_option(
     session: nox.Session, environment: Environment, option: str, otherwise: str
 ) -> list[str]:
-    """The option with the best RUN here, or nothing where the caller gives the option."""
+    """Return the option with the best RUN here, or nothing if the caller gives it."""
     if _is_given(session, option):
         return []
     devices = json.loads(environment.read(session, *_LIST_DEVICES))["devices"]

@@ -42,7 +42,7 @@ class Accelerator:
 
 
 def read_vendors(runners_file: Path) -> list[VendorEntry]:
-    """The entries of runners.toml, in its order."""
+    """Return the entries of runners.toml, in its order."""
     entries = tomllib.loads(runners_file.read_text(encoding="utf-8"))
     return [_vendor_entry(name, entry) for name, entry in entries.items()]
 
@@ -63,7 +63,7 @@ def _vendor_entry(name: str, entry: Mapping[str, object]) -> VendorEntry:
 
 
 def visible_accelerators(root: Path, vendors: Sequence[VendorEntry]) -> list[Accelerator]:
-    """The accelerators whose driver nodes exist below `root`, "/" on a real machine."""
+    """Return the accelerators whose driver nodes exist below `root`, "/" on a real machine."""
     pci_devices = _pci_devices(root)
     found = []
     for vendor in vendors:

@@ -296,7 +296,7 @@ def _python_identity() -> list[str]:
 
 
 def _package_identity() -> list[str]:
-    """What pip would read; the settings of linters and of pytest change no environment."""
+    """Return what pip would read. Settings of linters and pytest do not change an environment."""
     manifests = [nox.project.load_toml(path) for path in _MANIFESTS]
     tables = [
         {name: table for name, table in manifest.items() if name != "tool"}

@@ -59,7 +59,7 @@ def choose_torch(
     accelerators: Sequence[Accelerator],
     find_machine_torch: Callable[[], MachineTorch | None],
 ) -> TorchChoice:
-    """The torch for `request`, given what the operating system shows.
+    """Choose the torch for `request`, given what the operating system shows.
 
     find_machine_torch: called only where the answer depends on it; importing torch takes seconds.
 
@@ -168,7 +168,7 @@ print(json.dumps({
 
 
 def probe_torch(python: str, accelerators: Sequence[Accelerator]) -> MachineTorch | None:
-    """What the torch of `python` can use, or None if it has no torch that can be imported."""
+    """Return what the torch of `python` can use, or None if it has no torch that can be imported."""
     plugins = [found.vendor.torch_plugin for found in accelerators if found.vendor.torch_plugin]
     try:
         answer = subprocess.run(
@@ -189,7 +189,7 @@ def probe_torch(python: str, accelerators: Sequence[Accelerator]) -> MachineTorc
 
 
 def find_machine_torch(accelerators: Sequence[Accelerator]) -> MachineTorch | None:
-    """The torch of the Python that runs nox, else of the one that its environment is made from."""
+    """Find the torch of the Python that runs nox, else of the one that its environment is made from."""
     for python in dict.fromkeys((sys.executable, getattr(sys, "_base_executable", ""))):
         found = probe_torch(python, accelerators) if python else None
         if found is not None:

@@ -52,7 +52,7 @@ class OwnTrainer:
     # The phases of a step as methods of their own: so each is compared by itself.
 
     def compute_loss(self, micro_batch: MicroBatch, num_step_tokens: int) -> Tensor:
-        """The share of one micro-batch in the mean over all label tokens of the step."""
+        """Return one micro-batch's share in the mean over all label tokens of the step."""
         logits_BTV = self.model(
             input_ids=micro_batch["input_ids"], attention_mask=micro_batch["attention_mask"]
         ).logits

@@ -20,7 +20,7 @@ TOKENS = 64
 
 
 def parse_arguments() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", required=True, help="a Hugging Face folder")
     parser.add_argument("--output", type=Path, required=True)
@@ -42,7 +42,7 @@ def load_text() -> Tensor:
 
 
 def draw_batch(text: Tensor, num_rows: int) -> Tensor:
-    """A micro-batch: rows from anywhere in the text, (num_rows, TOKENS)."""
+    """Return a micro-batch of rows from random places in the text, (num_rows, TOKENS)."""
     starts = torch.randint(len(text) - TOKENS, (num_rows,))
     return torch.stack([text[start : start + TOKENS] for start in starts])
 

@@ -19,7 +19,7 @@ from trl import SFTConfig, SFTTrainer
 
 
 def parse_arguments() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, required=True, help="a Hugging Face folder")
     parser.add_argument("--output", type=Path, required=True)
@@ -35,7 +35,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def load_tokenizer(model: Path) -> PreTrainedTokenizerBase:
-    """The model's own, or one whose ids are bytes."""
+    """Return the model's tokenizer, or one whose ids are bytes."""
     if (model / "tokenizer_config.json").is_file():
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(model)
         return tokenizer

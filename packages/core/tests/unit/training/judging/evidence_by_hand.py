@@ -14,7 +14,7 @@ from torch import Tensor
 
 from assay.comparing.coverage import Usage
 from assay.comparing.judge import Judged, find_origin, rank_stages
-from assay.comparing.levels import Finding
+from assay.comparing.levels import DiagnosedFault
 from assay.comparing.limits import Limits
 from assay.comparing.results import PortResult, ReplayResults
 from assay.models.loaded.report import LoadReport
@@ -286,7 +286,7 @@ def all_judged(groups: Mapping[str, JudgedGroup]) -> list[Judged]:
     return [item for group in groups.values() for item in group.judged]
 
 
-def diagnosed(made: TrainEvidence) -> Finding:
+def diagnosed(made: TrainEvidence) -> DiagnosedFault:
     """What the replayed steps show; they have to show something."""
     groups = judge_groups(made)
     origin = find_origin(rank_stages(all_judged(groups)))

@@ -1,6 +1,6 @@
 """Judges which parameters training changed."""
 
-from assay.comparing.levels import Finding, LevelResult
+from assay.comparing.levels import DiagnosedFault, LevelResult
 from assay.errors import name_some
 from assay.verdicts import Level, Location, Outcome
 from assay_smoke.cases.judging.evidence import CaseEvidence
@@ -8,7 +8,7 @@ from assay_smoke.cases.judging.evidence import CaseEvidence
 _PREFIX = "model."
 
 
-def judge_movement(evidence: CaseEvidence) -> tuple[LevelResult, Finding | None]:
+def judge_movement(evidence: CaseEvidence) -> tuple[LevelResult, DiagnosedFault | None]:
     """Compare hashes of every parameter and buffer before the first and after the last step."""
     before: dict[str, str] = {}
     after: dict[str, str] = {}
@@ -24,17 +24,17 @@ def judge_movement(evidence: CaseEvidence) -> tuple[LevelResult, Finding | None]
     if still:
         shown = name_some(still)
         reason = f"{len(still)} of {len(expected)} trained parameters never moved: {shown}"
-        return _failed(len(before), Finding("frozen-parameters", _at(still), reason))
+        return _failed(len(before), DiagnosedFault("frozen-parameters", _at(still), reason))
     if unexpected:
         reason = f"{len(unexpected)} frozen parameters or buffers moved: {name_some(unexpected)}"
-        return _failed(len(before), Finding("optimizer-update", _at(unexpected), reason))
+        return _failed(len(before), DiagnosedFault("optimizer-update", _at(unexpected), reason))
     if not expected:
         reason = "the noise run changes no parameter of this run"
         return LevelResult(Level(verdict=Outcome.NOT_COMPARED, reason=reason)), None
     return LevelResult(Level(verdict=Outcome.PASS, compared=len(before))), None
 
 
-def _failed(compared: int, finding: Finding) -> tuple[LevelResult, Finding]:
+def _failed(compared: int, finding: DiagnosedFault) -> tuple[LevelResult, DiagnosedFault]:
     level = Level(verdict=Outcome.FAIL, reason=finding.reason, compared=compared)
     return LevelResult(level), finding
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Final
 
-from assay.comparing.levels import Finding, JudgedRatio, LevelResult, level_of
+from assay.comparing.levels import DiagnosedFault, JudgedRatio, LevelResult, level_of
 from assay.noise import TENSOR_FLOOR, Ratio
 from assay.verdicts import Level, Location, Measurement, Outcome
 from assay_smoke.cases.judging.evidence import CaseEvidence
@@ -18,7 +18,7 @@ _STATISTIC: Final = "trajectory-error"
 RANKS_DRAW = "each rank draws its own dropout masks"
 
 
-def judge_reading(evidence: CaseEvidence) -> tuple[LevelResult, Finding | None]:
+def judge_reading(evidence: CaseEvidence) -> tuple[LevelResult, DiagnosedFault | None]:
     """Judge the logits of the last checkpoint's model, loaded as users load it."""
     answer = evidence.read
     if answer is None:
@@ -43,7 +43,7 @@ def judge_reading(evidence: CaseEvidence) -> tuple[LevelResult, Finding | None]:
     return LevelResult(level, rows), None
 
 
-def judge_restart(evidence: CaseEvidence) -> tuple[LevelResult, Finding | None]:
+def judge_restart(evidence: CaseEvidence) -> tuple[LevelResult, DiagnosedFault | None]:
     """Compare the first loss of a run from the saved model with the next loss of the saving run."""
     if evidence.request.kind != "hugging-face":
         return LevelResult.not_run("only a Hugging Face checkpoint is restarted from"), None
@@ -84,10 +84,10 @@ def _adapter_problem(answer: ReadAnswer) -> str | None:
 
 def failed_checkpoint(
     evidence: CaseEvidence, reason: str, compared: int = 0, rows: Sequence[Measurement] = ()
-) -> tuple[LevelResult, Finding]:
+) -> tuple[LevelResult, DiagnosedFault]:
     """Return a failed level for a checkpoint."""
     options = evidence.request.candidate.options
     location = Location(phase="checkpoint", step=options.steps)
     level = Level(verdict=Outcome.FAIL, reason=reason, compared=compared)
     diagnosis = "adapter-mismatch" if options.lora else "checkpoint-mismatch"
-    return LevelResult(level, list(rows)), Finding(diagnosis, location, reason)  # type: ignore[arg-type]
+    return LevelResult(level, list(rows)), DiagnosedFault(diagnosis, location, reason)  # type: ignore[arg-type]

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 
 from assay.comparing.judge import Judged, describe_stages_level
-from assay.comparing.levels import Finding, LevelResult, outcome_of_levels
+from assay.comparing.levels import DiagnosedFault, LevelResult, outcome_of_levels
 from assay.training.judging.diagnosis import diagnose_free_run
 from assay.training.judging.free_run import (
     judge_checkpoint,
@@ -28,7 +28,7 @@ from assay_smoke.cases.judging.saved_models import (
 from assay_smoke.cases.leftovers import judge_leftovers
 from assay_smoke.matrix.cases import Case
 
-Found = tuple[LevelResult, Finding | None]
+Found = tuple[LevelResult, DiagnosedFault | None]
 
 # Share of a rank's parameters that may outlive a tear-down. Cached tensors, such as masks, are smaller.
 _KEPT = 0.5
@@ -98,7 +98,7 @@ def _non_finite(step: StepRecord, rank: int) -> Found:
     reason = f"loss {step.loss} in step {step.step}"
     location = Location(phase="forward", step=step.step, rank=rank)
     level = Level(verdict=Outcome.FAIL, reason=reason, compared=1)
-    return LevelResult(level), Finding("non-finite", location, reason)
+    return LevelResult(level), DiagnosedFault("non-finite", location, reason)
 
 
 def _judge_updates(evidence: CaseEvidence) -> Found:
