@@ -24,9 +24,9 @@ class Item:
     target_hash: str
     """Hash of the right answer."""
     right: bool | None = None
-    """Verdict of the task's own metric; None if the metric is not yes or no."""
+    """Verdict of the task's metric; None if the metric is not a yes-or-no one."""
     log_probability: Number | None = None
-    """Of the right answer, in nats per byte; None if the task asks for no probabilities."""
+    """Log probability of the right answer in nats per byte; None if the task does not use probabilities."""
     cluster: str | None = None
     """Name shared by documents that belong together, such as questions on one text."""
     question: _Text = ""

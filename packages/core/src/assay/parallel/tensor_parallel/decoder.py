@@ -57,7 +57,7 @@ def apply_tensor_parallel(model: nn.Module, mesh_tp: DeviceMesh) -> TensorLayout
     after. Experts that LoRA adapts keep whole parameters, of which each rank uses its part. Ranks draw
     different dropout masks for their heads and features.
 
-    Returns: this rank's features of the whole tensors at module boundaries.
+    Returns: for each module boundary, the features of the whole tensor that this rank holds.
     Raises: UsageError for a model with unknown parts or with sizes that do not divide.
     """
     if mesh_tp.ndim != 1:

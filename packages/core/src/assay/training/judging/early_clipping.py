@@ -7,10 +7,10 @@ from assay.training.protocol import TrainingPlan
 
 # Clipped gradients have the limit as norm, up to the rounding of each element: in total less than one
 # unit of bfloat16, 2**-8, the coarsest dtype that is trained in. A hundredth is beyond that.
-_AT_LIMIT = 0.01
+_LIMIT_TOLERANCE = 0.01
 
 # The shares of ranks are not quite orthogonal, and not quite of equal length.
-_OF_SHARES = 0.1
+_SHARE_TOLERANCE = 0.1
 
 # Every plan clips to this norm.
 _LIMIT = TrainingPlan("", "").max_grad_norm
@@ -40,9 +40,9 @@ def is_clipped_in_reduce(reports: Sequence[TrainerReport]) -> bool:
         if not shares or min(shares) <= _LIMIT:
             return False
         expected = reduced.injected * _LIMIT * sum(1 / share for share in shares) / len(shares)
-        predicted.append(abs(reduced.found - expected) <= _OF_SHARES * expected)
+        predicted.append(abs(reduced.found - expected) <= _SHARE_TOLERANCE * expected)
     return bool(predicted) and all(predicted)
 
 
 def _all_at_limit(norms: Sequence[float]) -> bool:
-    return bool(norms) and all(abs(norm - _LIMIT) <= _AT_LIMIT * _LIMIT for norm in norms)
+    return bool(norms) and all(abs(norm - _LIMIT) <= _LIMIT_TOLERANCE * _LIMIT for norm in norms)
