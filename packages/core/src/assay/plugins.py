@@ -10,44 +10,40 @@ from typing import Any
 from assay.errors import UsageError, raised_in_words
 
 
-class PluginError(UsageError):
-    """A `FILE.py:NAME` that cannot be found or imported."""
-
-
 def find_plugin_file(reference: str) -> tuple[Path, str]:
     """Return file and name of `FILE.py:NAME`, without importing it.
 
-    Raises: PluginError if it has another form, or the file is missing.
+    Raises: UsageError if it has another form, or the file is missing.
     """
     file, separator, name = reference.rpartition(":")
     if not separator or not name or not file.endswith(".py"):
-        raise PluginError(f"{reference!r} is not of the form FILE.py:NAME")
+        raise UsageError(f"{reference!r} is not of the form FILE.py:NAME")
     path = Path(os.path.realpath(Path(file).expanduser()))
     if not path.is_file():
-        raise PluginError(f"{reference}: there is no file {path}")
+        raise UsageError(f"{reference}: there is no file {path}")
     return path, name
 
 
 def load_object(reference: str) -> Callable[..., Any]:
     """Import the function or class that `FILE.py:NAME` names.
 
-    Raises: PluginError if the file is missing, raises while it is imported, or lacks the name.
+    Raises: UsageError if the file is missing, raises while it is imported, or lacks the name.
     """
     path, name = find_plugin_file(reference)
     spec = importlib.util.spec_from_file_location(f"assay_plugin_{path.stem}", path)
     if spec is None or spec.loader is None:
-        raise PluginError(f"{reference}: {path} cannot be imported")
+        raise UsageError(f"{reference}: {path} cannot be imported")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         del sys.modules[spec.name]
-        raise PluginError(
+        raise UsageError(
             f"{reference}: importing {path} raised {raised_in_words(error)}"
         ) from error
     found: Callable[..., Any] | None = getattr(module, name, None)
     if not callable(found):
         names = sorted(key for key, value in vars(module).items() if callable(value))
-        raise PluginError(f"{reference}: {path} has no function {name}; it has: {', '.join(names)}")
+        raise UsageError(f"{reference}: {path} has no function {name}; it has: {', '.join(names)}")
     return found

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from assay.errors import UsageError
-from assay.plugins import PluginError, load_object
+from assay.plugins import load_object
 
 WriteFile = Callable[..., Path]
 
@@ -49,12 +49,12 @@ def test_files_of_one_name_in_two_folders_are_two_modules(write: WriteFile) -> N
     "reference", ["plugin.py", "plugin.py:", ":func", "plugin.txt:func", "func", ""]
 )
 def test_reference_of_another_form_is_refused(reference: str) -> None:
-    with pytest.raises(PluginError, match=r"is not of the form FILE.py:NAME"):
+    with pytest.raises(UsageError, match=r"is not of the form FILE.py:NAME"):
         load_object(reference)
 
 
 def test_absent_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(PluginError, match=r"there is no file .*absent.py"):
+    with pytest.raises(UsageError, match=r"there is no file .*absent.py"):
         load_object(f"{tmp_path / 'absent.py'}:f")
 
 
@@ -72,21 +72,21 @@ def test_file_that_cannot_be_imported_is_reported_with_the_reason(
 ) -> None:
     path = write(text)
 
-    with pytest.raises(PluginError, match=rf"importing .*plugin.py raised {error}"):
+    with pytest.raises(UsageError, match=rf"importing .*plugin.py raised {error}"):
         load_object(f"{path}:f")
 
 
 def test_file_that_exits_is_an_error_and_does_not_end_the_process(write: WriteFile) -> None:
     path = write("import sys\nsys.exit(0)\n")
 
-    with pytest.raises(PluginError, match="SystemExit"):
+    with pytest.raises(UsageError, match="SystemExit"):
         load_object(f"{path}:f")
 
 
 def test_lacking_function_lists_what_is_there(write: WriteFile) -> None:
     path = write("def plant(model): ...\nlimit = 3\n")
 
-    with pytest.raises(PluginError, match=r"has no function plan; it has: plant$"):
+    with pytest.raises(UsageError, match=r"has no function plan; it has: plant$"):
         load_object(f"{path}:plan")
 
 

@@ -33,10 +33,6 @@ WORKER = "assay_expectations.processes.worker"
 CONTAINER = "ASSAY_CONTAINER"
 
 
-class UnrepeatableError(MachineError):
-    """Captures do not agree or are not finite."""
-
-
 @dataclass(frozen=True)
 class CaptureOptions:
     """Options of a capture."""
@@ -53,7 +49,7 @@ def capture_expectation(options: CaptureOptions, output: Path, progress: Progres
     """Capture the outputs of a model on a device. Returns: the file.
 
     output: a file, or a folder in which the key names the file.
-    Raises: UnrepeatableError if the captures do not agree; UsageError if, without a reason, the capture is
+    Raises: MachineError if the captures do not agree; UsageError if, without a reason, the capture is
         further from the yardstick than the host is, or differs by more than noise from the expectation that
         it replaces; DiskError.
     """
@@ -120,7 +116,7 @@ def _expectation_from_first(options: CaptureOptions, captured: Captured) -> Expe
     machine = captured.key.machine
     judged = judge_numbers(captured.signature, captured.signature.captured, machine.dtype, LIMITS)
     if not judged.passed:
-        raise UnrepeatableError(
+        raise MachineError(
             f"{options.model} gives NaN or infinity on {options.run}. Nothing was written"
         )
     return Expectation(
@@ -156,7 +152,7 @@ def _observe_again(
     (seen,) = AllSeen.model_validate(answer.result).seen
     if seen.observed is None:
         problem = seen.problem or "; ".join(seen.stale)
-        raise UnrepeatableError(f"the model changed while it was captured: {problem}")
+        raise MachineError(f"the model changed while it was captured: {problem}")
     return seen.observed
 
 
@@ -165,7 +161,7 @@ def _with_capture(expectation: Expectation, observed: Observed, number: int) -> 
         expectation.signature, observed.distributions, expectation.key.machine.dtype, LIMITS
     )
     if not judged.passed:
-        raise UnrepeatableError(
+        raise MachineError(
             f"captures 1 and {number} do not agree: {judged.describe_worst('the error of capture 1')}."
             " Nothing was written"
         )

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from assay.errors import UsageError
+from assay.errors import MachineError, UsageError
 from assay.files import DiskError
 from assay.runs import Answer, SilentProgress
 from assay_expectations import capturing
-from assay_expectations.capturing import CaptureOptions, UnrepeatableError, capture_expectation
+from assay_expectations.capturing import CaptureOptions, capture_expectation
 from assay_expectations.processes.requests import AllSeen, Captured, Seen
 from assay_expectations.records import Distributions, Signature, read_expectation
 from packages.expectations.tests.unit.sample_expectations import (
@@ -88,7 +88,7 @@ def test_captures_without_agreement_are_not_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answer(monkeypatch, expectation().signature, NOISE, 4 * NOISE)
-    with pytest.raises(UnrepeatableError) as raised:
+    with pytest.raises(MachineError) as raised:
         capture_expectation(OPTIONS, tmp_path, SilentProgress())
     assert str(raised.value) == (
         "captures 1 and 3 do not agree: logits-error is 0.04 = 4x the error of capture 1 (limit 2x)."
@@ -155,5 +155,5 @@ def test_non_finite_outputs_are_not_captured(
     poisoned = distributions([float("nan"), -3.0])
     signature = expectation().signature.model_copy(update={"captured": poisoned})
     answer(monkeypatch, signature)
-    with pytest.raises(UnrepeatableError, match="gives NaN or infinity on cpu/bfloat16"):
+    with pytest.raises(MachineError, match="gives NaN or infinity on cpu/bfloat16"):
         capture_expectation(OPTIONS, tmp_path, SilentProgress())

@@ -29,7 +29,7 @@ class Source:
 
 
 def read_sources(recipe: TuningRecipe, folder: Path) -> list[Source]:
-    """Read the texts of a recipe. folder: folder of its relative paths. Raises: TextError."""
+    """Read the texts of a recipe. folder: folder of its relative paths. Raises: UsageError."""
     total = sum(one.share for one in recipe.data)
     return [
         Source(one.source, read_training_text(one.source, folder), one.share / total)

@@ -23,10 +23,6 @@ _NUM_SUMMANDS = 100
 _MAX_BYTES = 1 << 30
 
 
-class TextError(UsageError):
-    """A text is not usable for training."""
-
-
 @dataclass(frozen=True, slots=True)
 class Text:
     """The two parts of a text, which share no document."""
@@ -47,7 +43,7 @@ def read_training_text(source: str, folder: Path) -> Text:
     """Read a built-in text or a file in the format of `DataSource`.
 
     folder: folder of a relative path.
-    Raises: TextError if one part of a file's text would be empty.
+    Raises: UsageError if one part of a file's text would be empty.
     """
     if source in BUILT_IN:
         return BUILT_IN[source]()
@@ -55,7 +51,7 @@ def read_training_text(source: str, folder: Path) -> Text:
     documents = _read_documents(path)
     text = _split(documents, "\n\n")
     if not text.training or not text.held_out:
-        raise TextError(
+        raise UsageError(
             f"{path}: one in {HELD_OUT_SHARE} of {len(documents)} documents is held out by its content;"
             f" the {'training' if not text.training else 'held-out'} part is empty: add documents"
         )

@@ -18,14 +18,6 @@ _OWN_ADAPTERS = "assay.devices."
 _MEMBERS = tuple(name for name in vars(Device) if not name.startswith("_"))
 
 
-class UnknownDeviceError(UsageError):
-    """Error for a name without an adapter."""
-
-
-class UnsupportedDtypeError(UsageError):
-    """Error for a device that cannot run a model in the dtype of a RUN."""
-
-
 class BrokenAdapterError(MachineError):
     """Error for an adapter that fails to load, raises, or does not implement the protocol."""
 
@@ -50,16 +42,16 @@ def is_own_adapter(kind: str) -> bool:
 def is_host_adapter(kind: str) -> bool:
     """Return True for an adapter of this package that computes on the host and loads no driver.
 
-    Raises: UnknownDeviceError.
+    Raises: UsageError.
     """
     return is_own_adapter(kind) and getattr(load_adapter(kind), "torch_device", None) == "cpu"
 
 
 def load_adapter(kind: str) -> type[Device]:
-    """Load the adapter class called `kind`. Raises: UnknownDeviceError, BrokenAdapterError."""
+    """Load the adapter class called `kind`. Raises: UsageError, BrokenAdapterError."""
     found = _registered(kind)
     if not found:
-        raise UnknownDeviceError(
+        raise UsageError(
             f"unknown device {kind!r}; there is: {', '.join(adapter_names())}. "
             f"Others come with a package that registers an adapter (entry-point group {GROUP})"
         )
@@ -121,7 +113,7 @@ def open_device(text: str) -> Device:
 
 
 def open_run(run: Run) -> Device:
-    """Open the device of `run`. Raises: as `open_device`; UnsupportedDtypeError."""
+    """Open the device of `run`. Raises: as `open_device`; UsageError."""
     device = open_device(run.device)
     try:
         supported = tuple(device.supported_dtypes())
@@ -129,7 +121,7 @@ def open_run(run: Run) -> Device:
         raise BrokenAdapterError.of(parse_device(run.device).kind, error) from error
     if run.dtype not in supported:
         names = ", ".join(supported)
-        raise UnsupportedDtypeError(f"{run.device} has no {run.dtype}; it has: {names}")
+        raise UsageError(f"{run.device} has no {run.dtype}; it has: {names}")
     return device
 
 

@@ -18,10 +18,6 @@ Cell = str | int | float | None
 _MOST_XLSX_ROWS = 1 << 20  # Source: Microsoft, "Excel specifications and limits".
 
 
-class TableError(UsageError):
-    """A table that cannot be written."""
-
-
 @dataclass(frozen=True, slots=True)
 class Table:
     """Rows of cells. Text may be foreign: the formats escape it."""
@@ -33,32 +29,32 @@ class Table:
 def is_table_file(path: str | Path) -> bool:
     """Return True for the name of a table, and False for the name of a folder.
 
-    Raises: TableError for a name with another suffix, unless it is a folder.
+    Raises: UsageError for a name with another suffix, unless it is a folder.
     """
     path = Path(path).expanduser()
     suffix = path.suffix.lower()
     # `run.v2` and `llama-3.1` are names of folders.
     if suffix not in _FORMATS and suffix[1:].isalpha() and not path.is_dir():
-        raise TableError(f"{path}: a table ends in {', '.join(_FORMATS)}; a folder has no suffix")
+        raise UsageError(f"{path}: a table ends in {', '.join(_FORMATS)}; a folder has no suffix")
     return suffix in _FORMATS
 
 
 def prepare_table_file(path: Path) -> None:
     """Make the folder of a new table, and check that its format can be written.
 
-    Raises: TableError if a package is missing, the file exists, or its folder cannot be made.
+    Raises: UsageError if a package is missing, the file exists, or its folder cannot be made.
     """
     package, _ = _FORMATS[path.suffix.lower()]
     if package and find_spec(package) is None:
-        raise TableError(
+        raise UsageError(
             f"{path.name}: the package {package} is not installed: pip install 'assay-core[tables]'"
         )
     if path.exists():
-        raise TableError(f"{path} exists: name another file")
+        raise UsageError(f"{path} exists: name another file")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise TableError(f"cannot make the folder of {path}: {error.strerror}") from error
+        raise UsageError(f"cannot make the folder of {path}: {error.strerror}") from error
 
 
 def format_table(table: Table, suffix: str) -> bytes:
@@ -77,7 +73,7 @@ def _format_csv(table: Table) -> bytes:
 
 def _format_xlsx(table: Table) -> bytes:
     if len(table.rows) >= _MOST_XLSX_ROWS:
-        raise TableError(f"{len(table.rows):,} rows are too many for .xlsx: write .csv or .parquet")
+        raise UsageError(f"{len(table.rows):,} rows are too many for .xlsx: write .csv or .parquet")
     # By name, so that types can be checked without the package.
     openpyxl: Any = import_module("openpyxl")
     new_cell: Any = import_module("openpyxl.cell").WriteOnlyCell

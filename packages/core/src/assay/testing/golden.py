@@ -27,10 +27,6 @@ class GoldenSaved(AssertionError):  # noqa: N818 - not an error
     """End of a capturing test, which compared nothing."""
 
 
-class GoldenFixtureError(UsageError):
-    """Error for a golden that is absent or belongs to no test."""
-
-
 @dataclass(frozen=True, slots=True)
 class Golden:
     """The value of the fixture `golden`: the golden of one test."""
@@ -78,7 +74,7 @@ class Golden:
         from assay.generate.processes.requests import GenerateCheck
 
         if not self.folder.is_dir():
-            raise GoldenFixtureError(
+            raise UsageError(
                 f"there is no golden in {self.folder}; capture it on a trusted device:"
                 " pytest --capture-expectation --assay-device cpu/float32"
             )
@@ -123,10 +119,10 @@ def golden_folder(file: Path, test: str) -> Path:
 
 
 def refuse_stale_goldens(file: Path, tests: Iterable[str]) -> None:
-    """Raise GoldenFixtureError if `file` has a golden of a test that is not in `tests`."""
+    """Raise UsageError if `file` has a golden of a test that is not in `tests`."""
     folder = file.parent / "goldens" / file.stem
     asked_for = {golden_folder(file, test) for test in tests}
     stale = sorted(set(folder.glob("*/")) - asked_for)
     if stale:
         names = " ".join(shlex.quote(str(one)) for one in stale)
-        raise GoldenFixtureError(f"no test uses these goldens; delete them: {names}")
+        raise UsageError(f"no test uses these goldens; delete them: {names}")

@@ -49,10 +49,6 @@ class BodyCall:
     """Under `--pdb`, a folder that all ranks share."""
 
 
-class FixtureLostError(UsageError):
-    """Error for a fixture that cannot be unpickled in a rank."""
-
-
 def run_body(rank: Rank, call: BodyCall) -> None:
     """Run the test of `call` on `rank`. Raises: the test's exception; RankSkipped if it skips."""
     __tracebackhide__ = True
@@ -151,7 +147,7 @@ def _unpack_fixtures(packed: bytes) -> dict[str, object]:
         try:
             values[name] = unpickler.load()
         except Exception as error:
-            raise FixtureLostError(
+            raise UsageError(
                 f"fixture {name!r} cannot be made again in a rank: {type(error).__name__}: {error}"
             ) from error
     return values

@@ -13,7 +13,6 @@ from torch import nn
 import assay
 from assay.errors import UsageError
 from assay.offline.contents import describe_contents
-from assay.offline.metrics.custom import MetricError
 from assay.verdicts import Outcome
 from packages.core.tests.dump_writers.msprobe import dumped
 from packages.core.tests.unit.offline.small_dumps import (
@@ -313,7 +312,7 @@ def test_without_a_table_file_the_metrics_stand_in_the_folder_of_the_run(
 def test_a_metric_that_raises_is_named_with_the_place(golden: Path, tmp_path: Path) -> None:
     (tmp_path / "m.py").write_text("def size(golden, my): raise KeyError(my.numel())")
     message = r"m\.py:size raised for embed:input\.0 at step 0: KeyError: 8"
-    with pytest.raises(MetricError, match=message):
+    with pytest.raises(UsageError, match=message):
         judge(
             golden, golden, tmp_path / "out", metrics=(f"{tmp_path / 'm.py'}:size",),
             table=tmp_path / "x.csv",

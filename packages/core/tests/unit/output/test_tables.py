@@ -10,14 +10,9 @@ from typing import Any
 
 import pytest
 
+from assay.errors import UsageError
 from assay.output import tables
-from assay.output.tables import (
-    Table,
-    TableError,
-    format_table,
-    is_table_file,
-    prepare_table_file,
-)
+from assay.output.tables import Table, format_table, is_table_file, prepare_table_file
 
 TABLE = Table(
     ("module", "count", "error", "message"),
@@ -95,7 +90,7 @@ def test_another_name_is_that_of_a_folder(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["x.txt", "x.TSV", "x.csv.gz", "out/x.json"])
 def test_the_name_of_another_kind_of_file_is_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(TableError, match=r"a table ends in \.csv, \.xlsx, \.parquet; a folder"):
+    with pytest.raises(UsageError, match=r"a table ends in \.csv, \.xlsx, \.parquet; a folder"):
         is_table_file(tmp_path / name)
     (tmp_path / name).mkdir(parents=True)
     assert not is_table_file(tmp_path / name)
@@ -109,14 +104,14 @@ def test_an_absent_package_is_named_before_the_work_begins(
     message = (
         f"x.{suffix}: the package {package} is not installed: pip install 'assay-core[tables]'"
     )
-    with pytest.raises(TableError, match=f"^{re.escape(message)}$"):
+    with pytest.raises(UsageError, match=f"^{re.escape(message)}$"):
         prepare_table_file(tmp_path / f"x.{suffix}")
     prepare_table_file(tmp_path / "x.csv")
 
 
 def test_a_file_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_text("precious")
-    with pytest.raises(TableError, match=r"x\.csv exists: name another file$"):
+    with pytest.raises(UsageError, match=r"x\.csv exists: name another file$"):
         prepare_table_file(tmp_path / "x.csv")
 
 
@@ -124,11 +119,11 @@ def test_the_folder_of_a_table_is_made(tmp_path: Path) -> None:
     prepare_table_file(tmp_path / "new" / "x.csv")
     assert (tmp_path / "new").is_dir()
     (tmp_path / "file").write_text("")
-    with pytest.raises(TableError, match=r"cannot make the folder of .*x\.csv: Not a directory"):
+    with pytest.raises(UsageError, match=r"cannot make the folder of .*x\.csv: Not a directory"):
         prepare_table_file(tmp_path / "file" / "x" / "x.csv")
 
 
 def test_a_sheet_has_a_largest_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tables, "_MOST_XLSX_ROWS", 3)
-    with pytest.raises(TableError, match=r"^3 rows are too many for \.xlsx: write \.csv or"):
+    with pytest.raises(UsageError, match=r"^3 rows are too many for \.xlsx: write \.csv or"):
         format_table(TABLE, ".xlsx")

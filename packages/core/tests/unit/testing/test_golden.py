@@ -2,7 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from assay.testing.golden import GoldenFixtureError, golden_folder, refuse_stale_goldens
+from assay.errors import UsageError
+from assay.testing.golden import golden_folder, refuse_stale_goldens
 
 
 def test_every_test_has_a_folder_of_its_own() -> None:
@@ -19,7 +20,7 @@ def test_golden_of_no_test_is_refused(tmp_path: Path) -> None:
     stale = golden_folder(file, "test_before")
     for folder in (stale, golden_folder(file, "test_now")):
         folder.mkdir(parents=True)
-    with pytest.raises(GoldenFixtureError) as raised:
+    with pytest.raises(UsageError) as raised:
         refuse_stale_goldens(file, ["test_now"])
     assert str(raised.value) == f"no test uses these goldens; delete them: {stale}"
     stale.rmdir()

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from assay.errors import UsageError
 from assay.launch import UnsendableError
-from assay.testing.rank_body import FixtureLostError, RewritingFinder, _unpack_fixtures, rewrite
+from assay.testing.rank_body import RewritingFinder, _unpack_fixtures, rewrite
 from assay.testing.worlds import MeshFixtureError, MeshOfRanks, pack_fixtures
 
 
@@ -33,7 +34,7 @@ class Lost:
 
 
 def test_fixture_that_cannot_be_unpickled_is_named() -> None:
-    with pytest.raises(FixtureLostError) as caught:
+    with pytest.raises(UsageError) as caught:
         _unpack_fixtures(pack_fixtures({"number": 1, "lost": Lost()}))
     assert str(caught.value).startswith("fixture 'lost' cannot be made again in a rank: ValueError")
 

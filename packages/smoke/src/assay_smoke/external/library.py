@@ -40,10 +40,6 @@ def _split(value: object) -> object:
 Words = Annotated[list[str], BeforeValidator(_split)]
 
 
-class LibraryFileError(UnreadableFileError):
-    """A TOML file that does not describe a training library."""
-
-
 class Losses(Record):
     """Where losses are logged: in output that matches `pattern`, or in lines of a JSON file."""
 
@@ -260,13 +256,13 @@ class ExternalLibrary(Record):
 def read_library(path: Path) -> ExternalLibrary:
     """Read a TOML file.
 
-    Raises: UnreadableFileError; LibraryFileError with the wrong key and the expected value.
+    Raises: UnreadableFileError; UnreadableFileError with the wrong key and the expected value.
     """
     data = read_toml(path)
     try:
         library = ExternalLibrary.model_validate(data)
     except ValidationError as error:
-        raise LibraryFileError.of(path, _describe(error)) from None
+        raise UnreadableFileError.of(path, _describe(error)) from None
     return library if library.name else library.model_copy(update={"name": path.stem})
 
 

@@ -23,7 +23,6 @@ from assay.training.protocol import TrainingPlan
 from assay.training.trainers.adapters import adapter_tensors
 from assay.training.trainers.ddp import DDPTrainer
 from assay.training.trainers.fsdp import FSDPTrainer
-from assay.training.trainers.mesh import MeshError
 from assay.training.trainers.pipeline import PipelineTrainer
 from assay.training.trainers.reference import ReferenceTrainer
 from assay.training.trainers.registry import construct_trainer
@@ -80,7 +79,7 @@ def is_spread(trainer: Any) -> bool:
 
 
 def test_one_process_has_no_second_rank() -> None:
-    with pytest.raises(MeshError, match="a mesh of dp=2 has 2 ranks, and this world 1"):
+    with pytest.raises(UsageError, match="a mesh of dp=2 has 2 ranks, and this world 1"):
         ReferenceTrainer().setup(plan(mesh={"dp": 2}))
 
 

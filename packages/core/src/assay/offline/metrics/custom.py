@@ -12,10 +12,6 @@ from assay.output.tables import Cell
 from assay.plugins import find_plugin_file, load_object
 
 
-class MetricError(UsageError):
-    """A metric that raises, or that does not return a value and a message."""
-
-
 @dataclass(frozen=True, slots=True)
 class CustomMetric:
     """A function `(golden, my) -> (value, message)`."""
@@ -29,20 +25,20 @@ class CustomMetric:
         """Call the function with flat float32 copies of two tensors.
 
         where: the port, for messages.
-        Raises: MetricError if the function fails.
+        Raises: UsageError if the function fails.
         """
         golden, my = (one.reshape(-1).to(torch.float32, copy=True) for one in (expected, actual))
         try:
             found = self.function(golden, my)
         except (Exception, SystemExit) as error:
             what = f"raised for {where}: {raised_in_words(error)}"
-            raise MetricError(f"--metric {self.reference} {what}") from error
+            raise UsageError(f"--metric {self.reference} {what}") from error
         match found:
             case (Tensor() as value, str() as message) if value.numel() == 1:
                 return float(value), message
             case ((Real() | str()) as value, str() as message):
                 return value if isinstance(value, str) else float(value), message
-        raise MetricError(
+        raise UsageError(
             f"--metric {self.reference} returned {found!r:.200} for {where};"
             " it must return a number or a text, and a message"
         )
@@ -52,14 +48,12 @@ def load_metrics(references: Sequence[str], taken: Collection[str]) -> list[Cust
     """Import the functions of all --metric options.
 
     taken: names of other columns.
-    Raises: PluginError if the import fails, MetricError if a column has the same name.
+    Raises: UsageError if the import fails, UsageError if a column has the same name.
     """
     metrics: dict[str, CustomMetric] = {}
     for reference in references:
         _, name = find_plugin_file(reference)
         if name in taken or name in metrics:
-            raise MetricError(
-                f"--metric {reference}: there is a column {name}; rename the function"
-            )
+            raise UsageError(f"--metric {reference}: there is a column {name}; rename the function")
         metrics[name] = CustomMetric(reference, name, load_object(reference))
     return list(metrics.values())

@@ -17,18 +17,14 @@ Curves = Mapping[str, LossCurve]
 _PROJECT = "assay"
 
 
-class TrackerError(UsageError):
-    """An unknown tracker, or one that is not installed."""
-
-
 def require_tracker(name: str) -> None:
-    """Raise TrackerError if curves cannot be written for `name`; do not import it."""
+    """Raise UsageError if curves cannot be written for `name`; do not import it."""
     if name not in TRACKERS:
-        raise TrackerError(f"--track {name}: there are {', '.join(TRACKERS)}")
+        raise UsageError(f"--track {name}: there are {', '.join(TRACKERS)}")
     spec = find_spec(name)
     # Without an origin it is a folder with the same name, such as wandb's own output folder.
     if spec is None or spec.origin is None:
-        raise TrackerError(
+        raise UsageError(
             f"--track {name}: the package {name} is not installed: pip install 'assay-core[{name}]'"
         )
 

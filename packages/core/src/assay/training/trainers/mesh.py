@@ -11,10 +11,6 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from assay.errors import UsageError
 
 
-class MeshError(UsageError):
-    """A mesh that needs another number of ranks."""
-
-
 @dataclass(frozen=True, slots=True)
 class MeshAxis:
     """One axis of a mesh."""
@@ -41,7 +37,7 @@ class MeshAxis:
 def open_mesh(axes: Mapping[str, int], torch_device: str) -> DeviceMesh | None:
     """Open the mesh over all ranks; return None for a single process.
 
-    Raises: MeshError if the number of ranks is another one.
+    Raises: UsageError if the number of ranks is another one.
     """
     num_ranks = prod(axes.values())
     if num_ranks == 1:
@@ -49,7 +45,7 @@ def open_mesh(axes: Mapping[str, int], torch_device: str) -> DeviceMesh | None:
     world_size = dist.get_world_size() if dist.is_initialized() else 1
     if world_size != num_ranks:
         mesh = ",".join(f"{name}={size}" for name, size in axes.items())
-        raise MeshError(
+        raise UsageError(
             f"a mesh of {mesh} has {num_ranks} ranks, and this world {world_size}:"
             " start it by `assay check train --mesh`, by assay.launch, or by torchrun"
         )

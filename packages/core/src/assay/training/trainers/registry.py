@@ -15,7 +15,7 @@ from torch import nn
 from assay.errors import AssayError, UsageError, raised_in_words
 from assay.models.candidate_setup import SetupError
 from assay.models.loading.configs import attention_of
-from assay.plugins import PluginError, load_object
+from assay.plugins import load_object
 from assay.training.protocol import (
     PHASE_METHODS,
     SCHEDULE_METHOD,
@@ -40,22 +40,18 @@ NAMED: dict[str, tuple[str, str]] = {
 _METHODS = ("setup", "step", "save", "load", "state_dict", "load_state_dict", "teardown")
 
 
-class TrainerError(UsageError):
-    """A trainer that cannot be used."""
-
-
 def require_trainer(name: str | None) -> None:
-    """Raise TrainerError or PluginError if NAME or FILE.py:CLASS does not exist; do not import it."""
+    """Raise UsageError or UsageError if NAME or FILE.py:CLASS does not exist; do not import it."""
     known = [*NAMED, *entry_points(group=GROUP).names]
     if name is None or name in known:
         return
     if ":" not in name:
-        raise TrainerError(
+        raise UsageError(
             f"no trainer called {name!r}; there are: {', '.join(known)}, or FILE.py:CLASS"
         )
     file = Path(name.rpartition(":")[0]).expanduser()
     if not file.is_file():
-        raise PluginError(f"{name}: there is no file {file}")
+        raise UsageError(f"{name}: there is no file {file}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,16 +67,16 @@ class OpenedTrainer:
 
     @classmethod
     def of(cls, trainer: Trainer, name: str) -> "OpenedTrainer":
-        """Read a trainer after its `setup`. Raises: TrainerError for a violation of the protocol."""
+        """Read a trainer after its `setup`. Raises: UsageError for a violation of the protocol."""
         for attribute, kind in (("model", nn.Module), ("optimizer", torch.optim.Optimizer)):
             if not isinstance(getattr(trainer, attribute, None), kind):
-                raise TrainerError(f"{name} has no {attribute} after setup(plan)")
+                raise UsageError(f"{name} has no {attribute} after setup(plan)")
         with _errors_of(name, "traits"):
             traits = getattr(trainer, "traits", TrainerTraits())
         if not isinstance(traits, TrainerTraits):
-            raise TrainerError(f"traits of {name} are of {type(traits).__name__}, no TrainerTraits")
+            raise UsageError(f"traits of {name} are of {type(traits).__name__}, no TrainerTraits")
         if unknown := sorted(traits.invisible_phases.keys() - PHASE_METHODS.keys()):
-            raise TrainerError(
+            raise UsageError(
                 f"traits of {name} declare phases that do not exist: {', '.join(unknown)}; there"
                 f" are: {', '.join(PHASE_METHODS)}"
             )
@@ -108,14 +104,14 @@ class OpenedTrainer:
         return self.trainer.model.get_submodule(self.traits.scheduled_module or "")
 
     def errors_in(self, method: str) -> AbstractContextManager[None]:
-        """Return a context that converts errors of the trainer's `method` to TrainerError."""
+        """Return a context that converts errors of the trainer's `method` to UsageError."""
         return _errors_of(self.name, method)
 
 
 def open_trainer(name: str | None, plan: TrainingPlan) -> OpenedTrainer:
     """Construct and set up a trainer by NAME or FILE.py:CLASS; None is the reference trainer.
 
-    Raises: TrainerError, PluginError or SetupError.
+    Raises: UsageError, UsageError or SetupError.
     """
     title = name or "reference"
     trainer = construct_trainer(title)
@@ -130,21 +126,21 @@ def open_trainer(name: str | None, plan: TrainingPlan) -> OpenedTrainer:
 def construct_trainer(name: str) -> Trainer:
     """Construct a trainer by NAME or FILE.py:CLASS, without `setup`.
 
-    Raises: TrainerError or PluginError for a class that does not exist or is not a trainer.
+    Raises: UsageError or UsageError for a class that does not exist or is not a trainer.
     """
     require_trainer(name)
     with _errors_of(name, "being made"):
         trainer: Trainer = _class_of(name)()
     missing = [method for method in _METHODS if not callable(getattr(trainer, method, None))]
     if missing:
-        raise TrainerError(f"{name} is no trainer: it has no {', '.join(missing)}")
+        raise UsageError(f"{name} is no trainer: it has no {', '.join(missing)}")
     return trainer
 
 
 def try_trainer(name: str, num_ranks: int) -> None:
     """Construct a trainer; for several ranks only import its class, which may need their group.
 
-    Raises: TrainerError or PluginError.
+    Raises: UsageError or UsageError.
     """
     if num_ranks == 1:
         construct_trainer(name)
@@ -157,11 +153,11 @@ def try_trainer(name: str, num_ranks: int) -> None:
 def pipeline_shapes_of(name: str) -> Shapes:
     """Return the shapes that a trainer's pipelines accept, as its class declares them.
 
-    Raises: TrainerError for an unknown declaration.
+    Raises: UsageError for an unknown declaration.
     """
     shapes: Shapes = getattr(_class_of(name), PIPELINE_SHAPES, "equal")
     if shapes not in get_args(Shapes):
-        raise TrainerError(
+        raise UsageError(
             f"{PIPELINE_SHAPES} of {name} is {shapes!r}; it is one of: {', '.join(get_args(Shapes))}"
         )
     return shapes
@@ -191,7 +187,7 @@ def _class_of(name: str) -> Callable[[], Any]:
 
 @contextmanager
 def _errors_of(trainer: str, doing: str) -> Iterator[None]:
-    """Convert errors of the trainer's code, which runs inside, to TrainerError.
+    """Convert errors of the trainer's code, which runs inside, to UsageError.
 
     With several ranks they pass: the launcher reports the rank, and where the others waited.
     """
@@ -202,6 +198,6 @@ def _errors_of(trainer: str, doing: str) -> Iterator[None]:
     except (Exception, SystemExit) as error:
         if dist.is_initialized():
             raise
-        raise TrainerError(
+        raise UsageError(
             f"trainer {trainer}, in {doing}, raised {raised_in_words(error)}"
         ) from error

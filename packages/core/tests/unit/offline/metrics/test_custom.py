@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from assay.offline.metrics.custom import CustomMetric, MetricError, load_metrics
+from assay.errors import UsageError
+from assay.offline.metrics.custom import CustomMetric, load_metrics
 
 PAIR = torch.tensor([[1.0, 2.0], [3.0, 4.0]], dtype=torch.bfloat16), torch.zeros(2, 2)
 
@@ -48,20 +49,20 @@ def test_a_metric_cannot_change_what_is_compared(tmp_path: Path) -> None:
 def test_a_metric_that_raises_is_named(tmp_path: Path, body: str, problem: str) -> None:
     metric = load(tmp_path, body)
     message = rf"^--metric .*mine\.py:metric raised for a\.b:output at step 2: {problem}"
-    with pytest.raises(MetricError, match=message):
+    with pytest.raises(UsageError, match=message):
         metric.measure(*PAIR, "a.b:output at step 2")
 
 
 @pytest.mark.parametrize("found", ["None", "1.0", "(1.0, None)", "(golden, '')", "(1, 2, 3)"])
 def test_another_result_is_refused(tmp_path: Path, found: str) -> None:
     metric = load(tmp_path, f"return {found}")
-    with pytest.raises(MetricError, match=r"mine\.py:metric returned .* for here; it must return"):
+    with pytest.raises(UsageError, match=r"mine\.py:metric returned .* for here; it must return"):
         metric.measure(*PAIR, "here")
 
 
 def test_a_name_that_a_column_has_is_refused(tmp_path: Path) -> None:
     metric = load(tmp_path, "return 1, ''", "limit")
-    with pytest.raises(MetricError, match="there is a column limit; rename the function"):
+    with pytest.raises(UsageError, match="there is a column limit; rename the function"):
         load_metrics([metric.reference], ["limit"])
-    with pytest.raises(MetricError, match="there is a column limit; rename the function"):
+    with pytest.raises(UsageError, match="there is a column limit; rename the function"):
         load_metrics([metric.reference, metric.reference], ())

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from assay.errors import UsageError
 from assay.training.overfit.requests import LossCurve
-from assay.training.overfit.tracking import TrackerError, require_tracker, track
+from assay.training.overfit.tracking import require_tracker, track
 
 CURVES = {
     "candidate": LossCurve(losses=[2.5, 1.25, 0.5], grad_norms=[4.0, 2.0, 1.0]),
@@ -135,7 +136,7 @@ def read_history(path: Path) -> list[dict[str, str]]:
 
 
 def test_unknown_tracker_is_refused() -> None:
-    with pytest.raises(TrackerError, match="--track excel: there are tensorboard, wandb"):
+    with pytest.raises(UsageError, match="--track excel: there are tensorboard, wandb"):
         require_tracker("excel")
 
 
@@ -147,5 +148,5 @@ def test_absent_package_is_named_with_how_to_install_it(
     monkeypatch.delitem(sys.modules, "wandb", raising=False)
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
 
-    with pytest.raises(TrackerError, match=r"pip install 'assay-core\[wandb\]'"):
+    with pytest.raises(UsageError, match=r"pip install 'assay-core\[wandb\]'"):
         require_tracker("wandb")

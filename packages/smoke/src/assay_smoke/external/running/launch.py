@@ -10,9 +10,9 @@ from typing import Literal
 
 from assay.devices.base import Device
 from assay.errors import MachineError
-from assay.files import write_whole
+from assay.files import UnreadableFileError, write_whole
 from assay_smoke.cases.timeline import CyclePhase, PhaseTime
-from assay_smoke.external.library import ExternalLibrary, LibraryFileError, fill
+from assay_smoke.external.library import ExternalLibrary, fill
 from assay_smoke.external.running.losses import LoggedLoss
 from assay_smoke.machine.leftovers import Leftover, free_port, ports_taken
 from assay_smoke.machine.memory import MemoryUse
@@ -144,12 +144,12 @@ def search_path() -> str:
 
 
 def require_program(library: ExternalLibrary, working_folder: Path) -> None:
-    """Check that the launch line names a program. Raises: LibraryFileError."""
+    """Check that the launch line names a program. Raises: UnreadableFileError."""
     program = fill(library.launch[0], {"python": sys.executable})
     path = search_path()
     if not any(shutil.which(name, path=path) for name in (program, str(working_folder / program))):
         hint = library.install or "install it, or give its path"
-        raise LibraryFileError(f"launch: there is no program {program!r} here: {hint}")
+        raise UnreadableFileError(f"launch: there is no program {program!r} here: {hint}")
 
 
 def require_modules(run: RunEvidence) -> None:
