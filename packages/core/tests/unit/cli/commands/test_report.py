@@ -70,7 +70,7 @@ def test_a_job_summary_holds_every_run(app: typer.Typer) -> None:
     assert [heading[:9] for heading in headings] == ["## ✓ PASS", "## ✗ FAIL"]
     assert Path("summary.md").read_text().splitlines()[:4] == [
         "| verdict | folder | run | where | what | ratio / limit |",
-        "| --- | --- | --- | --- | --- | --- |",
+        "|---|---|---|---|---|--:|",
         f"| PASS | clean | {SIDES} |  | relative error 3.67e-3 | 1.31x / 3.0x |",
         f"| FAIL | failed | {SIDES} | {PLACE} | relative error 4.09e-2 | 14.6x / 3.0x |",
     ]
