@@ -18,20 +18,16 @@ _NUM_FIRST_BYTES = 1 << 10
 _FOLDER = Path(str(files("assay_bench") / "battery" / "tasks"))
 
 
-class TaskError(UsageError):
-    """A task cannot run here."""
-
-    @classmethod
-    def of(cls, task: str, problem: str) -> "TaskError":
-        """Make the error for a task."""
-        return cls(f"task {task}: {problem}")
+def make_task_error(task: str, problem: str) -> UsageError:
+    """Make the error for a task."""
+    return UsageError(f"task {task}: {problem}")
 
 
 def load_task(task: str, folder: Path) -> str | dict[str, Any]:
     """Return the configuration of an offline task or a YAML file; return any other name unchanged.
 
     folder: the documents of an offline task are written there.
-    Raises: TaskError for an invalid file, or without the local documents that it names.
+    Raises: UsageError for an invalid file, or without the local documents that it names.
     """
     if task in TASKS:
         documents = folder / f"{task}.jsonl"
@@ -57,9 +53,9 @@ def _parse(path: Path) -> dict[str, Any]:
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise UnreadableFileError.of(path, f"not plain YAML: {error}") from None
     if not isinstance(config, dict) or not isinstance(config.get("task"), str):
-        raise TaskError.of(str(path), "the key task must hold a name")
+        raise make_task_error(str(path), "the key task must hold a name")
     if Path(config["task"]).name != config["task"]:
-        raise TaskError.of(
+        raise make_task_error(
             str(path),
             "the name under the key task must not contain /, because it becomes a file name",
         )
@@ -71,11 +67,11 @@ def _data_files(path: Path, config: dict[str, Any]) -> dict[str, Path]:
     settings = config.get("dataset_kwargs")
     named = settings.get("data_files") if isinstance(settings, dict) else None
     if not isinstance(named, dict) or not named:
-        raise TaskError.of(str(path), "expected dataset_kwargs: data_files: {test: FILE.jsonl}")
+        raise make_task_error(str(path), "expected dataset_kwargs: data_files: {test: FILE.jsonl}")
     found = {str(split): path.parent / str(file) for split, file in named.items()}
     for file in found.values():
         with open_file(file) as documents:
             beginning = documents.read(_NUM_FIRST_BYTES)
         if not beginning.strip(b" []\n"):
-            raise TaskError.of(str(path), f"{file} has no documents")
+            raise make_task_error(str(path), f"{file} has no documents")
     return found

@@ -22,7 +22,7 @@ from assay.plugins import load_object
 from assay.progress import subtask
 from assay.runs import Progress
 from assay.runs.worker import serve
-from assay_bench.battery.task_files import TaskError, load_task
+from assay_bench.battery.task_files import load_task, make_task_error
 from assay_bench.evaluating.requests import DONE_FILE, EvaluationRequest, task_folder
 
 if TYPE_CHECKING:
@@ -110,17 +110,17 @@ def _run_task(
 
 @contextmanager
 def _one_line_errors(task: str) -> Iterator[None]:
-    """Raise TaskError for a task that lm-eval does not know or cannot download."""
+    """Raise UsageError for a task that lm-eval does not know or cannot download."""
     try:
         yield
     except KeyError as error:
         if "not a registered" not in str(error):
             raise
-        raise TaskError.of(
+        raise make_task_error(
             task, "lm-eval does not know this task; `lm-eval ls tasks` lists all tasks"
         ) from None
     except (ConnectionError, FileNotFoundError) as error:
-        raise TaskError.of(
+        raise make_task_error(
             task,
             f"its documents are on the Hugging Face hub, which cannot be reached ({first_line(error)}):"
             " run it once on a machine with network access and an HF_HOME that this machine shares, or"

@@ -47,13 +47,9 @@ MANIFEST = "evaluation.json"
 Sample = Mapping[str, Any]
 
 
-class EvaluationError(UsageError):
-    """The results in a folder cannot be compared."""
-
-    @classmethod
-    def of(cls, place: Path | str, problem: object) -> Self:
-        """Make the error for a folder or file."""
-        return cls(f"{place}: {problem}")
+def make_evaluation_error(place: Path | str, problem: object) -> UsageError:
+    """Make the error for a folder or file."""
+    return UsageError(f"{place}: {problem}")
 
 
 class _Results(BaseModel):
@@ -101,7 +97,7 @@ def read_evaluation(path: Path, clusters: Mapping[str, str] | None = None) -> Ev
     """Read the newest evaluation in a folder, or the one in a results_*.json file.
 
     clusters: for each task, the document field that identifies the cluster.
-    Raises: EvaluationError for no results or no samples; UnreadableFileError for files that cannot be
+    Raises: UsageError for no results or no samples; UnreadableFileError for files that cannot be
         read, were changed, or contradict each other.
     """
     if os.path.lexists(path / MANIFEST):  # True for a broken link too
@@ -116,7 +112,7 @@ def read_evaluation(path: Path, clusters: Mapping[str, str] | None = None) -> Ev
     for name in results.configs:
         file = results_file.parent / f"samples_{name}{stamp}.jsonl"
         if Path(name).name != name or not file.is_file():
-            raise EvaluationError.of(
+            raise make_evaluation_error(
                 results_file, f"no samples of {name} ({file.name}): evaluate with --log_samples"
             )
         for result in _results_of_task(name, results, file, clusters.get(name)):
@@ -153,12 +149,12 @@ def _model_of(config: Mapping[str, Any]) -> str:
 
 
 def newest_results(folder: Path) -> Path:
-    """Find the newest results_*.json below a folder. Raises: EvaluationError if it is absent."""
+    """Find the newest results_*.json below a folder. Raises: UsageError if it is absent."""
     if not folder.is_dir():
-        raise EvaluationError.of(folder, "no such file or folder")
+        raise make_evaluation_error(folder, "no such file or folder")
     found = sorted(folder.rglob("results*.json"), key=lambda file: (file.stem, str(file)))
     if not found:
-        raise EvaluationError.of(
+        raise make_evaluation_error(
             folder,
             "no results_*.json: expected output of `assay bench run` or lm-eval --output_path",
         )
@@ -173,7 +169,7 @@ def _results_of_task(
     for _, sample in read_json_lines(file):
         by_filter.setdefault(str(sample.get("filter", _NO_FILTER)), []).append(sample)
     if not by_filter:
-        raise EvaluationError.of(file, "empty: the task has no documents")
+        raise make_evaluation_error(file, "empty: the task has no documents")
     config = results.configs[name]
     asked = {key: config.get(key) for key in _TASK_KEYS}
     asked |= {"version": results.versions.get(name), "fewshot": results.fewshot.get(name)}
@@ -214,7 +210,9 @@ def _metric_of(samples: list[Sample], file: Path) -> str | None:
     """Return the first metric that is yes or no for every item."""
     metrics = samples[0].get("metrics", [])
     if not isinstance(metrics, list):
-        raise EvaluationError.of(file, "sample 1 is not an lm-eval sample: metrics is not a list")
+        raise make_evaluation_error(
+            file, "sample 1 is not an lm-eval sample: metrics is not a list"
+        )
     for metric in map(str, metrics):
         if all(_truth(sample.get(metric)) is not None for sample in samples):
             return metric
@@ -228,7 +226,7 @@ def _chance(samples: Sequence[Sample], kind: str, file: Path) -> float | None:
     try:
         return sum(1 / len(sample["arguments"]) for sample in samples) / len(samples)
     except (KeyError, TypeError, ZeroDivisionError) as error:
-        raise EvaluationError.of(
+        raise make_evaluation_error(
             file, f"not an lm-eval sample: {type(error).__name__}: {error}"
         ) from None
 
@@ -255,7 +253,7 @@ def _items(
                 cluster=None if cluster is None else str(sample["doc"][cluster]),
             )
         except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-            raise EvaluationError.of(
+            raise make_evaluation_error(
                 file, f"sample {number} is not an lm-eval sample: {type(error).__name__}: {error}"
             ) from None
 

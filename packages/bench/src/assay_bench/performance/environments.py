@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Self
 
 from assay.errors import MachineError, UsageError
-from assay_bench.performance.suite_table import SUITES, SpeedSuite, UnknownSuiteError
+from assay_bench.performance.suite_table import SUITES, SpeedSuite, make_unknown_suite_error
 
 # The first start can read torch's metadata from a cold disk.
 _PROBE_SECONDS = 120
@@ -103,10 +103,10 @@ class Environment:
             raise EnvironmentUnusableError.without_suites(python, lines[-1]) from None
 
     def nodes_of(self, suites: Sequence[SpeedSuite]) -> list[str]:
-        """Return the pytest nodes of `suites`. Raises: UnknownSuiteError for a missing suite."""
+        """Return the pytest nodes of `suites`. Raises: UsageError for a missing suite."""
         for suite in suites:
             if suite.name not in self.nodes:
-                raise UnknownSuiteError.of(suite.name, tuple(self.nodes), f" in {self.name}")
+                raise make_unknown_suite_error(suite.name, tuple(self.nodes), f" in {self.name}")
         return [self.nodes[suite.name] for suite in suites]
 
 

@@ -44,21 +44,17 @@ SUITES = {
 }
 
 
-class UnknownSuiteError(UsageError):
-    """A suite name is unknown."""
-
-    @classmethod
-    def of(cls, name: str, known: Sequence[str], where: str = "") -> "UnknownSuiteError":
-        """Make the error. where: the environment of the `known` suites; "" for this one."""
-        return cls(f"there is no suite {name!r}{where}; suites: {', '.join(known)}")
+def make_unknown_suite_error(name: str, known: Sequence[str], where: str = "") -> UsageError:
+    """Make the error. where: the environment of the `known` suites; "" for this one."""
+    return UsageError(f"there is no suite {name!r}{where}; suites: {', '.join(known)}")
 
 
 def choose_suites(names: Sequence[str]) -> tuple[SpeedSuite, ...]:
     """Return the named suites in the order of their run; all suites without names.
 
-    Raises: UnknownSuiteError.
+    Raises: UsageError.
     """
     for name in names:
         if name not in SUITES:
-            raise UnknownSuiteError.of(name, tuple(SUITES))
+            raise make_unknown_suite_error(name, tuple(SUITES))
     return tuple(suite for suite in SUITES.values() if not names or suite.name in names)

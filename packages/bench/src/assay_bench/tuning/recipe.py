@@ -27,13 +27,9 @@ from assay_bench.tuning.texts import BUILT_IN
 _SUFFIX = ".toml"
 
 
-class RecipeError(UsageError):
-    """A recipe is invalid."""
-
-    @classmethod
-    def of(cls, path: object, problem: str, key: str = "") -> Self:
-        """Make the error. key: the wrong key; empty for the whole file."""
-        return cls(f"{path}: {f'{key}: ' if key else ''}{shorten(problem)}")
+def make_recipe_error(path: object, problem: str, key: str = "") -> UsageError:
+    """Make the error. key: the wrong key; empty for the whole file."""
+    return UsageError(f"{path}: {f'{key}: ' if key else ''}{shorten(problem)}")
 
 
 class _RecipePart(Record):
@@ -116,7 +112,7 @@ def read_recipe(name: str, run: str | None = None) -> RecipeFile:
     """Read the recipe file `name`, or the shipped recipe of that name.
 
     run: DEVICE/DTYPE that replaces the recipe's; None keeps it.
-    Raises: RecipeError that names file and key.
+    Raises: UsageError that names file and key.
     """
     path = Path(name)
     if path.suffix != _SUFFIX:
@@ -136,11 +132,11 @@ def _validate(path: Path, document: dict[str, Any]) -> TuningRecipe:
             problem = (
                 f"{path.parent / one.source} is not a file; built-in texts: {', '.join(BUILT_IN)}"
             )
-            raise RecipeError.of(path, problem, f"data.{number}.source")
+            raise make_recipe_error(path, problem, f"data.{number}.source")
     try:
         parse_run(recipe.run)
     except UsageError as error:
-        raise RecipeError.of(path, str(error), "run") from None
+        raise make_recipe_error(path, str(error), "run") from None
     for number, model in enumerate(recipe.models):
         _require_decoder(path, model, f"models.{number}")
     return recipe
@@ -150,9 +146,9 @@ def _require_decoder(path: Path, model: str, key: str) -> None:
     try:
         micro = resolve_model(model).recipe
     except UsageError as error:
-        raise RecipeError.of(path, str(error), key) from None
+        raise make_recipe_error(path, str(error), key) from None
     if micro is not None and micro.masked:
-        raise RecipeError.of(path, f"{model} does not predict next tokens", key)
+        raise make_recipe_error(path, f"{model} does not predict next tokens", key)
 
 
 def _shipped() -> str:

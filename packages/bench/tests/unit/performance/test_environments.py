@@ -3,8 +3,9 @@ from pathlib import Path
 
 import pytest
 
+from assay.errors import UsageError
 from assay_bench.performance.environments import Environment, EnvironmentUnusableError
-from assay_bench.performance.suite_table import SUITES, UnknownSuiteError, choose_suites
+from assay_bench.performance.suite_table import SUITES, choose_suites
 
 
 def write_program(path: Path, text: str) -> Path:
@@ -48,7 +49,7 @@ def test_another_environment_does_not_inherit_the_import_path(
     assert found.variables["ASSAY_KEPT"] == "yes"
     assert found.versions == {"torch": "2.9.0"}
     assert found.nodes_of(choose_suites(["prefill"])) == ["x.py::test_prefill"]
-    with pytest.raises(UnknownSuiteError, match=f"no suite 'decode' in {tmp_path}"):
+    with pytest.raises(UsageError, match=f"no suite 'decode' in {tmp_path}"):
         found.nodes_of(choose_suites(["decode"]))
 
 

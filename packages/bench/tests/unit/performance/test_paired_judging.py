@@ -5,11 +5,8 @@ import random
 
 import pytest
 
-from assay_bench.performance.paired.judging import (
-    RatioInterval,
-    TooFewBlocksError,
-    ratio_interval,
-)
+from assay.errors import UsageError
+from assay_bench.performance.paired.judging import RatioInterval, ratio_interval
 
 
 def test_six_blocks_span_the_interval() -> None:
@@ -45,7 +42,7 @@ def test_equal_blocks_have_an_interval_of_width_zero() -> None:
 
 def test_five_blocks_are_too_few() -> None:
     with pytest.raises(
-        TooFewBlocksError, match="5 blocks are too few for an interval of 95% confidence; at"
+        UsageError, match="5 blocks are too few for an interval of 95% confidence; at"
     ):
         ratio_interval([1.0] * 5)
 

@@ -3,9 +3,10 @@ from pathlib import Path
 
 import pytest
 
+from assay.errors import UsageError
 from assay.runs import SilentProgress
 from assay_bench.performance.environments import Environment
-from assay_bench.performance.paired.judging import Speed, TooFewBlocksError
+from assay_bench.performance.paired.judging import Speed
 from assay_bench.performance.paired.records import (
     Block,
     SuiteComparison,
@@ -79,7 +80,7 @@ def test_suite_skipped_by_one_side_is_not_compared_and_by_both_is_ignored() -> N
 
 def test_too_few_blocks_are_refused_before_anything_is_run(tmp_path: Path) -> None:
     here = Environment.current()
-    with pytest.raises(TooFewBlocksError, match="5 blocks are too few"):
+    with pytest.raises(UsageError, match="5 blocks are too few"):
         compare_environments(
             (here, here),
             choose_suites([]),

@@ -2,12 +2,8 @@ import ast
 
 import pytest
 
-from assay_bench.performance.suite_table import (
-    SUITE_FOLDER,
-    SUITES,
-    UnknownSuiteError,
-    choose_suites,
-)
+from assay.errors import UsageError
+from assay_bench.performance.suite_table import SUITE_FOLDER, SUITES, choose_suites
 
 
 def test_all_suites_are_the_default() -> None:
@@ -19,7 +15,7 @@ def test_suites_run_in_the_order_of_the_table() -> None:
 
 
 def test_unknown_suite_lists_the_suites() -> None:
-    with pytest.raises(UnknownSuiteError, match="no suite 'prefil'; suites: training-step, pre"):
+    with pytest.raises(UsageError, match="no suite 'prefil'; suites: training-step, pre"):
         choose_suites(["prefill", "prefil"])
 
 

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from assay.errors import UsageError
-from assay_bench.tuning.recipe import RecipeError, TuningRecipe, read_recipe
+from assay_bench.tuning.recipe import TuningRecipe, read_recipe
 
 TEXT = """
 models = ["micro:llama"]
@@ -46,7 +46,7 @@ def test_comments_and_the_order_of_keys_do_not_change_the_hash(tmp_path: Path) -
 
 def test_run_option_overrides_the_recipe(tmp_path: Path) -> None:
     assert read_recipe(write(tmp_path, TEXT), "npu:1/float32").recipe.run == "npu:1/float32"
-    with pytest.raises(RecipeError, match="run: "):
+    with pytest.raises(UsageError, match="run: "):
         read_recipe(write(tmp_path, TEXT), "float32")
 
 

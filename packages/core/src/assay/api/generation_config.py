@@ -37,19 +37,15 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
 }  # fmt: skip
 
 
-class GenerationConfigError(UsageError):
-    """A file with an unsupported option."""
-
-    @classmethod
-    def of(cls, path: str | Path, problem: object) -> "GenerationConfigError":
-        """Make the error from the file and its problem."""
-        return cls(f"generation config {path}: {problem}")
+def make_generation_config_error(path: str | Path, problem: object) -> UsageError:
+    """Make the error from the file and its problem."""
+    return UsageError(f"generation config {path}: {problem}")
 
 
 def read_generation_config(path: str | Path) -> dict[str, Any]:
     """Read the options of the file that affect the choice of tokens.
 
-    Raises: UnreadableFileError; GenerationConfigError for keys and values that are not supported.
+    Raises: UnreadableFileError; UsageError for keys and values that are not supported.
     """
     data = read_json_object(Path(path))
     given = {name: value for name, value in data.items() if value is not None}
@@ -59,7 +55,7 @@ def read_generation_config(path: str | Path) -> dict[str, Any]:
         if _is_unsupported(name, value)
     ]
     if refused:
-        raise GenerationConfigError.of(
+        raise make_generation_config_error(
             path,
             f"{shorten(', '.join(refused))} cannot be used; assay generates one sequence, greedily or by"
             f" sampling, with: do_sample, {', '.join(_PASSED_ON)}",

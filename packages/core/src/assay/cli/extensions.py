@@ -16,16 +16,12 @@ _TAKES_ALL = {
 }  # fmt: skip
 
 
-class BrokenExtensionError(MachineError):
-    """An installed command that cannot be loaded."""
-
-    @classmethod
-    def of(cls, entry_point: EntryPoint, error: BaseException) -> "BrokenExtensionError":
-        """Make the error from the exception of the import."""
-        return cls(
-            f"the command {entry_point.name} cannot be loaded: {entry_point.value} raised"
-            f" {type(error).__name__}: {error}; repair or uninstall its package"
-        )
+def make_broken_extension_error(entry_point: EntryPoint, error: BaseException) -> MachineError:
+    """Make the error from the exception of the import."""
+    return MachineError(
+        f"the command {entry_point.name} cannot be loaded: {entry_point.value} raised"
+        f" {type(error).__name__}: {error}; repair or uninstall its package"
+    )
 
 
 def find_extensions() -> Iterable[EntryPoint]:
@@ -59,4 +55,4 @@ def _add_broken(app: typer.Typer, entry_point: EntryPoint, error: BaseException)
         context_settings=_TAKES_ALL,
     )
     def broken() -> None:
-        raise BrokenExtensionError.of(entry_point, error)
+        raise make_broken_extension_error(entry_point, error)

@@ -18,15 +18,11 @@ _OWN_ADAPTERS = "assay.devices."
 _MEMBERS = tuple(name for name in vars(Device) if not name.startswith("_"))
 
 
-class BrokenAdapterError(MachineError):
-    """Error for an adapter that fails to load, raises, or does not implement the protocol."""
-
-    @classmethod
-    def of(cls, kind: str, problem: object) -> "BrokenAdapterError":
-        """Make the error from the exception that the adapter raised, or from a clause."""
-        if isinstance(problem, BaseException):
-            problem = f"{type(problem).__name__}: {problem}"
-        return cls(f"the adapter for {kind!r} is broken: {problem}")
+def make_broken_adapter_error(kind: str, problem: object) -> MachineError:
+    """Make the error from the exception that the adapter raised, or from a clause."""
+    if isinstance(problem, BaseException):
+        problem = f"{type(problem).__name__}: {problem}"
+    return MachineError(f"the adapter for {kind!r} is broken: {problem}")
 
 
 def adapter_names() -> tuple[str, ...]:
@@ -48,7 +44,7 @@ def is_host_adapter(kind: str) -> bool:
 
 
 def load_adapter(kind: str) -> type[Device]:
-    """Load the adapter class called `kind`. Raises: UsageError, BrokenAdapterError."""
+    """Load the adapter class called `kind`. Raises: UsageError, MachineError."""
     found = _registered(kind)
     if not found:
         raise UsageError(
@@ -57,32 +53,32 @@ def load_adapter(kind: str) -> type[Device]:
         )
     if len(found) > 1:
         values = ", ".join(entry_point.value for entry_point in found)
-        raise BrokenAdapterError(f"the adapter for {kind!r} is registered more than once: {values}")
+        raise MachineError(f"the adapter for {kind!r} is registered more than once: {values}")
     try:
         adapter: type[Device] = found[0].load()
     except (Exception, SystemExit) as error:
-        raise BrokenAdapterError.of(kind, error) from error
+        raise make_broken_adapter_error(kind, error) from error
     if not callable(getattr(adapter, "detect", None)):
-        raise BrokenAdapterError.of(kind, "it lacks detect")
+        raise make_broken_adapter_error(kind, "it lacks detect")
     return adapter
 
 
 def detect(kind: str) -> tuple[Detection, ...]:
     """Detect the devices of the adapter called `kind`.
 
-    Raises: as `load_adapter`; BrokenAdapterError if the adapter raises or returns other objects.
+    Raises: as `load_adapter`; MachineError if the adapter raises or returns other objects.
     """
     adapter = load_adapter(kind)
     try:
         detections: tuple[Any, ...] = tuple(adapter.detect())
     except (Exception, SystemExit) as error:
-        raise BrokenAdapterError.of(kind, error) from error
+        raise make_broken_adapter_error(kind, error) from error
     for detection in detections:
         if not isinstance(detection, Detection):
             wrong = TypeError(f"detect() must return detections, not {detection!r}")
-            raise BrokenAdapterError.of(kind, wrong)
+            raise make_broken_adapter_error(kind, wrong)
     if not detections:
-        raise BrokenAdapterError.of(kind, ValueError("detect() returned nothing"))
+        raise make_broken_adapter_error(kind, ValueError("detect() returned nothing"))
     return detections
 
 
@@ -105,10 +101,10 @@ def open_device(text: str) -> Device:
     except AssayError:
         raise
     except Exception as error:
-        raise BrokenAdapterError.of(name.kind, error) from error
+        raise make_broken_adapter_error(name.kind, error) from error
     lacking = [member for member in _MEMBERS if not hasattr(device, member)]
     if lacking:
-        raise BrokenAdapterError.of(name.kind, f"it lacks {', '.join(lacking)}")
+        raise make_broken_adapter_error(name.kind, f"it lacks {', '.join(lacking)}")
     return device
 
 
@@ -118,7 +114,7 @@ def open_run(run: Run) -> Device:
     try:
         supported = tuple(device.supported_dtypes())
     except Exception as error:
-        raise BrokenAdapterError.of(parse_device(run.device).kind, error) from error
+        raise make_broken_adapter_error(parse_device(run.device).kind, error) from error
     if run.dtype not in supported:
         names = ", ".join(supported)
         raise UsageError(f"{run.device} has no {run.dtype}; it has: {names}")

@@ -26,16 +26,12 @@ from assay.models.candidate_code import {reader}
 '''
 
 
-class NotImportableError(UsageError):
-    """Error for code that another process cannot import."""
-
-    @classmethod
-    def of(cls, option: str, why: str) -> "NotImportableError":
-        """Make the error; `why` is a clause."""
-        return cls(
-            f"{option}: {why}. The candidate runs in another process: put the code into a"
-            " file, and import it from there or give FILE.py:FUNC as candidate_setup"
-        )
+def make_not_importable_error(option: str, why: str) -> UsageError:
+    """Make the error; `why` is a clause."""
+    return UsageError(
+        f"{option}: {why}. The candidate runs in another process: put the code into a"
+        " file, and import it from there or give FILE.py:FUNC as candidate_setup"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +65,7 @@ def candidate_code(
 ) -> CandidateCode:
     """Wrap the setup or the model, of which at most one is given, for a candidate on `run`.
 
-    Raises: UsageError if both are given; NotImportableError for an object that cannot be pickled.
+    Raises: UsageError if both are given; UsageError for an object that cannot be pickled.
     """
     if setup is not None and model is not None:
         raise UsageError("give either candidate_setup or candidate_model")
@@ -144,7 +140,7 @@ class _ImportCheck(pickle.Pickler):
         name = getattr(value, "__qualname__", "")
         if callable(value) and name and getattr(value, "__module__", None) == "__main__":
             why = f"{name} is defined in this script or notebook, which is not imported again"
-            raise NotImportableError.of(self._option, why)
+            raise make_not_importable_error(self._option, why)
         return NotImplemented
 
 
@@ -154,4 +150,4 @@ def _require_importable(option: str, given: object) -> None:
     try:
         _ImportCheck(option).dump(given)
     except (pickle.PicklingError, AttributeError, TypeError, ValueError) as error:
-        raise NotImportableError.of(option, str(error)) from None
+        raise make_not_importable_error(option, str(error)) from None

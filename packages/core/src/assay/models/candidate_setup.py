@@ -8,32 +8,28 @@ from torch import nn
 from assay.errors import UsageError, raised_in_words
 
 
-class SetupError(UsageError):
-    """Error for a setup function that failed or was never called."""
-
-    @classmethod
-    def not_called(cls, reference: str, trainer: str) -> "SetupError":
-        """Make the error for a trainer that built its model without calling the setup function."""
-        return cls(
-            f"{trainer} never called {reference}: its setup has to call"
-            " assay.training.set_up(model, plan.setup), as build_model of ReferenceTrainer does"
-        )
+def make_setup_error(reference: str, trainer: str) -> UsageError:
+    """Make the error for a trainer that built its model without calling the setup function."""
+    return UsageError(
+        f"{trainer} never called {reference}: its setup has to call"
+        " assay.training.set_up(model, plan.setup), as build_model of ReferenceTrainer does"
+    )
 
 
 def apply_setup(function: Callable[[nn.Module], Any], model: nn.Module, name: str) -> nn.Module:
     """Call the setup `function`; return `model`, or the module that the function returned.
 
     name: the function's name for messages.
-    Raises: SetupError if the function raises or returns anything but a module or None.
+    Raises: UsageError if the function raises or returns anything but a module or None.
     """
     try:
         result = function(model)
     except (Exception, SystemExit) as error:
-        raise SetupError(f"{name} raised {raised_in_words(error)}") from error
+        raise UsageError(f"{name} raised {raised_in_words(error)}") from error
     if result is None:
         return model
     if not isinstance(result, nn.Module):
-        raise SetupError(
+        raise UsageError(
             f"{name} returned {type(result).__name__}; it must return a module, or nothing"
         )
     return result

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from assay.errors import UsageError
-from assay.models.candidate_code import NotImportableError, candidate_code
+from assay.models.candidate_code import candidate_code
 from assay.plugins import load_object
 
 MODULE = """
@@ -130,7 +130,7 @@ function_of_main.__module__ = "__main__"
     ],
 )
 def test_what_another_process_cannot_import_is_refused(given: Any, why: str) -> None:
-    with pytest.raises(NotImportableError, match=why) as raised:
+    with pytest.raises(UsageError, match=why) as raised:
         candidate_code(given, None, "cpu/float32")
     assert "put the code into a file, and import it from there or give FILE.py:FUNC" in str(
         raised.value
@@ -140,7 +140,7 @@ def test_what_another_process_cannot_import_is_refused(given: Any, why: str) -> 
 def test_a_model_with_a_hook_of_this_notebook_is_refused() -> None:
     model = nn.Linear(2, 2)
     model.register_forward_hook(function_of_main)  # type: ignore[arg-type]
-    with pytest.raises(NotImportableError, match="candidate_model: function_of_main is defined"):
+    with pytest.raises(UsageError, match="candidate_model: function_of_main is defined"):
         candidate_code(None, model, "cpu/float32")
 
 

@@ -31,18 +31,14 @@ _SPLIT_DEPENDENCE = re.compile(
 )
 
 
-class CheckpointError(UsageError):
-    """Checkpoints that are not where the TOML file says."""
-
-    @classmethod
-    def none_found(cls, pattern: str, output: Path) -> "CheckpointError":
-        """Describe training that ended well without a path that matches `pattern`."""
-        there = sorted(str(path.relative_to(output)) for path in output.rglob("*") if path.is_dir())
-        held = f"the folders are: {name_some(there, 8)}" if there else "there is no folder"
-        return cls(
-            f"checkpoints.folder: nothing matches {pattern}, although training ended well; in"
-            f" {output} {held}"
-        )
+def make_checkpoint_error(pattern: str, output: Path) -> UsageError:
+    """Describe training that ended well without a path that matches `pattern`."""
+    there = sorted(str(path.relative_to(output)) for path in output.rglob("*") if path.is_dir())
+    held = f"the folders are: {name_some(there, 8)}" if there else "there is no folder"
+    return UsageError(
+        f"checkpoints.folder: nothing matches {pattern}, although training ended well; in"
+        f" {output} {held}"
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -128,7 +128,7 @@ class _Cycle:
         found = checkpoints_of(launch)
         if not found:
             pattern = checkpoints.checkpoint_pattern(launch)
-            raise checkpoints.CheckpointError.none_found(pattern, launch.output)
+            raise checkpoints.make_checkpoint_error(pattern, launch.output)
         with self.progress.task("reads checkpoints", len(found)) as task:
             for step, path in found.items():
                 evidence.saved[step] = read_saved(self.library, self.model, path, step)

@@ -256,7 +256,7 @@ class ExternalLibrary(Record):
 def read_library(path: Path) -> ExternalLibrary:
     """Read a TOML file.
 
-    Raises: UnreadableFileError; UnreadableFileError with the wrong key and the expected value.
+    Raises: UnreadableFileError with the wrong key and the expected value.
     """
     data = read_toml(path)
     try:

@@ -36,16 +36,12 @@ class RatioInterval:
         return "not slower" if self.upper < 1 + margin else "UNDERPOWERED"
 
 
-class TooFewBlocksError(UsageError):
-    """Too few blocks for an interval of this confidence."""
-
-    @classmethod
-    def of(cls, num_blocks: int) -> "TooFewBlocksError":
-        """Make the error. num_blocks: the requested number."""
-        return cls(
-            f"{num_blocks} blocks are too few for an interval of {CONFIDENCE:.0%} confidence; at least"
-            f" {MIN_BLOCKS} are needed"
-        )
+def make_too_few_blocks_error(num_blocks: int) -> UsageError:
+    """Make the error. num_blocks: the requested number."""
+    return UsageError(
+        f"{num_blocks} blocks are too few for an interval of {CONFIDENCE:.0%} confidence; at least"
+        f" {MIN_BLOCKS} are needed"
+    )
 
 
 def ratio_interval(block_ratios: Sequence[float]) -> RatioInterval:
@@ -53,12 +49,12 @@ def ratio_interval(block_ratios: Sequence[float]) -> RatioInterval:
 
     block_ratios: one positive ratio per block. Blocks are independent because they are different
         processes; the rounds inside of a block are not.
-    Raises: TooFewBlocksError.
+    Raises: UsageError.
     Source: Hollander, Wolfe & Chicken, Nonparametric Statistical Methods, 3.2-3.3 (intervals from the
         signed-rank test).
     """
     if len(block_ratios) < MIN_BLOCKS:
-        raise TooFewBlocksError.of(len(block_ratios))
+        raise make_too_few_blocks_error(len(block_ratios))
     logs = [math.log(ratio) for ratio in block_ratios]
     return RatioInterval(
         ratio=math.exp(median(_walsh_averages(logs))),

@@ -10,7 +10,7 @@ from assay.devices.run_string import parse_run
 from assay.files import write_whole
 from assay.runs import Progress, provenance
 from assay_bench.performance.environments import Environment
-from assay_bench.performance.paired.judging import MIN_BLOCKS, TooFewBlocksError
+from assay_bench.performance.paired.judging import MIN_BLOCKS, make_too_few_blocks_error
 from assay_bench.performance.paired.records import (
     COMPARISON_FILE,
     Block,
@@ -57,12 +57,12 @@ def compare_environments(
 
     request: run and model; its number of rounds is ignored.
     margin: largest acceptable slow-down, as a share.
-    Raises: TooFewBlocksError; UnknownSuiteError for a missing suite; UsageError or MachineError if a
+    Raises: UsageError for too few blocks or a missing suite; UsageError or MachineError if a
         process fails.
     """
     parse_run(request.run)
     if num_blocks < MIN_BLOCKS:
-        raise TooFewBlocksError.of(num_blocks)
+        raise make_too_few_blocks_error(num_blocks)
     for environment in environments:
         environment.nodes_of(suites)
     seed = random.randrange(1 << 32)  # noqa: S311 - reproducible

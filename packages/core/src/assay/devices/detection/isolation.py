@@ -22,7 +22,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from assay.devices import registry
 from assay.devices.base import Detection
-from assay.devices.registry import BrokenAdapterError
+from assay.devices.registry import make_broken_adapter_error
 from assay.devices.run_string import Run, parse_device
 from assay.errors import AssayError, MachineError, UsageError, exit_in_words
 from assay.watchdog import watched
@@ -172,8 +172,8 @@ def _end(process: "subprocess.Popen[bytes]", patience_seconds: float) -> None:
         process.wait(_END_TIMEOUT_SECONDS)
 
 
-def _silent(kind: str, ended: str) -> BrokenAdapterError:
-    return BrokenAdapterError.of(kind, f"asked for its devices, it {ended}")
+def _silent(kind: str, ended: str) -> MachineError:
+    return make_broken_adapter_error(kind, f"asked for its devices, it {ended}")
 
 
 def _read_answer(kind: str, answer: dict[str, Any]) -> DetectionAnswer:
@@ -186,5 +186,5 @@ def _read_answer(kind: str, answer: dict[str, Any]) -> DetectionAnswer:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        problem = str(BrokenAdapterError.of(kind, f"{where}: {first['msg']}"))
+        problem = str(make_broken_adapter_error(kind, f"{where}: {first['msg']}"))
         return DetectionAnswer(kind, problem=problem)

@@ -31,20 +31,16 @@ MANIFEST = "golden.json"
 _DAMAGE_SHOWN = 8
 
 
-class GoldenError(UsageError):
-    """A golden that this check cannot use."""
-
-    @classmethod
-    def damaged(cls, folder: Path, damage: Sequence[str]) -> "GoldenError":
-        """Make the error from one line for each changed file."""
-        lines = "".join(f"\n  {line}" for line in damage[:_DAMAGE_SHOWN])
-        if len(damage) > _DAMAGE_SHOWN:
-            lines += f"\n  and {len(damage) - _DAMAGE_SHOWN:,} more files"
-        return cls(
-            f"{folder} was changed after its capture: its bytes have other hashes than those that"
-            f" were captured with it:{lines}\nCopy the golden again, or capture it again;"
-            " --no-verify compares with it as it is"
-        )
+def make_golden_error(folder: Path, damage: Sequence[str]) -> UsageError:
+    """Make the error from one line for each changed file."""
+    lines = "".join(f"\n  {line}" for line in damage[:_DAMAGE_SHOWN])
+    if len(damage) > _DAMAGE_SHOWN:
+        lines += f"\n  and {len(damage) - _DAMAGE_SHOWN:,} more files"
+    return UsageError(
+        f"{folder} was changed after its capture: its bytes have other hashes than those that"
+        f" were captured with it:{lines}\nCopy the golden again, or capture it again;"
+        " --no-verify compares with it as it is"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +55,11 @@ class GoldenSection:
     def open(cls, folder: Path, dtype: str) -> Self:
         """Open the part of the golden in `folder` that serves candidates in `dtype`.
 
-        Raises: GoldenError if it has none.
+        Raises: UsageError if it has none.
         """
         sections = read_golden(folder).sections
         if dtype not in sections:
-            raise GoldenError(
+            raise UsageError(
                 f"{folder} is for candidates in {', '.join(sections)}, not in {dtype}: capture one"
                 f" with --noise-for {dtype}"
             )
@@ -110,16 +106,16 @@ class GoldenSection:
 def read_golden(folder: Path) -> GoldenManifest:
     """Read the manifest of the golden in `folder`.
 
-    Raises: GoldenError if there is no complete golden.
+    Raises: UsageError if there is no complete golden.
     """
     path = folder / MANIFEST
     if not path.is_file():
         begun = any(folder.glob("*/manifest.json")) if folder.is_dir() else False
         why = "its capture did not finish" if begun else f"it has no {MANIFEST}"
-        raise GoldenError(f"{folder} is not a golden: {why}")
+        raise UsageError(f"{folder} is not a golden: {why}")
     content = read_json_object(refuse_link(path))
     if (schema := content.get("schema", GOLDEN_SCHEMA)) != GOLDEN_SCHEMA:
-        raise GoldenError(
+        raise UsageError(
             f"{path}: schema {shorten(schema)}, this version of assay reads {GOLDEN_SCHEMA}: capture"
             " the golden again, or use the version that captured it"
         )
@@ -129,7 +125,7 @@ def read_golden(folder: Path) -> GoldenManifest:
 def verify_golden(folder: Path, dtype: str) -> None:
     """Read the part of the golden in `folder` that serves `dtype`, and compare it with its hashes.
 
-    Raises: GoldenError with every damaged file, and as `GoldenSection.open`.
+    Raises: UsageError with every damaged file, and as `GoldenSection.open`.
     """
     manifest = read_golden(folder)
     trace = GoldenSection.open(folder, dtype).trace
@@ -139,4 +135,4 @@ def verify_golden(folder: Path, dtype: str) -> None:
     elif trace.digest != manifest.sections[dtype].trace_digest:
         damage.insert(0, f"{dtype}: all of it belongs to another golden")
     if damage:
-        raise GoldenError.damaged(folder, damage)
+        raise make_golden_error(folder, damage)

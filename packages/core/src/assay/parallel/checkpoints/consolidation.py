@@ -34,28 +34,20 @@ _DEFAULT_ADAPTER = "default"
 _LORA = "lora_"
 
 
-class TiedCopiesError(UsageError):
-    """Copies of a tied parameter that differ."""
-
-    @classmethod
-    def of(cls, name: str, copy: str, difference: float) -> "TiedCopiesError":
-        """Make the error for `copy` of the last stage, which differs from `name` of the first."""
-        return cls(
-            f"{copy} is tied to {name}, but they differ by up to {difference:.1e}: their gradients"
-            " were not added up in each step"
-        )
+def make_tied_copies_error(name: str, copy: str, difference: float) -> UsageError:
+    """Make the error for `copy` of the last stage, which differs from `name` of the first."""
+    return UsageError(
+        f"{copy} is tied to {name}, but they differ by up to {difference:.1e}: their gradients"
+        " were not added up in each step"
+    )
 
 
-class AdapterKindError(UsageError):
-    """An adapter that is not plain LoRA."""
-
-    @classmethod
-    def of(cls, name: str) -> "AdapterKindError":
-        """Make the error for the adapter called `name` in peft."""
-        return cls(
-            f"adapter {name!r} cannot be put together from ranks: only LoRA without trained biases"
-            " or modules_to_save can"
-        )
+def make_adapter_kind_error(name: str) -> UsageError:
+    """Make the error for the adapter called `name` in peft."""
+    return UsageError(
+        f"adapter {name!r} cannot be put together from ranks: only LoRA without trained biases"
+        " or modules_to_save can"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +89,7 @@ def save_model(folder: Path, modules: Iterable[nn.Module]) -> None:
     """Write the sharded model as a Hugging Face folder. Called on all ranks.
 
     modules: the modules of this rank: the model, or its stages of a pipeline.
-    Raises: on rank 0 TiedCopiesError, or a WeightsError with the names of missing and extra tensors;
+    Raises: on rank 0 UsageError, or a WeightsError with the names of missing and extra tensors;
         on the others a WeightsError that quotes rank 0's error.
     """
     modules = [*modules]
@@ -112,13 +104,13 @@ def save_adapters(folder: Path, modules: Iterable[nn.Module]) -> None:
 
     The adapter `default` goes to `folder`, each other one to a folder in it.
     modules: the modules of this rank: the model of peft, or its stages, each wrapped by peft.
-    Raises: AdapterKindError unless it is plain LoRA; WeightsError for an adapter without tensors.
+    Raises: UsageError unless it is plain LoRA; WeightsError for an adapter without tensors.
     """
     modules = [*modules]
     configs = _join_configs(modules)
     for name, config in configs.items():
         if str(config.peft_type.value) != "LORA" or config.modules_to_save or config.bias != "none":
-            raise AdapterKindError.of(name)
+            raise make_adapter_kind_error(name)
     gathered = gather_tensors(modules)
     with _errors_reach_all_ranks(folder):
         if gathered is not None:
@@ -173,7 +165,7 @@ def write_model_folder(
 ) -> None:
     """Write whole tensors as the folder of the model that `config` describes.
 
-    Raises: WeightsError for missing, extra and misshapen tensors; TiedCopiesError.
+    Raises: WeightsError for missing, extra and misshapen tensors; UsageError.
     """
     from transformers import AutoModelForCausalLM
 
@@ -190,7 +182,7 @@ def write_model_folder(
         value = complete.setdefault(head, complete[name])
         if not value.equal(complete[name]):
             difference = float((value - complete[name]).abs().max())
-            raise TiedCopiesError.of(name, head, difference)
+            raise make_tied_copies_error(name, head, difference)
         complete[head] = complete[name]
     for name, value in complete.items():
         if value.shape != wanted[name].shape:

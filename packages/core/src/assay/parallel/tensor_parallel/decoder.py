@@ -40,13 +40,9 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 
-class MeshAxisError(UsageError):
-    """A mesh of more than one axis."""
-
-    @classmethod
-    def of(cls, mesh: DeviceMesh) -> "MeshAxisError":
-        """Make the error for `mesh`."""
-        return cls(f"tensor parallelism needs a mesh of one axis, not of {mesh.ndim}: {mesh}")
+def make_mesh_axis_error(mesh: DeviceMesh) -> UsageError:
+    """Make the error for `mesh`."""
+    return UsageError(f"tensor parallelism needs a mesh of one axis, not of {mesh.ndim}: {mesh}")
 
 
 def apply_tensor_parallel(model: nn.Module, mesh_tp: DeviceMesh) -> TensorLayout:
@@ -61,7 +57,7 @@ def apply_tensor_parallel(model: nn.Module, mesh_tp: DeviceMesh) -> TensorLayout
     Raises: UsageError for a model with unknown parts or with sizes that do not divide.
     """
     if mesh_tp.ndim != 1:
-        raise MeshAxisError.of(mesh_tp)
+        raise make_mesh_axis_error(mesh_tp)
     blocks = find_blocks(model)
     config = _config_of(blocks)
     shares = share_heads(config.num_attention_heads, config.num_key_value_heads, mesh_tp.size())

@@ -8,16 +8,11 @@ from itertools import chain
 from assay.errors import UsageError
 
 
-class DivisionError(UsageError):
-    """Features that cannot be divided."""
-
-    @classmethod
-    def empty_rank(cls, what: str, size: int, num_ranks: int, rank: int) -> "DivisionError":
-        """Make the error for a rank without a feature of `what`."""
-        return cls(
-            f"{what}: {size} features over {num_ranks} tensor-parallel ranks leave none for "
-            f"rank {rank}"
-        )
+def make_division_error(what: str, size: int, num_ranks: int, rank: int) -> UsageError:
+    """Make the error for a rank without a feature of `what`."""
+    return UsageError(
+        f"{what}: {size} features over {num_ranks} tensor-parallel ranks leave none for rank {rank}"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +86,7 @@ def _merged(ranges: Iterable[range]) -> tuple[range, ...]:
 
 
 def check_every_rank_has_some(what: str, division: Division) -> None:
-    """Raise DivisionError if a rank would have no feature of `what`."""
+    """Raise UsageError if a rank would have no feature of `what`."""
     for rank in range(len(division.parts)):
         if not division.features_of(rank):
-            raise DivisionError.empty_rank(what, division.size, len(division.parts), rank)
+            raise make_division_error(what, division.size, len(division.parts), rank)

@@ -224,7 +224,7 @@ def divide_columns(
     """Make `linear`, in place, compute only the output features of this rank.
 
     Returns: `linear`.
-    Raises: LayerError for another class; DivisionError for a rank without a feature.
+    Raises: LayerError for another class; UsageError for a rank without a feature.
     """
     plain = _plain(path, linear, nn.Linear)
     check_every_rank_has_some(path, division)
@@ -274,7 +274,7 @@ def divide_vocabulary(path: str, embedding: nn.Module, shards: ShardParameters) 
 def divide_experts(path: str, experts: nn.Module, half: Division, shards: ShardParameters) -> None:
     """Make `experts` compute with the intermediate features of this rank, which are `half`.
 
-    Raises: DivisionError for a rank without a feature.
+    Raises: UsageError for a rank without a feature.
     """
     check_every_rank_has_some(path, half)
     shards.shard(experts, "gate_up_proj", 1)

@@ -35,13 +35,9 @@ _NOT_COMPUTED_WITH = frozenset(
 _RANK, _ALPHA = 4, 8
 
 
-class AdapterError(MachineError):
-    """An adapter that cannot be loaded."""
-
-    @classmethod
-    def damaged(cls, path: Path, problem: object) -> "AdapterError":
-        """Report that the file at `path` is not an adapter of the model."""
-        return cls(f"the adapter in {path} cannot be loaded: {shorten(problem)}")
+def make_adapter_error(path: Path, problem: object) -> MachineError:
+    """Report that the file at `path` is not an adapter of the model."""
+    return MachineError(f"the adapter in {path} cannot be loaded: {shorten(problem)}")
 
 
 def add_lora(model: nn.Module, dropout: float) -> nn.Module:
@@ -105,25 +101,25 @@ def save_adapter(model: nn.Module, folder: Path) -> None:
 
 
 def read_adapter(folder: Path) -> dict[str, Tensor]:
-    """Read the tensors of an adapter's file. Raises: AdapterError."""
+    """Read the tensors of an adapter's file. Raises: MachineError."""
     path = folder / ADAPTER_FILE
     try:
         with open_file(path):  # refuses a FIFO, which would block
             return load_file(path)
     except (OSError, UnreadableFileError, SafetensorError) as error:
-        raise AdapterError.damaged(path, error) from error
+        raise make_adapter_error(path, error) from error
 
 
 def other_adapter_settings(model: nn.Module, folder: Path) -> list[str]:
     """List settings in an adapter's folder that change results and differ from the model's.
 
-    Raises: AdapterError.
+    Raises: MachineError.
     """
     path = folder / _CONFIG_FILE
     try:
         saved = read_json_object(path)
     except UnreadableFileError as error:
-        raise AdapterError.damaged(path, error) from error
+        raise make_adapter_error(path, error) from error
     own = cast("Any", model).peft_config["default"]
     wrong = sorted(
         name
@@ -152,7 +148,7 @@ def _texts(saved: object) -> set[str]:
 def load_adapter(model: nn.Module, folder: Path) -> None:
     """Load the adapter in `folder` into `model`.
 
-    Raises: AdapterError unless the file has exactly the model's tensors; peft itself ignores missing
+    Raises: MachineError unless the file has exactly the model's tensors; peft itself ignores missing
         ones.
     """
     found, wanted = read_adapter(folder), adapter_tensors(model)
@@ -160,7 +156,7 @@ def load_adapter(model: nn.Module, folder: Path) -> None:
         shapes = [tuple(side[name].shape) if name in side else None for side in (found, wanted)]
         if shapes[0] != shapes[1]:
             problem = f"{name} has shape {shapes[0]}, the model's {shapes[1]}"
-            raise AdapterError.damaged(folder / ADAPTER_FILE, problem)
+            raise make_adapter_error(folder / ADAPTER_FILE, problem)
     for name, value in wanted.items():
         put(value, found[name])
 

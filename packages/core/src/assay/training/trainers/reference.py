@@ -272,7 +272,7 @@ class ReferenceTrainer:
     def load(self, folder: Path) -> None:
         """Restore the checkpoint in `folder`. Call `setup` first.
 
-        Raises: AdapterError, UnreadableFileError or UsageError for an incomplete checkpoint.
+        Raises: MachineError, UnreadableFileError or UsageError for an incomplete checkpoint.
         """
         self.load_model(folder / MODEL_FOLDER)
         self.load_progress(folder / TRAINER_STATE)

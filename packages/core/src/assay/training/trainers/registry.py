@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from assay.errors import AssayError, UsageError, raised_in_words
-from assay.models.candidate_setup import SetupError
+from assay.models.candidate_setup import make_setup_error
 from assay.models.loading.configs import attention_of
 from assay.plugins import load_object
 from assay.training.protocol import (
@@ -41,7 +41,7 @@ _METHODS = ("setup", "step", "save", "load", "state_dict", "load_state_dict", "t
 
 
 def require_trainer(name: str | None) -> None:
-    """Raise UsageError or UsageError if NAME or FILE.py:CLASS does not exist; do not import it."""
+    """Raise UsageError if NAME or FILE.py:CLASS does not exist; do not import it."""
     known = [*NAMED, *entry_points(group=GROUP).names]
     if name is None or name in known:
         return
@@ -111,7 +111,7 @@ class OpenedTrainer:
 def open_trainer(name: str | None, plan: TrainingPlan) -> OpenedTrainer:
     """Construct and set up a trainer by NAME or FILE.py:CLASS; None is the reference trainer.
 
-    Raises: UsageError, UsageError or SetupError.
+    Raises: UsageError.
     """
     title = name or "reference"
     trainer = construct_trainer(title)
@@ -119,14 +119,14 @@ def open_trainer(name: str | None, plan: TrainingPlan) -> OpenedTrainer:
         trainer.setup(plan)
     opened = OpenedTrainer.of(trainer, title)
     if plan.setup is not None and plan.setup not in called:
-        raise SetupError.not_called(plan.setup, title)
+        raise make_setup_error(plan.setup, title)
     return opened
 
 
 def construct_trainer(name: str) -> Trainer:
     """Construct a trainer by NAME or FILE.py:CLASS, without `setup`.
 
-    Raises: UsageError or UsageError for a class that does not exist or is not a trainer.
+    Raises: UsageError for a class that does not exist or is not a trainer.
     """
     require_trainer(name)
     with _errors_of(name, "being made"):
@@ -140,7 +140,7 @@ def construct_trainer(name: str) -> Trainer:
 def try_trainer(name: str, num_ranks: int) -> None:
     """Construct a trainer; for several ranks only import its class, which may need their group.
 
-    Raises: UsageError or UsageError.
+    Raises: UsageError.
     """
     if num_ranks == 1:
         construct_trainer(name)

@@ -12,7 +12,7 @@ called: set[str] = set()
 def set_up(model: nn.Module, reference: str | None) -> nn.Module:
     """Return the model after the user's setup function, which may change or replace it.
 
-    Raises: UsageError, SetupError.
+    Raises: UsageError.
     """
     if reference is None:
         return model

@@ -15,14 +15,9 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from assay.errors import UsageError
 from assay.models.loading.loaded_model import load_model
-from assay.parallel.checkpoints.consolidation import (
-    AdapterKindError,
-    TiedCopiesError,
-    save_adapters,
-    save_model,
-    write_model_folder,
-)
+from assay.parallel.checkpoints.consolidation import save_adapters, save_model, write_model_folder
 from assay.parallel.checkpoints.weight_loading import WeightsError
 from assay.parallel.fsdp import shard_parameters
 from packages.core.tests.subsystem.parallel.divided_models import load_divided
@@ -148,7 +143,7 @@ def test_tied_parameters_that_differ_are_refused(
     if mesh.get_local_rank() == 1:
         with torch.no_grad():
             stage.get_parameter("lm_head.weight")[3, 5] += 0.25
-    error = TiedCopiesError if mesh.get_local_rank() == 0 else WeightsError
+    error = UsageError if mesh.get_local_rank() == 0 else WeightsError
     with pytest.raises(error, match=r"is tied to model.embed_tokens.weight, but .* up to 2.5e-01"):
         save_model(tmp_path / "saved", [stage])
 
@@ -256,5 +251,5 @@ def test_adapter_saved_under_the_name_of_another_is_detected(
 def test_adapter_with_trained_biases_is_refused(mesh: DeviceMesh, folder: Path) -> None:
     model = _with_adapters(load_whole(folder, mesh.device_type), ("default",))
     model.peft_config["default"].bias = "all"
-    with pytest.raises(AdapterKindError, match="adapter 'default' cannot be put together"):
+    with pytest.raises(UsageError, match="adapter 'default' cannot be put together"):
         save_adapters(folder, [model])

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from assay.devices.base import Device
+from assay.errors import UsageError
 from assay.parallel.tensor_parallel import layers
-from assay.parallel.tensor_parallel.division import DivisionError
 from assay.parallel.tensor_parallel.layers import (
     LayerError,
     ShardParameters,
@@ -117,5 +117,5 @@ def test_embeddings_with_options_for_all_rows_are_refused(mesh: DeviceMesh) -> N
 
 @pytest.mark.world(tp=4)
 def test_rank_without_a_token_is_refused(mesh: DeviceMesh) -> None:
-    with pytest.raises(DivisionError, match=r"tok: 9 features over 4 .* leave none for rank 3"):
+    with pytest.raises(UsageError, match=r"tok: 9 features over 4 .* leave none for rank 3"):
         divide_vocabulary("tok", nn.Embedding(9, 2), ShardParameters(mesh["tp"]))

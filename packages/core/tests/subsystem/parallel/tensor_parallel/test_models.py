@@ -19,9 +19,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 
 from assay.devices.base import Device
+from assay.errors import UsageError
 from assay.parallel.pipeline_parallel.stages import StagePlan, cut_stage
 from assay.parallel.tensor_parallel import decoder, layers
-from assay.parallel.tensor_parallel.decoder import MeshAxisError, apply_tensor_parallel
+from assay.parallel.tensor_parallel.decoder import apply_tensor_parallel
 from assay.parallel.tensor_parallel.decoder_blocks import BlockError
 from assay.parallel.tensor_parallel.heads import HeadsError
 from assay.parallel.tensor_parallel.layers import VocabularyParallelEmbedding
@@ -309,7 +310,7 @@ def test_heads_that_do_not_divide_are_refused(mesh: DeviceMesh) -> None:
 
 @pytest.mark.world(dp=2, tp=1)
 def test_unknown_parts_and_meshes_are_refused(mesh: DeviceMesh) -> None:
-    with pytest.raises(MeshAxisError, match="needs a mesh of one axis, not of 2"):
+    with pytest.raises(UsageError, match="needs a mesh of one axis, not of 2"):
         apply_tensor_parallel(build_model("llama"), mesh)
     with pytest.raises(BlockError, match=r"^Sequential has no attention with q_proj"):
         apply_tensor_parallel(nn.Sequential(nn.Linear(2, 2)), mesh["tp"])

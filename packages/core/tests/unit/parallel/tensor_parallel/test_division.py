@@ -3,9 +3,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from assay.errors import UsageError
 from assay.parallel.tensor_parallel.division import (
     Division,
-    DivisionError,
     check_every_rank_has_some,
     divide_by_heads,
     divide_evenly,
@@ -53,7 +53,7 @@ def test_halves_of_a_fused_weight_are_not_even_parts() -> None:
 
 def test_rank_without_features_is_refused_with_the_numbers() -> None:
     # Chunks of 3: ranks 0 to 2 take all 9.
-    with pytest.raises(DivisionError) as caught:
+    with pytest.raises(UsageError) as caught:
         check_every_rank_has_some("model.embed_tokens", divide_evenly(9, 4))
     assert str(caught.value) == (
         "model.embed_tokens: 9 features over 4 tensor-parallel ranks leave none for rank 3"

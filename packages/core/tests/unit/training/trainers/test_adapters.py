@@ -6,8 +6,8 @@ import torch
 from torch import nn
 from transformers import DeepseekV3Config, GPT2Config, GPT2LMHeadModel
 
-from assay.errors import UsageError
-from assay.training.trainers.adapters import ADAPTER_FILE, AdapterError, add_lora, read_adapter
+from assay.errors import MachineError, UsageError
+from assay.training.trainers.adapters import ADAPTER_FILE, add_lora, read_adapter
 
 
 def test_lora_without_peft_is_an_error_that_says_how_to_get_it(
@@ -27,7 +27,7 @@ def test_an_adapter_that_cannot_be_read_is_an_error_that_names_it(
 ) -> None:
     if content is not None:
         (tmp_path / ADAPTER_FILE).write_bytes(content)
-    with pytest.raises(AdapterError, match=rf"^the adapter in {tmp_path / ADAPTER_FILE} cannot be"):
+    with pytest.raises(MachineError, match=rf"^the adapter in {tmp_path / ADAPTER_FILE} cannot be"):
         read_adapter(tmp_path)
 
 

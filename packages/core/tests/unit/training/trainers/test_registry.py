@@ -3,7 +3,6 @@ from pathlib import Path
 import pytest
 
 from assay.errors import UsageError
-from assay.models.candidate_setup import SetupError
 from assay.training.protocol import (
     PHASE_METHODS,
     ObservableTrainer,
@@ -136,7 +135,7 @@ def test_what_is_no_trainer_is_refused(file: Path, name: str, message: str) -> N
 def test_setup_function_that_is_never_called_is_an_error(file: Path) -> None:
     plan = TrainingPlan(model="m", run="cpu/float32", setup="plant.py:detach")
 
-    with pytest.raises(SetupError, match=r"Good never called plant\.py:detach"):
+    with pytest.raises(UsageError, match=r"Good never called plant\.py:detach"):
         open_trainer(f"{file}:Good", plan)
 
 

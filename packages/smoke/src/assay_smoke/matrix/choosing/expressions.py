@@ -14,21 +14,17 @@ Matches = Callable[[str], bool]
 _TOKEN = re.compile(r"\s*(?:(?P<bracket>[()])|(?P<word>[\w:+.\[\]\\/-]+))")
 
 
-class ExpressionError(UsageError):
-    """An expression that cannot be parsed."""
-
-    @classmethod
-    def of(cls, text: str, column: int, problem: str) -> "ExpressionError":
-        """Describe the problem at `column`, counted from 1."""
-        return cls(
-            f"-k {text!r}: {problem} at column {column}; as in -k 'fsdp and not (lora or 4)'"
-        )
+def make_expression_error(text: str, column: int, problem: str) -> UsageError:
+    """Describe the problem at `column`, counted from 1."""
+    return UsageError(
+        f"-k {text!r}: {problem} at column {column}; as in -k 'fsdp and not (lora or 4)'"
+    )
 
 
 def compile_expression(text: str) -> Matches:
     """Return a function that tests whether an id matches `text`.
 
-    Raises: ExpressionError.
+    Raises: UsageError.
     """
     reader = _Reader(text, _tokens(text))
     matches = reader.read_or()
@@ -44,7 +40,7 @@ def _tokens(text: str) -> list[tuple[str, int]]:
         found = _TOKEN.match(text, position)
         if found is None:
             column = position + len(text[position:]) - len(text[position:].lstrip()) + 1
-            raise ExpressionError.of(text, column, f"{text[column - 1]!r} cannot be in an id")
+            raise make_expression_error(text, column, f"{text[column - 1]!r} cannot be in an id")
         kind = found.lastgroup or "word"
         tokens.append((found[kind], found.start(kind) + 1))
         position = found.end()
@@ -94,7 +90,7 @@ class _Reader:
         self.position += found
         return found
 
-    def error(self, problem: str) -> ExpressionError:
+    def error(self, problem: str) -> UsageError:
         ended = self.position == len(self.tokens)
         column = len(self.text) + 1 if ended else self.tokens[self.position][1]
-        return ExpressionError.of(self.text, column, problem)
+        return make_expression_error(self.text, column, problem)

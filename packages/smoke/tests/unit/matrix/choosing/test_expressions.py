@@ -1,6 +1,7 @@
 import pytest
 
-from assay_smoke.matrix.choosing.expressions import ExpressionError, compile_expression
+from assay.errors import UsageError
+from assay_smoke.matrix.choosing.expressions import compile_expression
 
 IDS = ("fsdp-2-lora", "fsdp-4-offload", "ddp-2", "zero1-2-lora-offload")
 
@@ -46,6 +47,6 @@ def test_ids_are_chosen_as_pytest_chooses_names(expression: str, chosen: set[int
 def test_what_cannot_be_read_is_named_with_its_column(
     expression: str, column: int, problem: str
 ) -> None:
-    with pytest.raises(ExpressionError) as raised:
+    with pytest.raises(UsageError) as raised:
         compile_expression(expression)
     assert str(raised.value).startswith(f"-k {expression!r}: {problem} at column {column};")
