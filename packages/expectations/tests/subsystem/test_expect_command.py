@@ -157,7 +157,7 @@ def test_new_capture_agrees_with_the_shipped_one(captured: Path, tmp_path: Path)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["capture", "micro:llama", "--run", "cpu", "--output", "x"], "'cpu' is no run"),
+        (["capture", "micro:llama", "--run", "cpu", "--output", "x"], "'cpu' is not a run"),
         (
             ["capture", "micro:llama", "--run", "cpu/float32", "--output", "x", "--seeds", "2"],
             "--seeds needs --shapes",

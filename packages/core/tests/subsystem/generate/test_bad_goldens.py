@@ -51,7 +51,7 @@ def test_golden_whose_bits_flipped_on_the_way_is_no_fault_of_the_device(
 
     assert f"{copied} was changed after its capture" in message
     assert f"  bfloat16/{shard.name}: the values of " in message
-    assert "Copy the golden again, or capture it anew; --no-verify" in message
+    assert "Copy the golden again, or capture it again; --no-verify" in message
 
 
 def test_relative_prompts_of_a_golden_are_not_searched_here(
