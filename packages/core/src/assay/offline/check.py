@@ -163,6 +163,7 @@ def _collect_evidence(dumps: MeasuredDumps, replayed: Replayed | None) -> DumpEv
             ),
             *_describe_extent(dumps.comparison, pairing, measured, replayed),
             *wording.note_on_quantized([one.module for one in quantized]),
+            *wording.note_on_sign_flips(measured.num_sign_flips),
             *(repeats if excuses_repeats else []),
         ],
         accepts_statistics=dumps.comparison.stats,

@@ -114,6 +114,15 @@ def note_on_quantized(modules: list[str]) -> list[str]:
     return [text] if modules else []
 
 
+def note_on_sign_flips(count: int) -> list[str]:
+    """State how many elements of updates were not judged."""
+    text = (
+        f"{format_count(count, 'element')} of updates not judged: a gradient near zero moves a weight"
+        " by the learning rate in either direction"
+    )
+    return [text] if count else []
+
+
 def headline_of_agreement(compared: int, missing: list[str], norms: int) -> str:
     """State that all pairs agree, and count the missing. norms: places compared by norms only."""
     if not compared:

@@ -31,6 +31,8 @@ class MeasuredPorts:
     """The kind of sums for activations. Weights need norms only, gradients and updates all sums."""
     drift: dict[int, NormSums] = field(default_factory=dict)
     """Difference of all parameters at the start of each training step."""
+    num_sign_flips: int = 0
+    """Elements of updates that are excused, see `excuse_sign_flips`."""
     replica_errors: dict[tuple[Port, int], float] = field(default_factory=dict)
     """Largest difference between replicas, by port and rank of EXPECTED."""
 
@@ -77,6 +79,7 @@ class MeasuredPorts:
                 result.order = len(known)
                 known[place] = result
         self.compared += later.compared
+        self.num_sign_flips += later.num_sign_flips
         self.updates += later.updates
         self.unpaired += later.unpaired
         self.norm_errors |= later.norm_errors

@@ -352,7 +352,8 @@ class PairMeasurer:
                 )
                 place = self._place(port, pair.actual)
                 result = self.measured.at(*place, old[0], lanes.expected.class_name)
-                reference = excuse_sign_flips(value, reference)
+                reference, num_flips = excuse_sign_flips(value, reference)
+                self.measured.num_sign_flips += num_flips
                 measure(result, RowIndex(None), None, None, value, reference)
                 self.measured.compared += 1
                 if port not in self.measured.updates:

@@ -83,19 +83,24 @@ def measure_parameter(
 # The most elements of an update whose gradient may be pure noise, and the fewest elements per such element.
 _FEW_FLIPS = 3
 _ELEMENTS_FOR_FLIP = 64
+# A gradient of pure noise moves its parameter by up to the learning rate, in either direction. Smaller
+# differences than half of that belong to all elements alike, such as those of another learning rate.
+_FLIP_SIZES = (0.5, 2.0)
 
 
-def excuse_sign_flips(update: Tensor, reference: Tensor) -> Tensor:
+def excuse_sign_flips(update: Tensor, reference: Tensor) -> tuple[Tensor, int]:
     """Return `reference` with the values of `update` in the few elements that may have any sign.
 
-    Adam divides a gradient by its size. A gradient of pure noise moves its parameter by up to the learning
-    rate in either direction. In a small tensor, one such element is 1% of the update.
+    Adam divides a gradient by its size. In a small tensor, one element of random sign is 1% of the update.
+
+    Returns: also the number of such elements.
     """
     num_flips = min(_FEW_FLIPS, update.numel() // _ELEMENTS_FOR_FLIP)
     if not num_flips or not bool(update.isfinite().all()):
-        return reference
+        return reference, 0
     worst, index = (update - reference).abs().flatten().topk(num_flips)
-    index = index[worst <= 2 * reference.abs().max()]
+    low, high = (size * reference.abs().max() for size in _FLIP_SIZES)
+    index = index[(worst > low) & (worst <= high)]
     excused = reference.flatten().clone()
     excused[index] = update.flatten()[index]
-    return excused.view_as(reference)
+    return excused.view_as(reference), len(index)
