@@ -29,7 +29,6 @@ class DtypeCopy(NullHandler):
         self._tracer = ModuleTracer(self)
         self._values: dict[tuple[str, int, str], Tensor] = {}
         self._caches: dict[int, tuple[ref[Any], Any]] = {}
-        self._versions: list[int] = []
 
     @property
     def name(self) -> str:
@@ -86,17 +85,14 @@ class DtypeCopy(NullHandler):
                 self._values[site.module, site.call, name] = tensor.detach().clone()
 
     def _follow_source(self) -> None:
-        """Copy the parameters and buffers after a change."""
+        """Copy the parameters and buffers. Their versions do not count changes through `.data`."""
         pairs = [
             *zip(self._copy.parameters(), self._source.parameters(), strict=True),
             *zip(self._copy.buffers(), self._source.buffers(), strict=True),
         ]
-        versions = [theirs._version for _, theirs in pairs]  # noqa: SLF001 - there is no public name
-        if self._versions and versions != self._versions:
-            with torch.no_grad():
-                for mine, theirs in pairs:
-                    mine.copy_(theirs)
-        self._versions = versions
+        with torch.no_grad():
+            for mine, theirs in pairs:
+                mine.copy_(theirs)
 
     def _convert(self, name: str, value: Any) -> Any:  # noqa: ANN401 - any argument
         if all(

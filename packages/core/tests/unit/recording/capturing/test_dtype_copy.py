@@ -77,6 +77,20 @@ def test_noise_follows_the_weights_of_training(tmp_path: Path) -> None:
     assert num_elements == 8
 
 
+def test_noise_follows_weights_that_change_through_data(tmp_path: Path) -> None:
+    net = nn.Linear(4, 4)
+    with capture(net, tmp_path / "t", noise_for="bfloat16"), torch.no_grad():
+        for _ in range(2):
+            net(torch.ones(2, 4))
+            net.weight.data.add_(1.0)  # torch counts no new version of the weight
+
+    outputs = [one for one in open_dump(str(tmp_path / "t")).tensors if one.site.port == "output"]
+    assert [one.site.at.step for one in outputs] == [0, 1]
+    for output in outputs:
+        error, norm, _ = output.noise["bfloat16"]
+        assert error < 2**-7 * norm
+
+
 class OnlyFloat32(nn.Module):
     def __init__(self) -> None:
         super().__init__()
