@@ -2,7 +2,6 @@
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -113,7 +112,7 @@ def _command_line_type(annotation: object) -> Any:  # noqa: ANN401 - a type that
         members[0] in (bool, int, float) or get_origin(members[0]) is Literal
     ):
         return members[0]
-    return Path if members == [Path] else str
+    return str
 
 
 def _members(annotation: object) -> tuple[Any, ...]:

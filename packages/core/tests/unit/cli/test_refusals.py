@@ -55,6 +55,11 @@ def test_options_of_a_command_are_refused_for_a_model() -> None:
     assert message(capture, "--output", "golden").startswith("name a model and its --run, or")
 
 
+def test_a_zero_is_an_option_that_was_given() -> None:
+    arguments = ["micro:llama", "--run", "cpu/float32", "--output", "golden"]
+    assert message(capture, *arguments, "--max-seconds", "0").startswith("--max-seconds: only for")
+
+
 def test_level_op_is_refused_for_a_model() -> None:
     arguments = ["micro:llama", "--run", "cpu/float32", "--output", "golden"]
     assert message(capture, *arguments, "--level", "op").startswith(

@@ -114,13 +114,13 @@ def capture(  # noqa: PLR0913 - one for each option
         "stats_only": stats_only, "warmup": warmup, "max_disk": max_disk, "max_seconds": max_seconds,
         "max_memory": max_memory, "control": control,
     }  # fmt: skip
-    recorded = {name: value for name, value in chosen.items() if value}
+    recorded = _find_given(chosen)
     if _COMMAND in context.meta:
         recorded["level"] = level
-        if noise_for:
+        if noise_for is not None:
             recorded["noise_for"] = noise_for
         of_model = {"run": run, "trust_remote_code": trust_remote_code, **inputs}
-        _refuse(of_model, "not for a command after --")
+        _refuse(_find_given(of_model), "not for a command after --")
         _run_command(model, context.meta[_COMMAND], output, min_parameters, recorded)
     if model is None or run is None:
         raise UsageError("name a model and its --run, or a command after --")
@@ -157,13 +157,17 @@ def capture(  # noqa: PLR0913 - one for each option
     print_text(folder.path)
 
 
-def _refuse(options_given: dict[str, Any], reason: str) -> None:
-    names = [
-        f"--{name.replace('_', '-')}"
-        for name, value in options_given.items()
-        if value not in (None, False)
-    ]
-    if names:
+def _find_given(options: dict[str, Any]) -> dict[str, Any]:
+    """Return the options that are on the command line. A zero is a value, and may be refused later."""
+    return {
+        name: value
+        for name, value in options.items()
+        if value is not None and value is not False and value != []
+    }
+
+
+def _refuse(given: dict[str, Any], reason: str) -> None:
+    if names := [f"--{name.replace('_', '-')}" for name in given]:
         raise UsageError(f"{', '.join(names)}: {reason}")
 
 
