@@ -27,7 +27,7 @@ def differences(base: Evaluation, candidate: Evaluation) -> list[str]:
 def trained_elsewhere(base: Evaluation, candidate: Evaluation) -> str:
     """Say why the same training can have given the candidate other weights; "" if nothing says so.
 
-    Facts that one side lacks, such as results of lm-eval's own command line, are no reason.
+    A fact that one side lacks does not count: lm-eval's own command line records fewer.
     """
 
     def differs(name: str) -> bool:

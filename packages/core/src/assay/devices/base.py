@@ -42,7 +42,7 @@ class Detection:
     products: tuple[str, ...] = ()
     """Product name of each device, in the order of the indices."""
     missing: str = ""
-    """What is missing to use a device; "" if there is at least one."""
+    """Requirement that this machine lacks, such as a driver; "" if it has a usable device."""
     variants: tuple[str, ...] = ()
     """Parts that may follow the colon in a device name, such as "1" or "fp8"."""
 

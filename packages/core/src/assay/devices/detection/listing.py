@@ -22,7 +22,7 @@ class ListedDevice:
     products: tuple[str, ...] = ()
     variants: tuple[str, ...] = ()
     missing: str = ""
-    """What a run on it lacks; "" if it is present."""
+    """Requirement that a run on it lacks; "" if it is present."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the line as `assay devices --json` prints it."""

@@ -19,7 +19,7 @@ class LossCurve(Record):
 
 
 class Memorization(Record):
-    """How well trained weights predict the sequences, measured on the trusted device."""
+    """Prediction of the sequences by trained weights, measured on the trusted device."""
 
     nats: dict[str, Number] = Field(default_factory=dict)
     """Mean loss per token of each kind in `assay.training.overfit.memorization.KINDS`.

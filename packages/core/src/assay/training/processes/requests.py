@@ -104,7 +104,7 @@ class StepRecord(Record):
     updated: bool = True
     """True if the step changed any parameter that the optimizer holds."""
     num_skipped: int = 0
-    """How often the trainer skipped the step before it made it."""
+    """Number of times that the trainer skipped the step before it made it."""
 
 
 class ReferenceReport(Record):

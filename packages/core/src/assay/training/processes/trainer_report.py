@@ -53,7 +53,7 @@ class FreeRun(Record):
 
 @dataclass(frozen=True, slots=True)
 class DeclaredTraits:
-    """What the trainer declares about itself in `TrainerTraits`, or by lacking a method."""
+    """Traits that the trainer declares in `TrainerTraits`, or by lacking a method."""
 
     invisible: dict[str, str] = field(default_factory=dict)
     """Phases that cannot be observed, each with the reason."""
@@ -83,7 +83,7 @@ class ModelReport:
 
 @dataclass(frozen=True, slots=True)
 class ReplayReport:
-    """What ran in the replayed steps."""
+    """Calls and steps of the replay."""
 
     seen: list[str] = field(default_factory=list)
     """Phases whose method was called."""
@@ -122,9 +122,9 @@ class GradientReport:
     narrow_gradients: int = 0
     """`GradientSums.num_narrow`."""
     shares: list[GradientShare] = field(default_factory=list)
-    """How often each micro-batch of this process is in the gradients of its step."""
+    """Weight of each micro-batch of this process in the gradients of its step; 1 if correct."""
     rank_shares: list[GradientShare] = field(default_factory=list)
-    """How often each rank's part is in the reduced gradients."""
+    """Weight of each rank's part in the reduced gradients; 1 if correct."""
     norms: list[GradientNorm] = field(default_factory=list)
 
 

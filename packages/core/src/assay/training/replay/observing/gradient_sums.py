@@ -64,7 +64,7 @@ class GradientSums:
     num_narrow: int = 0
     """Those of them that are exact in the dtype `narrow`, which is rare for sums of several values."""
     in_sum: dict[int, float] = field(default_factory=dict)
-    """How often each micro-batch of the last step is in `.grad`, by least squares.
+    """Weight of each micro-batch of the last step in `.grad`, from a least-squares fit.
 
     Empty if `.grad` is not such a sum, or contains parts of other ranks.
     """

@@ -49,7 +49,7 @@ class ObservedGradients:
     """Phases whose work may not be finished when their method ends."""
     norms: list[GradientNorm] = field(default_factory=list)
     rank_shares: list[GradientShare] = field(default_factory=list)
-    """How often each rank's part is in the reduced gradients."""
+    """Weight of each rank's part in the reduced gradients; 1 if correct."""
     _step: int = 0
     _last: Phase = "forward"
     _first_norm: float = math.nan
