@@ -15,10 +15,9 @@ from assay.devices.run_string import parse_run
 from assay.errors import MachineError
 from assay.files import seal, write_whole
 from assay.models import load_model
-from assay.models.candidate_setup import apply_setup
+from assay.models.candidate_setup import set_up
 from assay.models.loading.configs import first_line
-from assay.models.size_policy import choose_threads
-from assay.plugins import load_object
+from assay.models.size import choose_threads
 from assay.progress import subtask
 from assay.runs import Progress
 from assay.runs.worker import serve
@@ -51,9 +50,7 @@ def work(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
             remote_code=options.remote_code,
         )
         choose_threads(sum(parameter.numel() for parameter in loaded.model.parameters()))
-        if options.setup is not None:
-            model = apply_setup(load_object(options.setup), loaded.model, options.setup)
-            loaded = replace(loaded, model=model)
+        loaded = replace(loaded, model=set_up(loaded.model, options.setup))
     facts = {
         "name": f"{options.model} on {options.run}",
         "model": options.model,

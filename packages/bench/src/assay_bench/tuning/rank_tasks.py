@@ -14,11 +14,11 @@ import torch.distributed as dist
 from assay.devices.registry import describe_run
 from assay.devices.run_string import parse_run
 from assay.launch import Rank
-from assay.models import LoadedModel, estimate_size, load_model, resolve_model
+from assay.models import LoadedModel, count_parameters, load_model, resolve_model
 from assay.models.folders import local_folder
 from assay.models.loading.tokenizing import load_tokenizer
 from assay.models.saving import save_pretrained
-from assay.models.size_policy import choose_threads
+from assay.models.size import choose_threads
 from assay.training.batches import MicroBatch, coder_of
 from assay.training.overfit.memorization import LABELS, measure_memorization
 from assay.training.processes.skipped_steps import step_until_made
@@ -72,7 +72,7 @@ def measure_start(rank: Rank, task: TuneTask) -> ModelStart:
 def train(rank: Rank, task: TuneTask) -> Trained:
     """Train from the newest checkpoint, and write losses on rank 0."""
     recipe, way = task.recipe, task.way
-    choose_threads(estimate_size(task.model).num_parameters)
+    choose_threads(count_parameters(task.model))
     run = parse_run(recipe.run)
     plan = TrainingPlan(
         model=task.model,
@@ -182,7 +182,7 @@ def _write_merged(task: TuneTask, adapter: Path, target: Path) -> None:
 
 def _load(model: str, task: TuneTask, rank: Rank) -> LoadedModel:
     dtype = parse_run(task.recipe.run).dtype
-    choose_threads(estimate_size(model).num_parameters)
+    choose_threads(count_parameters(model))
     return load_model(model, dtype=dtype, device=rank.device.torch_device)
 
 

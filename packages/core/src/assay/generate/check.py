@@ -171,7 +171,7 @@ def _judge(
     from assay.generate.judging.evidence import GenerateEvidence  # torch is not needed for --help
     from assay.generate.judging.verdict import judge_generation
     from assay.generate.processes.golden_folder import GoldenSection, read_golden
-    from assay.models.size_policy import chosen_threads
+    from assay.models.size import chosen_threads
     from assay.trace import Trace
 
     evidence = GenerateEvidence(

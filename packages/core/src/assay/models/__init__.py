@@ -11,21 +11,21 @@ from assay.models.sources import resolve_model
 
 if TYPE_CHECKING:
     from assay.models.loading.loaded_model import LoadedModel, load_model
-    from assay.models.micro_training.building import build_model
-    from assay.models.size import estimate_size
+    from assay.models.micro.training import build_model
+    from assay.models.size import count_parameters
     from assay.models.weight_files.hashing import combine_hashes, weight_hashes
 
 _MODULES = {
-    "build_model": "micro_training.building",
+    "build_model": "micro.training",
     "combine_hashes": "weight_files.hashing",
     "weight_hashes": "weight_files.hashing",
     "LoadedModel": "loading.loaded_model",
     "load_model": "loading.loaded_model",
-    "estimate_size": "size",
+    "count_parameters": "size",
 }
 
 __all__ = [
-    "RECIPES", "LoadedModel", "build_model", "combine_hashes", "estimate_size", "load_model",
+    "RECIPES", "LoadedModel", "build_model", "combine_hashes", "count_parameters", "load_model",
     "resolve_model", "weight_hashes",
 ]  # fmt: skip
 

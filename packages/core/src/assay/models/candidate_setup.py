@@ -1,11 +1,12 @@
 """Apply `--candidate-setup FILE.py:FUNC` to a loaded model."""
 
-from collections.abc import Callable
-from typing import Any
-
 from torch import nn
 
 from assay.errors import UsageError, raised_in_words
+from assay.plugins import load_object
+
+# Setup functions that were called in this process.
+called: set[str] = set()
 
 
 def make_setup_error(reference: str, trainer: str) -> UsageError:
@@ -16,20 +17,24 @@ def make_setup_error(reference: str, trainer: str) -> UsageError:
     )
 
 
-def apply_setup(function: Callable[[nn.Module], Any], model: nn.Module, name: str) -> nn.Module:
-    """Call the setup `function`; return `model`, or the module that the function returned.
+def set_up(model: nn.Module, reference: str | None) -> nn.Module:
+    """Return the model after the user's setup function, which may change or replace it.
 
-    name: the function's name for messages.
-    Raises: UsageError if the function raises or returns anything but a module or None.
+    reference: FILE.py:FUNC, called before LoRA, wrapping and optimizer; None for no function.
+    Raises: UsageError if the function cannot be loaded, raises, or returns anything but a module or None.
     """
+    if reference is None:
+        return model
+    function = load_object(reference)
+    called.add(reference)
     try:
         result = function(model)
     except (Exception, SystemExit) as error:
-        raise UsageError(f"{name} raised {raised_in_words(error)}") from error
+        raise UsageError(f"{reference} raised {raised_in_words(error)}") from error
     if result is None:
         return model
     if not isinstance(result, nn.Module):
         raise UsageError(
-            f"{name} returned {type(result).__name__}; it must return a module, or nothing"
+            f"{reference} returned {type(result).__name__}; it must return a module, or nothing"
         )
     return result

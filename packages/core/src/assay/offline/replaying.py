@@ -33,9 +33,9 @@ from assay.hooks.values.boundary import Boundary
 from assay.hooks.values.exact_double import ExactDouble
 from assay.locating.matching.batch_source import BatchSource
 from assay.locating.modules import Replayer
-from assay.models import estimate_size, load_model
+from assay.models import count_parameters, load_model
 from assay.models.remote_code import RemoteCode
-from assay.models.size_policy import chosen_threads, yardstick_dtype
+from assay.models.size import chosen_threads, yardstick_dtype
 from assay.offline.ports.lanes import Lane, Lanes, Port, collect_lanes
 from assay.offline.ports.matching import match_lanes
 from assay.offline.tokens.passes import Pass
@@ -98,8 +98,8 @@ def replay_dump(
     """
     if any(one.ids is None or one.rows is None for one in passes) or not passes:
         raise DumpError(f"{dump.name} holds no token ids: --model needs them to run the model")
-    size = estimate_size(trusted.model)
-    with chosen_threads(size.num_parameters), tempfile.TemporaryDirectory() as folder:
+    num_parameters = count_parameters(trusted.model)
+    with chosen_threads(num_parameters), tempfile.TemporaryDirectory() as folder:
         reference = record_reference(trusted, passes, dtype, Path(folder) / "trace")
         view = DumpedTrace.of(dump, reference.trace)
         boundary = Boundary.exact_inputs_for(getattr(torch, dtype))
@@ -136,8 +136,8 @@ def record_reference(
     trusted: TrustedModel, passes: Sequence[Pass], dtype: str, folder: Path
 ) -> Reference:
     """Run the yardstick of a run in `dtype`, and write its trace to `folder`."""
-    size = estimate_size(trusted.model)
-    yardstick = trusted.load(yardstick_dtype(size.num_parameters, ("float64", "float32")), dtype)
+    num_parameters = count_parameters(trusted.model)
+    yardstick = trusted.load(yardstick_dtype(num_parameters, ("float64", "float32")), dtype)
     boundary = Boundary.exact_inputs_for(getattr(torch, dtype))
     with TraceWriter(folder, {"dtype": dtype}) as writer:
         _run("records", yardstick, passes, Recorder(writer, boundary), None)

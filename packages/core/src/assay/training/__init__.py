@@ -12,19 +12,19 @@ from assay.training.protocol import (
 )
 
 if TYPE_CHECKING:
+    from assay.models.candidate_setup import set_up
     from assay.training.batches import MicroBatch, count_label_tokens, training_batches
     from assay.training.state.generators import generator_states, restore_generators
     from assay.training.trainers.reference import ReferenceTrainer
-    from assay.training.trainers.setups import set_up
 
 _HOMES = {
-    "MicroBatch": "batches",
-    "ReferenceTrainer": "trainers.reference",
-    "count_label_tokens": "batches",
-    "generator_states": "state.generators",
-    "restore_generators": "state.generators",
-    "set_up": "trainers.setups",
-    "training_batches": "batches",
+    "MicroBatch": "training.batches",
+    "ReferenceTrainer": "training.trainers.reference",
+    "count_label_tokens": "training.batches",
+    "generator_states": "training.state.generators",
+    "restore_generators": "training.state.generators",
+    "set_up": "models.candidate_setup",
+    "training_batches": "training.batches",
 }
 
 __all__ = [
@@ -46,4 +46,4 @@ __all__ = [
 def __getattr__(name: str) -> object:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return getattr(import_module(f"assay.{_HOMES[name]}"), name)

@@ -6,7 +6,7 @@ import pytest
 from torch import nn
 
 from assay.errors import UsageError
-from assay.models.candidate_setup import apply_setup
+from assay.models.candidate_setup import set_up
 from assay.plugins import load_object
 
 SETUPS = """\
@@ -25,11 +25,10 @@ def parse(text):
 def test_exception_of_a_setup_function_is_told_with_its_line(tmp_path: Path) -> None:
     file = tmp_path / "setups.py"
     file.write_text(SETUPS)
-    install = load_object(f"{file}:install")
     with pytest.raises(UsageError) as caught:
-        apply_setup(install, nn.Identity(), "setups.py:install")
+        set_up(nn.Identity(), f"{file}:install")
     first, second = str(caught.value).splitlines()
-    assert first.startswith("setups.py:install raised JSONDecodeError: Expecting property name")
+    assert first.startswith(f"{file}:install raised JSONDecodeError: Expecting property name")
     assert second == (
         f"  {file}:9, in parse: return json.loads(text)  # raises in the standard library"
     )

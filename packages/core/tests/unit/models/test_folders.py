@@ -8,7 +8,7 @@ import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
 
 from assay.errors import MachineError
-from assay.models import estimate_size, load_model
+from assay.models import count_parameters, load_model
 
 
 class Hub:
@@ -67,7 +67,7 @@ def test_pickled_weights_are_fetched_only_where_there_are_no_others(hub: Hub) ->
 
 
 def test_hub_model_is_sized_by_its_configuration(hub: Hub) -> None:
-    assert estimate_size("owner/tiny").num_parameters == 13520
+    assert count_parameters("owner/tiny") == 13520
     assert not (hub.folder / "model.safetensors").exists()
 
 
@@ -79,6 +79,9 @@ def test_unreachable_hub_is_a_machine_error(
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", fail)
     monkeypatch.setattr("huggingface_hub.hf_hub_download", fail)
-    for use in (lambda: load_model("owner/tiny", dtype="float32"), lambda: estimate_size("gpt2")):
+    for use in (
+        lambda: load_model("owner/tiny", dtype="float32"),
+        lambda: count_parameters("gpt2"),
+    ):
         with pytest.raises(MachineError, match="the hub cannot be reached"):
             use()

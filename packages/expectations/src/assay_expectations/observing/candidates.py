@@ -16,9 +16,8 @@ from assay.hooks.module_tracer import NullHandler
 from assay.hooks.usage import UsageWatch
 from assay.inputs import BatchOptions, InputPlan, plan_batches
 from assay.models import LoadedModel, load_model
-from assay.models.candidate_setup import apply_setup
-from assay.models.size_policy import choose_threads, yardstick_dtype
-from assay.plugins import load_object
+from assay.models.candidate_setup import set_up
+from assay.models.size import choose_threads, yardstick_dtype
 from assay.runs import Progress
 from assay_expectations.observing.distributions import (
     distributions_of,
@@ -108,7 +107,7 @@ def open_candidate(model: str, run: Run, settings: Settings) -> Candidate:
 def after_setup(candidate: Candidate, setup: str) -> Candidate:
     """Return the candidate after a call of FILE.py:FUNC with its model."""
     loaded = candidate.side.loaded
-    changed = replace(loaded, model=apply_setup(load_object(setup), loaded.model, setup))
+    changed = replace(loaded, model=set_up(loaded.model, setup))
     return replace(candidate, side=replace(candidate.side, loaded=changed))
 
 

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from assay.devices.base import Device
 from assay.devices.registry import describe_run, open_run
 from assay.devices.run_string import parse_run
-from assay.models import estimate_size
-from assay.models.size_policy import choose_threads, yardstick_dtype
+from assay.models import count_parameters
+from assay.models.size import choose_threads, yardstick_dtype
 from assay.training.batches import MicroBatch
 from assay.training.processes.golden import Batches, plan_batches, state_file
 from assay.training.processes.requests import ReferenceReport, ReferenceRequest
@@ -31,9 +31,9 @@ def train_reference(request: ReferenceRequest) -> ReferenceAnswer:
     run = parse_run(request.reference)
     device = open_run(run)
     batches = plan_batches(options)
-    size = estimate_size(options.model)
-    choose_threads(size.num_parameters)
-    wide = yardstick_dtype(size.num_parameters, device.supported_dtypes())
+    num_parameters = count_parameters(options.model)
+    choose_threads(num_parameters)
+    wide = yardstick_dtype(num_parameters, device.supported_dtypes())
     yardstick = TrustedSide(request, device, wide)
     model = yardstick.trainer.model
     facts = describe_model(

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from assay.errors import UsageError
+from assay.models.candidate_setup import set_up
 from assay.models.folders import local_folder
 from assay.models.loading.tokenizing import load_tokenizer
 from assay.models.sources import resolve_model
@@ -28,7 +29,6 @@ from assay.training.batches import MicroBatch, check_batch
 from assay.training.protocol import StepReport, TrainerTraits, TrainingPlan
 from assay.training.trainers.adapters import lora_config
 from assay.training.trainers.reference import ReferenceTrainer
-from assay.training.trainers.setups import set_up
 from assay.watchdog import temporary_folder
 
 if TYPE_CHECKING:

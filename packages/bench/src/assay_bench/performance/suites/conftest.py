@@ -68,7 +68,7 @@ def device(suite_request: SuiteRequest) -> Device:
 def loaded(suite_request: SuiteRequest, device: Device) -> "LoadedModel":
     """Load the model on the device, and choose the number of threads for its size."""
     from assay.models import load_model
-    from assay.models.size_policy import choose_threads
+    from assay.models.size import choose_threads
 
     with _errors_reported(suite_request):
         loaded = load_model(

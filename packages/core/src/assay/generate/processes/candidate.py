@@ -48,14 +48,12 @@ from assay.launch import Rank
 from assay.locating.accumulated_error import DriftMeter
 from assay.locating.matching.expert_routing import NearTieChoices
 from assay.locating.modules import Replayer
-from assay.models import LoadedModel, load_model, weight_hashes
-from assay.models.candidate_setup import apply_setup
+from assay.models import LoadedModel, candidate_setup, load_model, weight_hashes
 from assay.models.loaded.inspection import inspect_changes, inspect_load
 from assay.models.loading.configs import attention_of
-from assay.models.size_policy import choose_threads
+from assay.models.size import choose_threads
 from assay.parallel.tensor_parallel.decoder import apply_tensor_parallel
 from assay.parallel.tensor_parallel.rank_boundaries import RankBoundaries
-from assay.plugins import load_object
 from assay.runs import Progress
 from assay.runs.results import rank_folder
 from assay.sites import JudgedLevel
@@ -103,7 +101,7 @@ def set_up(side: Side, setup: str | None) -> Side:
     """Apply the setup function FILE.py:FUNC, if any, to the model of a side."""
     if setup is None:
         return side
-    model = apply_setup(load_object(setup), side.loaded.model, setup)
+    model = candidate_setup.set_up(side.loaded.model, setup)
     return replace(side, loaded=replace(side.loaded, model=model))
 
 

@@ -22,7 +22,7 @@ from assay.generate.processes.requests import EquivalenceRequest
 from assay.locating.modules import Replayer
 from assay.models import load_model
 from assay.models.loading.configs import attention_of
-from assay.models.size_policy import choose_threads
+from assay.models.size import choose_threads
 from assay.runs import Progress
 
 # Two float64 computations of the same logits differ by rounding: by 4e-16 on the micro models with

@@ -56,12 +56,12 @@ from assay.inputs import (
 from assay.locating.accumulated_error import DriftMeter
 from assay.locating.matching.expert_routing import NoiseOfChoices
 from assay.locating.modules import Replayer
-from assay.models import LoadedModel, estimate_size, load_model, weight_hashes
+from assay.models import LoadedModel, count_parameters, load_model, weight_hashes
 from assay.models.loaded.inspection import inspect_load
 from assay.models.loading.configs import attention_of
 from assay.models.loading.loaded_model import add_biases_last
 from assay.models.remote_code import RemoteCode
-from assay.models.size_policy import FLOAT64_PARAMETERS, choose_threads, yardstick_dtype
+from assay.models.size import FLOAT64_PARAMETERS, choose_threads, yardstick_dtype
 from assay.progress import advance_task, subtask
 from assay.runs import Progress, provenance
 from assay.trace import Trace, TraceWriter, read_digest
@@ -74,9 +74,9 @@ def capture_golden(request: GoldenRequest, progress: Progress) -> GoldenManifest
     """Run the reference and write the golden into `request.folder`."""
     folder = Path(request.folder)
     device = open_run(request.reference)
-    size = estimate_size(request.model)
-    choose_threads(size.num_parameters)
-    wide = yardstick_dtype(size.num_parameters, device.supported_dtypes())
+    num_parameters = count_parameters(request.model)
+    choose_threads(num_parameters)
+    wide = yardstick_dtype(num_parameters, device.supported_dtypes())
     if wide in request.noise_for:
         raise UsageError(
             f"a candidate in {wide} cannot be judged: its yardstick would be computed"

@@ -16,7 +16,7 @@ from assay.generate.processes.requests import OperationsRequest
 from assay.hooks.module_tracer import ModuleTracer
 from assay.locating.modules import Replayer
 from assay.models.loading.configs import attention_of
-from assay.models.size_policy import choose_threads
+from assay.models.size import choose_threads
 from assay.recording.operations import Operation, OperationRecorder
 from assay.runs import Progress
 from assay.trace import Trace, TraceWriter

@@ -9,12 +9,15 @@ from torch import nn
 
 from assay.files import read_json_object
 from assay.models.folders import local_folder
-from assay.models.loaded.config_build import build_from_config, compare_with_built
-from assay.models.loaded.config_keys import KeyReader
-from assay.models.loaded.config_reads import trace_reads
+from assay.models.loaded.config_keys import KeyReader, trace_reads
 from assay.models.loaded.differences import measure_difference
 from assay.models.loaded.report import SetupChanges
-from assay.models.loaded.second_load import compare_made, load_again
+from assay.models.loaded.second_model import (
+    build_from_config,
+    compare_made,
+    compare_with_built,
+    load_again,
+)
 from assay.models.loaded.tokenizer import check_generation_config, check_tokenizer
 from assay.models.loaded.weights import (
     Inspection,

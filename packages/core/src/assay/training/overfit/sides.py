@@ -12,8 +12,8 @@ from assay.devices.run_string import parse_run
 from assay.hooks.module_tracer import ModuleTracer, NullHandler
 from assay.hooks.usage import UsageWatch
 from assay.launch import Rank
-from assay.models import estimate_size
-from assay.models.size_policy import choose_threads
+from assay.models import count_parameters
+from assay.models.size import choose_threads
 from assay.progress import Progress, Task
 from assay.training.batches import MicroBatch, check_batch
 from assay.training.overfit.memorization import (
@@ -48,7 +48,7 @@ def overfit_trusted(request: ReferenceRequest, progress: Progress) -> OverfitRef
     device = open_run(parse_run(request.reference))
     batch, options = plan_sequences(request.options), request.options
     wide = wide_dtype(options.model, device)
-    choose_threads(estimate_size(options.model).num_parameters)
+    choose_threads(count_parameters(options.model))
     progress.number_phases(5)
     with progress.step(f"loads {options.model} in {wide}"):
         side = TrustedSide(request, device, wide)
@@ -140,7 +140,7 @@ def measure_trained(request: ReferenceRequest, progress: Progress) -> Memorizati
     request: its folder holds the weights of all ranks.
     """
     device = open_run(parse_run(request.reference))
-    choose_threads(estimate_size(request.options.model).num_parameters)
+    choose_threads(count_parameters(request.options.model))
     with progress.step("measures what the candidate has memorized"):
         trainer = TrustedSide(request, device, wide_dtype(request.options.model, device)).trainer
         missing = load_weights(trainer.model, read_trained(Path(request.folder)))

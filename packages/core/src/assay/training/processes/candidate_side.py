@@ -7,8 +7,8 @@ from pathlib import Path
 from assay.devices.registry import open_run
 from assay.devices.run_string import parse_run
 from assay.launch import Rank
-from assay.models import estimate_size
-from assay.models.size_policy import choose_threads
+from assay.models import count_parameters
+from assay.models.size import choose_threads
 from assay.sites import unwrapped_path
 from assay.training.batches import with_first_labels
 from assay.training.processes.free_run import run_freely
@@ -50,7 +50,7 @@ class CandidateSide:
         )
         self.golden = Path(request.golden)
         # Comes before any setup function, which may choose another number for all later trainers.
-        choose_threads(estimate_size(request.options.model).num_parameters)
+        choose_threads(count_parameters(request.options.model))
 
     @cached_property
     def batches(self) -> Batches:

@@ -17,7 +17,7 @@ from assay.hooks.module_tracer import ModuleTracer, NullHandler
 from assay.hooks.usage import UsageWatch
 from assay.hooks.values.boundary import Boundary
 from assay.models.loading.configs import attention_of
-from assay.models.size_policy import choose_threads
+from assay.models.size import choose_threads
 from assay.progress import advance_task, subtask
 from assay.recording.gradients import GradientRecorder
 from assay.recording.modules import Recorder

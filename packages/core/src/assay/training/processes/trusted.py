@@ -10,9 +10,9 @@ from assay.devices.base import Device
 from assay.devices.run_string import parse_run
 from assay.dtypes import float_format
 from assay.errors import UsageError
-from assay.models import estimate_size, load_model
+from assay.models import count_parameters, load_model
 from assay.models.loaded.inspection import inspect_load
-from assay.models.size_policy import yardstick_dtype
+from assay.models.size import yardstick_dtype
 from assay.progress import advance_task
 from assay.training.processes.golden import Batches
 from assay.training.processes.optimizer_noise import AdamWInFloat32
@@ -107,7 +107,7 @@ def trusted_trainer(options: TrainOptions, dtype: str, wide: str | None) -> Trus
 
 def wide_dtype(model: str, device: Device) -> str:
     """Return the yardstick's dtype for MODEL on `device`."""
-    return yardstick_dtype(estimate_size(model).num_parameters, device.supported_dtypes())
+    return yardstick_dtype(count_parameters(model), device.supported_dtypes())
 
 
 class TrustedSide:

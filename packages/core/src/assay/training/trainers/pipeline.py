@@ -9,6 +9,7 @@ from torch import nn
 
 from assay.devices.run_string import parse_run
 from assay.errors import UsageError
+from assay.models.candidate_setup import set_up
 from assay.parallel.checkpoints.weight_loading import open_weights
 from assay.parallel.pipeline_parallel.pipeline import Pipeline
 from assay.parallel.pipeline_parallel.stages import StagePlan, called_module, cut_stage
@@ -17,7 +18,6 @@ from assay.training.protocol import TrainerTraits, TrainingPlan
 from assay.training.shapes import OF_NAMED_PIPELINES
 from assay.training.trainers.adapters import add_lora
 from assay.training.trainers.mesh import MeshAxis
-from assay.training.trainers.setups import set_up
 from assay.training.trainers.tensor_parallel import TensorParallelTrainer
 
 if TYPE_CHECKING:

@@ -16,6 +16,7 @@ from assay.devices.run_string import parse_run
 from assay.dtypes import float_format
 from assay.errors import UsageError
 from assay.models import load_model
+from assay.models.candidate_setup import set_up
 from assay.models.saving import save_pretrained
 from assay.progress import counted
 from assay.training.batches import IGNORED, MicroBatch, check_batch, pack_rows
@@ -34,7 +35,6 @@ from assay.training.trainers.adapters import add_lora, load_adapter, save_adapte
 from assay.training.trainers.compiling import compile_layers, describe_compiling
 from assay.training.trainers.dropout import require_no_dropout
 from assay.training.trainers.mesh import MeshAxis, open_mesh
-from assay.training.trainers.setups import set_up
 
 # Parts of a checkpoint folder. Users need the model; the rest serves to resume.
 MODEL_FOLDER = "model"

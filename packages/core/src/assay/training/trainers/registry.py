@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from assay.errors import AssayError, UsageError, raised_in_words
-from assay.models.candidate_setup import make_setup_error
+from assay.models.candidate_setup import called, make_setup_error
 from assay.models.loading.configs import attention_of
 from assay.plugins import load_object
 from assay.training.protocol import (
@@ -24,7 +24,6 @@ from assay.training.protocol import (
     TrainingPlan,
 )
 from assay.training.shapes import PIPELINE_SHAPES, Shapes
-from assay.training.trainers.setups import called
 
 # Where other packages register trainers: NAME = "MODULE:CLASS".
 GROUP = "assay.trainers"

@@ -8,7 +8,7 @@ import torch
 
 from assay.errors import UsageError
 from assay.generate.processes.options import CandidateOptions
-from assay.models.size_policy import choose_threads, chosen_threads
+from assay.models.size import choose_threads, chosen_threads
 
 
 @pytest.fixture(autouse=True)

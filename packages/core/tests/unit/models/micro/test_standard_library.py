@@ -1,4 +1,4 @@
-from assay.models.micro_training.standard_library import standard_library_text
+from assay.models.micro.standard_library import standard_library_text
 
 
 def test_held_out_text_is_of_other_files() -> None:

@@ -195,7 +195,7 @@ def test_model_whose_class_cannot_be_built_is_not_compared(
 
 def test_parameters_of_the_built_model_take_no_memory(llama_folder: Path) -> None:
     from assay.models import load_model
-    from assay.models.loaded.config_build import build_from_config
+    from assay.models.loaded.second_model import build_from_config
 
     loaded = load_model(str(llama_folder), dtype="bfloat16")
     config = transformers.AutoConfig.from_pretrained(llama_folder)

@@ -1,1 +1,0 @@
-"""Train the micro models (`assay models build`)."""
