@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any, get_args
 
 from assay.models.micro.recipes import find_recipe
-from assay.parallel.tensor_parallel.heads import HeadsError, share_heads
+from assay.parallel.tensor_parallel.division import HeadsError, share_heads
 from assay_smoke.matrix.axes import AXES, CARDS, NAMES, Values, values_of
 from assay_smoke.matrix.cases import Case, Family, Framework, state_checkpoint
 

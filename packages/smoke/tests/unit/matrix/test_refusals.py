@@ -18,7 +18,7 @@ from assay.models.folders import local_folder
 from assay.models.loading.configs import load_config
 from assay.models.sources import resolve_model
 from assay.parallel.pipeline_parallel.stages import MODEL_TYPES, StagePlan
-from assay.parallel.tensor_parallel.heads import HeadsError, share_heads
+from assay.parallel.tensor_parallel.division import HeadsError, share_heads
 from assay.training.protocol import TrainingPlan
 from assay.training.trainers.adapters import adapter_tensors
 from assay.training.trainers.ddp import DDPTrainer

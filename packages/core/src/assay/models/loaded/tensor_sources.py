@@ -109,15 +109,15 @@ def _convert(
     found: TensorSources,
 ) -> None:
     names = tuple(name for part in group.by_pattern.values() for name in part)
-    values = {
-        pattern: [stored[name] for name in part] for pattern, part in group.by_pattern.items()
-    }
     outputs = [
         group.first_name.replace(group.converter.target_patterns[0], pattern, 1)
         for pattern in group.converter.target_patterns
     ]
 
     def make(name: str) -> Tensor:
+        values = {
+            pattern: [stored[one] for one in part] for pattern, part in group.by_pattern.items()
+        }
         own = _apply(group.converter, values, len(outputs))
         if own is not None:
             return own[outputs.index(name)]

@@ -22,7 +22,11 @@ from torch.distributed.tensor import DTensor
 from assay.errors import UsageError
 from assay.models.saving import save_pretrained
 from assay.parallel.checkpoints.sharded import MODEL, read_names
-from assay.parallel.checkpoints.weight_loading import WeightsError, tied_names
+from assay.parallel.checkpoints.weight_loading import (
+    make_shape_error,
+    make_weights_error,
+    tied_names,
+)
 
 if TYPE_CHECKING:
     from peft import PeftConfig
@@ -32,22 +36,6 @@ if TYPE_CHECKING:
 _ADAPTER_FILE = "adapter_model.safetensors"
 _DEFAULT_ADAPTER = "default"
 _LORA = "lora_"
-
-
-def make_tied_copies_error(name: str, copy: str, difference: float) -> UsageError:
-    """Make the error for `copy` of the last stage, which differs from `name` of the first."""
-    return UsageError(
-        f"{copy} is tied to {name}, but they differ by up to {difference:.1e}: their gradients"
-        " were not added up in each step"
-    )
-
-
-def make_adapter_kind_error(name: str) -> UsageError:
-    """Make the error for the adapter called `name` in peft."""
-    return UsageError(
-        f"adapter {name!r} cannot be put together from ranks: only LoRA without trained biases"
-        " or modules_to_save can"
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +77,8 @@ def save_model(folder: Path, modules: Iterable[nn.Module]) -> None:
     """Write the sharded model as a Hugging Face folder. Called on all ranks.
 
     modules: the modules of this rank: the model, or its stages of a pipeline.
-    Raises: on rank 0 UsageError, or a WeightsError with the names of missing and extra tensors;
-        on the others a WeightsError that quotes rank 0's error.
+    Raises: UsageError, on rank 0 with the names of missing and extra tensors, on the others with
+        rank 0's error.
     """
     modules = [*modules]
     gathered = gather_tensors(modules)
@@ -104,13 +92,16 @@ def save_adapters(folder: Path, modules: Iterable[nn.Module]) -> None:
 
     The adapter `default` goes to `folder`, each other one to a folder in it.
     modules: the modules of this rank: the model of peft, or its stages, each wrapped by peft.
-    Raises: UsageError unless it is plain LoRA; WeightsError for an adapter without tensors.
+    Raises: UsageError unless it is plain LoRA, and for an adapter without tensors.
     """
     modules = [*modules]
     configs = _join_configs(modules)
     for name, config in configs.items():
         if str(config.peft_type.value) != "LORA" or config.modules_to_save or config.bias != "none":
-            raise make_adapter_kind_error(name)
+            raise UsageError(
+                f"adapter {name!r} cannot be put together from ranks: only LoRA without trained biases"
+                " or modules_to_save can"
+            )
     gathered = gather_tensors(modules)
     with _errors_reach_all_ranks(folder):
         if gathered is not None:
@@ -144,7 +135,7 @@ def consolidate_checkpoint(checkpoint: Path, config: "PretrainedConfig", folder:
     """Convert a distributed checkpoint, of any number of ranks, to a Hugging Face folder.
 
     Needs no process group. config: of the whole model.
-    Raises: WeightsError or ShardedStateError if the checkpoint does not hold the whole model.
+    Raises: UsageError or MachineError if the checkpoint does not hold the whole model.
     """
     prefix = f"{MODEL}."
     tensors = {
@@ -165,7 +156,7 @@ def write_model_folder(
 ) -> None:
     """Write whole tensors as the folder of the model that `config` describes.
 
-    Raises: WeightsError for missing, extra and misshapen tensors; UsageError.
+    Raises: UsageError for missing, extra and misshapen tensors, and for tied ones that differ.
     """
     from transformers import AutoModelForCausalLM
 
@@ -176,19 +167,20 @@ def write_model_folder(
     missing = wanted.keys() - tensors.keys() - tied.keys()
     extra = tensors.keys() - wanted.keys()
     if missing or extra:
-        raise WeightsError.differing(folder, missing, extra)
+        raise make_weights_error(folder, missing, extra)
     complete = dict(tensors)
     for head, name in tied.items():
         value = complete.setdefault(head, complete[name])
         if not value.equal(complete[name]):
             difference = float((value - complete[name]).abs().max())
-            raise make_tied_copies_error(name, head, difference)
+            raise UsageError(
+                f"{head} is tied to {name}, but they differ by up to {difference:.1e}: their gradients"
+                " were not added up in each step"
+            )
         complete[head] = complete[name]
     for name, value in complete.items():
         if value.shape != wanted[name].shape:
-            raise WeightsError.misshapen(
-                folder, name, tuple(value.shape), tuple(wanted[name].shape)
-            )
+            raise make_shape_error(folder, name, value.shape, wanted[name].shape)
     model.load_state_dict(complete, strict=True, assign=True)
     model.tie_weights()
     model.config.dtype = next(iter(complete.values())).dtype
@@ -205,7 +197,7 @@ def _write_adapter(
         if _LORA in key and (f".{name}." in key or key.endswith(f".{name}"))
     }
     if not own:
-        raise WeightsError.differing(folder, [f"the tensors of adapter {name}"], ())
+        raise make_weights_error(folder, [f"the tensors of adapter {name}"], ())
     folder.mkdir(parents=True, exist_ok=True)
     save_file(own, folder / _ADAPTER_FILE, metadata={"format": "pt"})
     written = copy.copy(config)
@@ -226,7 +218,7 @@ def _errors_reach_all_ranks(folder: Path) -> Iterator[None]:
     if error is not None:
         raise error
     if words[0] is not None:
-        raise WeightsError.of_rank_0(folder, words[0])
+        raise UsageError(f"{folder} was not written; rank 0 raised {words[0]}")
 
 
 def _whole(tensor: Tensor) -> Tensor:

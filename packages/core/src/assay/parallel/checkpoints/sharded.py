@@ -33,23 +33,10 @@ class _Pickled:
     value: Any
 
 
-class ShardedStateError(MachineError):
-    """A checkpoint that does not hold the state of the given modules."""
-
-    @classmethod
-    def differing(
-        cls, folder: Path, missing: Iterable[str], extra: Iterable[str]
-    ) -> "ShardedStateError":
-        """Make the error for names that the checkpoint lacks (`missing`) or no rank has (`extra`)."""
-        names = name_difference(missing, extra)
-        return cls(f"{folder} does not hold the state of this model; {names}")
-
-    @classmethod
-    def misshapen(
-        cls, folder: Path, name: str, stored: tuple[int, ...], needed: tuple[int, ...]
-    ) -> "ShardedStateError":
-        """Make the error for a stored tensor of another shape than the model's."""
-        return cls(f"{folder}: {name} has the shape {list(stored)}, {list(needed)} is needed")
+def _make_state_error(folder: Path, missing: Iterable[str], extra: Iterable[str]) -> MachineError:
+    """Make the error for names that the checkpoint lacks (`missing`) or no rank has (`extra`)."""
+    names = name_difference(missing, extra)
+    return MachineError(f"{folder} does not hold the state of this model; {names}")
 
 
 def save_checkpoint(
@@ -85,7 +72,7 @@ def load_checkpoint(
 
     Each rank reads only its shards, into the modules and the optimizer.
     Returns: the saved `extra`.
-    Raises: ShardedStateError, before any value is read, with the missing, misshapen and extra names.
+    Raises: MachineError, before any value is read, with the missing, misshapen and extra names.
     """
     modules = [*stages]
     stored = read_names(folder)
@@ -119,11 +106,11 @@ def load_checkpoint(
 
 
 def read_names(folder: Path) -> _Stored:
-    """Read the metadata of every stored value, by name. Raises: ShardedStateError for other folders."""
+    """Read the metadata of every stored value, by name. Raises: MachineError for other folders."""
     try:
         return FileSystemReader(folder).read_metadata().state_dict_metadata
     except (OSError, EOFError) as error:
-        raise ShardedStateError(f"{folder} holds no distributed checkpoint: {error}") from error
+        raise MachineError(f"{folder} holds no distributed checkpoint: {error}") from error
 
 
 def _weights(modules: Iterable[nn.Module]) -> dict[str, list[Tensor]]:
@@ -163,7 +150,7 @@ def _add_by_stored_name(
 
 
 def _check_all_have_a_place(folder: Path, state: Mapping[str, Any], stored: _Stored) -> None:
-    """Raise ShardedStateError on all ranks if a weight is missing in `stored` or on all ranks."""
+    """Raise MachineError on all ranks if a weight is missing in `stored` or on all ranks."""
     names = [{*state}]
     if dist.is_initialized():
         names = [set()] * dist.get_world_size()
@@ -171,13 +158,13 @@ def _check_all_have_a_place(folder: Path, state: Mapping[str, Any], stored: _Sto
     wanted = set().union(*names)
     held = {name for name in stored if name.startswith(f"{MODEL}.")}
     if wanted != held:
-        raise ShardedStateError.differing(folder, wanted - held, held - wanted)
+        raise _make_state_error(folder, wanted - held, held - wanted)
 
 
 def _moments_of(folder: Path, trained: Iterable[str], stored: _Stored) -> dict[str, list[str]]:
     """Return the kinds of moments stored for each of `trained`.
 
-    Raises: ShardedStateError if only some parameters have moments.
+    Raises: MachineError if only some parameters have moments.
     """
     kinds: dict[str, list[str]] = {}
     for key in stored:
@@ -187,19 +174,21 @@ def _moments_of(folder: Path, trained: Iterable[str], stored: _Stored) -> dict[s
     # An optimizer that has not stepped, or has no moments, stored none at all.
     missing = [f"{MOMENTS}.{name}" for name in trained if kinds and name not in kinds]
     if missing:
-        raise ShardedStateError.differing(folder, missing, ())
+        raise _make_state_error(folder, missing, ())
     return {name: kinds[name] for name in trained if kinds}
 
 
 def _check_shapes(folder: Path, state: Mapping[str, Any], stored: _Stored) -> None:
     if missing := state.keys() - stored.keys():
-        raise ShardedStateError.differing(folder, missing, ())
+        raise _make_state_error(folder, missing, ())
     for name, value in state.items():
         found = stored[name]
         if not isinstance(value, Tensor) or not isinstance(found, TensorStorageMetadata):
             continue
         if tuple(found.size) != tuple(value.shape):
-            raise ShardedStateError.misshapen(folder, name, tuple(found.size), tuple(value.shape))
+            raise MachineError(
+                f"{folder}: {name} has the shape {[*found.size]}, {[*value.shape]} is needed"
+            )
 
 
 def _moment_like(

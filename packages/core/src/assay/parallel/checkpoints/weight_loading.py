@@ -5,27 +5,27 @@ and the rest is filled. Every rank checks names and shapes of all tensors before
 that all ranks fail together.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from safetensors import safe_open
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from assay.errors import UsageError, name_some
 from assay.models.folders import local_folder
+from assay.models.loaded.tensor_sources import TensorSource, find_sources
 from assay.models.loading.configs import find_model_class, load_config
 from assay.models.loading.loaded_model import DTYPES
 from assay.models.remote_code import RemoteCode
 from assay.models.sources import resolve_model
 from assay.models.transformers_logging import quiet_transformers
-from assay.models.weight_files import reading
-from assay.parallel.checkpoints.stored_names import Assembly, assembly_of
+from assay.models.weight_files.mapping import map_tensor
+from assay.models.weight_files.reading import TensorEntry, read_tensors
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -37,38 +37,22 @@ def name_difference(missing: Iterable[str], extra: Iterable[str]) -> str:
     return "; ".join(f"{kind}: {name_some(names)}" for kind, names in kinds if names)
 
 
-class WeightsError(UsageError):
-    """A folder whose tensors are not exactly those of the model, or cannot be read by name."""
+def make_weights_error(folder: Path, missing: Iterable[str], extra: Iterable[str]) -> UsageError:
+    """Make the error for names that the folder (`missing`) or the model (`extra`) lacks."""
+    names = name_difference(missing, extra)
+    return UsageError(f"{folder} does not hold the tensors of its model; {names}")
 
-    @classmethod
-    def pickled(cls, folder: Path) -> "WeightsError":
-        """Make the error for pickled weights, which cannot be read tensor by tensor."""
-        return cls(f"{folder}: sharded loading needs safetensors, these weights are pickled")
 
-    @classmethod
-    def differing(
-        cls, folder: Path, missing: Iterable[str], extra: Iterable[str]
-    ) -> "WeightsError":
-        """Make the error for names that the folder (`missing`) or the model (`extra`) lacks."""
-        names = name_difference(missing, extra)
-        return cls(f"{folder} does not hold the tensors of its model; {names}")
+def make_shape_error(
+    folder: Path, name: str, stored: Sequence[int], needed: Sequence[int]
+) -> UsageError:
+    """Make the error for a stored tensor of another shape than the model's."""
+    return UsageError(f"{folder}: {name} has the shape {[*stored]}, the model needs {[*needed]}")
 
-    @classmethod
-    def misshapen(
-        cls, folder: Path, name: str, stored: tuple[int, ...], needed: tuple[int, ...]
-    ) -> "WeightsError":
-        """Make the error for a stored tensor of another shape than the model's."""
-        return cls(f"{folder}: {name} has the shape {list(stored)}, the model needs {list(needed)}")
 
-    @classmethod
-    def of_rank_0(cls, folder: Path, words: str) -> "WeightsError":
-        """Make the error of all other ranks; `words`: class and message of rank 0's error."""
-        return cls(f"{folder} was not written; rank 0 raised {words}")
-
-    @classmethod
-    def unfilled(cls, name: str, why: str) -> "WeightsError":
-        """Make the error for a tensor whose values can neither be read nor computed."""
-        return cls(f"{name} cannot be filled: {why}")
+def _make_unfilled_error(name: str, why: str) -> UsageError:
+    """Make the error for a tensor whose values can neither be read nor computed."""
+    return UsageError(f"{name} cannot be filled: {why}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +63,8 @@ class ModelWeights:
     config: "PretrainedConfig"
     model_class: type[Any]
     dtype: torch.dtype
-    files: Mapping[str, Path]
-    assemblies: Mapping[str, Assembly]
+    sources: Mapping[str, TensorSource]
     """The stored tensors of each parameter or buffer."""
-    read_names: set[str] = field(default_factory=set)
-    """The stored tensors that this process has read so far."""
 
     def empty_model(self, attention: str | None = None) -> nn.Module:
         """Build the whole model on the meta device, in evaluation mode.
@@ -96,17 +77,16 @@ class ModelWeights:
         """Read the weights of `module`, which is `empty_model` or a stage of it, in place.
 
         Of DTensors each rank reads only its shard. Module paths are the whole model's.
-        Raises: WeightsError with the names of tensors of `module` that the model lacks.
+        Raises: UsageError with the names of tensors of `module` that the model lacks.
         """
         state = module.state_dict(keep_vars=True)
-        if unknown := state.keys() - self.assemblies.keys():
-            raise WeightsError.differing(self.folder, unknown, ())
+        if unknown := state.keys() - self.sources.keys():
+            raise make_weights_error(self.folder, unknown, ())
         if any(isinstance(tensor, DTensor) for tensor in state.values()):
             module.to_empty(device=device)
-            state = module.state_dict(keep_vars=True)
         else:
             _materialize(module, device)
-            state = module.state_dict(keep_vars=True)
+        state = module.state_dict(keep_vars=True)
         _renew_tables(module, device)
         with torch.no_grad():
             for name, tensor in state.items():
@@ -114,20 +94,30 @@ class ModelWeights:
                 local.copy_(self.read(name, local.shape, offsets))
 
     def read(self, name: str, shape: Iterable[int], offsets: Iterable[int]) -> Tensor:
-        """Read the part of parameter `name` with `shape` at `offsets`, in the stored dtype."""
+        """Read the part of parameter `name` with `shape` at `offsets`, in the stored dtype.
+
+        Only the values of the part are read from the file of a tensor that is stored as it is.
+        """
         part = tuple(
             slice(offset, offset + size) for offset, size in zip(offsets, shape, strict=True)
         )
-        assembly = self.assemblies[name]
-        self.read_names.update(assembly.stored_names)
-        if assembly.is_plain:
-            with safe_open(self.files[assembly.stored_names[0]], framework="pt") as file:
-                return cast("Tensor", file.get_slice(assembly.stored_names[0])[part])
-        return assembly.assemble(self._read_whole)[part]
+        return self.sources[name].make()[part]
 
-    def _read_whole(self, stored_name: str) -> Tensor:
-        with safe_open(self.files[stored_name], framework="pt") as file:
-            return cast("Tensor", file.get_tensor(stored_name))
+
+class _MappedTensors(Mapping[str, Tensor]):
+    """The tensors of safetensors files, each mapped when it is asked for."""
+
+    def __init__(self, entries: Iterable[TensorEntry]) -> None:
+        self._entries = {entry.name: entry for entry in entries}
+
+    def __getitem__(self, name: str) -> Tensor:
+        return map_tensor(self._entries[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
 
 
 @contextmanager
@@ -137,25 +127,25 @@ def open_weights(
     """Find the weights of MODEL (a folder, a hub name or a recipe), without reading values.
 
     The folder may be removed on exit.
-    Raises: WeightsError if the tensors of the folder are not exactly those of the model.
+    Raises: UsageError if the tensors of the folder are not exactly those of the model, or are pickled.
     """
     if dtype not in DTYPES:
         raise UsageError(f"models cannot be loaded in {dtype!r}; known: {', '.join(DTYPES)}")
     with local_folder(resolve_model(reference), remote_code) as folder, quiet_transformers():
-        stored = reading.read_tensors(folder)
+        stored = read_tensors(folder)
         if stored is None:
-            raise WeightsError.pickled(folder)
+            raise UsageError(
+                f"{folder}: sharded loading needs safetensors, these weights are pickled"
+            )
         config = load_config(folder, remote_code)
         model_class = find_model_class(folder, config, remote_code)
-        shapes = {tensor.name: tensor.shape for tensor in stored}
         model = _empty_model(model_class, config, DTYPES[dtype], None)
         yield ModelWeights(
             folder=folder,
             config=config,
             model_class=model_class,
             dtype=DTYPES[dtype],
-            files={tensor.name: tensor.file for tensor in stored},
-            assemblies=_find_assemblies(folder, model, shapes),
+            sources=_find_sources(folder, model, stored),
         )
 
 
@@ -186,36 +176,36 @@ def _empty_model(
     return model.eval()
 
 
-def _find_assemblies(
-    folder: Path, model: nn.Module, shapes: Mapping[str, tuple[int, ...]]
-) -> dict[str, Assembly]:
-    """Find the stored tensors of each tensor of `model`.
+def _find_sources(
+    folder: Path, model: nn.Module, stored: Sequence[TensorEntry]
+) -> dict[str, TensorSource]:
+    """Find the stored tensors of each tensor of `model`, without reading a value.
 
-    shapes: of all stored tensors. Raises: WeightsError for missing, extra and misshapen ones.
+    Raises: UsageError for missing, extra and misshapen ones.
     """
     tied = tied_names(model)
-    model_type = cast("Any", model).config.model_type
-    found: dict[str, Assembly] = {}
+    shapes = {one.name: torch.empty(one.shape, device="meta") for one in stored}
+    empty = find_sources(model, shapes)
+    by_name = {source.name: source for source in empty.sources}
     missing: list[str] = []
     for name, tensor in model.state_dict().items():
-        assembly = assembly_of(model_type, tied.get(name, name), shapes)
-        if assembly is None:
+        try:
+            shape = by_name[tied.get(name, name)].make().shape
+        except (KeyError, RuntimeError):  # lacks a tensor, or one of those that are put together
             missing.append(name)
             continue
-        stored_shape = assembly.shape(shapes)
-        if stored_shape != tuple(tensor.shape):
-            raise WeightsError.misshapen(folder, name, stored_shape, tuple(tensor.shape))
-        found[name] = assembly
-    used = {stored for assembly in found.values() for stored in assembly.stored_names}
+        if shape != tensor.shape:
+            raise make_shape_error(folder, name, shape, tensor.shape)
     # Files may hold both of a tied pair, and old ones rotary frequencies, which are computed.
     extra = {
         name
-        for name in shapes.keys() - used - tied.keys()
-        if not name.endswith("rotary_emb.inv_freq")
+        for name in empty.unused
+        if name not in tied and not name.endswith("rotary_emb.inv_freq")
     }
     if missing or extra:
-        raise WeightsError.differing(folder, missing, extra)
-    return found
+        raise make_weights_error(folder, missing, extra)
+    mapped = {one.name: one for one in find_sources(model, _MappedTensors(stored)).sources}
+    return {name: mapped[tied.get(name, name)] for name in model.state_dict()}
 
 
 def _materialize(module: nn.Module, device: torch.device | str) -> None:
@@ -234,14 +224,14 @@ def _materialize(module: nn.Module, device: torch.device | str) -> None:
 def _renew_tables(module: nn.Module, device: torch.device | str) -> None:
     """Compute the frequencies of rotary embeddings, which are buffers and not stored.
 
-    Raises: WeightsError for any other buffer.
+    Raises: UsageError for any other buffer.
     """
     for path, owner in [*module.named_modules()]:
         names = [*dict(owner.named_buffers(recurse=False))]
         if not names:
             continue
         if "inv_freq" not in names or not hasattr(owner, "config"):
-            raise WeightsError.unfilled(f"{path}.{names[0]}", "only rotary tables are known")
+            raise _make_unfilled_error(f"{path}.{names[0]}", "only rotary tables are known")
         fresh = cast("Any", type(owner))(config=owner.config)
         for name, buffer in fresh.named_buffers(recurse=False):
             owner._buffers[name] = buffer.to(device)  # noqa: SLF001 - keeps persistence
@@ -253,13 +243,13 @@ def _local_part(name: str, tensor: Tensor) -> tuple[Tensor, tuple[int, ...]]:
         return tensor, (0,) * tensor.dim()
     local = tensor.to_local()
     if any(not (p.is_replicate() or p.is_shard()) for p in tensor.placements):
-        raise WeightsError.unfilled(name, f"its placements are {tensor.placements}")
+        raise _make_unfilled_error(name, f"its placements are {tensor.placements}")
     dims = [getattr(p, "dim", None) for p in tensor.placements if p.is_shard()]
     if len(dims) != len({*dims}):
-        raise WeightsError.unfilled(name, "one dim is sharded twice; fill it before that")
+        raise _make_unfilled_error(name, "one dim is sharded twice; fill it before that")
     shape, offsets = compute_local_shape_and_global_offset(
         tensor.shape, tensor.device_mesh, tensor.placements
     )
     if tuple(local.shape) != tuple(shape):
-        raise WeightsError.unfilled(name, f"its shard is {tuple(local.shape)}, not {tuple(shape)}")
+        raise _make_unfilled_error(name, f"its shard is {tuple(local.shape)}, not {tuple(shape)}")
     return local, tuple(offsets)

@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from assay.errors import UsageError
 from assay.parallel.clipping import gradient_norm
-from assay.parallel.pipeline_parallel.schedules import ScheduleError, find_schedule
+from assay.parallel.pipeline_parallel.schedules import SCHEDULES, find_schedule
 from assay.parallel.pipeline_parallel.stages import called_module, tied_over_stages
 
 # A micro-batch: `input_ids`, `attention_mask` and `labels`, each (B, T) in int64.
@@ -31,20 +31,6 @@ _PADDING = {"input_ids": 0, "attention_mask": 0, "labels": _IGNORED}
 
 class _BuiltSchedule(Protocol):
     def step(self, *inputs: Tensor, **arguments: object) -> object: ...
-
-
-class PipelineError(UsageError):
-    """A batch or model that a pipeline cannot train on."""
-
-    @classmethod
-    def unequal_rows(cls, rows: Sequence[int]) -> "PipelineError":
-        """Make the error for micro-batches of unequal rows; all tensors between stages have one shape."""
-        return cls(f"micro-batches of a pipeline need equally many rows, not {[*rows]}")
-
-    @classmethod
-    def untied(cls, name: str) -> "PipelineError":
-        """Make the error for a tied parameter with a gradient on one end only."""
-        return cls(f"{name} is tied over the ends of the pipeline and has no gradient here")
 
 
 class Pipeline:
@@ -71,7 +57,7 @@ class Pipeline:
         schedule: a name in `SCHEDULES`.
         hidden_dtype: of the hidden states between stages, by default the parameters' dtype; under
             mixed precision the compute dtype.
-        Raises: ScheduleError for a schedule that is unknown or incompatible with FSDP2.
+        Raises: UsageError for a schedule that is unknown or incompatible with FSDP2.
         """
         self.stages = {index: called_module(stage) for index, stage in stages.items()}
         self.schedule = find_schedule(schedule)
@@ -80,7 +66,11 @@ class Pipeline:
             for stage in self.stages.values()
             for module in stage.modules()
         ):
-            raise ScheduleError.sharded(schedule)
+            whole = ", ".join(name for name, of in SCHEDULES.items() if of.backward == "whole")
+            raise UsageError(
+                f"{schedule} splits the backward pass, and FSDP2 then loses gradients; for sharded"
+                f" stages take one of {whole}"
+            )
         self._num_stages = num_stages
         self._mesh = mesh
         self._group = mesh.get_group()
@@ -97,12 +87,15 @@ class Pipeline:
 
         num_step_tokens: label tokens of the whole step, on all data-parallel ranks.
         Returns: the loss of these micro-batches, the same on all ranks of the pipeline.
-        Raises: PipelineError or ScheduleError for a batch that cannot be run.
+        Raises: UsageError for a batch that cannot be run.
         """
         padded = pad_alike(batch)
         num, rows, length = len(batch), len(batch[0]["input_ids"]), padded["input_ids"].shape[1]
         if self.schedule.layout == "v" and num < self._num_stages:
-            raise ScheduleError.too_few_micro_batches(self.schedule.name, num, self._num_stages)
+            raise UsageError(
+                f"{self.schedule.name} needs at least {self._num_stages} micro-batches in each step,"
+                f" not {num}"
+            )
         kept = self._gradients_of_shards()
         schedule = self._built_for(num, rows, length)
         self._loss.num_step_tokens = num_step_tokens
@@ -184,7 +177,9 @@ class Pipeline:
         found: dict[int, Tensor] = {}
         for end, name, parameter in self._tied_parameters():
             if parameter.grad is None:
-                raise PipelineError.untied(name)
+                raise UsageError(
+                    f"{name} is tied over the ends of the pipeline and has no gradient here"
+                )
             gradient = parameter.grad
             found[end] = gradient.to_local() if isinstance(gradient, DTensor) else gradient
         return found
@@ -268,11 +263,12 @@ def pad_alike(batch: Sequence[_MicroBatch]) -> dict[str, Tensor]:
     """Pad the rows of all micro-batches on the right to the longest, (M * B, T).
 
     Padding has no label and is masked.
-    Raises: PipelineError if the numbers of rows differ.
+    Raises: UsageError if the numbers of rows differ.
     """
     rows = [len(micro_batch["input_ids"]) for micro_batch in batch]
     if len({*rows}) != 1:
-        raise PipelineError.unequal_rows(rows)
+        # All tensors between stages have one shape.
+        raise UsageError(f"micro-batches of a pipeline need equally many rows, not {rows}")
     length = max(micro_batch["input_ids"].shape[1] for micro_batch in batch)
     return {
         name: torch.cat(

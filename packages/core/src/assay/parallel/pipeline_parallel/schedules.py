@@ -33,62 +33,28 @@ SCHEDULES = {
 }
 
 
-class ScheduleError(UsageError):
-    """A schedule that is unknown or cannot run these stages."""
-
-    @classmethod
-    def unknown(cls, name: str) -> "ScheduleError":
-        """Make the error for a name that is not in `SCHEDULES`."""
-        return cls(f"unknown pipeline schedule {name!r}; known: {', '.join(SCHEDULES)}")
-
-    @classmethod
-    def stage_count(cls, schedule: Schedule, num_stages: int, num_ranks: int) -> "ScheduleError":
-        """Make the error for a number of stages that does not fit the layout of `schedule`."""
-        wanted = {
-            "single": str(num_ranks),
-            "loop": f"a multiple of {num_ranks}",
-            "v": str(2 * num_ranks),
-        }[schedule.layout]
-        return cls(
-            f"{schedule.name} on {num_ranks} ranks needs {wanted} pipeline stages, not {num_stages}"
-        )
-
-    @classmethod
-    def sharded(cls, name: str) -> "ScheduleError":
-        """Make the error for FSDP2, which loses gradients if the backward pass is split."""
-        whole = ", ".join(known for known, of in SCHEDULES.items() if of.backward == "whole")
-        return cls(
-            f"{name} splits the backward pass, and FSDP2 then loses gradients; for sharded stages"
-            f" take one of {whole}"
-        )
-
-    @classmethod
-    def too_few_micro_batches(cls, name: str, num: int, needed: int) -> "ScheduleError":
-        """Make the error for fewer micro-batches than the schedule needs."""
-        return cls(f"{name} needs at least {needed} micro-batches in each step, not {num}")
-
-
 def find_schedule(name: str) -> Schedule:
-    """Return the schedule called `name`. Raises: ScheduleError."""
-    try:
-        return SCHEDULES[name]
-    except KeyError:
-        raise ScheduleError.unknown(name) from None
+    """Return the schedule called `name`. Raises: UsageError."""
+    if name not in SCHEDULES:
+        raise UsageError(f"unknown pipeline schedule {name!r}; known: {', '.join(SCHEDULES)}")
+    return SCHEDULES[name]
 
 
 def stages_of_rank(name: str, rank: int, num_ranks: int, num_stages: int) -> tuple[int, ...]:
     """Return the numbers of the stages of `rank`, in order.
 
-    Raises: ScheduleError for an unknown name or a number of stages that does not fit its layout.
+    Raises: UsageError for an unknown name or a number of stages that does not fit its layout.
     """
-    schedule = find_schedule(name)
-    fits = {
-        "single": num_stages == num_ranks,
-        "loop": num_stages % num_ranks == 0,
-        "v": num_stages == 2 * num_ranks,
-    }
-    if not fits[schedule.layout]:
-        raise ScheduleError.stage_count(schedule, num_stages, num_ranks)
-    if schedule.layout == "v":
+    layout = find_schedule(name).layout
+    fits, wanted = {
+        "single": (num_stages == num_ranks, f"{num_ranks}"),
+        "loop": (num_stages % num_ranks == 0, f"a multiple of {num_ranks}"),
+        "v": (num_stages == 2 * num_ranks, f"{2 * num_ranks}"),
+    }[layout]
+    if not fits:
+        raise UsageError(
+            f"{name} on {num_ranks} ranks needs {wanted} pipeline stages, not {num_stages}"
+        )
+    if layout == "v":
         return (rank, num_stages - 1 - rank)
     return tuple(range(rank, num_stages, num_ranks))

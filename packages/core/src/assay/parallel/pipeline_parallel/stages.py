@@ -27,33 +27,6 @@ MODEL_TYPES = frozenset({"llama", "granite", "qwen3", "mistral", "mixtral", "phi
 _STAGE_NUMBER = "_assay_stage"
 
 
-class StageError(UsageError):
-    """A model that cannot be cut into the planned stages."""
-
-    @classmethod
-    def too_many(cls, num_layers: int, num_stages: int) -> "StageError":
-        """Make the error for more stages than layers."""
-        return cls(f"{num_layers} layers cannot be divided over {num_stages} pipeline stages")
-
-    @classmethod
-    def unknown(cls, model_type: str) -> "StageError":
-        """Make the error for a model type that is not in `MODEL_TYPES`."""
-        known = ", ".join(sorted(MODEL_TYPES))
-        return cls(f"models of type {model_type!r} cannot be cut into stages; known: {known}")
-
-    @classmethod
-    def other_layers(cls, num_layers: int, planned: int) -> "StageError":
-        """Make the error for a plan for another number of layers than the model's."""
-        return cls(f"the stages are planned for {planned} layers, the model has {num_layers}")
-
-    @classmethod
-    def trained_auxiliary_loss(cls) -> "StageError":
-        """Make the error for a router loss, which is a sum over the layers of all stages."""
-        return cls(
-            "output_router_logits: the loss of the router is not known to stages; turn it off"
-        )
-
-
 @dataclass(frozen=True, slots=True)
 class StagePlan:
     """The layers of each stage; the first also has the embedding, the last norm and head."""
@@ -65,10 +38,12 @@ class StagePlan:
         """Give each stage equally many layers, and the first stages one more if some are left.
 
         The last stage gets none of these, as the head costs more than the embedding.
-        Raises: StageError if there are fewer layers than stages.
+        Raises: UsageError if there are fewer layers than stages.
         """
         if not 0 < num_stages <= num_layers:
-            raise StageError.too_many(num_layers, num_stages)
+            raise UsageError(
+                f"{num_layers} layers cannot be divided over {num_stages} pipeline stages"
+            )
         size, left = divmod(num_layers, num_stages)
         starts = [stage * size + min(stage, left) for stage in range(num_stages + 1)]
         return cls(tuple(map(range, starts, starts[1:])))
@@ -119,7 +94,7 @@ def cut_stage(model: nn.Module, plan: StagePlan, stage: int) -> nn.Module:
     Best called on the meta device, before weights are read. The first stage takes token ids (B, T),
     later ones hidden states (B, T, H), and all an `attention_mask`; the last stage returns logits
     (B, T, V), the others hidden states. `model.config` still describes the whole model.
-    Raises: StageError if `plan` does not fit the model.
+    Raises: UsageError if `plan` does not fit the model.
     """
     whole = cast("Any", model)
     config = whole.config
@@ -147,12 +122,21 @@ def cut_stage(model: nn.Module, plan: StagePlan, stage: int) -> nn.Module:
 
 def _check(config: "PretrainedConfig", plan: StagePlan) -> None:
     if config.model_type not in MODEL_TYPES:
-        raise StageError.unknown(config.model_type)
+        raise UsageError(
+            f"models of type {config.model_type!r} cannot be cut into stages;"
+            f" known: {', '.join(sorted(MODEL_TYPES))}"
+        )
     planned = [layer for layers in plan.layers for layer in layers]
     if planned != [*range(config.num_hidden_layers)]:
-        raise StageError.other_layers(config.num_hidden_layers, len(planned))
+        raise UsageError(
+            f"the stages are planned for {len(planned)} layers, the model has"
+            f" {config.num_hidden_layers}"
+        )
     if getattr(config, "output_router_logits", False):
-        raise StageError.trained_auxiliary_loss()
+        # It is a sum over the layers of all stages.
+        raise UsageError(
+            "output_router_logits: the loss of the router is not known to stages; turn it off"
+        )
 
 
 class _Decoder(Protocol):

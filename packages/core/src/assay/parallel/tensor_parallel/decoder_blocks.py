@@ -14,30 +14,12 @@ from torch import nn
 from assay.errors import UsageError
 
 
-class BlockError(UsageError):
-    """A model with unknown parts."""
-
-    @classmethod
-    def no_attention(cls, model: nn.Module) -> "BlockError":
-        """Make the error for a model without attention."""
-        return cls(
-            f"{type(model).__name__} has no attention with q_proj, k_proj, v_proj (or qkv_proj) "
-            "and o_proj: it cannot be divided over tensor-parallel ranks"
-        )
-
-    @classmethod
-    def unknown_parameter(cls, path: str, shape: tuple[int, ...]) -> "BlockError":
-        """Make the error for a parameter without a defined division."""
-        return cls(
-            f"{path} has shape {shape}: what it would be on one tensor-parallel rank is not known"
-        )
-
-    @classmethod
-    def adapter_variant(cls, path: str, variant: str) -> "BlockError":
-        """Make the error for an adapter that is not plain LoRA."""
-        return cls(
-            f"{path}: {variant} cannot be divided over tensor-parallel ranks, plain LoRA can"
-        )
+def make_unknown_parameter_error(path: str, parameter: nn.Parameter) -> UsageError:
+    """Make the error for a parameter without a defined division."""
+    return UsageError(
+        f"{path} has shape {tuple(parameter.shape)}: what it would be on one tensor-parallel rank is"
+        " not known"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +89,14 @@ _LINEARS: tuple[tuple[type[Attention | Mlp], tuple[str, ...], str], ...] = (
 def find_blocks(model: nn.Module) -> list[Block]:
     """Find the blocks of `model`, in its order.
 
-    Raises: BlockError without attention, or for an adapter that is not plain LoRA.
+    Raises: UsageError without attention, or for an adapter that is not plain LoRA.
     """
     blocks = list(_blocks(model))
     if not any(isinstance(block, Attention) for block in blocks):
-        raise BlockError.no_attention(model)
+        raise UsageError(
+            f"{type(model).__name__} has no attention with q_proj, k_proj, v_proj (or qkv_proj) "
+            "and o_proj: it cannot be divided over tensor-parallel ranks"
+        )
     return blocks
 
 
@@ -129,23 +114,25 @@ def _blocks(model: nn.Module) -> Iterator[Block]:
         if {"gate_up_proj", "down_proj"} <= parameters.keys():
             for name, parameter in parameters.items():
                 if name not in ("gate_up_proj", "down_proj") or parameter.dim() != 3:
-                    raise BlockError.unknown_parameter(f"{path}.{name}", tuple(parameter.shape))
+                    raise make_unknown_parameter_error(f"{path}.{name}", parameter)
             yield Experts(path, module, path.rpartition(".")[2] == "base_layer")
 
 
 def projection_at(path: str, module: nn.Module) -> Projection:
     """Find the linear and the LoRA adapters in `module` at `path`.
 
-    Raises: BlockError for another kind of adapter.
+    Raises: UsageError for another kind of adapter.
     """
     base = getattr(module, "base_layer", None)
     if base is None:
         return Projection(path, path, module)
     children = dict(module.named_children())
-    if list(children.pop("lora_magnitude_vector", nn.ModuleDict()).children()):
-        raise BlockError.adapter_variant(path, "DoRA")
-    if "lora_A" not in children or "lora_B" not in children:
-        raise BlockError.adapter_variant(path, type(module).__name__)
+    is_dora = bool(list(children.pop("lora_magnitude_vector", nn.ModuleDict()).children()))
+    if is_dora or "lora_A" not in children or "lora_B" not in children:
+        variant = "DoRA" if is_dora else type(module).__name__
+        raise UsageError(
+            f"{path}: {variant} cannot be divided over tensor-parallel ranks, plain LoRA can"
+        )
     halves_a = cast("nn.ModuleDict", children["lora_A"])
     halves_b = cast("nn.ModuleDict", children["lora_B"])
     adapters = tuple(

@@ -1,5 +1,6 @@
-"""The division of the features of a weight over the ranks of one mesh axis; pure."""
+"""The division of heads, and of the features of a weight, over the ranks of one mesh axis; pure."""
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -8,11 +9,59 @@ from itertools import chain
 from assay.errors import UsageError
 
 
-def make_division_error(what: str, size: int, num_ranks: int, rank: int) -> UsageError:
-    """Make the error for a rank without a feature of `what`."""
-    return UsageError(
-        f"{what}: {size} features over {num_ranks} tensor-parallel ranks leave none for rank {rank}"
-    )
+class HeadsError(UsageError):
+    """Heads that cannot be distributed."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadShare:
+    """The heads of one rank."""
+
+    query_heads: tuple[int, ...]
+    kv_heads: tuple[int, ...]
+    """The key/value head in each slot; slot i serves the query heads i * group_size to
+    (i + 1) * group_size. A head may be in several slots, also of several ranks."""
+
+    @property
+    def group_size(self) -> int:
+        """Return the number of consecutive query heads that use one slot."""
+        return len(self.query_heads) // len(self.kv_heads)
+
+
+def share_heads(num_query_heads: int, num_kv_heads: int, num_ranks: int) -> tuple[HeadShare, ...]:
+    """Assign equally many query heads, in order, to every rank.
+
+    The query heads of a slot divide both those of a rank and those of a key/value head, so that no
+    slot needs two key/value heads. If num_ranks divides num_kv_heads, every key/value head is on one
+    rank; with more ranks than key/value heads, each is on several.
+
+    Raises: HeadsError for numbers that do not divide.
+    """
+    numbers = {
+        "num_query_heads": num_query_heads, "num_kv_heads": num_kv_heads, "num_ranks": num_ranks,
+    }  # fmt: skip
+    for name, value in numbers.items():
+        if value < 1:
+            raise HeadsError(f"{name} is {value}; it must be at least 1")
+    if num_query_heads % num_kv_heads:
+        raise HeadsError(
+            f"{num_query_heads} query heads cannot share {num_kv_heads} key/value heads evenly: "
+            f"{num_query_heads} is no multiple of {num_kv_heads}"
+        )
+    if num_query_heads % num_ranks:
+        raise HeadsError(
+            f"{num_query_heads} query heads cannot be distributed evenly over {num_ranks} "
+            f"tensor-parallel ranks: {num_query_heads} is no multiple of {num_ranks}"
+        )
+    heads_of_rank = num_query_heads // num_ranks
+    heads_of_kv = num_query_heads // num_kv_heads
+    heads_of_slot = math.gcd(heads_of_rank, heads_of_kv)
+    shares = []
+    for rank in range(num_ranks):
+        heads = range(rank * heads_of_rank, (rank + 1) * heads_of_rank)
+        slots = tuple(head // heads_of_kv for head in heads[::heads_of_slot])
+        shares.append(HeadShare(tuple(heads), slots))
+    return tuple(shares)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,4 +138,7 @@ def check_every_rank_has_some(what: str, division: Division) -> None:
     """Raise UsageError if a rank would have no feature of `what`."""
     for rank in range(len(division.parts)):
         if not division.features_of(rank):
-            raise make_division_error(what, division.size, len(division.parts), rank)
+            raise UsageError(
+                f"{what}: {division.size} features over {len(division.parts)} tensor-parallel ranks"
+                f" leave none for rank {rank}"
+            )

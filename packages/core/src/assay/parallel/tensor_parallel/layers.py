@@ -25,34 +25,13 @@ from assay.parallel.tensor_parallel.collectives import (
     sum_gradients,
     sum_over_ranks,
 )
+from assay.parallel.tensor_parallel.decoder_blocks import Experts
 from assay.parallel.tensor_parallel.division import (
     Division,
     check_every_rank_has_some,
     divide_evenly,
     fuse,
 )
-
-
-class LayerError(UsageError):
-    """A module that cannot be divided."""
-
-    @classmethod
-    def of_class(cls, path: str, module: nn.Module, expected: type[nn.Module]) -> "LayerError":
-        """Make the error for a class other than `expected`, which may compute something else."""
-        return cls(
-            f"{path} is a {type(module).__name__}; only a plain {expected.__name__} can be divided "
-            "over tensor-parallel ranks"
-        )
-
-    @classmethod
-    def embedding_option(cls, path: str, option: str) -> "LayerError":
-        """Make the error for an option that reads all rows or makes sparse gradients."""
-        return cls(f"{path}: an embedding with {option} cannot be divided by its vocabulary")
-
-    @classmethod
-    def twice(cls, module: nn.Module) -> "LayerError":
-        """Make the error for a module that is already divided."""
-        return cls(f"a {type(module).__name__} is divided over ranks already")
 
 
 class ShardParameters:
@@ -224,7 +203,7 @@ def divide_columns(
     """Make `linear`, in place, compute only the output features of this rank.
 
     Returns: `linear`.
-    Raises: LayerError for another class; UsageError for a rank without a feature.
+    Raises: UsageError for another class, and for a rank without a feature.
     """
     plain = _plain(path, linear, nn.Linear)
     check_every_rank_has_some(path, division)
@@ -265,31 +244,31 @@ def divide_vocabulary(path: str, embedding: nn.Module, shards: ShardParameters) 
     plain = _plain(path, embedding, nn.Embedding)
     for option in ("max_norm", "scale_grad_by_freq", "sparse"):
         if getattr(plain, option):
-            raise LayerError.embedding_option(path, option)
+            # It reads all rows, or makes sparse gradients.
+            raise UsageError(
+                f"{path}: an embedding with {option} cannot be divided by its vocabulary"
+            )
     check_every_rank_has_some(path, divide_evenly(plain.num_embeddings, shards.mesh.size()))
     shards.shard(plain, "weight", 0)
     _become(VocabularyParallelEmbedding, plain, shards.mesh)
 
 
-def divide_experts(path: str, experts: nn.Module, half: Division, shards: ShardParameters) -> None:
-    """Make `experts` compute with the intermediate features of this rank, which are `half`.
+def divide_experts(block: Experts, half: Division, shards: ShardParameters) -> None:
+    """Make experts compute with the intermediate features of this rank, which are `half`.
 
+    Experts that LoRA adapts keep whole parameters, as it adds whole matrices in each call.
     Raises: UsageError for a rank without a feature.
     """
-    check_every_rank_has_some(path, half)
-    shards.shard(experts, "gate_up_proj", 1)
-    shards.shard(experts, "down_proj", 2)
-    replaced = replace_forward_of(experts, ParallelExperts, shards.mesh)
-    replaced.gate_up_ranges = _ranges_to_gather(fuse(half, half), shards.mesh)
-    replaced.down_ranges = None
-
-
-def divide_whole_experts(path: str, experts: nn.Module, half: Division, mesh: DeviceMesh) -> None:
-    """Divide `experts` that keep whole parameters, as LoRA adds whole matrices in each call."""
-    check_every_rank_has_some(path, half)
-    replaced = replace_forward_of(experts, ParallelExperts, mesh)
-    replaced.gate_up_ranges = fuse(half, half).parts[mesh.get_local_rank()]
-    replaced.down_ranges = half.parts[mesh.get_local_rank()]
+    check_every_rank_has_some(block.path, half)
+    gate_up, rank = fuse(half, half), shards.mesh.get_local_rank()
+    gate_up_ranges, down_ranges = _ranges_to_gather(gate_up, shards.mesh), None
+    if block.has_adapters:
+        gate_up_ranges, down_ranges = gate_up.parts[rank], half.parts[rank]
+    else:
+        shards.shard(block.module, "gate_up_proj", 1)
+        shards.shard(block.module, "down_proj", 2)
+    replaced = replace_forward_of(block.module, ParallelExperts, shards.mesh)
+    replaced.gate_up_ranges, replaced.down_ranges = gate_up_ranges, down_ranges
 
 
 _Replaced = TypeVar("_Replaced", bound=WithReplacedForward)
@@ -298,11 +277,11 @@ _Replaced = TypeVar("_Replaced", bound=WithReplacedForward)
 def replace_forward_of(module: nn.Module, by: type[_Replaced], mesh: DeviceMesh) -> _Replaced:
     """Make `module` run the forward of `by`, which calls the original one.
 
-    Raises: LayerError if its forward is already replaced.
+    Raises: UsageError if its forward is already replaced.
     """
     original = type(module)
     if issubclass(original, WithReplacedForward):
-        raise LayerError.twice(module)
+        raise UsageError(f"a {type(module).__name__} is divided over ranks already")
     name = f"{by.__name__}{original.__name__}"
     return _become(type(name, (by, original), {"original": original}), module, mesh)
 
@@ -321,5 +300,8 @@ def _become(layer: type[_Module], module: nn.Module, mesh: DeviceMesh) -> _Modul
 def _plain(path: str, module: nn.Module, expected: type[_Module]) -> _Module:
     # A subclass may compute something else, and divided modules are subclasses.
     if type(module) is not expected:
-        raise LayerError.of_class(path, module, expected)
+        raise UsageError(
+            f"{path} is a {type(module).__name__}; only a plain {expected.__name__} can be divided "
+            "over tensor-parallel ranks"
+        )
     return module

@@ -4,24 +4,27 @@ The names that are expected are written out here, by the layouts of the publishe
 """
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
+from assay.errors import UsageError
 from assay.models.loading.loaded_model import load_model
+from assay.models.weight_files.mapping import map_tensor
+from assay.models.weight_files.reading import TensorEntry
 from assay.parallel.checkpoints import weight_loading
-from assay.parallel.checkpoints.weight_loading import WeightsError, open_weights
-from assay.parallel.pipeline_parallel.stages import StageError, StagePlan, cut_stage
+from assay.parallel.checkpoints.weight_loading import open_weights
+from assay.parallel.pipeline_parallel.stages import StagePlan, cut_stage
 from packages.core.tests.subsystem.parallel.divided_models import load_stage
 from packages.core.tests.subsystem.parallel.tiny_models import build_model
 from packages.core.tests.subsystem.parallel.training_steps import NUM_LAYERS
@@ -64,37 +67,24 @@ def _stored_names(architecture: str, stage: int) -> set[str]:
     return names | ends[stage]
 
 
-class _Reads:
-    """The names of all tensors whose values are read while this is in place of safetensors."""
+@contextmanager
+def _reads_noted() -> Iterator[set[str]]:
+    """The names of all tensors whose values are read inside."""
+    names: set[str] = set()
 
-    def __init__(self) -> None:
-        self.names: set[str] = set()
+    def note(entry: TensorEntry) -> Tensor:
+        names.add(entry.name)
+        return map_tensor(entry)
 
-    def __call__(self, file: Path, framework: str) -> "_Reads":
-        self._file: Any = safe_open(file, framework=framework)
-        return self
-
-    def __enter__(self) -> Self:
-        self._file.__enter__()
-        return self
-
-    def __exit__(self, *details: object) -> None:
-        self._file.__exit__(*details)
-
-    def get_slice(self, name: str) -> Any:
-        self.names.add(name)
-        return self._file.get_slice(name)
-
-    def get_tensor(self, name: str) -> Tensor:
-        self.names.add(name)
-        return cast("Tensor", self._file.get_tensor(name))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(weight_loading, "map_tensor", note)
+        yield names
 
 
 @pytest.fixture
-def reads(monkeypatch: pytest.MonkeyPatch) -> _Reads:
-    found = _Reads()
-    monkeypatch.setattr(weight_loading, "safe_open", found)
-    return found
+def reads() -> Iterator[set[str]]:
+    with _reads_noted() as names:
+        yield names
 
 
 def _named_differences(actual: set[str], expected: set[str]) -> dict[str, list[str]]:
@@ -108,24 +98,24 @@ NONE: dict[str, list[str]] = {"missing": [], "extra": []}
 @pytest.mark.parametrize("stage", [0, 1, 2])
 @pytest.mark.parametrize("architecture", sorted(STORED))
 def test_stage_reads_its_own_tensors_and_no_other(
-    folders: Callable[[str], Path], reads: _Reads, architecture: str, stage: int
+    folders: Callable[[str], Path], reads: set[str], architecture: str, stage: int
 ) -> None:
     load_stage(folders(architecture), stage, PLAN)
-    assert _named_differences(reads.names, _stored_names(architecture, stage)) == NONE
+    assert _named_differences(reads, _stored_names(architecture, stage)) == NONE
 
 
-def test_layer_of_another_stage_is_named(folder: Path, reads: _Reads) -> None:
+def test_layer_of_another_stage_is_named(folder: Path, reads: set[str]) -> None:
     load_stage(folder, 1, StagePlan((range(1), range(1, 2), range(2, 4))))
-    differences = _named_differences(reads.names, _stored_names("llama", 1))
+    differences = _named_differences(reads, _stored_names("llama", 1))
     assert differences["extra"] == []
     assert differences["missing"] == sorted(f"model.layers.2.{name}" for name in STORED["llama"])
 
 
-def test_reading_more_than_a_stage_has_is_named(folder: Path, reads: _Reads) -> None:
+def test_reading_more_than_a_stage_has_is_named(folder: Path, reads: set[str]) -> None:
     load_stage(folder, 1, PLAN)
     with open_weights(str(folder), dtype="float32") as weights:
         weights.read("model.norm.weight", (32,), (0,))
-    assert _named_differences(reads.names, _stored_names("llama", 1)) == {
+    assert _named_differences(reads, _stored_names("llama", 1)) == {
         "missing": [],
         "extra": ["model.norm.weight"],
     }
@@ -224,7 +214,7 @@ def _without(*names: str) -> Callable[[dict[str, Tensor]], dict[str, Tensor]]:
 
 
 def test_missing_and_an_extra_tensor_are_named_before_any_value_is_read(
-    folder: Path, tmp_path: Path, reads: _Reads
+    folder: Path, tmp_path: Path, reads: set[str]
 ) -> None:
     def rename(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         return {
@@ -233,18 +223,18 @@ def test_missing_and_an_extra_tensor_are_named_before_any_value_is_read(
 
     _rewrite(folder, tmp_path, rename)
     with pytest.raises(
-        WeightsError,
+        UsageError,
         match=r"does not hold the tensors of its model; "
         r"missing: model.layers.2.mlp.up_proj.weight; extra: model.layers.2.mlp.upp_proj.weight$",
     ):
         load_stage(tmp_path, 0, PLAN)
-    assert reads.names == set()
+    assert reads == set()
 
 
 @pytest.mark.parametrize("folder", ["mixtral"], indirect=True)
 def test_missing_expert_is_named_by_its_parameter(folder: Path, tmp_path: Path) -> None:
     _rewrite(folder, tmp_path, _without("model.layers.1.block_sparse_moe.experts.2.w3.weight"))
-    with pytest.raises(WeightsError, match=r"missing: model.layers.1.mlp.experts.gate_up_proj"):
+    with pytest.raises(UsageError, match=r"missing: model.layers.1.mlp.experts.gate_up_proj"):
         load_stage(tmp_path, 0, PLAN)
 
 
@@ -252,7 +242,7 @@ def test_missing_expert_is_named_by_its_parameter(folder: Path, tmp_path: Path) 
 def test_too_few_experts_are_a_wrong_shape(folder: Path, tmp_path: Path) -> None:
     lost = [f"model.layers.1.block_sparse_moe.experts.3.w{number}.weight" for number in (1, 2, 3)]
     _rewrite(folder, tmp_path, _without(*lost))
-    with pytest.raises(WeightsError, match=r"has the shape \[3, .*, the model needs \[4, "):
+    with pytest.raises(UsageError, match=r"has the shape \[3, .*, the model needs \[4, "):
         load_stage(tmp_path, 0, PLAN)
 
 
@@ -262,7 +252,7 @@ def test_tensor_of_another_shape_is_named(folder: Path, tmp_path: Path) -> None:
 
     _rewrite(folder, tmp_path, cut)
     with pytest.raises(
-        WeightsError, match=r"model.norm.weight has the shape \[30\], the model needs \[32\]"
+        UsageError, match=r"model.norm.weight has the shape \[30\], the model needs \[32\]"
     ):
         load_stage(tmp_path, 0, PLAN)
 
@@ -277,35 +267,35 @@ def test_stored_frequencies_are_no_extra_tensors(folder: Path, tmp_path: Path) -
 def test_pickled_weights_are_refused(folder: Path, tmp_path: Path) -> None:
     torch.save({}, tmp_path / "pytorch_model.bin")
     (tmp_path / "config.json").write_bytes((folder / "config.json").read_bytes())
-    with pytest.raises(WeightsError, match="needs safetensors, these weights are pickled"):
+    with pytest.raises(UsageError, match="needs safetensors, these weights are pickled"):
         load_stage(tmp_path, 0, PLAN)
 
 
 def test_more_stages_than_layers_are_refused() -> None:
-    with pytest.raises(StageError, match="4 layers cannot be divided over 5 pipeline stages"):
+    with pytest.raises(UsageError, match="4 layers cannot be divided over 5 pipeline stages"):
         StagePlan.balanced(4, 5)
 
 
 def test_plan_for_another_number_of_layers_is_refused() -> None:
-    with pytest.raises(StageError, match="planned for 4 layers, the model has 2"):
+    with pytest.raises(UsageError, match="planned for 4 layers, the model has 2"):
         cut_stage(build_model("llama"), PLAN, 0)
 
 
 def test_loss_of_a_router_is_refused() -> None:
-    with pytest.raises(StageError, match="output_router_logits"):
+    with pytest.raises(UsageError, match="output_router_logits"):
         cut_stage(build_model("mixtral", num_hidden_layers=4), PLAN, 0)
 
 
 def _filled_shards(folder: Path, mesh: DeviceMesh) -> tuple[nn.Module, set[str]]:
     """A stage sharded while it is empty, and the tensors it read."""
-    with open_weights(str(folder), dtype="float32") as weights:
+    with _reads_noted() as names, open_weights(str(folder), dtype="float32") as weights:
         stage = cut_stage(weights.empty_model("eager"), PLAN, 1)
         body: Any = stage.model
         for layer in body.layers:
             fully_shard(layer, mesh=mesh)
         fully_shard(stage, mesh=mesh)
         weights.fill(stage)
-        return stage, weights.read_names
+        return stage, names
 
 
 def _unequal_shards(

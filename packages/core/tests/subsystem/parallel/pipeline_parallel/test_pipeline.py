@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from torch.distributed.device_mesh import DeviceMesh
 
-from assay.parallel.pipeline_parallel.pipeline import Pipeline, PipelineError, pad_alike
-from assay.parallel.pipeline_parallel.schedules import SCHEDULES, ScheduleError, stages_of_rank
+from assay.errors import UsageError
+from assay.parallel.pipeline_parallel.pipeline import Pipeline, pad_alike
+from assay.parallel.pipeline_parallel.schedules import SCHEDULES, stages_of_rank
 from assay.parallel.pipeline_parallel.stages import StagePlan, cut_stage
 from packages.core.tests.subsystem.parallel.pipeline_parallel.pipeline_runs import (
     Case,
@@ -188,11 +189,11 @@ def test_stages_of_a_rank_follow_the_schedule(
 
 
 def test_refusals_name_what_is_wrong() -> None:
-    with pytest.raises(ScheduleError, match="unknown pipeline schedule '2F2B'; known: GPipe, 1F1B"):
+    with pytest.raises(UsageError, match="unknown pipeline schedule '2F2B'; known: GPipe, 1F1B"):
         stages_of_rank("2F2B", 0, 2, 2)
-    with pytest.raises(ScheduleError, match="1F1B on 2 ranks needs 2 pipeline stages, not 4"):
+    with pytest.raises(UsageError, match="1F1B on 2 ranks needs 2 pipeline stages, not 4"):
         stages_of_rank("1F1B", 0, 2, 4)
-    with pytest.raises(PipelineError, match=r"equally many rows, not \[2, 1\]"):
+    with pytest.raises(UsageError, match=r"equally many rows, not \[2, 1\]"):
         pad_alike([*step_batch(0, num=1), *step_batch(0, num=1, rows=1)])
 
 

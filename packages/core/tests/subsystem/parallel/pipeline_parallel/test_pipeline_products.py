@@ -10,9 +10,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from assay.errors import UsageError
 from assay.parallel.fsdp import shard_parameters
 from assay.parallel.pipeline_parallel.pipeline import Pipeline
-from assay.parallel.pipeline_parallel.schedules import ScheduleError, find_schedule
+from assay.parallel.pipeline_parallel.schedules import find_schedule
 from packages.core.tests.subsystem.parallel.judging import ratios
 from packages.core.tests.subsystem.parallel.pipeline_parallel.pipeline_runs import (
     Case,
@@ -100,7 +101,7 @@ class _Unchecked(Pipeline):
 def test_sharded_stages_refuse_schedules_under_which_they_lose_gradients(
     mesh: DeviceMesh, case: Case, schedule: str
 ) -> None:
-    with pytest.raises(ScheduleError, match=f"{schedule} splits the backward pass, and FSDP2"):
+    with pytest.raises(UsageError, match=f"{schedule} splits the backward pass, and FSDP2"):
         train_stages(case.folder, mesh, schedule, num_stages=4)
     # If this fails, torch supports it, and the refusal can be removed.
     unchecked = train_stages(case.folder, mesh, schedule, num_stages=4, pipeline_class=_Unchecked)

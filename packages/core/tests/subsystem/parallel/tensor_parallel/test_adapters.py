@@ -9,9 +9,9 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from assay.devices.base import Device
+from assay.errors import UsageError
 from assay.parallel.tensor_parallel import layers
 from assay.parallel.tensor_parallel.decoder import apply_tensor_parallel
-from assay.parallel.tensor_parallel.decoder_blocks import BlockError
 from assay.parallel.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 from packages.core.tests.subsystem.parallel.tiny_models import (
     ARCHITECTURES,
@@ -123,7 +123,7 @@ def test_each_half_is_divided_where_its_linear_is(mesh: DeviceMesh) -> None:
 @pytest.mark.world(tp=2)
 def test_other_adapters_are_refused(mesh: DeviceMesh) -> None:
     model = build_with_lora("llama", use_dora=True)
-    with pytest.raises(BlockError) as caught:
+    with pytest.raises(UsageError) as caught:
         apply_tensor_parallel(model, mesh["tp"])
     assert str(caught.value) == (
         "base_model.model.model.layers.0.self_attn.q_proj: DoRA cannot be divided over "

@@ -11,7 +11,6 @@ from assay.devices.base import Device
 from assay.errors import UsageError
 from assay.parallel.tensor_parallel import layers
 from assay.parallel.tensor_parallel.layers import (
-    LayerError,
     ShardParameters,
     divide_columns_and_gather,
     divide_vocabulary,
@@ -108,7 +107,7 @@ def test_broken_vocabulary_is_found(
 
 @pytest.mark.world(tp=2)
 def test_embeddings_with_options_for_all_rows_are_refused(mesh: DeviceMesh) -> None:
-    with pytest.raises(LayerError) as caught:
+    with pytest.raises(UsageError) as caught:
         divide_vocabulary("tok", nn.Embedding(4, 2, max_norm=1.0), ShardParameters(mesh["tp"]))
     assert str(caught.value) == (
         "tok: an embedding with max_norm cannot be divided by its vocabulary"

@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from assay.devices.base import Device
 from assay.parallel.tensor_parallel.decoder import apply_tensor_parallel
-from assay.parallel.tensor_parallel.layout import Features, TensorLayout
+from assay.parallel.tensor_parallel.rank_boundaries import Features, TensorLayout
 from packages.core.tests.subsystem.parallel.judging import differing
 from packages.core.tests.subsystem.parallel.tiny_models import ARCHITECTURES, batch, build_model
 

@@ -10,12 +10,17 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate
 
 from assay.devices.base import Device
+from assay.errors import UsageError
 from assay.parallel.tensor_parallel import layers
 from assay.parallel.tensor_parallel.collectives import sum_over_ranks
-from assay.parallel.tensor_parallel.division import Division, divide_by_heads, divide_evenly, fuse
-from assay.parallel.tensor_parallel.heads import share_heads
+from assay.parallel.tensor_parallel.division import (
+    Division,
+    divide_by_heads,
+    divide_evenly,
+    fuse,
+    share_heads,
+)
 from assay.parallel.tensor_parallel.layers import (
-    LayerError,
     ShardParameters,
     divide_columns,
     divide_columns_and_gather,
@@ -204,7 +209,7 @@ def test_only_plain_linears_are_divided_and_only_once(mesh: DeviceMesh) -> None:
     linear = nn.Linear(4, 4)
     shards = ShardParameters(mesh["tp"])
     divide_rows("proj", linear, shards)
-    with pytest.raises(LayerError) as caught:
+    with pytest.raises(UsageError) as caught:
         divide_columns("proj", linear, divide_evenly(4, 2), shards)
     assert str(caught.value) == (
         "proj is a RowParallelLinear; only a plain Linear can be divided over tensor-parallel ranks"

@@ -23,8 +23,7 @@ from assay.errors import UsageError
 from assay.parallel.pipeline_parallel.stages import StagePlan, cut_stage
 from assay.parallel.tensor_parallel import decoder, layers
 from assay.parallel.tensor_parallel.decoder import apply_tensor_parallel
-from assay.parallel.tensor_parallel.decoder_blocks import BlockError
-from assay.parallel.tensor_parallel.heads import HeadsError
+from assay.parallel.tensor_parallel.division import HeadsError
 from assay.parallel.tensor_parallel.layers import VocabularyParallelEmbedding
 from packages.core.tests.subsystem.parallel.judging import differing, plain
 from packages.core.tests.subsystem.parallel.tiny_models import (
@@ -312,12 +311,12 @@ def test_heads_that_do_not_divide_are_refused(mesh: DeviceMesh) -> None:
 def test_unknown_parts_and_meshes_are_refused(mesh: DeviceMesh) -> None:
     with pytest.raises(UsageError, match="needs a mesh of one axis, not of 2"):
         apply_tensor_parallel(build_model("llama"), mesh)
-    with pytest.raises(BlockError, match=r"^Sequential has no attention with q_proj"):
+    with pytest.raises(UsageError, match=r"^Sequential has no attention with q_proj"):
         apply_tensor_parallel(nn.Sequential(nn.Linear(2, 2)), mesh["tp"])
     model = build_model("qwen3")
     attention = model.get_submodule("model.layers.1.self_attn")
     attention.register_parameter("sinks", nn.Parameter(torch.zeros(4)))
-    with pytest.raises(BlockError) as caught:
+    with pytest.raises(UsageError) as caught:
         apply_tensor_parallel(model, mesh["tp"])
     assert str(caught.value) == (
         "model.layers.1.self_attn.sinks has shape (4,): what it would be on one tensor-parallel "

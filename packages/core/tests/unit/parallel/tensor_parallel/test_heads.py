@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from assay.parallel.tensor_parallel.heads import HeadsError, HeadShare, share_heads
+from assay.parallel.tensor_parallel.division import HeadsError, HeadShare, share_heads
 
 # Divisors only: every combination of them can be distributed.
 CONFIGURATIONS = [
