@@ -12,7 +12,7 @@ import nox.registry
 import pytest
 import typer.main
 
-from assay.cli import application, extensions
+from assay.cli import application
 
 DOCUMENTS = ("README.md", "CONTRIBUTING.md", "docs/*.md")
 
@@ -108,7 +108,7 @@ def test_an_assay_command_that_does_not_parse_is_found(arguments: str) -> None:
 
 @cache
 def assay_application() -> Any:
-    extensions.add_extensions(application.app, extensions.find_extensions())
+    application.add_extensions()
     return typer.main.get_command(application.app)
 
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from assay.cli.generation_options import TrustRemoteCode
+from assay.cli.derived_commands import TrustRemoteCode
 from assay.output.streams import print_text
 from assay_bench.options import AsJson, Model, Output, Run
 from assay_bench.performance.commands import ab, perf

@@ -13,17 +13,21 @@ import pytest
 
 from assay.devices.run_string import Run, parse_device, parse_run
 from assay.errors import AssayError, UsageError
-from assay.testing.hardware import (
+from assay.testing.marks import (
     REQUIRE_HARDWARE,
+    AcceleratorMark,
+    MarkError,
+    WorldMark,
     hardware_policy,
     missing_accelerators,
     missing_ranks,
+    read_budget,
+    read_tier,
 )
-from assay.testing.marks import AcceleratorMark, MarkError, WorldMark, read_budget, read_tier
 
 if TYPE_CHECKING:
     from assay.devices.base import Device
-    from assay.devices.detection.listing import ListedDevice
+    from assay.devices.detection.isolation import ListedDevice
     from assay.testing.golden import Golden, Mode
     from assay.testing.worlds import MeshOfRanks
 
@@ -57,8 +61,7 @@ class PluginState:
     @cached_property
     def listed(self) -> "tuple[ListedDevice, ...]":
         """List the devices of this machine."""
-        from assay.devices.detection.isolation import DETECTION_TIMEOUT_SECONDS
-        from assay.devices.detection.listing import list_devices
+        from assay.devices.detection.isolation import DETECTION_TIMEOUT_SECONDS, list_devices
 
         return list_devices(DETECTION_TIMEOUT_SECONDS)
 
@@ -321,8 +324,10 @@ def golden(request: pytest.FixtureRequest, assay_run: Run, tmp_path: Path) -> "G
 @pytest.fixture
 def mesh(request: pytest.FixtureRequest) -> "MeshOfRanks":
     """Return the `DeviceMesh` of a test marked world; each rank has its own."""
-    from assay.testing.worlds import MeshFixtureError, MeshOfRanks
+    from assay.testing.worlds import MeshOfRanks
 
     if request.node.get_closest_marker("world") is None:
-        pytest.fail(str(MeshFixtureError.unmarked()), pytrace=False)
+        pytest.fail(
+            "the fixture mesh needs a world of ranks; mark the test world(dp=2)", pytrace=False
+        )
     return MeshOfRanks()

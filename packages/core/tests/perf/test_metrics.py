@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from assay.generate.judging.distributions import compare_largest, largest
-from assay.generate.judging.logits import TOP_K, compare_logits
+from assay.generate.judging.logits import TOP_K, compare_largest, compare_logits, largest
 from assay.metrics import PairSums
 from packages.core.tests.perf.conftest import Table
 from packages.core.tests.perf.published_tool import published_metrics

@@ -31,8 +31,7 @@ from assay.training.replay.observing.step_observer import StepObserver
 from assay.training.replay.observing.update_watch import UpdateWatch
 from assay.training.replay.replayed_steps import TRACE
 from assay.training.replay.run_rows import RunRows
-from assay.training.replay.stage_recorder import StageRecorder
-from assay.training.replay.stage_replayer import StageReplayer
+from assay.training.replay.stage_handlers import StageRecorder, StageReplayer
 from assay.training.replay.stage_values import StepValueHandler
 from assay.training.trainers.reference import ReferenceTrainer
 from assay.training.trainers.registry import OpenedTrainer

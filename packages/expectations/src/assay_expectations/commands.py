@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from assay.cli.generation_options import AllowUnused
+from assay.cli.derived_commands import AllowUnused
 from assay.output.streams import print_text
 
 app = typer.Typer(

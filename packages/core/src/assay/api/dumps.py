@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from assay.api import options
-from assay.api.command_line import command_line
-from assay.api.options import Option
+from assay.api.options import Option, command_line
 from assay.sites import ComparedLevel
 
 if TYPE_CHECKING:

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from assay.api import options
-from assay.api.command_line import command_line, run_and_publish
-from assay.api.options import Option
+from assay.api.options import Option, command_line, run_and_publish
 from assay.errors import UsageError
 from assay.sites import CheckLevel
 

@@ -3,8 +3,7 @@
 from typing import TYPE_CHECKING, Annotated
 
 from assay.api import options
-from assay.api.command_line import command_line, run_and_publish
-from assay.api.options import Option
+from assay.api.options import Option, command_line, run_and_publish
 
 if TYPE_CHECKING:
     from assay.api.verdict import CheckedVerdict

@@ -1,21 +1,20 @@
 """`assay.check_train`."""
 
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from math import prod
 from typing import TYPE_CHECKING, Annotated
 
 from assay.api import options
-from assay.api.command_line import command_line, run_and_publish
-from assay.api.options import Option
-from assay.api.train_mode import TrainMode
+from assay.api.options import Option, command_line, run_and_publish
 from assay.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torch import nn
 
     from assay.api.verdict import CheckedVerdict
+    from assay.training.processes.requests import TrainOptions
 
 
 def check_train(  # noqa: PLR0913 - one for each option
@@ -91,10 +90,12 @@ def check_train(  # noqa: PLR0913 - one for each option
     from assay.models.remote_code import remote_code_of
     from assay.runs import RunFolder
     from assay.training.check import TrainCheck
+    from assay.training.check import check_train as run_check
+    from assay.training.overfit.check import check_overfit, overfit_options
     from assay.training.processes.requests import TrainOptions
 
-    mode = TrainMode(steps, resume_at, learning_rate, overfit, overfit_steps, track)
-    mode.check_consistency()
+    of_overfit = {"--overfit-steps": overfit_steps, "--track": track}
+    refuse_other_mode({"--steps": steps, "--resume-at": resume_at}, of_overfit, overfit=overfit)
     ranks = parse_mesh(mesh) if mesh else {}
     if world is not None and world != prod(ranks.values()):
         if mesh:
@@ -108,13 +109,16 @@ def check_train(  # noqa: PLR0913 - one for each option
         "packed": packed,
         "compile": compile,
     }
+    if micro_batches is None:
+        # Two, or one for every stage of every rank of dp.
+        micro_batches = max(2, ranks.get("dp", 1) * ranks.get("pp", 1))
     code = candidate_code(candidate_setup, arguments.pop("candidate_model"), candidate)
     folder = RunFolder.create("check train", output).path
     setup = arguments["candidate_setup"] = code.write(folder)
     check = TrainCheck(
         TrainOptions(
             model=str(model),
-            micro_batches=_default_micro_batches(ranks) if micro_batches is None else micro_batches,
+            micro_batches=micro_batches,
             lora=lora,
             seed=seed,
             remote_code=remote_code_of(trusted=trust_remote_code),
@@ -129,9 +133,34 @@ def check_train(  # noqa: PLR0913 - one for each option
         features=tuple(name for name, wanted in features.items() if wanted),
         command=command_line(check_train, arguments),
     )
-    return run_and_publish(partial(mode.run, check), folder)
+    if overfit:
+        chosen = overfit_options(check.options, overfit_steps, learning_rate)
+        run: Callable[..., object] = partial(check_overfit, tracker=track)
+    else:
+        chosen = _choose_steps(check.options, steps, resume_at, learning_rate)
+        run = run_check
+    return run_and_publish(partial(run, replace(check, options=chosen)), folder)
 
 
-def _default_micro_batches(ranks: dict[str, int]) -> int:
-    """Return two, or one for every stage of every rank of dp."""
-    return max(2, ranks.get("dp", 1) * ranks.get("pp", 1))
+def refuse_other_mode(
+    of_steps: Mapping[str, object], of_overfit: Mapping[str, object], *, overfit: bool
+) -> None:
+    """Raise UsageError for options of the mode that is not asked for: some steps, or --overfit."""
+    others = of_steps if overfit else of_overfit
+    given = " and ".join(name for name, value in others.items() if value is not None)
+    if given and overfit:
+        raise UsageError(
+            f"{given} with --overfit: it trains for --overfit-steps, and resumes from no checkpoint"
+        )
+    if given:
+        raise UsageError(f"{given} without --overfit: nothing would come of it")
+
+
+def _choose_steps(
+    options: "TrainOptions", steps: int | None, resume_at: int | None, learning_rate: float | None
+) -> "TrainOptions":
+    """Return `options` with the given values; a shorter run resumes earlier by default."""
+    if steps is not None and resume_at is None:
+        resume_at = max(1, min(options.resume_at, steps - 1))
+    given = {"steps": steps, "resume_at": resume_at, "learning_rate": learning_rate}
+    return options.model_copy(update={name: v for name, v in given.items() if v is not None})

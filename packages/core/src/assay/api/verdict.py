@@ -35,14 +35,11 @@ class CheckedVerdict(Verdict):
         report = read_report(folder)
         verdict = cls.model_construct(**dict(report.verdict))
         verdict._report = report  # noqa: SLF001 - its own
-        verdict._write_page()  # noqa: SLF001
-        return verdict
-
-    def _write_page(self) -> None:
         try:
-            self._page = publish_one(self._report)
+            verdict._page = publish_one(report)  # noqa: SLF001
         except DiskError as error:
-            self._unwritten = f"{error}; the verdict above is complete"
+            verdict._unwritten = f"{error}; the verdict above is complete"  # noqa: SLF001
+        return verdict
 
     @property
     def unwritten(self) -> str:

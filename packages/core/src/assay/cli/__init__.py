@@ -10,8 +10,8 @@ def main() -> NoReturn:
     """Run the command line and exit with its code."""
     with exit_on_error():
         # Imported here, so that Ctrl-C during the import prints one message.
-        from assay.cli import application, extensions
+        from assay.cli.application import add_extensions, app
 
-        extensions.add_extensions(application.app, extensions.find_extensions())
-        application.app(prog_name="assay")  # for shell completion also as python -m assay.cli
+        add_extensions()
+        app(prog_name="assay")  # for shell completion also as python -m assay.cli
     sys.exit(0)

@@ -1,6 +1,9 @@
-"""All commands. Importing them imports no torch."""
+"""All commands: those of assay, and those of other packages under the entry points `assay.commands`.
 
-from importlib.metadata import version
+Importing this module imports no torch.
+"""
+
+from importlib.metadata import EntryPoint, entry_points, version
 from typing import Annotated
 
 import typer
@@ -16,7 +19,17 @@ from assay.cli.commands import (
     models,
     report,
 )
+from assay.errors import MachineError
 from assay.output.streams import print_text
+
+GROUP = "assay.commands"
+
+# A command that fails to import accepts any arguments, including --help.
+_TAKES_ALL = {
+    "allow_extra_args": True, "allow_interspersed_args": False, "ignore_unknown_options": True,
+    "help_option_names": list[str](),
+}  # fmt: skip
+
 
 app = typer.Typer(
     name="assay",
@@ -34,6 +47,33 @@ app.command("devices")(devices.devices)
 app.add_typer(models.app, name="models")
 app.command("report")(report.report)
 app.command("explain")(explain.explain)
+
+
+def add_extensions() -> None:
+    """Add the commands of other packages; a broken one raises when it is called."""
+    for entry_point in entry_points(group=GROUP):
+        try:
+            extension = entry_point.load()
+            if not isinstance(extension, typer.Typer):
+                raise TypeError(f"{extension!r} is not a typer app")  # noqa: TRY301
+            typer.main.get_command(extension)  # raises for parameters that typer cannot parse
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - code of others, imported
+            _add_broken(entry_point, error)
+        else:
+            app.add_typer(extension, name=entry_point.name)
+
+
+def _add_broken(entry_point: EntryPoint, error: BaseException) -> None:
+    @app.command(
+        entry_point.name,
+        help=f"Cannot be loaded: {type(error).__name__}.",
+        context_settings=_TAKES_ALL,
+    )
+    def broken() -> None:
+        raise MachineError(
+            f"the command {entry_point.name} cannot be loaded: {entry_point.value} raised"
+            f" {type(error).__name__}: {error}; repair or uninstall its package"
+        )
 
 
 def _print_version(asked: bool) -> None:  # noqa: FBT001 - typer's callback

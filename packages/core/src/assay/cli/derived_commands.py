@@ -7,11 +7,28 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_
 
 import typer
 
+from assay.api import options
 from assay.api.options import Option
 from assay.errors import UsageError
 
 if TYPE_CHECKING:
     from assay.api.verdict import CheckedVerdict
+
+
+def _help_of(option: Any) -> str:  # noqa: ANN401 - an annotation with an `Option`
+    return str(option.__metadata__[0].help)
+
+
+# Options of commands that are written by hand.
+AllowUnused = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="GLOB", help=f"{_help_of(options.AllowUnused).removesuffix('.')}; repeatable."
+    ),
+]
+TrustRemoteCode = Annotated[
+    bool, typer.Option("--trust-remote-code", help=_help_of(options.TrustRemoteCode))
+]
 
 
 def derive_command(

@@ -58,19 +58,14 @@ class Detection:
         """Return True if at least one device was found."""
         return not self.missing
 
-    @property
-    def count(self) -> int:
-        """Count the devices."""
-        return len(self.products)
-
 
 @runtime_checkable
 class Device(Protocol):
     """One opened device; an entry point of the group `assay.devices` names its class.
 
     The constructor takes the part of the device name after the colon, an index or the name of a
-    mode, or "". It raises `AbsentDeviceError` for an index that this machine lacks and
-    `UnknownVariantError` for any other unknown variant.
+    mode, or "". It raises MachineError for an index that this machine lacks and UsageError for any
+    other unknown variant.
     """
 
     def __init__(self, variant: str = "") -> None: ...
@@ -138,23 +133,17 @@ class Device(Protocol):
         """Return versions of software that affects numbers: torch, driver, runtime, libraries."""
 
 
-class AbsentDeviceError(MachineError):
-    """Error for a known device that this machine does not have."""
-
-    @classmethod
-    def of(cls, name: str, missing: str, available: str) -> "AbsentDeviceError":
-        """Make the error from what this machine lacks and the devices that it has."""
-        return cls(f"device {name!r} is absent; missing: {missing}. This machine has: {available}")
+def make_absent_error(name: str, missing: str, available: str) -> MachineError:
+    """Make the error for a known device from what this machine lacks and the devices that it has."""
+    return MachineError(
+        f"device {name!r} is absent; missing: {missing}. This machine has: {available}"
+    )
 
 
-class UnknownVariantError(UsageError):
-    """Error for an unknown index or mode of a known kind of device."""
-
-    @classmethod
-    def of(cls, kind: str, variant: str, known: tuple[str, ...]) -> "UnknownVariantError":
-        """Make the error from the known variants."""
-        names = ", ".join((kind, *(f"{kind}:{name}" for name in known)))
-        return cls(f"unknown device '{kind}:{variant}'; there is: {names}")
+def make_variant_error(kind: str, variant: str, known: tuple[str, ...]) -> UsageError:
+    """Make the error for an unknown index or mode of a known kind of device."""
+    names = ", ".join((kind, *(f"{kind}:{name}" for name in known)))
+    return UsageError(f"unknown device '{kind}:{variant}'; there is: {names}")
 
 
 _thread = threading.local()

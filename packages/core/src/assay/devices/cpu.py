@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from assay.devices.base import Detection, DeviceVendor, UnknownVariantError
+from assay.devices.base import Detection, DeviceVendor, make_variant_error
 from assay.devices.host_memory import (
     available_bytes,
     peak_resident_bytes,
@@ -35,7 +35,7 @@ class CpuDevice(TorchSettings):
 
     def __init__(self, variant: str = "") -> None:
         if variant:
-            raise UnknownVariantError.of("cpu", variant, ())
+            raise make_variant_error("cpu", variant, ())
 
     @classmethod
     def detect(cls) -> tuple[Detection, ...]:

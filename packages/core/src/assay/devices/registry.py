@@ -8,7 +8,7 @@ them in another one, because a vendor's software may hang or crash.
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from assay.devices.base import AbsentDeviceError, Detection, Device
+from assay.devices.base import Detection, Device, make_absent_error
 from assay.devices.run_string import Run, parse_device
 from assay.errors import AssayError, MachineError, UsageError
 
@@ -95,7 +95,7 @@ def open_device(text: str) -> Device:
         # Detecting other vendors' devices would import their software, which may hang.
         host = [kind for kind in adapter_names() if is_own_adapter(kind) and is_host_adapter(kind)]
         here = f"{', '.join(host)}, and what `assay devices` lists"
-        raise AbsentDeviceError.of(text, missing, here)
+        raise make_absent_error(text, missing, here)
     try:
         device = load_adapter(name.kind)(name.variant)
     except AssayError:

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import torch
 
-from assay.devices.base import AbsentDeviceError, Detection, DeviceVendor, UnknownVariantError
+from assay.devices.base import Detection, DeviceVendor, make_absent_error, make_variant_error
 from assay.devices.torch_settings import TorchSettings
 
 
@@ -25,12 +25,12 @@ class TorchBackendDevice(TorchSettings):
 
     def __init__(self, variant: str = "") -> None:
         if variant and not variant.isdecimal():
-            raise UnknownVariantError.of(self.kind, variant, self.indices())
+            raise make_variant_error(self.kind, variant, self.indices())
         self.name = f"{self.kind}:{variant}" if variant else self.kind
         self._index = int(variant or 0)
         if self._index >= self.count():
             here = ", ".join(f"{self.kind}:{index}" for index in self.indices())
-            raise AbsentDeviceError.of(self.name, f"there are {self.count()}", here or "none")
+            raise make_absent_error(self.name, f"there are {self.count()}", here or "none")
 
     @classmethod
     def module(cls) -> ModuleType:

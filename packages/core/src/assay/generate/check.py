@@ -153,7 +153,7 @@ def _run_and_judge(
     axes = ", ".join(f"{axis}={size}" for axis, size in check.mesh.items())
     with progress.step(f"candidate on ranks of {axes}"):
         reports = run_ranks(candidate, progress)
-    from assay.generate.judging.ranks import merge_weight_facts, worst_of_ranks  # torch
+    from assay.generate.judging.verdict import merge_weight_facts, worst_of_ranks  # torch
 
     with progress.step("judges"):
         return worst_of_ranks(

@@ -9,14 +9,6 @@ from assay.plugins import load_object
 called: set[str] = set()
 
 
-def make_setup_error(reference: str, trainer: str) -> UsageError:
-    """Make the error for a trainer that built its model without calling the setup function."""
-    return UsageError(
-        f"{trainer} never called {reference}: its setup has to call"
-        " assay.training.set_up(model, plan.setup), as build_model of ReferenceTrainer does"
-    )
-
-
 def set_up(model: nn.Module, reference: str | None) -> nn.Module:
     """Return the model after the user's setup function, which may change or replace it.
 

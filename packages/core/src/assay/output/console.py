@@ -5,6 +5,7 @@ from typing import IO
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
+from rich.table import Table
 
 from assay.foreign_text import escape_output
 
@@ -35,3 +36,12 @@ def open_text_console(stream: IO[str]) -> Console:
     return _EscapingConsole(
         file=stream, color_system=None, force_jupyter=False, markup=False, highlight=False
     )
+
+
+def new_table(*headings: str) -> Table:
+    """Make a table without lines whose cells wrap; without `headings` it has no header."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table.show_header = bool(headings)
+    for heading in headings:
+        table.add_column(heading, overflow="fold")
+    return table

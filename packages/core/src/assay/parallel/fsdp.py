@@ -37,11 +37,6 @@ def shard_parameters(
     for layer in decoder_layers(model):
         fully_shard(layer, **options)
     fully_shard(called_module(model), **options)
-    _sum_gradients(model)
-    return model
-
-
-def _sum_gradients(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, FSDPModule):
             unit = cast("Any", module)
@@ -50,3 +45,4 @@ def _sum_gradients(model: nn.Module) -> None:
             (set_divisor or unit.set_reduce_scatter_divide_factor)(1.0)
             if hasattr(unit, "set_force_sum_reduction_for_comms"):
                 unit.set_force_sum_reduction_for_comms(True)
+    return model

@@ -44,22 +44,13 @@ def preload_for_ranks(*modules: str) -> None:
     _preloaded.extend(module for module in modules if module not in _preloaded)
 
 
-class MeshFixtureError(UsageError):
-    """Error for a use of the fixture `mesh` outside a rank."""
-
-    @classmethod
-    def unmarked(cls) -> "MeshFixtureError":
-        """Make the error for a test that is not marked `world`."""
-        return cls("the fixture mesh needs a world of ranks; mark the test world(dp=2)")
-
-
 class MeshOfRanks:
     """The value of the fixture `mesh` outside the ranks; any use of it raises."""
 
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__"):  # read by pytest, pickle and the like
             raise AttributeError(name)
-        raise MeshFixtureError(
+        raise UsageError(
             f"mesh.{name}: the mesh is made in the ranks, after all fixtures; use it in the test's body"
         )
 

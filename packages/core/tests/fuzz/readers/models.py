@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from assay.api.generation_config import choose_sampling, read_generation_config
+from assay.api.inputs import choose_sampling, read_generation_config
 from assay.comparing.limits import load_limits
 from assay.comparing.token_thresholds import PUBLISHED_METRICS, read_clean_tokens, thresholds_file
 from assay.inputs.model_limits import ModelLimits

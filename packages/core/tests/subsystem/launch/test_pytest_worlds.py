@@ -180,7 +180,7 @@ def test_fixture_that_cannot_be_pickled_is_named(pytester: pytest.Pytester) -> N
     result.assert_outcomes(failed=2, errors=1)
     result.stdout.fnmatch_lines(
         [
-            "E *MeshFixtureError: mesh.get_group: the mesh is made in the ranks, after all fixtures; *",
+            "E *UsageError: mesh.get_group: the mesh is made in the ranks, after all fixtures; *",
             "fixture 'local' cannot travel to the ranks: function: *",
             "fixture 'capsys' cannot travel to the ranks: CaptureFixture: *",
         ]

@@ -20,13 +20,13 @@ def test_skipped(): pass
 """
 
 MACHINE = """
-import assay.devices.detection.listing
+import assay.devices.detection.isolation
 from assay.devices.base import DeviceVendor
-from assay.devices.detection.listing import ListedDevice
+from assay.devices.detection.isolation import ListedDevice
 
 NOBODY = DeviceVendor("nobody", "Nobody", "gloo", "inductor", ())
 LISTED = (ListedDevice("nobody", "absent", NOBODY, missing="its driver"),)
-assay.devices.detection.listing.list_devices = lambda timeout: LISTED
+assay.devices.detection.isolation.list_devices = lambda timeout: LISTED
 """
 
 

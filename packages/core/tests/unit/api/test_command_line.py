@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from assay.api.command_line import command_line
 from assay.api.generation import check_generate
+from assay.api.options import command_line
 from assay.api.training import check_train
 from assay.errors import UsageError
 

@@ -2,31 +2,38 @@
 
 import pytest
 
-from assay.api.train_mode import TrainMode
+from assay.api.training import refuse_other_mode
 from assay.errors import UsageError
 
-NONE = {
-    "steps": None, "resume_at": None, "learning_rate": None, "overfit": False,
-    "overfit_steps": None, "track": None,
-}  # fmt: skip
+OF_STEPS = ("--steps", "--resume-at")
+OF_OVERFIT = ("--overfit-steps", "--track")
+
+
+def check_mode(given: dict[str, object], *, overfit: bool) -> None:
+    of_steps, of_overfit = (
+        {name: given.get(name) for name in names} for names in (OF_STEPS, OF_OVERFIT)
+    )
+    refuse_other_mode(of_steps, of_overfit, overfit=overfit)
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("given", "overfit", "message"),
     [
-        ({"overfit": True, "resume_at": 2}, "--resume-at with --overfit"),
-        ({"overfit": True, "steps": 3, "resume_at": 2}, "--steps and --resume-at with --overfit"),
-        ({"overfit_steps": 9}, "--overfit-steps without --overfit"),
-        ({"track": "wandb"}, "--track without --overfit"),
+        ({"--resume-at": 2}, True, "--resume-at with --overfit"),
+        ({"--steps": 3, "--resume-at": 2}, True, "--steps and --resume-at with --overfit"),
+        ({"--overfit-steps": 9}, False, "--overfit-steps without --overfit"),
+        ({"--track": "wandb"}, False, "--track without --overfit"),
     ],
 )
-def test_option_without_effect_is_refused(given: dict[str, object], message: str) -> None:
+def test_option_without_effect_is_refused(
+    given: dict[str, object], overfit: bool, message: str
+) -> None:
     with pytest.raises(UsageError, match=message):
-        TrainMode(**{**NONE, **given}).check_consistency()  # type: ignore[arg-type]
+        check_mode(given, overfit=overfit)
 
 
-@pytest.mark.parametrize("given", [{}, {"steps": 4}, {"overfit": True, "track": "wandb"}])
-def test_options_that_go_together_are_taken(given: dict[str, object]) -> None:
-    mode = TrainMode(**{**NONE, **given})  # type: ignore[arg-type]
-    mode.check_consistency()
-    assert mode.overfit is bool(given.get("overfit"))
+@pytest.mark.parametrize(
+    ("given", "overfit"), [({}, False), ({"--steps": 4}, False), ({"--track": "wandb"}, True)]
+)
+def test_options_that_go_together_are_taken(given: dict[str, object], overfit: bool) -> None:
+    check_mode(given, overfit=overfit)

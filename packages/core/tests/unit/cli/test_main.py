@@ -15,7 +15,7 @@ import pytest
 import typer
 
 import assay.cli
-from assay.cli import application, extensions
+from assay.cli import application
 from assay.errors import MachineError
 from assay.runs import RunFolder
 from assay.runs import folders as run_folders
@@ -54,7 +54,7 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
         (tmp_path / f"extension_{name}.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
     found = [EntryPoint(name, f"extension_{name}:app", "assay.commands") for name in MODULES]
-    monkeypatch.setattr(extensions, "find_extensions", lambda: found)
+    monkeypatch.setattr(application, "entry_points", lambda group: found)
 
     @app.command()
     def end(how: str, as_json: Annotated[bool, typer.Option("--json")] = False) -> None:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
-from assay.devices.base import AbsentDeviceError, Detection, DeviceVendor, UnknownVariantError
+from assay.devices.base import Detection, DeviceVendor, make_absent_error, make_variant_error
 
 ACME = DeviceVendor(
     name="acme",
@@ -24,9 +24,9 @@ class AcmeDevice:
     def __init__(self, variant: str = "") -> None:
         indices = tuple(str(index) for index in range(len(_PRODUCTS)))
         if variant and not variant.isdecimal():
-            raise UnknownVariantError.of("acme", variant, indices)
+            raise make_variant_error("acme", variant, indices)
         if int(variant or 0) >= len(_PRODUCTS):
-            raise AbsentDeviceError.of(f"acme:{variant}", "there are 2", "acme:0, acme:1")
+            raise make_absent_error(f"acme:{variant}", "there are 2", "acme:0, acme:1")
         self.name = f"acme:{variant}" if variant else "acme"
         self._index = int(variant or 0)
 

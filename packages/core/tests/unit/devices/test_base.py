@@ -14,13 +14,11 @@ VENDOR = DeviceVendor("acme", "Acme Rocket", "gloo", "eager", ("assay-acme",))
 def test_detection_counts_what_it_names() -> None:
     detection = Detection(VENDOR, products=("Rocket 1", "Rocket 2"))
     assert detection.present
-    assert detection.count == 2
 
 
 def test_detection_that_misses_something_is_absent() -> None:
     detection = Detection(VENDOR, missing="a rocket")
     assert not detection.present
-    assert detection.count == 0
 
 
 @pytest.mark.parametrize(("products", "missing"), [((), ""), (("Rocket 1",), "a rocket")])
@@ -53,6 +51,6 @@ def test_suspension_is_of_one_thread() -> None:
 
 
 def test_neither_the_protocol_nor_the_listing_imports_torch() -> None:
-    code = "import sys, assay.devices.base, assay.devices.detection.listing; print('torch' in sys.modules)"
+    code = "import sys, assay.devices.base, assay.devices.detection.isolation; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from assay.devices import host_memory
-from assay.devices.base import UnknownVariantError
 from assay.devices.cpu import CpuDevice
 from assay.devices.torch_settings import (
     deterministic_algorithms,
     float32_operand_format,
     seed_generators,
 )
+from assay.errors import UsageError
 from packages.core.tests.unit.devices.protocol_checks import check_device_protocol
 
 
@@ -24,7 +24,7 @@ def test_cpu_implements_the_protocol() -> None:
 
 
 def test_cpu_has_no_variants() -> None:
-    with pytest.raises(UnknownVariantError, match="unknown device 'cpu:1'; there is: cpu"):
+    with pytest.raises(UsageError, match="unknown device 'cpu:1'; there is: cpu"):
         CpuDevice("1")
 
 

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from assay.devices import cuda
-from assay.devices.base import AbsentDeviceError, Device, UnknownVariantError
+from assay.devices.base import Device
 from assay.devices.cuda import CudaDevice
+from assay.errors import MachineError, UsageError
 
 
 class FakeGpus:
@@ -159,14 +160,12 @@ def test_gpu_that_is_not_there_is_absent_and_a_word_is_unknown(
     install_gpus: Callable[..., FakeGpus],
 ) -> None:
     install_gpus(FakeGpus("Big GPU"), cuda_version="13.0")
-    with pytest.raises(AbsentDeviceError) as absent:
+    with pytest.raises(MachineError) as absent:
         CudaDevice("1")
     assert str(absent.value) == (
         "device 'cuda:1' is absent; missing: there are 1. This machine has: cuda:0"
     )
-    with pytest.raises(
-        UnknownVariantError, match="unknown device 'cuda:fp8'; there is: cuda, cuda:0"
-    ):
+    with pytest.raises(UsageError, match="unknown device 'cuda:fp8'; there is: cuda, cuda:0"):
         CudaDevice("fp8")
 
 

@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from assay.cli.commands.devices import devices
 from assay.devices.base import DeviceVendor
-from assay.devices.detection import listing
-from assay.devices.detection.listing import ListedDevice
+from assay.devices.detection import isolation
+from assay.devices.detection.isolation import ListedDevice
 
 ACME = DeviceVendor(
     "acme", "Acme Rocket", "gloo", "eager", ("assay-acme", "assay-fast"), verified="Rocket 1"
@@ -25,7 +25,7 @@ LINES = (
 
 @pytest.fixture
 def app(monkeypatch: pytest.MonkeyPatch) -> typer.Typer:
-    monkeypatch.setattr(listing, "list_devices", lambda timeout: LINES)
+    monkeypatch.setattr(isolation, "list_devices", lambda timeout: LINES)
     monkeypatch.setenv("COLUMNS", "100")
     app = typer.Typer()
     app.command()(devices)

@@ -13,13 +13,14 @@ import torch
 
 from assay.devices.apple import AppleDevice
 from assay.devices.ascend import AscendDevice
-from assay.devices.base import AbsentDeviceError, Device
+from assay.devices.base import Device
 from assay.devices.detection import isolation
 from assay.devices.gaudi import GaudiDevice
 from assay.devices.intel import IntelDevice
 from assay.devices.spyre import SpyreDevice
 from assay.devices.torch_backend import TorchBackendDevice
 from assay.devices.trainium import TrainiumDevice
+from assay.errors import MachineError
 from packages.core.tests.unit.devices.protocol_checks import ConformanceError, check_device_protocol
 
 pytest_plugins = ("pytester",)
@@ -74,7 +75,7 @@ def test_wrong_product_is_found_on_each(
 def test_device_beyond_the_last_is_absent(
     machine: None, adapter: Callable[[str], TorchBackendDevice]
 ) -> None:
-    with pytest.raises(AbsentDeviceError, match="missing: there are"):
+    with pytest.raises(MachineError, match="missing: there are"):
         adapter("8")
 
 

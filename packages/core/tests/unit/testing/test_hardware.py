@@ -1,10 +1,16 @@
 import pytest
 
 from assay.devices.base import DeviceVendor
-from assay.devices.detection.listing import ListedDevice
+from assay.devices.detection.isolation import ListedDevice
 from assay.errors import UsageError
-from assay.testing.hardware import hardware_policy, missing_accelerators, missing_ranks
-from assay.testing.marks import AcceleratorMark, MarkError, WorldMark
+from assay.testing.marks import (
+    AcceleratorMark,
+    MarkError,
+    WorldMark,
+    hardware_policy,
+    missing_accelerators,
+    missing_ranks,
+)
 
 
 def vendor(name: str) -> DeviceVendor:

@@ -7,7 +7,7 @@ import pytest
 from assay.errors import UsageError
 from assay.launch import UnsendableError
 from assay.testing.rank_body import RewritingFinder, _unpack_fixtures, rewrite
-from assay.testing.worlds import MeshFixtureError, MeshOfRanks, pack_fixtures
+from assay.testing.worlds import MeshOfRanks, pack_fixtures
 
 
 def test_fixtures_keep_shared_objects_on_the_ranks() -> None:
@@ -40,7 +40,7 @@ def test_fixture_that_cannot_be_unpickled_is_named() -> None:
 
 
 def test_use_of_the_mesh_in_a_fixture_is_refused_with_advice() -> None:
-    with pytest.raises(MeshFixtureError, match=r"^mesh.get_group: the mesh is made in the ranks"):
+    with pytest.raises(UsageError, match=r"^mesh.get_group: the mesh is made in the ranks"):
         _ = MeshOfRanks().get_group
     assert not hasattr(MeshOfRanks(), "__array__")
 

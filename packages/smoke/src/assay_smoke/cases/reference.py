@@ -18,8 +18,8 @@ from assay.training.processes.trusted import TrustedSide, describe_model
 from assay.training.replay.conditions import comparable
 from assay.training.replay.run_rows import count_rows
 from assay.training.state.files import write_state
+from assay.training.state.parameter_records import trajectory_of
 from assay.training.state.states import collect_state, shared_parameters
-from assay.training.state.trajectory import trajectory_of
 from assay_smoke.cases.requests import ReferenceAnswer
 
 _LOGITS = "logits.safetensors"

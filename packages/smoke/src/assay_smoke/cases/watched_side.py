@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from assay.launch import Rank
 from assay.training.processes.candidate_side import CandidateSide
 from assay.training.state.files import fingerprint
-from assay.training.state.held_parts import hash_held_parts
+from assay.training.state.parameter_records import hash_held_parts
 from assay.training.state.parameters import named_parameters
 from assay.training.state.sharding import local_part
 from assay.training.state.states import collect_state

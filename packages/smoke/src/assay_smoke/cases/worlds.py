@@ -19,8 +19,8 @@ from assay.training.processes.requests import ReferenceRequest, StepRecord
 from assay.training.processes.skipped_steps import step_until_made
 from assay.training.processes.trainer_report import ModelReport, TrainerReport, declared_traits
 from assay.training.replay.conditions import comparable
+from assay.training.state.parameter_records import trajectory_of
 from assay.training.state.states import differing_parameters, inject_state
-from assay.training.state.trajectory import trajectory_of
 from assay.training.trainers.reference import MODEL_FOLDER
 from assay.training.trainers.registry import OpenedTrainer, describe_trainer
 from assay_smoke.cases.reference import train_reference

@@ -50,7 +50,10 @@ def calibrate(
     files = [text for text in clean if text.endswith(_METRICS)]
     if files and len(files) < len(clean):
         raise UsageError("runs and files of metrics: give one kind of them")
-    _refuse_twice([*clean, *(model or [])])
+    names = [*clean, *(model or [])]
+    for name in names:
+        if names.count(name) > 1:
+            raise UsageError(f"{name} is given twice")
     for option, value in (("--model", model), ("--reference", reference)):
         if files and value:
             raise UsageError(f"{option} is of runs: files of metrics have theirs")
@@ -90,14 +93,6 @@ def _calibrate_thresholds(files: Sequence[Path], output: Path) -> None:
     write_whole(output, thresholds_file(runs, _command()))
     print_text(output)
     print_text(published_pair(calibrate_thresholds(runs)))
-
-
-def _refuse_twice(names: Sequence[str]) -> None:
-    from assay.errors import UsageError
-
-    for name in names:
-        if names.count(name) > 1:
-            raise UsageError(f"{name} is given twice")
 
 
 def _command() -> str:

@@ -1,14 +1,13 @@
 """`assay capture`: record the reference as a golden, or the models of any command."""
 
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
 from assay.api.inputs import input_options
-from assay.cli.derived_commands import read_values, with_options_of
-from assay.cli.generation_options import TrustRemoteCode
+from assay.cli.derived_commands import TrustRemoteCode, read_values, with_options_of
 from assay.errors import UsageError
 from assay.files import parse_location
 from assay.output.streams import print_text
@@ -121,7 +120,12 @@ def capture(  # noqa: PLR0913 - one for each option
             recorded["noise_for"] = noise_for
         of_model = {"run": run, "trust_remote_code": trust_remote_code, **inputs}
         _refuse(_find_given(of_model), "not for a command after --")
-        _run_command(model, context.meta[_COMMAND], output, min_parameters, recorded)
+        from assay.recording.attaching.launching import run_captured
+
+        command: list[str] = context.meta[_COMMAND]
+        if model is not None or not command:
+            raise UsageError("give either a model, or a command after --")
+        raise typer.Exit(run_captured(command, output, min_parameters, recorded))
     if model is None or run is None:
         raise UsageError("name a model and its --run, or a command after --")
     _refuse(recorded, "only for a command after --")
@@ -171,23 +175,8 @@ def _refuse(given: dict[str, Any], reason: str) -> None:
         raise UsageError(f"{', '.join(names)}: {reason}")
 
 
-def _run_command(
-    model: str | None,
-    command: list[str],
-    output: str,
-    min_parameters: int,
-    recorded: dict[str, Any],
-) -> NoReturn:
-    from assay.recording.attaching.launching import run_captured
-
-    if model is not None or not command:
-        raise UsageError("give either a model, or a command after --")
-    raise typer.Exit(run_captured(command, output, min_parameters, recorded))
-
-
 def _dtypes(text: str) -> list[str]:
     from assay.devices.run_string import RUN_DTYPES
-    from assay.errors import UsageError
 
     names = [name.strip() for name in text.split(",")]
     for name in names:

@@ -8,9 +8,7 @@ import typer
 from assay.output.streams import print_text
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
-    from assay.devices.detection.listing import ListedDevice
+    from assay.devices.detection.isolation import ListedDevice
 
 _STYLES = {"present": "green", "absent": "dim", "broken": "red"}
 
@@ -34,7 +32,7 @@ def devices(
 
     Example: assay devices --json
     """
-    from assay.devices.detection.listing import list_devices
+    from assay.devices.detection.isolation import list_devices
 
     lines = list_devices(timeout)
     if as_json:
@@ -47,12 +45,12 @@ def devices(
 def _print_table(lines: "tuple[ListedDevice, ...]") -> None:
     from rich.text import Text
 
-    from assay.output.console import open_console
+    from assay.output.console import new_table, open_console
 
-    overview = _new_table(
+    overview = new_table(
         "DEVICE", "VENDOR", "STATUS", "VERIFIED", "DISTRIBUTED", "COMPILE", "RUNNER LABELS"
     )
-    details = _new_table("VENDOR", "FOUND OR MISSING")
+    details = new_table("VENDOR", "FOUND OR MISSING")
     for line in lines:
         vendor = line.vendor
         overview.add_row(
@@ -66,15 +64,6 @@ def _print_table(lines: "tuple[ListedDevice, ...]") -> None:
         )
         details.add_row(vendor.title if vendor else line.device, Text(_found_or_missing(line)))
     open_console().print(overview, "", details, sep="\n")
-
-
-def _new_table(*headings: str) -> "Table":
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for heading in headings:
-        table.add_column(heading, overflow="fold")
-    return table
 
 
 def _found_or_missing(line: "ListedDevice") -> str:

@@ -11,17 +11,16 @@ def explain(
     ] = None,
 ) -> None:
     """Say what a diagnosis means, what usually causes it, and what to do next."""
-    from rich.table import Table
     from rich.text import Text
 
     from assay.comparing.wording.diagnoses import describe_diagnosis, list_diagnoses
-    from assay.output.console import open_console
+    from assay.output.console import new_table, open_console
 
     console = open_console()
     if diagnosis is not None:
         console.print(Text(describe_diagnosis(diagnosis)))
         return
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
+    table = new_table()
     table.add_column(no_wrap=True)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")

@@ -21,19 +21,15 @@ def list_models(
     ] = False,
 ) -> None:
     """Show the recipes: what each is for, its size and its loss on held-out text."""
-    from rich.table import Table
-
     from assay.models import RECIPES
     from assay.models.micro.recipes import read_provenance
-    from assay.output.console import open_console
+    from assay.output.console import new_table, open_console
 
     records = {name: read_provenance(recipe) for name, recipe in RECIPES.items()}
     if as_json:
         print_text(json.dumps({"schema": 1, "models": records}, indent=1))
         return
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for heading in ("MODEL", "PARAMETERS", "HELD-OUT LOSS", "WHAT IT HAS"):
-        table.add_column(heading, overflow="fold")
+    table = new_table("MODEL", "PARAMETERS", "HELD-OUT LOSS", "WHAT IT HAS")
     for name, recipe in RECIPES.items():
         table.add_row(f"micro:{name}", *_size_and_loss(records[name]), recipe.summary)
     open_console().print(table)

@@ -1,4 +1,4 @@
-"""Detect and open devices in a separate process.
+"""Detect, list and open devices in a separate process.
 
 A vendor's software then cannot hang, crash or change the calling process, which can still fork
 afterwards. A process that has initialized a driver cannot fork.
@@ -14,15 +14,15 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
 from assay.devices import registry
-from assay.devices.base import Detection
-from assay.devices.registry import make_broken_adapter_error
+from assay.devices.base import Detection, DeviceVendor
+from assay.devices.registry import adapter_names, make_broken_adapter_error
 from assay.devices.run_string import Run, parse_device
 from assay.errors import AssayError, MachineError, UsageError, exit_in_words
 from assay.watchdog import watched
@@ -43,20 +43,54 @@ _ERRORS = {"usage": UsageError, "machine": MachineError}
 _DETECTIONS = TypeAdapter(tuple[Detection, ...])
 
 
-@dataclass(frozen=True, slots=True)
-class DetectionAnswer:
-    """The detections of one adapter, or the problem that prevented them."""
+Status = Literal["present", "absent", "broken"]
 
-    kind: str
-    detections: tuple[Detection, ...] = ()
-    problem: str = ""
+
+@dataclass(frozen=True, slots=True)
+class ListedDevice:
+    """One vendor's line of `assay devices`."""
+
+    device: str
+    """Its name in a RUN."""
+    status: Status
+    vendor: DeviceVendor | None = None
+    """None if a broken adapter did not report it."""
+    products: tuple[str, ...] = ()
+    variants: tuple[str, ...] = ()
+    missing: str = ""
+    """Requirement that a run on it lacks; "" if it is present."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the line as `assay devices --json` prints it."""
+        vendor = self.vendor
+        return {
+            **asdict(self),
+            "vendor": vendor.name if vendor else None,
+            "title": vendor.title if vendor else None,
+            "count": len(self.products),
+            "distributed_backend": vendor.distributed_backend if vendor else None,
+            "compile_backend": vendor.compile_backend if vendor else None,
+            "runner_labels": list(vendor.runner_labels) if vendor else [],
+            "verified": vendor.verified if vendor else "",
+        }
+
+
+def list_devices(timeout_seconds: float) -> tuple[ListedDevice, ...]:
+    """Return one line per vendor, present ones first.
+
+    timeout_seconds: as for `detect_isolated`.
+    """
+    lines = detect_isolated(adapter_names(), timeout_seconds)
+    order: list[Status] = ["present", "absent", "broken"]
+    return tuple(sorted(lines, key=lambda line: (order.index(line.status), line.device)))
 
 
 def detect_isolated(
     kinds: tuple[str, ...], timeout_seconds: float = DETECTION_TIMEOUT_SECONDS
-) -> tuple[DetectionAnswer, ...]:
-    """Detect the devices of every adapter at the same time; report hangs and crashes in the answers.
+) -> tuple[ListedDevice, ...]:
+    """Detect the devices of every adapter at the same time.
 
+    A broken adapter, or one that hangs or crashes, is a line and not an error.
     timeout_seconds: for all adapters together, counted from the start of the process that asks
         them. Starting Python and torch takes seconds of it.
     """
@@ -69,10 +103,11 @@ def detect_isolated(
 
 def _detect_in_one_process(
     kinds: tuple[str, ...], timeout_seconds: float
-) -> tuple[DetectionAnswer, ...]:
+) -> tuple[ListedDevice, ...]:
     answers, ended = _ask(["detect", *kinds], timeout_seconds)
     by_kind = {answer["kind"]: answer for answer in answers}
-    return tuple(_read_answer(kind, by_kind.get(kind, {"ended": ended})) for kind in kinds)
+    lines = (_read_answer(kind, by_kind.get(kind, {"ended": ended})) for kind in kinds)
+    return tuple(chain.from_iterable(lines))
 
 
 def require_run(run: Run, timeout_seconds: float = DETECTION_TIMEOUT_SECONDS) -> None:
@@ -176,15 +211,26 @@ def _silent(kind: str, ended: str) -> MachineError:
     return make_broken_adapter_error(kind, f"asked for its devices, it {ended}")
 
 
-def _read_answer(kind: str, answer: dict[str, Any]) -> DetectionAnswer:
+def _read_answer(kind: str, answer: dict[str, Any]) -> list[ListedDevice]:
     if "ended" in answer:
-        return DetectionAnswer(kind, problem=str(_silent(kind, answer["ended"])))
-    if "error" in answer:
-        return DetectionAnswer(kind, problem=answer["message"])
-    try:
-        return DetectionAnswer(kind, _DETECTIONS.validate_python(answer["detections"]))
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        problem = str(make_broken_adapter_error(kind, f"{where}: {first['msg']}"))
-        return DetectionAnswer(kind, problem=problem)
+        problem = str(_silent(kind, answer["ended"]))
+    elif "error" in answer:
+        problem = answer["message"]
+    else:
+        try:
+            return [
+                ListedDevice(
+                    kind,
+                    "present" if found.present else "absent",
+                    found.vendor,
+                    found.products,
+                    found.variants,
+                    found.missing,
+                )
+                for found in _DETECTIONS.validate_python(answer["detections"])
+            ]
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"]))
+            problem = str(make_broken_adapter_error(kind, f"{where}: {first['msg']}"))
+    return [ListedDevice(kind, "broken", missing=problem)]

@@ -1,17 +1,68 @@
-"""Matrix products and sums of the simulated accelerator's variants.
+"""Matrix products, sums and roundings of the simulated accelerator's variants.
 
-Shapes: B batch (any number of dims), M rows, K terms of a sum, N columns.
+Shapes: B batch (any number of dims), M rows, K terms of a sum, N columns. In grouped products, as
+mixture-of-experts models use them, each of G groups of the T rows has its own matrix; offsets_G holds the
+end of each group, and the first group starts at 0.
 """
 
 import functools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor
 
 from assay.devices.sim.numerics import Numerics
-from assay.devices.sim.rounding import round_to_scaled_e4m3, round_to_tf32, round_toward_zero
+from assay.dtypes import float_format
+
+_INTEGER_OF = {torch.float16: torch.int16, torch.bfloat16: torch.int16, torch.float32: torch.int32}
+_E4M3_LARGEST = float_format("float8_e4m3fn").largest
+
+# The scale and its inverse must both be normal numbers of float32, or products would underflow.
+_SMALLEST_SCALE_EXPONENT = -126
+
+# TF32 stores the upper 10 of the 23 significand bits of float32.
+_TF32_DROPPED_BITS = 13
+
+
+def round_toward_zero(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """Round to the narrower `dtype` without increasing the magnitude.
+
+    A magnitude above the largest number becomes that number. Infinities and NaN stay.
+    """
+    nearest = values.to(dtype)
+    grew = nearest.to(values.dtype).abs() > values.abs()
+    # In sign-magnitude formats the next smaller magnitude is the next smaller integer.
+    bits = nearest.view(_INTEGER_OF[dtype])
+    return (bits - grew.to(bits.dtype)).view(dtype)
+
+
+def round_to_tf32(values: Tensor) -> Tensor:
+    """Round float32 values to the 11 significand bits of TF32, ties to even."""
+    bits = values.view(torch.int32)
+    half = (1 << (_TF32_DROPPED_BITS - 1)) - 1
+    odd = (bits >> _TF32_DROPPED_BITS) & 1
+    rounded = (bits + half + odd) & -(1 << _TF32_DROPPED_BITS)
+    return torch.where(values.isfinite(), rounded.view(torch.float32), values)
+
+
+def round_to_scaled_e4m3(values: Tensor) -> Tensor:
+    """Round to e4m3 numbers times one power of two for the whole tensor; return float32.
+
+    The scale is the smallest power of two, at least 2^-126, that brings the largest finite magnitude
+    to at most 448, so the rounding is idempotent. Infinities and NaN stay.
+    """
+    values = values.float()
+    largest = float(values.abs().max()) if values.numel() else 0.0
+    if not math.isfinite(largest):
+        finite = values.isfinite()
+        return torch.where(finite, round_to_scaled_e4m3(values.where(finite, 0.0)), values)
+    fraction, exponent = math.frexp(largest / _E4M3_LARGEST)
+    # frexp returns a fraction in [0.5, 1); 0.5 stands for a power of two.
+    exponent = max(exponent - (fraction == 0.5), _SMALLEST_SCALE_EXPONENT)  # noqa: PLR2004
+    scaled = (values * math.ldexp(1.0, -exponent)).to(torch.float8_e4m3fn)
+    return scaled.float() * math.ldexp(1.0, exponent)
+
 
 _NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 SIMULATED_DTYPES = frozenset(_NAMES)
@@ -113,3 +164,52 @@ def _counted_from_zero(dims: list[int], num_dims: int) -> list[int]:
     if not dims or not num_dims:
         return list(range(num_dims))
     return sorted(dim % num_dims for dim in dims)
+
+
+def grouped_multiply(
+    arithmetic: Arithmetic,
+    left: Tensor,
+    right: Tensor,
+    offs: Tensor | None = None,
+    bias: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Compute `torch.nn.functional.grouped_mm` for its four combinations of shapes.
+
+    TK by GKN, GMK by KT, MT by TN (a sum over each group, so GMN), and GMK by GKN.
+    Rows after the last group are zero.
+    """
+    if offs is None:
+        product = arithmetic.multiply(left, right)
+    elif left.ndim == right.ndim:
+        product = left.new_zeros(offs.numel(), left.shape[0], right.shape[1])
+        for group, rows in _groups(offs):
+            product[group] = arithmetic.multiply(left[:, rows], right[rows])
+    elif left.ndim < right.ndim:
+        product = left.new_zeros(left.shape[0], right.shape[2])
+        for group, rows in _groups(offs):
+            product[rows] = arithmetic.multiply(left[rows], right[group])
+    else:
+        product = left.new_zeros(left.shape[1], right.shape[1])
+        for group, rows in _groups(offs):
+            product[:, rows] = arithmetic.multiply(left[group], right[:, rows])
+    if bias is not None:
+        product = product + bias
+    return product if out_dtype is None else product.to(out_dtype)
+
+
+def grouped_multiply_backward(
+    arithmetic: Arithmetic, left_TK: Tensor, right_GKN: Tensor, offs: Tensor, gradient_TN: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Compute the gradients of both operands of TK by GKN from the product's gradient."""
+    return (
+        grouped_multiply(arithmetic, gradient_TN, right_GKN.transpose(1, 2), offs),
+        grouped_multiply(arithmetic, left_TK.T, gradient_TN, offs),
+    )
+
+
+def _groups(offsets_G: Tensor) -> Iterator[tuple[int, slice]]:
+    start = 0
+    for group, end in enumerate(offsets_G.tolist()):
+        yield group, slice(start, end)
+        start = end

@@ -12,8 +12,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from assay.devices.base import execution_suspended
-from assay.devices.sim.arithmetic import SIMULATED_DTYPES, Arithmetic
-from assay.devices.sim.grouped import grouped_multiply, grouped_multiply_backward
+from assay.devices.sim.arithmetic import (
+    SIMULATED_DTYPES,
+    Arithmetic,
+    grouped_multiply,
+    grouped_multiply_backward,
+)
 
 Operation = Callable[..., Any]
 

@@ -25,7 +25,7 @@ compiles nothing: a compiled model runs operation by operation.
 from dataclasses import dataclass
 from typing import Literal
 
-from assay.devices.base import UnknownVariantError
+from assay.devices.base import make_variant_error
 
 DEFAULT_VARIANT = "split4"
 
@@ -69,8 +69,8 @@ VARIANTS = {
 
 
 def numerics_of(variant: str) -> Numerics:
-    """Return the numerics called `variant`, the default for "". Raises: UnknownVariantError."""
+    """Return the numerics called `variant`, the default for "". Raises: UsageError."""
     try:
         return VARIANTS[variant or DEFAULT_VARIANT]
     except KeyError:
-        raise UnknownVariantError.of("sim", variant, tuple(VARIANTS)) from None
+        raise make_variant_error("sim", variant, tuple(VARIANTS)) from None

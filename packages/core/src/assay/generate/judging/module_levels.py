@@ -1,6 +1,13 @@
-"""The levels inputs and modules: the outputs of every stage for the reference's inputs."""
+"""The levels inputs and modules: the outputs of every stage for the reference's inputs.
 
+Shapes: C channels of all heads, H heads, D channels of one head.
+"""
+
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
 
 from assay.comparing.judge import (
     DeviceBias,
@@ -13,17 +20,119 @@ from assay.comparing.judge import (
     rank_stages,
 )
 from assay.comparing.levels import LevelResult, describe_uncalled, level_of, list_unmatched
-from assay.comparing.results import ReplayResults
+from assay.comparing.results import PortResult, ReplayResults
 from assay.comparing.stored_results import read_results
+from assay.comparing.token_rows import TokenPort, TokenRows
 from assay.errors import name_some
 from assay.generate.judging.evidence import GenerateEvidence
-from assay.generate.judging.heads import describe_wrong_head
-from assay.generate.judging.replay_rows import drift_rows, replay_rows
 from assay.generate.processes.requests import REPLAY
 from assay.metrics import RowErrors
 from assay.stages import Stage
 from assay.statistics import SYSTEMATIC
-from assay.verdicts import Level, Location, Outcome, TokenPosition, Unmatched
+from assay.verdicts import Level, Location, Measurement, Outcome, TokenPosition, Unmatched
+
+# If one head is wrong, it has nearly all of the excess error; with two wrong heads neither has.
+_OWN_SHARE = 0.9
+
+
+def describe_wrong_head(
+    origin: FailedStage, candidate: ReplayResults, noise: ReplayResults
+) -> str | None:
+    """Name the one wrong head of the stage `origin`; None if there is not exactly one."""
+    ports = [port for port in candidate.ports.values() if port.stage == origin.stage]
+    width = _width_of_heads(ports)
+    if width is None:
+        return None
+    for port in ports:
+        reference = noise.ports.get((port.module, port.port))
+        actual, expected = _squares(port), _squares(reference)
+        if actual is None or len(actual) <= width or len(actual) % width:
+            continue
+        if expected is not None and expected.shape == actual.shape:
+            actual = (actual - expected).clamp(min=0)
+        excess_H = actual.unflatten(0, (-1, width)).sum(1)
+        worst = int(excess_H.argmax())
+        if float(excess_H[worst]) > _OWN_SHARE * float(excess_H.sum()):
+            return f"the error of {origin.stage} is in head {worst} of {len(excess_H)}"
+    return None
+
+
+def _width_of_heads(ports: Iterable[PortResult]) -> int | None:
+    """Return D, read from the cache entries of the stage, (..., D); None without a cache."""
+    for port in ports:
+        is_cache = port.port.startswith("changed.") and port.port.endswith((".keys", ".values"))
+        if is_cache and port.sums.channel is not None:
+            return int(port.sums.channel.shape[1])
+    return None
+
+
+def _squares(port: PortResult | None) -> Tensor | None:
+    """Return the sum of squared errors of each channel, (C,)."""
+    if port is None or port.sums.channel is None:
+        return None
+    squares: Tensor = port.sums.channel[3]
+    return squares
+
+
+def replay_rows(
+    judged: list[Judged], noise: ReplayResults, evidence: GenerateEvidence
+) -> list[Measurement]:
+    """List every judged statistic, and for every stage and token the worst of its ports."""
+    rows = [
+        Measurement(
+            **_place(item.port), statistic=item.ratio.statistic, actual=item.ratio.actual,
+            expected=item.ratio.expected, ratio=item.ratio.value, limit=item.limit,
+        )
+        for item in judged
+    ]  # fmt: skip
+    ports = {(item.port.module, item.port.port): item.port for item in judged}
+    return rows + _token_rows(ports, noise, evidence)
+
+
+def _token_rows(
+    ports: dict[tuple[str, str], PortResult], noise: ReplayResults, evidence: GenerateEvidence
+) -> list[Measurement]:
+    floor = evidence.unit_roundoff / 2
+    measured = [
+        TokenPort(
+            port, known.sums.rows if (known := noise.ports.get(key)) else [], floor, _place(port)
+        )
+        for key, port in ports.items()
+    ]
+    return list(TokenRows(measured, lambda *token: evidence.call_of(evidence.token(*token))[1]))
+
+
+def drift_rows(judged: list[Judged], evidence: GenerateEvidence) -> list[Measurement]:
+    """List the error that accumulates along the depth in a forced run, of both runs."""
+    if "drift" not in evidence.candidate.attachments:
+        return []
+    actual: dict[str, float] = evidence.candidate.attachment_json("drift")  # type: ignore[assignment]
+    noise: dict[str, float] = evidence.section.trace.attachment_json("noise-drift")  # type: ignore[assignment]
+    floor = evidence.unit_roundoff / 2
+    order: dict[str, int] = {}
+    for item in judged:
+        order.setdefault(item.port.stage.module, item.port.order)
+    return [
+        Measurement(
+            level="modules", module=module, port="output", order=order[module],
+            statistic="accumulated", actual=error, expected=noise.get(module, 0.0),
+            ratio=error / max(noise.get(module, 0.0), floor),
+        )
+        for module, error in actual.items()
+        if module in order
+    ]  # fmt: skip
+
+
+def _place(port: PortResult) -> dict[str, Any]:
+    """Return the columns that locate a row: the stage, and the port relative to it."""
+    own = port.module == port.stage.module
+    return {
+        "level": "inputs" if port.stage.phase == "inputs" else "modules",
+        "module": port.stage.module,
+        "port": port.port if own else f"{port.module}:{port.port}",
+        "phase": port.stage.phase,
+        "order": port.order,
+    }
 
 
 @dataclass(slots=True)

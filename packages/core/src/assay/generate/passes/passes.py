@@ -1,15 +1,23 @@
-"""Passes over a model, which both sides of a check make: free, forced, replayed."""
+"""Passes over a model, which both sides of a check make: free, forced, replayed, repeated."""
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 
 from assay.comparing.results import ReplayResults
 from assay.devices.base import Device
-from assay.generate.passes.generation_loop import Generated, generate, generate_forced, timeline_of
+from assay.generate.passes.generation_loop import (
+    Generated,
+    count_tokens,
+    generate,
+    generate_forced,
+    timeline_of,
+)
 from assay.hooks.module_tracer import ModuleTracer, NullHandler
 from assay.hooks.usage import UsageWatch
 from assay.hooks.values.boundary import Boundary
@@ -199,3 +207,50 @@ def replay(
             tracer.begin_batch(work.batch.number, timeline_of(work.batch))
             run_forced(side, work, tokens_BN)
     return replayer.finish()
+
+
+@dataclass(frozen=True, slots=True)
+class Repeatability:
+    """The difference of two runs of the same work."""
+
+    identical: bool
+    """True if bitwise equal."""
+    spread: float
+    """Norm of the difference over the norm of the first run."""
+
+
+class RepeatedWorks:
+    """The works that run twice: the first, and the last, which is the longest and is read in chunks.
+
+    Keeps only their logits from the first run. num_tokens: total over these works.
+    """
+
+    def __init__(self, works: Sequence[Work]) -> None:
+        self._works = works
+        self._numbers = sorted({0, len(works) - 1})
+        self._logits: list[Tensor] = []
+        self.num_tokens = count_tokens(works[number].batch for number in self._numbers)
+
+    def offer(self, number: int, logits: Tensor) -> None:
+        """Keep the logits of work `number` if it runs twice. Called in order for every work."""
+        if number in self._numbers:
+            self._logits.append(logits)
+
+    def run_again(
+        self, side: Side, tokens: Sequence[Tensor], meter: DriftMeter | None = None
+    ) -> Repeatability:
+        """Run the works again, with the tokens of every work, and compare.
+
+        meter: as in the first run, because hooks change how a compiled model runs.
+        """
+        works = [self._works[number] for number in self._numbers]
+        forced = run_all_forced(side, works, [tokens[number] for number in self._numbers], meter)
+        again = [generated.logits for generated in forced]
+        pairs = list(zip(again, self._logits, strict=True))
+        if all(torch.equal(one, other) for one, other in pairs):
+            return Repeatability(identical=True, spread=0.0)
+        difference = sum(
+            float((one.double() - other.double()).pow(2).sum()) for one, other in pairs
+        )
+        scale = sum(float(one.double().pow(2).sum()) for one in self._logits)
+        return Repeatability(identical=False, spread=math.sqrt(difference / max(scale, 1e-300)))

@@ -23,6 +23,8 @@ from assay.generate.passes.choices import (
 )
 from assay.generate.passes.generation_loop import count_tokens
 from assay.generate.passes.passes import (
+    Repeatability,
+    RepeatedWorks,
     Side,
     replay,
     run_all_forced,
@@ -30,7 +32,6 @@ from assay.generate.passes.passes import (
     single_rows,
     whole_batches,
 )
-from assay.generate.passes.repeatability import Repeatability, RepeatedWorks
 from assay.generate.passes.sampler import processed_scores
 from assay.generate.processes.golden import plan_inputs
 from assay.generate.processes.golden_folder import GoldenSection, read_golden

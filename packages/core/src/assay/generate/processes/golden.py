@@ -20,6 +20,7 @@ from assay.generate.passes.choices import (
 )
 from assay.generate.passes.generation_loop import count_tokens, limits_of_generation
 from assay.generate.passes.passes import (
+    RepeatedWorks,
     Side,
     Work,
     find_pointwise,
@@ -29,7 +30,6 @@ from assay.generate.passes.passes import (
     run_all_free,
     whole_batches,
 )
-from assay.generate.passes.repeatability import RepeatedWorks
 from assay.generate.passes.sampler import processed_scores
 from assay.generate.processes.golden_folder import MANIFEST
 from assay.generate.processes.requests import (

@@ -234,9 +234,14 @@ def _is_named_by(classes: tuple[type, ...], key: str) -> bool:
     In configuration classes of transformers an assignment counts too: the key is derived from other
     keys there, and only written to config.json.
     """
-    return any(
-        re.search(_pattern(key, module.__name__), _source(module)) for module in _modules(classes)
-    )
+    names = {
+        base.__module__
+        for one in classes
+        for base in one.__mro__
+        if not base.__module__.startswith(_GENERAL)
+    }
+    modules = [sys.modules[name] for name in sorted(names) if name in sys.modules]
+    return any(re.search(_pattern(key, one.__name__), _source(one)) for one in modules)
 
 
 def _pattern(key: str, module: str) -> str:
@@ -245,16 +250,6 @@ def _pattern(key: str, module: str) -> str:
     assigned = "" if own_code else r"(?!\s*=[^=])"
     quoted = "" if ".configuration_" in module else rf"|[\"']{name}[\"']"
     return rf"\.{name}\b{assigned}{quoted}"
-
-
-def _modules(classes: tuple[type, ...]) -> list[ModuleType]:
-    names = {
-        base.__module__
-        for one in classes
-        for base in one.__mro__
-        if not base.__module__.startswith(_GENERAL)
-    }
-    return [sys.modules[name] for name in sorted(names) if name in sys.modules]
 
 
 @cache

@@ -26,7 +26,6 @@ class TensorSource:
 
     name: str
     """Name in the model."""
-    stored_as: tuple[str, ...]
     make: Callable[[], Tensor]
     """Compute the value from the stored tensors, at each call again."""
 
@@ -67,7 +66,7 @@ def find_sources(model: Any, stored: Mapping[str, Tensor]) -> TensorSources:
         if own_name not in state:
             found.unused.append(name)
         elif pattern is None:
-            found.sources.append(TensorSource(own_name, (name,), partial(stored.__getitem__, name)))
+            found.sources.append(TensorSource(own_name, partial(stored.__getitem__, name)))
         else:
             converter = next(one for one in converters if pattern in one.source_patterns)
             group = groups.setdefault(own_name, _Group(converter, own_name))
@@ -125,7 +124,7 @@ def _convert(
 
     for name in outputs:
         if name in state:
-            found.sources.append(TensorSource(name, names, partial(make, name)))
+            found.sources.append(TensorSource(name, partial(make, name)))
         else:
             found.unknown[name] = f"made of {', '.join(names[:2])}, but not in the model"
 

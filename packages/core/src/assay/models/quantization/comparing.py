@@ -195,7 +195,7 @@ def _explain(
                 fitted[name] = fit_factors(_values(reference), _values(judged))
     found = {}
     for name, factors in explain_factors(fitted).items():
-        result = results[name].rescaled()
+        result = replace(results[name], findings=(), is_other=False, is_rescaled=True)
         if len(factors.columns):
             result = replace(sides.compare(pairs[name], factors), is_rescaled=True)
         if factors.apart:

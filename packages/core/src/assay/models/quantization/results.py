@@ -1,6 +1,6 @@
 """Results of a weight comparison."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 Cause = Literal[
@@ -66,10 +66,6 @@ class WeightResult:
     """Most of it differs."""
     is_rescaled: bool = False
     """Its rows or columns were scaled, and another weight of its layer cancels that."""
-
-    def rescaled(self) -> "WeightResult":
-        """Return the result without faults, for a weight with explained factors."""
-        return replace(self, findings=(), is_other=False, is_rescaled=True)
 
 
 @dataclass(frozen=True)

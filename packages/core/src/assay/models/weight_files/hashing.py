@@ -34,6 +34,15 @@ def hash_values(dtype: str, shape: tuple[int, ...], values: "Buffer") -> str:
     return digest.hexdigest()
 
 
+def hash_tensor(tensor: "torch.Tensor", dtype: str = "") -> str:
+    """Hash a tensor's dtype, shape and values; `dtype`: its name in the hash, by default torch's."""
+    import torch
+
+    flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    name = dtype or str(tensor.dtype).removeprefix("torch.")
+    return hash_values(name, tuple(tensor.shape), flat.numpy().data)
+
+
 def combine_hashes(hashes: Mapping[str, str]) -> str:
     """Combine named hashes into one that does not depend on their order."""
     lines = "".join(f"{name} {hashes[name]}\n" for name in sorted(hashes))
@@ -53,8 +62,6 @@ def weight_hashes(model: "torch.nn.Module") -> dict[str, str]:
         ]
         for name, tensor in counted("hashes weights", tensors, "tensors"):
             if id(tensor) not in known:
-                flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-                dtype = str(tensor.dtype).removeprefix("torch.")
-                known[id(tensor)] = hash_values(dtype, tuple(tensor.shape), flat.numpy().data)
+                known[id(tensor)] = hash_tensor(tensor)
             hashes[name] = known[id(tensor)]
     return hashes

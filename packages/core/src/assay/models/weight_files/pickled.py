@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from assay.files import UnreadableFileError, open_file
-from assay.models.weight_files.hashing import StoredWeight, hash_values
+from assay.models.weight_files.hashing import StoredWeight, hash_tensor
 from assay.models.weight_files.reading import DTYPES, weight_files
 from assay.progress import counted
 
@@ -136,7 +136,6 @@ def pickled_weights(folder: Path) -> dict[str, StoredWeight]:
     """Hash every tensor to the same value as `reading.stored_weights` for a safetensors file."""
     found: dict[str, StoredWeight] = {}
     for name, value in counted("hashes its files", read_pickled(folder).items(), "tensors"):
-        flat = value.contiguous().reshape(-1).view(torch.uint8)
-        dtype, shape = _NAMES[value.dtype], tuple(value.shape)
-        found[name] = StoredWeight(dtype, shape, hash_values(dtype, shape, flat.numpy().data))
+        dtype = _NAMES[value.dtype]
+        found[name] = StoredWeight(dtype, tuple(value.shape), hash_tensor(value, dtype))
     return found

@@ -7,7 +7,6 @@ import copy
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -38,14 +37,6 @@ _DEFAULT_ADAPTER = "default"
 _LORA = "lora_"
 
 
-@dataclass(frozen=True, slots=True)
-class _TensorInfo:
-    """Whole shape and dtype of a tensor of which a rank has all or a shard."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-
 def gather_tensors(modules: Iterable[nn.Module]) -> dict[str, Tensor] | None:
     """Gather all parameters and buffers of the model on rank 0. Called on all ranks.
 
@@ -53,8 +44,8 @@ def gather_tensors(modules: Iterable[nn.Module]) -> dict[str, Tensor] | None:
     Returns: on rank 0 the whole tensors on the host, by name; None on the others.
     """
     own = {name: tensor for module in modules for name, tensor in module.state_dict().items()}
-    held = {name: _TensorInfo(tuple(tensor.shape), tensor.dtype) for name, tensor in own.items()}
-    ranks: list[dict[str, _TensorInfo]] = [{}] * dist.get_world_size()
+    held = {name: (tensor.shape, tensor.dtype) for name, tensor in own.items()}
+    ranks: list[dict[str, tuple[torch.Size, torch.dtype]]] = [{}] * dist.get_world_size()
     dist.all_gather_object(ranks, held)
     gathered: dict[str, Tensor] = {}
     rank = dist.get_rank()
@@ -63,11 +54,11 @@ def gather_tensors(modules: Iterable[nn.Module]) -> dict[str, Tensor] | None:
         owner = next(number for number, of_rank in enumerate(ranks) if name in of_rank)
         whole = _whole(own[name]) if name in own else None
         if rank == 0:
-            gathered[name] = (
-                whole.cpu().clone()
-                if whole is not None
-                else _receive(ranks[owner][name], owner).cpu()
-            )
+            if whole is None:
+                shape, dtype = ranks[owner][name]
+                whole = torch.empty(shape, dtype=dtype, device=_wire_device())
+                dist.recv(whole, owner)
+            gathered[name] = whole.cpu().clone()
         elif rank == owner and whole is not None:
             dist.send(whole.to(_wire_device()).contiguous(), 0)
     return gathered if rank == 0 else None
@@ -227,12 +218,6 @@ def _whole(tensor: Tensor) -> Tensor:
         return tensor
     # The group can send only tensors on its device.
     return cast("DTensor", tensor.to(tensor.device_mesh.device_type)).full_tensor()
-
-
-def _receive(held: _TensorInfo, owner: int) -> Tensor:
-    tensor = torch.empty(held.shape, dtype=held.dtype, device=_wire_device())
-    dist.recv(tensor, owner)
-    return tensor
 
 
 def _wire_device() -> torch.device:

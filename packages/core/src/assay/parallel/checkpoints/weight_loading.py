@@ -7,7 +7,7 @@ that all ranks fail together.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -24,8 +24,8 @@ from assay.models.loading.loaded_model import DTYPES
 from assay.models.remote_code import RemoteCode
 from assay.models.sources import resolve_model
 from assay.models.transformers_logging import quiet_transformers
-from assay.models.weight_files.mapping import map_tensor
-from assay.models.weight_files.reading import TensorEntry, read_tensors
+from assay.models.weight_files.mapping import map_folder
+from assay.models.weight_files.reading import read_tensors
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -63,7 +63,7 @@ class ModelWeights:
     config: "PretrainedConfig"
     model_class: type[Any]
     dtype: torch.dtype
-    sources: Mapping[str, TensorSource]
+    sources: dict[str, TensorSource] = field(default_factory=dict)
     """The stored tensors of each parameter or buffer."""
 
     def empty_model(self, attention: str | None = None) -> nn.Module:
@@ -71,7 +71,11 @@ class ModelWeights:
 
         attention: name of an implementation of transformers; None for its default.
         """
-        return _empty_model(self.model_class, self.config, self.dtype, attention)
+        implementation = {} if attention is None else {"attn_implementation": attention}
+        build = getattr(self.model_class, "_from_config", None) or self.model_class.from_config
+        with torch.device("meta"):
+            model: nn.Module = build(self.config, dtype=self.dtype, **implementation)
+        return model.eval()
 
     def fill(self, module: nn.Module, device: torch.device | str = "cpu") -> None:
         """Read the weights of `module`, which is `empty_model` or a stage of it, in place.
@@ -104,22 +108,6 @@ class ModelWeights:
         return self.sources[name].make()[part]
 
 
-class _MappedTensors(Mapping[str, Tensor]):
-    """The tensors of safetensors files, each mapped when it is asked for."""
-
-    def __init__(self, entries: Iterable[TensorEntry]) -> None:
-        self._entries = {entry.name: entry for entry in entries}
-
-    def __getitem__(self, name: str) -> Tensor:
-        return map_tensor(self._entries[name])
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._entries)
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-
 @contextmanager
 def open_weights(
     reference: str, *, dtype: str, remote_code: RemoteCode = "refuse"
@@ -132,21 +120,15 @@ def open_weights(
     if dtype not in DTYPES:
         raise UsageError(f"models cannot be loaded in {dtype!r}; known: {', '.join(DTYPES)}")
     with local_folder(resolve_model(reference), remote_code) as folder, quiet_transformers():
-        stored = read_tensors(folder)
-        if stored is None:
+        if read_tensors(folder) is None:
             raise UsageError(
                 f"{folder}: sharded loading needs safetensors, these weights are pickled"
             )
         config = load_config(folder, remote_code)
         model_class = find_model_class(folder, config, remote_code)
-        model = _empty_model(model_class, config, DTYPES[dtype], None)
-        yield ModelWeights(
-            folder=folder,
-            config=config,
-            model_class=model_class,
-            dtype=DTYPES[dtype],
-            sources=_find_sources(folder, model, stored),
-        )
+        weights = ModelWeights(folder, config, model_class, DTYPES[dtype])
+        weights.sources.update(_find_sources(folder, weights.empty_model()))
+        yield weights
 
 
 def tied_names(model: nn.Module) -> dict[str, str]:
@@ -163,28 +145,14 @@ def tied_names(model: nn.Module) -> dict[str, str]:
     return dict(tied) if isinstance(tied, Mapping) else {}
 
 
-def _empty_model(
-    model_class: type[Any],
-    config: "PretrainedConfig",
-    dtype: torch.dtype,
-    attention: str | None,
-) -> nn.Module:
-    implementation = {} if attention is None else {"attn_implementation": attention}
-    build = getattr(model_class, "_from_config", None) or model_class.from_config
-    with torch.device("meta"):
-        model: nn.Module = build(config, dtype=dtype, **implementation)
-    return model.eval()
-
-
-def _find_sources(
-    folder: Path, model: nn.Module, stored: Sequence[TensorEntry]
-) -> dict[str, TensorSource]:
+def _find_sources(folder: Path, model: nn.Module) -> dict[str, TensorSource]:
     """Find the stored tensors of each tensor of `model`, without reading a value.
 
     Raises: UsageError for missing, extra and misshapen ones.
     """
     tied = tied_names(model)
-    shapes = {one.name: torch.empty(one.shape, device="meta") for one in stored}
+    stored = map_folder(folder)
+    shapes = {name: torch.empty(one.shape, device="meta") for name, one in stored.items()}
     empty = find_sources(model, shapes)
     by_name = {source.name: source for source in empty.sources}
     missing: list[str] = []
@@ -204,7 +172,7 @@ def _find_sources(
     }
     if missing or extra:
         raise make_weights_error(folder, missing, extra)
-    mapped = {one.name: one for one in find_sources(model, _MappedTensors(stored)).sources}
+    mapped = {one.name: one for one in find_sources(model, stored).sources}
     return {name: mapped[tied.get(name, name)] for name in model.state_dict()}
 
 

@@ -4,7 +4,7 @@ Built on torch.distributed.pipelining. Shapes: B rows, T tokens, H hidden size, 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -17,9 +17,10 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 from assay.errors import UsageError
+from assay.parallel.checkpoints.weight_loading import tied_names
 from assay.parallel.clipping import gradient_norm
 from assay.parallel.pipeline_parallel.schedules import SCHEDULES, find_schedule
-from assay.parallel.pipeline_parallel.stages import called_module, tied_over_stages
+from assay.parallel.pipeline_parallel.stages import called_module
 
 # A micro-batch: `input_ids`, `attention_mask` and `labels`, each (B, T) in int64.
 _MicroBatch = Mapping[str, Tensor]
@@ -27,10 +28,6 @@ _MicroBatch = Mapping[str, Tensor]
 # The label of a token without a loss. Source: torch.nn.functional.cross_entropy.
 _IGNORED = -100
 _PADDING = {"input_ids": 0, "attention_mask": 0, "labels": _IGNORED}
-
-
-class _BuiltSchedule(Protocol):
-    def step(self, *inputs: Tensor, **arguments: object) -> object: ...
 
 
 class Pipeline:
@@ -80,7 +77,8 @@ class Pipeline:
             parameter.dtype for stage in self.stages.values() for parameter in stage.parameters()
         )
         self._loss = _TokenLoss()
-        self._built: tuple[tuple[int, ...], _BuiltSchedule] | None = None
+        # The shape for which the schedule was built, and the schedule.
+        self._built: tuple[tuple[int, ...], Any] | None = None
 
     def forward_backward(self, batch: Sequence[_MicroBatch], num_step_tokens: int) -> Tensor:
         """Run forward and backward over all micro-batches of `batch`, and sum their gradients.
@@ -101,7 +99,11 @@ class Pipeline:
         self._loss.num_step_tokens = num_step_tokens
         losses: list[Tensor] = []
         inputs = (padded["input_ids"],) if 0 in self.stages else ()
-        last = {"target": padded["labels"], "losses": losses} if self._has_last else {}
+        last = (
+            {"target": padded["labels"], "losses": losses}
+            if self._num_stages - 1 in self.stages
+            else {}
+        )
         schedule.step(
             *inputs, attention_mask=padded["attention_mask"], return_outputs=False, **last
         )
@@ -118,14 +120,23 @@ class Pipeline:
 
         Called once a step, after the last `forward_backward` and before clipping.
         """
-        own = self._tied_ends()
+        # The (local) gradients of this rank's copies, by end: 0 is the first stage, 1 the last.
+        own: dict[int, Tensor] = {}
+        for end, name, parameter in self._tied_parameters():
+            gradient = parameter.grad
+            if gradient is None:
+                raise UsageError(
+                    f"{name} is tied over the ends of the pipeline and has no gradient here"
+                )
+            own[end] = gradient.to_local() if isinstance(gradient, DTensor) else gradient
         if len(own) == 2:
             total = own[0] + own[1]
             for gradient in own.values():
                 gradient.copy_(total)
         elif own:
             ((end, gradient),) = own.items()
-            peer = dist.get_global_rank(self._group, self._rank_of_end(1 - end))
+            is_first = end == 1 or self.schedule.layout == "v"
+            peer = dist.get_global_rank(self._group, 0 if is_first else self._mesh.size() - 1)
             # The group can send only tensors on its device.
             sent = gradient.to(self._device).contiguous()
             received = torch.empty_like(sent)
@@ -142,10 +153,11 @@ class Pipeline:
 
         A tied parameter counts once.
         """
+        copies = {id(parameter) for end, _, parameter in self._tied_parameters() if end == 1}
         norm = gradient_norm(
             parameter.grad
-            for name, parameter in self._named_parameters_once()
-            if parameter.grad is not None
+            for parameter in self.parameters()
+            if parameter.grad is not None and id(parameter) not in copies
         )
         square = norm.to(self._device).square()
         dist.all_reduce(square, group=self._group)
@@ -164,43 +176,16 @@ class Pipeline:
         """List the parameters of this rank's stages."""
         return [parameter for stage in self.stages.values() for parameter in stage.parameters()]
 
-    @property
-    def _has_last(self) -> bool:
-        return self._num_stages - 1 in self.stages
-
-    def _rank_of_end(self, end: int) -> int:
-        """Return the pipeline rank of the first (0) or the last (1) stage."""
-        return 0 if end == 0 or self.schedule.layout == "v" else self._mesh.size() - 1
-
-    def _tied_ends(self) -> dict[int, Tensor]:
-        """Return the (local) gradients of this rank's copies of the tied parameter, by end."""
-        found: dict[int, Tensor] = {}
-        for end, name, parameter in self._tied_parameters():
-            if parameter.grad is None:
-                raise UsageError(
-                    f"{name} is tied over the ends of the pipeline and has no gradient here"
-                )
-            gradient = parameter.grad
-            found[end] = gradient.to_local() if isinstance(gradient, DTensor) else gradient
-        return found
-
     def _tied_parameters(self) -> Iterator[tuple[int, str, nn.Parameter]]:
         for end, index in ((0, 0), (1, self._num_stages - 1)):
             stage = self.stages.get(index)
-            tied = None if stage is None or self._num_stages == 1 else tied_over_stages(stage)
-            if stage is not None and tied is not None:
-                name = (tied.first_name, tied.last_name)[end]
+            if stage is None or self._num_stages == 1:
+                continue
+            for last_name, first_name in tied_names(stage).items():
+                name = (first_name, last_name)[end]
                 parameter = stage.get_parameter(name)
                 if parameter.requires_grad:
                     yield end, name, parameter
-
-    def _named_parameters_once(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yield all parameters but the last stage's copy of a tied one."""
-        copies = {id(parameter) for end, _, parameter in self._tied_parameters() if end == 1}
-        for stage in self.stages.values():
-            for name, parameter in stage.named_parameters():
-                if id(parameter) not in copies:
-                    yield name, parameter
 
     def _gradients_of_shards(self) -> list[tuple[nn.Parameter, Tensor]]:
         """Return the current gradients of stages that FSDP2 has sharded.
@@ -216,7 +201,7 @@ class Pipeline:
             if parameter.grad is not None
         ]
 
-    def _built_for(self, num: int, rows: int, length: int) -> _BuiltSchedule:
+    def _built_for(self, num: int, rows: int, length: int) -> Any:  # noqa: ANN401 - a schedule of torch
         """Build the schedule for `num` micro-batches of `rows` times `length` tokens, or reuse it.
 
         Stages get all shapes, as torch would infer them by running each stage on uninitialized data.

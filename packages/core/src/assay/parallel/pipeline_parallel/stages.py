@@ -10,12 +10,11 @@ Shapes: B rows, T tokens, H hidden size, V vocabulary.
 import copy
 from dataclasses import dataclass
 from types import MethodType
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from torch import Tensor, nn
 
 from assay.errors import UsageError
-from assay.parallel.checkpoints.weight_loading import tied_names
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -57,24 +56,6 @@ class StagePlan:
     def last(self) -> int:
         """Return the index of the last stage."""
         return len(self.layers) - 1
-
-
-@dataclass(frozen=True, slots=True)
-class TiedParameter:
-    """The names of a parameter's copies in the first and the last stage."""
-
-    first_name: str
-    last_name: str
-
-
-def tied_over_stages(model: nn.Module) -> TiedParameter | None:
-    """Find the parameter that the first and the last stage share; None without one.
-
-    model: the whole model or one of its stages.
-    """
-    for last_name, first_name in tied_names(model).items():
-        return TiedParameter(first_name, last_name)
-    return None
 
 
 def called_module(model: nn.Module) -> nn.Module:
@@ -139,12 +120,7 @@ def _check(config: "PretrainedConfig", plan: StagePlan) -> None:
         )
 
 
-class _Decoder(Protocol):
-    layers: nn.ModuleList
-    config: "PretrainedConfig"
-
-
-def _cut_layers(body: _Decoder, kept: range) -> None:
+def _cut_layers(body: Any, kept: range) -> None:  # noqa: ANN401 - a decoder of transformers
     layers = nn.ModuleList()
     for index in kept:
         layers.add_module(str(index), body.layers[index])

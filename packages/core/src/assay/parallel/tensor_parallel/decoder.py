@@ -12,10 +12,9 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from assay.errors import UsageError
 from assay.parallel.tensor_parallel.decoder_blocks import (
-    Attention,
+    Block,
     ColumnsAndRow,
     Experts,
-    Mlp,
     Projection,
     find_blocks,
     make_unknown_parameter_error,
@@ -64,17 +63,20 @@ def apply_tensor_parallel(model: nn.Module, mesh_tp: DeviceMesh) -> TensorLayout
             f"tensor parallelism needs a mesh of one axis, not of {mesh_tp.ndim}: {mesh_tp}"
         )
     blocks = find_blocks(model)
-    config: Any = next(block.module.config for block in blocks if isinstance(block, Attention))
+    config: Any = next(
+        block.module.config
+        for block in blocks
+        if isinstance(block, ColumnsAndRow) and block.kind == "attention"
+    )
     shares = share_heads(config.num_attention_heads, config.num_key_value_heads, mesh_tp.size())
     dividing = _Dividing(mesh_tp, shares)
     for block in blocks:
-        match block:
-            case Attention():
-                dividing.divide_attention(block)
-            case Mlp():
-                dividing.divide_mlp(block)
-            case Experts():
-                dividing.divide_experts(block)
+        if isinstance(block, Experts):
+            dividing.divide_experts(block)
+        elif block.kind == "attention":
+            dividing.divide_attention(block)
+        else:
+            dividing.divide_mlp(block)
     paths = {id(module): path for path, module in model.named_modules()}
     # A pipeline stage may lack either.
     if (embedding := cast("Any", model).get_input_embeddings()) is not None:
@@ -113,7 +115,7 @@ class _Dividing:
         self.layout = TensorLayout(shares[self.rank])
         self.inputs, self.outputs = self.layout.input_features, self.layout.output_features
 
-    def divide_attention(self, block: Attention) -> None:
+    def divide_attention(self, block: ColumnsAndRow) -> None:
         module = cast("Any", block.module)
         config, share = module.config, self.shares[self.rank]
         query, kv = (self._divide_heads(config, kind, module.head_dim) for kind in _KINDS_OF_HEADS)
@@ -132,7 +134,7 @@ class _Dividing:
         num_heads: int = getattr(config, _KINDS_OF_HEADS[kind])
         return divide_by_heads(num_heads, head_dim, [getattr(share, kind) for share in self.shares])
 
-    def _divide_norms_of_heads(self, block: Attention, config: "PretrainedConfig") -> None:
+    def _divide_norms_of_heads(self, block: ColumnsAndRow, config: "PretrainedConfig") -> None:
         """Divide the norms of single heads, the only other modules with parameters in attention."""
         projections = {p.path for p in (*block.columns, block.row)}
         for name, child in [("", block.module), *block.module.named_children()]:
@@ -141,7 +143,7 @@ class _Dividing:
             if path in projections or not parameters:
                 continue
             for parameter_name, parameter in parameters.items():
-                is_of_heads = parameter.shape == (block.module.head_dim,)
+                is_of_heads = parameter.shape == (cast("int", block.module.head_dim),)
                 if name not in ("q_norm", "k_norm") or not is_of_heads:
                     raise make_unknown_parameter_error(f"{path}.{parameter_name}", parameter)
             replace_forward_of(child, WithSummedGradients, self.shards.mesh)
@@ -150,7 +152,7 @@ class _Dividing:
             )
             self.inputs[path] = self.outputs[path] = Features.of(division, self.rank, dim=-2)
 
-    def divide_mlp(self, block: Mlp) -> None:
+    def divide_mlp(self, block: ColumnsAndRow) -> None:
         size = cast("int", block.row.base.in_features)
         half = divide_evenly(size, len(self.shares))
         self._divide_linears(block, (half, half), half)
@@ -162,7 +164,7 @@ class _Dividing:
         divide_experts(block, half, self.shards)
         self._note_activations(block, half)
 
-    def _note_activations(self, block: Mlp | Experts, division: Division) -> None:
+    def _note_activations(self, block: Block, division: Division) -> None:
         for name, child in block.module.named_children():
             if not [*child.parameters()]:
                 path = f"{block.path}.{name}"

@@ -7,7 +7,7 @@ gate_up_proj and down_proj. LoRA layers may wrap any linear.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import cast
+from typing import Literal, cast
 
 from torch import nn
 
@@ -49,20 +49,12 @@ class Projection:
 class ColumnsAndRow:
     """A module of column-parallel linears and one row-parallel linear."""
 
+    kind: Literal["attention", "mlp"]
     path: str
     module: nn.Module
     columns: tuple[Projection, ...]
+    """One fused linear, or q_proj, k_proj and v_proj, or gate_proj and up_proj."""
     row: Projection
-
-
-@dataclass(frozen=True, slots=True)
-class Attention(ColumnsAndRow):
-    """An attention module; columns is its qkv_proj, or q_proj, k_proj and v_proj."""
-
-
-@dataclass(frozen=True, slots=True)
-class Mlp(ColumnsAndRow):
-    """An MLP; columns is its gate_up_proj, or gate_proj and up_proj."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,14 +67,14 @@ class Experts:
     """True if LoRA changes their parameters during each call."""
 
 
-Block = Attention | Mlp | Experts
+Block = ColumnsAndRow | Experts
 
-# Class of a block, names of its column-parallel linears, name of its row-parallel one.
-_LINEARS: tuple[tuple[type[Attention | Mlp], tuple[str, ...], str], ...] = (
-    (Attention, ("q_proj", "k_proj", "v_proj"), "o_proj"),
-    (Attention, ("qkv_proj",), "o_proj"),
-    (Mlp, ("gate_proj", "up_proj"), "down_proj"),
-    (Mlp, ("gate_up_proj",), "down_proj"),
+# Kind of a block, names of its column-parallel linears, name of its row-parallel one.
+_LINEARS: tuple[tuple[Literal["attention", "mlp"], tuple[str, ...], str], ...] = (
+    ("attention", ("q_proj", "k_proj", "v_proj"), "o_proj"),
+    ("attention", ("qkv_proj",), "o_proj"),
+    ("mlp", ("gate_proj", "up_proj"), "down_proj"),
+    ("mlp", ("gate_up_proj",), "down_proj"),
 )
 
 
@@ -92,7 +84,7 @@ def find_blocks(model: nn.Module) -> list[Block]:
     Raises: UsageError without attention, or for an adapter that is not plain LoRA.
     """
     blocks = list(_blocks(model))
-    if not any(isinstance(block, Attention) for block in blocks):
+    if not any(block.kind == "attention" for block in blocks if isinstance(block, ColumnsAndRow)):
         raise UsageError(
             f"{type(model).__name__} has no attention with q_proj, k_proj, v_proj (or qkv_proj) "
             "and o_proj: it cannot be divided over tensor-parallel ranks"
@@ -104,13 +96,13 @@ def _blocks(model: nn.Module) -> Iterator[Block]:
     for path, module in model.named_modules():
         children = dict(module.named_children())
         parameters = dict(module.named_parameters(recurse=False))
-        for block, columns, row in _LINEARS:
+        for kind, columns, row in _LINEARS:
             if {*columns, row} <= children.keys():
                 *found, last = (
                     projection_at(f"{path}.{name}".removeprefix("."), children[name])
                     for name in (*columns, row)
                 )
-                yield block(path, module, tuple(found), last)
+                yield ColumnsAndRow(kind, path, module, tuple(found), last)
         if {"gate_up_proj", "down_proj"} <= parameters.keys():
             for name, parameter in parameters.items():
                 if name not in ("gate_up_proj", "down_proj") or parameter.dim() != 3:

@@ -10,7 +10,7 @@ Shapes: B batch, T tokens, H hidden features, V vocabulary.
 """
 
 from collections.abc import Mapping
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -129,11 +129,6 @@ class VocabularyParallelEmbedding(nn.Embedding):
 _Module = TypeVar("_Module", bound=nn.Module)
 
 
-class _Forward(Protocol):
-    def forward(self, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - of any module
-        ...
-
-
 class WithReplacedForward(nn.Module):
     """Base of modules that run the forward of their original class on other tensors."""
 
@@ -152,7 +147,7 @@ class WithReplacedForward(nn.Module):
         double.__dict__.update(self.__dict__)
         absent = {name: None for name, value in self._parameters.items() if value is None}
         double.__dict__.update(tensors, _parameters=absent)
-        return cast("_Forward", double).forward(*args, **kwargs)
+        return cast("Any", double).forward(*args, **kwargs)
 
 
 class WithSummedGradients(WithReplacedForward):

@@ -35,9 +35,13 @@ class Features:
 
     def cut_gradient(self, whole: Tensor) -> Tensor:
         """Return this rank's part of a whole gradient, divided by the copies of each feature."""
-        shape = [1] * whole.dim()
+        return self.divide_by_copies(self.cut(whole))
+
+    def divide_by_copies(self, local: Tensor) -> Tensor:
+        """Divide each feature of this rank by the number of its copies."""
+        shape = [1] * local.ndim
         shape[self.dim] = -1
-        return self.cut(whole) / self.copies.to(whole.device).view(shape)
+        return local / self.copies.to(local.device).view(shape)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,10 +79,8 @@ class RankBoundaries:
     def whole(self, module: str, port: str, local: Tensor, shape: tuple[int, ...]) -> Tensor:
         """Gather all ranks' features; copies are averaged."""
         features = self._known(module, port)
-        copies = features.copies.to(local.device)
-        view = [1] * local.ndim
-        view[features.dim] = -1
-        return self._add_up(features, local.double() / copies.view(view), shape).to(local.dtype)
+        parts = features.divide_by_copies(local.double())
+        return self._add_up(features, parts, shape).to(local.dtype)
 
     def whole_gradient(
         self, module: str, port: str, local: Tensor, shape: tuple[int, ...]

@@ -8,15 +8,18 @@ from assay.comparing.levels import DiagnosedFault
 from assay.comparing.results import PortResult
 from assay.errors import name_alike
 from assay.sites import Phase
-from assay.training.judging.early_clipping import is_clipped_in_backward, is_clipped_in_reduce
 from assay.training.judging.evidence import FreeEvidence, TrainEvidence
 from assay.training.judging.free_run import RESUMED_TRAJECTORY
-from assay.training.judging.groups import JudgedGroup
-from assay.training.judging.labels import find_wrong_labels
-from assay.training.judging.loss_scale import (
+from assay.training.judging.gradient_factors import (
+    find_wrong_rank_shares,
+    find_wrong_shares,
+    is_clipped_in_backward,
+    is_clipped_in_reduce,
     is_divided_by_another_factor,
     is_norm_off_by_one_factor,
 )
+from assay.training.judging.groups import JudgedGroup
+from assay.training.judging.labels import find_wrong_labels
 from assay.training.judging.places import (
     PARAMETER_PREFIX,
     is_bad_at_first_only,
@@ -25,7 +28,6 @@ from assay.training.judging.places import (
     location_of_parameter,
     parameter_of,
 )
-from assay.training.judging.shares import find_wrong_rank_shares, find_wrong_shares
 from assay.verdicts import Diagnosis, Location
 
 # Largest residual of a gradient that differs only in length, relative to the change of length. One

@@ -12,6 +12,7 @@ from assay.locating.loss_scale import GradientScale
 from assay.trace import Trace
 from assay.training.judging.rank_reports import merge_reports
 from assay.training.processes.requests import ReferenceReport, TrainOptions
+from assay.training.processes.skipped_steps import MOST_SKIPPED
 from assay.training.processes.trainer_report import TrainerReport
 from assay.training.replay.run_rows import RunRows
 from assay.verdicts import Coverage
@@ -72,8 +73,9 @@ class TrainEvidence(FreeEvidence):
 
     @property
     def notes(self) -> list[str]:
-        """Collect the notes of the reference and on uncompared parts."""
-        return [*self.reference.notes, *notes_on_coverage(self.coverage)]
+        """Collect the notes of the reference and the trainer, and on uncompared parts."""
+        notes = [*self.reference.notes, *notes_on_coverage(self.coverage)]
+        return [*notes, *self.report.traits.notes]
 
     @cached_property
     def rows(self) -> RunRows:
@@ -105,3 +107,39 @@ def _without_scale(report: TrainerReport) -> list[GradientScale]:
         for row in report.loss.logit_gradients
         if row.step in factors
     ]
+
+
+def notes_on_steps(report: TrainerReport) -> list[str]:
+    """Note skipped steps, and micro-batches that run as one."""
+    notes = [
+        f"micro-batches {', '.join(map(str, numbers))} of a step are run as one: what the reference has"
+        " of each is put together row by row"
+        for numbers in report.replay.packed
+        if len(numbers) > 1
+    ]
+    for number, step in enumerate(report.free.steps):
+        if step.num_skipped > MOST_SKIPPED:
+            notes.append(
+                f"step {number} was never made: the trainer skipped it {MOST_SKIPPED} times"
+            )
+        elif step.num_skipped:
+            notes.append(
+                f"step {number} was skipped {step.num_skipped} times before it was made, as the"
+                " trainer reports: its batch was given again"
+            )
+    return notes
+
+
+def notes_on_unmeasured(report: TrainerReport) -> list[str]:
+    """Note declared parts that are not measured, so that every omission is reported."""
+    notes = []
+    if report.traits.partial_modules:
+        names = ", ".join(name or "(model)" for name in report.traits.partial_modules)
+        notes = [
+            f"no rank has all of {names}: their own code is not measured, what is inside of them is",
+            "losses of single micro-batches are not visible",
+        ]
+    if report.traits.unmeasured:
+        declared = ", ".join(report.traits.unmeasured)
+        notes.append(f"declared absent, or of no effect; not measured: {declared}")
+    return notes

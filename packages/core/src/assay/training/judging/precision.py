@@ -22,11 +22,6 @@ _ROUNDINGS_OF_A_SUM = 4
 _LARGEST_ROUNDING = 0.01
 
 
-def promises_float32(evidence: TrainEvidence) -> bool:
-    """Return True if the run computes in less than float32, and promises weights in float32."""
-    return evidence.report.free.kept is not None
-
-
 def noise_of_optimizer(evidence: TrainEvidence, in_dtype: ReplayResults) -> ReplayResults:
     """Return the noise for updates and moments: the noise run's, or that of an optimizer in float32.
 

@@ -34,7 +34,11 @@ from assay.training.judging.diagnosis import (
     find_unexpectedly_trained,
     stands_still,
 )
-from assay.training.judging.evidence import TrainEvidence
+from assay.training.judging.evidence import (
+    TrainEvidence,
+    notes_on_steps,
+    notes_on_unmeasured,
+)
 from assay.training.judging.free_run import (
     judge_checkpoint,
     judge_losses,
@@ -42,10 +46,9 @@ from assay.training.judging.free_run import (
     notes_on_rounding,
     trajectory_gap,
 )
+from assay.training.judging.gradient_factors import is_scale_removed, notes_on_scale
 from assay.training.judging.groups import JudgedGroup, judge_groups
 from assay.training.judging.labels import find_wrong_labels
-from assay.training.judging.loss_scale import is_scale_removed, notes_on_scale
-from assay.training.judging.notes import notes_on_steps, notes_on_unmeasured
 from assay.training.judging.places import (
     location_of,
     location_of_parameter,
@@ -55,7 +58,6 @@ from assay.training.judging.places import (
 from assay.training.judging.precision import (
     find_broken_promise,
     is_explained_by,
-    promises_float32,
 )
 from assay.training.judging.replicas import (
     find_unshared,
@@ -152,7 +154,7 @@ def _judge(
         update = {"verdict": Outcome.FAIL, "reason": finding.reason}
         levels[level] = levels[level].model_copy(update=update)
     report = evidence.report
-    notes = [*evidence.notes, *report.traits.notes, *first_notes]
+    notes = [*evidence.notes, *first_notes]
     notes += [*notes_on_steps(report), *notes_on_unmeasured(report)]
     notes += [note for result in results.values() for note in result.notes]
     if outcome is Outcome.PASS and report.model.weights_different:
@@ -217,7 +219,7 @@ def _judge_level(
     ] + extra
     compared = len({(item.port.stage, item.port.module, item.port.port) for item in judged})
     facts = {"limits_origin": evidence.limits.origin} | describe_stages_level(judged, deciding)
-    if name == "updates" and promises_float32(evidence):
+    if name == "updates" and evidence.report.free.kept is not None:
         facts["noise_dtype"] = "float32"
     outcome, reason = _outcome_of(name, chosen, judged, evidence)
     notes = [note for group in chosen if name != "inputs" for note in group.notes]

@@ -118,7 +118,8 @@ def overfit_candidate(
     with comparable(run.dtype, device), progress.task("overfits", options.steps, "steps") as task:
         curve, counts = _train(opened, batch, options.steps, task)
     end = collect_state(trainer, device.torch_device)["model"]
-    if _leaves_weights(rank):
+    # Ranks that differ in dp or tp alone gather the same weights: the first of them writes.
+    if rank is None or not any(rank.mesh.get_local_rank(one) for one in rank.axes if one != "pp"):
         write_trained(Path(request.folder) / TRAINED, 0 if rank is None else rank.number, end)
     unmoved = sorted(name for name in start if torch.equal(start[name], end[name]))
     described = describe_trainer(request.trainer, side.plan, trainer.model)
@@ -182,13 +183,6 @@ def _train(
         counts.append(int(done.num_tokens))
         task.advance()
     return curve, counts
-
-
-def _leaves_weights(rank: Rank | None) -> bool:
-    """Return True if no other rank writes the same weights: gathered over dp and tp they are equal."""
-    if rank is None:
-        return True
-    return not any(rank.mesh.get_local_rank(axis) for axis in rank.axes if axis != "pp")
 
 
 def _share_changed(before: Tensor, after: Tensor) -> float:

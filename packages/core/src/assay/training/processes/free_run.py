@@ -29,13 +29,12 @@ from assay.training.protocol import MIXED_PRECISION, StepReport
 from assay.training.replay.observing.dropout import masks_observed
 from assay.training.state.files import fingerprint
 from assay.training.state.generators import DrawnGenerators
-from assay.training.state.held_parts import hash_held_parts
+from assay.training.state.parameter_records import hash_held_parts, trajectory_of
 from assay.training.state.parameters import named_parameters
 from assay.training.state.precision import find_kept_narrow, rounded_weights
 from assay.training.state.records import StateValue
 from assay.training.state.sharding import local_part, whole
 from assay.training.state.states import State, inject_state, plain_name
-from assay.training.state.trajectory import trajectory_of
 from assay.training.trainers.adapters import adapter_tensors, other_adapter_settings, read_adapter
 from assay.training.trainers.reference import MODEL_FOLDER
 from assay.training.trainers.registry import OpenedTrainer

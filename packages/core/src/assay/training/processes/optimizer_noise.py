@@ -16,7 +16,7 @@ from assay.training.processes.requests import TrainOptions
 from assay.training.replay.observing.update_watch import observe_update
 from assay.training.replay.replayed_steps import TRACE
 from assay.training.replay.run_rows import RunRows
-from assay.training.replay.stage_replayer import StageReplayer
+from assay.training.replay.stage_handlers import StageReplayer
 from assay.training.replay.stage_values import ValueAddress
 from assay.training.state.parameters import NamedParameter
 

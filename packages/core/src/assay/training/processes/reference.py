@@ -44,13 +44,12 @@ from assay.training.replay.observing.step_observer import StepObserver
 from assay.training.replay.observing.update_watch import UpdateWatch
 from assay.training.replay.replayed_steps import TRACE, ReplayedModel, ReplayedSteps
 from assay.training.replay.run_rows import RunRows, count_rows
-from assay.training.replay.stage_recorder import StageRecorder
+from assay.training.replay.stage_handlers import StageRecorder
 from assay.training.shapes import EQUAL_IN_A_STEP
 from assay.training.state.files import write_state
+from assay.training.state.parameter_records import Untouched, trajectory_of
 from assay.training.state.parameters import untrained_values
 from assay.training.state.states import State, inject_state, shared_parameters
-from assay.training.state.trajectory import trajectory_of
-from assay.training.state.untouched import Untouched
 from assay.training.trainers.registry import OpenedTrainer
 
 _EQUAL_SHAPES = (

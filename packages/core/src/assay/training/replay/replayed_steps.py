@@ -23,7 +23,7 @@ from assay.training.replay.observing.step_observer import StepObserver
 from assay.training.replay.observing.update_watch import UpdateWatch
 from assay.training.replay.rank_scope import RankScope
 from assay.training.replay.run_rows import RunRows
-from assay.training.replay.stage_replayer import StageReplayer
+from assay.training.replay.stage_handlers import StageReplayer
 from assay.training.replay.stage_values import PHASES
 from assay.training.trainers.registry import OpenedTrainer
 
@@ -61,13 +61,12 @@ class ReplayedSteps:
         packed = PackedTrace(trace)
         self._replayer = Replayer(packed, boundary, model.attention, model.pointwise)
         self.gradients = GradientReplayer(packed, boundary, loss_scale=loss_scale)
-        self._handler = StageReplayer(trace, boundary, rows)
+        self._handler = StageReplayer(trace, boundary, rows, scope=scope)
         self._replayer.unmeasured = self.gradients.unmeasured = opened.traits.unmeasured_ports
         self._scope = scope
         if scope is not None:
             self._replayer.layout = self.gradients.layout = scope.layout
             self._replayer.partial_modules = scope.partial_modules
-            self._handler.is_own = scope.is_own_value
         over_ranks = None if scope is None else scope.summed_by_backward
         self.sums = GradientSums(boundary.rounded, over_ranks, self.gradients.micro_batches_begun)
         self.shares: list[GradientShare] = []

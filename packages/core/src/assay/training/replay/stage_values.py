@@ -99,21 +99,31 @@ class StepValues:
         numbers = {address: number for number, address in enumerate(self.stored)}
         sources = numbers | {new: numbers[old] for new, old in self.unchanged.items()}
         table = {
-            "values": [_to_row(address) | {"tensor": n} for address, n in sources.items()],
+            "values": [
+                {
+                    "phase": address.stage.phase,
+                    "module": address.stage.module,
+                    "port": address.port,
+                    "index": address.index,
+                    "tensor": number,
+                }
+                for address, number in sources.items()
+            ],
             "states": list(self.states),
         }
-        writer.attach(_attachment(step), {str(n): tensor for n, tensor in enumerate(tensors)})
-        writer.attach_json(f"{_attachment(step)}-table", cast("Any", table))
+        writer.attach(f"step-{step}", {str(n): tensor for n, tensor in enumerate(tensors)})
+        writer.attach_json(f"step-{step}-table", cast("Any", table))
 
     @classmethod
     def read(cls, trace: Trace, step: int) -> Self:
         """Read the values that `write` attached."""
-        tensors = trace.attachment(_attachment(step))
-        table: Any = trace.attachment_json(f"{_attachment(step)}-table")
+        tensors = trace.attachment(f"step-{step}")
+        table: Any = trace.attachment_json(f"step-{step}-table")
         owners: dict[int, ValueAddress] = {}
         values = cls()
         for row in table["values"]:
-            address, number = _from_row(row), row["tensor"]
+            stage, number = Stage(row["module"], row["phase"]), row["tensor"]
+            address = ValueAddress(stage, row["port"], row["index"])
             if number in owners:
                 values.unchanged[address] = owners[number]
             else:
@@ -122,20 +132,3 @@ class StepValues:
         for number, name in enumerate(table["states"], start=len(owners)):
             values.states[name] = tensors[str(number)]
         return values
-
-
-def _to_row(address: ValueAddress) -> dict[str, str | int]:
-    return {
-        "phase": address.stage.phase,
-        "module": address.stage.module,
-        "port": address.port,
-        "index": address.index,
-    }
-
-
-def _from_row(row: dict[str, Any]) -> ValueAddress:
-    return ValueAddress(Stage(row["module"], row["phase"]), row["port"], row["index"])
-
-
-def _attachment(step: int) -> str:
-    return f"step-{step}"

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-import torch
 import xxhash
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -17,7 +16,7 @@ from assay.files import (
     seal,
     write_whole,
 )
-from assay.models.weight_files.hashing import hash_values
+from assay.models.weight_files.hashing import hash_tensor
 
 _TENSORS = "tensors_digest"
 
@@ -62,11 +61,9 @@ def fingerprint(state: Mapping[str, Any]) -> dict[str, str]:
 
 def hash_value(leaf: object) -> str:
     """Hash one leaf of a state with its dtype and shape: equal exactly if all bits are."""
-    if not isinstance(leaf, Tensor):
-        return xxhash.xxh3_128_hexdigest(repr(leaf).encode())
-    flat = leaf.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-    dtype = str(leaf.dtype).removeprefix("torch.")
-    return hash_values(dtype, tuple(leaf.shape), flat.numpy().data)
+    if isinstance(leaf, Tensor):
+        return hash_tensor(leaf)
+    return xxhash.xxh3_128_hexdigest(repr(leaf).encode())
 
 
 def _values(value: object, path: str) -> Iterator[tuple[str, object]]:

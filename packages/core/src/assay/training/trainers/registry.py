@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from assay.errors import AssayError, UsageError, raised_in_words
-from assay.models.candidate_setup import called, make_setup_error
+from assay.models.candidate_setup import called
 from assay.models.loading.configs import attention_of
 from assay.plugins import load_object
 from assay.training.protocol import (
@@ -118,7 +118,10 @@ def open_trainer(name: str | None, plan: TrainingPlan) -> OpenedTrainer:
         trainer.setup(plan)
     opened = OpenedTrainer.of(trainer, title)
     if plan.setup is not None and plan.setup not in called:
-        raise make_setup_error(plan.setup, title)
+        raise UsageError(
+            f"{title} never called {plan.setup}: its setup has to call"
+            " assay.training.set_up(model, plan.setup), as build_model of ReferenceTrainer does"
+        )
     return opened
 
 

@@ -20,8 +20,7 @@ from torch.distributed.tensor import DTensor
 
 from assay.errors import UsageError
 from assay.models.loading.loaded_model import load_model
-from assay.models.weight_files.mapping import map_tensor
-from assay.models.weight_files.reading import TensorEntry
+from assay.models.weight_files.mapping import map_folder
 from assay.parallel.checkpoints import weight_loading
 from assay.parallel.checkpoints.weight_loading import open_weights
 from assay.parallel.pipeline_parallel.stages import StagePlan, cut_stage
@@ -67,17 +66,26 @@ def _stored_names(architecture: str, stage: int) -> set[str]:
     return names | ends[stage]
 
 
+class _NotedTensors(dict[str, Tensor]):
+    """Mapped tensors that note the names of those whose values are read."""
+
+    def __init__(self, tensors: dict[str, Tensor], names: set[str]) -> None:
+        super().__init__(tensors)
+        self._names = names
+
+    def __getitem__(self, name: str) -> Tensor:
+        self._names.add(name)
+        return super().__getitem__(name)
+
+
 @contextmanager
 def _reads_noted() -> Iterator[set[str]]:
     """The names of all tensors whose values are read inside."""
     names: set[str] = set()
-
-    def note(entry: TensorEntry) -> Tensor:
-        names.add(entry.name)
-        return map_tensor(entry)
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(weight_loading, "map_tensor", note)
+        patch.setattr(
+            weight_loading, "map_folder", lambda folder: _NotedTensors(map_folder(folder), names)
+        )
         yield names
 
 

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from assay.devices.detection import isolation
-from assay.devices.detection.isolation import detect_isolated, require_run
-from assay.devices.detection.listing import list_devices
+from assay.devices.detection.isolation import detect_isolated, list_devices, require_run
 from assay.devices.run_string import parse_run
 from assay.errors import MachineError, UsageError
 
@@ -24,11 +23,11 @@ def test_detection_runs_in_another_process(
 ) -> None:
     install_vendor("acme", acme_code, "AcmeDevice")
     (finding,) = detect_isolated(("acme",))
-    (detection,) = finding.detections
-    assert finding.problem == ""
-    assert detection.vendor.title == "Acme Rocket"
-    assert detection.products == ("Rocket 1", "Rocket 2")
-    assert detection.variants == ("0", "1")
+    assert finding.missing == ""
+    assert finding.vendor is not None
+    assert finding.vendor.title == "Acme Rocket"
+    assert finding.products == ("Rocket 1", "Rocket 2")
+    assert finding.variants == ("0", "1")
     assert "vendor_of_acme" not in sys.modules
 
 
@@ -40,10 +39,10 @@ def test_adapter_that_hangs_on_import_is_reported_and_others_still_run(
     begin = time.monotonic()
     stuck, acme = detect_isolated(("stuck", "acme"), timeout_seconds=3.0)
     assert time.monotonic() - begin < SLEEP_SECONDS / 10
-    assert stuck.problem == (
+    assert stuck.missing == (
         "the adapter for 'stuck' is broken: asked for its devices, it did not answer within 3 s"
     )
-    assert acme.detections[0].count == 2
+    assert len(acme.products) == 2
 
 
 @pytest.mark.parametrize(
@@ -59,8 +58,8 @@ def test_adapter_that_crashes_is_a_finding(
 ) -> None:
     install_vendor("crash", f"import os, signal\n{death}", "Crash")
     first, second = detect_isolated(("crash", "warp"), PATIENCE_SECONDS)
-    assert first.problem == f"the adapter for 'crash' is broken: asked for its devices, it {words}"
-    assert second.problem.startswith("unknown device 'warp'")
+    assert first.missing == f"the adapter for 'crash' is broken: asked for its devices, it {words}"
+    assert second.missing.startswith("unknown device 'warp'")
 
 
 def test_detection_of_another_type_is_a_finding(
@@ -69,8 +68,8 @@ def test_detection_of_another_type_is_a_finding(
     labels = acme_code.replace('runner_labels=("assay-acme",)', 'runner_labels="assay-acme"')
     install_vendor("typed", labels, "AcmeDevice")
     first, second = detect_isolated(("typed", "cpu"), PATIENCE_SECONDS)
-    assert first.problem.startswith("the adapter for 'typed' is broken: 0.vendor.runner_labels")
-    assert second.detections[0].present
+    assert first.missing.startswith("the adapter for 'typed' is broken: 0.vendor.runner_labels")
+    assert second.status == "present"
 
 
 def test_output_of_an_adapter_does_not_corrupt_its_answer(
@@ -81,8 +80,8 @@ def test_output_of_an_adapter_does_not_corrupt_its_answer(
     # What Python itself imports before anything else.
     (tmp_path / "sitecustomize.py").write_text(noise)
     (finding,) = detect_isolated(("acme",), PATIENCE_SECONDS)
-    assert finding.problem == ""
-    assert finding.detections[0].count == 2
+    assert finding.missing == ""
+    assert len(finding.products) == 2
 
 
 def test_adapters_are_asked_in_processes_of_their_own_where_a_fork_would_break_them(
@@ -93,8 +92,8 @@ def test_adapters_are_asked_in_processes_of_their_own_where_a_fork_would_break_t
     install_vendor("acme", no_fork + acme_code, "AcmeDevice")
     install_vendor("crash", f"{no_fork}os.kill(os.getpid(), 11)", "Crash")
     acme, crash = detect_isolated(("acme", "crash"), PATIENCE_SECONDS)
-    assert acme.detections[0].count == 2
-    assert crash.problem.endswith("it was ended by SIGSEGV")
+    assert len(acme.products) == 2
+    assert crash.missing.endswith("it was ended by SIGSEGV")
 
 
 def test_process_left_behind_by_an_adapter_does_not_delay_the_caller(
@@ -105,7 +104,7 @@ def test_process_left_behind_by_an_adapter_does_not_delay_the_caller(
     begin = time.monotonic()
     (finding,) = detect_isolated(("acme",), PATIENCE_SECONDS)
     assert time.monotonic() - begin < PATIENCE_SECONDS
-    assert finding.detections[0].count == 2
+    assert len(finding.products) == 2
 
 
 def test_listing_shows_present_absent_and_broken_devices(

@@ -10,11 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from assay.devices.base import UnknownVariantError
-from assay.devices.sim.arithmetic import Arithmetic
-from assay.devices.sim.grouped import grouped_multiply, grouped_multiply_backward
+from assay.devices.sim.arithmetic import Arithmetic, grouped_multiply, grouped_multiply_backward
 from assay.devices.sim.numerics import VARIANTS, Numerics, numerics_of
 from assay.dtypes import float_format
+from assay.errors import UsageError
 
 FIRST_LOST = {torch.bfloat16: 256, torch.float16: 2048, torch.float32: 2**24}
 
@@ -294,7 +293,7 @@ def test_gradients_of_grouped_products_are_the_products_of_calculus() -> None:
 
 def test_unknown_variant_names_the_known_ones() -> None:
     assert numerics_of("") is VARIANTS["split4"]
-    with pytest.raises(UnknownVariantError) as raised:
+    with pytest.raises(UsageError) as raised:
         numerics_of("fp4")
     assert str(raised.value) == (
         "unknown device 'sim:fp4'; there is: sim, sim:split2, sim:split4, sim:truncate, "

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from assay.devices.sim.rounding import round_to_scaled_e4m3, round_to_tf32, round_toward_zero
+from assay.devices.sim.arithmetic import round_to_scaled_e4m3, round_to_tf32, round_toward_zero
 from assay.dtypes import float_format
 
 INF, NAN = float("inf"), float("nan")

@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from assay.generate.judging import distributions
-from assay.generate.judging.distributions import compare_whole, largest
+from assay.generate.judging import logits
+from assay.generate.judging.logits import compare_whole, largest
 
 
 def random(tokens: int, vocabulary: int, seed: int = 0) -> Tensor:
@@ -126,7 +126,7 @@ def test_largest_are_those_of_a_full_sort(vocabulary: int, k: int) -> None:
 
 
 def test_blocks_are_used_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(distributions, "_BLOCK", 4)
+    monkeypatch.setattr(logits, "_BLOCK", 4)
     values = random(3, 103)
 
     assert torch.equal(largest(values, 5), values.topk(5).indices)

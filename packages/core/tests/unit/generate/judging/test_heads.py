@@ -8,7 +8,7 @@ from torch import Tensor
 
 from assay.comparing.judge import FailedStage, Judged
 from assay.comparing.results import ReplayResults
-from assay.generate.judging.heads import describe_wrong_head
+from assay.generate.judging.module_levels import describe_wrong_head
 from assay.noise import Ratio
 from assay.stages import Stage
 

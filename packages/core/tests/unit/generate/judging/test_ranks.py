@@ -2,8 +2,7 @@
 
 import pytest
 
-from assay.generate.judging.ranks import merge_weight_facts, worst_of_ranks
-from assay.generate.judging.verdict import Judgement
+from assay.generate.judging.verdict import Judgement, merge_weight_facts, worst_of_ranks
 from assay.verdicts import Location, Measurement, Outcome, Verdict
 
 ROW = Measurement(

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from assay.comparing.results import PortResult, ReplayResults
-from assay.generate.judging.replay_rows import _token_rows
+from assay.generate.judging.module_levels import _token_rows
 from assay.metrics import PairSums, RowErrors
 from assay.stages import Stage
 from assay.verdicts import Measurement, TokenPosition

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from assay.generate.judging.tokens import FirstDifference, count_equal, first_differences
+from assay.generate.judging.text_levels import FirstDifference, count_equal, first_differences
 
 # Two texts of three tokens over a vocabulary of four.
 EXPECTED = torch.tensor([[1, 2, 3], [0, 1, 2]])

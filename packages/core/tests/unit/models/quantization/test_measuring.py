@@ -6,10 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from assay.models.quantization import groups as groups_module
-from assay.models.quantization.groups import Groups
+from assay.models.quantization import quantized_weight
 from assay.models.quantization.measuring import measure_groups
-from assay.models.quantization.quantized_weight import Grid, QuantizedWeight
+from assay.models.quantization.quantized_weight import Grid, Groups, QuantizedWeight
 
 
 def two_bit_weight() -> QuantizedWeight:
@@ -81,7 +80,7 @@ def test_chunks_do_not_change_the_result(name: str, monkeypatch: pytest.MonkeyPa
     reference = torch.randn(groups.weight_shape, generator=torch.Generator().manual_seed(5))
     weight = rounded(groups, reference)
     whole = measure_groups(weight, reference)
-    monkeypatch.setattr(groups_module, "_CHUNK_ELEMENTS", 700)
+    monkeypatch.setattr(quantized_weight, "_CHUNK_ELEMENTS", 700)
     assert len(list(groups.chunks())) > 1
     parts = measure_groups(weight, reference)
     for field in fields(whole):

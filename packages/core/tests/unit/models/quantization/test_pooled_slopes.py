@@ -6,10 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from assay.models.quantization.groups import Groups
 from assay.models.quantization.judging import JudgedWeight, deviations_allowed
 from assay.models.quantization.measuring import measure_groups, pool_slopes
-from assay.models.quantization.quantized_weight import Grid, QuantizedWeight
+from assay.models.quantization.quantized_weight import Grid, Groups, QuantizedWeight
 from assay.models.quantization.results import WeightFault
 
 ROWS, COLUMNS = 1024, 256

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from assay.locating.loss_scale import GradientScale
 from assay.sites import Phase
-from assay.training.judging.early_clipping import is_clipped_in_backward, is_clipped_in_reduce
+from assay.training.judging.gradient_factors import is_clipped_in_backward, is_clipped_in_reduce
 from assay.training.processes.trainer_report import TrainerReport
 from assay.training.replay.observing.observed_gradients import GradientNorm
 from packages.core.tests.unit.training.judging.evidence_by_hand import (

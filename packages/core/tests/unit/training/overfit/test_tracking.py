@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from assay.errors import UsageError
+from assay.training.overfit.check import require_tracker, track
 from assay.training.overfit.requests import LossCurve
-from assay.training.overfit.tracking import require_tracker, track
 
 CURVES = {
     "candidate": LossCurve(losses=[2.5, 1.25, 0.5], grad_norms=[4.0, 2.0, 1.0]),

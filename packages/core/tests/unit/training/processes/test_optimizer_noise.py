@@ -15,7 +15,7 @@ from assay.training.processes.requests import TrainOptions
 from assay.training.replay.observing.update_watch import observe_update
 from assay.training.replay.replayed_steps import TRACE
 from assay.training.replay.run_rows import RunRows
-from assay.training.replay.stage_recorder import StageRecorder
+from assay.training.replay.stage_handlers import StageRecorder
 from assay.training.replay.stage_values import ValueAddress
 from assay.training.state.files import write_state
 from assay.training.state.parameters import NamedParameter

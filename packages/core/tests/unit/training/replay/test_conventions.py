@@ -30,7 +30,7 @@ from assay.training.replay.observing.step_observer import StepObserver
 from assay.training.replay.observing.update_watch import UpdateWatch
 from assay.training.replay.replayed_steps import TRACE, ReplayedModel, ReplayedSteps
 from assay.training.replay.run_rows import RunRows
-from assay.training.replay.stage_recorder import StageRecorder
+from assay.training.replay.stage_handlers import StageRecorder
 from assay.training.state.states import collect_state, inject_state
 from assay.training.trainers.reference import ReferenceTrainer
 from assay.training.trainers.registry import OpenedTrainer
@@ -206,7 +206,10 @@ def rows() -> RunRows:
 
 
 def replay(
-    trainer: ReferenceTrainer, golden: Path, folder: Path, loss_scale: LossScale | None = None
+    trainer: ReferenceTrainer,
+    golden: Path,
+    folder: Path,
+    loss_scale: LossScale | None = None,
 ) -> tuple[dict[tuple[str, str, str], float], ReplayedSteps]:
     """By group, module and port the error of one replayed step."""
     made = opened(trainer)

@@ -9,8 +9,7 @@ from assay.sites import Phase
 from assay.stages import Stage
 from assay.trace import Trace, TraceWriter
 from assay.training.replay.run_rows import RunRows
-from assay.training.replay.stage_recorder import StageRecorder
-from assay.training.replay.stage_replayer import StageReplayer
+from assay.training.replay.stage_handlers import StageRecorder, StageReplayer
 from assay.training.replay.stage_values import ValueAddress
 
 BOUNDARY = Boundary.exact_inputs_for(torch.bfloat16)

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from assay.training.state.trajectory import trajectory_of
+from assay.training.state.parameter_records import trajectory_of
 
 END = {
     "trainable": ["weight"],

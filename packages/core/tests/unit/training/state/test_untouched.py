@@ -1,7 +1,7 @@
 import torch
 from torch import nn
 
-from assay.training.state.untouched import Untouched
+from assay.training.state.parameter_records import Untouched
 
 
 class Experts(nn.Module):

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from assay.files import parse_json
 from assay.models.quantization.formats.protocol import Format, per_group, precision_of
-from assay.models.quantization.groups import Groups
-from assay.models.quantization.quantized_weight import Grid, QuantizedWeight
+from assay.models.quantization.quantized_weight import Grid, Groups, QuantizedWeight
 from assay.models.quantization.stored import WeightStore
 
 _INT8_MAX = 127

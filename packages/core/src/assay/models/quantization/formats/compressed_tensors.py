@@ -9,10 +9,14 @@ from collections.abc import Mapping
 
 import torch
 
-from assay.models.quantization.formats.packing import packed_width, unpack_bits
-from assay.models.quantization.formats.protocol import Format, per_group, precision_of
-from assay.models.quantization.groups import Groups
-from assay.models.quantization.quantized_weight import Grid, QuantizedWeight
+from assay.models.quantization.formats.protocol import (
+    Format,
+    packed_width,
+    per_group,
+    precision_of,
+    unpack_bits,
+)
+from assay.models.quantization.quantized_weight import Grid, Groups, QuantizedWeight
 from assay.models.quantization.stored import WeightStore
 
 _GROUPS = "config_groups"

@@ -7,8 +7,7 @@ Sources of the layouts: Transformers 5.23, `integrations/finegrained_fp8.py` (`F
 import torch
 
 from assay.models.quantization.formats.protocol import Format, per_group, precision_of
-from assay.models.quantization.groups import Groups
-from assay.models.quantization.quantized_weight import Grid, QuantizedWeight
+from assay.models.quantization.quantized_weight import Grid, Groups, QuantizedWeight
 from assay.models.quantization.stored import WeightStore
 
 _BLOCK = "weight_block_size"

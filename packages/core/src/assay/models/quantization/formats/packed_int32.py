@@ -7,15 +7,15 @@ Sources of the layouts: AutoGPTQ 0.7.1, `qlinear_cuda_old.py` (`pack`, `forward`
 import torch
 from torch import Tensor
 
-from assay.models.quantization.formats.packing import packed_width, unpack_bits
 from assay.models.quantization.formats.protocol import (
     Format,
+    packed_width,
     parse_count,
     parse_group_size,
     precision_of,
+    unpack_bits,
 )
-from assay.models.quantization.groups import Groups
-from assay.models.quantization.quantized_weight import Grid, QuantizedWeight
+from assay.models.quantization.quantized_weight import Grid, Groups, QuantizedWeight
 from assay.models.quantization.stored import WeightStore
 
 _WORD_BITS = 32

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from assay.models.quantization.formats.packing import packed_width, unpack_bits
+from assay.models.quantization.formats.protocol import packed_width, unpack_bits
 from packages.core.tests.unit.models.quantization.writers import pack_words
 
 

@@ -1,6 +1,10 @@
-"""Measures values between the phases of training steps, and replaces them by the reference's."""
+"""Handlers of the values between the phases of training steps.
 
-from collections.abc import Callable, Iterable, Sequence
+`StageRecorder` records them in a trace. `StageReplayer` measures them against those in a trace, and
+replaces them.
+"""
+
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -10,14 +14,67 @@ from assay.comparing.results import PortResult, ReplayResults
 from assay.hooks.suspension import suspended
 from assay.hooks.values.boundary import Boundary
 from assay.sites import Phase
-from assay.trace import Trace
+from assay.trace import Trace, TraceWriter
+from assay.training.replay.rank_scope import RankScope
 from assay.training.replay.run_rows import RunRows
 from assay.training.replay.stage_values import COUNT, PHASES, StepValues, ValueAddress
 
 
-def _is_every_value(step: int, address: ValueAddress) -> bool:
-    del step, address
-    return True
+@dataclass
+class StageRecorder:
+    """A handler that attaches the values of each step to a trace."""
+
+    writer: TraceWriter
+    boundary: Boundary
+    _step: int = 0
+    _values: StepValues = field(default_factory=StepValues)
+    # By module, port and index: the injected value, and the address of the value it was rounded from.
+    _injected: dict[tuple[str, str, int], tuple[Tensor, ValueAddress]] = field(default_factory=dict)
+
+    def begin_step(self, step: int) -> None:
+        """Discard the values of an unfinished step."""
+        self._step = step
+        self._values = StepValues()
+        self._injected.clear()
+
+    def observe(self, address: ValueAddress, value: Tensor) -> Tensor:
+        """Store the value, and return it rounded."""
+        name = (address.stage.module, address.port, address.index)
+        with suspended():
+            if name in self._injected:
+                injected, source = self._injected[name]
+                if torch.equal(injected, value):
+                    self._values.unchanged[address] = source
+                    return injected
+            stored = self.boundary.store(value.detach())
+            self._values.stored[address] = stored
+            if not value.is_floating_point():
+                return value
+            injected = self.boundary.injected(stored, value.dtype)
+            self._injected[name] = injected, address
+            return injected
+
+    def observe_sum(self, addresses: Sequence[ValueAddress], value: Tensor) -> None:
+        """Raise NotImplementedError: the reference runs each micro-batch separately."""
+        raise NotImplementedError
+
+    def observe_state(self, name: str, state: Tensor) -> Tensor:
+        """Store the state, and return it."""
+        self._values.states[name] = state
+        return state
+
+    def find(self, address: ValueAddress) -> None:
+        """Return None: there is no reference while it is recorded."""
+
+    def expected(self, phase: Phase) -> tuple[ValueAddress, ...]:
+        """Return no addresses: there is no reference while it is recorded."""
+        del phase
+        return ()
+
+    def end_step(self) -> None:
+        """Write the step."""
+        self._values.write(self.writer, self._step)
+        self.begin_step(self._step)
 
 
 @dataclass
@@ -30,8 +87,8 @@ class StageReplayer:
     results: dict[Phase, ReplayResults] = field(
         default_factory=lambda: {phase: ReplayResults() for phase in PHASES}
     )
-    is_own: Callable[[int, ValueAddress], bool] = _is_every_value
-    """Returns True if this rank has to show the value of a step at an address."""
+    scope: RankScope | None = None
+    """The values that this rank has to show; None for all."""
     _step: int = 0
     _values: StepValues = field(default_factory=StepValues)
     _missing: set[ValueAddress] = field(default_factory=set)
@@ -107,7 +164,8 @@ class StageReplayer:
     def end_step(self) -> None:
         """Note the reference's values that this run did not show."""
         for address in sorted(self._missing, key=lambda item: (item.stage, item.port, item.index)):
-            if address.port.startswith(COUNT) or not self.is_own(self._step, address):
+            is_own = self.scope is None or self.scope.is_own_value(self._step, address)
+            if address.port.startswith(COUNT) or not is_own:
                 continue
             self.results[address.stage.phase].note_missing_port(address.stage.module, address.port)
 
