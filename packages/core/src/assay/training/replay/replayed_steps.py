@@ -101,6 +101,7 @@ class ReplayedSteps:
             (self, "shares"),
             (self.observer, "micro_batches_run"),
             (self.observer.of_parameters, "norms"),
+            (self.observer.of_parameters, "rank_shares"),
             (self.sums, "errors"),
             (self.sums, "num_sharded"),
             (self.sums, "num_narrow"),

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -28,9 +29,11 @@ from assay.training.protocol import StepReport, TrainingPlan
 from assay.training.replay.conditions import comparable
 from assay.training.replay.observing.step_observer import StepObserver
 from assay.training.replay.observing.update_watch import UpdateWatch
+from assay.training.replay.rank_scope import RankScope
 from assay.training.replay.replayed_steps import TRACE, ReplayedModel, ReplayedSteps
 from assay.training.replay.run_rows import RunRows
 from assay.training.replay.stage_handlers import StageRecorder
+from assay.training.state.sharding import PartialSums
 from assay.training.state.states import collect_state, inject_state
 from assay.training.trainers.reference import ReferenceTrainer
 from assay.training.trainers.registry import OpenedTrainer
@@ -210,12 +213,13 @@ def replay(
     golden: Path,
     folder: Path,
     loss_scale: LossScale | None = None,
+    scope: RankScope | None = None,
 ) -> tuple[dict[tuple[str, str, str], float], ReplayedSteps]:
     """By group, module and port the error of one replayed step."""
     made = opened(trainer)
     state = collect_state(trainer, "cpu")
     steps = ReplayedSteps(
-        made, golden, rows(), BOUNDARY, ReplayedModel("sdpa", frozenset()), None, loss_scale
+        made, golden, rows(), BOUNDARY, ReplayedModel("sdpa", frozenset()), scope, loss_scale
     )
     with steps.attached(), comparable("float32", open_run(parse_run("cpu/float32"))):
         inject_state(trainer, state, "cpu")
@@ -300,6 +304,25 @@ def test_without_recognition_a_scale_is_an_error_of_the_loss(golden: Path, tmp_p
 
     assert errors["gradients", "", "output.logits"] == pytest.approx(SCALE - 1)
     assert [found.factor for found in steps.gradients.scales] == pytest.approx([SCALE, SCALE])
+
+
+class OneRank(PartialSums):
+    """Sums over a group of this process alone."""
+
+    def __init__(self) -> None:
+        super().__init__(cast("Any", SimpleNamespace(size=lambda: 1, rank=lambda: 0)))
+
+    def total(self, value: Tensor) -> Tensor:
+        return value.detach().double()
+
+
+def test_shares_of_a_skipped_step_are_forgotten(golden: Path, tmp_path: Path) -> None:
+    scope = RankScope(partial=OneRank())
+
+    _, steps = replay(SkipsOnce(), golden, tmp_path / "replay", LossScale(UNIT), scope)
+
+    shares = steps.observer.of_parameters.rank_shares
+    assert [(one.step, one.source) for one in shares] == [(0, 0)]
 
 
 class ClipsEachMicroBatch(Plain):
