@@ -15,9 +15,8 @@ from assay.output.pages import page_environment
 from assay.report.page.charts import draw_depth, draw_kl, draw_losses
 from assay.report.page.heatmap import MAX_CELLS, draw_heat_map
 from assay.report.page.packing import pack_data
-from assay.report.page.ranks import draw_ranks
 from assay.report.page.table import MAX_ROWS, draw_table
-from assay.report.page.tree import draw_tree, is_over_limit
+from assay.report.page.worst_places import draw_ranks, draw_tree, is_over_limit
 from assay.report.run_report import NUMERIC_COLUMNS, Report
 
 REPORT_FILE = "report.html"

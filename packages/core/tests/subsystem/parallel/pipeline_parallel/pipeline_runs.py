@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from assay.parallel.fsdp import shard_parameters
-from assay.parallel.pipeline_parallel.pipeline import Pipeline
-from assay.parallel.pipeline_parallel.schedules import stages_of_rank
+from assay.parallel.pipeline_parallel.pipeline import Pipeline, stages_of_rank
 from assay.parallel.pipeline_parallel.stages import StagePlan
 from assay.parallel.tensor_parallel.decoder import apply_tensor_parallel
 from packages.core.tests.subsystem.parallel.divided_models import load_stage

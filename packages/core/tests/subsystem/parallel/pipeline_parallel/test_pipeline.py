@@ -10,8 +10,7 @@ import pytest
 from torch.distributed.device_mesh import DeviceMesh
 
 from assay.errors import UsageError
-from assay.parallel.pipeline_parallel.pipeline import Pipeline, pad_alike
-from assay.parallel.pipeline_parallel.schedules import SCHEDULES, stages_of_rank
+from assay.parallel.pipeline_parallel.pipeline import SCHEDULES, Pipeline, pad_alike, stages_of_rank
 from assay.parallel.pipeline_parallel.stages import StagePlan, cut_stage
 from packages.core.tests.subsystem.parallel.pipeline_parallel.pipeline_runs import (
     Case,

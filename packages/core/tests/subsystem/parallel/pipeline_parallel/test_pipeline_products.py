@@ -12,8 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from assay.errors import UsageError
 from assay.parallel.fsdp import shard_parameters
-from assay.parallel.pipeline_parallel.pipeline import Pipeline
-from assay.parallel.pipeline_parallel.schedules import find_schedule
+from assay.parallel.pipeline_parallel.pipeline import Pipeline, find_schedule
 from packages.core.tests.subsystem.parallel.judging import ratios
 from packages.core.tests.subsystem.parallel.pipeline_parallel.pipeline_runs import (
     Case,

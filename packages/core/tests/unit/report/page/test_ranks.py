@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from assay.report.page import ranks
-from assay.report.page.ranks import draw_ranks
+from assay.report.page import worst_places
+from assay.report.page.worst_places import draw_ranks
 from assay.report.run_report import Report
 from assay.verdicts import Measurement, Outcome, Verdict
 
@@ -45,8 +45,8 @@ def test_one_rank_and_rows_that_are_not_judged_make_no_view() -> None:
 def test_ranks_with_the_lowest_ratios_are_left_out_and_it_is_stated(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(ranks, "MAX_RANKS", 1)
-    monkeypatch.setattr(ranks, "MAX_LAYERS", 1)
+    monkeypatch.setattr(worst_places, "MAX_RANKS", 1)
+    monkeypatch.setattr(worst_places, "MAX_LAYERS", 1)
     found = draw_ranks(report_of(*ROWS))
     assert found is not None
     assert [line.rank for line in found.lines] == [1]

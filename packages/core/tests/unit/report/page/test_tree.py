@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from assay.report.page.tree import MAX_DEPTH, ModuleTree, Node, draw_tree
+from assay.report.page.worst_places import MAX_DEPTH, ModuleTree, Node, draw_tree
 from assay.report.run_report import Report
 from assay.verdicts import Location, Measurement, Outcome, Verdict
 

@@ -1,4 +1,4 @@
-from assay.training.judging.rank_reports import merge_reports
+from assay.training.judging.evidence import merge_reports
 from assay.training.processes.trainer_report import FreeRun
 from assay.training.state.precision import KeptPrecision
 from assay.training.state.records import StateValue
