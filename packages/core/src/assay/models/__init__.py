@@ -11,12 +11,12 @@ from assay.models.sources import resolve_model
 
 if TYPE_CHECKING:
     from assay.models.loading.loaded_model import LoadedModel, load_model
-    from assay.models.micro.training import build_model
+    from assay.models.micro_training import build_model
     from assay.models.size import count_parameters
     from assay.models.weight_files.hashing import combine_hashes, weight_hashes
 
 _MODULES = {
-    "build_model": "micro.training",
+    "build_model": "micro_training",
     "combine_hashes": "weight_files.hashing",
     "weight_hashes": "weight_files.hashing",
     "LoadedModel": "loading.loaded_model",

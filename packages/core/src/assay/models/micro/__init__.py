@@ -1,1 +1,1 @@
-"""Small trained models that ship with the package: recipes, weights, training, random variants."""
+"""Small trained models that ship with the package: recipes, weights, random variants."""

@@ -38,8 +38,8 @@ def test_building_prints_the_held_out_loss(tmp_path: Path, monkeypatch: pytest.M
     short = {"llama": dataclasses.replace(RECIPES["llama"], steps=2, rows=1)}
     text = bytes(range(32, 127)) * 40
     monkeypatch.setattr("assay.models.micro.recipes.RECIPES", short)
-    monkeypatch.setattr("assay.models.micro.training.standard_library_text", lambda: (text, text))
-    monkeypatch.setattr("assay.models.micro.training._HELD_OUT_BYTES", 1088)
+    monkeypatch.setattr("assay.models.micro_training.standard_library_text", lambda: (text, text))
+    monkeypatch.setattr("assay.models.micro_training._HELD_OUT_BYTES", 1088)
     output = tmp_path / "built"
     result = CliRunner().invoke(app, ["build", "llama", "--output", str(output), "--threads", "1"])
     assert result.stdout.startswith(f"{output}: 456,288 parameters, held-out loss ")

@@ -10,8 +10,8 @@ import torch
 
 from assay.errors import UsageError
 from assay.models import RECIPES, build_model, load_model
-from assay.models.micro.training import _windows, attend_to_neighbors
 from assay.models.micro.untrained import new_model
+from assay.models.micro_training import _windows, attend_to_neighbors
 
 
 @pytest.fixture
@@ -19,9 +19,9 @@ def short_training(monkeypatch: pytest.MonkeyPatch) -> None:
     text = bytes(range(32, 127)) * 40
     short = {name: dataclasses.replace(recipe, steps=3, rows=1) for name, recipe in RECIPES.items()}
     monkeypatch.setattr("assay.models.micro.recipes.RECIPES", short)
-    monkeypatch.setattr("assay.models.micro.training.standard_library_text", lambda: (text, text))
-    monkeypatch.setattr("assay.models.micro.training._LONG_TOKENS", 300)
-    monkeypatch.setattr("assay.models.micro.training._HELD_OUT_BYTES", 1088)
+    monkeypatch.setattr("assay.models.micro_training.standard_library_text", lambda: (text, text))
+    monkeypatch.setattr("assay.models.micro_training._LONG_TOKENS", 300)
+    monkeypatch.setattr("assay.models.micro_training._HELD_OUT_BYTES", 1088)
 
 
 @pytest.mark.parametrize("name", list(RECIPES))
