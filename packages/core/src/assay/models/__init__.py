@@ -11,13 +11,10 @@ from assay.models.sources import resolve_model
 
 if TYPE_CHECKING:
     from assay.models.loading.loaded_model import LoadedModel, load_model
-    from assay.models.micro_training import build_model
     from assay.models.size import count_parameters
-    from assay.models.weight_files.hashing import combine_hashes, weight_hashes
+    from assay.models.weight_files.hashing import weight_hashes
 
 _MODULES = {
-    "build_model": "micro_training",
-    "combine_hashes": "weight_files.hashing",
     "weight_hashes": "weight_files.hashing",
     "LoadedModel": "loading.loaded_model",
     "load_model": "loading.loaded_model",
@@ -25,8 +22,7 @@ _MODULES = {
 }
 
 __all__ = [
-    "RECIPES", "LoadedModel", "build_model", "combine_hashes", "count_parameters", "load_model",
-    "resolve_model", "weight_hashes",
+    "RECIPES", "LoadedModel", "count_parameters", "load_model", "resolve_model", "weight_hashes",
 ]  # fmt: skip
 
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from assay.errors import UsageError
-from assay.models import RECIPES, build_model, load_model
+from assay.models import RECIPES, load_model
 from assay.models.micro.untrained import new_model
-from assay.models.micro_training import _windows, attend_to_neighbors
+from assay.models.micro_training import _windows, attend_to_neighbors, build_model
 
 
 @pytest.fixture

@@ -57,7 +57,7 @@ def build(
         open_progress() as progress,
         progress.task(f"train micro:{recipe}", steps, "steps") as task,
     ):
-        from assay.models import build_model
+        from assay.models.micro_training import build_model
 
         def show(step: int, num_steps: int, loss: float) -> None:
             task.advance()

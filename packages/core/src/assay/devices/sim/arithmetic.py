@@ -133,9 +133,11 @@ class Arithmetic:
         return self._numerics.num_parts > 1 or self._numerics.rounding == "zero"
 
     def _length_of_part(self, num_terms: int, dtype: torch.dtype) -> int:
-        if self._numerics.part_length is not None and dtype is torch.float32:
-            return num_terms
-        return self._numerics.length_of_part(num_terms)
+        """Return the terms in each part of a sum; the last part may have fewer."""
+        numerics = self._numerics
+        if numerics.part_length is not None:
+            return num_terms if dtype is torch.float32 else numerics.part_length
+        return max(1, -(-num_terms // numerics.num_parts))
 
     def _wide_dtype(self, dtype: torch.dtype) -> torch.dtype:
         if self._numerics.rounding == "zero" and dtype is torch.float32:

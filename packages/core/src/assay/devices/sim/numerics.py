@@ -44,10 +44,6 @@ class Numerics:
     """Format to which operands of products are rounded."""
     rounding: Literal["nearest", "zero"] = "nearest"
 
-    def length_of_part(self, num_terms: int) -> int:
-        """Return the terms in each part of a sum; the last part may have fewer."""
-        return self.part_length or max(1, -(-num_terms // self.num_parts))
-
     def operands_in(self, dtype: str) -> str:
         """Return the format to which operands of a product in `dtype` are rounded.
 

@@ -147,7 +147,14 @@ def check_overfit(
 
     tracker: a name in TRACKERS of `assay.training.overfit.check`, which gets the curves too.
     """
-    _check_options(check, tracker)
+    if tracker is not None:
+        require_tracker(tracker)
+    if check.options.steps < _FEWEST_STEPS:
+        raise UsageError(
+            f"--overfit-steps {check.options.steps}: nothing is memorized in fewer than"
+            f" {_FEWEST_STEPS} steps"
+        )
+    check_consistency(check)
     golden = folder / GOLDEN_FOLDER
     shapes = load_user_code(check, folder, progress).pipeline_shapes
     check = replace(check, options=options_for(check.options, check.mesh, check.features, shapes))
@@ -197,18 +204,6 @@ def check_overfit_candidate(
         where = track(tracker, curves, folder, facts)
         progress.note(f"curves for {tracker}: {where}")
     return verdict
-
-
-def _check_options(check: TrainCheck, tracker: str | None) -> None:
-    """Raise UsageError, before anything is computed, for options that cannot be checked."""
-    if tracker is not None:
-        require_tracker(tracker)
-    if check.options.steps < _FEWEST_STEPS:
-        raise UsageError(
-            f"--overfit-steps {check.options.steps}: nothing is memorized in fewer than"
-            f" {_FEWEST_STEPS} steps"
-        )
-    check_consistency(check)
 
 
 def _overfit_on_rank(rank: "Rank", body: dict[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from assay.models import combine_hashes, weight_hashes
+from assay.models.weight_files.hashing import combine_hashes, weight_hashes
 
 
 def linear() -> nn.Linear:
