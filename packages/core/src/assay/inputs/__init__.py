@@ -4,9 +4,14 @@ Importing this package does not import torch: a batch makes its tensors on acces
 """
 
 from assay.inputs.batches import Batch, InputPlan
-from assay.inputs.hard_cases import describe_hard_cases
 from assay.inputs.model_limits import ModelLimits, limits_of
-from assay.inputs.planning import BatchOptions, LengthRange, parse_lengths, plan_batches
+from assay.inputs.planning import (
+    BatchOptions,
+    LengthRange,
+    describe_hard_cases,
+    parse_lengths,
+    plan_batches,
+)
 from assay.inputs.prompts import Prompt, built_in_texts, load_prompts, read_prompts
 
 __all__ = [

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from assay.comparing.results import PortResult, ReplayResults
-from assay.hooks.caches import CacheTracker
-from assay.hooks.in_place_changes import InPlaceChanges, write_injected
+from assay.hooks.in_place_changes import CacheTracker, InPlaceChanges, write_injected
 from assay.hooks.module_tracer import ActiveCall
 from assay.hooks.row_positions import RowIndex
 from assay.hooks.values.boundary import Boundary

@@ -10,16 +10,16 @@ from assay.dumps.protocol import Dump
 from assay.dumps.recognizing import open_dump
 from assay.files import write_whole
 from assay.launch import on_first_rank
-from assay.offline.completeness.reused_buffers import describe_reused
+from assay.offline.completeness import describe_reused
 from assay.offline.judging.causes import DumpEvidence
 from assay.offline.judging.expected_noise import coarser_unit, count_blocks
-from assay.offline.judging.quantized_layers import find_quantized_layers
 from assay.offline.judging.token_rows import list_tokens
 from assay.offline.judging.verdict import judge_dumps, list_measurements
 from assay.offline.judging.weights import compare_quantized, open_quantized
 from assay.offline.measured_dumps import MeasuredDumps, activation_dtype, measure_dumps
 from assay.offline.measuring.measured import MeasuredPorts
-from assay.offline.metrics.custom import CustomMetric, load_metrics
+from assay.offline.measuring.quantized_layers import find_quantized_layers
+from assay.offline.metrics.observer import CustomMetric, load_metrics
 from assay.offline.metrics.table import COLUMNS, make_table
 from assay.offline.options import CompareOptions, refuse_dump_as_model, refuse_options_of_tensors
 from assay.offline.pairing import Pairing

@@ -14,21 +14,23 @@ from assay.dumps.protocol import Dump, DumpedTensor, DumpError
 from assay.errors import UsageError
 from assay.files import read_json_object, read_toml
 from assay.metrics import PairSums
-from assay.offline.completeness.cut_off_runs import find_cut_off
-from assay.offline.completeness.lost_ranks import find_lost_ranks
-from assay.offline.completeness.reused_buffers import describe_reused, find_reused_buffers
+from assay.offline.completeness import (
+    describe_reused,
+    find_cut_off,
+    find_lost_ranks,
+    find_reused_buffers,
+)
 from assay.offline.judging.expected_noise import (
     coarser_unit,
     expected_score_noise,
     measured_score_noise,
 )
 from assay.offline.layouts.ranks import number_ranks
-from assay.offline.measuring.coarseness import Coarseness, CoarsenessObserver
 from assay.offline.measuring.measured import MeasuredPorts
 from assay.offline.measuring.norm_sums import NormSums
+from assay.offline.measuring.quantized_layers import Coarseness, CoarsenessObserver
 from assay.offline.measuring.routing import Flip, ScoreNoise
-from assay.offline.metrics.custom import CustomMetric
-from assay.offline.metrics.observer import MetricObserver
+from assay.offline.metrics.observer import CustomMetric, MetricObserver
 from assay.offline.metrics.published import measure_as_published, measure_metrics
 from assay.offline.options import CompareOptions
 from assay.offline.pairing import Pairing, pair_dumps

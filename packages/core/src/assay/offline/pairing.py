@@ -13,9 +13,8 @@ from assay.dumps.protocol import Dump, DumpError
 from assay.errors import name_some
 from assay.metrics import PairSums
 from assay.offline.judging.locating import level_of
-from assay.offline.measuring.measured import MeasuredPorts
+from assay.offline.measuring.measured import MeasuredPorts, Observer
 from assay.offline.measuring.pair_measurer import PairMeasurer
-from assay.offline.measuring.pairs import Observer
 from assay.offline.measuring.routing import Flip, ScoreNoise, find_flips
 from assay.offline.options import CompareOptions
 from assay.offline.ports.fused_modules import find_groups
@@ -26,8 +25,7 @@ from assay.offline.ports.topology import Graph, match_by_topology
 from assay.offline.tokens.alignment import TokenAlignment, align_passes, find_passes
 from assay.offline.tokens.expert_rows import place_expert_rows
 from assay.offline.tokens.ids import LogitsOf, TokenComparison, compare_ids
-from assay.offline.tokens.passes import PassPair
-from assay.offline.tokens.rows import take_rows
+from assay.offline.tokens.passes import PassPair, take_rows
 
 # With a smaller share of equal names, the two implementations name their modules differently.
 _LEAST_NAMESAKES = 0.2

@@ -13,8 +13,7 @@ from assay.comparing.judge import (
     rank_stages,
 )
 from assay.comparing.levels import LevelResult, describe_uncalled, level_of, list_unmatched
-from assay.comparing.results import ReplayResults
-from assay.comparing.stored_results import read_results
+from assay.comparing.results import ReplayResults, read_results
 from assay.errors import name_some
 from assay.generate.judging.evidence import GenerateEvidence
 from assay.generate.judging.heads import describe_wrong_head

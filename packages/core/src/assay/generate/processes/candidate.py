@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from assay.comparing.stored_results import attach_results
+from assay.comparing.results import attach_results
 from assay.devices.registry import describe_run, open_run
 from assay.errors import UsageError
 from assay.generate.passes.batch_attachments import attach_batch

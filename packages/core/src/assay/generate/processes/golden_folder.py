@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from assay.comparing.coverage import Usage
-from assay.comparing.results import ReplayResults
-from assay.comparing.stored_results import read_results
+from assay.comparing.results import ReplayResults, read_results
 from assay.errors import UsageError
 from assay.files import read_json_object, refuse_link, validate_record
 from assay.foreign_text import shorten

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 from assay.metrics import RowErrors
 from assay.offline.judging.locating import JudgedPort, MetricValues, Origin, level_of
-from assay.offline.judging.quantized_layers import QuantizedLayer
 from assay.offline.measuring.measured import MeasuredPorts
+from assay.offline.measuring.quantized_layers import QuantizedLayer
 from assay.offline.ports.lanes import Port
 from assay.offline.replaying import Replayed
 from assay.offline.tokens.alignment import TokenAlignment

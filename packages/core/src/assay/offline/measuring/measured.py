@@ -1,10 +1,12 @@
 """The measurements of all pairs of two dumps."""
 
 from dataclasses import dataclass, field
+from typing import Protocol, Self
 
 from torch import Tensor
 
 from assay.comparing.results import PortResult, ReplayResults
+from assay.dumps.protocol import DumpedTensor
 from assay.metrics import PairSums
 from assay.offline.measuring.norm_sums import NormSums
 from assay.offline.ports.lanes import Port
@@ -88,3 +90,29 @@ class MeasuredPorts:
         self.replica_errors |= later.replica_errors
         for side, places in later.repeated.items():
             self.repeated.setdefault(side, []).extend(places)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorPair:
+    """Two tensors at one port of the expected dump."""
+
+    port: Port
+    expected: DumpedTensor
+    actual: DumpedTensor
+    values: tuple[Tensor, Tensor] | None = None
+    """Compared rows of actual and expected, (R, C); None for masks and pairs that were not compared."""
+    reason: str = ""
+    """The reason why the pair was not compared; "" if it was."""
+
+
+class Observer(Protocol):
+    """Collects facts on every pair. Each process that measures a share has its own observer."""
+
+    def __call__(self, pair: TensorPair) -> None:
+        """Observe one pair."""
+
+    def renew(self) -> Self:
+        """Return an empty observer with the same settings."""
+
+    def extend(self, later: Self) -> None:
+        """Add the results of an observer of later pairs."""

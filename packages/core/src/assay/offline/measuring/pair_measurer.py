@@ -18,9 +18,8 @@ from assay.locating.matching.masks import (
 )
 from assay.locating.measuring import measure
 from assay.offline.layouts.declared_layouts import LayoutError
-from assay.offline.measuring.measured import MeasuredPorts
+from assay.offline.measuring.measured import MeasuredPorts, Observer, TensorPair
 from assay.offline.measuring.norms import compare_norms, read_norms
-from assay.offline.measuring.pairs import Observer, TensorPair
 from assay.offline.measuring.parameters import (
     compare_copies,
     distinct_weights,

@@ -12,8 +12,7 @@ from torch import Tensor
 from assay.dumps.protocol import Dump
 from assay.locating.matching.routing import find_choice, may_be_routing, near_tie_rows
 from assay.offline.ports.lanes import Lane, LanePair, Port
-from assay.offline.tokens.passes import Pass, PassPair
-from assay.offline.tokens.rows import take_rows
+from assay.offline.tokens.passes import Pass, PassPair, take_rows
 
 # Returns the expected root mean square error of router scores, from their port and values.
 ScoreNoise = Callable[[Port, Tensor], float]

@@ -17,8 +17,7 @@ from assay.comparing.wording.dumps import describe_unknown_rows
 from assay.dumps.protocol import Dump, DumpedTensor
 from assay.offline.ports.lanes import ROUTERS, Lane, LanePair
 from assay.offline.ports.matching import Matching
-from assay.offline.tokens.passes import Pass, PassPair
-from assay.offline.tokens.rows import take_rows
+from assay.offline.tokens.passes import Pass, PassPair, take_rows
 from assay.sites import Site
 
 # Rows of the same token differ by less than half of their norm, rows of different tokens by more.
