@@ -88,8 +88,6 @@ def _vote(
     expected: Dump, actual: Dump, parts: Sequence[DumpedTensor], others: Sequence[DumpedTensor]
 ) -> list[bool]:
     """Return [True] if a value is nearer to the value of its own rank than to the sum; [] for replicas."""
-    if not all(one.has_values for one in (*parts, *others)):
-        return []
     values = {
         one.site.at.rank: value.double()
         for one in parts
@@ -139,7 +137,7 @@ def find_reused_buffers(dump: Dump) -> list[DumpedTensor]:
                 steps = dict.fromkeys(each for pair in pairs for each in pair)
                 for lane in repeated:
                     same = [each for each in steps if _is_same(dump, lane, each, other)]
-                    found |= {str(held.site): held for each in same for held in _held(lane, each)}
+                    found |= {str(held.site): held for each in same for held in lane.held_in(each)}
     return list(found.values())
 
 
@@ -172,15 +170,11 @@ def _have_different_ids(one: Pass, other: Pass) -> bool:
     return one.ids is not None and other.ids is not None and not torch.equal(one.ids, other.ids)
 
 
-def _held(lane: Lane, of_pass: Pass) -> list[DumpedTensor]:
-    return lane.tensors.get((of_pass.batch, of_pass.step, 0), [])
-
-
 def _is_same(
     dump: Dump, lane: Lane, one: Pass, other: Pass, fewest_values: int = _FEWEST_VALUES
 ) -> bool:
     """Return True if a port holds equal values in two passes on all ranks."""
-    sides = _held(lane, one), _held(lane, other)
+    sides = lane.held_in(one), lane.held_in(other)
     return len(sides[0]) == len(sides[1]) > 0 and all(
         _are_equal(dump, *both, fewest_values) for both in zip(*sides, strict=True)
     )
@@ -209,7 +203,7 @@ def _is_evidence(dump: Dump, lanes: Lanes, pair: _Pair, repeated: Sequence[Lane]
             other
             for port, other in lanes.items()
             if (port.module, port.direction) == (lane.port.module, "input")
-            and _held(other, pair[0])
+            and other.held_in(pair[0])
         ]
         # If its inputs repeat too, as in an encoder, a module rightly repeats its result.
         is_explained = all(_is_same(dump, one, *pair, fewest_values=0) for one in inputs)
@@ -225,6 +219,6 @@ def _is_evidence(dump: Dump, lanes: Lanes, pair: _Pair, repeated: Sequence[Lane]
         and all(
             _is_same(dump, lane, *pair, fewest_values=0)
             for port, lane in lanes.items()
-            if port.direction == "output" and _held(lane, pair[0])
+            if port.direction == "output" and lane.held_in(pair[0])
         )
     )

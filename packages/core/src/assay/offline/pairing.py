@@ -2,10 +2,9 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
-import torch
 from torch import Tensor
 
 from assay.comparing.wording import dumps as wording
@@ -16,6 +15,7 @@ from assay.offline.judging.locating import level_of
 from assay.offline.measuring.measured import MeasuredPorts, Observer
 from assay.offline.measuring.pair_measurer import PairMeasurer
 from assay.offline.measuring.routing import Flip, ScoreNoise, find_flips
+from assay.offline.measuring.shapes import take_both
 from assay.offline.options import CompareOptions
 from assay.offline.ports.fused_modules import find_groups
 from assay.offline.ports.lanes import LanePair, Lanes, collect_lanes
@@ -25,7 +25,7 @@ from assay.offline.ports.topology import Graph, match_by_topology
 from assay.offline.tokens.alignment import TokenAlignment, align_passes, find_passes
 from assay.offline.tokens.expert_rows import place_expert_rows
 from assay.offline.tokens.ids import LogitsOf, TokenComparison, compare_ids
-from assay.offline.tokens.passes import PassPair, take_rows
+from assay.offline.tokens.passes import PassPair
 
 # With a smaller share of equal names, the two implementations name their modules differently.
 _LEAST_NAMESAKES = 0.2
@@ -106,8 +106,7 @@ def pair_dumps(
     if len(by_name) < _LEAST_NAMESAKES * len({port.module for port in lanes}) and alignment.pairs:
         first = alignment.pairs[0]
         found = match_by_topology(
-            Graph(lanes, expected.read_intact, first.expected.batch, first.expected.step),
-            Graph(actual_lanes, actual.read_intact, first.actual.batch, first.actual.step),
+            Graph(lanes, expected, first.expected), Graph(actual_lanes, actual, first.actual)
         )
         names = found | names
         notes.append(wording.describe_topology(len(found)))
@@ -185,19 +184,16 @@ def _read_logits(
     expected: Dump, actual: Dump, lanes: LanePair, pair: PassPair, number: int
 ) -> tuple[Tensor, Tensor] | None:
     """Return the logits of one paired token. number: its index among the tokens of the pair."""
-    found = []
-    sides = (
-        (expected, lanes.expected, pair.expected, pair.expected_rows),
-        (actual, lanes.actual, pair.actual, pair.actual_rows),
-    )
-    for dump, lane, one, rows in sides:
-        tensors = lane.tensors.get((one.batch, one.step, 0), [])
-        if len(tensors) != 1 or not tensors[0].has_values:
-            return None
-        row = torch.tensor([number if rows is None else int(rows[number])])
-        values = dump.read_intact(tensors[0])
-        taken = take_rows(values, one, row) if values is not None else None
-        if taken is None or not bool(taken[1].all()):
-            return None
-        found.append(taken[0].flatten())
-    return found[0], found[1]
+    pair = pair.by_row()
+    if pair.expected_rows is None or pair.actual_rows is None:
+        return None
+    at = slice(number, number + 1)
+    pair = replace(pair, expected_rows=pair.expected_rows[at], actual_rows=pair.actual_rows[at])
+    sides = lanes.expected.held_in(pair.expected), lanes.actual.held_in(pair.actual)
+    if not len(sides[0]) == len(sides[1]) == 1:
+        return None
+    reference, value = expected.read_intact(sides[0][0]), actual.read_intact(sides[1][0])
+    if reference is None or value is None:
+        return None
+    taken = take_both(pair, value, reference)
+    return (taken[1].flatten(), taken[0].flatten()) if taken is not None else None

@@ -327,7 +327,7 @@ class _SamePorts:
 
 def _can_replace(dump: Dump, tensors: Sequence[DumpedTensor], shape: tuple[int, ...]) -> bool:
     """Return True if the model can continue from a single dumped tensor in place of `shape`."""
-    if len(tensors) != 1 or not tensors[0].has_values:
+    if len(tensors) != 1:
         return False
     # A generation may compute only the logits of the last token.
     fits = tensors[0].shape in (None, shape, (1, *shape[1:]))

@@ -59,8 +59,6 @@ def _find_addends(lanes: Sequence[Lane]) -> _Addends | None:
 
 def _is_sum(dump: Dump, addends: _Addends, other: Dump, whole: Lane) -> bool:
     """Return True if the sum of two tensors is closer to `whole` than the first one alone."""
-    if not whole.first.has_values:
-        return False
     hidden, residual = (dump.read_intact(lane.first) for lane in addends)
     reference = other.read_intact(whole.first)
     if hidden is None or residual is None or reference is None:

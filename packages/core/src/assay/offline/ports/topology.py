@@ -4,13 +4,14 @@ It serves to compare graphs of accelerator libraries (`1_Attention.0_LinearOpera
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from assay.dumps.protocol import DumpedTensor
+from assay.dumps.protocol import Dump
 from assay.offline.ports.lanes import Lane, Lanes
+from assay.offline.tokens.passes import Pass
 
 # Words in class names by kind of operation.
 _KINDS = {
@@ -44,17 +45,13 @@ class Graph:
     """The ports of a dump, and the pass whose values are compared."""
 
     lanes: Lanes
-    read: Callable[[DumpedTensor], Tensor | None]
-    """Return None for a damaged file."""
-    batch: int
-    step: int
+    dump: Dump
+    of_pass: Pass
 
     def values(self, lane: Lane) -> Tensor | None:
         """Return the first values of a lane in the pass; None if the dump lacks them."""
-        tensors = lane.tensors.get((self.batch, self.step, 0), [])
-        if len(tensors) != 1 or not tensors[0].has_values:
-            return None
-        values = self.read(tensors[0])
+        tensors = lane.held_in(self.of_pass)
+        values = self.dump.read_intact(tensors[0]) if len(tensors) == 1 else None
         return None if values is None else values.flatten()[:_NUM_VALUES].double()
 
 
