@@ -7,9 +7,8 @@ import xxhash
 from assay.errors import name_some
 from assay.progress import counted
 from assay.trace.errors import TraceError
-from assay.trace.hashing import hash_tensors, hash_text
-from assay.trace.index import INDEX, MANIFEST, Attached, shard_file
-from assay.trace.layout import ShardReader, host_bytes
+from assay.trace.index import INDEX, MANIFEST, Attached, hash_text, shard_file
+from assay.trace.layout import ShardReader, hash_tensors, host_bytes
 from assay.trace.reader import Trace
 
 

@@ -13,8 +13,8 @@ from assay.foreign_text import shorten
 from assay.sites import Call, CallSite, Site
 from assay.trace.errors import TraceError
 from assay.trace.files import Folder
-from assay.trace.hashing import DIGEST, hash_manifest
 from assay.trace.index import (
+    DIGEST,
     FORMAT,
     INDEX,
     MANIFEST,
@@ -23,10 +23,11 @@ from assay.trace.index import (
     Flush,
     TensorEntry,
     flush_from_json,
+    hash_manifest,
     shard_file,
 )
 from assay.trace.json_text import Json, from_text
-from assay.trace.layout import ShardReader, dtype_called, dtype_name, host_bytes
+from assay.trace.layout import ShardReader, dtype_called, host_bytes
 
 # Number of headers kept in memory: a decode step reads from its own shard and a few before it.
 _OPEN_SHARDS = 32
@@ -142,9 +143,9 @@ class Trace:
         entry = shard.entries.get(stored.key)
         if entry is None:
             raise TraceError.damaged(self.folder / name, stored.key, "the shard has no such key")
-        if (dtype_name(entry.dtype), entry.shape) != (stored.dtype, stored.shape):
+        if (entry.dtype, entry.shape) != (stored.dtype, stored.shape):
             what = (
-                f"the shard holds {dtype_name(entry.dtype)} {list(entry.shape)}, "
+                f"the shard holds {entry.dtype} {list(entry.shape)}, "
                 f"the index says {stored.dtype} {list(stored.shape)}"
             )
             raise TraceError.damaged(self.folder / name, stored.key, what)

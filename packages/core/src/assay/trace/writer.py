@@ -14,8 +14,8 @@ import xxhash
 from assay.files import Url
 from assay.sites import Call, CallSite
 from assay.trace.errors import StorageError, TraceError
-from assay.trace.hashing import DIGEST, hash_manifest, hash_tensors, hash_text
 from assay.trace.index import (
+    DIGEST,
     FORMAT,
     INDEX,
     MANIFEST,
@@ -24,10 +24,12 @@ from assay.trace.index import (
     Line,
     TensorEntry,
     attachment_file,
+    hash_manifest,
+    hash_text,
     shard_file,
 )
 from assay.trace.json_text import Json, to_text
-from assay.trace.layout import ShardWriter, dtype_name, header_bytes_for, host_bytes
+from assay.trace.layout import ShardWriter, dtype_name, hash_tensors, header_bytes_for, host_bytes
 from assay.trace.remote.writing import create_folder
 
 DEFAULT_SHARD_BYTES = 1 << 30
