@@ -10,8 +10,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from assay.files.errors import UnreadableFileError
-from assay.files.reading import open_file, parse_json
+from assay.files.reading import UnreadableFileError, open_file, parse_json
 from assay.foreign_text import shorten
 
 LENGTH_BYTES = 8

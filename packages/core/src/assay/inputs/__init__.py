@@ -3,7 +3,14 @@
 Importing this package does not import torch: a batch makes its tensors on access.
 """
 
-from assay.inputs.batches import Batch, InputPlan
+from assay.inputs.batches import (
+    Batch,
+    InputPlan,
+    Prompt,
+    built_in_texts,
+    load_prompts,
+    read_prompts,
+)
 from assay.inputs.model_limits import ModelLimits, limits_of
 from assay.inputs.planning import (
     BatchOptions,
@@ -12,7 +19,6 @@ from assay.inputs.planning import (
     parse_lengths,
     plan_batches,
 )
-from assay.inputs.prompts import Prompt, built_in_texts, load_prompts, read_prompts
 
 __all__ = [
     "Batch", "BatchOptions", "InputPlan", "LengthRange", "ModelLimits", "Prompt", "built_in_texts",

@@ -31,7 +31,7 @@ from assay.hooks.module_tracer import ModuleTracer, TraceHandler
 from assay.hooks.row_positions import BatchPositions
 from assay.hooks.values.boundary import Boundary
 from assay.hooks.values.exact_double import ExactDouble
-from assay.locating.matching.batch_source import BatchSource
+from assay.locating.matching.running_parts import BatchSource
 from assay.locating.modules import Replayer
 from assay.models import estimate_size, load_model
 from assay.models.remote_code import RemoteCode

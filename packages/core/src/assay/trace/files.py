@@ -1,6 +1,6 @@
 """File access of traces: a local folder, written crash-safe, read by memory mapping.
 
-Other modules use names inside of a `Folder`; `remote/` has one behind a URL. Without fsync, a trace
+Other modules use names inside of a `Folder`; `uploading` has one behind a URL. Without fsync, a trace
 survives a kill of its writer (the kernel has the pages), not of the machine.
 """
 

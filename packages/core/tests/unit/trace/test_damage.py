@@ -105,7 +105,7 @@ def test_attachment_that_leaves_the_folder_is_refused(two_steps: Path, tmp_path:
         (lambda h: h["2:output"].update(dtype="F31"), "'F31'"),
         (lambda h: h["2:output"].update(dtype=[1]), "[1]"),
         (lambda h: h["2:output"].update(data_offsets=[32, 64]), "ends at byte"),
-        (lambda h: h["2:output"].update(data_offsets=[0, 1 << 60], shape=[1 << 58]), "bytes"),
+        (lambda h: h["2:output"].update(data_offsets=[0, 1 << 60], shape=[1 << 58]), "ends at byte"),
         (lambda h: h["2:output"].update(data_offsets=[0]), "not enough values"),
         (lambda h: h["2:output"].pop("shape"), "'shape'"),
         (lambda h: h.update({"2:output": 3}), "not subscriptable"),
@@ -124,7 +124,7 @@ def test_inconsistent_header_is_reported_with_its_key(
 ) -> None:
     set_header(two_steps, change)
     trace = Trace.open(two_steps)
-    with pytest.raises(UsageError, match=rf"{SHARD}.* '?2:output'?[: ].*{re.escape(message)}"):
+    with pytest.raises(UsageError, match=rf"{SHARD}.* '?2:output'?.*{re.escape(message)}"):
         trace.tensor(trace.calls[1], "output")
 
 

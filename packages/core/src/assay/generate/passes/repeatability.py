@@ -9,7 +9,7 @@ from torch import Tensor
 
 from assay.generate.passes.generation_loop import count_tokens
 from assay.generate.passes.passes import Side, Work, run_all_forced
-from assay.locating.accumulated_error import DriftMeter
+from assay.locating.measuring import DriftMeter
 
 
 @dataclass(frozen=True, slots=True)

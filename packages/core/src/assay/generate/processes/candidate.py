@@ -45,8 +45,8 @@ from assay.generate.processes.requests import (
 from assay.hooks.module_tracer import NullHandler
 from assay.hooks.usage import UsageWatch
 from assay.launch import Rank
-from assay.locating.accumulated_error import DriftMeter
 from assay.locating.matching.expert_routing import NearTieChoices
+from assay.locating.measuring import DriftMeter
 from assay.locating.modules import Replayer
 from assay.models import LoadedModel, load_model, weight_hashes
 from assay.models.candidate_setup import apply_setup

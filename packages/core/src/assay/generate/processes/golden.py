@@ -53,8 +53,8 @@ from assay.inputs import (
     parse_lengths,
     plan_batches,
 )
-from assay.locating.accumulated_error import DriftMeter
 from assay.locating.matching.expert_routing import NoiseOfChoices
+from assay.locating.measuring import DriftMeter
 from assay.locating.modules import Replayer
 from assay.models import LoadedModel, estimate_size, load_model, weight_hashes
 from assay.models.loaded.inspection import inspect_load

@@ -22,7 +22,7 @@ VARIABLE = "ASSAY_CAPTURE_SETTINGS"
 
 @dataclass(frozen=True, slots=True)
 class CaptureSettings:
-    """The options of a captured command."""
+    """The options of a captured command, passed to its processes in an environment variable."""
 
     output: str
     """Absolute path of the folder of the trace."""

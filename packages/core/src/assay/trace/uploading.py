@@ -14,7 +14,7 @@ from assay.output.streams import print_error
 from assay.trace.errors import StorageError, TraceError, client_errors, error_in_words
 from assay.trace.files import Folder, LineFile, OutStream
 from assay.trace.index import INDEX, MANIFEST
-from assay.trace.remote.store import Store
+from assay.trace.remote import Store
 
 # Bytes of finished files that may wait for their upload: four shards. Temporary folders of training
 # machines hold more. A slower network delays the model instead of filling them.
