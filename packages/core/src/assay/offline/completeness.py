@@ -9,7 +9,6 @@ from torch import Tensor
 
 from assay.comparing.wording import dumps as wording
 from assay.dumps.protocol import Dump, DumpedTensor
-from assay.offline.judging.locating import level_of
 from assay.offline.ports.lanes import Lane, Lanes, Port, collect_lanes
 from assay.offline.tokens.alignment import find_passes
 from assay.offline.tokens.passes import Pass
@@ -120,6 +119,9 @@ _Pair = tuple[Pass, Pass]
 def find_reused_buffers(dump: Dump) -> list[DumpedTensor]:
     """Return the outputs that are bitwise equal in decode steps with different tokens or inputs.
 
+    A captured graph writes every step to the same memory. A tool that keeps references, or that records
+    only during capture, then dumps one step under the names of all steps.
+
     To save time, only the first and last pair of decode steps of each request are searched.
     """
     lanes = {port: lane for port, lane in collect_lanes(dump).items() if port.phase == "forward"}
@@ -195,7 +197,7 @@ def _are_equal(dump: Dump, one: DumpedTensor, other: DumpedTensor, fewest_values
 def _is_evidence(dump: Dump, lanes: Lanes, pair: _Pair, repeated: Sequence[Lane]) -> bool:
     """Return True if several modules, or the logits, have equal results for different inputs."""
     have_different_ids = _have_different_ids(*pair)
-    if have_different_ids and any(level_of(lane.port) == "logits" for lane in repeated):
+    if have_different_ids and any(lane.port.level == "logits" for lane in repeated):
         return True
     found = set()
     for lane in repeated:

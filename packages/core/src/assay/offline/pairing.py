@@ -1,9 +1,10 @@
 """Pairing of two dumps: passes, ports and token ids."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from functools import cached_property
 
 from torch import Tensor
 
@@ -11,19 +12,19 @@ from assay.comparing.wording import dumps as wording
 from assay.dumps.protocol import Dump, DumpError
 from assay.errors import name_some
 from assay.metrics import PairSums
-from assay.offline.judging.locating import level_of
-from assay.offline.measuring.measured import MeasuredPorts, Observer
+from assay.offline.expected_noise import coarser_unit
+from assay.offline.measuring.measured import MeasuredPorts
 from assay.offline.measuring.pair_measurer import PairMeasurer
 from assay.offline.measuring.routing import Flip, ScoreNoise, find_flips
 from assay.offline.measuring.shapes import take_both
+from assay.offline.metrics.pair_metrics import TensorPair
 from assay.offline.options import CompareOptions
-from assay.offline.ports.fused_modules import find_groups
+from assay.offline.ports.expert_rows import place_expert_rows
+from assay.offline.ports.joined_results import add_residuals, find_groups
 from assay.offline.ports.lanes import LanePair, Lanes, collect_lanes
 from assay.offline.ports.matching import Matching, match_lanes, match_modules
-from assay.offline.ports.residuals import add_residuals
 from assay.offline.ports.topology import Graph, match_by_topology
 from assay.offline.tokens.alignment import TokenAlignment, align_passes, find_passes
-from assay.offline.tokens.expert_rows import place_expert_rows
 from assay.offline.tokens.ids import LogitsOf, TokenComparison, compare_ids
 from assay.offline.tokens.passes import PassPair
 
@@ -61,26 +62,27 @@ class Pairing:
 
     def measure(
         self,
-        observers: Sequence[Observer] = (),
         *,
         flips: Sequence[Flip] = (),
         flips_spread: bool = False,
         by_statistics: bool = False,
         sums: type[PairSums] = PairSums,
+        finds_coarse: bool = False,
+        add_metrics: Callable[[TensorPair], TensorPair] | None = None,
     ) -> MeasuredPorts:
         """Measure every pair of tensors with a `PairMeasurer`."""
         measurer = PairMeasurer(
             self.expected, self.actual, self.alignment, self.tokens.first_different,
-            flips, flips_spread, by_statistics, observers, MeasuredPorts(sums=sums),
+            flips, flips_spread, by_statistics, finds_coarse, add_metrics, MeasuredPorts(sums=sums),
         )  # fmt: skip
         return measurer.measure(self.matching)
 
-    @property
-    def dtypes(self) -> Iterator[str]:
-        """Yield the dtypes of the paired values."""
-        yield from (self.expected.rounded_to, self.actual.rounded_to)
-        for pair in self.matching.pairs:
-            yield from (pair.expected.first.dtype, pair.actual.first.dtype)
+    @cached_property
+    def unit_roundoff(self) -> float:
+        """Return the unit roundoff of the coarsest dtype of the paired values."""
+        lanes = [lane for pair in self.matching.pairs for lane in (pair.expected, pair.actual)]
+        rounded = self.expected.rounded_to, self.actual.rounded_to
+        return coarser_unit([*rounded, *(lane.first.dtype for lane in lanes)])
 
 
 def pair_dumps(
@@ -143,12 +145,12 @@ def _choose(dump: Dump, options: CompareOptions) -> Lanes:
     lanes = collect_lanes(dump, options.rank)
     if options.level is not None:
         kept = _LEVELS_UP_TO[options.level]
-        lanes = {port: lane for port, lane in lanes.items() if level_of(port) in kept}
+        lanes = {port: lane for port, lane in lanes.items() if port.level in kept}
     if options.level == "layer":
         lanes = {
             port: lane
             for port, lane in lanes.items()
-            if level_of(port) == "logits" or _BLOCK.fullmatch(port.module)
+            if port.level == "logits" or _BLOCK.fullmatch(port.module)
         }
     if not lanes and dump.problems:
         raise DumpError(f"{dump.name} holds no tensor: {name_some(list(dump.problems))}")
@@ -162,7 +164,7 @@ def _choose(dump: Dump, options: CompareOptions) -> Lanes:
 def _read_logits_with(
     expected: Dump, actual: Dump, matching: Matching, alignment: TokenAlignment
 ) -> LogitsOf:
-    lanes = next((pair for pair in matching.pairs if level_of(pair.port) == "logits"), None)
+    lanes = next((pair for pair in matching.pairs if pair.port.level == "logits"), None)
 
     def read(prompt: int, position: int) -> tuple[Tensor, Tensor] | None:
         if lanes is None:

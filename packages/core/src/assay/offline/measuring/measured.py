@@ -1,14 +1,14 @@
 """The measurements of all pairs of two dumps."""
 
 from dataclasses import dataclass, field
-from typing import Protocol, Self
 
 from torch import Tensor
 
 from assay.comparing.results import PortResult, ReplayResults
-from assay.dumps.protocol import DumpedTensor
 from assay.metrics import PairSums
 from assay.offline.measuring.norm_sums import NormSums
+from assay.offline.measuring.quantized_layers import Coarseness
+from assay.offline.metrics.pair_metrics import TensorPair
 from assay.offline.ports.lanes import Port
 from assay.sites import Phase
 from assay.stages import Stage
@@ -37,6 +37,10 @@ class MeasuredPorts:
     """Elements of updates that are excused, see `excuse_sign_flips`."""
     replica_errors: dict[tuple[Port, int], float] = field(default_factory=dict)
     """Largest difference between replicas, by port and rank of EXPECTED."""
+    pairs: list[TensorPair] = field(default_factory=list)
+    """Every pair with its metrics, if they are wanted."""
+    coarse: dict[Port, Coarseness] = field(default_factory=dict)
+    """Ports whose values lie on a coarser grid on one side."""
 
     def add_replica(self, port: Port, rank: int, error: float) -> None:
         """Add the difference of a replica in EXPECTED from the first one."""
@@ -88,31 +92,7 @@ class MeasuredPorts:
         for step, sums in later.drift.items():
             self.add_drift(step, sums.dd, sums.ee)
         self.replica_errors |= later.replica_errors
+        self.pairs += later.pairs
+        self.coarse |= later.coarse
         for side, places in later.repeated.items():
             self.repeated.setdefault(side, []).extend(places)
-
-
-@dataclass(frozen=True, slots=True)
-class TensorPair:
-    """Two tensors at one port of the expected dump."""
-
-    port: Port
-    expected: DumpedTensor
-    actual: DumpedTensor
-    values: tuple[Tensor, Tensor] | None = None
-    """Compared rows of actual and expected, (R, C); None for masks and pairs that were not compared."""
-    reason: str = ""
-    """The reason why the pair was not compared; "" if it was."""
-
-
-class Observer(Protocol):
-    """Collects facts on every pair. Each process that measures a share has its own observer."""
-
-    def __call__(self, pair: TensorPair) -> None:
-        """Observe one pair."""
-
-    def renew(self) -> Self:
-        """Return an empty observer with the same settings."""
-
-    def extend(self, later: Self) -> None:
-        """Add the results of an observer of later pairs."""

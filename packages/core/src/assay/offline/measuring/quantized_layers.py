@@ -1,13 +1,12 @@
 """Detection of layers that only one side quantizes, by their storage dtype or by values on a coarser grid."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from assay.comparing.wording import dumps as wording
-from assay.offline.measuring.measured import TensorPair
 from assay.offline.measuring.shapes import coarsest_dtype
 from assay.offline.ports.lanes import LanePair, Lanes, Port
 
@@ -40,31 +39,6 @@ class Coarseness:
         if self.actual <= _MOST_DISTINCT * self.expected:
             return "ACTUAL"
         return "EXPECTED" if self.expected <= _MOST_DISTINCT * self.actual else ""
-
-
-@dataclass(frozen=True, slots=True)
-class CoarsenessObserver:
-    """Collects ports whose weights or results are coarser on one side."""
-
-    coarse: dict[Port, Coarseness] = field(default_factory=dict)
-
-    def __call__(self, pair: TensorPair) -> None:
-        """Measure one pair."""
-        port = pair.port
-        if port.direction in ("output", "parameter") and pair.values and port not in self.coarse:
-            # The values may have been widened after reading.
-            stored = [getattr(torch, one.dtype, None) for one in (pair.actual, pair.expected)]
-            found = measure_coarseness(*pair.values, [one for one in stored if one is not None])
-            if found is not None and found.side:
-                self.coarse[port] = found
-
-    def renew(self) -> "CoarsenessObserver":
-        """Return an empty observer."""
-        return CoarsenessObserver()
-
-    def extend(self, later: "CoarsenessObserver") -> None:
-        """Add the results of an observer of later pairs."""
-        self.coarse.update(later.coarse)
 
 
 def measure_coarseness(
@@ -121,7 +95,15 @@ def find_quantized_layers(
 
     coarse: ports whose values lie on a coarser grid on one side.
     """
-    stored = [_find_stored_dtypes(lanes) for lanes in (expected, actual)]
+    stored = [
+        {
+            port.module: lane.first.dtype
+            for port, lane in lanes.items()
+            if (port.direction, port.phase) == ("parameter", "forward")
+            and lane.first.dtype.startswith(_STORED)
+        }
+        for lanes in (expected, actual)
+    ]
     found: dict[str, QuantizedLayer] = {}
     for pair in pairs:
         names = pair.expected.port.module, pair.actual.port.module
@@ -138,13 +120,3 @@ def find_quantized_layers(
             continue
         found.setdefault(port.module, QuantizedLayer(port.module, side, sign))
     return list(found.values())
-
-
-def _find_stored_dtypes(lanes: Lanes) -> dict[str, str]:
-    return {
-        port.module: lane.first.dtype
-        for port, lane in lanes.items()
-        if port.direction == "parameter"
-        and port.phase == "forward"
-        and lane.first.dtype.startswith(_STORED)
-    }

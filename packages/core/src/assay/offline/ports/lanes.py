@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from assay.comparing.levels import LEVEL_OF_PHASE
 from assay.dumps.protocol import Dump, DumpedTensor
 from assay.offline.tokens.passes import Pass
 from assay.sites import Phase
@@ -41,6 +42,18 @@ class Port:
     def direction(self) -> str:
         """Return the first word of the name: input, output, parameter or op."""
         return self.name.partition(".")[0]
+
+    @property
+    def level(self) -> str:
+        """Return the level of a verdict to which the port belongs."""
+        if self.phase != "forward":
+            return LEVEL_OF_PHASE[self.phase]
+        if self.direction == "parameter":
+            return "weights"
+        if self.direction == "op":
+            return "operations"
+        is_head = self.module.rpartition(".")[2] == "lm_head" and self.direction == "output"
+        return "logits" if is_head or self.name.endswith("logits") else "modules"
 
 
 @dataclass(slots=True)

@@ -6,6 +6,7 @@ It serves to compare graphs of accelerator libraries (`1_Attention.0_LinearOpera
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from torch import Tensor
 
@@ -132,12 +133,8 @@ def _match_containers(expected: Lanes, leaves: Mapping[str, str]) -> dict[str, s
     for name, partners in sorted(partners_of.items(), key=lambda item: (-len(item[1]), item[0])):
         if len(partners) < 2:
             break
-        common = partners[0].split(".")
-        for partner in partners[1:]:
-            parts = partner.split(".")
-            same = [a == b for a, b in zip(common, parts, strict=False)]
-            common = common[: same.index(False) if False in same else len(same)]
-        parent = ".".join(common)
+        parts = zip(*(partner.split(".") for partner in partners), strict=False)
+        parent = ".".join(one for one, *_ in takewhile(lambda same: len({*same}) == 1, parts))
         if parent and parent not in used:
             found[name] = parent
             used.add(parent)

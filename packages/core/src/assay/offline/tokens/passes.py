@@ -1,4 +1,7 @@
-"""The forward passes of a dump, and pairs of passes with the same tokens."""
+"""The forward passes of a dump, and pairs of passes with the same tokens.
+
+Shape legend: B batch rows, T tokens of a pass, R selected tokens, H heads, C channels.
+"""
 
 import math
 from collections.abc import Iterator, Sequence

@@ -2,16 +2,15 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from numbers import Real
 
 import torch
 from torch import Tensor
 
+from assay.dumps.protocol import DumpedTensor
 from assay.errors import UsageError, raised_in_words
-from assay.offline.judging.locating import MetricValues, level_of
-from assay.offline.measuring.measured import TensorPair
 from assay.offline.metrics.published import MeasurePair, PairMetrics
 from assay.offline.ports.lanes import Port
 from assay.output.tables import Cell
@@ -66,59 +65,53 @@ def load_metrics(references: Sequence[str], taken: Collection[str]) -> list[Cust
     return list(metrics.values())
 
 
-@dataclass(frozen=True, slots=True)
-class MeasuredPair:
-    """The metrics of a pair."""
+# Values of metrics by port and rank.
+MetricValues = Mapping[tuple[Port, int], Mapping[Statistic, float]]
 
-    pair: TensorPair
-    """The pair, without its values."""
+
+@dataclass(frozen=True, slots=True)
+class TensorPair:
+    """Two tensors at one port of the expected dump."""
+
+    port: Port
+    expected: DumpedTensor
+    actual: DumpedTensor
+    values: tuple[Tensor, Tensor] | None = None
+    """Compared rows of actual and expected, (R, C); None for masks and pairs that were not compared."""
+    reason: str = ""
+    """The reason why the pair was not compared; "" if it was."""
     metrics: PairMetrics | None = None
-    """None if the pair was not compared."""
+    """None if the pair was not compared, or if no metrics are wanted."""
     custom: Sequence[tuple[Cell, str]] = ()
     """Value and message of each custom metric."""
 
 
-@dataclass
-class MetricObserver:
-    """Keeps the metrics of every pair."""
+def measure_pair(
+    measure: MeasurePair, custom: Sequence[CustomMetric], pair: TensorPair
+) -> TensorPair:
+    """Return a pair with its metrics, without its values."""
+    if pair.values is None:
+        return pair
+    actual, expected = pair.values
+    where = f"{pair.port} at step {pair.expected.site.at.step}"
+    found = [one.measure(expected, actual, where) for one in custom]
+    return replace(pair, values=None, metrics=measure(expected, actual), custom=found)
 
-    measure: MeasurePair
-    custom: Sequence[CustomMetric] = ()
-    pairs: list[MeasuredPair] = field(default_factory=list)
 
-    def __call__(self, pair: TensorPair) -> None:
-        """Measure one pair."""
-        if pair.values is None:
-            self.pairs.append(MeasuredPair(pair))
-            return
-        actual, expected = pair.values
-        where = f"{pair.port} at step {pair.expected.site.at.step}"
-        custom = [one.measure(expected, actual, where) for one in self.custom]
-        metrics = self.measure(expected, actual)
-        self.pairs.append(MeasuredPair(replace(pair, values=None), metrics, custom))
+def find_worst_values(pairs: Iterable[TensorPair]) -> MetricValues:
+    """Return the worst value of each metric with a limit, by port and actual rank.
 
-    def renew(self) -> "MetricObserver":
-        """Return an empty observer with the same metrics."""
-        return MetricObserver(self.measure, self.custom)
-
-    def extend(self, later: "MetricObserver") -> None:
-        """Add the results of an observer of later pairs."""
-        self.pairs += later.pairs
-
-    def worst_values(self) -> MetricValues:
-        """Return the worst value of each metric with a limit, by port and actual rank.
-
-        Undefined metrics, as of an empty tensor, are left out.
-        """
-        worst = defaultdict[tuple[Port, int], dict[Statistic, float]](dict)
-        for one in self.pairs:
-            if one.metrics is None:
-                continue
-            values: dict[Statistic, float] = {"cosine-distance": 1 - one.metrics.cosine_similarity}
-            if level_of(one.pair.port) == "logits":
-                values["kl-divergence"] = one.metrics.kl_divergence
-            known = worst[one.pair.port, one.pair.actual.site.at.rank]
-            for name, value in values.items():
-                if not math.isnan(value):
-                    known[name] = max(value, known.get(name, value))
-        return worst
+    Undefined metrics, as of an empty tensor, are left out.
+    """
+    worst = defaultdict[tuple[Port, int], dict[Statistic, float]](dict)
+    for one in pairs:
+        if one.metrics is None:
+            continue
+        values: dict[Statistic, float] = {"cosine-distance": 1 - one.metrics.cosine_similarity}
+        if one.port.level == "logits":
+            values["kl-divergence"] = one.metrics.kl_divergence
+        known = worst[one.port, one.actual.site.at.rank]
+        for name, value in values.items():
+            if not math.isnan(value):
+                known[name] = max(value, known.get(name, value))
+    return worst
