@@ -14,7 +14,7 @@ import assay
 from assay.generate.passes.generation_loop import generate, limits_of_generation
 from assay.hooks.values.exact_double import ExactDouble
 from assay.inputs import BatchOptions, plan_batches
-from assay.inputs.prompts import Prompt
+from assay.inputs.batches import Prompt
 from assay.models import LoadedModel, load_model
 from assay.plugins import load_object
 from packages.core.tests.dump_writers.msprobe import dumped

@@ -296,14 +296,7 @@ def list_suspects(
 def _suspect(location: Location, item: Judged | None) -> Suspect:
     if item is None:
         return Suspect(location=location, statistic="exact", noise_ratio=math.inf, limit=0.0)
-    ratio = item.ratio
-    return Suspect(
-        location=location,
-        statistic=ratio.statistic,
-        error=ratio.actual,
-        noise_ratio=ratio.value,
-        limit=item.limit,
-    )
+    return item.suspect(location)
 
 
 def _key_of(location: Location) -> tuple[object, ...]:

@@ -14,6 +14,7 @@ from assay.verdicts import (
     Location,
     Measurement,
     Outcome,
+    Suspect,
     TokenPosition,
     Unmatched,
     overall_outcome,
@@ -57,13 +58,23 @@ class JudgedRatio:
         """Return the smallest relative error that would have failed here."""
         return self.limit * self.ratio.expected
 
-    def measurement(self, level: str, port: str) -> Measurement:
-        """Make the row of measurements.jsonl of a ratio that belongs to no single module."""
+    def measurement(self, level: str, port: str, module: str = "", **place: Any) -> Measurement:  # noqa: ANN401
+        """Make the row of measurements.jsonl. place: more columns that locate it."""
         return Measurement(
-            level=level, module="", port=port, statistic=self.ratio.statistic,
+            level=level, module=module, port=port, statistic=self.ratio.statistic,
             actual=self.ratio.actual, expected=self.ratio.expected, ratio=self.ratio.value,
-            limit=self.limit,
+            limit=self.limit, **place,
         )  # fmt: skip
+
+    def suspect(self, location: Location) -> Suspect:
+        """Make the entry of a verdict's suspects."""
+        return Suspect(
+            location=location,
+            statistic=self.ratio.statistic,
+            error=self.ratio.actual,
+            noise_ratio=self.ratio.value,
+            limit=self.limit,
+        )
 
 
 Item = TypeVar("Item", bound=JudgedRatio)

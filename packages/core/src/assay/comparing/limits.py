@@ -1,9 +1,12 @@
-"""Limits of the noise ratios, by statistic: data with the runs that they come from."""
+"""Limits of the noise ratios, by statistic: data with the runs that they come from, and their calibration."""
 
+import math
 import sys
-from collections.abc import Mapping
+import textwrap
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, get_args
 
 from assay.dtypes import FORMATS
@@ -11,6 +14,7 @@ from assay.errors import UsageError
 from assay.files import read_toml
 from assay.foreign_text import shorten
 from assay.statistics import METRICS, STATISTICS, Statistic
+from assay.verdicts import Measurement
 
 CALIBRATED = "noise"
 _SHIPPED = Path(__file__).with_name("named_limits")
@@ -89,3 +93,113 @@ def _parse(name: str, data: Mapping[str, Any], dtype: str | None) -> Limits:
 def shipped_limits() -> list[str]:
     """Return the names of the limits in this package."""
     return sorted(file.stem for file in _SHIPPED.glob("*.toml"))
+
+
+# The ratios of clean runs are maxima over hundreds of places, so their distribution has a short tail.
+MARGIN = 1.25
+
+# Two correct orders of summation can differ by a ratio of 2.
+SMALLEST_LIMIT = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class CleanRun:
+    """A correct variant and its largest ratio of each statistic."""
+
+    name: str
+    ratios: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class DerivedLimit:
+    """A limit that follows from a distribution; clean runs can only raise it."""
+
+    limit: float
+    reason: str
+    """The distribution, in whole sentences."""
+
+
+def largest_ratios(measurements: Iterable[Measurement]) -> dict[str, float]:
+    """Return the largest judged ratio of each statistic that has a limit above zero.
+
+    Raises: UsageError if a ratio is not finite, so that the run is not clean.
+    """
+    largest: dict[str, float] = {}
+    for row in measurements:
+        if row.limit and row.prompt is None:
+            if not math.isfinite(row.ratio):
+                where = f"{row.module or '(model)'} {row.port}"
+                raise UsageError(f"{row.statistic} is {row.ratio} at {where}: no clean run")
+            largest[row.statistic] = max(largest.get(row.statistic, 0.0), row.ratio)
+    return largest
+
+
+def calibrate_limits(runs: Iterable[CleanRun]) -> dict[str, float]:
+    """Return `MARGIN` times the largest clean ratio of each statistic, rounded up to two digits.
+
+    Raises: UsageError without a clean run.
+    """
+    runs = list(runs)
+    if not runs:
+        raise UsageError("no clean run to calibrate on")
+    names = sorted({name for run in runs for name in run.ratios})
+    return {
+        name: _round_up(
+            max(SMALLEST_LIMIT, MARGIN * max(run.ratios.get(name, 0.0) for run in runs))
+        )
+        for name in names
+    }
+
+
+def false_alarm_bound(num_runs: int) -> float:
+    """Return the upper bound, at 95%, of the share of clean runs over the largest of these ratios.
+
+    It holds for runs that the largest ratio was taken from (Wilks, Annals of Mathematical Statistics 12
+    (1941) 91: tolerance limits), and for runs that passed other limits (Hanley & Lippman-Hand, JAMA
+    249 (1983) 1743: the rule of three).
+    """
+    return min(1.0, 3.0 / num_runs)
+
+
+def limits_file(
+    runs: Iterable[CleanRun],
+    command: str,
+    derived: Mapping[str, DerivedLimit] = MappingProxyType({}),
+) -> str:
+    """Return the text of a limits file, with its runs. derived: by statistic."""
+    runs = list(runs)
+    limits = calibrate_limits(runs)
+    for name, known in derived.items():
+        limits[name] = max(known.limit, limits.get(name, 0.0))
+    bound = false_alarm_bound(len(runs))
+    lines = [
+        f"# Made by: {command}",
+        f"# A limit is {MARGIN} times the largest ratio of {len(runs)} clean runs. At 95% fewer",
+        f"# than {bound:.1%} of such runs have a ratio over even the largest, for each statistic.",
+        *(
+            line
+            for name, known in derived.items()
+            for line in ["#", *_wrap(f"{name}, at least {known.limit}: {known.reason}")]
+        ),
+        f'origin = "calibrated on {len(runs)} clean runs"',
+        "",
+        "[limits]",
+        *(f"{name} = {limits[name]}" for name in sorted(limits)),
+        "",
+        "# Largest ratio of each statistic, by run.",
+        "[runs]",
+    ]
+    for run in runs:
+        ratios = ", ".join(f"{name} = {value:.3g}" for name, value in sorted(run.ratios.items()))
+        lines.append(f'"{run.name}" = {{ {ratios} }}')
+    return "\n".join(lines) + "\n"
+
+
+def _wrap(text: str) -> list[str]:
+    return textwrap.wrap(text, 98, initial_indent="# ", subsequent_indent="# ")
+
+
+def _round_up(value: float) -> float:
+    digits = 1 - math.floor(math.log10(value))
+    scale = 10.0**digits
+    return math.ceil(value * scale) / scale

@@ -10,6 +10,7 @@ from assay.blocks import WorstElement
 from assay.metrics import PairSums, RowErrors
 from assay.sites import CallSite
 from assay.stages import Stage
+from assay.trace import Trace, TraceWriter
 
 _NUMBERS = tuple(item.name for item in fields(PairSums) if item.type in (int, float))
 _TENSORS = tuple(item.name for item in fields(PairSums) if item.type in (Tensor, Tensor | None))
@@ -178,3 +179,20 @@ class ReplayResults:
 def _append_new(names: list[str], name: str) -> None:
     if name not in names:
         names.append(name)
+
+
+def attach_results(writer: TraceWriter, name: str, results: ReplayResults) -> None:
+    """Store `results` under `name`. Raises: as `TraceWriter.attach`."""
+    data, sums = results.to_parts()
+    writer.attach_json(name, data)
+    writer.attach(_sums_of(name), sums)
+
+
+def read_results(trace: Trace, name: str) -> ReplayResults:
+    """Read the results that `attach_results` stored under `name`. Raises: as `Trace.attachment`."""
+    data: Any = trace.attachment_json(name)
+    return ReplayResults.from_parts(data, trace.attachment(_sums_of(name)))
+
+
+def _sums_of(name: str) -> str:
+    return f"{name}-sums"

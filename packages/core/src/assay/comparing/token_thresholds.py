@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from assay.comparing.calibration import MARGIN, false_alarm_bound
+from assay.comparing.limits import MARGIN, false_alarm_bound
 from assay.errors import UsageError
 from assay.files import read_record_lines
 from assay.verdicts import Measurement

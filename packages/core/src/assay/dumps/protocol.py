@@ -122,9 +122,12 @@ class Dump:
         return any(tensor.site.at.phase == "backward" for tensor in self.tensors)
 
     def read_intact(self, tensor: DumpedTensor) -> Tensor | None:
-        """Read the values; None if the file is damaged. The comparison of the tensor reports it."""
+        """Read the values; None without values, or if the file is damaged.
+
+        The comparison of the tensor reports it.
+        """
         try:
-            return self.read(tensor)
+            return self.read(tensor) if tensor.has_values else None
         except UnreadableFileError:
             return None
 

@@ -1,7 +1,9 @@
 """Safe reading of the files of a dump. Dumps are untrusted: no path may leave their folder."""
 
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -100,3 +102,24 @@ def require_values(file: Path, name: str, value: object) -> Tensor:
             raise UnreadableFileError.of(file, f"{name} has more elements than are stored")
         tensor = tensor.contiguous()
     return require_stored(file, name, tensor)
+
+
+_MAX_NESTING = 100  # the limit of JSON in `assay.files`
+
+
+def walk_values(
+    name: str, value: object, is_wanted: Callable[[object], bool], max_depth: int = _MAX_NESTING
+) -> Iterator[tuple[str, Any]]:
+    """Yield the wanted values in `value`. Each is named by `name` and the path of its keys.
+
+    >>> list(walk_values("output", [1, {"a": 2}], lambda value: isinstance(value, int)))
+    [('output.0', 1), ('output.1.a', 2)]
+    """
+    if is_wanted(value):
+        yield name, value
+    elif max_depth and isinstance(value, Mapping | list | tuple):
+        items = value.items() if isinstance(value, Mapping) else enumerate(value)
+        for key, item in items:
+            yield from walk_values(
+                f"{name}.{key}".removeprefix("."), item, is_wanted, max_depth - 1
+            )

@@ -4,9 +4,9 @@ Readers limit size and nesting, refuse FIFOs and devices, and raise only `Unread
 This package imports neither torch nor transformers.
 """
 
-from assay.files.errors import DiskError, UnreadableFileError
 from assay.files.location import Url, parse_location
 from assay.files.reading import (
+    UnreadableFileError,
     open_file,
     parse_json,
     parse_record,
@@ -33,7 +33,7 @@ from assay.files.sealing import (
     seal,
     write_sealed,
 )
-from assay.files.writing import create_temporary, write_whole
+from assay.files.writing import DiskError, create_temporary, write_whole
 
 __all__ = [
     "DIGEST", "DiskError", "UnreadableFileError", "Url", "check_seal", "content_digest",

@@ -10,11 +10,12 @@ import tomllib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, Any, Self, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from assay.files.errors import UnreadableFileError
+from assay.errors import UsageError
+from assay.foreign_text import shorten
 
 # JSON takes up to ten times its size as Python objects: a file at the limit stays below 1 GB.
 MAX_TEXT_BYTES = 64 << 20
@@ -29,6 +30,31 @@ MAX_VALUES = 16 << 20
 _VALUES_A_LIST = 4
 
 _Model = TypeVar("_Model", bound=BaseModel)
+
+
+class UnreadableFileError(UsageError):
+    """Error for a file that is absent, too large, damaged, or has unexpected content."""
+
+    @classmethod
+    def of(cls, path: Path | str, problem: object, line: int | None = None) -> Self:
+        """Make the error, with a message of one line.
+
+        line: line number from 1; None for the whole file.
+        """
+        if isinstance(problem, OSError):
+            problem = f"cannot be read: {problem.strerror or problem}"
+        elif isinstance(problem, ValidationError):
+            problem = describe_invalid(problem)
+        place = f"{path}, line {line}" if line else f"{path}"
+        return cls(f"{place}: {shorten(problem)}")
+
+
+def describe_invalid(error: ValidationError) -> str:
+    """Describe the first field that violates the schema, and why."""
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    field = ".".join(map(str, first["loc"]))
+    problem = first["msg"].removeprefix("Value error, ")
+    return f"{field}: {problem}" if field else problem
 
 
 @contextmanager

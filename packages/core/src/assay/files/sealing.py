@@ -13,8 +13,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
-from assay.files.errors import UnreadableFileError
-from assay.files.reading import open_file, parse_record, read_json_object
+from assay.files.reading import UnreadableFileError, open_file, parse_record, read_json_object
 from assay.files.writing import write_whole
 
 DIGEST = "digest"

@@ -6,7 +6,16 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from assay.files.errors import DiskError
+from assay.errors import MachineError
+
+
+class DiskError(MachineError):
+    """Error for a write that the file system refused."""
+
+    @classmethod
+    def refused(cls, path: Path, error: OSError) -> "DiskError":
+        """Make the error for a write to `path` that failed with `error`."""
+        return cls(f"cannot write {path}: {error.strerror or error}")
 
 
 def create_temporary(path: Path) -> tuple[int, Path]:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from assay.comparing.calibration import CleanRun, largest_ratios
+from assay.comparing.limits import CleanRun, largest_ratios
 from assay.devices.run_string import Run
 from assay.errors import UsageError
 from assay.generate.check import capture, check_generate

@@ -3,11 +3,22 @@
 Importing this package does not import torch: a batch makes its tensors on access.
 """
 
-from assay.inputs.batches import Batch, InputPlan
-from assay.inputs.hard_cases import describe_hard_cases
+from assay.inputs.batches import (
+    Batch,
+    InputPlan,
+    Prompt,
+    built_in_texts,
+    load_prompts,
+    read_prompts,
+)
 from assay.inputs.model_limits import ModelLimits, limits_of
-from assay.inputs.planning import BatchOptions, LengthRange, parse_lengths, plan_batches
-from assay.inputs.prompts import Prompt, built_in_texts, load_prompts, read_prompts
+from assay.inputs.planning import (
+    BatchOptions,
+    LengthRange,
+    describe_hard_cases,
+    parse_lengths,
+    plan_batches,
+)
 
 __all__ = [
     "Batch", "BatchOptions", "InputPlan", "LengthRange", "ModelLimits", "Prompt", "built_in_texts",

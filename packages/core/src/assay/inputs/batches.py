@@ -1,17 +1,132 @@
-"""Batches of token ids that run through the model together.
+"""Prompts, and batches of their token ids that run through the model together.
 
 Shapes: B rows, T positions.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import xxhash
 from pydantic import TypeAdapter
 
-from assay.inputs.prompts import Prompt
+from assay.errors import UsageError
+from assay.files import read_json_lines
+from assay.inputs.model_limits import ModelLimits
+
+Encode = Callable[[str], list[int]]
+EncodeChat = Callable[[Sequence[Mapping[str, str]]], list[int]]
+
+_BUILT_IN = Path(__file__).parent / "prompts.jsonl"
+_KEYS = ("prompt", "text", "ids", "messages")
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One prompt."""
+
+    text: str | None
+    """The whole encoded text, even if the ids were cut."""
+    ids: tuple[int, ...]
+
+
+@cache
+def built_in_texts() -> tuple[str, ...]:
+    """Read the built-in prompts: prose, code, other languages and scripts, digits, emoji."""
+    return tuple(line["text"] for _, line in read_json_lines(_BUILT_IN))
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLine:
+    """One line of a prompts file before encoding."""
+
+    where: str
+    kind: str
+    """Its key, one of `_KEYS`."""
+    value: Any
+
+
+def read_prompts(path: Path) -> list[PromptLine]:
+    """Read the lines of a JSONL file, each an object with one of the keys `_KEYS`.
+
+    `prompt` and `text` hold strings, `ids` token ids, `messages` a chat.
+    Raises: UsageError, naming file and line.
+    """
+    found = [_read_line(line, f"{path}, line {number}") for number, line in read_json_lines(path)]
+    if not found:
+        raise UsageError(f"prompts {path}: the file is empty")
+    return found
+
+
+def load_prompts(
+    path: Path,
+    encode: Encode,
+    limits: ModelLimits,
+    *,
+    max_new_tokens: int,
+    encode_chat: EncodeChat | None = None,
+) -> list[Prompt]:
+    """Read the prompts of a file in the format of `read_prompts`, and encode them.
+
+    encode_chat: encode every text as a user's message with the chat template.
+    Raises: UsageError, naming file and line.
+    """
+    prompts = []
+    for line in read_prompts(path):
+        prompt = _encode_line(line, encode, encode_chat)
+        limits.check_ids(prompt.ids, max_new_tokens, line.where)
+        prompts.append(prompt)
+    return prompts
+
+
+def _read_line(record: Mapping[str, Any], where: str) -> PromptLine:
+    keys = [key for key in _KEYS if key in record]
+    if len(keys) != 1:
+        raise UsageError(f"{where}: needs an object with one of the keys {', '.join(_KEYS)}")
+    kind, value = keys[0], record[keys[0]]
+    if kind == "ids":
+        return PromptLine(where, kind, _as_ids(value, where))
+    if kind == "messages":
+        return PromptLine(where, kind, _as_messages(value, where))
+    if not isinstance(value, str):
+        raise UsageError(f"{where}: {kind} must be a string, not {type(value).__name__}")
+    if not value:
+        raise UsageError(f"{where}: the prompt is empty")
+    return PromptLine(where, kind, value)
+
+
+def _encode_line(line: PromptLine, encode: Encode, encode_chat: EncodeChat | None) -> Prompt:
+    if line.kind == "ids":
+        return Prompt(None, line.value)
+    if line.kind == "messages":
+        if encode_chat is None:
+            raise UsageError(f"{line.where}: messages need --chat and a model with a chat template")
+        return Prompt(line.value[-1]["content"], tuple(encode_chat(line.value)))
+    if encode_chat is not None:
+        message = {"role": "user", "content": line.value}
+        return Prompt(line.value, tuple(encode_chat([message])))
+    return Prompt(line.value, tuple(encode(line.value)))
+
+
+def _as_ids(value: object, where: str) -> tuple[int, ...]:
+    if not isinstance(value, list) or not all(type(id_) is int for id_ in value):
+        raise UsageError(f"{where}: ids must be a list of whole numbers")
+    return tuple(value)
+
+
+def _as_messages(value: object, where: str) -> list[dict[str, str]]:
+    if not isinstance(value, list) or not value:
+        raise UsageError(f"{where}: messages must be a list of at least one message")
+    for message in value:
+        if not isinstance(message, dict) or not all(
+            isinstance(message.get(key), str) for key in ("role", "content")
+        ):
+            raise UsageError(f"{where}: each message needs a role and a content, both strings")
+    return value
+
 
 if TYPE_CHECKING:
     import torch

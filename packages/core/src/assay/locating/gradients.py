@@ -6,12 +6,11 @@ from torch import Tensor
 
 from assay.comparing.results import PortResult, ReplayResults
 from assay.hooks.row_positions import RowIndex
-from assay.hooks.values.boundary import Boundary
-from assay.hooks.values.memory_layout import laid_out_as
+from assay.hooks.values.boundary import Boundary, laid_out_as
 from assay.locating.label_gradients import LabelDifference, find_label_differences
 from assay.locating.loss_scale import GradientScale, LossScale
 from assay.locating.matching.packed_trace import ReplayedTrace
-from assay.locating.matching.rank_layout import RankLayout, layout_of
+from assay.locating.matching.running_parts import RankLayout, layout_of
 from assay.sites import Call, CallSite
 from assay.stages import Stage, stage_that_made
 

@@ -12,15 +12,12 @@ import torch
 from torch import Tensor
 
 from assay.comparing.results import PortResult, ReplayResults
-from assay.hooks.caches import CacheTracker
-from assay.hooks.in_place_changes import InPlaceChanges, write_injected
+from assay.hooks.in_place_changes import CacheTracker, InPlaceChanges, write_injected
 from assay.hooks.module_tracer import ActiveCall
 from assay.hooks.row_positions import RowIndex
-from assay.hooks.values.boundary import Boundary
-from assay.hooks.values.memory_layout import laid_out_as
+from assay.hooks.values.boundary import Boundary, laid_out_as
 from assay.hooks.values.nested import iterate_tensors, map_tensors
 from assay.hooks.values.tensor_map import TensorMap
-from assay.locating.matching.batch_source import BatchSource
 from assay.locating.matching.masks import (
     COMPARABLE_IMPLEMENTATIONS,
     count_differences,
@@ -31,7 +28,6 @@ from assay.locating.matching.masks import (
 )
 from assay.locating.matching.packed_trace import ReplayedTrace
 from assay.locating.matching.port_matching import ancestors, missing_ports, recorded_names
-from assay.locating.matching.rank_layout import RankLayout, layout_of
 from assay.locating.matching.routing import (
     find_choice,
     find_order,
@@ -39,6 +35,7 @@ from assay.locating.matching.routing import (
     near_tie_rows,
     root_mean_square,
 )
+from assay.locating.matching.running_parts import BatchSource, RankLayout, layout_of
 from assay.locating.measuring import as_real, is_broadcast_over_rows, measure
 from assay.sites import Call, CallSite, RowMap
 from assay.stages import Stage, stage_that_made

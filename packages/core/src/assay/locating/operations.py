@@ -15,8 +15,7 @@ from assay.dtypes import FORMATS
 from assay.hooks.row_positions import RowIndex
 from assay.metrics import PairSums
 from assay.noise import Ratio, error_ratios
-from assay.recording.operation_names import ATTENTION, MOVING
-from assay.recording.operations import Operation
+from assay.recording.operations import ATTENTION, MOVING, Operation
 from assay.sites import RowMap
 
 SOFTMAX = "softmax"

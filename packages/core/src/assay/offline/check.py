@@ -10,21 +10,20 @@ from assay.dumps.protocol import Dump
 from assay.dumps.recognizing import open_dump
 from assay.files import write_whole
 from assay.launch import on_first_rank
-from assay.offline.completeness.reused_buffers import describe_reused
+from assay.offline.completeness import describe_reused
 from assay.offline.judging.causes import DumpEvidence
-from assay.offline.judging.expected_noise import coarser_unit, count_blocks
-from assay.offline.judging.quantized_layers import find_quantized_layers
 from assay.offline.judging.token_rows import list_tokens
 from assay.offline.judging.verdict import judge_dumps, list_measurements
 from assay.offline.judging.weights import compare_quantized, open_quantized
 from assay.offline.measured_dumps import MeasuredDumps, activation_dtype, measure_dumps
 from assay.offline.measuring.measured import MeasuredPorts
-from assay.offline.metrics.custom import CustomMetric, load_metrics
-from assay.offline.metrics.table import COLUMNS, make_table
+from assay.offline.measuring.quantized_layers import find_quantized_layers
+from assay.offline.metrics.pair_metrics import CustomMetric, load_metrics
 from assay.offline.options import CompareOptions, refuse_dump_as_model, refuse_options_of_tensors
 from assay.offline.pairing import Pairing
 from assay.offline.ports.matching import is_allowed
 from assay.offline.replaying import Replayed, TrustedModel, replay_dump
+from assay.offline.table import COLUMNS, make_table
 from assay.offline.tokens.alignment import find_passes
 from assay.output.tables import Table, format_table
 from assay.runs import Progress
@@ -69,15 +68,10 @@ def compare(comparison: CompareOptions, folder: Path, progress: Progress) -> Ver
 
 
 def compare_dumps(
-    comparison: CompareOptions, expected: Dump, actual: Dump, progress: Progress,
-    noise: Dump | None = None, custom: Sequence[CustomMetric] = (),
+    comparison: CompareOptions, expected: Dump, actual: Dump, progress: Progress, noise: Dump | None = None
 ) -> Compared:  # fmt: skip
-    """Compare opened dumps.
-
-    noise: the noise dump.
-    custom: metrics of the user.
-    """
-    return _measure(comparison, expected, actual, progress, noise, custom)()
+    """Compare opened dumps. noise: the noise dump."""
+    return _measure(comparison, expected, actual, progress, noise, ())()
 
 
 def _measure(
@@ -112,7 +106,7 @@ def _judge(dumps: MeasuredDumps, progress: Progress, custom: Sequence[CustomMetr
     table = None
     if dumps.comparison.table is not None:
         names = [one.name for one in custom]
-        table = make_table(dumps.metrics.pairs, *dumps.pairing.lanes, judged, names)
+        table = make_table(dumps.measured.pairs, *dumps.pairing.lanes, judged, names)
     tokens, notes = list_tokens(evidence, judged)
     verdict = verdict.model_copy(update={"notes": [*verdict.notes, *notes]})
     return Compared(verdict, chain(list_measurements(judged), tokens), table)
@@ -137,22 +131,20 @@ def _collect_evidence(dumps: MeasuredDumps, replayed: Replayed | None) -> DumpEv
     excuses_repeats = expected.is_training or measured.repeated.get(
         "EXPECTED"
     ) == measured.repeated.get("ACTUAL")
-    quantized = find_quantized_layers(*pairing.lanes, pairing.matching.pairs, dumps.coarse)
+    quantized = find_quantized_layers(*pairing.lanes, pairing.matching.pairs, measured.coarse)
+    missing = _list_missing(pairing, measured)
+    unmatched = [one for one in missing if not is_allowed(one, dumps.comparison.allow_unmatched)]
     return DumpEvidence(
-        quantized=quantized,
-        ports=[*(pair.port for pair in pairing.matching.pairs), *measured.updates],
-        absent_masks={lane.port for lane in pairing.matching.absent_masks},
-        measured=measured,
-        noise=dumps.noise,
-        noise_origin=_name_noise(dumps),
-        replayed=replayed,
-        tokens=pairing.tokens,
-        alignment=pairing.alignment,
-        unit_roundoff=coarser_unit(pairing.dtypes),
-        num_blocks=max((count_blocks(one.site.at.module) for one in expected.tensors), default=0),
-        metrics=dumps.metrics.worst_values(),
-        unmatched_expected=_list_unmatched(dumps.comparison, _list_missing(pairing, measured)),
-        unmatched_actual=pairing.matching.unmatched_actual,
+        dumps,
+        replayed,
+        quantized,
+        unmatched,
+        problems=[
+            *(f"{dump.name}: {text}" for dump in (expected, actual) for text in dump.problems),
+            *(f"{actual.name}: {text}" for text in describe_reused(dumps.reused)),
+            *(f"{actual.name} lacks rank {rank}" for rank in sorted(dumps.lost_ranks)),
+            *([] if excuses_repeats else repeats),
+        ],
         notes=[
             *wording.note_on_metric_limits(dumps.limits, dumps.dtype),
             *dumps.notes,
@@ -161,28 +153,12 @@ def _collect_evidence(dumps: MeasuredDumps, replayed: Replayed | None) -> DumpEv
                 wording.describe_flips(len(flips), one.module, one.prompt, one.position)
                 for one in flips[:1]
             ),
-            *_describe_extent(dumps.comparison, pairing, measured, replayed),
+            *_describe_extent(dumps, len(missing) - len(unmatched), replayed),
             *wording.note_on_quantized([one.module for one in quantized]),
             *wording.note_on_sign_flips(measured.num_sign_flips),
             *(repeats if excuses_repeats else []),
         ],
-        accepts_statistics=dumps.comparison.stats,
-        problems=[
-            *(f"{dump.name}: {text}" for dump in (expected, actual) for text in dump.problems),
-            *(f"{actual.name}: {text}" for text in describe_reused(dumps.reused)),
-            *(f"{actual.name} lacks rank {rank}" for rank in sorted(dumps.lost_ranks)),
-            *([] if excuses_repeats else repeats),
-        ],
-        reused_modules={one.site.at.module for one in dumps.reused},
     )
-
-
-def _name_noise(dumps: MeasuredDumps) -> str:
-    if noise := dumps.comparison.noise:
-        return f"the noise of {noise}"
-    if dumps.noise is not None:
-        return f"the noise of {dumps.dtype} that {dumps.expected.name} holds"
-    return wording.EXPECTED_NOISE
 
 
 def _list_missing(pairing: Pairing, measured: MeasuredPorts) -> list[str]:
@@ -193,24 +169,17 @@ def _list_missing(pairing: Pairing, measured: MeasuredPorts) -> list[str]:
     return [*pairing.matching.unmatched_expected, *measured.unpaired, *missing]
 
 
-def _list_unmatched(comparison: CompareOptions, missing: Sequence[str]) -> list[str]:
-    """Return the names that --allow-unmatched does not excuse."""
-    return [name for name in missing if not is_allowed(name, comparison.allow_unmatched)]
-
-
 def _describe_extent(
-    comparison: CompareOptions, pairing: Pairing, measured: MeasuredPorts, replayed: Replayed | None
+    dumps: MeasuredDumps, num_allowed: int, replayed: Replayed | None
 ) -> list[str]:
     notes = []
-    dtypes = [activation_dtype(dump) for dump in (pairing.expected, pairing.actual)]
+    dtypes = [activation_dtype(dump) for dump in (dumps.pairing.expected, dumps.pairing.actual)]
     if dtypes[0] != dtypes[1]:
         notes.append(wording.describe_dtypes(*dtypes))
-    if pairing.matching.unmatched_actual:
-        notes.append(wording.describe_extra(pairing.matching.unmatched_actual))
-    missing = _list_missing(pairing, measured)
-    excused = len(missing) - len(_list_unmatched(comparison, missing))
-    if excused:
-        notes.append(wording.describe_allowed(excused))
-    if replayed is not None and comparison.model is not None:
-        notes.append(wording.describe_replay(replayed.num_ports, comparison.model))
+    if extra := dumps.pairing.matching.unmatched_actual:
+        notes.append(wording.describe_extra(extra))
+    if num_allowed:
+        notes.append(wording.describe_allowed(num_allowed))
+    if replayed is not None and dumps.comparison.model is not None:
+        notes.append(wording.describe_replay(replayed.num_ports, dumps.comparison.model))
     return notes

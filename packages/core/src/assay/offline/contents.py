@@ -10,7 +10,6 @@ from assay.dumps.recognizing import open_dump
 from assay.errors import name_some
 from assay.files import UnreadableFileError
 from assay.foreign_text import one_line
-from assay.offline.judging.locating import level_of
 from assay.offline.ports.lanes import collect_lanes
 from assay.offline.tokens.alignment import find_passes
 from assay.progress import subtask
@@ -75,7 +74,7 @@ def describe_contents(path: str, format_name: str | None = None) -> Contents:
         dump.ranks,
         [str(one) for one in find_passes(dump)],
         len({port.module for port in lanes}),
-        dict(Counter(level_of(port) for port in lanes)),
+        dict(Counter(port.level for port in lanes)),
         dict(Counter(one.dtype or "unknown" for one in dump.tensors)),
         dict(dump.provenance),
         list(dump.problems),

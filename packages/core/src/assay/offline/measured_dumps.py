@@ -4,36 +4,39 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from assay.comparing.limits import Limits, load_limits
+from assay.comparing.wording import dumps as wording
 from assay.dtypes import FORMATS
 from assay.dumps.protocol import Dump, DumpedTensor, DumpError
 from assay.errors import UsageError
 from assay.files import read_json_object, read_toml
 from assay.metrics import PairSums
-from assay.offline.completeness.cut_off_runs import find_cut_off
-from assay.offline.completeness.lost_ranks import find_lost_ranks
-from assay.offline.completeness.reused_buffers import describe_reused, find_reused_buffers
-from assay.offline.judging.expected_noise import (
+from assay.offline.completeness import (
+    describe_reused,
+    find_cut_off,
+    find_lost_ranks,
+    find_reused_buffers,
+)
+from assay.offline.expected_noise import (
     coarser_unit,
     expected_score_noise,
     measured_score_noise,
 )
 from assay.offline.layouts.ranks import number_ranks
-from assay.offline.measuring.coarseness import Coarseness, CoarsenessObserver
 from assay.offline.measuring.measured import MeasuredPorts
 from assay.offline.measuring.norm_sums import NormSums
 from assay.offline.measuring.routing import Flip, ScoreNoise
-from assay.offline.metrics.custom import CustomMetric
-from assay.offline.metrics.observer import MetricObserver
+from assay.offline.metrics.pair_metrics import CustomMetric, measure_pair
 from assay.offline.metrics.published import measure_as_published, measure_metrics
+from assay.offline.moving import split_mixed_passes
 from assay.offline.options import CompareOptions
 from assay.offline.pairing import Pairing, pair_dumps
 from assay.offline.ports.lanes import Port
-from assay.offline.tokens.mixed_passes import split_mixed_passes
 from assay.progress import Progress
 
 # Rounding causes no larger relative error of a whole tensor, in any dtype that models run in.
@@ -54,14 +57,25 @@ class MeasuredDumps:
     """Errors of the noise dump, if there is one."""
     flips: Sequence[Flip]
     """Expert choices that differ at near ties."""
-    coarse: Mapping[Port, Coarseness]
-    """Ports whose values lie on a coarser grid on one side."""
-    metrics: MetricObserver
     notes: list[str]
     """Notes on the numbering of passes, batches and layers."""
     reused: list[DumpedTensor]
     """Tensors of ACTUAL that hold the values of another step."""
     lost_ranks: set[int]
+
+    @property
+    def ports(self) -> list[Port]:
+        """Return the ports with a partner, in the expected order."""
+        return [*(pair.port for pair in self.pairing.matching.pairs), *self.measured.updates]
+
+    @property
+    def noise_origin(self) -> str:
+        """Return the source of the noise, in words."""
+        if self.comparison.noise:
+            return f"the noise of {self.comparison.noise}"
+        if self.noise is not None:
+            return f"the noise of {self.dtype} that {self.expected.name} holds"
+        return wording.EXPECTED_NOISE
 
     @property
     def dtype(self) -> str:
@@ -94,24 +108,26 @@ def measure_dumps(
         with progress.step("measures the noise"):
             measured_noise = measure_noise(comparison, expected, noise, name_map, score_noise)
         score_noise = measured_score_noise(measured_noise, score_noise)
-    metrics = MetricObserver(measure_as_published if comparison.compat else measure_metrics, custom)
-    coarseness = CoarsenessObserver()
-    needs_metrics = comparison.table is not None or limits.names_metrics
+    add_metrics = None
+    if comparison.table is not None or limits.names_metrics:
+        formulas = measure_as_published if comparison.compat else measure_metrics
+        add_metrics = partial(measure_pair, formulas, custom)
     with progress.step("compares the dumps"):
         pairing = pair_dumps(expected, actual, comparison, name_map)
         if noise is None and (measured_noise := read_recorded_noise(pairing, dtype)) is not None:
             score_noise = measured_score_noise(measured_noise, score_noise)
         flips = pairing.find_flips(score_noise)
         measured = pairing.measure(
-            [coarseness, *([metrics] if needs_metrics else [])],
             flips=flips,
             flips_spread=noise is None,
             by_statistics=comparison.stats,
             sums=PairSums if noise is not None else NormSums,
+            finds_coarse=True,
+            add_metrics=add_metrics,
         )
     return MeasuredDumps(
         comparison, expected, actual, limits, pairing, measured, measured_noise, flips,
-        coarseness.coarse, metrics, [*expected_notes, *actual_notes], find_reused_buffers(actual), lost,
+        [*expected_notes, *actual_notes], find_reused_buffers(actual), lost,
     )  # fmt: skip
 
 

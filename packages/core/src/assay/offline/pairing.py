@@ -1,33 +1,32 @@
 """Pairing of two dumps: passes, ports and token ids."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from functools import cached_property
 
-import torch
 from torch import Tensor
 
 from assay.comparing.wording import dumps as wording
 from assay.dumps.protocol import Dump, DumpError
 from assay.errors import name_some
 from assay.metrics import PairSums
-from assay.offline.judging.locating import level_of
+from assay.offline.expected_noise import coarser_unit
 from assay.offline.measuring.measured import MeasuredPorts
 from assay.offline.measuring.pair_measurer import PairMeasurer
-from assay.offline.measuring.pairs import Observer
 from assay.offline.measuring.routing import Flip, ScoreNoise, find_flips
+from assay.offline.measuring.shapes import take_both
+from assay.offline.metrics.pair_metrics import TensorPair
 from assay.offline.options import CompareOptions
-from assay.offline.ports.fused_modules import find_groups
+from assay.offline.ports.expert_rows import place_expert_rows
+from assay.offline.ports.joined_results import add_residuals, find_groups
 from assay.offline.ports.lanes import LanePair, Lanes, collect_lanes
 from assay.offline.ports.matching import Matching, match_lanes, match_modules
-from assay.offline.ports.residuals import add_residuals
 from assay.offline.ports.topology import Graph, match_by_topology
 from assay.offline.tokens.alignment import TokenAlignment, align_passes, find_passes
-from assay.offline.tokens.expert_rows import place_expert_rows
 from assay.offline.tokens.ids import LogitsOf, TokenComparison, compare_ids
 from assay.offline.tokens.passes import PassPair
-from assay.offline.tokens.rows import take_rows
 
 # With a smaller share of equal names, the two implementations name their modules differently.
 _LEAST_NAMESAKES = 0.2
@@ -63,26 +62,27 @@ class Pairing:
 
     def measure(
         self,
-        observers: Sequence[Observer] = (),
         *,
         flips: Sequence[Flip] = (),
         flips_spread: bool = False,
         by_statistics: bool = False,
         sums: type[PairSums] = PairSums,
+        finds_coarse: bool = False,
+        add_metrics: Callable[[TensorPair], TensorPair] | None = None,
     ) -> MeasuredPorts:
         """Measure every pair of tensors with a `PairMeasurer`."""
         measurer = PairMeasurer(
             self.expected, self.actual, self.alignment, self.tokens.first_different,
-            flips, flips_spread, by_statistics, observers, MeasuredPorts(sums=sums),
+            flips, flips_spread, by_statistics, finds_coarse, add_metrics, MeasuredPorts(sums=sums),
         )  # fmt: skip
         return measurer.measure(self.matching)
 
-    @property
-    def dtypes(self) -> Iterator[str]:
-        """Yield the dtypes of the paired values."""
-        yield from (self.expected.rounded_to, self.actual.rounded_to)
-        for pair in self.matching.pairs:
-            yield from (pair.expected.first.dtype, pair.actual.first.dtype)
+    @cached_property
+    def unit_roundoff(self) -> float:
+        """Return the unit roundoff of the coarsest dtype of the paired values."""
+        lanes = [lane for pair in self.matching.pairs for lane in (pair.expected, pair.actual)]
+        rounded = self.expected.rounded_to, self.actual.rounded_to
+        return coarser_unit([*rounded, *(lane.first.dtype for lane in lanes)])
 
 
 def pair_dumps(
@@ -108,8 +108,7 @@ def pair_dumps(
     if len(by_name) < _LEAST_NAMESAKES * len({port.module for port in lanes}) and alignment.pairs:
         first = alignment.pairs[0]
         found = match_by_topology(
-            Graph(lanes, expected.read_intact, first.expected.batch, first.expected.step),
-            Graph(actual_lanes, actual.read_intact, first.actual.batch, first.actual.step),
+            Graph(lanes, expected, first.expected), Graph(actual_lanes, actual, first.actual)
         )
         names = found | names
         notes.append(wording.describe_topology(len(found)))
@@ -146,12 +145,12 @@ def _choose(dump: Dump, options: CompareOptions) -> Lanes:
     lanes = collect_lanes(dump, options.rank)
     if options.level is not None:
         kept = _LEVELS_UP_TO[options.level]
-        lanes = {port: lane for port, lane in lanes.items() if level_of(port) in kept}
+        lanes = {port: lane for port, lane in lanes.items() if port.level in kept}
     if options.level == "layer":
         lanes = {
             port: lane
             for port, lane in lanes.items()
-            if level_of(port) == "logits" or _BLOCK.fullmatch(port.module)
+            if port.level == "logits" or _BLOCK.fullmatch(port.module)
         }
     if not lanes and dump.problems:
         raise DumpError(f"{dump.name} holds no tensor: {name_some(list(dump.problems))}")
@@ -165,7 +164,7 @@ def _choose(dump: Dump, options: CompareOptions) -> Lanes:
 def _read_logits_with(
     expected: Dump, actual: Dump, matching: Matching, alignment: TokenAlignment
 ) -> LogitsOf:
-    lanes = next((pair for pair in matching.pairs if level_of(pair.port) == "logits"), None)
+    lanes = next((pair for pair in matching.pairs if pair.port.level == "logits"), None)
 
     def read(prompt: int, position: int) -> tuple[Tensor, Tensor] | None:
         if lanes is None:
@@ -187,19 +186,16 @@ def _read_logits(
     expected: Dump, actual: Dump, lanes: LanePair, pair: PassPair, number: int
 ) -> tuple[Tensor, Tensor] | None:
     """Return the logits of one paired token. number: its index among the tokens of the pair."""
-    found = []
-    sides = (
-        (expected, lanes.expected, pair.expected, pair.expected_rows),
-        (actual, lanes.actual, pair.actual, pair.actual_rows),
-    )
-    for dump, lane, one, rows in sides:
-        tensors = lane.tensors.get((one.batch, one.step, 0), [])
-        if len(tensors) != 1 or not tensors[0].has_values:
-            return None
-        row = torch.tensor([number if rows is None else int(rows[number])])
-        values = dump.read_intact(tensors[0])
-        taken = take_rows(values, one, row) if values is not None else None
-        if taken is None or not bool(taken[1].all()):
-            return None
-        found.append(taken[0].flatten())
-    return found[0], found[1]
+    pair = pair.by_row()
+    if pair.expected_rows is None or pair.actual_rows is None:
+        return None
+    at = slice(number, number + 1)
+    pair = replace(pair, expected_rows=pair.expected_rows[at], actual_rows=pair.actual_rows[at])
+    sides = lanes.expected.held_in(pair.expected), lanes.actual.held_in(pair.actual)
+    if not len(sides[0]) == len(sides[1]) == 1:
+        return None
+    reference, value = expected.read_intact(sides[0][0]), actual.read_intact(sides[1][0])
+    if reference is None or value is None:
+        return None
+    taken = take_both(pair, value, reference)
+    return (taken[1].flatten(), taken[0].flatten()) if taken is not None else None

@@ -27,21 +27,22 @@ from assay.comparing.judge import (
 from assay.comparing.limits import Limits
 from assay.comparing.results import ReplayResults
 from assay.dumps.protocol import Dump, DumpedTensor, DumpError
+from assay.dumps.readers.assay_trace import AssayReader
 from assay.hooks.module_tracer import ModuleTracer, TraceHandler
 from assay.hooks.row_positions import BatchPositions
 from assay.hooks.values.boundary import Boundary
 from assay.hooks.values.exact_double import ExactDouble
-from assay.locating.matching.batch_source import BatchSource
+from assay.locating.matching.running_parts import BatchSource
 from assay.locating.modules import Replayer
 from assay.models import count_parameters, load_model
 from assay.models.remote_code import RemoteCode
 from assay.models.size import chosen_threads, yardstick_dtype
-from assay.offline.ports.lanes import Lane, Lanes, Port, collect_lanes
+from assay.offline.ports.lanes import Lane, collect_lanes
 from assay.offline.ports.matching import match_lanes
 from assay.offline.tokens.passes import Pass
 from assay.progress import subtask
 from assay.recording.modules import Recorder
-from assay.sites import Call, CallSite, Site
+from assay.sites import Call, CallSite
 from assay.trace import TensorEntry, Trace, TraceWriter
 from assay.trace.layout import dtype_name
 
@@ -103,7 +104,8 @@ def replay_dump(
         reference = record_reference(trusted, passes, dtype, Path(folder) / "trace")
         view = DumpedTrace.of(dump, reference.trace)
         boundary = Boundary.exact_inputs_for(getattr(torch, dtype))
-        noise = Replayer(_SamePorts(reference.trace, view), boundary)
+        # If the dump lacks the result of a child, its parent computes the child's part too, as must the noise run.
+        noise = Replayer(replace(view, values_of=reference.trace), boundary)
         _run("measures the noise", trusted.load(dtype), passes, noise, noise)
         noise_results = noise.finish()
         functions = _find_functions(reference.yardstick)
@@ -226,6 +228,8 @@ class DumpedTrace:
     _lanes: dict[tuple[str, str], Lane]
     supplies_masks: bool = False
     """True to supply a causal mask to modules that got none."""
+    values_of: Trace | None = None
+    """The recording that holds the values; None for the dump."""
     _by_site: dict[CallSite, Call] = field(default_factory=dict)
     _masks: dict[tuple[CallSite, str], tuple[int, ...]] = field(default_factory=dict)
     _last: tuple[str, Tensor] | None = None
@@ -233,7 +237,7 @@ class DumpedTrace:
     @classmethod
     def of(cls, dump: Dump, trace: Trace) -> "DumpedTrace":
         """Match a dump with `trace`, a recording of the model on the same tokens."""
-        recorded = _lanes_of(trace)
+        recorded = collect_lanes(AssayReader().open(trace.folder))
         lanes_of_dump = collect_lanes(dump)
         forward = {port: lane for port, lane in lanes_of_dump.items() if port.phase == "forward"}
         matching = match_lanes(recorded, forward)
@@ -279,13 +283,17 @@ class DumpedTrace:
 
     def stored(self, call: Call, port: str) -> TensorEntry:
         """Return shape and content hash of a tensor."""
+        if self.values_of is not None:
+            return self.values_of.stored(call, port)
         tensor = self.tensor(call, port)
         data = tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data
         digest = xxhash.xxh3_128_hexdigest(data)
         return TensorEntry(0, port, digest, dtype_name(tensor.dtype), tuple(tensor.shape))
 
     def tensor(self, call: Call, port: str) -> Tensor:
-        """Return the dumped tensor at a port of a call."""
+        """Return the tensor at a port of a call."""
+        if self.values_of is not None:
+            return self.values_of.tensor(call, port)
         at = call.site
         if (at, port) in self._masks:
             batch, heads, length, num_keys = self._masks[at, port]
@@ -297,55 +305,10 @@ class DumpedTrace:
         return self._last[1]
 
 
-@dataclass(frozen=True, slots=True)
-class _SamePorts:
-    """The trace of the model, limited to the ports in the dump.
-
-    If the dump lacks the result of a child, its parent computes the child's part too, as must the noise run.
-    """
-
-    trace: Trace
-    dumped: DumpedTrace
-
-    @property
-    def calls(self) -> list[Call]:
-        """Return the calls of the model, with the ports in the dump."""
-        return self.dumped.calls
-
-    def find(self, site: CallSite) -> Call | None:
-        """Return the call at `site`; None if there is none."""
-        return self.dumped.find(site)
-
-    def stored(self, call: Call, port: str) -> TensorEntry:
-        """Return shape and content hash of a tensor."""
-        return self.trace.stored(call, port)
-
-    def tensor(self, call: Call, port: str) -> Tensor:
-        """Return the recorded tensor at a port of a call."""
-        return self.trace.tensor(call, port)
-
-
 def _can_replace(dump: Dump, tensors: Sequence[DumpedTensor], shape: tuple[int, ...]) -> bool:
     """Return True if the model can continue from a single dumped tensor in place of `shape`."""
-    if len(tensors) != 1 or not tensors[0].has_values:
+    if len(tensors) != 1:
         return False
     # A generation may compute only the logits of the last token.
     fits = tensors[0].shape in (None, shape, (1, *shape[1:]))
     return fits and dump.read_intact(tensors[0]) is not None
-
-
-def _lanes_of(trace: Trace) -> Lanes:
-    """Group the tensors of a trace by port, in the order in which calls began."""
-    lanes: Lanes = {}
-    for call in trace.calls:
-        at = call.site
-        for name in call.ports:
-            stored = trace.stored(call, name)
-            port = Port(at.module, name)
-            lane = lanes.setdefault(port, Lane(port, call.class_name, call.order))
-            lane.tensors[at.micro_batch, at.step, at.call] = [
-                DumpedTensor(
-                    Site(at, name), name, call.order, call.class_name, stored.dtype, stored.shape
-                )
-            ]
-    return lanes

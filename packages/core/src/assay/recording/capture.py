@@ -11,7 +11,7 @@ from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from assay.devices.run_string import RUN_DTYPES
 from assay.errors import UsageError, name_some
@@ -25,21 +25,20 @@ from assay.recording.capturing.background import BackgroundWriter
 from assay.recording.capturing.budget import Budget, parse_size
 from assay.recording.capturing.capture_filter import CaptureFilter
 from assay.recording.capturing.control import open_control
-from assay.recording.capturing.manual import RUNNING, record, rows
 from assay.recording.capturing.running_capture import CapturePlan, RunningCapture
 from assay.recording.capturing.training import optimizer_steps
 from assay.runs import provenance
-from assay.sites import CapturedLevel
+from assay.sites import CapturedLevel, RowMap
 from assay.trace import TraceWriter
 
+Positions = int | Sequence[int] | Tensor
+
 _captured: WeakSet[nn.Module] = WeakSet()
+_running: list[RunningCapture] = []
 
 
 class CaptureFunction:
-    """The function `assay.capture`, with the functions `record` and `rows` for the script."""
-
-    record = staticmethod(record)
-    rows = staticmethod(rows)
+    """The function `assay.capture`, with functions for the script as attributes."""
 
     def __call__(  # noqa: PLR0913 - one for each option
         self,
@@ -122,6 +121,49 @@ class CaptureFunction:
         )
         return Capture(plan)
 
+    @staticmethod
+    def record(
+        name: str,
+        tensor: Tensor,
+        dims: str = "",
+        *,
+        request: int | Sequence[int] | None = None,
+        positions: Positions | Sequence[Positions] = (),
+    ) -> None:
+        """Record a tensor that no module returns, in every running capture.
+
+        The tensor belongs to the current forward pass, or to the current step outside of one.
+
+        name: takes the place of a module path in `assay compare`.
+        dims: a word for each dim, such as "b s h[tp]": h is divided over the ranks of tp.
+        request, positions: as in `rows`. Inside of a forward pass, those of the pass by default.
+        Raises: UsageError if the number of words in `dims` differs from the number of dims, or the
+            number of positions from that of requests.
+
+        >>> assay.capture.record("rotary", cos, "s h", positions=range(8))  # doctest: +SKIP
+        """
+        if dims and len(dims.partition("#")[0].split()) != tensor.ndim:
+            raise UsageError(
+                f"dims={dims!r} of {name} has to have a word for each of {tensor.ndim} dims"
+            )
+        of_tensor = make_rows(0 if request is None else request, positions) if positions else None
+        for running in _running:
+            running.record(name, tensor, dims, of_tensor)
+
+    @staticmethod
+    def rows(requests: int | Sequence[int], positions: Positions | Sequence[Positions]) -> None:
+        """Set the rows of the next forward pass, which servers with continuous batching reorder.
+
+        requests: the request number of each row. In tensors of (tokens, channels), a row is a token.
+        positions: for each row the position of its token, or of its tokens, in the request; -1 for padding.
+        Raises: UsageError if the number of positions differs from the number of requests.
+
+        >>> assay.capture.rows([7, 7, 7, 9], [0, 1, 2, 40])  # doctest: +SKIP
+        """
+        of_pass = make_rows(requests, positions)
+        for running in _running:
+            running.tracer.next_rows = of_pass
+
 
 capture = CaptureFunction()
 
@@ -154,8 +196,8 @@ class Capture(ContextDecorator):
             writer = stack.enter_context(BackgroundWriter(trace, self.plan.max_memory))
             control = stack.enter_context(closing(open_control(self.plan.control)))
             run = self._run = RunningCapture(self.plan, writer, control, rank)
-            RUNNING.append(run)
-            stack.callback(RUNNING.remove, run)
+            _running.append(run)
+            stack.callback(_running.remove, run)
             stack.enter_context(run.attached())
             stack.enter_context(optimizer_steps(self.plan.model, run.end_step, run.begin_step))
             stack.callback(_captured.discard, self.plan.model)
@@ -215,3 +257,23 @@ def _find_rank() -> tuple[int, int]:
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     return 0, 1
+
+
+def make_rows(requests: int | Sequence[int], positions: Positions | Sequence[Positions]) -> RowMap:
+    """Return the row map of the arguments of `rows`."""
+    if isinstance(requests, int):
+        requests, positions = [requests], [_list(positions)]
+    of_rows = [_list(one) for one in _list(positions)]
+    lengths = set(map(len, of_rows))
+    if len(of_rows) != len(requests) or len(lengths) > 1:
+        raise UsageError(
+            f"{len(requests)} requests, but positions of {len(of_rows)} rows, with"
+            f" {', '.join(map(str, sorted(lengths))) or 'no'} tokens each"
+        )
+    return RowMap(tuple(map(int, requests)), tuple(map(tuple, of_rows)))
+
+
+def _list(value: Positions | Sequence[Positions]) -> list[int]:
+    if isinstance(value, Tensor):
+        value = value.tolist()
+    return [value] if isinstance(value, int) else list(value)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""Recording the module calls of a model into a trace."""
+"""Recording the module calls of a model, and the gradients at their boundaries, into a trace."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -7,13 +7,12 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from torch import Tensor
 
-from assay.hooks.caches import CacheTracker
-from assay.hooks.in_place_changes import InPlaceChanges, write_injected
+from assay.hooks.in_place_changes import CacheTracker, InPlaceChanges, write_injected
 from assay.hooks.module_tracer import ActiveCall
 from assay.hooks.values.boundary import Boundary
 from assay.hooks.values.nested import constants, map_tensors
 from assay.hooks.values.tensor_map import TensorMap
-from assay.sites import Call
+from assay.sites import Call, CallSite
 from assay.trace import TraceWriter
 
 # The sum of a row of attention probabilities in bfloat16 differs from one by at most a unit
@@ -199,3 +198,37 @@ def _holds_probabilities(table_BHTS: Tensor) -> bool:
         return False
     row_S = table_BHTS.detach()[0, 0, -1].double()
     return bool((row_S >= 0).all()) and abs(float(row_S.sum()) - 1) < PROBABILITY_TOLERANCE
+
+
+@dataclass
+class GradientRecorder:
+    """Writes the gradients at all boundaries, as calls of the phase `backward`."""
+
+    writer: TraceWriter
+    boundary: Boundary
+    _arrived: dict[CallSite, tuple[Call, dict[str, Tensor]]] = field(default_factory=dict)
+
+    def expects(self, call: Call, port: str, value: Tensor) -> bool:
+        """Return True for every value with a gradient."""
+        del call, port
+        return value.requires_grad
+
+    def announce(self, call: Call, port: str) -> None:
+        """Do nothing: a gradient that never arrives is not written."""
+
+    def begin_backward(self, gradient: Tensor) -> None:
+        """Do nothing: the gradient of the loss is not written."""
+
+    def arrive(self, call: Call, port: str, gradient: Tensor) -> Tensor:
+        """Keep a gradient, and return the injected one."""
+        stored = self.boundary.store(gradient.detach())
+        self._arrived.setdefault(call.site, (call, {}))[1][port] = stored
+        return self.boundary.injected(stored, gradient.dtype)
+
+    def finish_backward(self) -> None:
+        """Write the gradients."""
+        for call, gradients in self._arrived.values():
+            backward = replace(call, site=call.site.backward, ports=tuple(gradients))
+            self.writer.add(backward, gradients)
+        self._arrived.clear()
+        self.writer.flush()

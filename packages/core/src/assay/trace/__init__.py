@@ -3,15 +3,14 @@
 A trace is a folder: `manifest.json` describes the run, `index.jsonl` has a line for every flush
 with the finished calls and the places of their tensors, `shard-NNNNNN.safetensors` are one or more
 for each flush, and `attachments/` holds named tensors and JSON values without a call. Everything
-in the index survives a kill of the writer. `remote/` stores the same files behind a URL.
+in the index survives a kill of the writer. `uploading` stores the same files behind a URL, and
+`remote` fetches them.
 """
 
-from assay.trace.damage import find_damage, is_intact
 from assay.trace.errors import StorageError, TraceError
-from assay.trace.index import TensorEntry
-from assay.trace.json_text import Json
+from assay.trace.index import Json, TensorEntry
 from assay.trace.reader import Trace, read_digest
-from assay.trace.remote.reading import RemoteCopy, list_names
+from assay.trace.remote import RemoteCopy, list_names
 from assay.trace.writer import TraceWriter
 
 __all__ = [
@@ -22,8 +21,6 @@ __all__ = [
     "Trace",
     "TraceError",
     "TraceWriter",
-    "find_damage",
-    "is_intact",
     "list_names",
     "read_digest",
 ]

@@ -8,9 +8,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from assay.errors import AssayError, MachineError, UsageError
+from assay.files import UnreadableFileError
 from assay.foreign_text import one_line, shorten
 
 _SHOWN_NAMES = 12
+_ADVICE = "The trace is damaged or was not made by assay: capture it again."
 
 
 class TraceError(UsageError):
@@ -23,9 +25,12 @@ class TraceError(UsageError):
         key: of the tensor or part of the file, "" for the whole; what: the contradiction.
         """
         place = f"{shorten(path)}: {shorten(repr(key))}" if key else shorten(path)
-        return cls(
-            f"{place}: {shorten(what)}. The trace is damaged or was not made by assay: capture it again."
-        )
+        return cls(f"{place}: {shorten(what)}. {_ADVICE}")
+
+    @classmethod
+    def of_file(cls, error: UnreadableFileError) -> "TraceError":
+        """Report a file that cannot be read."""
+        return cls(f"{error}. {_ADVICE}")
 
     @classmethod
     def absent(cls, folder: Path, wanted: str, present: list[str]) -> "TraceError":

@@ -1,6 +1,6 @@
 """File access of traces: a local folder, written crash-safe, read by memory mapping.
 
-Other modules use names inside of a `Folder`; `remote/` has one behind a URL. Without fsync, a trace
+Other modules use names inside of a `Folder`; `uploading` has one behind a URL. Without fsync, a trace
 survives a kill of its writer (the kernel has the pages), not of the machine.
 """
 
@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from assay.files import create_temporary, open_file, read_bytes
+from assay.files import create_temporary, read_bytes
 from assay.trace.errors import StorageError, TraceError
 
 if TYPE_CHECKING:
@@ -166,12 +166,9 @@ class Folder:
             raise TraceError.damaged(path, "", "not a file")
         return path
 
-    def read(self, path: Path, size_bytes: int = -1) -> bytes:
-        """Return the first `size_bytes` of a file, by default all. path: from `existing`."""
-        if size_bytes < 0:
-            return read_bytes(path, _MAX_BYTES)
-        with open_file(path) as file:
-            return file.read(size_bytes)
+    def read(self, path: Path) -> bytes:
+        """Read a file. path: from `existing`."""
+        return read_bytes(path, _MAX_BYTES)
 
     def map(self, path: Path, size_bytes: int) -> "torch.UntypedStorage":
         """Map a file into memory: pages are read on access, changes stay in this process.

@@ -1,19 +1,18 @@
 """A safetensors file, written as a stream and read by memory mapping.
 
-Source: the format description in the README of huggingface/safetensors: 8 bytes little-endian
-length of the header, a JSON header that may be padded with spaces, then the data without holes.
-
 The header comes first but is complete last. Space is reserved for it, so that tensors are written
 from the memory of the model, without a copy.
 """
 
 import json
-import math
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import replace
 
 import torch
+import xxhash
 
+from assay.files import UnreadableFileError
+from assay.files.safetensors import DTYPES, LENGTH_BYTES, TensorEntry, read_whole_header
 from assay.trace.errors import TraceError
 from assay.trace.files import Folder, OutStream
 
@@ -22,34 +21,15 @@ from assay.trace.files import Folder, OutStream
 # forbids holes.
 _ALIGNMENT = 64
 _PADDING = "__pad__"
-_LENGTH_BYTES = 8
-
-# The limit of safetensors, 100 MB.
-_LARGEST_HEADER = 100_000_000
-
-_NAMES = {
-    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
-    torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
-    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8",
-    torch.uint64: "U64", torch.uint32: "U32", torch.uint16: "U16", torch.uint8: "U8",
-    torch.bool: "BOOL",
-}  # fmt: skip
-_DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 
 # Other dtypes, which not every safetensors reader supports, are stored as bytes with one more
 # dimension; this key of the header's metadata holds the dtypes.
 _DTYPES_AS_BYTES = "torch_dtypes"
-
-
-@dataclass(frozen=True, slots=True)
-class ShardEntry:
-    """The entry of one tensor in a header."""
-
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    begin: int
-    """In bytes from the start of the file, as `end`."""
-    end: int
+_NAMES = {
+    getattr(torch, dtype): name
+    for name, (dtype, _) in DTYPES.items()
+    if name not in ("C64", "F8_E8M0")
+}
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -82,6 +62,15 @@ def host_bytes(tensor: torch.Tensor) -> memoryview:
     return plain.as_strided((plain.numel(),), (1,)).view(torch.uint8).numpy().data
 
 
+def hash_tensors(tensors: Iterable[tuple[str, torch.Tensor, memoryview]]) -> str:
+    """Hash named tensors with their dtypes and shapes. tensors: name, tensor and its bytes."""
+    hasher = xxhash.xxh3_128()
+    for key, tensor, data in tensors:
+        hasher.update(f"{key}:{dtype_name(tensor.dtype)}{list(tensor.shape)}".encode())
+        hasher.update(data)
+    return hasher.hexdigest()
+
+
 class ShardWriter:
     """Writes a safetensors file tensor by tensor; `finish` or `discard` ends it."""
 
@@ -100,14 +89,14 @@ class ShardWriter:
     @property
     def header_bytes(self) -> int:
         """Bytes of the header so far."""
-        return _LENGTH_BYTES + len(self._header())
+        return LENGTH_BYTES + len(self._header())
 
     def has_room_for(self, key: str, tensor: torch.Tensor) -> bool:
         """Return True if the header has space for one more tensor."""
         needed = header_bytes_for(key, tensor)
         if self._as_bytes:
             needed += len(self._metadata())
-        return _LENGTH_BYTES + self._header_length + needed <= self._data_start
+        return LENGTH_BYTES + self._header_length + needed <= self._data_start
 
     def append(self, key: str, tensor: torch.Tensor, data: memoryview) -> None:
         """Write a tensor under `key`. data: its bytes."""
@@ -140,8 +129,8 @@ class ShardWriter:
 
     def finish(self) -> int:
         """Write the header and give the file its name. Returns: its size in bytes."""
-        header = self._header().ljust(self._data_start - _LENGTH_BYTES)
-        self._stream.write_at(0, len(header).to_bytes(_LENGTH_BYTES, "little") + header)
+        header = self._header().ljust(self._data_start - LENGTH_BYTES)
+        self._stream.write_at(0, len(header).to_bytes(LENGTH_BYTES, "little") + header)
         self._stream.commit()
         return self._data_start + self.data_bytes
 
@@ -170,29 +159,24 @@ class ShardReader:
         self._path = folder.existing(name)
         self._size_bytes = self._path.stat().st_size
         self.entries = self._read_header()
+        """By key. Their dtypes have torch's names."""
 
-    def _read_header(self) -> dict[str, ShardEntry]:
-        length = int.from_bytes(self._folder.read(self._path, _LENGTH_BYTES), "little")
-        data_start = _LENGTH_BYTES + length
-        if self._size_bytes < data_start or length > _LARGEST_HEADER:
-            what = f"a header of {length} bytes in a file of {self._size_bytes}"
-            raise TraceError.damaged(self._path, "", what)
+    def _read_header(self) -> dict[str, TensorEntry]:
         try:
-            header = json.loads(self._folder.read(self._path, data_start)[_LENGTH_BYTES:])
-            metadata = header.pop("__metadata__", {})
+            tensors, metadata = read_whole_header(self._path)
             as_bytes = dict(json.loads(metadata.get(_DTYPES_AS_BYTES, "{}")))
-            described = dict(header)
-        except (ValueError, AttributeError, TypeError, RecursionError):
+        except UnreadableFileError as error:
+            raise TraceError.of_file(error) from None
+        except (ValueError, TypeError, RecursionError):
             raise TraceError.damaged(self._path, "", "no safetensors header") from None
         entries = {}
-        for key, fields in described.items():
-            if key.startswith(_PADDING):
-                continue
-            try:
-                entries[key] = _parse_entry(fields, as_bytes.get(key), data_start, self._size_bytes)
-            except (ValueError, KeyError, TypeError) as error:
-                what = f"the header is invalid ({error})"
-                raise TraceError.damaged(self._path, key, what) from None
+        for one in tensors:
+            if not one.name.startswith(_PADDING):
+                try:
+                    entries[one.name] = _as_recorded(one, as_bytes.get(one.name))
+                except (ValueError, KeyError) as error:
+                    what = f"the header is invalid ({error})"
+                    raise TraceError.damaged(self._path, one.name, what) from None
         return entries
 
     def tensor(self, key: str) -> torch.Tensor:
@@ -211,29 +195,21 @@ class ShardReader:
         return self._folder.map(self._path, self._size_bytes)
 
 
-def _cut_out(entry: ShardEntry, memory: torch.UntypedStorage) -> torch.Tensor:
-    if entry.begin == entry.end:
-        return torch.empty(entry.shape, dtype=entry.dtype)
-    size = (entry.end - entry.begin,)
-    data = torch.empty(0, dtype=torch.uint8).set_(memory, entry.begin, size, (1,))
-    if entry.begin % entry.dtype.itemsize:
+def _cut_out(entry: TensorEntry, memory: torch.UntypedStorage) -> torch.Tensor:
+    dtype = dtype_called(entry.dtype)
+    if not entry.size_bytes:
+        return torch.empty(entry.shape, dtype=dtype)
+    data = torch.empty(0, dtype=torch.uint8).set_(memory, entry.start, (entry.size_bytes,), (1,))
+    if entry.start % dtype.itemsize:
         data = data.clone()
-    return data.view(entry.dtype).reshape(entry.shape)
+    return data.view(dtype).reshape(entry.shape)
 
 
-def _parse_entry(
-    fields: dict[str, Any], dtype_as_bytes: object, data_start: int, file_size: int
-) -> ShardEntry:
-    stored_as, shape, (begin, end) = fields["dtype"], fields["shape"], fields["data_offsets"]
-    if not all(type(number) is int and number >= 0 for number in (*shape, begin, end)):
-        raise ValueError("a size that is not a natural number")
-    dtype = _DTYPES[stored_as]
-    if math.prod(shape) * dtype.itemsize != end - begin:
-        raise ValueError(f"{stored_as} {shape} in {end - begin} bytes")
-    if data_start + end > file_size:
-        raise ValueError(f"the tensor ends at byte {data_start + end} of {file_size}")
-    if dtype_as_bytes is not None:
-        dtype = dtype_called(dtype_as_bytes)
-        if stored_as != "U8" or not shape or shape.pop() != dtype.itemsize:
-            raise ValueError(f"no bytes of {dtype_as_bytes}")
-    return ShardEntry(dtype, tuple(shape), data_start + begin, data_start + end)
+def _as_recorded(entry: TensorEntry, dtype_as_bytes: object) -> TensorEntry:
+    """Return an entry with the dtype and shape of the recorded tensor."""
+    if dtype_as_bytes is None:
+        return replace(entry, dtype=DTYPES[entry.dtype][0])
+    dtype = dtype_called(dtype_as_bytes)
+    if entry.dtype != "U8" or entry.shape[-1:] != (dtype.itemsize,):
+        raise ValueError(f"no bytes of {dtype_as_bytes}")
+    return replace(entry, dtype=dtype_name(dtype), shape=entry.shape[:-1])

@@ -1,32 +1,37 @@
 """Reading a trace: its index is in memory, its tensors are memory-mapped."""
 
 import math
-from collections import OrderedDict
 from collections.abc import Iterator
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import xxhash
 
+from assay.errors import name_some
 from assay.foreign_text import shorten
+from assay.progress import counted
 from assay.sites import Call, CallSite, Site
 from assay.trace.errors import TraceError
 from assay.trace.files import Folder
-from assay.trace.hashing import DIGEST, hash_manifest
 from assay.trace.index import (
+    DIGEST,
     FORMAT,
     INDEX,
     MANIFEST,
     SCHEMA,
     Attached,
     Flush,
+    Json,
     TensorEntry,
     flush_from_json,
+    from_text,
+    hash_manifest,
+    hash_text,
     shard_file,
 )
-from assay.trace.json_text import Json, from_text
-from assay.trace.layout import ShardReader, dtype_called, dtype_name, host_bytes
+from assay.trace.layout import ShardReader, dtype_called, hash_tensors, host_bytes
 
 # Number of headers kept in memory: a decode step reads from its own shard and a few before it.
 _OPEN_SHARDS = 32
@@ -61,7 +66,7 @@ class Trace:
         self.calls = tuple(self._call_at.values())
         self._attached = {f.attached.name: f.attached for f in flushes if f.attached is not None}
         self.attachments = tuple(self._attached)
-        self._open_shards: OrderedDict[str, ShardReader] = OrderedDict()
+        self._shard = lru_cache(_OPEN_SHARDS)(partial(ShardReader, folder))
 
     @classmethod
     def open(cls, folder: str | Path) -> "Trace":
@@ -142,9 +147,9 @@ class Trace:
         entry = shard.entries.get(stored.key)
         if entry is None:
             raise TraceError.damaged(self.folder / name, stored.key, "the shard has no such key")
-        if (dtype_name(entry.dtype), entry.shape) != (stored.dtype, stored.shape):
+        if (entry.dtype, entry.shape) != (stored.dtype, stored.shape):
             what = (
-                f"the shard holds {dtype_name(entry.dtype)} {list(entry.shape)}, "
+                f"the shard holds {entry.dtype} {list(entry.shape)}, "
                 f"the index says {stored.dtype} {list(stored.shape)}"
             )
             raise TraceError.damaged(self.folder / name, stored.key, what)
@@ -160,16 +165,6 @@ class Trace:
             name = self.folder / shard_file(stored.shard)
             raise TraceError.damaged(name, str(Site(call.site, port)), "its values have changed")
         return tensor
-
-    def _shard(self, name: str) -> ShardReader:
-        shard = self._open_shards.get(name)
-        if shard is None:
-            shard = self._open_shards[name] = ShardReader(self.files, name)
-            if len(self._open_shards) > _OPEN_SHARDS:
-                self._open_shards.popitem(last=False)
-        else:
-            self._open_shards.move_to_end(name)
-        return shard
 
     def attachment(self, name: str) -> dict[str, torch.Tensor]:
         """Map the tensors attached under `name`.
@@ -195,16 +190,50 @@ class Trace:
         """The manifest's hash over all recorded values."""
         return str(self._whole_manifest.get(DIGEST))
 
-    def manifest_is_intact(self) -> bool:
-        """Return True if the manifest has its recorded hash."""
-        return hash_manifest(self._whole_manifest) == self.digest
+    def find_damage(self) -> list[str]:
+        """Compare every file with its recorded hash.
 
-    def index_is_intact(self) -> bool:
-        """Return True if the index has its recorded hash."""
-        data = self.files.read(self.files.existing(INDEX))
-        return xxhash.xxh3_128_hexdigest(data) == self._whole_manifest.get("index")
+        Returns: one line for each damaged file, with its name and the damage.
+        """
+        found = []
+        if hash_manifest(self._whole_manifest) != self.digest:
+            found.append(f"{MANIFEST}: its values")
+        index = self.files.read(self.files.existing(INDEX))
+        if xxhash.xxh3_128_hexdigest(index) != self._whole_manifest.get("index"):
+            found.append(f"{INDEX}: the list of calls and tensors")
+        for number, tensors in counted("hashes", self._tensors_by_shard().items(), "files"):
+            name = shard_file(number)
+            try:
+                shard = ShardReader(self.files, name).tensors()
+                stored = {key: host_bytes(tensor) for key, tensor in shard.items()}
+            except TraceError:
+                found.append(f"{name}: its header")
+                continue
+            bad = [
+                place
+                for key, (digest, place) in tensors.items()
+                if key not in stored or xxhash.xxh3_128_hexdigest(stored[key]) != digest
+            ]
+            if bad:
+                found.append(f"{name}: the values of {name_some(bad)}")
+        attached = self._attached.values()
+        return found + [
+            f"{one.file}: the values of {one.name}" for one in attached if not self.is_intact(one)
+        ]
 
-    def tensors_by_shard(self) -> dict[int, dict[str, tuple[str, str]]]:
+    def is_intact(self, attached: Attached) -> bool:
+        """Return True if the content of an attachment has its recorded hash."""
+        try:
+            if attached.kind == "json":
+                text = self.files.read(self.files.existing(attached.file)).decode()
+                return hash_text(text) == attached.digest
+            tensors = ShardReader(self.files, attached.file).tensors()
+        except (TraceError, ValueError):
+            return False
+        named = ((key, one, host_bytes(one)) for key, one in tensors.items())
+        return hash_tensors(named) == attached.digest
+
+    def _tensors_by_shard(self) -> dict[int, dict[str, tuple[str, str]]]:
         """Return the content hash and the first place of each tensor, by shard and key."""
         shards: dict[int, dict[str, tuple[str, str]]] = {number: {} for number in self._shards}
         for site, ports in self._stored.items():
@@ -212,10 +241,6 @@ class Trace:
                 place = (stored.digest, f"{Site(site, port)}")
                 shards[stored.shard].setdefault(stored.key, place)
         return shards
-
-    def attached(self) -> tuple[Attached, ...]:
-        """Return the index entries of the attachments."""
-        return tuple(self._attached.values())
 
     def attached_as(self, name: str, kind: str) -> Attached:
         """Return the index entry of an attachment. Raises: TraceError if there is none of this kind."""

@@ -14,21 +14,24 @@ import xxhash
 from assay.files import Url
 from assay.sites import Call, CallSite
 from assay.trace.errors import StorageError, TraceError
-from assay.trace.hashing import DIGEST, hash_manifest, hash_tensors, hash_text
 from assay.trace.index import (
+    DIGEST,
     FORMAT,
     INDEX,
     MANIFEST,
     SCHEMA,
     Attached,
+    Json,
     Line,
     TensorEntry,
     attachment_file,
+    hash_manifest,
+    hash_text,
     shard_file,
+    to_text,
 )
-from assay.trace.json_text import Json, to_text
-from assay.trace.layout import ShardWriter, dtype_name, header_bytes_for, host_bytes
-from assay.trace.remote.writing import create_folder
+from assay.trace.layout import ShardWriter, dtype_name, hash_tensors, header_bytes_for, host_bytes
+from assay.trace.uploading import create_folder
 
 DEFAULT_SHARD_BYTES = 1 << 30
 

@@ -10,8 +10,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from assay.api.inputs import choose_sampling, read_generation_config
 from assay.comparing.limits import load_limits
 from assay.comparing.token_thresholds import PUBLISHED_METRICS, read_clean_tokens, thresholds_file
+from assay.inputs.batches import load_prompts
 from assay.inputs.model_limits import ModelLimits
-from assay.inputs.prompts import load_prompts
 from assay.models.loaded.inspection import inspect_load
 from assay.models.loading.loaded_model import load_model
 from assay.models.sources import resolve_model

@@ -23,7 +23,6 @@ from assay.runs.folders import MARK, RunFolder
 from assay.runs.results import VERDICT_FILE
 from assay.sites import Call, CallSite
 from assay.trace import Trace, TraceWriter
-from assay.trace.damage import find_damage
 from assay.training.state.files import fingerprint, read_state, write_state
 from assay.training.trainers.adapters import ADAPTER_FILE, other_adapter_settings, read_adapter
 from packages.core.tests.fuzz.reader import NotedError, Reader
@@ -75,7 +74,7 @@ def _write_trace(folder: Path) -> None:
 
 def _read_trace(folder: Path) -> object:
     trace = Trace.open(folder)
-    damage = find_damage(trace)
+    damage = trace.find_damage()
     noise = trace.attachment("noise")["a"]
     values = [trace.tensor(trace.calls[0], "output").tolist(), noise.tolist()]
     content = (trace.manifest, trace.calls, values, trace.attachment_json("tokens"))

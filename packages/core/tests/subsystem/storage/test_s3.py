@@ -13,7 +13,7 @@ import pytest
 import assay
 from assay.files import Url, parse_location
 from assay.offline.contents import describe_contents
-from assay.trace import RemoteCopy, Trace, find_damage, list_names
+from assay.trace import RemoteCopy, Trace, list_names
 from assay.verdicts import Outcome
 
 SERVER = """
@@ -94,7 +94,7 @@ def count_intact_calls(folder: Path) -> int:
     for call in trace.calls:
         values = trace.tensor(call, "output")
         assert (values.min().item(), values.max().item()) == (call.order, call.order)
-    assert [line for line in find_damage(trace) if not line.startswith("index.jsonl")] == []
+    assert [line for line in trace.find_damage() if not line.startswith("index.jsonl")] == []
     return len(trace.calls)
 
 

@@ -3,8 +3,13 @@ from pathlib import Path
 
 import pytest
 
-from assay.comparing.calibration import CleanRun, DerivedLimit, calibrate_limits, limits_file
-from assay.comparing.limits import load_limits
+from assay.comparing.limits import (
+    CleanRun,
+    DerivedLimit,
+    calibrate_limits,
+    limits_file,
+    load_limits,
+)
 
 RUNS = [
     CleanRun("one", {"replay-row": 4.0, "loss-error": 2.0}),

@@ -1,6 +1,11 @@
-import torch
+from typing import Any
 
-from assay.hooks.in_place_changes import InPlaceChanges
+import pytest
+import torch
+from torch import Tensor
+from transformers import DynamicCache, LlamaConfig, MistralConfig
+
+from assay.hooks.in_place_changes import Addition, CacheTracker, InPlaceChanges
 
 
 def test_argument_changed_in_place_is_found_under_its_port() -> None:
@@ -30,3 +35,147 @@ def test_inference_tensors_are_ignored() -> None:
         x.add_(1)
 
         assert list(tracer.changed()) == []
+
+
+HEADS, DIM = 2, 4
+
+
+def states(tokens: int, value: float) -> Tensor:
+    return torch.full((1, HEADS, tokens, DIM), value)
+
+
+def keys_of(cache: DynamicCache) -> Tensor:
+    layer: Any = cache.layers[0]
+    keys: Tensor = layer.keys
+    return keys
+
+
+def additions(
+    tracer: CacheTracker, cache: DynamicCache, before: Any, num_tokens: int | None
+) -> dict[str, Addition]:
+    found = tracer.additions({"past_key_values": cache}, before, num_tokens)
+    return {addition.port: addition for addition in found}
+
+
+@pytest.fixture
+def cache() -> DynamicCache:
+    config = LlamaConfig(
+        hidden_size=HEADS * DIM, num_attention_heads=HEADS, num_hidden_layers=2, vocab_size=8
+    )
+    return DynamicCache(config=config)
+
+
+def test_first_call_adds_everything(cache: DynamicCache) -> None:
+    tracer = CacheTracker()
+    before = tracer.snapshot({"past_key_values": cache})
+    cache.update(states(3, 1.0), states(3, 2.0), 0)
+
+    found = additions(tracer, cache, before, 3)
+
+    assert sorted(found) == ["changed.past_key_values.0.keys", "changed.past_key_values.0.values"]
+    assert torch.equal(found["changed.past_key_values.0.keys"].tensor, states(3, 1.0))
+    assert torch.equal(found["changed.past_key_values.0.values"].tensor, states(3, 2.0))
+    assert not any(addition.history_changed for addition in found.values())
+
+
+def test_next_call_adds_only_its_own_tokens(cache: DynamicCache) -> None:
+    tracer = CacheTracker()
+    cache.update(states(3, 1.0), states(3, 1.0), 1)
+    before = tracer.snapshot({"past_key_values": cache})
+    cache.update(states(1, 5.0), states(1, 6.0), 1)
+
+    found = additions(tracer, cache, before, 1)
+
+    assert torch.equal(found["changed.past_key_values.1.keys"].tensor, states(1, 5.0))
+
+
+def test_writing_to_an_addition_writes_to_the_cache(cache: DynamicCache) -> None:
+    tracer = CacheTracker()
+    before = tracer.snapshot({"past_key_values": cache})
+    cache.update(states(3, 1.0), states(3, 1.0), 0)
+
+    additions(tracer, cache, before, 2)["changed.past_key_values.0.keys"].tensor.fill_(9.0)
+
+    assert keys_of(cache)[0, 0, :, 0].tolist() == [1.0, 9.0, 9.0]
+
+
+def test_addition_of_an_inner_call_is_not_reported_again_by_its_callers(
+    cache: DynamicCache,
+) -> None:
+    tracer = CacheTracker()
+    outer = inner = tracer.snapshot({"past_key_values": cache})
+    cache.update(states(3, 1.0), states(3, 1.0), 0)
+
+    assert len(additions(tracer, cache, inner, 3)) == 2
+    assert additions(tracer, cache, outer, 3) == {}
+    tracer.begin_root()
+    assert len(additions(tracer, cache, outer, 3)) == 2
+
+
+def test_call_that_only_reads_the_cache_adds_nothing(cache: DynamicCache) -> None:
+    tracer = CacheTracker()
+    cache.update(states(3, 1.0), states(3, 1.0), 0)
+
+    assert additions(tracer, cache, tracer.snapshot({"past_key_values": cache}), 3) == {}
+
+
+def test_overwritten_earlier_tokens_are_noticed(cache: DynamicCache) -> None:
+    tracer = CacheTracker()
+    cache.update(states(3, 1.0), states(3, 1.0), 0)
+    before = tracer.snapshot({"past_key_values": cache})
+    cache.update(states(1, 2.0), states(1, 2.0), 0)
+    corrupted = keys_of(cache).clone()
+    corrupted[0, 0, 0, 0] = 7.0
+    layer: Any = cache.layers[0]
+    layer.keys = corrupted
+
+    found = additions(tracer, cache, before, 1)
+
+    assert found["changed.past_key_values.0.keys"].history_changed
+    assert not found["changed.past_key_values.0.values"].history_changed
+
+
+def test_sliding_window_reports_the_tokens_that_it_keeps() -> None:
+    config = MistralConfig(
+        hidden_size=HEADS * DIM,
+        num_attention_heads=HEADS,
+        num_hidden_layers=1,
+        vocab_size=8,
+        sliding_window=3,
+    )
+    cache = DynamicCache(config=config)
+    tracer = CacheTracker()
+    before = tracer.snapshot({"past_key_values": cache})
+    cache.update(states(5, 1.0), states(5, 1.0), 0)
+    assert keys_of(cache).shape[-2] == 2  # a window of 3 needs the 2 tokens before the next one
+
+    assert additions(tracer, cache, before, 5)["changed.past_key_values.0.keys"].tensor.shape == (
+        1, HEADS, 2, DIM,
+    )  # fmt: skip
+    tracer.begin_root()
+    before = tracer.snapshot({"past_key_values": cache})
+    cache.update(states(1, 3.0), states(1, 3.0), 0)
+    found = additions(tracer, cache, before, 1)["changed.past_key_values.0.keys"]
+    assert torch.equal(found.tensor, states(1, 3.0))
+    assert not found.history_changed
+
+
+def test_addition_follows_from_lengths_without_a_number_of_tokens(
+    cache: DynamicCache,
+) -> None:
+    tracer = CacheTracker()
+    cache.update(states(3, 1.0), states(3, 1.0), 0)
+    before = tracer.snapshot({"past_key_values": cache})
+    cache.update(states(2, 2.0), states(2, 2.0), 0)
+
+    found = additions(tracer, cache, before, None)
+
+    assert torch.equal(found["changed.past_key_values.0.keys"].tensor, states(2, 2.0))
+
+
+def test_other_arguments_have_no_additions() -> None:
+    tracer = CacheTracker()
+    arguments = {"x": torch.ones(2), "past_key_values": None, "layers": [1]}
+
+    assert tracer.snapshot(arguments) == {}
+    assert list(tracer.additions(arguments, {}, 1)) == []

@@ -22,8 +22,7 @@ from assay.hooks.values.exact_double import ExactDouble
 from assay.locating.gradients import GradientReplayer
 from assay.locating.loss_scale import LossScale
 from assay.locating.modules import Replayer
-from assay.recording.gradients import GradientRecorder
-from assay.recording.modules import Recorder
+from assay.recording.modules import GradientRecorder, Recorder
 from assay.trace import Trace, TraceWriter
 from packages.core.tests.unit.locating.plants import do_nothing
 

@@ -18,8 +18,7 @@ from assay.hooks.values.exact_double import ExactDouble
 from assay.locating.gradients import GradientReplayer
 from assay.locating.matching.packed_trace import PackedBatch, PackedTrace, Segment
 from assay.locating.modules import Replayer
-from assay.recording.gradients import GradientRecorder
-from assay.recording.modules import Recorder
+from assay.recording.modules import GradientRecorder, Recorder
 from assay.trace import Trace, TraceWriter
 
 BOUNDARY = Boundary.exact_inputs_for(torch.float32)

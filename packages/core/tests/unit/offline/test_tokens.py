@@ -1,8 +1,7 @@
 import torch
 
 from assay.offline.tokens.alignment import align_passes, find_passes
-from assay.offline.tokens.passes import Pass
-from assay.offline.tokens.rows import take_rows
+from assay.offline.tokens.passes import Pass, take_rows
 from assay.sites import RowMap
 from packages.core.tests.unit.offline.memory_dump import make_dump
 

@@ -1,10 +1,17 @@
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812 - as everybody names it
 from torch import Tensor, nn
 
-from assay.recording.operations import Operation, OperationRecorder, PointwiseModules
+from assay.recording.operations import (
+    Operation,
+    OperationRecorder,
+    PointwiseModules,
+    is_pointwise,
+    operation_name,
+)
 from packages.core.tests.unit.recording.gated import Gated, watching
 
 
@@ -67,3 +74,46 @@ def test_modules_without_sums_in_their_own_code_are_pointwise() -> None:
 
     # The root's own code multiplies; sums are made by its children.
     assert pointwise.paths == {"", "act"}
+
+
+aten = torch.ops.aten
+
+
+@pytest.mark.parametrize(
+    ("func", "name"),
+    [
+        (aten.mm.default, "linear"),
+        (aten.addmm.default, "linear"),
+        (aten.linear.default, "linear"),
+        (aten.bmm.default, "matmul"),
+        (aten._softmax.default, "softmax"),
+        (aten.mul.Tensor, "mul"),
+        (aten.mul_.Tensor, "mul"),
+        (aten._scaled_dot_product_flash_attention_for_cpu.default, "scaled_dot_product_attention"),
+    ],
+    ids=str,
+)
+def test_one_computation_has_one_name(func: torch._ops.OpOverload, name: str) -> None:
+    assert operation_name(func) == name
+
+
+@pytest.mark.parametrize(
+    ("func", "expected"),
+    [
+        (aten.mul.Tensor, True),
+        (aten.silu.default, True),
+        (aten.gelu.default, True),
+        (aten.view.default, True),
+        (aten.cat.default, True),
+        (aten._to_copy.default, True),
+        (aten.mm.default, False),
+        (aten.mean.dim, False),
+        (aten._softmax.default, False),
+        (aten.cumsum.default, False),
+        (aten.sum.dim_IntList, False),
+        (aten.convolution.default, False),
+    ],
+    ids=str,
+)
+def test_sums_are_not_pointwise(func: torch._ops.OpOverload, *, expected: bool) -> None:
+    assert is_pointwise(func) is expected

@@ -99,12 +99,12 @@ def test_attachment_that_leaves_the_folder_is_refused(two_steps: Path, tmp_path:
         (lambda h: h["2:output"].update(dtype="I32"), "int32 [8], the index says float32 [8]"),
         (lambda h: h["2:output"].update(shape=[2, 4]), "float32 [2, 4], the index says float32 [8]"),
         (lambda h: h.update({"other": h.pop("2:output")}), "the shard has no such key"),
-        (lambda h: h["2:output"].update(shape=[9]), "F32 [9] in 32 bytes"),
-        (lambda h: h["2:output"].update(shape=[-2, -4]), "a size that is not a natural number"),
-        (lambda h: h["2:output"].update(shape=[8.0]), "a size that is not a natural number"),
+        (lambda h: h["2:output"].update(shape=[9]), "32 bytes for 9 values of F32"),
+        (lambda h: h["2:output"].update(shape=[-2, -4]), "-2 is neither a size nor an offset"),
+        (lambda h: h["2:output"].update(shape=[8.0]), "8.0 is neither a size nor an offset"),
         (lambda h: h["2:output"].update(dtype="F31"), "'F31'"),
-        (lambda h: h["2:output"].update(dtype=[1]), "unhashable"),
-        (lambda h: h["2:output"].update(data_offsets=[32, 64]), "the tensor ends at byte"),
+        (lambda h: h["2:output"].update(dtype=[1]), "[1]"),
+        (lambda h: h["2:output"].update(data_offsets=[32, 64]), "ends at byte"),
         (lambda h: h["2:output"].update(data_offsets=[0, 1 << 60], shape=[1 << 58]), "ends at byte"),
         (lambda h: h["2:output"].update(data_offsets=[0]), "not enough values"),
         (lambda h: h["2:output"].pop("shape"), "'shape'"),
@@ -124,20 +124,20 @@ def test_inconsistent_header_is_reported_with_its_key(
 ) -> None:
     set_header(two_steps, change)
     trace = Trace.open(two_steps)
-    with pytest.raises(UsageError, match=rf"{SHARD}: '2:output': .*{re.escape(message)}"):
+    with pytest.raises(UsageError, match=rf"{SHARD}.* '?2:output'?.*{re.escape(message)}"):
         trace.tensor(trace.calls[1], "output")
 
 
 @pytest.mark.parametrize(
     ("start", "message"),
     [
-        ((1 << 62).to_bytes(8, "little"), "a header of 4611686018427387904 bytes in a file of"),
-        (bytes(8), "no safetensors header"),
-        (b"\x02" + bytes(7) + b"[]", "no safetensors header"),
-        (b"\x04" + bytes(7) + b"null", "no safetensors header"),
-        (b"\x02" + bytes(7) + b"\xff\xff", "no safetensors header"),
-        ((4000).to_bytes(8, "little") + b"[" * 4000, "no safetensors header"),
-        (b"\x14" + bytes(7) + b'{"__metadata__":"a"}', "no safetensors header"),
+        ((1 << 62).to_bytes(8, "little"), "its header is cut off"),
+        (bytes(8), "header: not JSON"),
+        (b"\x02" + bytes(7) + b"[]", "broken safetensors header"),
+        (b"\x04" + bytes(7) + b"null", "broken safetensors header"),
+        (b"\x02" + bytes(7) + b"\xff\xff", "header is not UTF-8"),
+        ((4000).to_bytes(8, "little") + b"[" * 4000, "header: not JSON: nested deeper"),
+        (b"\x14" + bytes(7) + b'{"__metadata__":"a"}', "broken safetensors header"),
         (b"\x24" + bytes(7) + b'{"__metadata__":{"torch_dtypes":[]}}', "no safetensors header"),
     ],
     ids=["10 EB", "empty", "list", "null", "not UTF-8", "deep", "metadata", "dtypes"],
@@ -146,7 +146,7 @@ def test_hostile_header_is_one_clear_error(two_steps: Path, start: bytes, messag
     content = (two_steps / SHARD).read_bytes()
     (two_steps / SHARD).write_bytes(start + content[len(start) :])
     trace = Trace.open(two_steps)
-    with pytest.raises(TraceError, match=rf"{SHARD}: {message}"):
+    with pytest.raises(TraceError, match=rf"{SHARD}.* {message}"):
         trace.tensor(trace.calls[1], "output")
 
 
@@ -154,7 +154,7 @@ def test_header_over_the_limit_is_not_read(tmp_path: Path) -> None:
     with (tmp_path / "x.safetensors").open("wb") as file:
         file.write((200_000_000).to_bytes(8, "little"))
         file.truncate(300_000_000)  # takes no room on the disk
-    with pytest.raises(TraceError, match="a header of 200000000 bytes in a file of 300000000"):
+    with pytest.raises(TraceError, match="its header is cut off"):
         ShardReader(Folder(tmp_path), "x.safetensors")
 
 

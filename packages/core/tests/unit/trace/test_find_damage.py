@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from assay.trace import Trace, TraceError, TraceWriter, find_damage
+from assay.trace import Trace, TraceError, TraceWriter
 from packages.core.tests.unit.trace.conftest import CallAt
 
 
@@ -30,7 +30,7 @@ def flip(file: Path, position: int) -> None:
 
 def is_found(folder: Path, file: Path) -> bool:
     try:
-        damage = find_damage(Trace.open(folder))
+        damage = Trace.open(folder).find_damage()
     except TraceError:  # such as a file that the index gives another size than it has
         return True
     return any(line.startswith(str(file.relative_to(folder))) for line in damage)
@@ -44,13 +44,13 @@ def all_that_is_read(folder: Path) -> str:
 
 
 def test_intact_trace_has_no_damage(trace_folder: Path) -> None:
-    assert find_damage(Trace.open(trace_folder)) == []
+    assert Trace.open(trace_folder).find_damage() == []
 
 
 def test_damaged_value_is_named_with_file_and_port(trace_folder: Path) -> None:
     shard = trace_folder / "shard-000001.safetensors"
     flip(shard, shard.stat().st_size - 3)  # in the last tensor
-    assert find_damage(Trace.open(trace_folder)) == [
+    assert Trace.open(trace_folder).find_damage() == [
         "shard-000001.safetensors: the values of a:input.x forward step 1"
     ]
 
@@ -78,6 +78,6 @@ def test_flipped_bit_that_changes_what_is_read_is_found(trace_folder: Path, name
 
 def test_damaged_json_and_headers_are_reported(trace_folder: Path) -> None:
     (trace_folder / "attachments/tokens.json").write_bytes(b"\xff" * 11)
-    assert find_damage(Trace.open(trace_folder)) == [
+    assert Trace.open(trace_folder).find_damage() == [
         "attachments/tokens.json: the values of tokens"
     ]

@@ -12,10 +12,8 @@ import torch
 
 from assay.errors import MachineError, UsageError
 from assay.files import Url, parse_location
-from assay.trace import RemoteCopy, StorageError, Trace, TraceError, TraceWriter, find_damage
-from assay.trace.remote import uploading
-from assay.trace.remote.reading import list_names
-from assay.trace.remote.store import Store
+from assay.trace import RemoteCopy, StorageError, Trace, TraceError, TraceWriter, uploading
+from assay.trace.remote import Store, list_names
 from packages.core.tests.unit.trace.conftest import CallAt
 
 URL = "memory://bucket/run"
@@ -66,7 +64,7 @@ def steps_in(url: str) -> list[int]:
     copy = RemoteCopy(Url(url))
     trace = Trace.open(copy.path)
     # The manifest of an incomplete trace has no hash of the index.
-    damage = [line for line in find_damage(trace) if trace.complete or "index.jsonl" not in line]
+    damage = [line for line in trace.find_damage() if trace.complete or "index.jsonl" not in line]
     assert damage == []
     return [call.site.step for call in trace.calls]
 
@@ -322,7 +320,7 @@ def test_flipped_bit_is_named_with_its_site(call_at: CallAt) -> None:
     data[-3] ^= 4
     files.pipe_file("/bucket/run/shard-000001.safetensors", bytes(data))
     copy = RemoteCopy(Url(URL))
-    assert find_damage(Trace.open(copy.path)) == [
+    assert Trace.open(copy.path).find_damage() == [
         "shard-000001.safetensors: the values of a:output forward step 1"
     ]
 

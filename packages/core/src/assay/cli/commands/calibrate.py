@@ -66,7 +66,7 @@ def calibrate(
 def _calibrate_ratios(
     runs: Sequence[str], models: Sequence[str], reference: str, output: Path
 ) -> None:
-    from assay.comparing.calibration import limits_file
+    from assay.comparing.limits import limits_file
     from assay.devices.run_string import parse_run
     from assay.files import write_whole
     from assay.generate.calibration_runs import MODELS, run_clean

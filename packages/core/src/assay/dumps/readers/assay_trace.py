@@ -20,7 +20,7 @@ from assay.dumps.protocol import Dump, DumpedTensor, DumpError, Statistic
 from assay.errors import name_some
 from assay.files import UnreadableFileError, open_file, read_json_object
 from assay.sites import Call, CallSite, Phase, Site
-from assay.trace import Trace, TraceError, is_intact
+from assay.trace import Trace, TraceError
 
 _HEAD, _HEAD_BYTES = b'"format":"assay-trace"', 64
 # Trace folders of a training golden, and of other goldens by dtype, widest first.
@@ -227,7 +227,7 @@ def _attached(trace: Trace) -> Iterator[FoundTensor]:
                 ]
             except (AttributeError, KeyError, TypeError, ValueError) as error:
                 raise TraceError.damaged(trace.folder, name, repr(error)) from None
-            intact = cache(partial(is_intact, trace, trace.attached_as(found[1], "tensors")))
+            intact = cache(partial(trace.is_intact, trace.attached_as(found[1], "tensors")))
             for site, value, layout in sites:
                 load = partial(_read_attached, intact, value, site)
                 tensor = DumpedTensor.of_values(site, str(site), value)

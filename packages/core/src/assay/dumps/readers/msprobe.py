@@ -14,9 +14,8 @@ from pathlib import Path
 from typing import Any, get_args
 
 from assay.dumps.assembling import DamagedFiles, FoundTensor, assemble_dump
-from assay.dumps.nested_values import walk_values
 from assay.dumps.protocol import Dump, DumpedTensor, DumpError, Statistic
-from assay.dumps.reading import load_tensor, path_inside
+from assay.dumps.reading import load_tensor, path_inside, walk_values
 from assay.files import UnreadableFileError, parse_json, read_text
 from assay.sites import CallSite, Phase, Site, unwrapped_path
 

@@ -13,13 +13,12 @@ from pathlib import Path
 from torch import Tensor
 
 from assay.dumps.assembling import DamagedFiles, FoundTensor, assemble_dump
-from assay.dumps.nested_values import walk_values
 from assay.dumps.protocol import UNKNOWN_SITE, Dump, DumpedTensor
-from assay.dumps.reading import map_array, path_inside, require_values
+from assay.dumps.reading import map_array, path_inside, require_values, walk_values
 from assay.files import UnreadableFileError
+from assay.files.safetensors import read_header
 from assay.models.weight_files.mapping import dtype_of, map_tensor
 from assay.models.weight_files.pickled import load_objects
-from assay.models.weight_files.reading import read_header
 from assay.sites import CallSite, Site, unwrapped_path
 
 _MAX_FOLDER_DEPTH = 3

@@ -17,12 +17,11 @@ from typing import Any
 from torch import Tensor
 
 from assay.dumps.assembling import DamagedFiles, FoundTensor, assemble_dump
-from assay.dumps.nested_values import walk_values
 from assay.dumps.protocol import Dump, DumpedTensor, DumpError, Statistic
-from assay.dumps.reading import path_inside
+from assay.dumps.reading import path_inside, walk_values
 from assay.files import UnreadableFileError, parse_json, read_text
+from assay.files.safetensors import read_header
 from assay.models.weight_files.mapping import map_tensor
-from assay.models.weight_files.reading import read_header
 from assay.sites import CallSite, Site, unwrapped_path
 
 # FULL_TENSORS is preferred: it sorts before SUMMARY.

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from assay.comparing.coverage import ComparedStages, CoverageParts, Usage, judge_coverage
 from assay.comparing.limits import Limits
-from assay.comparing.stored_results import read_results
+from assay.comparing.results import read_results
 from assay.dtypes import float_format
 from assay.generate.passes.batch_attachments import attached_batches
 from assay.generate.processes.golden_folder import GoldenSection

@@ -20,8 +20,7 @@ from assay.comparing.judge import (
     rank_stages,
 )
 from assay.comparing.levels import LevelResult, describe_uncalled, level_of, list_unmatched
-from assay.comparing.results import PortResult, ReplayResults
-from assay.comparing.stored_results import read_results
+from assay.comparing.results import PortResult, ReplayResults, read_results
 from assay.comparing.token_rows import TokenPort, TokenRows
 from assay.errors import name_some
 from assay.generate.judging.evidence import GenerateEvidence

@@ -23,9 +23,8 @@ from assay.hooks.usage import UsageWatch
 from assay.hooks.values.boundary import Boundary
 from assay.hooks.values.exact_double import ExactDouble
 from assay.inputs import Batch
-from assay.locating.accumulated_error import DriftMeter
-from assay.locating.matching.batch_source import BatchSource
-from assay.locating.matching.rank_layout import RankLayout
+from assay.locating.matching.running_parts import BatchSource, RankLayout
+from assay.locating.measuring import DriftMeter
 from assay.locating.modules import Replayer
 from assay.models import LoadedModel
 from assay.recording.modules import Recorder

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from assay.comparing.stored_results import attach_results
+from assay.comparing.results import attach_results
 from assay.devices.registry import describe_run, open_run
 from assay.errors import UsageError
 from assay.generate.passes.batch_attachments import attach_batch
@@ -46,8 +46,8 @@ from assay.generate.processes.requests import (
 from assay.hooks.module_tracer import NullHandler
 from assay.hooks.usage import UsageWatch
 from assay.launch import Rank
-from assay.locating.accumulated_error import DriftMeter
 from assay.locating.matching.expert_routing import NearTieChoices
+from assay.locating.measuring import DriftMeter
 from assay.locating.modules import Replayer
 from assay.models import LoadedModel, candidate_setup, load_model, weight_hashes
 from assay.models.loaded.inspection import inspect_changes, inspect_load

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from assay.comparing.stored_results import attach_results
+from assay.comparing.results import attach_results
 from assay.devices.base import Device
 from assay.devices.registry import describe_run, open_run
 from assay.errors import UsageError, name_some
@@ -53,8 +53,8 @@ from assay.inputs import (
     parse_lengths,
     plan_batches,
 )
-from assay.locating.accumulated_error import DriftMeter
 from assay.locating.matching.expert_routing import NoiseOfChoices
+from assay.locating.measuring import DriftMeter
 from assay.locating.modules import Replayer
 from assay.models import LoadedModel, count_parameters, load_model, weight_hashes
 from assay.models.loaded.inspection import inspect_load

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from assay.comparing.coverage import Usage
-from assay.comparing.results import ReplayResults
-from assay.comparing.stored_results import read_results
+from assay.comparing.results import ReplayResults, read_results
 from assay.errors import UsageError
 from assay.files import read_json_object, refuse_link, validate_record
 from assay.foreign_text import shorten
@@ -25,7 +24,7 @@ from assay.generate.processes.requests import GOLDEN_SCHEMA, LOAD, NOISE, USAGE,
 from assay.hooks.values.boundary import Boundary
 from assay.inputs import Batch, InputPlan
 from assay.models.loaded.report import LoadReport
-from assay.trace import Trace, find_damage
+from assay.trace import Trace
 
 MANIFEST = "golden.json"
 _DAMAGE_SHOWN = 8
@@ -129,7 +128,7 @@ def verify_golden(folder: Path, dtype: str) -> None:
     """
     manifest = read_golden(folder)
     trace = GoldenSection.open(folder, dtype).trace
-    damage = [f"{dtype}/{line}" for line in find_damage(trace)]
+    damage = [f"{dtype}/{line}" for line in trace.find_damage()]
     if manifest.content_hash() != manifest.digest:
         damage.insert(0, f"{MANIFEST}: its values")
     elif trace.digest != manifest.sections[dtype].trace_digest:

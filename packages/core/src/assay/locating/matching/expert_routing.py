@@ -266,8 +266,6 @@ class NearTieChoices:
     """Choices of the running batch. The caller sets it before each batch."""
     num_replaced: int = 0
     """Number of tokens whose choice differs within the noise."""
-    num_kept: int = 0
-    """Number of tokens whose choice differs by more."""
 
     def choose(self, choice: ExpertChoice) -> tuple[Tensor, Tensor] | None:
         """Return the choice with the recorded one in the rows of near ties."""
@@ -280,7 +278,6 @@ class NearTieChoices:
             return None
         ties = differs & within_noise(choice.indices.detach().cpu(), expected, noise)
         self.num_replaced += int(ties.sum())
-        self.num_kept += int((differs & ~ties).sum())
         return replaced_choice(choice, expected, ties)
 
 

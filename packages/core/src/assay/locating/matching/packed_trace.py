@@ -8,14 +8,14 @@ Shape legend: B rows, T tokens, S columns of a mask.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from assay.hooks.row_positions import RowLayout
 from assay.sites import Call, CallSite, RowMap
-from assay.trace import Trace
+from assay.trace import TensorEntry, Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +66,6 @@ class PackedBatch:
         return len(self.segments) == self.num_rows
 
 
-class _Stored(Protocol):
-    """The entry of a tensor in an index."""
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-    @property
-    def digest(self) -> str: ...
-
-
 class ReplayedTrace(Protocol):
     """The part of `Trace` that a replay reads."""
 
@@ -85,16 +76,11 @@ class ReplayedTrace(Protocol):
     def find(self, site: CallSite) -> Call | None:
         """Return the call at `site`; None without one."""
 
-    def stored(self, call: Call, port: str) -> _Stored:
+    def stored(self, call: Call, port: str) -> TensorEntry:
         """Return shape and content hash of a tensor."""
 
     def tensor(self, call: Call, port: str) -> Tensor:
         """Return the tensor at a port of a call."""
-
-
-class _PackedTensor(NamedTuple):
-    shape: tuple[int, ...]
-    digest: str
 
 
 @dataclass
@@ -140,13 +126,14 @@ class PackedTrace:
             self._found[site] = self._assemble(site, packing)
         return self._found[site]
 
-    def stored(self, call: Call, port: str) -> _Stored:
+    def stored(self, call: Call, port: str) -> TensorEntry:
         """Return shape and content hash of a tensor."""
         packing = self._packing_of(call)
         if packing is None:
             return self.trace.stored(call, port)
-        digests = [self.trace.stored(part, port).digest for part in self._parts(call.site, packing)]
-        return _PackedTensor(tuple(self.tensor(call, port).shape), " ".join(digests))
+        entries = [self.trace.stored(part, port) for part in self._parts(call.site, packing)]
+        digest = " ".join(one.digest for one in entries)
+        return entries[0]._replace(digest=digest, shape=tuple(self.tensor(call, port).shape))
 
     def tensor(self, call: Call, port: str) -> Tensor:
         """Return the tensor at a port of a call."""

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from assay.files import UnreadableFileError, open_file
+from assay.files.safetensors import DTYPES, TensorEntry
 from assay.models.weight_files.pickled import read_pickled
-from assay.models.weight_files.reading import DTYPES, TensorEntry, read_tensors
+from assay.models.weight_files.reading import read_tensors
 
 
 def dtype_of(stored: TensorEntry) -> str:

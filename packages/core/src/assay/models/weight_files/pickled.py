@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from assay.files import UnreadableFileError, open_file
+from assay.files.safetensors import DTYPES
 from assay.models.weight_files.hashing import StoredWeight, hash_tensor
-from assay.models.weight_files.reading import DTYPES, weight_files
+from assay.models.weight_files.reading import weight_files
 from assay.progress import counted
 
 # The safetensors names of the dtypes accepted in pickled weights.

@@ -1,16 +1,14 @@
 """The cause of a difference: location, diagnosis, and first affected token."""
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from assay.metrics import RowErrors
-from assay.offline.judging.locating import JudgedPort, MetricValues, Origin, level_of
-from assay.offline.judging.quantized_layers import QuantizedLayer
-from assay.offline.measuring.measured import MeasuredPorts
+from assay.offline.judging.locating import JudgedPort, Origin
+from assay.offline.measured_dumps import MeasuredDumps
+from assay.offline.measuring.quantized_layers import QuantizedLayer
 from assay.offline.ports.lanes import Port
 from assay.offline.replaying import Replayed
-from assay.offline.tokens.alignment import TokenAlignment
-from assay.offline.tokens.ids import TokenComparison
 from assay.sites import Phase
 from assay.statistics import SYSTEMATIC
 from assay.verdicts import Diagnosis, Location, TokenPosition
@@ -29,32 +27,16 @@ _DIAGNOSES: dict[Phase, Diagnosis] = {
 class DumpEvidence:
     """The findings of a comparison of two dumps, from which it is judged."""
 
-    ports: Sequence[Port]
-    """Ports with a partner, in the expected order."""
-    absent_masks: set[Port]
-    """Attention masks that only EXPECTED has. Their differences alone do not fail a comparison."""
-    measured: MeasuredPorts
-    noise: MeasuredPorts | None
-    noise_origin: str
+    dumps: MeasuredDumps
     replayed: Replayed | None
     """The replay of ACTUAL; None without --model."""
-    tokens: TokenComparison
-    alignment: TokenAlignment
-    unit_roundoff: float
-    num_blocks: int = 0
-    """Number of repeated blocks (layers) in EXPECTED."""
-    metrics: MetricValues = field(default_factory=dict)
-    unmatched_expected: list[str] = field(default_factory=list)
-    unmatched_actual: list[str] = field(default_factory=list)
-    reused_modules: Collection[str] = ()
-    """Modules for which ACTUAL repeats the values of one decode step in others."""
-    quantized: Sequence[QuantizedLayer] = ()
+    quantized: Sequence[QuantizedLayer]
     """Layers that only one side quantizes, in order."""
-    accepts_statistics: bool = False
-    """True if a comparison of norms alone may pass."""
-    problems: list[str] = field(default_factory=list)
+    unmatched_expected: list[str]
+    """Expected items without a partner that --allow-unmatched does not excuse."""
+    problems: list[str]
     """Defects of either dump, such as missing files."""
-    notes: list[str] = field(default_factory=list)
+    notes: list[str]
 
 
 def find_cause(
@@ -64,7 +46,8 @@ def find_cause(
     origin: Origin | None,
 ) -> tuple[Location | None, Diagnosis | None]:
     """Return location and diagnosis of the earliest cause: prompts, weights, modules, then the sampler."""
-    if evidence.tokens.different_prompts or evidence.alignment.is_unrelated:
+    pairing = evidence.dumps.pairing
+    if pairing.tokens.different_prompts or pairing.alignment.is_unrelated:
         return Location(phase="inputs"), "inputs-differ"
     if weights:
         port = weights[0].port
@@ -76,7 +59,7 @@ def find_cause(
         return location, "weight-mismatch"
     if origin is not None:
         return _diagnose(evidence, judged, origin.judged)
-    if any(one.is_near_tie is False for one in evidence.tokens.different_generated):
+    if any(one.is_near_tie is False for one in pairing.tokens.different_generated):
         return Location(phase="sampler"), "sampler"
     return None, None
 
@@ -90,7 +73,10 @@ def _diagnose(
     if origin.worst.ratio.statistic == "non-finite":
         return location, "non-finite"
     step = origin.result.step
-    if phase == "forward" and step and any(_is_update_of(one, origin, step - 1) for one in judged):
+    updated = (origin.port.module, "update", step - 1)
+    if phase == "forward" and any(
+        (one.port.module, one.port.direction, one.result.step) == updated for one in judged
+    ):
         # The same code agreed with the parameters of earlier steps.
         location = location.model_copy(update={"phase": "optimizer", "step": step - 1})
         return location, "optimizer-update"
@@ -122,11 +108,6 @@ def _first_operation(judged: Sequence[JudgedPort], origin: JudgedPort) -> str | 
         if one.port.direction == "op" and one.call == origin.call and not one.agrees
     )
     return next(operations, None)
-
-
-def _is_update_of(one: JudgedPort, module: JudgedPort, step: int) -> bool:
-    at = one.port.module, one.port.direction, one.result.step
-    return at == (module.port.module, "update", step)
 
 
 def _is_frozen(one: JudgedPort) -> bool:
@@ -164,7 +145,7 @@ def _first_row(evidence: DumpEvidence, judged: JudgedPort) -> tuple[int, int]:
 
 
 def _step_of(evidence: DumpEvidence, prompt: int, position: int) -> int:
-    for pair in evidence.alignment.pairs:
+    for pair in evidence.dumps.pairing.alignment.pairs:
         rows = pair.expected.rows
         held = rows.positions[rows.prompts.index(prompt)] if rows and prompt in rows.prompts else ()
         if position in held:
@@ -176,10 +157,10 @@ def find_first_bad_token(
     evidence: DumpEvidence, judged: Sequence[JudgedPort], origin: Origin | None
 ) -> TokenPosition | None:
     """Return the first different token, or the first whose logits are over their limit."""
-    for different in evidence.tokens.different:
+    for different in evidence.dumps.pairing.tokens.different:
         phase = "prefill" if different.is_prompt else "decode"
         return TokenPosition(prompt=different.prompt, position=different.position, phase=phase)
-    logits = [one for one in judged if level_of(one.port) == "logits" and not one.agrees]
+    logits = [one for one in judged if one.port.level == "logits" and not one.agrees]
     source = logits[0] if logits else origin.judged if origin else None
     if source is None or source.port.direction == "parameter":
         return None

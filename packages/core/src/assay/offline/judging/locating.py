@@ -5,23 +5,24 @@ within noise and whose output does not.
 """
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
+from typing import get_args
 
-from assay.comparing.levels import LEVEL_OF_PHASE, JudgedRatio
+from assay.comparing.levels import JudgedRatio
 from assay.comparing.limits import Limits
 from assay.comparing.results import PortResult
 from assay.comparing.wording import dumps as wording
 from assay.metrics import PairSums
 from assay.noise import TENSOR_FLOOR, Ratio, at_least, channel_ratio, error_ratios
-from assay.offline.judging.expected_noise import NoiseLaw, adam_error, count_blocks
-from assay.offline.measuring.norm_sums import NormSums
+from assay.offline.expected_noise import NoiseLaw, adam_error, count_blocks
+from assay.offline.measuring.measured import MeasuredPorts
+from assay.offline.metrics.pair_metrics import MetricValues
 from assay.offline.ports.lanes import Port
+from assay.sites import Phase
 from assay.statistics import Statistic
 
-# Values of metrics by port and rank.
-MetricValues = Mapping[tuple[Port, int], Mapping[Statistic, float]]
+_PHASES = get_args(Phase)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,18 +63,6 @@ class JudgedPort:
         return not any(item.failed for item in self.ratios)
 
 
-def level_of(port: Port) -> str:
-    """Return the level of a port."""
-    if port.phase != "forward":
-        return LEVEL_OF_PHASE[port.phase]
-    if port.direction == "parameter":
-        return "weights"
-    if port.direction == "op":
-        return "operations"
-    is_head = port.module.rpartition(".")[2] == "lm_head" and port.direction == "output"
-    return "logits" if is_head or port.name.endswith("logits") else "modules"
-
-
 @dataclass(frozen=True, slots=True)
 class Origin:
     """The module that makes an error."""
@@ -84,35 +73,38 @@ class Origin:
 
 
 def judge_ports(
-    results: Iterable[tuple[Port, PortResult]],
-    noise: Mapping[tuple[Port, int], PortResult] | None,
+    ports: Sequence[Port],
+    measured: MeasuredPorts,
+    noise: MeasuredPorts | None,
     limits: Limits,
     unit_roundoff: float,
-    norm_errors: Mapping[tuple[Port, int, int], float],
     metrics: MetricValues,
     num_blocks: int = 0,
-    drift: Mapping[int, NormSums] = MappingProxyType({}),
 ) -> list[JudgedPort]:
-    """Judge every port, in the order of the expected dump.
+    """Judge every port, by step and phase in the order of the expected dump.
 
-    noise: results of the noise dump by port and step; None to derive the expected error from the depth.
+    noise: measurement of the noise dump; None to derive the expected error from the depth.
     unit_roundoff: the unit roundoff of the coarser dtype of the two dumps.
-    norm_errors: errors of tensors that are compared by norms, by port, rank and step.
     metrics: judged if the limits name them. Their ratio is relative to the limit.
     num_blocks: number of blocks in the network. Logits have passed all of them.
-    drift: difference of all parameters at the start of each training step.
     """
     judged = []
-    results = list(results)
+    results = sorted(
+        [(port, result) for port in ports for result in measured.of(port)],
+        key=lambda item: (item[1].step, _PHASES.index(item[0].phase)),
+    )
+    noise_of = {
+        (port, one.step): one for port in ports if noise for one in reversed(noise.of(port))
+    }
     deepest = max((count_blocks(port.module) for port, _ in results), default=0)
-    drifts = {step: sums.relative_error for step, sums in drift.items()}
+    drifts = {step: sums.relative_error for step, sums in measured.drift.items()}
     law = NoiseLaw(unit_roundoff, max(deepest, num_blocks), drifts)
     gradient_errors: dict[tuple[str, str], float] = {}
     depth = 0
     for order, (port, result) in enumerate(results):
         if port.phase == "forward":
             depth = max(depth, count_blocks(port.module))
-        if level_of(port) == "logits":
+        if port.level == "logits":
             depth = max(depth, num_blocks)
         expected = law.expected(port, count_blocks(port.module) or depth, result.step)
         parameter = port.module, port.name.partition(".")[2]
@@ -120,10 +112,10 @@ def judge_ports(
             known = gradient_errors.get(parameter, 0.0)
             gradient_errors[parameter] = max(known, result.sums.relative_error)
         if port.direction == "update":
-            measured = gradient_errors.get(parameter)
-            floor = law.gradient_roundoff if measured is not None else expected
-            expected = adam_error(max(floor, measured or 0.0))
-        reference = noise.get((port, result.step)) if noise is not None else None
+            of_gradient = gradient_errors.get(parameter)
+            floor = law.gradient_roundoff if of_gradient is not None else expected
+            expected = adam_error(max(floor, of_gradient or 0.0))
+        reference = noise_of.get((port, result.step))
         named = {
             name: value
             for name, value in metrics.get((port, result.rank), {}).items()
@@ -133,9 +125,12 @@ def judge_ports(
             JudgedRatio(ratio, 1.0 if ratio.statistic in named else limits.of(ratio.statistic))
             for ratio in _ratios(port, result, reference, limits, expected, unit_roundoff, named)
         )
-        error = norm_errors.get((port, result.rank, result.step))
+        error = measured.norm_errors.get((port, result.rank, result.step))
         if error is not None:
-            ratio = _norm_ratio(error, reference, expected)
+            of_noise = reference.sums.relative_error if reference is not None else 0.0
+            ratio = Ratio("norm-error", error, of_noise or expected)
+            if math.isnan(error):
+                ratio = Ratio("non-finite", error, 0.0)
             ratios += (JudgedRatio(ratio, limits.of(ratio.statistic)),)
         if ratios:
             judged.append(JudgedPort(port, order, result, ratios, expected))
@@ -185,13 +180,6 @@ def _accumulated_ratios(actual: PairSums, noise: PairSums, unit_roundoff: float)
             yield ratio
 
 
-def _norm_ratio(error: float, noise: PortResult | None, expected: float) -> Ratio:
-    if math.isnan(error):
-        return Ratio("non-finite", error, 0.0)
-    measured = noise.sums.relative_error if noise is not None else 0.0
-    return Ratio("norm-error", error, measured or expected)
-
-
 def find_wrong_replicas(
     replica_errors: Mapping[tuple[Port, int], float], limits: Limits, unit_roundoff: float
 ) -> list[str]:
@@ -223,7 +211,7 @@ def find_origins(judged: Sequence[JudgedPort], absent_masks: Collection[Port]) -
     failed = [
         item
         for item in judged
-        if not item.agrees and level_of(item.port) != "weights" and item.port not in absent_masks
+        if not item.agrees and item.port.level != "weights" and item.port not in absent_masks
     ]
     if failed and failed[0].worst.ratio.statistic == "non-finite":
         # A NaN in padding is harmless at its origin, and spreads through attention.

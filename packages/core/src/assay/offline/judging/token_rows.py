@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from assay.comparing.token_rows import TokenPort, TokenRows
 from assay.comparing.wording import dumps as wording
 from assay.offline.judging.causes import DumpEvidence
-from assay.offline.judging.locating import JudgedPort, level_of
+from assay.offline.judging.locating import JudgedPort
 from assay.verdicts import Measurement
 
 # About 5 MB of measurements.jsonl, and 30 MB of memory in the report.
@@ -23,12 +23,12 @@ def list_tokens(
     Large dumps keep outer modules and the tokens with the highest ratios.
     """
     outputs = [
-        one for one in judged if one.port.direction == "output" and level_of(one.port) == "modules"
+        one for one in judged if one.port.direction == "output" and one.port.level == "modules"
     ]
     kept = _keep_outer(outputs)
     steps = {
         (prompt, position): pair.expected.step
-        for pair in evidence.alignment.pairs
+        for pair in evidence.dumps.pairing.alignment.pairs
         if pair.expected.rows is not None
         for prompt, positions in zip(
             pair.expected.rows.prompts, pair.expected.rows.positions, strict=True
@@ -48,7 +48,7 @@ def _keep_outer(outputs: Sequence[JudgedPort]) -> list[JudgedPort]:
     has_blocks = False
     for depth in sorted({_depth(one) for one in outputs}):
         level = [one for one in outputs if _depth(one) == depth]
-        if has_blocks and sum(map(_count_rows, [*kept, *level])) > MAX_TOKEN_ROWS:
+        if has_blocks and _count_rows([*kept, *level]) > MAX_TOKEN_ROWS:
             break
         kept += level
         has_blocks = has_blocks or any(_IN_BLOCK.search(one.port.module) for one in level)
@@ -59,12 +59,12 @@ def _depth(judged: JudgedPort) -> int:
     return judged.port.module.count(".")
 
 
-def _count_rows(judged: JudgedPort) -> int:
-    return sum(len(part.prompt) for part in judged.result.sums.rows)
+def _count_rows(judged: Sequence[JudgedPort]) -> int:
+    return sum(len(part.prompt) for one in judged for part in one.result.sums.rows)
 
 
 def _token_port(evidence: DumpEvidence, judged: JudgedPort) -> TokenPort:
-    port, noise = judged.port, evidence.noise
+    port, noise = judged.port, evidence.dumps.noise
     measured = [
         one
         for one in (noise.of(port) if noise is not None else [])
@@ -73,5 +73,7 @@ def _token_port(evidence: DumpEvidence, judged: JudgedPort) -> TokenPort:
     place = {"level": "modules", "module": port.module, "port": port.name, "phase": port.phase,
              "order": judged.order, "rank": judged.result.rank}  # fmt: skip
     if measured:
-        return TokenPort(judged.result, measured[0].sums.rows, evidence.unit_roundoff / 2, place)
+        return TokenPort(
+            judged.result, measured[0].sums.rows, evidence.dumps.pairing.unit_roundoff / 2, place
+        )
     return TokenPort(judged.result, None, judged.expected_noise, place)

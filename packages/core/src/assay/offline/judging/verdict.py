@@ -1,7 +1,7 @@
 """The verdict on two measured dumps."""
 
 from collections.abc import Iterable, Sequence
-from typing import Any, get_args
+from typing import Any
 
 from assay.comparing.levels import (
     EXACT_NUMBERS,
@@ -17,6 +17,7 @@ from assay.comparing.levels import (
 from assay.comparing.limits import Limits
 from assay.comparing.wording import dumps as wording
 from assay.dtypes import float_format
+from assay.offline.expected_noise import count_blocks
 from assay.offline.judging.causes import DumpEvidence, find_cause, find_first_bad_token, locate
 from assay.offline.judging.locating import (
     JudgedPort,
@@ -24,11 +25,10 @@ from assay.offline.judging.locating import (
     find_origins,
     find_wrong_replicas,
     judge_ports,
-    level_of,
 )
+from assay.offline.metrics.pair_metrics import find_worst_values
 from assay.offline.ports.lanes import Port
 from assay.offline.tokens.ids import DifferentToken, TokenComparison
-from assay.sites import Phase
 from assay.verdicts import (
     Level,
     Location,
@@ -41,7 +41,6 @@ from assay.verdicts import (
 # Coarser dtypes than float32 need a noise dump to see errors near their rounding.
 _FINE_UNIT = float_format("float32").unit_roundoff
 
-_PHASES = get_args(Phase)
 _LEVELS = ("weights", "logits", "modules", "operations", "gradients", "updates")
 
 
@@ -50,25 +49,20 @@ def judge_dumps(evidence: DumpEvidence, limits: Limits) -> tuple[Verdict, list[J
 
     Returns: the verdict, and all judged ports.
     """
-    ports, of_noise, noise = [*evidence.ports, *evidence.absent_masks], evidence.noise, None
-    if of_noise is not None:
-        noise = {(port, one.step): one for port in ports for one in reversed(of_noise.of(port))}
+    dumps, pairing = evidence.dumps, evidence.dumps.pairing
+    absent_masks = {lane.port for lane in pairing.matching.absent_masks}
     judged = judge_ports(
-        sorted(
-            [(port, result) for port in ports for result in evidence.measured.of(port)],
-            key=lambda item: (item[1].step, _PHASES.index(item[0].phase)),
-        ),
-        noise,
+        [*dumps.ports, *absent_masks],
+        dumps.measured,
+        dumps.noise,
         limits,
-        evidence.unit_roundoff,
-        evidence.measured.norm_errors,
-        evidence.metrics,
-        evidence.num_blocks,
-        evidence.measured.drift,
+        pairing.unit_roundoff,
+        find_worst_values(dumps.measured.pairs),
+        max((count_blocks(one.site.at.module) for one in dumps.expected.tensors), default=0),
     )
-    origins = find_origins(judged, evidence.absent_masks)
-    judged = [one for one in judged if one.port not in evidence.absent_masks]
-    by_level = {name: [one for one in judged if level_of(one.port) == name] for name in _LEVELS}
+    origins = find_origins(judged, absent_masks)
+    judged = [one for one in judged if one.port not in absent_masks]
+    by_level = {name: [one for one in judged if one.port.level == name] for name in _LEVELS}
     replayed = _replayed_origin(evidence)
     if replayed is not None:
         others = [o for o in origins if o.judged.port.module != replayed.judged.port.module]
@@ -89,13 +83,13 @@ def judge_dumps(evidence: DumpEvidence, limits: Limits) -> tuple[Verdict, list[J
         suspects=_suspects(origins, evidence) if is_failure else [],
         diagnosis=diagnosis if is_failure else None,
         notes=[*evidence.notes, *_notes_on_noise(evidence, judged)],
-        compared=evidence.measured.compared,
-        unmatched=list_unmatched(evidence.unmatched_expected, evidence.unmatched_actual),
+        compared=evidence.dumps.measured.compared,
+        unmatched=list_unmatched(evidence.unmatched_expected, pairing.matching.unmatched_actual),
         headline=_headline(evidence, location, weights) if is_failure
         else wording.headline_of_agreement(
-            evidence.measured.compared,
+            evidence.dumps.measured.compared,
             evidence.unmatched_expected,
-            norms=len(evidence.measured.norm_errors),
+            norms=len(evidence.dumps.measured.norm_errors),
         ),
         **_numbers(judged, origin, weights if is_failure else []),
     )  # fmt: skip
@@ -104,7 +98,14 @@ def judge_dumps(evidence: DumpEvidence, limits: Limits) -> tuple[Verdict, list[J
 
 def list_measurements(judged: Iterable[JudgedPort]) -> list[Measurement]:
     """Return the rows of measurements.jsonl."""
-    return [row for one in judged for row in _rows(one)]
+    return [
+        item.measurement(
+            one.port.level, one.port.name, one.port.module, phase=one.port.phase,
+            order=one.order, rank=one.result.rank,
+        )
+        for one in judged
+        for item in one.ratios
+    ]  # fmt: skip
 
 
 def _notes_on_noise(evidence: DumpEvidence, judged: Sequence[JudgedPort]) -> list[str]:
@@ -113,10 +114,10 @@ def _notes_on_noise(evidence: DumpEvidence, judged: Sequence[JudgedPort]) -> lis
     resolution = pool_resolutions(ratios).get("accumulated")
     if resolution is None:
         return []
-    advice = evidence.noise is None and evidence.unit_roundoff > _FINE_UNIT
-    notes = [wording.describe_noise(evidence.noise_origin, resolution, coarse=advice)]
-    if evidence.noise is not None:
-        lacking = [str(port) for port in evidence.ports if not evidence.noise.of(port)]
+    advice = evidence.dumps.noise is None and evidence.dumps.pairing.unit_roundoff > _FINE_UNIT
+    notes = [wording.describe_noise(evidence.dumps.noise_origin, resolution, coarse=advice)]
+    if evidence.dumps.noise is not None:
+        lacking = [str(port) for port in evidence.dumps.ports if not evidence.dumps.noise.of(port)]
         notes += [wording.describe_lacking_noise(lacking)] if lacking else []
     return notes
 
@@ -134,7 +135,7 @@ def _levels(
     evidence: DumpEvidence, completeness: Level, by_level: dict[str, list[JudgedPort]],
     origin: Origin | None,
 ) -> dict[str, Level]:  # fmt: skip
-    tokens = evidence.tokens
+    tokens = evidence.dumps.pairing.tokens
     levels = {
         "completeness": completeness,
         "inputs": _inputs_level(evidence),
@@ -154,7 +155,7 @@ def _levels(
         facts: dict[str, Any] = describe_judged_level(shown)
         if origin is not None and is_deciding:
             is_replayed = origin.evidence == "replayed"
-            noise = wording.REPLAY_NOISE if is_replayed else evidence.noise_origin
+            noise = wording.REPLAY_NOISE if is_replayed else evidence.dumps.noise_origin
             facts["reason"] = wording.describe_origin(origin.judged.worst, noise, origin.evidence)
         elif failed:
             facts["reason"] = f"{len(failed):,} of {len(items):,} places differ"
@@ -176,30 +177,32 @@ def _completeness(evidence: DumpEvidence, limits: Limits, judged: Sequence[Judge
         reasons.append(wording.describe_left_out(empty))
     unknown = [
         str(port)
-        for port in evidence.ports
-        if any(one.sums.lacks_expected for one in evidence.measured.of(port))
+        for port in evidence.dumps.ports
+        if any(one.sums.lacks_expected for one in evidence.dumps.measured.of(port))
     ]
     if unknown:
         reasons.append(wording.describe_unknown(unknown))
     reasons += evidence.problems
-    reasons += find_wrong_replicas(evidence.measured.replica_errors, limits, evidence.unit_roundoff)
-    if evidence.measured.norm_errors and not evidence.accepts_statistics:
-        reasons.append(wording.describe_norms_only(len(evidence.measured.norm_errors)))
+    reasons += find_wrong_replicas(
+        evidence.dumps.measured.replica_errors, limits, evidence.dumps.pairing.unit_roundoff
+    )
+    if evidence.dumps.measured.norm_errors and not evidence.dumps.comparison.stats:
+        reasons.append(wording.describe_norms_only(len(evidence.dumps.measured.norm_errors)))
     if blind := [str(one.port) for one in judged if one.is_blind]:
         reasons.append(wording.describe_blind(blind))
-    if not evidence.measured.compared:
+    if not evidence.dumps.measured.compared:
         reasons.insert(0, "no tensor has a partner")
     if reasons:
         return Level(verdict=Outcome.NOT_COMPARED, reason="; ".join(reasons))
-    return Level(verdict=Outcome.PASS, compared=evidence.measured.compared)
+    return Level(verdict=Outcome.PASS, compared=evidence.dumps.measured.compared)
 
 
 def _list_empty(evidence: DumpEvidence) -> list[str]:
     """Return the ports that lost all tokens."""
-    measured = evidence.measured
+    measured = evidence.dumps.measured
     return [
         str(port)
-        for port in evidence.ports
+        for port in evidence.dumps.ports
         if (found := measured.of(port))
         and not any(one.sums.num_elements or one.exact.num_compared for one in found)
         and not any(known == port for known, _, _ in measured.norm_errors)
@@ -207,8 +210,8 @@ def _list_empty(evidence: DumpEvidence) -> list[str]:
 
 
 def _inputs_level(evidence: DumpEvidence) -> Level:
-    tokens = evidence.tokens
-    if evidence.alignment.is_unrelated:
+    tokens = evidence.dumps.pairing.tokens
+    if evidence.dumps.pairing.alignment.is_unrelated:
         return Level(verdict=Outcome.FAIL, reason=wording.UNRELATED)
     return _ids_level(tokens.num_prompt_tokens, tokens.different_prompts, "prompts differ")
 
@@ -246,21 +249,12 @@ def _tokens_level(tokens: TokenComparison) -> Level:
 
 def _suspects(origins: Sequence[Origin], evidence: DumpEvidence) -> list[Suspect]:
     ranked = sorted((one.judged for one in origins), key=lambda one: -one.worst.severity)
-    return [
-        Suspect(
-            location=locate(evidence, one),
-            statistic=one.worst.ratio.statistic,
-            error=one.worst.ratio.actual,
-            noise_ratio=one.worst.ratio.value,
-            limit=one.worst.limit,
-        )
-        for one in ranked[:MOST_LISTED]
-    ]
+    return [one.worst.suspect(locate(evidence, one)) for one in ranked[:MOST_LISTED]]
 
 
 def _headline(evidence: DumpEvidence, location: Location | None, weights: list[JudgedPort]) -> str:
-    different = evidence.tokens.different_prompts
-    if evidence.alignment.is_unrelated:
+    different = evidence.dumps.pairing.tokens.different_prompts
+    if evidence.dumps.pairing.alignment.is_unrelated:
         return f"The prompts differ: {wording.UNRELATED}."
     if different:
         return f"The prompts differ: {different[0]}."
@@ -274,7 +268,8 @@ def _headline(evidence: DumpEvidence, location: Location | None, weights: list[J
     if location is None:
         return "The dumps differ."
     text = wording.headline_of_place(location)
-    return f"{text} {wording.REUSED}" if location.module in evidence.reused_modules else text
+    reused = {one.site.at.module for one in evidence.dumps.reused}
+    return f"{text} {wording.REUSED}" if location.module in reused else text
 
 
 def _numbers(
@@ -288,13 +283,3 @@ def _numbers(
     decided = origin.judged.worst if origin is not None else find_worst(ratios)
     resolutions = pool_resolutions(ratios)
     return deciding_numbers(decided, resolutions.get("accumulated"))
-
-
-def _rows(judged: JudgedPort) -> Iterable[Measurement]:
-    port = judged.port
-    for item in judged.ratios:
-        yield Measurement(
-            level=level_of(port), module=port.module, port=port.name, phase=port.phase,
-            order=judged.order, rank=judged.result.rank, statistic=item.ratio.statistic, actual=item.ratio.actual,
-            expected=item.ratio.expected, ratio=item.ratio.value, limit=item.limit,
-        )  # fmt: skip

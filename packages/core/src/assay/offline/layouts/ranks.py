@@ -4,18 +4,21 @@ Tensor-parallel shards keep their ranks. `measuring/parts.py` compares them part
 """
 
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, arange
 
 from assay.dumps.protocol import Dump, DumpedTensor
-from assay.offline.layouts.context_parallel import PartsOfPasses, find_parts
-from assay.offline.layouts.declared_layouts import parse_layout
-from assay.offline.layouts.experts import number_experts
+from assay.offline.layouts.placements import LayoutError, parse_layout, place_declared
 from assay.offline.moving import move_all, move_tensor
-from assay.offline.tokens.alignment import read_ids
+from assay.offline.ports.lanes import ROUTERS
+from assay.offline.tokens.alignment import read_ids, read_positions
+from assay.sites import RowMap
+
+# The rows of every group of ranks, by batch and step.
+PartsOfPasses = Mapping[tuple[int, int], Sequence[RowMap]]
 
 _LAYER = re.compile(r"(.*?\.|)([0-9]+)(\..*|)")
 
@@ -172,7 +175,12 @@ def _number_layers(dump: Dump, stages: list[list[int]]) -> Dump:
         for stage in range(len(stages))
     ]
     kept: list[tuple[DumpedTensor, DumpedTensor]] = []
-    for tensor in _in_order(dump.tensors, stage_of):
+
+    def place(tensor: DumpedTensor) -> tuple[int, ...]:
+        at = tensor.site.at
+        return at.micro_batch, at.step, stage_of[at.rank], tensor.order
+
+    for tensor in sorted(dump.tensors, key=place):
         at = tensor.site.at
         stage = stage_of[at.rank]
         of_module = holders.get(at.module, {stage})
@@ -186,19 +194,140 @@ def _number_layers(dump: Dump, stages: list[list[int]]) -> Dump:
     return move_all(dump, kept)
 
 
-def _in_order(tensors: Iterable[DumpedTensor], stage_of: Mapping[int, int]) -> list[DumpedTensor]:
-    """Sort tensors by pass, then by stage."""
-    return sorted(
-        tensors,
-        key=lambda one: (
-            one.site.at.micro_batch,
-            one.site.at.step,
-            stage_of[one.site.at.rank],
-            one.order,
-        ),
-    )
-
-
 def _add_to_layer(module: str, offset: int) -> str:
     found = _LAYER.fullmatch(module)
     return f"{found[1]}{int(found[2]) + offset}{found[3]}" if found and offset else module
+
+
+_EXPERT = re.compile(r"(.*\bexperts\.)([0-9]+)(\..*|)")
+_AXES = ("moe_ep", "ep")
+
+
+@dataclass(slots=True)
+class _Experts:
+    """The experts of one layer."""
+
+    numbers: dict[int, set[int]] = field(default_factory=dict)
+    """Numbers of the experts on each rank."""
+    axes: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """Index of each rank along the expert-parallel axis, and the size of the axis."""
+
+    def offsets(self, num_routed: int) -> Mapping[int, int]:
+        """Return the offset of each rank's numbers; empty if the numbers are global.
+
+        num_routed: number of experts that the router chooses from; 0 if unknown.
+        """
+        own = next(iter(self.numbers.values()))
+        if len(self.numbers) < 2 or any(other != own for other in self.numbers.values()):
+            return {}
+        if len(self.axes) == len(self.numbers):
+            return {rank: place * len(own) for rank, (place, _) in self.axes.items()}
+        if num_routed != len(own) * len(self.numbers):
+            return {}
+        return {rank: place * len(own) for place, rank in enumerate(sorted(self.numbers))}
+
+
+def number_experts(dump: Dump) -> tuple[Dump, int]:
+    """Assign global numbers to experts that each rank counts from 0.
+
+    Either the dump declares the expert-parallel axis, or the router has as many scores as all ranks together
+    have experts. With fewer scores, every rank holds a part of every expert.
+    Returns: the dump, and the number of ranks that share the experts of a layer, or 0.
+    """
+    layers: dict[str, _Experts] = {}
+    routed: dict[str, int] = {}
+    for tensor in dump.tensors:
+        at = tensor.site.at
+        parent, _, name = at.module.rpartition(".")
+        if found := _EXPERT.fullmatch(at.module):
+            layer = layers.setdefault(found[1], _Experts())
+            layer.numbers.setdefault(at.rank, set()).add(int(found[2]))
+            axis = next((tensor.axes[one] for one in _AXES if one in tensor.axes), (0, 1))
+            if axis[1] > 1:
+                layer.axes[at.rank] = axis
+        elif name in ROUTERS and tensor.site.port in ("output", "output.0") and tensor.shape:
+            routed[f"{parent}.experts."] = tensor.shape[-1]
+    offsets = {name: layer.offsets(routed.get(name, 0)) for name, layer in layers.items()}
+
+    def move(tensor: DumpedTensor) -> DumpedTensor:
+        found = _EXPERT.fullmatch(tensor.site.at.module)
+        offset = offsets.get(found[1], {}).get(tensor.site.at.rank, 0) if found else 0
+        if not found or not offset:
+            return tensor
+        return move_tensor(tensor, module=f"{found[1]}{int(found[2]) + offset}{found[3]}")
+
+    shared = max((len(one) for one in offsets.values()), default=0)
+    if not shared:
+        return dump, 0
+    return move_all(dump, ((tensor, move(tensor)) for tensor in dump.tensors)), shared
+
+
+def find_parts(dump: Dump, groups: Sequence[Sequence[int]]) -> PartsOfPasses:
+    """Return the rows of each group, for passes that the groups divide (context parallelism).
+
+    Returns: an empty mapping if every group has its own prompts, which begin at position 0.
+    """
+    passes: dict[tuple[int, int], dict[int, list[DumpedTensor]]] = {}
+    for tensor in dump.tensors:
+        at = tensor.site.at
+        if at.phase == "forward":
+            of_rank = passes.setdefault((at.micro_batch, at.step), {})
+            of_rank.setdefault(at.rank, []).append(tensor)
+    found = {}
+    for key, of_rank in sorted(passes.items()):
+        if any(members[0] not in of_rank for members in groups):
+            continue
+        rows = _read_rows(dump, [of_rank[members[0]] for members in groups], key[0])
+        if rows is not None and len({one.positions for one in rows}) > 1:
+            found[key] = rows
+    first = found.get(min(passes, default=(0, 0)))
+    if first is None or all(any(0 in held for held in one.positions) for one in first):
+        return {}
+    return found
+
+
+def _read_rows(dump: Dump, parts: Sequence[list[DumpedTensor]], batch: int) -> list[RowMap] | None:
+    """Return the rows of each group's first rank, as recorded or from the layout of the ids."""
+    recorded = [
+        next((rows for one in part if (rows := dump.rows.get(one.site.at)) is not None), None)
+        for part in parts
+    ]
+    if all(recorded):
+        return [one for one in recorded if one is not None]
+    ids = [read_ids(dump, part) for part in parts]
+    shapes = [(one.shape[0], one.shape[1]) for one in ids if one is not None]
+    if len(shapes) < len(parts):
+        return None
+    known = [read_positions(dump, part, shape) for part, shape in zip(parts, shapes, strict=True)]
+    positions = [one for one in known if one is not None]
+    if len(positions) < len(parts):
+        positions = _declared_positions(parts, shapes)
+    prompts = [tuple(batch * shape[0] + row for row in range(shape[0])) for shape in shapes]
+    return [
+        RowMap(names, tuple(map(tuple, rows)))
+        for names, rows in zip(prompts, positions, strict=False)
+    ] or None
+
+
+def _declared_positions(
+    parts: Sequence[list[DumpedTensor]], shapes: Sequence[tuple[int, int]]
+) -> list[list[list[int]]]:
+    """Return the positions of each part by the declared layout of the ids; none without a layout."""
+    tensors = [
+        next((one for one in part if one.layout and one.site.port.endswith("ids")), None)
+        for part in parts
+    ]
+    held = [one for one in tensors if one is not None and one.shape is not None]
+    if len(held) < len(parts):
+        return []
+    try:
+        placement = place_declared(held, [one.shape or () for one in held])
+    except LayoutError:
+        return []
+    if placement is None:
+        return []
+    whole = arange(placement.shape[-1])
+    return [
+        [one_slice.cut(whole).tolist()] * shape[0]
+        for one_slice, shape in zip(placement.slices, shapes, strict=True)
+    ]

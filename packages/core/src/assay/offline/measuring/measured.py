@@ -7,6 +7,8 @@ from torch import Tensor
 from assay.comparing.results import PortResult, ReplayResults
 from assay.metrics import PairSums
 from assay.offline.measuring.norm_sums import NormSums
+from assay.offline.measuring.quantized_layers import Coarseness
+from assay.offline.metrics.pair_metrics import TensorPair
 from assay.offline.ports.lanes import Port
 from assay.sites import Phase
 from assay.stages import Stage
@@ -35,6 +37,10 @@ class MeasuredPorts:
     """Elements of updates that are excused, see `excuse_sign_flips`."""
     replica_errors: dict[tuple[Port, int], float] = field(default_factory=dict)
     """Largest difference between replicas, by port and rank of EXPECTED."""
+    pairs: list[TensorPair] = field(default_factory=list)
+    """Every pair with its metrics, if they are wanted."""
+    coarse: dict[Port, Coarseness] = field(default_factory=dict)
+    """Ports whose values lie on a coarser grid on one side."""
 
     def add_replica(self, port: Port, rank: int, error: float) -> None:
         """Add the difference of a replica in EXPECTED from the first one."""
@@ -86,5 +92,7 @@ class MeasuredPorts:
         for step, sums in later.drift.items():
             self.add_drift(step, sums.dd, sums.ee)
         self.replica_errors |= later.replica_errors
+        self.pairs += later.pairs
+        self.coarse |= later.coarse
         for side, places in later.repeated.items():
             self.repeated.setdefault(side, []).extend(places)

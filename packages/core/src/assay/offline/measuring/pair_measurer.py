@@ -1,6 +1,6 @@
 """Measurement of all pairs of two dumps, pooled over the passes of every port."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
@@ -17,10 +17,9 @@ from assay.locating.matching.masks import (
     is_unnamed_mask,
 )
 from assay.locating.measuring import measure
-from assay.offline.layouts.declared_layouts import LayoutError
+from assay.offline.layouts.placements import LayoutError
 from assay.offline.measuring.measured import MeasuredPorts
 from assay.offline.measuring.norms import compare_norms, read_norms
-from assay.offline.measuring.pairs import Observer, TensorPair
 from assay.offline.measuring.parameters import (
     compare_copies,
     distinct_weights,
@@ -29,6 +28,7 @@ from assay.offline.measuring.parameters import (
     measure_parameter,
 )
 from assay.offline.measuring.parts import HeldCall, PlacementRules, find_rules, read_parts
+from assay.offline.measuring.quantized_layers import measure_coarseness
 from assay.offline.measuring.routing import Flip
 from assay.offline.measuring.shapes import (
     count_each,
@@ -39,6 +39,7 @@ from assay.offline.measuring.shapes import (
     take_both,
 )
 from assay.offline.measuring.shares import Share, divide_pairs, map_shares
+from assay.offline.metrics.pair_metrics import TensorPair
 from assay.offline.ports.lanes import Lane, LanePair, Port, list_repeats
 from assay.offline.ports.matching import Matching
 from assay.offline.tokens.alignment import TokenAlignment
@@ -61,26 +62,25 @@ class PairMeasurer:
     """True to leave out later tokens of their prompts too."""
     by_statistics: bool = False
     """True to compare norms even where both dumps hold values."""
-    observers: Sequence[Observer] = ()
-    """Called with every pair, compared or not."""
+    finds_coarse: bool = False
+    """True to look for values on a coarser grid on one side."""
+    add_metrics: Callable[[TensorPair], TensorPair] | None = None
+    """Return a pair with its metrics. None to keep no pairs."""
     measured: MeasuredPorts = field(default_factory=MeasuredPorts)
     _indexes: dict[int, RowIndex] = field(default_factory=dict, init=False)
 
     def measure(self, matching: Matching) -> MeasuredPorts:
         """Measure every pair in the expected order, on all cores."""
-        for measured, observers in map_shares(self._measure_share, divide_pairs(matching.pairs)):
+        for measured in map_shares(self._measure_share, divide_pairs(matching.pairs)):
             self.measured.extend(measured)
-            for one, other in zip(self.observers, observers, strict=True):
-                one.extend(other)
         for lane in matching.absent_masks:
             self._measure_absent_mask(lane)
         return self.measured
 
-    def _measure_share(self, share: Share) -> tuple[MeasuredPorts, Sequence[Observer]]:
-        empty = MeasuredPorts(sums=self.measured.sums)
-        part = replace(self, measured=empty, observers=[one.renew() for one in self.observers])
+    def _measure_share(self, share: Share) -> MeasuredPorts:
+        part = replace(self, measured=MeasuredPorts(sums=self.measured.sums))
         part.measure_pairs(share.pairs)
-        return part.measured, part.observers
+        return part.measured
 
     def measure_pairs(self, pairs: Sequence[LanePair]) -> None:
         """Measure pairs in this process."""
@@ -95,8 +95,16 @@ class PairMeasurer:
             results.flush()
 
     def _observe(self, pair: TensorPair) -> None:
-        for one in self.observers:
-            one(pair)
+        if self.add_metrics is not None:
+            self.measured.pairs.append(self.add_metrics(pair))
+        port, coarse = pair.port, self.measured.coarse
+        is_wanted = self.finds_coarse and port.direction in ("output", "parameter")
+        if is_wanted and pair.values and port not in coarse:
+            # The values may have been widened after reading.
+            stored = [getattr(torch, one.dtype, None) for one in (pair.actual, pair.expected)]
+            found = measure_coarseness(*pair.values, [one for one in stored if one is not None])
+            if found is not None and found.side:
+                coarse[port] = found
 
     def _place(self, port: Port, tensor: DumpedTensor) -> tuple[Port, int, int]:
         """Return the port, rank and step whose sums include an actual tensor."""
@@ -135,7 +143,7 @@ class PairMeasurer:
 
     def _needs_none(self, lane: Lane, pair: PassPair, tensors: Sequence[DumpedTensor]) -> bool:
         """Return True for tensors without a needed partner: masks of other batches, or other tokens."""
-        values = [self.expected.read_intact(one) for one in tensors if one.has_values]
+        values = [self.expected.read_intact(one) for one in tensors]
         return any(
             one is not None and (is_any_mask(lane.port.name, one) or expects_nothing(pair, one))
             for one in values

@@ -8,8 +8,7 @@ from torch import Tensor
 
 from assay.dumps.protocol import Dump, DumpedTensor
 from assay.files import UnreadableFileError
-from assay.offline.layouts.declared_layouts import LayoutError, place_declared
-from assay.offline.layouts.placements import Placement
+from assay.offline.layouts.placements import LayoutError, Placement, place_declared
 from assay.offline.layouts.shards import (
     PlacementFinder,
     PlacementRule,
@@ -104,7 +103,13 @@ def read_parts(
         for holder, first in placed[0].replicas
     }
     whole = placed[0].assemble(references)
-    _require_same_width(placed[1], whole, values, call, is_declared=declared[1] is not None)
+    # The last dim of ids counts tokens, which may lie in other passes.
+    is_width = declared[1] is not None and whole.is_floating_point()
+    if is_width and placed[1].shape[-1:] != tuple(whole.shape[-1:]):
+        raise LayoutError(
+            f"its layout {call.actual[0].layout!r} assembles {len(values)} parts to shape"
+            f" {list(placed[1].shape)}, expected {list(whole.shape)}"
+        )
     parts = [
         Part(find_wrong_summand(holders, values, value, reference), value, reference)
         for holders, value, reference in pair_parts(whole, values, placed[1])
@@ -136,22 +141,3 @@ def _place_declared(
         for tensors, side in zip((call.expected, call.actual), sides, strict=True)
     )
     return expected, actual
-
-
-def _require_same_width(
-    placement: Placement,
-    whole: Tensor,
-    values: Sequence[Tensor],
-    call: HeldCall,
-    *,
-    is_declared: bool,
-) -> None:
-    """Raise LayoutError if the whole tensor of a declared layout has another width than expected."""
-    # The last dim of ids counts tokens, which may lie in other passes.
-    is_width = whole.is_floating_point()
-    if is_declared and is_width and placement.shape[-1:] != tuple(whole.shape[-1:]):
-        shape = list(placement.shape)
-        raise LayoutError(
-            f"its layout {call.actual[0].layout!r} assembles {len(values)} parts to shape"
-            f" {shape}, expected {list(whole.shape)}"
-        )

@@ -6,14 +6,12 @@ A token that goes to another expert has other values from there on, and later to
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from assay.dumps.protocol import Dump
 from assay.locating.matching.routing import find_choice, may_be_routing, near_tie_rows
-from assay.offline.ports.lanes import Lane, LanePair, Port
-from assay.offline.tokens.passes import Pass, PassPair
-from assay.offline.tokens.rows import take_rows
+from assay.offline.ports.lanes import Lane, LanePair, Port, read_shared
+from assay.offline.tokens.passes import Pass, PassPair, take_rows
 
 # Returns the expected root mean square error of router scores, from their port and values.
 ScoreNoise = Callable[[Port, Tensor], float]
@@ -81,11 +79,6 @@ def _find_in_pass(
 
 def _rows_of(dump: Dump, lane: Lane, of_pass: Pass, numbers: Tensor | None) -> Tensor | None:
     """Return the rows of the paired tokens, (R, C); None unless all ranks hold the same ones."""
-    tensors = lane.tensors.get((of_pass.batch, of_pass.step, 0), [])
-    if not tensors or not all(one.has_values for one in tensors):
-        return None
-    values, *others = map(dump.read_intact, tensors)
-    if values is None or not all(one is not None and torch.equal(one, values) for one in others):
-        return None
-    taken = take_rows(values, of_pass, numbers)
+    values = read_shared(dump, lane.held_in(of_pass))
+    taken = take_rows(values, of_pass, numbers) if values is not None else None
     return taken[0][:, 0] if taken is not None and bool(taken[1].all()) else None

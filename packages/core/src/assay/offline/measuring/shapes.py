@@ -6,8 +6,7 @@ Shape legend: R tokens, C channels.
 import torch
 from torch import Tensor
 
-from assay.offline.tokens.passes import PassPair
-from assay.offline.tokens.rows import take_rows
+from assay.offline.tokens.passes import PassPair, take_rows
 from assay.sites import RowMap
 
 

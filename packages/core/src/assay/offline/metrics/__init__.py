@@ -1,1 +1,1 @@
-"""Published and custom metrics of tensor pairs, and their table."""
+"""Published and custom metrics of tensor pairs."""

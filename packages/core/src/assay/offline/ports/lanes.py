@@ -1,11 +1,14 @@
 """The ports of a dump with their tensors in all passes (lanes), and pairs of lanes."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from assay.comparing.levels import LEVEL_OF_PHASE
 from assay.dumps.protocol import Dump, DumpedTensor
+from assay.offline.tokens.passes import Pass
 from assay.sites import Phase
 
 # Names of modules that choose the experts of a token.
@@ -40,6 +43,18 @@ class Port:
         """Return the first word of the name: input, output, parameter or op."""
         return self.name.partition(".")[0]
 
+    @property
+    def level(self) -> str:
+        """Return the level of a verdict to which the port belongs."""
+        if self.phase != "forward":
+            return LEVEL_OF_PHASE[self.phase]
+        if self.direction == "parameter":
+            return "weights"
+        if self.direction == "op":
+            return "operations"
+        is_head = self.module.rpartition(".")[2] == "lm_head" and self.direction == "output"
+        return "logits" if is_head or self.name.endswith("logits") else "modules"
+
 
 @dataclass(slots=True)
 class Lane:
@@ -55,6 +70,10 @@ class Lane:
     def first(self) -> DumpedTensor:
         """Return the tensor of the first pass and lowest rank."""
         return next(iter(self.tensors.values()))[0]
+
+    def held_in(self, of_pass: Pass) -> list[DumpedTensor]:
+        """Return the tensors of all ranks in the first call of a pass; none if it made no call."""
+        return self.tensors.get((of_pass.batch, of_pass.step, 0), [])
 
 
 Lanes = dict[Port, Lane]
@@ -111,19 +130,20 @@ class LanePair:
         return self.actual.port if self.expected_span is not None else self.expected.port
 
 
+def read_shared(dump: Dump, tensors: Sequence[DumpedTensor]) -> Tensor | None:
+    """Return the values that all ranks hold; None if they differ, or if one cannot be read."""
+    first, *others = map(dump.read_intact, tensors) if tensors else [None]
+    if first is None or any(one is None or not torch.equal(one, first) for one in others):
+        return None
+    return first
+
+
 def list_repeats(dump: Dump, lane: Lane) -> list[tuple[int, int, int]]:
     """Return the calls that repeat the values of the first call in their pass."""
     found = []
     for key, tensors in lane.tensors.items():
         first = lane.tensors.get((*key[:2], 0), [])
         pairs = zip(first, tensors, strict=False)
-        if key[2] and first and all(_are_equal(dump, *pair) for pair in pairs):
+        if key[2] and first and all(read_shared(dump, pair) is not None for pair in pairs):
             found.append(key)
     return found
-
-
-def _are_equal(dump: Dump, one: DumpedTensor, other: DumpedTensor) -> bool:
-    if not (one.has_values and other.has_values):
-        return False
-    values, others = dump.read_intact(one), dump.read_intact(other)
-    return values is not None and others is not None and torch.equal(values, others)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from itertools import starmap
 
-from assay.offline.ports.fused_modules import pair_fused
+from assay.offline.ports.joined_results import pair_fused
 from assay.offline.ports.lanes import Lane, LanePair, Lanes
 from assay.sites import Phase, strip_model_prefixes
 

@@ -4,13 +4,15 @@ It serves to compare graphs of accelerator libraries (`1_Attention.0_LinearOpera
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from torch import Tensor
 
-from assay.dumps.protocol import DumpedTensor
+from assay.dumps.protocol import Dump
 from assay.offline.ports.lanes import Lane, Lanes
+from assay.offline.tokens.passes import Pass
 
 # Words in class names by kind of operation.
 _KINDS = {
@@ -44,17 +46,13 @@ class Graph:
     """The ports of a dump, and the pass whose values are compared."""
 
     lanes: Lanes
-    read: Callable[[DumpedTensor], Tensor | None]
-    """Return None for a damaged file."""
-    batch: int
-    step: int
+    dump: Dump
+    of_pass: Pass
 
     def values(self, lane: Lane) -> Tensor | None:
         """Return the first values of a lane in the pass; None if the dump lacks them."""
-        tensors = lane.tensors.get((self.batch, self.step, 0), [])
-        if len(tensors) != 1 or not tensors[0].has_values:
-            return None
-        values = self.read(tensors[0])
+        tensors = lane.held_in(self.of_pass)
+        values = self.dump.read_intact(tensors[0]) if len(tensors) == 1 else None
         return None if values is None else values.flatten()[:_NUM_VALUES].double()
 
 
@@ -135,12 +133,8 @@ def _match_containers(expected: Lanes, leaves: Mapping[str, str]) -> dict[str, s
     for name, partners in sorted(partners_of.items(), key=lambda item: (-len(item[1]), item[0])):
         if len(partners) < 2:
             break
-        common = partners[0].split(".")
-        for partner in partners[1:]:
-            parts = partner.split(".")
-            same = [a == b for a, b in zip(common, parts, strict=False)]
-            common = common[: same.index(False) if False in same else len(same)]
-        parent = ".".join(common)
+        parts = zip(*(partner.split(".") for partner in partners), strict=False)
+        parent = ".".join(one for one, *_ in takewhile(lambda same: len({*same}) == 1, parts))
         if parent and parent not in used:
             found[name] = parent
             used.add(parent)

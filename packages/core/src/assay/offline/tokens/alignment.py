@@ -94,7 +94,7 @@ def read_ids(dump: Dump, tensors: Iterable[DumpedTensor]) -> Tensor | None:
     integer = [
         tensor
         for tensor in tensors
-        if tensor.has_values and "int" in tensor.dtype and tensor.shape and len(tensor.shape) <= 2
+        if "int" in tensor.dtype and tensor.shape and len(tensor.shape) <= 2
     ]
     named = [one for one in integer if one.site.port in _ID_PORTS]
     embedded = [
@@ -120,9 +120,8 @@ def read_positions(
     length = shape[1]
     mask = _read_mask(dump, tensors, shape)
     for tensor in tensors:
-        if not tensor.has_values or not tensor.site.port.endswith(_POSITION_PORTS):
-            continue
-        value = dump.read_intact(tensor)
+        is_named = tensor.site.port.endswith(_POSITION_PORTS)
+        value = dump.read_intact(tensor) if is_named else None
         if value is None:
             continue
         value = value.long()
@@ -147,7 +146,7 @@ def _read_mask(
     for tensor in tensors:
         dims = tensor.shape or ()
         fits = len(dims) == 2 and dims[0] == shape[0] and dims[1] >= shape[1]
-        if fits and tensor.has_values and tensor.site.port.endswith(_MASK_PORTS):
+        if fits and tensor.site.port.endswith(_MASK_PORTS):
             mask = dump.read_intact(tensor)
             if mask is not None:
                 return mask.long()

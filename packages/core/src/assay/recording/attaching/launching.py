@@ -11,7 +11,7 @@ from typing import Any
 from assay.errors import UsageError
 from assay.files import Url, parse_location
 from assay.output.streams import print_error
-from assay.recording.attaching.settings import CaptureSettings
+from assay.recording.attaching.watching import CaptureSettings
 from assay.recording.capturing.budget import parse_size
 from assay.recording.capturing.capture_filter import CaptureFilter
 from assay.recording.capturing.control import SIGNAL

@@ -1,10 +1,12 @@
 """Capturing the models that a process of a captured command calls."""
 
 import atexit
+import json
 import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
@@ -14,7 +16,32 @@ from weakref import WeakSet
 
 from assay.errors import AssayError
 from assay.files import Url, parse_location
-from assay.recording.attaching.settings import CaptureSettings
+
+VARIABLE = "ASSAY_CAPTURE_SETTINGS"
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureSettings:
+    """The options of a captured command, passed to its processes in an environment variable."""
+
+    output: str
+    """Absolute path of the folder of the trace."""
+    notes: str
+    """Folder for messages of the processes, a file each."""
+    min_parameters: int
+    """Modules with fewer parameters are not captured."""
+    options: dict[str, Any]
+    """Keyword arguments of `assay.capture`."""
+
+    def to_environment(self) -> dict[str, str]:
+        """Return the variable that `of_environment` reads."""
+        return {VARIABLE: json.dumps(asdict(self))}
+
+    @classmethod
+    def of_environment(cls) -> "CaptureSettings":
+        """Return the settings of this process."""
+        return cls(**json.loads(os.environ[VARIABLE]))
+
 
 if TYPE_CHECKING:
     from torch import nn

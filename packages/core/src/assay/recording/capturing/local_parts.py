@@ -1,6 +1,6 @@
 """This rank's part of a DTensor, and its layout.
 
-`assay.offline.layouts.declared_layouts` reads layouts: `d0[dp] d1[tp]` is a matrix with rows divided over
+`assay.offline.layouts.placements` reads layouts: `d0[dp] d1[tp]` is a matrix with rows divided over
 the mesh axis `dp`, and columns over `tp`.
 """
 

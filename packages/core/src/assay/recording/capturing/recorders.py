@@ -14,8 +14,7 @@ from assay.hooks.values.nested import iterate_tensors
 from assay.hooks.values.tensor_map import TensorMap
 from assay.recording.capturing.background import BackgroundWriter, QueuedTensor
 from assay.recording.modules import CallRecorder, UnfinishedCall
-from assay.recording.operation_names import operation_name
-from assay.recording.operations import OperationWatcher, read_results
+from assay.recording.operations import OperationWatcher, operation_name, read_results
 from assay.recording.statistics import TensorStatistics, measure_statistics, take_values
 from assay.sites import Call, CallSite
 

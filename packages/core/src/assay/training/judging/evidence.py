@@ -7,7 +7,7 @@ from typing import Any
 
 from assay.comparing.coverage import ComparedStages, CoverageParts, Usage, judge_coverage
 from assay.comparing.limits import Limits
-from assay.comparing.stored_results import read_results
+from assay.comparing.results import read_results
 from assay.comparing.wording.coverage import notes_on_coverage
 from assay.dtypes import float_format
 from assay.locating.loss_scale import GradientScale

@@ -6,8 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from assay.comparing.judge import Allowances, Judged, judge_replay
 from assay.comparing.levels import describe_uncalled
-from assay.comparing.results import PortResult, ReplayResults
-from assay.comparing.stored_results import read_results
+from assay.comparing.results import PortResult, ReplayResults, read_results
 from assay.dtypes import float_format
 from assay.metrics import PairSums
 from assay.stages import Stage

@@ -3,8 +3,7 @@
 from dataclasses import replace
 
 from assay.comparing.levels import DiagnosedFault
-from assay.comparing.results import ReplayResults
-from assay.comparing.stored_results import read_results
+from assay.comparing.results import ReplayResults, read_results
 from assay.dtypes import FORMATS
 from assay.errors import name_some
 from assay.sites import Phase

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from assay.comparing.coverage import Usage
-from assay.comparing.stored_results import attach_results
+from assay.comparing.results import attach_results
 from assay.devices.base import Device
 from assay.devices.registry import describe_run, open_run
 from assay.devices.run_string import parse_run
@@ -19,8 +19,7 @@ from assay.hooks.values.boundary import Boundary
 from assay.models.loading.configs import attention_of
 from assay.models.size import choose_threads
 from assay.progress import advance_task, subtask
-from assay.recording.gradients import GradientRecorder
-from assay.recording.modules import Recorder
+from assay.recording.modules import GradientRecorder, Recorder
 from assay.recording.operations import PointwiseModules
 from assay.runs import Progress
 from assay.trace import TraceWriter

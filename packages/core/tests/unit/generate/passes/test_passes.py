@@ -19,7 +19,7 @@ from assay.generate.passes.passes import (
 )
 from assay.hooks.values.boundary import Boundary
 from assay.inputs import Batch
-from assay.locating.matching.batch_source import BatchSource
+from assay.locating.matching.running_parts import BatchSource
 from assay.locating.modules import Replayer
 from assay.models import LoadedModel, load_model
 from assay.trace import Trace, TraceWriter

@@ -9,7 +9,7 @@ from torch import Tensor
 from assay.generate.passes.passes import Side, Work
 from assay.generate.passes.sampler import SCORE_TOLERANCE, compare_scores, processed_scores
 from assay.inputs import Batch
-from assay.locating.matching.batch_source import BatchSource
+from assay.locating.matching.running_parts import BatchSource
 
 LOGITS = torch.tensor([4.0, 3.0, 2.0, 1.0, 0.0])
 

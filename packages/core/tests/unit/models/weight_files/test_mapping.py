@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from assay.files import UnreadableFileError
+from assay.files.safetensors import TensorEntry, read_header
 from assay.models.weight_files.mapping import dtype_of, map_tensor
-from assay.models.weight_files.reading import TensorEntry, read_header
 
 
 def write(path: Path, dtype: str, shape: list[int], data: bytes) -> TensorEntry:

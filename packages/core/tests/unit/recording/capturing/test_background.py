@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 from assay.recording.capture import capture
-from assay.recording.capturing.background import BackgroundWriter
-from assay.recording.capturing.host_copies import HostCopies
+from assay.recording.capturing.background import BackgroundWriter, HostCopies
 from assay.trace import Trace, TraceWriter
 from assay.trace.files import OutStream
 

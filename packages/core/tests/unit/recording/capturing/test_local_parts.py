@@ -18,7 +18,7 @@ from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from assay.dumps.protocol import DumpedTensor
-from assay.offline.layouts.declared_layouts import place_declared
+from assay.offline.layouts.placements import place_declared
 from assay.recording.capturing.local_parts import take_local
 from assay.sites import CallSite, Site
 

@@ -13,15 +13,14 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from assay.comparing.stored_results import read_results
+from assay.comparing.results import read_results
 from assay.devices.registry import open_run
 from assay.devices.run_string import parse_run
 from assay.hooks.gradient_taps import GradientTaps
 from assay.hooks.module_tracer import ModuleTracer
 from assay.hooks.values.boundary import Boundary
 from assay.locating.loss_scale import LossScale, ScaledStep
-from assay.recording.gradients import GradientRecorder
-from assay.recording.modules import Recorder
+from assay.recording.modules import GradientRecorder, Recorder
 from assay.trace import Trace, TraceWriter
 from assay.training.batches import MicroBatch
 from assay.training.processes.skipped_steps import step_until_made

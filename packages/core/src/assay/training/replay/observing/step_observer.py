@@ -14,8 +14,8 @@ from assay.hooks.gradient_taps import GradientTaps
 from assay.hooks.module_tracer import ModuleTracer
 from assay.hooks.suspension import suspended_modes
 from assay.locating.loss_scale import LossScale
-from assay.locating.matching.batch_source import BatchSource
 from assay.locating.matching.packed_trace import PackedBatch, PackedTrace
+from assay.locating.matching.running_parts import BatchSource
 from assay.locating.modules import Replayer
 from assay.sites import Phase
 from assay.stages import Stage

@@ -5,7 +5,7 @@ from dataclasses import astuple, dataclass, fields
 
 from assay.dumps.protocol import DumpedTensor
 from assay.offline.judging.locating import JudgedPort
-from assay.offline.metrics.observer import MeasuredPair
+from assay.offline.metrics.pair_metrics import TensorPair
 from assay.offline.metrics.published import PairMetrics
 from assay.offline.ports.lanes import Lanes, Port
 from assay.output.tables import Cell, Table
@@ -33,11 +33,11 @@ class _Row:
     expected: DumpedTensor | None
     actual: DumpedTensor | None
     reason: str
-    measured: MeasuredPair | None = None
+    measured: TensorPair | None = None
 
 
 def make_table(
-    pairs: Sequence[MeasuredPair], expected: Lanes, actual: Lanes, judged: Iterable[JudgedPort],
+    pairs: Sequence[TensorPair], expected: Lanes, actual: Lanes, judged: Iterable[JudgedPort],
     custom: Sequence[str] = (),
 ) -> Table:  # fmt: skip
     """Return one row for each pair, and for each tensor without a partner.
@@ -68,15 +68,15 @@ def make_table(
     return Table((*COLUMNS, *names), rows)
 
 
-def _collect(pairs: Sequence[MeasuredPair], expected: Lanes, actual: Lanes) -> list[_Row]:
+def _collect(pairs: Sequence[TensorPair], expected: Lanes, actual: Lanes) -> list[_Row]:
     """Return the rows of all pairs, then of the tensors without a partner.
 
     A tensor of ACTUAL alone follows its predecessor in ACTUAL.
     """
     place_of = {_address(one): place for place, (one, _) in enumerate(_in_order(expected))}
     rows = [
-        _Row((place_of[_address(one.pair.expected)], number), one.pair.port, one.pair.expected,
-             one.pair.actual, one.pair.reason, one)
+        _Row((place_of[_address(one.expected)], number), one.port, one.expected,
+             one.actual, one.reason, one)
         for number, one in enumerate(pairs)
     ]  # fmt: skip
     partners = {_address(row.actual): row.place[0] for row in rows}

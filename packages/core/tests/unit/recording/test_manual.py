@@ -9,7 +9,7 @@ from torch import Tensor, nn
 import assay
 from assay.dumps.recognizing import open_dump
 from assay.errors import UsageError
-from assay.recording.capturing.manual import make_rows
+from assay.recording.capture import make_rows
 from assay.sites import RowMap
 from assay.trace import Trace
 from assay.verdicts import Outcome

@@ -1,14 +1,14 @@
-"""Detection of values on a coarser grid than expected: the sign of quantization."""
+"""Detection of layers that only one side quantizes, by their storage dtype or by values on a coarser grid."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from assay.offline.measuring.pairs import TensorPair
+from assay.comparing.wording import dumps as wording
 from assay.offline.measuring.shapes import coarsest_dtype
-from assay.offline.ports.lanes import Port
+from assay.offline.ports.lanes import LanePair, Lanes, Port
 
 # Numbers of sampled rows, and of sampled values in each.
 _NUM_ROWS, _WIDTH = 32, 64
@@ -41,31 +41,6 @@ class Coarseness:
         return "EXPECTED" if self.expected <= _MOST_DISTINCT * self.actual else ""
 
 
-@dataclass(frozen=True, slots=True)
-class CoarsenessObserver:
-    """Collects ports whose weights or results are coarser on one side."""
-
-    coarse: dict[Port, Coarseness] = field(default_factory=dict)
-
-    def __call__(self, pair: TensorPair) -> None:
-        """Measure one pair."""
-        port = pair.port
-        if port.direction in ("output", "parameter") and pair.values and port not in self.coarse:
-            # The values may have been widened after reading.
-            stored = [getattr(torch, one.dtype, None) for one in (pair.actual, pair.expected)]
-            found = measure_coarseness(*pair.values, [one for one in stored if one is not None])
-            if found is not None and found.side:
-                self.coarse[port] = found
-
-    def renew(self) -> "CoarsenessObserver":
-        """Return an empty observer."""
-        return CoarsenessObserver()
-
-    def extend(self, later: "CoarsenessObserver") -> None:
-        """Add the results of an observer of later pairs."""
-        self.coarse.update(later.coarse)
-
-
 def measure_coarseness(
     value: Tensor, reference: Tensor, stored: Sequence[torch.dtype] = ()
 ) -> Coarseness | None:
@@ -96,3 +71,52 @@ def _distinct_part(rows: Tensor) -> float:
     ordered = rows.sort(-1).values
     is_new[:, 1:] = ordered.diff(dim=-1) != 0
     return int((is_new & (ordered != 0)).sum()) / count if count else 1.0
+
+
+# Storage dtypes of quantized weights. int64 is left out: counters have it.
+_STORED = ("int8", "uint8", "int32", "float8")
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedLayer:
+    """A module that only one side quantizes."""
+
+    module: str
+    side: str
+    """EXPECTED or ACTUAL."""
+    sign: str
+    """The evidence, in words."""
+
+
+def find_quantized_layers(
+    expected: Lanes, actual: Lanes, pairs: list[LanePair], coarse: Mapping[Port, Coarseness]
+) -> list[QuantizedLayer]:
+    """Return the modules whose weights or results are quantized on one side only, in order.
+
+    coarse: ports whose values lie on a coarser grid on one side.
+    """
+    stored = [
+        {
+            port.module: lane.first.dtype
+            for port, lane in lanes.items()
+            if (port.direction, port.phase) == ("parameter", "forward")
+            and lane.first.dtype.startswith(_STORED)
+        }
+        for lanes in (expected, actual)
+    ]
+    found: dict[str, QuantizedLayer] = {}
+    for pair in pairs:
+        names = pair.expected.port.module, pair.actual.port.module
+        dtypes = [known.get(name) for known, name in zip(stored, names, strict=True)]
+        port = pair.port
+        if bool(dtypes[0]) != bool(dtypes[1]):
+            side = "EXPECTED" if dtypes[0] else "ACTUAL"
+            sign = wording.describe_stored(str(dtypes[0] or dtypes[1]))
+        elif port in coarse:
+            side = coarse[port].side
+            what = "weights" if port.direction == "parameter" else "results"
+            sign = wording.describe_coarse(what, coarse[port].actual, coarse[port].expected)
+        else:
+            continue
+        found.setdefault(port.module, QuantizedLayer(port.module, side, sign))
+    return list(found.values())

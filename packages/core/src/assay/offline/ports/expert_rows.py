@@ -15,10 +15,9 @@ from torch import Tensor
 
 from assay.comparing.wording.dumps import describe_unknown_rows
 from assay.dumps.protocol import Dump, DumpedTensor
-from assay.offline.ports.lanes import ROUTERS, Lane, LanePair
+from assay.offline.ports.lanes import ROUTERS, Lane, LanePair, read_shared
 from assay.offline.ports.matching import Matching
-from assay.offline.tokens.passes import Pass, PassPair
-from assay.offline.tokens.rows import take_rows
+from assay.offline.tokens.passes import Pass, PassPair, take_rows
 from assay.sites import Site
 
 # Rows of the same token differ by less than half of their norm, rows of different tokens by more.
@@ -121,12 +120,10 @@ class _Experts:
 
     def read_choices(self, of_pass: Pass) -> Tensor | None:
         """Return the experts of each token, (N, K); None if unknown or if ranks differ."""
-        lane, key = self.choices, (*_key(of_pass), 0)
-        held = [self.dump.read_intact(one) for one in lane.tensors.get(key, [])] if lane else []
-        first = held[0] if held else None
-        if first is None or any(one is None or not torch.equal(one, first) for one in held):
+        choices = read_shared(self.dump, self.choices.held_in(of_pass)) if self.choices else None
+        if choices is None:
             return None
-        choice_NK = first.flatten(0, -2).long()
+        choice_NK = choices.flatten(0, -2).long()
         fits = of_pass.shape is not None and len(choice_NK) == prod(of_pass.shape)
         return choice_NK if fits and bool((choice_NK >= 0).all()) else None
 

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -10,11 +11,11 @@ from assay.comparing.limits import load_limits
 from assay.dumps.protocol import Dump, Statistic
 from assay.offline.judging.locating import JudgedPort, judge_ports
 from assay.offline.measuring.pair_measurer import PairMeasurer
-from assay.offline.metrics.observer import MetricObserver
+from assay.offline.metrics.pair_metrics import measure_pair
 from assay.offline.metrics.published import measure_metrics
-from assay.offline.metrics.table import make_table
 from assay.offline.ports.lanes import collect_lanes
 from assay.offline.ports.matching import match_lanes
+from assay.offline.table import make_table
 from assay.offline.tokens.alignment import align_passes, find_passes
 from assay.output.tables import Cell
 from packages.core.tests.unit.offline.memory_dump import Values, make_dump
@@ -27,13 +28,13 @@ def tabulate(expected: Dump, actual: Dump) -> list[dict[str, Cell]]:
     """Compare two dumps, and return the rows of the table by column."""
     matching = match_lanes(collect_lanes(expected), collect_lanes(actual))
     alignment = align_passes(find_passes(expected), find_passes(actual))
-    observer = MetricObserver(measure_metrics)
-    measured = PairMeasurer(expected, actual, alignment, {}, observers=[observer]).measure(matching)
-    results = [(pair.port, found) for pair in matching.pairs for found in measured.of(pair.port)]
-    judged: list[JudgedPort] = judge_ports(
-        results, None, load_limits(), 2**-24, measured.norm_errors, {}
+    measurer = PairMeasurer(
+        expected, actual, alignment, {}, add_metrics=partial(measure_pair, measure_metrics, ())
     )
-    table = make_table(observer.pairs, collect_lanes(expected), collect_lanes(actual), judged)
+    measured = measurer.measure(matching)
+    ports = [pair.port for pair in matching.pairs]
+    judged: list[JudgedPort] = judge_ports(ports, measured, None, load_limits(), 2**-24, {})
+    table = make_table(measured.pairs, collect_lanes(expected), collect_lanes(actual), judged)
     return [dict(zip(table.columns, row, strict=True)) for row in table.rows]
 
 

@@ -1,20 +1,112 @@
-"""Detection of reused buffers: equal values in decode steps with different tokens.
+"""Signs that a dump does not hold a whole run: a cut-off end, lost ranks, reused buffers."""
 
-A captured graph writes every step to the same memory. A tool that keeps references, or that records only
-during capture, then dumps one step under the names of all steps.
-"""
-
+import re
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 import torch
+from torch import Tensor
 
 from assay.comparing.wording import dumps as wording
 from assay.dumps.protocol import Dump, DumpedTensor
-from assay.offline.judging.locating import level_of
-from assay.offline.ports.lanes import Lane, Lanes, collect_lanes
+from assay.offline.ports.lanes import Lane, Lanes, Port, collect_lanes
 from assay.offline.tokens.alignment import find_passes
 from assay.offline.tokens.passes import Pass
+
+
+def find_cut_off(dump: Dump) -> list[str]:
+    """Return a problem for each rank whose last pass ends before the point where earlier passes end.
+
+    An evaluation after training has no backward, so it ends early too. A dump that records its end is exempt.
+    """
+    if dump.is_finished:
+        return []
+    by_rank: dict[int, list[DumpedTensor]] = {}
+    for tensor in sorted(dump.tensors, key=lambda one: one.order):
+        by_rank.setdefault(tensor.site.at.rank, []).append(tensor)
+    return [
+        wording.describe_cut_off(last.site.at.step, rank, last.site.at.module)
+        for rank, tensors in by_rank.items()
+        if _is_cut_off(tensors)
+        for last in tensors[-1:]
+    ]
+
+
+def _is_cut_off(tensors: list[DumpedTensor]) -> bool:
+    passes: dict[tuple[int, int], dict[Port, None]] = {}
+    for one in tensors:
+        at = one.site.at
+        ports = passes.setdefault((at.micro_batch, at.step), {})
+        ports[Port(at.module, one.site.port, at.phase)] = None
+    at = tensors[-1].site.at
+    last = passes.pop((at.micro_batch, at.step))
+    if not passes:
+        return at.phase == "forward" and _is_inside_unfinished(at.module, last)
+    before = list(passes[list(passes)[-1]])
+    missing = [port for port in before if port not in last]
+    return 0 < len(missing) < len(before) and before[-len(missing) :] == missing
+
+
+def _is_inside_unfinished(module: str, ports: dict[Port, None]) -> bool:
+    """Return True if a block around a module has no output, and a similar block has one."""
+    finished = {port.module for port in ports if port.direction == "output"}
+    kinds = {re.sub(r"\d+", "*", one) for one in finished}
+    parts = module.split(".")
+    around = [".".join(parts[:count]) for count in range(1, len(parts))]
+    return any(one not in finished and re.sub(r"\d+", "*", one) in kinds for one in around)
+
+
+# The values of this many ports are read. The majority decides.
+_MOST_PLACES = 9
+
+
+def find_lost_ranks(expected: Dump, actual: Dump) -> set[int]:
+    """Return the ranks that only EXPECTED holds, if the other ranks hold the same parts on both sides.
+
+    A run on fewer ranks holds whole tensors, sums or larger parts instead.
+    """
+    kept, lost = set(actual.ranks), set(expected.ranks) - set(actual.ranks)
+    if not lost or not kept <= set(expected.ranks):
+        return set()
+    votes: list[bool] = []
+    others = collect_lanes(actual)
+    for port, lane in collect_lanes(expected).items():
+        # The first call, on all ranks.
+        both = [next(iter(one.tensors.values())) for one in (lane, others.get(port)) if one]
+        if len(both) < 2 or len(both[0]) <= len(both[1]):
+            continue
+        shapes = {one.site.at.rank: one.shape for one in both[0]}
+        if any(one.shape != shapes.get(one.site.at.rank) for one in both[1]):
+            return set()
+        if len(votes) < _MOST_PLACES and "float" in lane.first.dtype:
+            votes += _vote(expected, actual, both[0], both[1])
+    return lost if sum(votes) * 2 > len(votes) else set()
+
+
+def _vote(
+    expected: Dump, actual: Dump, parts: Sequence[DumpedTensor], others: Sequence[DumpedTensor]
+) -> list[bool]:
+    """Return [True] if a value is nearer to the value of its own rank than to the sum; [] for replicas."""
+    values = {
+        one.site.at.rank: value.double()
+        for one in parts
+        if (value := expected.read_intact(one)) is not None
+    }
+    other = actual.read_intact(others[0])
+    if other is None or len(values) < len(parts):
+        return []
+    if len({one.shape for one in values.values()}) > 1:
+        return [True]
+    own = values[others[0].site.at.rank]
+    if all(torch.equal(one, own) for one in values.values()):
+        return []
+    total = torch.stack([*values.values()]).sum(0)
+    return [_distance(other.double(), own) < _distance(other.double(), total)]
+
+
+def _distance(one: Tensor, other: Tensor) -> float:
+    return float(torch.linalg.vector_norm(one - other))
+
 
 # One module, such as a saturated gate, may compute equal values from different inputs. Three do not.
 _FEWEST_MODULES = 3
@@ -26,6 +118,9 @@ _Pair = tuple[Pass, Pass]
 
 def find_reused_buffers(dump: Dump) -> list[DumpedTensor]:
     """Return the outputs that are bitwise equal in decode steps with different tokens or inputs.
+
+    A captured graph writes every step to the same memory. A tool that keeps references, or that records
+    only during capture, then dumps one step under the names of all steps.
 
     To save time, only the first and last pair of decode steps of each request are searched.
     """
@@ -44,7 +139,7 @@ def find_reused_buffers(dump: Dump) -> list[DumpedTensor]:
                 steps = dict.fromkeys(each for pair in pairs for each in pair)
                 for lane in repeated:
                     same = [each for each in steps if _is_same(dump, lane, each, other)]
-                    found |= {str(held.site): held for each in same for held in _held(lane, each)}
+                    found |= {str(held.site): held for each in same for held in lane.held_in(each)}
     return list(found.values())
 
 
@@ -77,15 +172,11 @@ def _have_different_ids(one: Pass, other: Pass) -> bool:
     return one.ids is not None and other.ids is not None and not torch.equal(one.ids, other.ids)
 
 
-def _held(lane: Lane, of_pass: Pass) -> list[DumpedTensor]:
-    return lane.tensors.get((of_pass.batch, of_pass.step, 0), [])
-
-
 def _is_same(
     dump: Dump, lane: Lane, one: Pass, other: Pass, fewest_values: int = _FEWEST_VALUES
 ) -> bool:
     """Return True if a port holds equal values in two passes on all ranks."""
-    sides = _held(lane, one), _held(lane, other)
+    sides = lane.held_in(one), lane.held_in(other)
     return len(sides[0]) == len(sides[1]) > 0 and all(
         _are_equal(dump, *both, fewest_values) for both in zip(*sides, strict=True)
     )
@@ -106,7 +197,7 @@ def _are_equal(dump: Dump, one: DumpedTensor, other: DumpedTensor, fewest_values
 def _is_evidence(dump: Dump, lanes: Lanes, pair: _Pair, repeated: Sequence[Lane]) -> bool:
     """Return True if several modules, or the logits, have equal results for different inputs."""
     have_different_ids = _have_different_ids(*pair)
-    if have_different_ids and any(level_of(lane.port) == "logits" for lane in repeated):
+    if have_different_ids and any(lane.port.level == "logits" for lane in repeated):
         return True
     found = set()
     for lane in repeated:
@@ -114,7 +205,7 @@ def _is_evidence(dump: Dump, lanes: Lanes, pair: _Pair, repeated: Sequence[Lane]
             other
             for port, other in lanes.items()
             if (port.module, port.direction) == (lane.port.module, "input")
-            and _held(other, pair[0])
+            and other.held_in(pair[0])
         ]
         # If its inputs repeat too, as in an encoder, a module rightly repeats its result.
         is_explained = all(_is_same(dump, one, *pair, fewest_values=0) for one in inputs)
@@ -130,6 +221,6 @@ def _is_evidence(dump: Dump, lanes: Lanes, pair: _Pair, repeated: Sequence[Lane]
         and all(
             _is_same(dump, lane, *pair, fewest_values=0)
             for port, lane in lanes.items()
-            if port.direction == "output" and _held(lane, pair[0])
+            if port.direction == "output" and lane.held_in(pair[0])
         )
     )

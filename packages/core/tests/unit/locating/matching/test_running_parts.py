@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from assay.locating.matching.batch_source import BatchSource
+from assay.locating.matching.running_parts import BatchSource
 from assay.sites import RowMap
 
 ROWS = RowMap((3, 5), ((-1, 0, 1), (0, 1, 2)))

@@ -1,1 +1,0 @@
-"""Signs that a dump does not hold a whole run."""

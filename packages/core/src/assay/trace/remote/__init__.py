@@ -1,1 +1,0 @@
-"""Traces behind URLs of fsspec: `writing` uploads a local spool, `reading` makes a local copy."""
