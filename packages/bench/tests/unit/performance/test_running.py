@@ -5,21 +5,21 @@ import pytest
 
 from assay.errors import UsageError
 from assay.runs import SilentProgress
-from assay_bench.performance.environments import Environment
-from assay_bench.performance.paired.judging import Speed
-from assay_bench.performance.paired.records import (
+from assay_bench.performance.comparing import (
     Block,
+    Speed,
     SuiteComparison,
     compare_suite,
     overall,
 )
-from assay_bench.performance.paired.running import (
+from assay_bench.performance.environments import Environment
+from assay_bench.performance.requests import NUM_WARMUP_ROUNDS, SuiteRequest
+from assay_bench.performance.running import (
     NUM_QUADS,
     compare_blocks,
     compare_environments,
     turn_order,
 )
-from assay_bench.performance.requests import NUM_WARMUP_ROUNDS, SuiteRequest
 from assay_bench.performance.suite_table import choose_suites
 from packages.bench.tests.unit.performance.sample_results import suite_result
 

@@ -1,7 +1,7 @@
 import pytest
 
 from assay.models.loading.tokenizing import byte_tokenizer as plain
-from assay_bench.evaluating.lm_eval_model import byte_tokenizer
+from assay_bench.evaluating.worker import byte_tokenizer
 
 TEXTS = ["", "a", "  two\n\n spaces ", "naïve — ☃ 漢字", "\x00\x7f\t", "<bos> is text"]
 

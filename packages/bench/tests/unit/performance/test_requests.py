@@ -4,8 +4,7 @@ from collections.abc import Iterator
 import pytest
 
 from assay.errors import AssayError, MachineError, UsageError
-from assay_bench.performance.requests import SuiteEvent, SuiteRequest
-from assay_bench.performance.suites.turn_client import TurnClient
+from assay_bench.performance.requests import SuiteEvent, SuiteRequest, TurnClient
 
 
 class Giver:

@@ -5,7 +5,7 @@ import yaml
 
 from assay.errors import UsageError
 from assay_bench.battery.suites import TaskSuite
-from assay_bench.evaluating.command_line import command_line, parse_backend
+from assay_bench.evaluating.running import command_line, parse_backend
 
 
 def test_a_backend_gets_the_tasks_with_their_files(tmp_path: Path) -> None:
