@@ -107,9 +107,7 @@ def decoder_options(config: pytest.Config) -> "DecoderOptions":
     """Return the options of this session. Raises: pytest.UsageError."""
     from assay.errors import UsageError
     from assay.launch import outer_world_size
-    from assay_expectations.decoders.options import options_from
-    from assay_expectations.decoders.shapes import Shape
-    from assay_expectations.decoders.thresholds import read_thresholds
+    from assay_expectations.decoders.options import Shape, options_from, read_thresholds
 
     fields: dict[str, tuple[str, Callable[[Any], Any]]] = {
         "models": ("decoder_model", tuple),

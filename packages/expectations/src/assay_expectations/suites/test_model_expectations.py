@@ -14,8 +14,7 @@ from assay.api.verdict import CheckedVerdict
 from assay.errors import AssayError
 from assay.verdicts import Outcome
 from assay_expectations.models import layouts
-from assay_expectations.models.expected import ExpectedModel, unused_files
-from assay_expectations.models.outputs import tuple_differences
+from assay_expectations.models.expected import ExpectedModel, tuple_differences, unused_files
 from assay_expectations.pytest_plugin import expectation_folder, expected_models
 
 OTHER_LAYOUT = f"{layouts.__file__}:{layouts.other_layout.__name__}"

@@ -12,8 +12,7 @@ from assay.errors import UsageError
 from assay.files import seal
 from assay.runs.results import write_verdict
 from assay.verdicts import Level, Outcome, Verdict
-from assay_expectations.browsing.cells import Cell, collect_cells
-from assay_expectations.browsing.page import write_page
+from assay_expectations.page import Cell, collect_cells, write_page
 from assay_expectations.records import Expectation, read_expectation, write_expectation
 from packages.expectations.tests.unit.sample_expectations import expectation
 

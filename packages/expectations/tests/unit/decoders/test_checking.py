@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from assay.errors import UsageError
-from assay_expectations.decoders.prompts import prompt_lines, read_texts
+from assay_expectations.decoders.checking import prompt_lines, read_texts
 
 
 def write(path: Path, conversations: object) -> Path:

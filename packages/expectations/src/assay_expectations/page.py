@@ -1,6 +1,8 @@
-"""Cells of the page: a model on a machine, its expectation, and its newest verdict."""
+"""The page of `assay expect page`: a table of models by machines, and each expectation with its git history."""
 
 import os
+import subprocess
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -8,6 +10,8 @@ from pathlib import Path
 from typing import Literal
 
 from assay.errors import UsageError
+from assay.files import write_whole
+from assay.output.pages import page_environment
 from assay.runs.results import VERDICT_FILE, read_verdict
 from assay.verdicts import Outcome, Verdict
 from assay_expectations.records import Machine, Provenance, read_expectation
@@ -17,6 +21,15 @@ from assay_expectations.verifying import find_files
 State = Literal["pass", "fail", "stale", "unseen", "missing"]
 
 _REPORT = "report.html"
+
+_TEMPLATES = Path(__file__).with_name("templates")
+
+# The states that need attention come first.
+_STATES: tuple[State, ...] = ("fail", "stale", "missing", "unseen", "pass")
+
+_TIMEOUT_SECONDS = 20.0
+_NUM_FIELDS = 3
+_FORMAT = ("--date=short", "--format=%ad%x00%an%x00%s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,3 +144,41 @@ def _days_since(date: str, now: datetime) -> int | None:
     except ValueError:
         return None
     return (now - (then if then.tzinfo else then.replace(tzinfo=UTC))).days
+
+
+def write_page(cells: Sequence[Cell], date: str, file: Path) -> Path:
+    """Write the page of `cells`, which are in row order. Returns: the file."""
+    environment = page_environment(_TEMPLATES)
+    rows: dict[str, list[Cell]] = {}
+    for cell in cells:
+        rows.setdefault(cell.model, []).append(cell)
+    counts = Counter(cell.state for cell in cells)
+    page = environment.get_template("expectations.html.j2").render(
+        rows=rows,
+        machines=[cell.machine for cell in next(iter(rows.values()))],
+        counts={state: counts[state] for state in _STATES if counts[state]},
+        history={cell.file: _commits_of(cell.file) for cell in cells if cell.file},
+        date=date,
+    )
+    return write_whole(file, page)
+
+
+def _commits_of(file: Path) -> list[list[str]]:
+    """Return date, author and subject of the commits that changed `file`, the newest first.
+
+    Outside of a repository there are none.
+    """
+    try:
+        done = subprocess.run(
+            ["git", "log", "--follow", *_FORMAT, "--", file.name],  # noqa: S607 - the user's git
+            cwd=file.parent,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=_TIMEOUT_SECONDS,
+            stdin=subprocess.DEVNULL,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return []
+    rows = [line.split("\0") for line in done.stdout.splitlines()]
+    return [row for row in rows if len(row) == _NUM_FIELDS]

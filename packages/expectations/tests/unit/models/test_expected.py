@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from assay.models import load_model
-from assay_expectations.models import outputs
-from assay_expectations.models.outputs import tuple_differences
+from assay_expectations.models import expected as expected_module
+from assay_expectations.models.expected import tuple_differences
 
 
 @pytest.mark.parametrize("model", ["micro:llama", "micro:bert"])
@@ -34,6 +34,6 @@ def test_every_difference_is_named(
         return given if return_dict else change(given)
 
     monkeypatch.setattr(loaded.model, "forward", changed)
-    monkeypatch.setattr(outputs, "load_model", lambda *_, **__: loaded)
+    monkeypatch.setattr(expected_module, "load_model", lambda *_, **__: loaded)
     found = tuple_differences("micro:bert", "cpu/float32")
     assert [line[: len(one)] for line, one in zip(found, expected, strict=True)] == expected

@@ -11,7 +11,6 @@ from assay_expectations.records import (
     Key,
     Machine,
     Observed,
-    Settings,
     Signature,
 )
 
@@ -21,7 +20,6 @@ class SignatureRequest(Record):
 
     model: str
     run: str
-    settings: Settings = Field(default_factory=Settings)
 
 
 class Captured(Record):

@@ -23,14 +23,20 @@ from assay_expectations.observing.candidates import (
     versions_of,
 )
 from assay_expectations.observing.distributions import observe
-from assay_expectations.processes.requests import (
+from assay_expectations.records import (
+    Expectation,
+    Machine,
+    Settings,
+    content_differences,
+    read_expectation,
+)
+from assay_expectations.requests import (
     AllSeen,
     Captured,
     Seen,
     SignatureRequest,
     VerifyRequest,
 )
-from assay_expectations.records import Expectation, Machine, content_differences, read_expectation
 
 
 def work(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
@@ -46,7 +52,7 @@ def work(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
 def _capture(request: SignatureRequest, progress: Progress) -> Captured:
     progress.number_phases(5)
     with progress.step(f"loads {request.model} on {request.run}"):
-        candidate = open_candidate(request.model, parse_run(request.run), request.settings)
+        candidate = open_candidate(request.model, parse_run(request.run), Settings())
     device = candidate.side.device
     signature, layers = capture_signature(request.model, candidate, progress)
     with progress.step("compares with the host"):

@@ -2,7 +2,7 @@
 
 import torch
 
-from assay_expectations.observing.projections import NUM_PROJECTIONS, project, sign_patterns
+from assay_expectations.observing.distributions import NUM_PROJECTIONS, project, sign_patterns
 
 
 def splitmix64(number: int) -> int:
