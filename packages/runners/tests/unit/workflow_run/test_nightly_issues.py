@@ -1,4 +1,7 @@
+"""The issues of the nightly run."""
+
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -6,9 +9,10 @@ from typer.testing import CliRunner
 
 from assay.errors import MachineError, UsageError
 from assay_runners.commands import app
-from assay_runners.workflow_run.rolling_issue import (
+from assay_runners.workflow_run.nightly_issues import (
     NIGHT_FAILS,
     RUNNER_IS_OLD,
+    find_outdated_runner,
     read_failures,
     update_issue,
 )
@@ -104,3 +108,44 @@ def test_unreadable_releases_do_not_fail_the_night(programs: Programs) -> None:
     assert night == f"{NIGHT_FAILS}: no"
     assert warning.startswith("::warning::the age of runner ")
     assert [words[0] for words in programs.heard] == ["issue", "api"]
+
+
+def release(version: str, date: str, **more: object) -> dict[str, object]:
+    time = f"{date}T10:00:00Z"
+    return {
+        "tag_name": f"v{version}", "published_at": time, "draft": False, "prerelease": False, **more
+    }  # fmt: skip
+
+
+PINNED = release("2.338.0", "2026-08-01")
+
+
+@pytest.mark.parametrize(
+    ("others", "expected"),
+    [
+        ([], ""),
+        ([release("2.337.0", "2026-07-01")], ""),
+        ([release("2.339.0", "2026-09-16")], ""),  # jobs until October 16: 15 days are left
+        ([release("2.339.0", "2026-09-01", prerelease=True)], ""),
+        ([release("2.339.0", "2026-09-01", draft=True)], ""),
+        ([release("2.339.0", "2026-09-14")], "from 2026-10-14 on. Write 2.339.0 and"),
+        # The first newer release sets the deadline; the message names the last one.
+        (
+            [release("2.340.0", "2026-09-30"), release("2.339.0", "2026-09-10")],
+            "from 2026-10-10 on. Write 2.340.0 and",
+        ),
+    ],
+)
+def test_an_outdated_runner_is_reported_two_weeks_before_its_last_job(
+    programs: Programs, others: list[dict[str, object]], expected: str
+) -> None:
+    programs.answers([*others, PINNED])
+    found = find_outdated_runner("2.338.0", datetime(2026, 10, 1, 12, tzinfo=UTC))
+    assert expected in found
+    assert bool(found) is bool(expected)
+
+
+def test_a_pinned_runner_that_github_does_not_list_is_reported(programs: Programs) -> None:
+    programs.answers([PINNED])
+    found = find_outdated_runner("2.38.0", datetime(2026, 10, 1, tzinfo=UTC))
+    assert "runner 2.38.0 is not among the last 100 releases" in found
