@@ -10,7 +10,7 @@ from pathlib import Path
 import yaml
 
 from assay.devices.run_string import parse_run
-from assay.errors import MachineError, UsageError
+from assay.errors import UsageError
 from assay.files import (
     content_digest,
     file_digest,
@@ -22,7 +22,7 @@ from assay.files import (
 from assay.models.folders import local_folder
 from assay.models.remote_code import RemoteCode
 from assay.models.sources import ModelSource, resolve_model
-from assay.runs import Progress, run_process
+from assay.runs import ProcessError, Progress, run_process
 from assay.runs.provenance import redact
 from assay.watchdog import temporary_folder
 from assay_bench.battery.suites import TaskSuite
@@ -31,8 +31,6 @@ from assay_bench.evaluating.requests import DONE_FILE, EvaluationRequest, task_f
 from assay_bench.evaluations.reading import newest_results, write_manifest
 
 WORKER = "assay_bench.evaluating.worker"
-
-_TAIL_LINES = 15
 
 
 def evaluate(request: EvaluationRequest, progress: Progress) -> None:
@@ -123,7 +121,7 @@ def run_command_line(
 ) -> None:
     """Run lm-eval, with its output in `folder`/lm-eval.log, and write the manifest of its results.
 
-    Raises: MachineError with the end of the output if lm-eval fails.
+    Raises: ProcessError with the end of the output if lm-eval fails.
     """
     folder = folder.resolve()  # lm-eval runs in this folder
     words = command_line(backend, suite, limit, folder)
@@ -135,12 +133,7 @@ def run_command_line(
     ):
         done = subprocess.run(words, stdout=output, stderr=output, check=False, cwd=folder)
     if done.returncode:
-        tail = "\n".join(
-            log.read_text(encoding="utf-8", errors="replace").splitlines()[-_TAIL_LINES:]
-        )
-        raise MachineError(
-            f"lm-eval failed with exit code {done.returncode}; end of {log}:\n{tail}"
-        )
+        raise ProcessError.died("lm-eval", done.returncode, log)
     for results in folder.rglob("results_*.json"):
         _hide_secrets(results)
     write_manifest(folder, {backend.name: newest_results(folder)})

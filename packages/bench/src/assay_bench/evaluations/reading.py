@@ -261,7 +261,7 @@ def _truth(value: object) -> bool | None:
 
 
 def _answers(sample: Sample, kind: str) -> dict[str, Any]:
-    """Read question, target, answer and log-probability from the requests of a sample.
+    """Read question, target, answer and log-probability per byte from the requests of a sample.
 
     There is one request for each continuation, or one of another kind. lm-eval's command line writes
     arguments as objects, and numbers as text.
@@ -271,28 +271,26 @@ def _answers(sample: Sample, kind: str) -> dict[str, Any]:
     if isinstance(arguments, dict):
         arguments = [list(request.values()) for request in arguments.values()]
     responses = [responses[0] for responses in sample["resps"]]
+    question = str(arguments[0][0])
     target = str(target[0] if isinstance(target, list) else target)
-    log_probability = None
-    if kind in _LIKELIHOOD_KINDS:
-        continuations = [str(request[-1]) for request in arguments]
-        likelihoods = [float(one[0] if isinstance(one, list) else one) for one in responses]
-        right = _target_index(continuations, target)
-        # In nats per byte.
-        log_probability = likelihoods[right] / max(1, len(continuations[right].encode()))
+    if kind not in _LIKELIHOOD_KINDS:
+        answer = str(filtered[0] if isinstance(filtered, list) else filtered)
+        return {"question": question, "target": target, "answer": answer}
+    continuations = [str(request[-1]) for request in arguments]
+    likelihoods = [float(one[0] if isinstance(one, list) else one) for one in responses]
+    right = _target_index(continuations, target)
+    num_bytes = max(1, len(continuations[right].encode()))
+    answer = ""
     if kind == "multiple_choice":
         best = max(range(len(continuations)), key=likelihoods.__getitem__)
         target, answer = continuations[right].strip(), continuations[best].strip()
     elif kind == "loglikelihood":
         answer = target if str(responses[0][1]) == "True" else "(other text)"
-    elif kind in _LIKELIHOOD_KINDS:
-        answer = ""
-    else:
-        answer = str(filtered[0] if isinstance(filtered, list) else filtered)
     return {
-        "question": str(arguments[0][0]),
+        "question": question,
         "target": target,
         "answer": answer,
-        "log_probability": log_probability,
+        "log_probability": likelihoods[right] / num_bytes,
     }
 
 

@@ -43,12 +43,13 @@ class RatioInterval:
         return "not slower" if self.upper < 1 + margin else "UNDERPOWERED"
 
 
-def make_too_few_blocks_error(num_blocks: int) -> UsageError:
-    """Make the error. num_blocks: the requested number."""
-    return UsageError(
-        f"{num_blocks} blocks are too few for an interval of {CONFIDENCE:.0%} confidence; at least"
-        f" {MIN_BLOCKS} are needed"
-    )
+def require_blocks(num_blocks: int) -> None:
+    """Raise UsageError if there are too few blocks for an interval."""
+    if num_blocks < MIN_BLOCKS:
+        raise UsageError(
+            f"{num_blocks} blocks are too few for an interval of {CONFIDENCE:.0%} confidence; at least"
+            f" {MIN_BLOCKS} are needed"
+        )
 
 
 def ratio_interval(block_ratios: Sequence[float]) -> RatioInterval:
@@ -60,8 +61,7 @@ def ratio_interval(block_ratios: Sequence[float]) -> RatioInterval:
     Source: Hollander, Wolfe & Chicken, Nonparametric Statistical Methods, 3.2-3.3 (intervals from the
         signed-rank test).
     """
-    if len(block_ratios) < MIN_BLOCKS:
-        raise make_too_few_blocks_error(len(block_ratios))
+    require_blocks(len(block_ratios))
     logs = [math.log(ratio) for ratio in block_ratios]
     return RatioInterval(
         ratio=math.exp(median(_walsh_averages(logs))),

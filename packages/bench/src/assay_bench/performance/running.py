@@ -13,13 +13,12 @@ from assay.models.sources import resolve_model
 from assay.runs import Progress, provenance
 from assay_bench.performance.comparing import (
     COMPARISON_FILE,
-    MIN_BLOCKS,
     Block,
     EnvironmentComparison,
     SuiteComparison,
     compare_suite,
-    make_too_few_blocks_error,
     overall,
+    require_blocks,
 )
 from assay_bench.performance.environments import Environment
 from assay_bench.performance.requests import NUM_WARMUP_ROUNDS, SuiteRequest
@@ -103,8 +102,7 @@ def compare_environments(
         process fails.
     """
     parse_run(request.run)
-    if num_blocks < MIN_BLOCKS:
-        raise make_too_few_blocks_error(num_blocks)
+    require_blocks(num_blocks)
     for environment in environments:
         environment.nodes_of(suites)
     seed = random.randrange(1 << 32)  # noqa: S311 - reproducible

@@ -38,14 +38,6 @@ def timed(work: Callable[[], object], device: Device) -> float:
     return time.perf_counter() - begun
 
 
-@dataclass(frozen=True, slots=True)
-class ControlTimes:
-    """Seconds of one matrix product and of one pass over memory."""
-
-    matmul: float
-    read: float
-
-
 class Controls:
     """The controls of `device`. The product runs in `dtype`."""
 
@@ -63,12 +55,10 @@ class Controls:
             self.read_bytes // 4, dtype=torch.float32, device=device.torch_device
         )
 
-    def measure(self) -> ControlTimes:
-        """Time both controls once; called before every round."""
-        return ControlTimes(
-            matmul=timed(lambda: self._left @ self._right, self._device),
-            read=timed(self._memory.sum, self._device),
-        )
+    def measure(self) -> tuple[float, float]:
+        """Return the seconds of a matrix product and of a pass over memory; called before every round."""
+        matmul = timed(lambda: self._left @ self._right, self._device)
+        return matmul, timed(self._memory.sum, self._device)
 
 
 class Benchmark(Protocol):
@@ -102,19 +92,15 @@ def count_flops(work: Callable[[], object]) -> int:
     return num_flops
 
 
+@dataclass(frozen=True, slots=True)
 class SuiteTimer:
     """Timer of one suite, which its test calls once."""
 
-    def __init__(
-        self,
-        suite: str,
-        request: SuiteRequest,
-        device: Device,
-        benchmark: Benchmark,
-        turns: TurnClient,
-    ) -> None:
-        self._suite, self._request, self._device = suite, request, device
-        self._benchmark, self._turns = benchmark, turns
+    suite: str
+    request: SuiteRequest
+    device: Device
+    benchmark: Benchmark
+    turns: TurnClient
 
     def __call__(
         self, prepare: Callable[[], T], work: Callable[[T], object], amounts: Amounts
@@ -123,13 +109,13 @@ class SuiteTimer:
 
         prepare: called before each round, outside of the timed part, as are the controls.
         """
-        device = self._device
-        controls = Controls(device, getattr(torch, parse_run(self._request.run).dtype))
-        times: list[ControlTimes] = []
+        device = self.device
+        controls = Controls(device, getattr(torch, parse_run(self.request.run).dtype))
+        times: list[tuple[float, float]] = []
 
         def begin() -> tuple[tuple[T], dict[str, Any]]:
             prepared = prepare()
-            self._turns.wait(self._suite)
+            self.turns.wait(self.suite)
             if len(times) == NUM_WARMUP_ROUNDS:
                 device.reset_peak_memory()
             times.append(controls.measure())
@@ -139,20 +125,20 @@ class SuiteTimer:
             work(prepared)
             device.synchronize()
 
-        self._benchmark.pedantic(
-            finish, setup=begin, rounds=self._request.num_rounds, warmup_rounds=NUM_WARMUP_ROUNDS
+        self.benchmark.pedantic(
+            finish, setup=begin, rounds=self.request.num_rounds, warmup_rounds=NUM_WARMUP_ROUNDS
         )
-        kept = times[NUM_WARMUP_ROUNDS:]
-        self._benchmark.extra_info.update(
-            suite=self._suite,
+        matmul_seconds, read_seconds = zip(*times[NUM_WARMUP_ROUNDS:], strict=True)
+        self.benchmark.extra_info.update(
+            suite=self.suite,
             **asdict(amounts),
-            matmul_seconds=[one.matmul for one in kept],
+            matmul_seconds=matmul_seconds,
             matmul_flops=controls.matmul_flops,
-            read_seconds=[one.read for one in kept],
+            read_seconds=read_seconds,
             read_bytes=controls.read_bytes,
             peak_memory_bytes=device.peak_memory_bytes(),
             num_threads=torch.get_num_threads(),
-            device=describe_run(device, parse_run(self._request.run)),
+            device=describe_run(device, parse_run(self.request.run)),
         )
         # Another process can still have rounds to run: wait before any other work.
-        self._turns.wait(self._suite)
+        self.turns.wait(self.suite)
