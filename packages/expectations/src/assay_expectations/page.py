@@ -101,18 +101,13 @@ def collect_cells(paths: Sequence[Path], runs: Path, page: Path, now: datetime) 
 
 
 def _sightings(runs: Path, page_folder: Path) -> dict[str, Sighting]:
-    """Find the newest sighting of each expectation, by its hash."""
-    found: dict[str, Sighting] = {}
-    for file in runs.rglob(VERDICT_FILE):
-        for hash_, sighting in _seen_in(read_verdict(file.parent), file.parent, page_folder):
-            if hash_ not in found or _order(found[hash_]) < _order(sighting):
-                found[hash_] = sighting
-    return found
-
-
-def _order(sighting: Sighting) -> tuple[str, bool]:
-    """Sort by date; at equal dates, a pass comes first."""
-    return sighting.date, sighting.state != "pass"
+    """Find the newest sighting of each expectation, by its hash. At equal dates, a pass comes first."""
+    seen = [
+        pair
+        for file in runs.rglob(VERDICT_FILE)
+        for pair in _seen_in(read_verdict(file.parent), file.parent, page_folder)
+    ]
+    return dict(sorted(seen, key=lambda pair: (pair[1].date, pair[1].state != "pass")))
 
 
 def _seen_in(verdict: Verdict, folder: Path, page_folder: Path) -> Iterator[tuple[str, Sighting]]:

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from assay_expectations.decoders.options import DecoderOptions
 
@@ -129,3 +130,14 @@ def decoder_options(config: pytest.Config) -> "DecoderOptions":
         return replace(options_from(), **changes)
     except UsageError as error:
         raise pytest.UsageError(str(error)) from None
+
+
+@contextmanager
+def one_line_failures() -> "Iterator[None]":
+    """Fail the test with only the message of an error of assay in the context."""
+    from assay.errors import AssayError
+
+    try:
+        yield
+    except AssayError as error:
+        raise pytest.fail.Exception(str(error), pytrace=False) from None

@@ -129,25 +129,23 @@ class DecoderCheck:
                 return golden
             golden.parent.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(dir=golden.parent) as folder:
-            self._capture(Path(folder) / "golden", dtype, inputs, progress)
+            captured = Path(folder) / "golden"
+            captured.mkdir()
+            request = GoldenRequest(
+                model=self.model,
+                reference=parse_run(REFERENCE),
+                noise_for=[dtype],
+                inputs=inputs,
+                folder=str(captured),
+            )
+            capture(request, self.folder, progress)
             try:
-                (Path(folder) / "golden").rename(golden)
+                captured.rename(golden)
             except OSError:
                 # Another run captured the same reference first.
                 if not golden.is_dir():
                     raise
         return golden
-
-    def _capture(self, folder: Path, dtype: str, inputs: InputOptions, progress: Progress) -> None:
-        folder.mkdir()
-        request = GoldenRequest(
-            model=self.model,
-            reference=parse_run(REFERENCE),
-            noise_for=[dtype],
-            inputs=inputs,
-            folder=str(folder),
-        )
-        capture(request, self.folder, progress)
 
 
 def content_of_model(model: str) -> str:
