@@ -1,4 +1,7 @@
-"""The evaluation process: loads a model and runs lm-eval on it, task by task."""
+"""The evaluation process: loads a model and runs lm-eval on it, task by task.
+
+lm-eval's class for transformers models gets the model, a byte tokenizer, and progress in place of its bars.
+"""
 
 import logging
 import warnings

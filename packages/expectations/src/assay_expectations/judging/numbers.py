@@ -1,6 +1,7 @@
 """Noise ratios: the error of an observation over the error of the captured run.
 
 Both errors are distances from the yardstick, so any correct order of sums gives a ratio near 1.
+`describe_likeness` explains wrong values by a single change of all logits.
 Shapes: R tokens of all prompts, K kept ids and the rest, M projections.
 """
 
