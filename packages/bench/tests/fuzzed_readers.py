@@ -10,17 +10,15 @@ from assay_bench.battery.suites import read_suite
 from assay_bench.battery.task_files import load_task
 from assay_bench.comparing.judging import compare
 from assay_bench.comparing.terms import Terms
-from assay_bench.evaluations.items import Evaluation
+from assay_bench.comparison_files import compare_folders, comparison_as_json
 from assay_bench.evaluations.reading import read_evaluation, write_manifest
-from assay_bench.reporting.comparison_files import JSON_FILE, compare_folders, comparison_as_json
-from assay_bench.reporting.page import write_page
 from assay_bench.tuning.judging import judge_tunings
 from assay_bench.tuning.recipe import read_recipe
 from assay_bench.tuning.records import LOSSES_FILE, RECORD_FILE, read_tunings, tuning_folder
 from assay_bench.tuning.rows import read_sources
 from packages.bench.tests.unit.evaluations.test_reading import KINDS, STAMP, sample
 from packages.bench.tests.unit.evaluations.test_reading import write as write_lm_eval
-from packages.bench.tests.unit.sample_evaluations import answered, evaluation, item, task
+from packages.bench.tests.unit.sample_evaluations import evaluation, item, task
 from packages.bench.tests.unit.tuning.test_judging import tuning
 from packages.core.tests.fuzz.reader import NotedError, Reader
 
@@ -128,19 +126,6 @@ def _judge_tunings(folder: Path) -> object:
     return tunings, judge_tunings(tunings, tunings)
 
 
-def _write_comparison(folder: Path) -> None:
-    found = compare(_evaluation(400), _evaluation(390), Terms())
-    (folder / JSON_FILE).write_text(comparison_as_json(found))
-
-
-def _evaluation(num_right: int) -> Evaluation:
-    return evaluation(answered(num_right, 400))
-
-
-def _page(folder: Path) -> object:
-    return write_page([folder], [], folder / "page.html").read_text()
-
-
 def _write_suite(folder: Path) -> None:
     (folder / "suite.toml").write_text(_SUITE)
     (folder / "sums.yaml").write_text(_TASK)
@@ -171,7 +156,6 @@ READERS = (
     Reader("own-evaluation", _write_own_evaluation, _compare_with_itself, sealed=True),
     Reader("baseline", _write_baseline, _compare_baselines, sealed=True),
     Reader("tuning", _write_tuning, _judge_tunings, sealed=True),
-    Reader("bench-page", _write_comparison, _page, sealed=True),
     Reader("suite", _write_suite, _read_suite),
     Reader("recipe", _write_recipe, _read_recipe),
 )  # fmt: skip

@@ -5,12 +5,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from assay.runs.results import write_results
-from assay_expectations.browsing.cells import collect_cells
-from assay_expectations.browsing.page import write_page
-from assay_expectations.decoders.prompts import prompt_lines, read_texts
-from assay_expectations.decoders.thresholds import read_thresholds
-from assay_expectations.judging.changes import find_change
-from assay_expectations.judging.markdown import change_as_markdown
+from assay_expectations.decoders.checking import prompt_lines, read_texts
+from assay_expectations.decoders.options import read_thresholds
+from assay_expectations.judging.changes import change_as_markdown, find_change
+from assay_expectations.page import collect_cells, write_page
 from assay_expectations.records import read_expectation, write_expectation
 from packages.core.tests.fuzz.reader import Reader
 from packages.core.tests.unit.report.sample_runs import Sample, sample_verdict

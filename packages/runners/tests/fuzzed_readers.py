@@ -4,11 +4,10 @@ import json
 import shutil
 from pathlib import Path
 
-from assay_runners.checking.checks import check_workflows
-from assay_runners.checking.workflow_files.sessions import read_sessions
+from assay_runners.checking.checks import check_workflows, read_sessions
 from assay_runners.fleet.reading import read_fleet
+from assay_runners.planning.plan import explain_plan
 from assay_runners.planning.rules import make_plan
-from assay_runners.planning.wording import explain_plan
 from assay_runners.rendering.files import render_fleet
 from assay_runners.workflow_run.events import read_event
 from packages.core.tests.fuzz.reader import Reader

@@ -9,7 +9,6 @@ from assay.cli.derived_commands import TrustRemoteCode
 from assay.output.streams import print_text
 from assay_bench.options import AsJson, Model, Output, Run
 from assay_bench.performance.commands import ab, perf
-from assay_bench.tuning.command import tune
 
 if TYPE_CHECKING:
     from assay_bench.comparing.terms import Terms
@@ -18,7 +17,6 @@ app = typer.Typer(
     no_args_is_help=True,
     help="Evaluate models with lm-eval, compare the results, and measure speed.",
 )
-app.command()(tune)
 app.command()(perf)
 app.command()(ab)
 
@@ -109,25 +107,78 @@ def run(  # noqa: PLR0913 - one for each option
     from assay.runs import RunFolder, open_progress
     from assay.runs.results import write_results
     from assay_bench.battery.suites import TaskSuite, read_suite
-    from assay_bench.evaluating.command_line import parse_backend
-    from assay_bench.evaluating.running import EvaluationOptions, evaluate
+    from assay_bench.evaluating.requests import EvaluationRequest
+    from assay_bench.evaluating.running import evaluate, parse_backend, run_command_line
     from assay_bench.evaluations.reading import read_evaluation
     from assay_bench.evaluations.scores import judge_scores
 
-    options = EvaluationOptions(
-        model=model,
-        run=run,
-        suite=TaskSuite(tasks=task) if task else read_suite(suite),
-        limit=limit,
-        setup=candidate_setup,
-        remote_code=remote_code_of(trusted=trust_remote_code),
-        backend=parse_backend(model_backend, model_args or [], processes),
-    )
-    run_folder = RunFolder.resume("bench run", output)
-    folder = run_folder.path
+    chosen = TaskSuite(tasks=task) if task else read_suite(suite)
+    backend = parse_backend(model_backend, model_args or [], processes)
+    folder = RunFolder.resume("bench run", output).path
     with open_progress() as progress:
-        evaluate(options, folder, progress)
+        if backend is not None:
+            run_command_line(backend, chosen, limit, folder, progress)
+        else:
+            request = EvaluationRequest(
+                model=model,
+                run=run,
+                tasks=chosen.tasks,
+                fewshot=chosen.fewshot,
+                limit=limit,
+                clusters=chosen.clusters,
+                setup=candidate_setup,
+                remote_code=remote_code_of(trusted=trust_remote_code),
+                folder=str(folder.resolve()),
+            )
+            evaluate(request, progress)
     write_results(judge_scores(read_evaluation(folder)), [], folder)
+    finish(folder, as_json=as_json)
+
+
+@app.command()
+def tune(
+    recipe: Annotated[
+        str,
+        typer.Argument(metavar="RECIPE.toml", help="A recipe file, or the shipped recipe: micro."),
+    ],
+    *,
+    run: Annotated[
+        str | None,
+        typer.Option(metavar="RUN", help="Device and dtype. Default: from the recipe."),
+    ] = None,
+    baseline: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Output of an earlier run with several seeds."),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Default: runs/<time>-bench-tune. An interrupted run continues in its folder.",
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train models on a known text, and check what they learned and how their losses compare.
+
+    Writes a Hugging Face folder, losses and a record for each model, permutation and seed.
+
+    Example: assay bench tune micro --output runs/tuned
+
+    Example: assay bench tune micro --run cuda/float32
+
+    Exit code: 0 PASS, 1 FAIL, 2 usage or environment error, 3 the baseline has no
+    matching run.
+    """
+    from assay.cli.verdict_output import finish
+    from assay.runs import open_progress
+    from assay_bench.tuning.recipe import read_recipe
+    from assay_bench.tuning.running import open_folder, run_tunings
+
+    recipe_file = read_recipe(recipe, run)
+    folder = open_folder(recipe_file, output)
+    with open_progress() as progress:
+        run_tunings(recipe_file, folder, baseline, progress)
     finish(folder, as_json=as_json)
 
 
@@ -167,7 +218,7 @@ def compare(  # noqa: PLR0913 - one for each option
     from assay.cli.verdict_output import end_with
     from assay.errors import UsageError
     from assay.runs import RunFolder
-    from assay_bench.reporting.comparison_files import compare_folders
+    from assay_bench.comparison_files import compare_folders
 
     if as_markdown and as_json:
         raise UsageError("--markdown and --json exclude each other")
@@ -234,31 +285,6 @@ def _read_terms(suite: str, given: dict[str, float | None]) -> "Terms":
         if value is not None and not 0 < value < float("inf"):
             raise UsageError(f"--{option} {value:g}: must be finite and greater than 0")
     return read_suite(suite).terms.model_copy(update=changed)
-
-
-@app.command()
-def page(
-    *,
-    compared: Annotated[
-        list[Path] | None,
-        typer.Option(metavar="DIR", help="Output of `assay bench compare`; repeatable."),
-    ] = None,
-    tuned: Annotated[
-        list[Path] | None,
-        typer.Option(metavar="DIR", help="Output of `assay bench tune`; repeatable."),
-    ] = None,
-    output: Annotated[Path, typer.Option(metavar="FILE.html")] = Path("bench.html"),
-) -> None:
-    """Write an HTML page of comparisons with their bounds, and of losses by step.
-
-    Example: assay bench page --compared runs/compare --tuned runs/tuned --output bench.html
-    """
-    from assay.errors import UsageError
-    from assay_bench.reporting.page import write_page
-
-    if not (compared or tuned):
-        raise UsageError("nothing to show: give --compared or --tuned")
-    print_text(write_page(compared or (), tuned or (), output))
 
 
 def _parse_clusters(texts: list[str]) -> dict[str, str]:

@@ -11,8 +11,13 @@ from numpy.typing import NDArray
 from scipy.stats import norm
 
 from assay_bench.statistics import mean_difference
-from assay_bench.statistics.accuracy import PairedAnswers, p_not_inferior, p_worse
-from assay_bench.statistics.clusters import deflated, p_worse_of_clusters
+from assay_bench.statistics.accuracy import (
+    PairedAnswers,
+    deflated,
+    p_not_inferior,
+    p_worse,
+    p_worse_of_clusters,
+)
 from assay_bench.statistics.mean_difference import MeanDifference
 
 pytestmark = pytest.mark.timeout(3600)

@@ -17,8 +17,7 @@ pytestmark = pytest.mark.timeout(600)
 # Suites without torch, for environments in which only `decode` differs.
 LIGHT_SUITES = """
 import time
-from assay_bench.performance.requests import NUM_WARMUP_ROUNDS, SuiteRequest
-from assay_bench.performance.suites.turn_client import TurnClient
+from assay_bench.performance.requests import NUM_WARMUP_ROUNDS, SuiteRequest, TurnClient
 
 ASKED = SuiteRequest.of_environment()
 
@@ -206,9 +205,8 @@ def test_usage_error_exits_with_2_and_one_message(
 def test_planning_imports_no_torch() -> None:
     code = (
         "import sys; from assay_bench.commands import app;"
-        " from assay_bench.evaluating import command_line, running as _;"
-        " from assay_bench.performance.paired import running, records;"
-        " from assay_bench.performance import running, tables;"
+        " from assay_bench.evaluating import running as _;"
+        " from assay_bench.performance import commands, running;"
         " sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -11,13 +11,7 @@ from assay.models.sources import resolve_model
 from assay.runs import Progress, provenance, run_process
 from assay.watchdog import temporary_folder
 from assay_expectations.judging.changes import find_change
-from assay_expectations.judging.numbers import LIMITS, judge_numbers, limits_origin
-from assay_expectations.processes.requests import (
-    AllSeen,
-    Captured,
-    SignatureRequest,
-    VerifyRequest,
-)
+from assay_expectations.judging.numbers import LIMITS, judge_by, judge_numbers, limits_origin
 from assay_expectations.records import (
     Expectation,
     Observed,
@@ -27,8 +21,14 @@ from assay_expectations.records import (
     require_writable,
     write_expectation,
 )
+from assay_expectations.requests import (
+    AllSeen,
+    Captured,
+    SignatureRequest,
+    VerifyRequest,
+)
 
-WORKER = "assay_expectations.processes.worker"
+WORKER = "assay_expectations.worker"
 
 CONTAINER = "ASSAY_CONTAINER"
 
@@ -157,9 +157,7 @@ def _observe_again(
 
 
 def _with_capture(expectation: Expectation, observed: Observed, number: int) -> Expectation:
-    judged = judge_numbers(
-        expectation.signature, observed.distributions, expectation.key.machine.dtype, LIMITS
-    )
+    judged = judge_by(expectation, observed.distributions)
     if not judged.passed:
         raise MachineError(
             f"captures 1 and {number} do not agree: {judged.describe_worst('the error of capture 1')}."

@@ -12,6 +12,13 @@ app = typer.Typer(
     no_args_is_help=True, help="Capture outputs of a model on a device, and verify them later."
 )
 
+_Expectations = Annotated[
+    list[Path] | None,
+    typer.Argument(metavar="[FILE.json|DIR]...", help="Default: the shipped files."),
+]
+_Output = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="Default: runs/<time>-expect-<command>.")
+]
 _AsJson = Annotated[
     bool, typer.Option("--json", help="Print the verdict as JSON and nothing else.")
 ]
@@ -71,12 +78,18 @@ def capture(
     from assay_expectations.capturing import CaptureOptions, capture_expectation
 
     if shapes is not None:
+        from assay_expectations.decoders.capturing import capture_metrics
+        from assay_expectations.decoders.options import Shape
+
         if any((approved_by, reason, captures)) or output.suffix == ".json":
             raise UsageError(
                 "--shapes needs a DIR and excludes --approved-by, --reason and --captures, because it writes"
                 " no expectation"
             )
-        _capture_metrics(model, run, shapes, seeds or 3, output)
+        parsed = [Shape.parse(text.strip()) for text in shapes.split(",")]
+        with open_progress() as progress:
+            for file in capture_metrics(model, run, parsed, seeds or 3, output, progress):
+                print_text(file)
         return
     if seeds is not None:
         raise UsageError("--seeds needs --shapes; --captures repeats the capture of an expectation")
@@ -87,23 +100,9 @@ def capture(
         print_text(capture_expectation(options, output, progress))
 
 
-def _capture_metrics(model: str, run: str, shapes: str, seeds: int, output: Path) -> None:
-    from assay.runs import open_progress
-    from assay_expectations.decoders.capturing import capture_metrics
-    from assay_expectations.decoders.shapes import Shape
-
-    parsed = [Shape.parse(text.strip()) for text in shapes.split(",")]
-    with open_progress() as progress:
-        for file in capture_metrics(model, run, parsed, seeds, output, progress):
-            print_text(file)
-
-
 @app.command()
 def verify(
-    expectations: Annotated[
-        list[Path] | None,
-        typer.Argument(metavar="[FILE.json|DIR]...", help="Default: the shipped files."),
-    ] = None,
+    expectations: _Expectations = None,
     *,
     run: Annotated[
         str, typer.Option(metavar="RUN", help="Device and dtype to verify: cpu/bfloat16.")
@@ -113,9 +112,7 @@ def verify(
         typer.Option(metavar="FILE.py:FUNC", help="Call FUNC with the model before it runs."),
     ] = None,
     allow_unused: AllowUnused = None,
-    output: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Default: runs/<time>-expect-verify.")
-    ] = None,
+    output: _Output = None,
     as_json: _AsJson = False,
 ) -> None:
     """Verify that models still give the outputs that were captured on this kind of machine.
@@ -141,9 +138,7 @@ def diff(
     expected: Annotated[Path, typer.Argument(metavar="OLD", help="An expectation.")],
     actual: Annotated[Path, typer.Argument(metavar="NEW", help="Another one of the same model.")],
     *,
-    output: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Default: runs/<time>-expect-diff.")
-    ] = None,
+    output: _Output = None,
     as_markdown: Annotated[
         bool, typer.Option("--markdown", help="Print Markdown for a pull request and nothing else.")
     ] = False,
@@ -174,10 +169,7 @@ def diff(
 
 @app.command()
 def page(
-    expectations: Annotated[
-        list[Path] | None,
-        typer.Argument(metavar="[FILE.json|DIR]...", help="Default: the shipped files."),
-    ] = None,
+    expectations: _Expectations = None,
     *,
     runs: Annotated[
         Path, typer.Option(metavar="DIR", help="Folder of the runs of `assay expect verify`.")
@@ -190,8 +182,7 @@ def page(
     """
     from datetime import UTC, datetime
 
-    from assay_expectations.browsing.cells import collect_cells
-    from assay_expectations.browsing.page import write_page
+    from assay_expectations.page import collect_cells, write_page
     from assay_expectations.verifying import SHIPPED
 
     now = datetime.now(UTC)

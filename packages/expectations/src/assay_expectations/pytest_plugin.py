@@ -2,6 +2,7 @@
 
 import os
 import sys
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from assay_expectations.decoders.options import DecoderOptions
 
@@ -107,9 +108,7 @@ def decoder_options(config: pytest.Config) -> "DecoderOptions":
     """Return the options of this session. Raises: pytest.UsageError."""
     from assay.errors import UsageError
     from assay.launch import outer_world_size
-    from assay_expectations.decoders.options import options_from
-    from assay_expectations.decoders.shapes import Shape
-    from assay_expectations.decoders.thresholds import read_thresholds
+    from assay_expectations.decoders.options import Shape, options_from, read_thresholds
 
     fields: dict[str, tuple[str, Callable[[Any], Any]]] = {
         "models": ("decoder_model", tuple),
@@ -131,3 +130,14 @@ def decoder_options(config: pytest.Config) -> "DecoderOptions":
         return replace(options_from(), **changes)
     except UsageError as error:
         raise pytest.UsageError(str(error)) from None
+
+
+@contextmanager
+def one_line_failures() -> "Iterator[None]":
+    """Fail the test with only the message of an error of assay in the context."""
+    from assay.errors import AssayError
+
+    try:
+        yield
+    except AssayError as error:
+        raise pytest.fail.Exception(str(error), pytrace=False) from None

@@ -10,10 +10,10 @@ from assay.runs import Progress, run_process
 from assay.runs.results import write_results
 from assay.verdicts import Verdict
 from assay_expectations.capturing import WORKER
-from assay_expectations.judging.markdown import change_as_markdown
+from assay_expectations.judging.changes import change_as_markdown
 from assay_expectations.judging.verdicts import judge_pair, judge_seen
-from assay_expectations.processes.requests import AllSeen, VerifyRequest
 from assay_expectations.records import Expectation, read_expectation
+from assay_expectations.requests import AllSeen, VerifyRequest
 
 SHIPPED = Path(str(files("assay_expectations") / "shipped"))
 

@@ -15,9 +15,7 @@ from assay.runs import SilentProgress
 from assay.verdicts import Outcome, Verdict
 from assay_expectations.decoders.capturing import REFERENCES, capture_metrics
 from assay_expectations.decoders.checking import DecoderCheck, content_of_model
-from assay_expectations.decoders.options import DecoderOptions
-from assay_expectations.decoders.shapes import Shape
-from assay_expectations.decoders.thresholds import Thresholds
+from assay_expectations.decoders.options import DecoderOptions, Shape, Thresholds
 
 Check = Callable[..., Verdict]
 

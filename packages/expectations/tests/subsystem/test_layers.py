@@ -8,8 +8,7 @@ from torch import Tensor, nn
 
 from assay.devices.run_string import parse_run
 from assay.runs import SilentProgress
-from assay_expectations.judging.changes import find_change
-from assay_expectations.judging.markdown import change_as_markdown
+from assay_expectations.judging.changes import change_as_markdown, find_change
 from assay_expectations.judging.verdicts import judge_pair
 from assay_expectations.observing.candidates import capture_signature, open_candidate
 from assay_expectations.records import Expectation, Settings

@@ -10,8 +10,8 @@ from assay.files import DiskError
 from assay.runs import Answer, SilentProgress
 from assay_expectations import capturing
 from assay_expectations.capturing import CaptureOptions, capture_expectation
-from assay_expectations.processes.requests import AllSeen, Captured, Seen
 from assay_expectations.records import Distributions, Signature, read_expectation
+from assay_expectations.requests import AllSeen, Captured, Seen
 from packages.expectations.tests.unit.sample_expectations import (
     CONTENT,
     MACHINE,

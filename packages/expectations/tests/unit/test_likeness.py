@@ -4,8 +4,7 @@ import math
 
 import pytest
 
-from assay_expectations.judging.likeness import describe_likeness
-from assay_expectations.judging.numbers import judge_numbers
+from assay_expectations.judging.numbers import describe_likeness, judge_numbers
 from assay_expectations.records import Distributions, Observed
 from packages.expectations.tests.unit.sample_expectations import (
     NOISE,

@@ -7,10 +7,8 @@ import pytest
 
 from assay.errors import UsageError
 from assay.foreign_text import escape_output
-from assay_expectations.browsing.cells import collect_cells
-from assay_expectations.browsing.page import write_page
-from assay_expectations.judging.changes import find_change
-from assay_expectations.judging.markdown import change_as_markdown
+from assay_expectations.judging.changes import change_as_markdown, find_change
+from assay_expectations.page import collect_cells, write_page
 from assay_expectations.records import Expectation, write_expectation
 from packages.core.tests.poison import (
     assert_harmless_html,

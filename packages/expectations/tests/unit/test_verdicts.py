@@ -5,8 +5,8 @@ import pytest
 from assay.comparing.coverage import Usage
 from assay.verdicts import Outcome
 from assay_expectations.judging.verdicts import judge_seen
-from assay_expectations.processes.requests import AllSeen, Seen
 from assay_expectations.records import Expectation, Key
+from assay_expectations.requests import AllSeen, Seen
 from packages.expectations.tests.unit.sample_expectations import (
     MACHINE,
     NOISE,

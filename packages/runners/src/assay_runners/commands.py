@@ -64,9 +64,9 @@ def plan(
     Exit code: 0, also if there is nothing to do; 2 if a request is refused, or the event cannot be read.
     """
     from assay_runners.fleet.reading import read_fleet
+    from assay_runners.planning.plan import explain_plan
     from assay_runners.planning.rules import make_plan
-    from assay_runners.planning.wording import explain_plan
-    from assay_runners.workflow_run.planning import publish_plan, read_planned_event
+    from assay_runners.workflow_run.events import publish_plan, read_planned_event
 
     fleet = read_fleet(root)
     planned_event = read_planned_event(
@@ -215,10 +215,10 @@ def report_nightly(
 
     from assay.errors import MachineError
     from assay_runners.fleet.reading import read_fleet
-    from assay_runners.workflow_run.pinned_runner import find_outdated_runner
-    from assay_runners.workflow_run.rolling_issue import (
+    from assay_runners.workflow_run.nightly_issues import (
         NIGHT_FAILS,
         RUNNER_IS_OLD,
+        find_outdated_runner,
         read_failures,
         update_issue,
     )
@@ -270,10 +270,9 @@ def check(*, root: _Root = Path(), as_json: _AsJson = False) -> None:
     import json
     from dataclasses import asdict
 
-    from assay_runners.checking.checks import Finding, check_workflows
-    from assay_runners.checking.workflow_files.sessions import read_sessions
+    from assay_runners.checking.checks import Finding, check_workflows, read_sessions
     from assay_runners.fleet.reading import read_fleet
-    from assay_runners.rendering.writing import find_outdated
+    from assay_runners.rendering.files import find_outdated
 
     fleet = read_fleet(root)
     found = check_workflows(root, fleet, read_sessions(root))
@@ -302,7 +301,7 @@ def render(*, root: _Root = Path()) -> None:
     Exit code: 0; 2 if an entry is wrong.
     """
     from assay_runners.fleet.reading import read_fleet
-    from assay_runners.rendering.writing import write_rendered
+    from assay_runners.rendering.files import write_rendered
 
     changed = write_rendered(root, read_fleet(root))
     print_text("\n".join(map(str, changed)) or "everything is up to date")

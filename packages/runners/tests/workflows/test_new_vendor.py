@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from assay_runners.checking.checks import check_workflows
-from assay_runners.checking.workflow_files.sessions import read_sessions
+from assay_runners.checking.checks import check_workflows, read_sessions
 from assay_runners.fleet.entries import Fleet
 from assay_runners.fleet.reading import RUNNERS_FILE, read_fleet
 from assay_runners.planning.rules import make_plan
-from assay_runners.rendering.writing import find_outdated, write_rendered
+from assay_runners.rendering.files import find_outdated, write_rendered
 from packages.runners.tests.event_payloads import HEAD, labeled
 from packages.runners.tests.github_parser.workflows import EventCase, evaluate
 

@@ -1,19 +1,76 @@
-"""Acceptance of an evaluation as a baseline."""
+"""Baseline files: evaluations without their texts, with who accepted them and why."""
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, Self
+
+from pydantic import Field
 
 from assay.errors import UsageError
-from assay.files import write_sealed
+from assay.files import open_file, read_sealed, write_sealed
 from assay.runs import provenance
-from assay.verdicts import Outcome
-from assay_bench.baselines.records import Acceptance, Baseline, read_baseline
+from assay.verdicts import Outcome, Record
 from assay_bench.comparing.judging import EvaluationComparison, compare
 from assay_bench.comparing.pairing import differences
 from assay_bench.comparing.terms import Terms
-from assay_bench.evaluations.items import Evaluation
+from assay_bench.evaluations.items import Evaluation, TaskResult
 from assay_bench.evaluations.scores import judge_scores
 from assay_bench.outcomes import PairedOutcome
 from assay_bench.statistics.families import holm
+
+SCHEMA = 1
+
+# The kind of a file stands in its first bytes.
+_NUM_KIND_BYTES = 64
+
+
+class Acceptance(Record):
+    """Who accepted an evaluation, when and why."""
+
+    by: str | None
+    date: str
+    reason: str | None
+    command: list[str]
+
+
+class Baseline(Record):
+    """The content of a baseline file."""
+
+    baseline: int = Field(default=SCHEMA, ge=SCHEMA, le=SCHEMA)
+    name: str
+    acceptance: Acceptance
+    facts: dict[str, Any]
+    asked: dict[str, Any]
+    tasks: dict[str, TaskResult] = Field(min_length=1)
+
+    @classmethod
+    def of(cls, evaluation: Evaluation, acceptance: Acceptance) -> Self:
+        """Make a baseline of an evaluation."""
+        return cls(
+            name=evaluation.name,
+            acceptance=acceptance,
+            facts=evaluation.facts,
+            asked=evaluation.asked,
+            tasks=evaluation.tasks,
+        )
+
+    def evaluation(self) -> Evaluation:
+        """Return the evaluation that was accepted."""
+        tasks = {name: replace(task, name=name) for name, task in self.tasks.items()}
+        return Evaluation(self.name, tasks, self.asked, self.facts)
+
+
+def is_baseline(path: Path) -> bool:
+    """Return True if the file declares itself a baseline."""
+    if not path.is_file():
+        return False
+    with open_file(path) as file:
+        return b'"baseline"' in file.read(_NUM_KIND_BYTES)
+
+
+def read_baseline(path: Path) -> Baseline:
+    """Read a baseline. Raises: UnreadableFileError if it is invalid or was changed."""
+    return read_sealed(Baseline, path)
 
 
 def accept(
@@ -46,9 +103,10 @@ def _refuse_surprises(before: Evaluation, now: Evaluation, path: Path, terms: Te
         )
     worse = compare(before, now, terms)
     if worse.judged is not PairedOutcome.PASS:
+        failing = [f"{task.name}: {task.judged}" for task in worse.tasks if task.judged != "PASS"]
         raise UsageError(
             f"{path} exists, and the new evaluation is not shown to be as good"
-            f" ({_list_failing_tasks(worse)}). Nothing was written. To replace it anyway: --reason TEXT"
+            f" ({'; '.join(failing)}). Nothing was written. To replace it anyway: --reason TEXT"
         )
     surprising = _better_by_margin(compare(now, before, terms))
     if surprising:
@@ -58,29 +116,19 @@ def _refuse_surprises(before: Evaluation, now: Evaluation, path: Path, terms: Te
         )
 
 
-def _list_failing_tasks(comparison: EvaluationComparison) -> str:
-    return "; ".join(
-        f"{task.name}: {task.judged}" for task in comparison.tasks if task.judged != "PASS"
-    )
-
-
 def _better_by_margin(reversed_: EvaluationComparison) -> str:
     """List the measures that rose by more than their margin and by more than chance.
 
     reversed_: the comparison of the older evaluation with the newer one as base.
     """
-    p_values = holm(
-        {
-            f"{task.name} {measure.name}": measure.p_worse
-            for task in reversed_.tasks
-            for measure in task.measures
-        }
-    )
-    found = [
-        f"{task.name} {measure.name} rose by {-measure.difference:.3g}"
+    measures = {
+        f"{task.name} {measure.name}": measure
         for task in reversed_.tasks
         for measure in task.measures
-        if -measure.difference > measure.margin
-        and p_values[f"{task.name} {measure.name}"] < reversed_.terms.significance
-    ]
-    return ", ".join(found)
+    }
+    p_values = holm({name: measure.p_worse for name, measure in measures.items()})
+    return ", ".join(
+        f"{name} rose by {-measure.difference:.3g}"
+        for name, measure in measures.items()
+        if -measure.difference > measure.margin and p_values[name] < reversed_.terms.significance
+    )

@@ -17,7 +17,7 @@ from assay_bench.comparing.terms import Terms
 from assay_bench.evaluations.items import Evaluation, TaskResult
 from assay_bench.outcomes import PairedOutcome
 from assay_bench.statistics import accuracy as exact
-from assay_bench.statistics.clusters import deflated, p_worse_of_clusters
+from assay_bench.statistics.accuracy import deflated, p_worse_of_clusters
 from assay_bench.statistics.families import holm, items_needed
 from assay_bench.statistics.mean_difference import MeanDifference
 
@@ -89,12 +89,7 @@ def compare(base: Evaluation, candidate: Evaluation, terms: Terms) -> Evaluation
         notes.append(f"movement is not judged: other weights, and {elsewhere}")
         terms = terms.model_copy(update={"movement": None})
     tasks = [_measured(task, candidate.tasks[name], terms) for name, task in base.tasks.items()]
-    p_values = {
-        f"{task.name}\0{measure.name}": measure.p_worse
-        for task in tasks
-        for measure in task.measures
-    }
-    adjusted = holm(p_values)
+    adjusted = holm({(t.name, m.name): m.p_worse for t in tasks for m in t.measures})
     judged = [_judge(task, adjusted, terms) for task in tasks]
     return EvaluationComparison(base, candidate, terms, tuple(judged), notes=tuple(notes))
 
@@ -108,46 +103,35 @@ def _measured(base: TaskResult, candidate: TaskResult, terms: Terms) -> TaskComp
             judged = PairedOutcome.NOT_COMPARED if side == "base" else PairedOutcome.FAIL
             problem = f"{wrong} of {len(pairs)} log-probabilities of the {side} are NaN or infinite"
             return TaskComparison(name, judged, problem=problem)
-    measures = [
-        measure
-        for measure in (
-            _accuracy(pairs, terms),
-            _log_probability(pairs, terms),
-            _movement(pairs, terms),
-        )
-        if measure is not None
-    ]
+    found = (_accuracy(pairs, terms), _log_probability(pairs, terms), _movement(pairs, terms))
+    measures = tuple(measure for measure in found if measure is not None)
     if not measures:
         problem = "the task has neither a yes-or-no metric nor log-probabilities of right answers"
         return TaskComparison(name, PairedOutcome.NOT_COMPARED, problem=problem)
     return TaskComparison(
         name,
         PairedOutcome.UNDERPOWERED,
-        tuple(measures),
+        measures,
         lost=tuple(pair for pair in pairs if pair[0].right and pair[1].right is False),
         gained=tuple(pair for pair in pairs if pair[1].right and pair[0].right is False),
     )
 
 
-def _judge(task: TaskComparison, adjusted: Mapping[str, float], terms: Terms) -> TaskComparison:
+def _judge(
+    task: TaskComparison, adjusted: Mapping[tuple[str, str], float], terms: Terms
+) -> TaskComparison:
     if task.problem is not None:
         return task
-    measures = tuple(
-        _judge_measure(measure, adjusted[f"{task.name}\0{measure.name}"], terms)
-        for measure in task.measures
-    )
-    return replace(
-        task, measures=measures, judged=PairedOutcome.worst(measure.judged for measure in measures)
-    )
-
-
-def _judge_measure(measure: Measure, p_worse: float, terms: Terms) -> Measure:
-    measure = replace(measure, p_worse=p_worse)
-    if measure.p_not_inferior < terms.significance:
-        return replace(measure, judged=PairedOutcome.PASS, items_needed=None)
-    if p_worse < terms.significance:
-        return replace(measure, judged=PairedOutcome.FAIL)
-    return measure
+    measures = []
+    for given in task.measures:
+        measure = replace(given, p_worse=adjusted[task.name, given.name])
+        if measure.p_not_inferior < terms.significance:
+            measure = replace(measure, judged=PairedOutcome.PASS, items_needed=None)
+        elif measure.p_worse < terms.significance:
+            measure = replace(measure, judged=PairedOutcome.FAIL)
+        measures.append(measure)
+    judged = PairedOutcome.worst(measure.judged for measure in measures)
+    return replace(task, measures=tuple(measures), judged=judged)
 
 
 def _accuracy(pairs: Sequence[Pair], terms: Terms) -> Measure | None:

@@ -17,9 +17,9 @@ class EvaluationRequest(Record):
     model: str
     run: str
     tasks: list[str]
-    """Tasks of the suite that have no results yet."""
-    content: str
-    """Hash of the model's files; "" for a model on the hub."""
+    """Tasks of the suite; for the process, those that have no results yet."""
+    content: str = ""
+    """Hash of the model's files, which `evaluate` adds; "" for a model on the hub."""
     fewshot: int | None = None
     limit: int | None = None
     """Number of documents of each task; None for all."""

@@ -1,22 +1,31 @@
-"""The evaluation process: loads a model and runs lm-eval on it, task by task."""
+"""The evaluation process: loads a model and runs lm-eval on it, task by task.
+
+lm-eval's class for transformers models gets the model, a byte tokenizer, and progress in place of its bars.
+"""
 
 import logging
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from assay.devices.registry import open_run
 from assay.devices.run_string import parse_run
-from assay.errors import MachineError
+from assay.errors import MachineError, UsageError
 from assay.files import seal, write_whole
-from assay.models import load_model
+from assay.models import LoadedModel, load_model
 from assay.models.candidate_setup import set_up
+from assay.models.folders import local_folder
 from assay.models.loading.configs import first_line
+from assay.models.loading.tokenizing import load_tokenizer
+from assay.models.micro.recipes import BOS_ID
 from assay.models.size import choose_threads
 from assay.progress import subtask
 from assay.runs import Progress
@@ -29,6 +38,9 @@ if TYPE_CHECKING:
 
     from assay.devices.base import Device
 
+_BATCH_SIZE = 32
+_BOS, _PAD = "<bos>", "<pad>"
+
 
 def work(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
     """Answer an EvaluationRequest and write results and samples of every task."""
@@ -36,8 +48,6 @@ def work(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
     progress.number_phases(3)
     with progress.step("loads lm-eval"):
         import lm_eval
-
-        from assay_bench.evaluating.lm_eval_model import open_language_model
 
         logging.getLogger("lm_eval").setLevel(logging.ERROR)
     run = parse_run(options.run)
@@ -123,6 +133,69 @@ def _one_line_errors(task: str) -> Iterator[None]:
             " run it once on a machine with network access and an HF_HOME that this machine shares, or"
             " use --suite offline",
         ) from None
+
+
+def open_language_model(loaded: LoadedModel, options: EvaluationRequest) -> "HFLM":
+    """Wrap the model as an lm-eval model."""
+    from lm_eval.models import huggingface
+
+    if loaded.tokenizer_kind == "none":
+        raise UsageError(f"{options.model} has no tokenizer, which lm-eval needs")
+    starts_with_bos = loaded.encode("")[:1] == [BOS_ID]
+    if loaded.tokenizer_kind == "bytes":
+        tokenizer = byte_tokenizer(loaded.pad_token_id, starts_with_bos=starts_with_bos)
+    else:
+        with local_folder(loaded.source, options.remote_code) as folder:
+            tokenizer = load_tokenizer(folder, options.remote_code)
+    huggingface.tqdm = BarAsTask
+    return huggingface.HFLM(
+        pretrained=loaded.model,
+        tokenizer=tokenizer,
+        batch_size=_BATCH_SIZE,
+        max_length=loaded.max_positions,
+        softmax_dtype="float32",
+        add_bos_token=True if loaded.tokenizer_kind == "bytes" and starts_with_bos else None,
+    )
+
+
+def byte_tokenizer(pad_id: int, *, starts_with_bos: bool) -> PreTrainedTokenizerFast:
+    """Make the tokenizer of models that read bytes. Its ids are those of `assay.models`."""
+    vocabulary = {character: byte for byte, character in bytes_to_unicode().items()}
+    vocabulary |= {_BOS: BOS_ID} | ({_PAD: pad_id} if pad_id not in (BOS_ID, *range(256)) else {})
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    if starts_with_bos:
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{_BOS} $A", special_tokens=[(_BOS, BOS_ID)]
+        )
+    pad = _PAD if _PAD in vocabulary else _BOS
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token=_BOS, eos_token=_BOS, pad_token=pad
+    )
+
+
+class BarAsTask:
+    """A replacement for tqdm that shows each bar as a subtask of the open task."""
+
+    def __init__(
+        self,
+        items: Collection[Any] = (),
+        *,
+        total: int | None = None,
+        desc: str | None = None,
+        **_: object,
+    ) -> None:
+        self._items, self._stack = items, ExitStack()
+        task = subtask((desc or "prepares texts").lower(), total or len(items), "texts")
+        self.update = self._stack.enter_context(task).advance
+        self.close = self._stack.close
+
+    def __iter__(self) -> Iterator[Any]:
+        with self._stack:
+            for item in self._items:
+                yield item
+                self.update()
 
 
 if __name__ == "__main__":

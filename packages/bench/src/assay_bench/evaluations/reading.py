@@ -5,9 +5,9 @@ import math
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -37,6 +37,8 @@ _EVALUATION_KEYS = ("chat_template_sha", "system_instruction_sha")
 _FACTS = ("lm_eval_version", "transformers_version", "date")
 
 _NO_FILTER = "none"
+
+_LIKELIHOOD_KINDS = ("multiple_choice", "loglikelihood", "loglikelihood_rolling")
 
 # Hexadecimal digits of SHA-256: 64 bits distinguish all items of a task.
 _HASH_LENGTH = 16
@@ -237,7 +239,6 @@ def _items(
     seen: Counter[str] = Counter()
     for number, sample in enumerate(samples, 1):
         try:
-            requests = _Requests.of(sample, kind)
             document = str(sample["doc_hash"])[:_HASH_LENGTH]
             seen[document] += 1
             again = f"#{seen[document]}" if seen[document] > 1 else ""
@@ -245,12 +246,9 @@ def _items(
                 key=document + again,
                 prompt_hash=str(sample["prompt_hash"])[:_HASH_LENGTH],
                 target_hash=str(sample["target_hash"])[:_HASH_LENGTH],
-                question=str(requests.arguments[0][0]),
-                target=requests.right_answer,
-                answer=requests.answer(sample["filtered_resps"]),
                 right=None if metric is None else _truth(sample[metric]),
-                log_probability=requests.log_probability,
                 cluster=None if cluster is None else str(sample["doc"][cluster]),
+                **_answers(sample, kind),
             )
         except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
             raise make_evaluation_error(
@@ -262,77 +260,44 @@ def _truth(value: object) -> bool | None:
     return bool(value) if isinstance(value, (bool, int, float)) and value in (0, 1) else None
 
 
-@dataclass(frozen=True, slots=True)
-class _Requests:
-    """The requests of a sample: one for each continuation, or one of another kind."""
+def _answers(sample: Sample, kind: str) -> dict[str, Any]:
+    """Read question, target, answer and log-probability per byte from the requests of a sample.
 
-    kind: str
-    """`output_type` of the task."""
-    arguments: list[list[Any]]
-    """Arguments of each request."""
-    responses: list[Any]
-    """First response to each request."""
-    target: str
+    There is one request for each continuation, or one of another kind. lm-eval's command line writes
+    arguments as objects, and numbers as text.
+    kind: `output_type` of the task.
+    """
+    arguments, target, filtered = sample["arguments"], sample["target"], sample["filtered_resps"]
+    if isinstance(arguments, dict):
+        arguments = [list(request.values()) for request in arguments.values()]
+    responses = [responses[0] for responses in sample["resps"]]
+    question = str(arguments[0][0])
+    target = str(target[0] if isinstance(target, list) else target)
+    if kind not in _LIKELIHOOD_KINDS:
+        answer = str(filtered[0] if isinstance(filtered, list) else filtered)
+        return {"question": question, "target": target, "answer": answer}
+    continuations = [str(request[-1]) for request in arguments]
+    likelihoods = [float(one[0] if isinstance(one, list) else one) for one in responses]
+    right = _target_index(continuations, target)
+    num_bytes = max(1, len(continuations[right].encode()))
+    answer = ""
+    if kind == "multiple_choice":
+        best = max(range(len(continuations)), key=likelihoods.__getitem__)
+        target, answer = continuations[right].strip(), continuations[best].strip()
+    elif kind == "loglikelihood":
+        answer = target if str(responses[0][1]) == "True" else "(other text)"
+    return {
+        "question": question,
+        "target": target,
+        "answer": answer,
+        "log_probability": likelihoods[right] / num_bytes,
+    }
 
-    @classmethod
-    def of(cls, sample: Sample, kind: str) -> Self:
-        """Read a sample of lm-eval as a library or of its command line.
 
-        The command line writes arguments as objects, and numbers as text.
-        """
-        arguments = sample["arguments"]
-        if isinstance(arguments, dict):
-            arguments = [list(request.values()) for request in arguments.values()]
-        first = [responses[0] for responses in sample["resps"]]
-        target = sample["target"]
-        return cls(kind, arguments, first, str(target[0] if isinstance(target, list) else target))
-
-    @property
-    def has_log_probabilities(self) -> bool:
-        return self.kind in ("multiple_choice", "loglikelihood", "loglikelihood_rolling")
-
-    @property
-    def continuations(self) -> list[str]:
-        """Return the texts whose log-likelihoods are requested."""
-        return [str(request[-1]) for request in self.arguments]
-
-    @property
-    def target_index(self) -> int:
-        """Return the index of the right continuation. Raises: ValueError if there is none."""
-        if len(self.arguments) == 1:
-            return 0
-        if self.target.isdecimal() and int(self.target) < len(self.arguments):
-            return int(self.target)
-        return [text.strip() for text in self.continuations].index(self.target.strip())
-
-    @property
-    def log_probability(self) -> float | None:
-        """Return the log-probability of the right answer, in nats per byte."""
-        if not self.has_log_probabilities:
-            return None
-        index = self.target_index
-        num_bytes = len(self.continuations[index].encode())
-        return self._log_likelihood(index) / max(1, num_bytes)
-
-    @property
-    def right_answer(self) -> str:
-        return self.continuations[self.target_index].strip() if self._is_choice else self.target
-
-    def answer(self, filtered: object) -> str:
-        """Return the model's answer. filtered: the responses after the task's filter."""
-        if self._is_choice:
-            indices = range(len(self.arguments))
-            return self.continuations[max(indices, key=self._log_likelihood)].strip()
-        if self.kind == "loglikelihood":
-            return self.target if str(self.responses[0][1]) == "True" else "(other text)"
-        if self.has_log_probabilities:
-            return ""
-        return str(filtered[0] if isinstance(filtered, list) else filtered)
-
-    @property
-    def _is_choice(self) -> bool:
-        return self.kind == "multiple_choice"
-
-    def _log_likelihood(self, index: int) -> float:
-        response = self.responses[index]
-        return float(response[0] if isinstance(response, list) else response)
+def _target_index(continuations: Sequence[str], target: str) -> int:
+    """Return the index of the right continuation. Raises: ValueError if there is none."""
+    if len(continuations) == 1:
+        return 0
+    if target.isdecimal() and int(target) < len(continuations):
+        return int(target)
+    return [text.strip() for text in continuations].index(target.strip())

@@ -1,18 +1,27 @@
-"""The commands `assay bench perf` and `assay bench ab`."""
+"""The commands `assay bench perf` and `assay bench ab`, and their tables."""
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from assay.output.streams import print_text
 from assay_bench.options import AsJson, Model, Output, Run
+from assay_bench.outcomes import PairedOutcome
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from assay_bench.performance.comparing import EnvironmentComparison
+    from assay_bench.performance.results import PerformanceResult, SuiteResult
 
 _Suites = Annotated[
     list[str] | None,
     typer.Option("--suite", metavar="NAME", help="Repeatable. Default: all."),
 ]
+
+_MEBIBYTE = 1 << 20
 
 
 def perf(
@@ -36,7 +45,6 @@ def perf(
     from assay_bench.performance.requests import SuiteRequest
     from assay_bench.performance.running import run_suites
     from assay_bench.performance.suite_table import choose_suites
-    from assay_bench.performance.tables import performance_table
 
     chosen = choose_suites(suite or [])
     folder = RunFolder.create("bench perf", output)
@@ -81,10 +89,9 @@ def ab(
     from assay.output.console import open_console
     from assay.runs import RunFolder, open_progress
     from assay_bench.performance.environments import Environment
-    from assay_bench.performance.paired.running import compare_environments
     from assay_bench.performance.requests import SuiteRequest
+    from assay_bench.performance.running import compare_environments
     from assay_bench.performance.suite_table import choose_suites
-    from assay_bench.performance.tables import comparison_line, comparison_table
 
     chosen = choose_suites(suite or [])
     with open_progress() as progress:
@@ -103,3 +110,64 @@ def ab(
     open_console(sys.stderr if as_json else None).print(comparison_table(result))
     print_text(result.to_json() if as_json else comparison_line(result))
     raise typer.Exit(result.verdict.as_verdict.exit_code)
+
+
+def performance_table(result: "PerformanceResult") -> "Table":
+    """Make a table with one row per suite."""
+    table = new_table("SUITE", "FASTEST", "TO CONTROL", "TOKENS/S", "OF MATMUL", "OF READ", "PEAK")
+    for suite in result.suites:
+        table.add_row(suite.suite, *_cells(suite))
+    for name, reason in result.skipped.items():
+        table.add_row(name, f"skipped: {reason}")
+    return table
+
+
+def comparison_table(result: "EnvironmentComparison") -> "Table":
+    """Make a table of the time of B relative to A, with one row per suite."""
+    table = new_table("SUITE", "B TO A", "95 % INTERVAL", "VERDICT")
+    for suite in result.suites:
+        interval = f"{suite.lower:.3f} to {suite.upper:.3f}"
+        table.add_row(suite.suite, f"{suite.ratio:.3f}", interval, suite.speed)
+    for name, reason in {**result.not_compared, **result.skipped}.items():
+        table.add_row(name, "", "", reason)
+    return table
+
+
+def comparison_line(result: "EnvironmentComparison") -> str:
+    """Describe the verdict, its reason, and what to do if it is undecided."""
+    limit = 1 + result.margin
+    match result.verdict:
+        case PairedOutcome.PASS:
+            words = f"every suite of B takes less than {limit:g} times as long as in A"
+        case PairedOutcome.FAIL:
+            slower = ", ".join(suite.suite for suite in result.suites if suite.speed == "slower")
+            words = f"B takes more than {limit:g} times as long as A in {slower}"
+        case PairedOutcome.UNDERPOWERED:
+            words = (
+                f"an interval contains the limit of {limit:g}; --blocks {4 * len(result.blocks)} halves"
+                " the intervals, and an idle machine can narrow them further"
+            )
+        case _:
+            words = "some suites ran on only one side"
+    return f"{result.verdict}: {words}"
+
+
+def new_table(*headings: str) -> "Table":
+    """Make an empty table without lines."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for heading in headings:
+        table.add_column(heading, no_wrap=True)
+    return table
+
+
+def _cells(suite: "SuiteResult") -> list[str]:
+    return [
+        f"{1000 * suite.fastest:.3g} ms",
+        f"{suite.ratio:.3g} {suite.control}",
+        f"{suite.tokens_per_second:,.0f}" if suite.num_tokens else "",
+        f"{suite.flops_share:.1%}" if suite.num_flops else "",
+        f"{suite.bytes_share:.1%}" if suite.num_bytes else "",
+        f"{suite.peak_memory_bytes / _MEBIBYTE:,.0f} MiB" if suite.peak_memory_bytes else "",
+    ]

@@ -36,22 +36,10 @@ print(json.dumps({
 """
 
 
-class EnvironmentUnusableError(UsageError):
-    """The suites cannot run in an environment."""
-
-    @classmethod
-    def without_python(cls, path: Path) -> Self:
-        """Make the error for a path without an interpreter."""
-        return cls(
-            f"{path} is not an environment: neither a folder with bin/python nor a Python executable"
-        )
-
-    @classmethod
-    def without_suites(cls, path: Path, problem: str) -> Self:
-        """Make the error. problem: the last line that its Python printed."""
-        return cls(
-            f"{path} lacks the suites of assay-bench ({problem}); install assay-bench there with pip"
-        )
+def _make_no_python_error(path: Path) -> UsageError:
+    return UsageError(
+        f"{path} is not an environment: neither a folder with bin/python nor a Python executable"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +65,7 @@ class Environment:
     def at(cls, path: Path) -> Self:
         """Open a virtual environment by its folder or its Python executable.
 
-        Raises: EnvironmentUnusableError if it has no Python or no suites; MachineError if its
+        Raises: UsageError if it has no Python or no suites; MachineError if its
             Python does not respond.
         """
         python = _find_python(path)
@@ -92,7 +80,7 @@ class Environment:
                 capture_output=True, text=True, check=False, env=variables, timeout=_PROBE_SECONDS,
             )  # fmt: skip
         except OSError as error:
-            raise EnvironmentUnusableError.without_python(path) from error
+            raise _make_no_python_error(path) from error
         except subprocess.TimeoutExpired as error:
             raise MachineError(f"{python} did not respond within {_PROBE_SECONDS} s") from error
         try:
@@ -100,7 +88,9 @@ class Environment:
             return cls(str(path), python, answer["nodes"], answer["versions"], variables)
         except (ValueError, KeyError, TypeError):
             lines = done.stderr.strip().splitlines() or ["no output"]
-            raise EnvironmentUnusableError.without_suites(python, lines[-1]) from None
+            raise UsageError(
+                f"{python} lacks the suites of assay-bench ({lines[-1]}); install assay-bench there with pip"
+            ) from None
 
     def nodes_of(self, suites: Sequence[SpeedSuite]) -> list[str]:
         """Return the pytest nodes of `suites`. Raises: UsageError for a missing suite."""
@@ -118,4 +108,4 @@ def _find_python(path: Path) -> Path:
         if candidate.is_file() and os.access(candidate, os.X_OK):
             # Not resolved: Python finds a virtual environment by the path of the link.
             return candidate.absolute()
-    raise EnvironmentUnusableError.without_python(path)
+    raise _make_no_python_error(path)

@@ -1,17 +1,20 @@
 """Correction for multiple tests, and sample sizes."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
+from typing import TypeVar
 
 from scipy.stats import norm
 
+Name = TypeVar("Name", bound=Hashable)
 
-def holm(p_values: Mapping[str, float]) -> dict[str, float]:
+
+def holm(p_values: Mapping[Name, float]) -> dict[Name, float]:
     """Adjust p-values so that the significance is the chance of any false alarm among all of them.
 
     Source: Holm, Scandinavian Journal of Statistics 6 (1979), 65-70.
     """
-    adjusted: dict[str, float] = {}
+    adjusted: dict[Name, float] = {}
     largest = 0.0
     for place, name in enumerate(sorted(p_values, key=lambda name: p_values[name])):
         largest = max(largest, min(1.0, (len(p_values) - place) * p_values[name]))

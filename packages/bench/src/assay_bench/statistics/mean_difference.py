@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from assay.errors import UsageError
-from assay_bench.statistics.clusters import sums_of_clusters
+from assay_bench.statistics.accuracy import sums_of_clusters
 
 _RESAMPLES = 9_999
 _SEED = 0

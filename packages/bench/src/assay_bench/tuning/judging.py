@@ -1,17 +1,41 @@
-"""Verdict of tunings: what each model learned, and how its losses compare with a baseline."""
+"""Verdict of tunings: what each model learned, and how its losses compare with a baseline.
+
+Losses are compared with the band that another seed's losses stay in. The mean loss of each window of steps
+gets a prediction interval: Student's t times the standard deviation of the seeds. If these means are normal,
+FALSE_ALARMS of healthy runs leave the band in any window. Real tails are somewhat heavier.
+"""
 
 import math
 from collections.abc import Sequence
-from statistics import fmean
+from dataclasses import dataclass
+from statistics import fmean, stdev
+from typing import Self
 
+from scipy.stats import t as student_t
 from scipy.stats import ttest_rel
 
-from assay.verdicts import Level, Measurement, Outcome, Unmatched, Verdict, overall_outcome
-from assay_bench.tuning.band import BandError, band_of, judge_losses
+from assay.errors import UsageError
+from assay.verdicts import (
+    Level,
+    Measurement,
+    Outcome,
+    Unmatched,
+    Verdict,
+    overall_outcome,
+)
 from assay_bench.tuning.records import Tuning, TuningRecord
 
 # Chance that a model that learned nothing passes.
 SIGNIFICANCE = 0.01
+
+# Share of healthy runs that leave the band, as for scores (assay_bench.evaluations.scores).
+FALSE_ALARMS = 0.01
+
+# Few windows, so that each mean averages many batches and is about normal. Of 40 healthy runs of 40 steps,
+# compared with bands of 11 others, 8 % left one of 20 windows and 4 % one of 10 with each window's own
+# standard deviation. With the pooled one as lower bound (`band_of`), 2 % did: one run, whose loss rises for
+# a few steps.
+NUM_WINDOWS = 10
 
 
 def judge_tunings(
@@ -135,3 +159,105 @@ def _rows(tuning: Tuning) -> list[Measurement]:
             actual=after, expected=before, ratio=after / before if before else math.inf,
         )
     ]  # fmt: skip
+
+
+class BandError(UsageError):
+    """The curves do not make a band."""
+
+    @classmethod
+    def of(cls, problem: str) -> Self:
+        """Make the error."""
+        return cls(f"a band needs at least two finite curves of equal length: {problem}")
+
+
+@dataclass(frozen=True, slots=True)
+class LossBand:
+    """Prediction intervals of the mean loss in windows of steps, in nats per token."""
+
+    num_curves: int
+    """Curves of the baseline."""
+    windows: list[range]
+    """Steps of each window; the last window can have more."""
+    means: list[float]
+    half_widths: list[float]
+
+    @property
+    def resolution(self) -> float:
+        """Return the smallest change that is detected in every window, in nats per token."""
+        return max(self.half_widths)
+
+
+def band_of(curves: Sequence[Sequence[float]]) -> LossBand:
+    """Make the band of runs that differ only in their seeds.
+
+    curves: the loss of each step, in nats per token.
+    Raises: BandError for fewer than two curves, or curves that are not finite, not equally long, or equal.
+    Source: prediction interval on one observation of a normal distribution, Montgomery & Runger, Applied
+        Statistics and Probability for Engineers, 3rd edition, (8-29), with Bonferroni's inequality over
+        all windows.
+    """
+    if len(curves) < 2:
+        raise BandError.of(f"found {len(curves)}")
+    num_steps = len(curves[0])
+    if not num_steps or any(len(curve) != num_steps for curve in curves):
+        raise BandError.of(f"found {', '.join(str(len(curve)) for curve in curves)} steps")
+    if not all(math.isfinite(loss) for curve in curves for loss in curve):
+        raise BandError.of("a loss is not finite")
+    if len({tuple(curve) for curve in curves}) < len(curves):
+        raise BandError.of("two are equal, so their spread says nothing about other seeds")
+    size = max(1, num_steps // NUM_WINDOWS)
+    starts = range(0, num_steps - size + 1, size)
+    windows = [range(start, start + size) for start in starts]
+    windows[-1] = range(starts[-1], num_steps)
+    by_window = [[_mean_in(window, curve) for curve in curves] for window in windows]
+    num = len(curves)
+    quantile = float(student_t.isf(FALSE_ALARMS / (2 * len(windows)), num - 1))
+    spreads = [stdev(values) for values in by_window]
+    # A few seeds can agree by chance in one window: the pooled deviation is the lower bound.
+    pooled = math.sqrt(fmean(spread**2 for spread in spreads))
+    return LossBand(
+        num_curves=num,
+        windows=windows,
+        means=[fmean(values) for values in by_window],
+        half_widths=[quantile * max(spread, pooled) * math.sqrt(1 + 1 / num) for spread in spreads],
+    )
+
+
+def _mean_in(window: range, curve: Sequence[float]) -> float:
+    return fmean(curve[window.start : window.stop])
+
+
+def judge_losses(curve: Sequence[float], band: LossBand) -> Level:
+    """Judge a curve by the band. A loss that is too low or not finite fails too.
+
+    Returns: FAIL with `first_step`, the first step of the first window outside of the band;
+        NOT_COMPARED for a curve of another length.
+    """
+    num_steps = band.windows[-1].stop
+    for step, loss in enumerate(curve):
+        if not math.isfinite(loss):
+            reason = f"the loss of step {step} is {loss}"
+            return Level(verdict=Outcome.FAIL, reason=reason, compared=step + 1, first_step=step)
+    if len(curve) != num_steps:
+        reason = f"the run has {len(curve)} steps, the band {num_steps}"
+        return Level(verdict=Outcome.NOT_COMPARED, reason=reason)
+    for steps, expected, half_width in zip(band.windows, band.means, band.half_widths, strict=True):
+        mean = _mean_in(steps, curve)
+        if abs(mean - expected) > half_width:
+            too = "higher" if mean > expected else "lower"
+            reason = (
+                f"loss {mean:.4f} nats per token in steps {steps[0]} to {steps[-1]} is {too} than"
+                f" {expected:.4f} ± {half_width:.4f} of {band.num_curves} seeds"
+            )
+            if mean < expected:
+                reason += (
+                    ": does the input contain the label, or the training data a held-out text?"
+                )
+            return Level(
+                verdict=Outcome.FAIL, reason=reason, compared=len(curve), first_step=steps[0]
+            )
+    reason = (
+        f"inside the band of {band.num_curves} seeds; changes below {band.resolution:.4f} nats per token"
+        " can be missed"
+    )
+    return Level(verdict=Outcome.PASS, reason=reason, compared=len(curve), first_step=None)

@@ -24,7 +24,7 @@ from assay.models.sources import resolve_model
 from assay.verdicts import Record
 from assay_bench.tuning.texts import BUILT_IN
 
-_SUFFIX = ".toml"
+_RECIPES = Path(str(files("assay_bench") / "recipes"))
 
 
 def make_recipe_error(path: object, problem: str, key: str = "") -> UsageError:
@@ -114,11 +114,10 @@ def read_recipe(name: str, run: str | None = None) -> RecipeFile:
     run: DEVICE/DTYPE that replaces the recipe's; None keeps it.
     Raises: UsageError that names file and key.
     """
-    path = Path(name)
-    if path.suffix != _SUFFIX:
-        path = Path(str(files("assay_bench") / "recipes" / f"{name}{_SUFFIX}"))
+    path = Path(name) if name.endswith(".toml") else _RECIPES / f"{name}.toml"
     if not path.exists():
-        raise UsageError(f"recipe {name} does not exist; shipped recipes: {_shipped()}")
+        shipped = ", ".join(sorted(recipe.stem for recipe in _RECIPES.glob("*.toml")))
+        raise UsageError(f"recipe {name} does not exist; shipped recipes: {shipped}")
     document = read_toml(path)
     if run is not None:
         document["run"] = run
@@ -149,9 +148,3 @@ def _require_decoder(path: Path, model: str, key: str) -> None:
         raise make_recipe_error(path, str(error), key) from None
     if micro is not None and micro.masked:
         raise make_recipe_error(path, f"{model} does not predict next tokens", key)
-
-
-def _shipped() -> str:
-    folder = files("assay_bench") / "recipes"
-    names = (Path(str(entry)) for entry in folder.iterdir())
-    return ", ".join(sorted(entry.stem for entry in names if entry.suffix == _SUFFIX))

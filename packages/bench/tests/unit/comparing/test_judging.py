@@ -8,10 +8,9 @@ import pytest
 from assay.verdicts import Outcome
 from assay_bench.comparing.judging import compare
 from assay_bench.comparing.terms import Terms
-from assay_bench.comparing.verdicts import verdict_of
+from assay_bench.comparison_files import comparison_as_markdown, verdict_of
 from assay_bench.evaluations.items import TaskResult
 from assay_bench.outcomes import PairedOutcome
-from assay_bench.reporting.markdown import comparison_as_markdown
 from packages.bench.tests.unit.sample_evaluations import answered, evaluation, item, task
 
 TERMS = Terms(accuracy=0.02, log_probability=0.01)

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from assay.errors import UsageError
-from assay_bench.performance.environments import Environment, EnvironmentUnusableError
+from assay_bench.performance.environments import Environment
 from assay_bench.performance.suite_table import SUITES, choose_suites
 
 
@@ -19,22 +19,22 @@ def write_program(path: Path, text: str) -> Path:
 def test_path_without_python_is_named(tmp_path: Path, name: str) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("no program")
-    with pytest.raises(EnvironmentUnusableError, match=f"{name} is not an environment: neither"):
+    with pytest.raises(UsageError, match=f"{name} is not an environment: neither"):
         Environment.at(tmp_path / name)
 
 
 def test_python_without_assay_bench_is_an_error(tmp_path: Path) -> None:
     program = write_program(tmp_path / "bin" / "python", f'exec "{sys.executable}" -I -S "$@"')
-    with pytest.raises(EnvironmentUnusableError, match=r"No module named 'assay_bench'.*pip$"):
+    with pytest.raises(UsageError, match=r"No module named 'assay_bench'.*pip$"):
         Environment.at(tmp_path)
-    with pytest.raises(EnvironmentUnusableError):
+    with pytest.raises(UsageError, match="lacks the suites"):
         Environment.at(program)
 
 
 @pytest.mark.parametrize("answer", ["", "hello", "[]", '{"nodes": {}}'])
 def test_other_program_is_an_error(tmp_path: Path, answer: str) -> None:
     program = write_program(tmp_path / "python", f"echo '{answer}'")
-    with pytest.raises(EnvironmentUnusableError, match="lacks the suites of assay-bench"):
+    with pytest.raises(UsageError, match="lacks the suites of assay-bench"):
         Environment.at(program)
 
 

@@ -1,7 +1,11 @@
 import pytest
 
-from assay_bench.statistics.accuracy import PairedAnswers
-from assay_bench.statistics.clusters import deflated, design_effect, p_worse_of_clusters
+from assay_bench.statistics.accuracy import (
+    PairedAnswers,
+    deflated,
+    design_effect,
+    p_worse_of_clusters,
+)
 from assay_bench.statistics.families import holm, items_needed
 
 

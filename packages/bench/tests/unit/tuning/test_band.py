@@ -4,7 +4,7 @@ import random
 import pytest
 
 from assay.verdicts import Outcome
-from assay_bench.tuning.band import BandError, LossBand, band_of, judge_losses
+from assay_bench.tuning.judging import BandError, LossBand, band_of, judge_losses
 
 INF, NAN = math.inf, math.nan
 
@@ -32,10 +32,8 @@ def test_half_width_of_two_curves_uses_the_cauchy_distribution() -> None:
 
 def test_last_window_takes_the_remaining_steps() -> None:
     band = band_of([[float(step) for step in range(23)], [0.0] * 23])
-    assert band.window == 2
-    assert len(band.means) == 11
-    assert band.steps_of(0) == range(2)
-    assert band.steps_of(10) == range(20, 23)
+    assert len(band.windows) == len(band.means) == 11
+    assert (band.windows[0], band.windows[10]) == (range(2), range(20, 23))
     # Means of (0, 1), of (20, 21, 22), and of zeros.
     assert (band.means[0], band.means[10]) == (0.25, 10.5)
 
@@ -49,7 +47,8 @@ def test_window_with_close_seeds_uses_the_pooled_deviation() -> None:
 
 def test_short_run_has_windows_of_one_step() -> None:
     band = band_of([[1.0, 2.0, 3.0], [2.0, 4.0, 5.0]])
-    assert (band.window, band.means) == (1, [1.5, 3.0, 4.0])
+    assert band.windows == [range(1), range(1, 2), range(2, 3)]
+    assert band.means == [1.5, 3.0, 4.0]
 
 
 @pytest.mark.parametrize(
@@ -130,4 +129,4 @@ def test_pass_reports_the_resolution(band: LossBand) -> None:
 
 def band_curve(band: LossBand) -> list[float]:
     """The curve of the band's means."""
-    return [mean for number, mean in enumerate(band.means) for _ in band.steps_of(number)]
+    return [mean for mean, steps in zip(band.means, band.windows, strict=True) for _ in steps]

@@ -14,8 +14,7 @@ from assay.runs.results import read_measurements
 from assay.verdicts import Outcome
 from assay.watchdog import temporary_folder
 from assay_expectations.decoders.checking import DecoderCheck
-from assay_expectations.decoders.options import DecoderOptions
-from assay_expectations.decoders.shapes import Shape
+from assay_expectations.decoders.options import DecoderOptions, Shape
 from assay_expectations.records import require_writable
 
 REFERENCES, METRICS = "references", "metrics"

@@ -1,5 +1,7 @@
 """A check of one model and shape, with a cached reference."""
 
+import json
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -9,21 +11,24 @@ import xxhash
 
 from assay.devices.run_string import parse_run
 from assay.errors import UsageError
-from assay.files import content_digest, file_digest
+from assay.files import content_digest, file_digest, read_json
 from assay.generate.check import capture, check_generate
 from assay.generate.processes.requests import GenerateCheck, GoldenRequest, InputOptions
+from assay.inputs import built_in_texts
 from assay.models.folders import local_folder
 from assay.models.sources import resolve_model
 from assay.runs import Progress
 from assay.runs.results import read_measurements
 from assay.verdicts import Verdict
-from assay_expectations.decoders.options import DecoderOptions
-from assay_expectations.decoders.prompts import prompt_lines, read_texts
-from assay_expectations.decoders.shapes import Shape
-from assay_expectations.decoders.thresholds import Thresholds
+from assay_expectations.decoders.options import DecoderOptions, Shape, Thresholds
 
 REFERENCE = "cpu/float32"
 _SOFTWARE = ("assay-core", "torch", "transformers")
+
+# Longer than common tokens, so that texts have enough tokens.
+_CHARACTERS_A_TOKEN = 8
+
+_HUMAN = ("human", "user")
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,25 +129,23 @@ class DecoderCheck:
                 return golden
             golden.parent.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(dir=golden.parent) as folder:
-            self._capture(Path(folder) / "golden", dtype, inputs, progress)
+            captured = Path(folder) / "golden"
+            captured.mkdir()
+            request = GoldenRequest(
+                model=self.model,
+                reference=parse_run(REFERENCE),
+                noise_for=[dtype],
+                inputs=inputs,
+                folder=str(captured),
+            )
+            capture(request, self.folder, progress)
             try:
-                (Path(folder) / "golden").rename(golden)
+                captured.rename(golden)
             except OSError:
                 # Another run captured the same reference first.
                 if not golden.is_dir():
                     raise
         return golden
-
-    def _capture(self, folder: Path, dtype: str, inputs: InputOptions, progress: Progress) -> None:
-        folder.mkdir()
-        request = GoldenRequest(
-            model=self.model,
-            reference=parse_run(REFERENCE),
-            noise_for=[dtype],
-            inputs=inputs,
-            folder=str(folder),
-        )
-        capture(request, self.folder, progress)
 
 
 def content_of_model(model: str) -> str:
@@ -150,3 +153,49 @@ def content_of_model(model: str) -> str:
     with local_folder(resolve_model(model), "refuse") as folder:
         files = sorted(path for path in folder.rglob("*") if path.is_file())
         return content_digest({str(file.relative_to(folder)): file_digest(file) for file in files})
+
+
+def prompt_lines(texts: Sequence[str], num_prompts: int, length: int, first: int = 0) -> str:
+    """Format prompts of at least `length` tokens as JSON lines. The check shortens them.
+
+    Each prompt joins texts from another start, so texts can repeat.
+    first: index of the first prompt's first text.
+    """
+    lines = []
+    for number in range(first, first + num_prompts):
+        parts: list[str] = []
+        while sum(map(len, parts)) < _CHARACTERS_A_TOKEN * length:
+            parts.append(texts[(number + len(parts)) % len(texts)])
+        lines.append(json.dumps({"text": "\n\n".join(parts)}))
+    return "\n".join(lines) + "\n"
+
+
+def read_texts(file: Path | None) -> Sequence[str]:
+    """Read the first message of each conversation in a ShareGPT file, or return the built-in texts.
+
+    Raises: UsageError that names file and conversation.
+    """
+    if file is None:
+        return built_in_texts()
+    conversations = read_json(file)
+    if not isinstance(conversations, list) or not conversations:
+        raise UsageError(f"prompts {file}: expected a list of conversations in the ShareGPT format")
+    texts = [
+        text
+        for number, one in enumerate(conversations)
+        for text in _asked(one, f"{file}: {number}")
+    ]
+    if not texts:
+        raise UsageError(f"prompts {file}: no conversation begins with a human message")
+    return texts
+
+
+def _asked(conversation: object, where: str) -> Iterator[str]:
+    messages = conversation.get("conversations") if isinstance(conversation, dict) else None
+    if not isinstance(messages, list):
+        raise UsageError(f"{where}: expected an object with a list `conversations`")
+    for message in messages[:1]:
+        if not isinstance(message, dict) or not isinstance(message.get("value"), str):
+            raise UsageError(f"{where}: expected messages with `from` and a text `value`")
+        if message.get("from") in _HUMAN and message["value"]:
+            yield message["value"]

@@ -1,4 +1,4 @@
-"""Options of the decoder suite, from published environment variables."""
+"""Options of the decoder suite: input shapes, thresholds, and the published environment variables."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -6,23 +6,98 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from math import ceil, inf
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, Self, TypeVar
 
+from pydantic import BaseModel, ConfigDict, Field
+
+from assay.comparing.token_thresholds import FAILURE_RATE, PUBLISHED_METRICS
 from assay.errors import UsageError
+from assay.files import read_toml_record
 from assay.models import RECIPES
-from assay_expectations.decoders.shapes import Shape
-from assay_expectations.decoders.thresholds import Thresholds
 
+_Metric = Annotated[str, Field(pattern=f"^({'|'.join(PUBLISHED_METRICS)})$")]
+_Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+_Share = Annotated[float, Field(gt=0, lt=1)]
 _PREFIX = "FMS_TEST_SHAPES_"
 _METRICS = ("cross_entropy", "diff_mean")
+
 # Names of the metrics in FMS_TEST_SHAPES_SKIP_ASSERTIONS.
 _PUBLISHED_NAMES = {"ce": "cross_entropy", "mean_diff": "diff_mean"}
 _DEFAULT_MODEL = "micro:llama"
 _DEFAULT_SIZES = ((1, 4), (16, 64), (8,))
-DEFAULT_SHAPES = tuple(Shape(*sizes) for sizes in product(*_DEFAULT_SIZES))
-
 T = TypeVar("T")
 N = TypeVar("N", int, float)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Sizes of one generation."""
+
+    batch_size: int
+    prompt_length: int
+    max_new_tokens: int
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Parse `4x64x16`: rows, prompt length, new tokens. Raises: UsageError."""
+        parts = text.lower().split("x")
+        if len(parts) != 3 or not all(part.isdecimal() and int(part) > 0 for part in parts):
+            raise UsageError(
+                f"shape {text!r}: expected rows, prompt length and new tokens, such as 4x64x16"
+            )
+        return cls(*map(int, parts))
+
+    def __str__(self) -> str:
+        return f"{self.batch_size}x{self.prompt_length}x{self.max_new_tokens}"
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """The thresholds of one shape."""
+
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """Threshold of each metric."""
+    failure_rate: float = FAILURE_RATE
+    """Share of tokens at or over a threshold from which a test fails."""
+
+
+class _ShapeTable(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    failure_rate: _Share | None = None
+    thresholds: dict[_Metric, _Positive]
+
+
+class _File(BaseModel):
+    """A file of `assay calibrate`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    failure_rate: _Share = FAILURE_RATE
+    false_failure_bound: float | None = None
+    runs: dict[str, object] = Field(default_factory=dict)
+    thresholds: dict[_Metric, _Positive]
+    shapes: dict[str, _ShapeTable] = Field(default_factory=dict)
+
+
+def read_thresholds(path: Path) -> tuple[Thresholds, dict[Shape, Thresholds]]:
+    """Read a file of `assay calibrate`. Returns: the thresholds for all shapes, and for single shapes.
+
+    A table such as `[shapes.4x64x16.thresholds]`, with an optional `failure_rate` in `[shapes.4x64x16]`,
+    serves a single shape.
+    Raises: UsageError.
+    """
+    read = read_toml_record(_File, path)
+    by_shape = {
+        Shape.parse(name): Thresholds(
+            read.thresholds | own.thresholds, own.failure_rate or read.failure_rate
+        )
+        for name, own in read.shapes.items()
+    }
+    return Thresholds(read.thresholds, read.failure_rate), by_shape
+
+
+DEFAULT_SHAPES = tuple(Shape(*sizes) for sizes in product(*_DEFAULT_SIZES))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """Noise ratios: the error of an observation over the error of the captured run.
 
 Both errors are distances from the yardstick, so any correct order of sums gives a ratio near 1.
+`describe_likeness` explains wrong values by a single change of all logits.
 Shapes: R tokens of all prompts, K kept ids and the rest, M projections.
 """
 
@@ -18,7 +19,7 @@ from assay.models import RECIPES
 from assay.noise import Ratio
 from assay.statistics import Statistic
 from assay.verdicts import Measurement
-from assay_expectations.records import Distributions, LogProbabilities, Machine, Signature
+from assay_expectations.records import Distributions, Expectation, Machine, Observed, Signature
 
 Array = NDArray[np.float64]
 
@@ -42,6 +43,9 @@ _CALIBRATED_MACHINES = tuple(
 
 # Half a unit roundoff, as for every statistic of single values (assay.noise).
 _FLOOR = 0.5
+
+
+_TINY = float(np.finfo(np.float64).tiny)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +90,12 @@ def limits_origin(model: str, machine: Machine) -> str:
     return "not calibrated for this model and device"
 
 
+def judge_by(expectation: Expectation, observed: Distributions) -> JudgedSignature:
+    """Judge an observation by an expectation and its limits."""
+    dtype = expectation.key.machine.dtype
+    return judge_numbers(expectation.signature, observed, dtype, expectation.limits)
+
+
 def judge_numbers(
     signature: Signature, observed: Distributions, dtype: str, limits: Mapping[Statistic, float]
 ) -> JudgedSignature:
@@ -99,15 +109,15 @@ def judge_numbers(
         Ratio(statistic, actual[statistic], max(noise[statistic], floor)) for statistic in LIMITS
     ]
     judged = tuple(JudgedRatio(ratio, limits[ratio.statistic]) for ratio in ratios)
-    return JudgedSignature(judged, len(_flat(signature.spreads)))
+    return JudgedSignature(judged, len(rows_of(signature.spreads)))
 
 
 def _errors(signature: Signature, run: Distributions) -> dict[Statistic, float]:
     """Compute the error of a run relative to the yardstick, by statistic."""
     yardstick = signature.yardstick
     errors_R = relative_errors(rows_of(run.log_probabilities), rows_of(yardstick.log_probabilities))
-    difference_RM = _flat(run.projections) - _flat(yardstick.projections)
-    spreads_R = _flat(signature.spreads)
+    difference_RM = rows_of(run.projections) - rows_of(yardstick.projections)
+    spreads_R = rows_of(signature.spreads)
     whole_R = np.sqrt(np.mean(difference_RM**2, axis=1)) / np.maximum(spreads_R, _TINY)
     return {
         "logits-error": rms(errors_R),
@@ -142,15 +152,7 @@ def centred(values_RK: Array) -> Array:
     return result
 
 
-def rows_of(batches: Sequence[LogProbabilities]) -> Array:
-    """Flatten batches to tokens, (R, K)."""
-    return _flat(batches)
-
-
-_TINY = float(np.finfo(np.float64).tiny)
-
-
-def _flat(batches: Sequence[Sequence[Sequence[Any]]]) -> Array:
+def rows_of(batches: Sequence[Sequence[Sequence[Any]]]) -> Array:
     """Flatten batches of rows of tokens to one array of tokens, (R, ...)."""
     return np.asarray(
         [token for rows in batches for row in rows for token in row], dtype=np.float64
@@ -160,3 +162,57 @@ def _flat(batches: Sequence[Sequence[Sequence[Any]]]) -> Array:
 def rms(values_R: Array) -> float:
     """Return the root mean square."""
     return math.sqrt(float(np.mean(values_R**2)))
+
+
+def describe_likeness(
+    signature: Signature, observed: Observed, dtype: str, judged: JudgedSignature
+) -> str | None:
+    """Describe the single change that explains the difference; return None if no known change does.
+
+    dtype: the expected dtype.
+    """
+    if observed.dtype != dtype:
+        return f"the model's parameters are {observed.dtype}, expected {dtype}"
+    expected_RK = rows_of(signature.yardstick.log_probabilities)
+    actual_RK = rows_of(observed.distributions.log_probabilities)
+    if not np.isfinite(actual_RK[np.isfinite(expected_RK)]).all():
+        tokens = int((~np.isfinite(actual_RK) & np.isfinite(expected_RK)).any(axis=1).sum())
+        return f"the log-probabilities of {tokens} of {len(actual_RK)} tokens are not finite"
+    by_statistic = {one.ratio.statistic: one for one in judged.judged}
+    most = by_statistic["logits-error"].limit * by_statistic["logits-error"].ratio.expected
+    within = {name for name, one in by_statistic.items() if one.ratio.value <= one.limit}
+    if "logits-error" in within:
+        num_kept = actual_RK.shape[1] - 1
+        # Errors of single tokens have no common explanation.
+        return (
+            f"the {num_kept} most likely ids of each token agree; the error is in the rest of the"
+            " vocabulary"
+            if "logits-worst" in within
+            else None
+        )
+    # Without the sum of all other ids, which does not scale like a logit.
+    scale = _common_factor(actual_RK[:, :-1], expected_RK[:, :-1], most)
+    if scale is not None:
+        is_sign = abs(scale + 1) <= most
+        return (
+            "the logits are negated"
+            if is_sign
+            else f"the logits are {scale:.4g} times the expected logits"
+        )
+    own_RK = rows_of(observed.most_likely)
+    if rms(relative_errors(own_RK, expected_RK[:, :-1])) <= most:
+        return "the probabilities are right but belong to other ids: the vocabulary is permuted"
+    return None
+
+
+def _common_factor(actual_RK: Array, expected_RK: Array, most: float) -> float | None:
+    """Return the common factor of all logits; None if the remainder exceeds the noise."""
+    actual, expected = centred(actual_RK), centred(expected_RK)
+    used = np.isfinite(expected)
+    square = float(np.sum(expected[used] ** 2))
+    if not square:
+        return None
+    factor = float(np.sum(actual[used] * expected[used])) / square
+    left = float(np.sum((actual - factor * expected)[used] ** 2)) / square
+    is_factor = left**0.5 <= most * max(abs(factor), 1.0) and abs(factor - 1) > most
+    return factor if is_factor else None

@@ -30,15 +30,14 @@ from assay.verdicts import (
     Verdict,
 )
 from assay_expectations.judging.changes import Change, find_change
-from assay_expectations.judging.likeness import describe_likeness
-from assay_expectations.judging.numbers import JudgedSignature, judge_numbers
-from assay_expectations.processes.requests import AllSeen, Seen
+from assay_expectations.judging.numbers import JudgedSignature, describe_likeness, judge_by
 from assay_expectations.records import (
     Expectation,
     Observed,
     machine_differences,
     value_differences,
 )
+from assay_expectations.requests import AllSeen, Seen
 
 # Level name if nothing was captured on this machine.
 _NO_EXPECTATION = "expectations"
@@ -136,18 +135,39 @@ def _judge_one(
     run: str,
     judgement: _Judgement,
 ) -> None:
-    judged = _judge(expectation, observed)
+    judged = judge_by(expectation, observed.distributions)
     changed = value_differences(expectation.provenance.versions, versions)
-    judgement.judged[name] = judged
-    judgement.levels[name] = _level_of(judged, expectation, observed, changed)
     if changed:
         judgement.notes.append(f"{name}: changed since its capture: {', '.join(changed)}")
+    reason = None
     if not judged.passed:
+        reason = _describe_failure(judged, expectation, observed)
         judgement.notes.append(
             f"to find the module: assay check generate {expectation.model}"
             f" --reference cpu/float32 --candidate {run}; if that passes, both sides share the fault, in the"
             " model's code or in assay's, and `git bisect` with this command finds the commit"
         )
+    judgement.judged[name] = judged
+    judgement.levels[name] = Level(
+        verdict=Outcome.PASS if judged.passed else Outcome.FAIL,
+        reason=reason,
+        compared=judged.num_tokens,
+        limits_origin=expectation.limits_origin,
+        expectation=expectation.hash,
+        since_capture=changed,
+    )
+
+
+def _describe_failure(judged: JudgedSignature, expectation: Expectation, observed: Observed) -> str:
+    worst = judged.worst
+    ratio, limit = format_against(worst.ratio.value, worst.limit)
+    reason = (
+        f"{describe_error(worst.ratio.statistic, worst.ratio.actual)} is {ratio}x the error of the captured run"
+        f" (limit {limit}x)"
+    )
+    dtype = expectation.key.machine.dtype
+    likeness = describe_likeness(expectation.signature, observed, dtype, judged)
+    return f"{likeness}; {reason}" if likeness else reason
 
 
 def _require_coverage(
@@ -194,49 +214,13 @@ def judge_pair(
     return verdict, judgement.measurements(), change
 
 
-def _judge(expectation: Expectation, observed: Observed) -> JudgedSignature:
-    return judge_numbers(
-        expectation.signature,
-        observed.distributions,
-        expectation.key.machine.dtype,
-        expectation.limits,
-    )
-
-
-def _level_of(
-    judged: JudgedSignature,
-    expectation: Expectation,
-    observed: Observed,
-    changed: list[str],
-) -> Level:
-    reason = None
-    if not judged.passed:
-        worst = judged.worst
-        ratio, limit = format_against(worst.ratio.value, worst.limit)
-        reason = (
-            f"{describe_error(worst.ratio.statistic, worst.ratio.actual)} is {ratio}x the error of the captured run"
-            f" (limit {limit}x)"
-        )
-        dtype = expectation.key.machine.dtype
-        likeness = describe_likeness(expectation.signature, observed, dtype, judged)
-        reason = f"{likeness}; {reason}" if likeness else reason
-    return Level(
-        verdict=Outcome.PASS if judged.passed else Outcome.FAIL,
-        reason=reason,
-        compared=judged.num_tokens,
-        limits_origin=expectation.limits_origin,
-        expectation=expectation.hash,
-        since_capture=changed,
-    )
-
-
 def _describe_elsewhere(name: str, expectation: Expectation, seen: Seen, here: AllSeen) -> str:
     """Describe an expectation of another machine, with its result here if it was observed."""
     differing = ", ".join(machine_differences(expectation.key.machine, here.machine))
     description = f"{name} belongs to another machine: {differing}"
     if seen.observed is None:
         return description
-    result = _judge(expectation, seen.observed).describe_worst("its noise")
+    result = judge_by(expectation, seen.observed.distributions).describe_worst("its noise")
     return f"{description}; it is not judged here, where {result}"
 
 

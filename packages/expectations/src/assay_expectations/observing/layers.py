@@ -12,11 +12,11 @@ from torch import Tensor
 
 from assay.generate.passes.generation_loop import timeline_of
 from assay.generate.passes.passes import Side, run_forced, whole_batches
-from assay.hooks.module_tracer import ActiveCall, ModuleTracer
+from assay.hooks.module_tracer import ActiveCall, ModuleTracer, NullHandler
 from assay.hooks.row_positions import RowIndex
 from assay.hooks.values.nested import iterate_tensors
 from assay.inputs import Batch
-from assay_expectations.observing.projections import project
+from assay_expectations.observing.distributions import project
 
 # Significant digits of an error in the file.
 _DIGITS = 5
@@ -62,7 +62,7 @@ def layer_errors(expected: Sketches, actual: Sketches) -> dict[str, float]:
 
 
 @dataclass
-class _Sketcher:
+class _Sketcher(NullHandler):
     """A handler that projects the main result of every call and changes nothing."""
 
     sketches: dict[str, list[Tensor]] = field(default_factory=dict)
@@ -81,6 +81,3 @@ class _Sketcher:
                 self.sketches.setdefault(active.call.site.module, []).append(project(values_RC))
                 break
         return output
-
-    def finish_root(self, active: ActiveCall) -> None:
-        """Do nothing: sketches span all root calls."""

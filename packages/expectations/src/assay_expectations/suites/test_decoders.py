@@ -10,13 +10,12 @@ from pathlib import Path
 import pytest
 
 from assay.api.verdict import CheckedVerdict
-from assay.errors import AssayError
 from assay.launch import on_first_rank, require_one_machine
 from assay.runs import SilentProgress
 from assay.verdicts import Outcome
 from assay_expectations.decoders.checking import DecoderCheck
-from assay_expectations.decoders.shapes import Shape
-from assay_expectations.pytest_plugin import decoder_options
+from assay_expectations.decoders.options import Shape
+from assay_expectations.pytest_plugin import decoder_options, one_line_failures
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -35,11 +34,9 @@ def test_decoders(
     options = decoder_options(pytestconfig)
     setup = pytestconfig.getoption("decoder_setup")
     check = DecoderCheck(model, shape, run, tmp_path, options, setup, attention)
-    try:
+    with one_line_failures():
         require_one_machine()
         failures = on_first_rank(lambda: _failures(check))
-    except AssayError as error:
-        raise pytest.fail.Exception(str(error), pytrace=False) from None
     assert failures == [], "\n".join(failures)
 
 

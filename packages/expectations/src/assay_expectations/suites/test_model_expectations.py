@@ -4,19 +4,15 @@ Run `pytest --pyargs assay_expectations.suites -k model_expectations --assay-dev
 with the options of the group `assay expectations`.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from assay.api.verdict import CheckedVerdict
-from assay.errors import AssayError
 from assay.verdicts import Outcome
 from assay_expectations.models import layouts
-from assay_expectations.models.expected import ExpectedModel, unused_files
-from assay_expectations.models.outputs import tuple_differences
-from assay_expectations.pytest_plugin import expectation_folder, expected_models
+from assay_expectations.models.expected import ExpectedModel, tuple_differences, unused_files
+from assay_expectations.pytest_plugin import expectation_folder, expected_models, one_line_failures
 
 OTHER_LAYOUT = f"{layouts.__file__}:{layouts.other_layout.__name__}"
 
@@ -41,15 +37,6 @@ def captured(expected: ExpectedModel, pytestconfig: pytest.Config) -> ExpectedMo
     if pytestconfig.getoption("capture_expectation"):
         pytest.skip("--capture-expectation: test_model_output captures the model")
     return expected
-
-
-@contextmanager
-def one_line_failures() -> Iterator[None]:
-    """Fail the test with only the message of an error of assay in the context."""
-    try:
-        yield
-    except AssayError as error:
-        raise pytest.fail.Exception(str(error), pytrace=False) from None
 
 
 def test_model_output(expected: ExpectedModel, pytestconfig: pytest.Config) -> None:

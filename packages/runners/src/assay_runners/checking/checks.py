@@ -1,13 +1,14 @@
 """The list of all rules, and the function that applies them."""
 
+import ast
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from assay_runners.checking.context import Context, Problem
+from assay.errors import UsageError
+from assay_runners.checking.context import CallGraph, Context, Problem
 from assay_runners.checking.rules import checkouts, machines, permissions, steps, triggers
 from assay_runners.checking.rules.vocabulary import known_words
-from assay_runners.checking.workflow_files.call_graph import CallGraph
 from assay_runners.checking.workflow_files.documents import Document, read_documents
 from assay_runners.fleet.entries import Fleet
 
@@ -95,3 +96,37 @@ def check_workflows(root: Path, fleet: Fleet, sessions: Collection[str]) -> list
     return sorted(
         one for one in found if one.rule != "vocabulary" or (one.file, one.line) not in named
     )
+
+
+def read_sessions(root: Path) -> set[str]:
+    """Read the names that `nox -s` accepts in this checkout.
+
+    Raises: UsageError if there is no noxfile, or it defines no session.
+    """
+    file = root / "noxfile.py"
+    try:
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, SyntaxError) as error:
+        raise UsageError(f"{file} cannot be read: {error}") from error
+    found = {
+        name
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef)
+        for decorator in node.decorator_list
+        if (name := _session_name(decorator, node.name))
+    }
+    if not found:
+        raise UsageError(f"{file} has no session")
+    return found
+
+
+def _session_name(decorator: ast.expr, function: str) -> str:
+    """Read the name from `@nox.session` or `@nox.session(name="x")`; "" for other decorators."""
+    called = decorator.func if isinstance(decorator, ast.Call) else decorator
+    if ast.unparse(called) != "nox.session":
+        return ""
+    if isinstance(decorator, ast.Call):
+        for keyword in decorator.keywords:
+            if keyword.arg == "name" and isinstance(keyword.value, ast.Constant):
+                return str(keyword.value.value)
+    return function

@@ -1,13 +1,25 @@
 """The rule of each event: which jobs it starts."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import PurePosixPath
 
 from assay_runners.fleet.entries import Fleet
-from assay_runners.planning.choices import NIGHTLY, plan_nothing, tier_jobs
-from assay_runners.planning.dispatches import plan_bench, plan_reaper, plan_recapture
+from assay_runners.planning.choices import (
+    BEFORE_MACHINES,
+    FIRST_TIERS,
+    NIGHTLY,
+    ON_THE_CPU,
+    choose_calls,
+    machine_job,
+    plan_nothing,
+    plan_refusal,
+    tier_jobs,
+)
 from assay_runners.planning.events import Event
-from assay_runners.planning.plan import Plan
-from assay_runners.planning.pull_requests import plan_first_tiers, plan_pull_request
+from assay_runners.planning.labels import EVERY, describe_no_runner, find_able_runners, read_label
+from assay_runners.planning.plan import Plan, Refusal, SessionCall
+
+_DOCUMENTATION = "nothing to do: only documentation changed"
 
 _Rule = Callable[[Event, Fleet], Plan]
 
@@ -20,16 +32,78 @@ def make_plan(event: Event, fleet: Fleet) -> Plan:
     return rule(event, fleet)
 
 
+def _plan_pull_request(event: Event, fleet: Fleet) -> Plan:
+    """Plan the first tiers for a new commit, machines for a label, and nothing otherwise."""
+    if event.action == "labeled":
+        return _plan_label(event, fleet)
+    if event.action not in ("opened", "synchronize", "reopened"):
+        return plan_nothing(event, f"no workflow waits for a pull request that is {event.action}")
+    if only_documentation(event.changed):
+        return plan_nothing(event, _DOCUMENTATION)
+    return _plan_first_tiers(event, fleet)
+
+
+def _plan_first_tiers(event: Event, fleet: Fleet) -> Plan:
+    """Plan all sessions that need no accelerator, then an abbreviated training on the CPU."""
+    tiers = tier_jobs(FIRST_TIERS, fleet.github.pythons)
+    return Plan(event=event.name, sha=event.sha, tiers=tiers, afterwards=ON_THE_CPU)
+
+
+def only_documentation(changed: Sequence[str] | None) -> bool:
+    """Check that every changed file is documentation. False if unknown, or if no file changed."""
+    return bool(changed) and all(map(is_documentation, changed or ()))
+
+
+def is_documentation(path: str) -> bool:
+    """Check that `path` is Markdown at the root or below docs/. Programs read the other files there."""
+    file = PurePosixPath(path)
+    return file.suffix == ".md" and (len(file.parts) == 1 or file.parts[0] == "docs")
+
+
+def _plan_label(event: Event, fleet: Fleet) -> Plan:
+    asked = read_label(event.label, fleet)
+    if asked is None:
+        return plan_nothing(event, f"the label {event.label!r} asks for no machine")
+    if isinstance(asked, Refusal):
+        return plan_refusal(event, asked)
+    tier, runners = asked
+    if why := _keep_from_machines(event):
+        return plan_refusal(event, Refusal(asked=event.label, why=why))
+    if only_documentation(event.changed):
+        return plan_nothing(event, _DOCUMENTATION)
+    why = f"the label {event.label}"
+    return Plan(
+        event=event.name,
+        sha=event.head_sha,
+        tiers=tier_jobs(BEFORE_MACHINES, fleet.github.pythons[:1]),
+        machines=tuple(
+            machine_job(runner, tier, choose_calls(tier, runner), why) for runner in runners
+        ),
+    )
+
+
+def _keep_from_machines(event: Event) -> str:
+    """Say why no machine may run code of this pull request; "" if one may."""
+    if event.pull_request.get("state") != "open":
+        return "the pull request is closed"
+    if event.sender.get("type") != "User":
+        return "a program gave the label: a person has to ask for a machine"
+    author = (event.pull_request.get("user") or {}).get("login", "")
+    if event.is_from_fork and event.sender.get("login", "").casefold() == author.casefold():
+        return "the author of a fork gave the label: somebody else has to look at the commit first"
+    return ""
+
+
 def _plan_push(event: Event, fleet: Fleet) -> Plan:
     if event.ref != f"refs/heads/{fleet.github.protected_ref}":
         return plan_nothing(event, f"no workflow waits for a push to {event.ref}")
-    return plan_first_tiers(event, fleet)
+    return _plan_first_tiers(event, fleet)
 
 
 def _plan_merge_group(event: Event, fleet: Fleet) -> Plan:
     if event.action != "checks_requested":
         return plan_nothing(event, f"no workflow waits for a merge group that is {event.action}")
-    return plan_first_tiers(event, fleet)
+    return _plan_first_tiers(event, fleet)
 
 
 def _plan_dispatch(event: Event, fleet: Fleet) -> Plan:
@@ -41,7 +115,7 @@ def _plan_dispatch(event: Event, fleet: Fleet) -> Plan:
 
 def _plan_schedule(event: Event, fleet: Fleet) -> Plan:
     cron = event.payload.get("schedule")
-    rule = {fleet.github.nightly: _plan_night, fleet.github.reaper: plan_reaper}.get(str(cron))
+    rule = {fleet.github.nightly: _plan_night, fleet.github.reaper: _plan_reaper}.get(str(cron))
     return rule(event, fleet) if rule else plan_nothing(event, f"no workflow waits for {cron!r}")
 
 
@@ -53,16 +127,102 @@ def _plan_night(event: Event, fleet: Fleet) -> Plan:
     return Plan(event=event.name, sha=event.sha, tiers=(*tiers, *bench))
 
 
+def _plan_bench(event: Event, fleet: Fleet) -> Plan:
+    """Plan the bench session on one machine."""
+    target = event.inputs.get("vendor", "").casefold()
+    if target == EVERY:
+        why = "benchmarks take hours: name one machine"
+        return plan_refusal(event, Refusal(asked=target, why=why))
+    if refusal := _refuse_target(target, "bench", fleet) or _refuse_options(event.inputs):
+        return plan_refusal(event, refusal)
+    if "model" not in event.inputs:
+        why = (
+            f"name a model: the shipped baselines are of Python {fleet.github.bench_python}, and"
+            " machines have their vendor's"
+        )
+        return plan_refusal(event, Refusal(asked="bench", why=why))
+    (runner,) = find_able_runners(target, "bench", fleet)
+    job = machine_job(runner, "bench", _bench_calls(event.inputs), "a dispatch of bench")
+    return Plan(event=event.name, sha=event.sha, machines=(job,))
+
+
+def _bench_calls(inputs: dict[str, str]) -> list[SessionCall]:
+    """Evaluate the model and compare it with the baseline, if one is named."""
+    suite = ("--suite", inputs["suite"]) if "suite" in inputs else ()
+    results = "runs/bench"
+    asked = ("run", "--model", inputs["model"], *suite, "--output", results)
+    calls = [SessionCall(session="bench", arguments=asked)]
+    if "baseline" in inputs:
+        compared = ("compare", inputs["baseline"], results, *suite, "--output", "runs/compared")
+        calls.append(SessionCall(session="bench", arguments=compared))
+    return calls
+
+
+def _plan_recapture(event: Event, fleet: Fleet) -> Plan:
+    """Plan the capture of the models' expectations on each machine."""
+    protected = f"refs/heads/{fleet.github.protected_ref}"
+    if event.ref != protected:
+        why = f"its pull request would bring along what {event.ref} has: start it from {protected}"
+        return plan_refusal(event, Refusal(asked="recapture", why=why))
+    models, targets = (
+        event.inputs.get(name, "").replace(",", " ").split() for name in ("models", "vendors")
+    )
+    reason = event.inputs.get("reason", "")
+    if not models or not targets or not reason:
+        why = "a recapture needs models, vendors and a reason"
+        return plan_refusal(event, Refusal(asked="recapture", why=why))
+    named = {**{f"the model {model}": model for model in models}, "the reason": reason}
+    refusals = [_refuse_options(named)]
+    refusals += [_refuse_target(target.casefold(), "expectations", fleet) for target in targets]
+    if any(refusals):
+        return plan_refusal(event, *filter(None, refusals))
+    chosen = {
+        runner.target: runner
+        for target in targets
+        for runner in find_able_runners(target.casefold(), "expectations", fleet)
+    }
+    approved_by = str(event.sender.get("login", ""))
+    words = (*models, "--reason", reason, "--approved-by", approved_by)
+    call = SessionCall(session="recapture", arguments=words)
+    return Plan(
+        event=event.name,
+        sha=event.sha,
+        machines=tuple(
+            machine_job(runner, "expectations", [call], "a dispatch of recapture")
+            for runner in chosen.values()
+        ),
+    )
+
+
+def _plan_reaper(event: Event, _: Fleet) -> Plan:
+    """Plan nothing: the reaper needs no machine."""
+    return plan_nothing(event, "the reaper has no sessions")
+
+
+def _refuse_target(target: str, tier: str, fleet: Fleet) -> Refusal | None:
+    if find_able_runners(target, tier, fleet):
+        return None
+    return Refusal(asked=target, why=describe_no_runner(target, tier, fleet))
+
+
+def _refuse_options(inputs: dict[str, str]) -> Refusal | None:
+    """Refuse an input that a command would read as an option."""
+    for name, value in inputs.items():
+        if value.startswith("-"):
+            return Refusal(asked=value, why=f"{name} begins with a dash, as only options do")
+    return None
+
+
 RULES: dict[str, _Rule] = {
-    "pull_request": plan_pull_request,
+    "pull_request": _plan_pull_request,
     "push": _plan_push,
     "merge_group": _plan_merge_group,
     "workflow_dispatch": _plan_dispatch,
     "schedule": _plan_schedule,
 }
 _BY_HAND: dict[str, _Rule] = {
-    "bench.yml": plan_bench,
-    "recapture.yml": plan_recapture,
+    "bench.yml": _plan_bench,
+    "recapture.yml": _plan_recapture,
     "nightly.yml": _plan_night,
-    "reaper.yml": plan_reaper,
+    "reaper.yml": _plan_reaper,
 }

@@ -11,9 +11,8 @@ from assay.errors import UsageError
 from assay.runs import Progress
 from assay_runners.fleet.reading import read_fleet
 from assay_runners.planning.events import Event
-from assay_runners.planning.plan import MachineJob, Plan, SessionCall
+from assay_runners.planning.plan import MachineJob, Plan, SessionCall, summarize_plan
 from assay_runners.planning.rules import make_plan
-from assay_runners.planning.wording import summarize_plan
 from assay_runners.running.machine_job import Checkout, JobResult, SessionResult, run_machine_job
 from assay_runners.running.summary import summarize_job
 from assay_runners.workflow_run.programs import files_changed_since, run_git

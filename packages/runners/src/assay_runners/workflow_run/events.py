@@ -1,5 +1,6 @@
-"""Reads the event of a workflow run, or a recorded event."""
+"""Reads the event of a workflow run, or a recorded event, and publishes the plan of its jobs."""
 
+import json
 from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
@@ -7,11 +8,24 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from assay.errors import UsageError
+from assay.errors import MachineError, UsageError
 from assay.files import read_json_object, validate_record
+from assay_runners.fleet.entries import Fleet
 from assay_runners.planning.events import Event
+from assay_runners.planning.plan import Plan, summarize_plan
+from assay_runners.workflow_run.outputs import add_to_summary, write_outputs
+from assay_runners.workflow_run.programs import files_changed_since, find_last_success
 
 _Object = dict[str, Any]
+
+# The fields of a payload that a plan requires.
+_NEEDED = {
+    "pull_request": ("action", "pull_request.head.sha", "pull_request.state", "sender.type"),
+    "push": ("ref",),
+    "merge_group": ("action",),
+    "workflow_dispatch": ("workflow", "ref"),
+    "schedule": ("schedule",),
+}
 
 
 class _Side(BaseModel):
@@ -86,16 +100,6 @@ def _commit_of(name: str, payload: dict[str, Any]) -> tuple[str, str]:
     return str(payload.get("after", "")), str(payload.get("ref", ""))
 
 
-# The fields of a payload that a plan requires.
-_NEEDED = {
-    "pull_request": ("action", "pull_request.head.sha", "pull_request.state", "sender.type"),
-    "push": ("ref",),
-    "merge_group": ("action",),
-    "workflow_dispatch": ("workflow", "ref"),
-    "schedule": ("schedule",),
-}
-
-
 def _require_fields(event: Event, file: Path) -> Event:
     """Return the event of a handwritten file. Raises: UsageError if a required field is missing."""
     near = get_close_matches(event.name, _NEEDED, n=1, cutoff=0.9)
@@ -127,3 +131,46 @@ def _read_recorded(read: dict[str, Any], path: Path) -> Event:
         ref=str(read.get("ref", "")),
         changed=None if changed is None else tuple(map(str, changed)),
     )
+
+
+def read_planned_event(
+    payload: Path | None,
+    name: str | None,
+    changed_since: str,
+    unless_succeeded: str,
+    fleet: Fleet,
+    root: Path,
+    variables: Mapping[str, str],
+) -> Event:
+    """Read the event, with the changed files and the last success where the plan depends on them.
+
+    payload, name: as for `read_event`.
+    changed_since: the commit to compare with. "" in the workflow run of a pull request is the protected
+        branch, not the base of the pull request: on top of another pull request, a documentation-only
+        change brings that one's code along when it is retargeted to main. "" elsewhere compares nothing.
+    unless_succeeded: the workflow whose last successful run to look up; "" for none.
+    Raises: UsageError if there is no event, or git does not know `changed_since`.
+    """
+    event = read_event(payload, name, variables)
+    facts: dict[str, object] = {}
+    in_run = payload is None and event.name == "pull_request"
+    base = changed_since or (f"origin/{fleet.github.protected_ref}" if in_run else "")
+    if changed_since or (base and event.changed is None):
+        facts["changed"] = files_changed_since(base, root)
+        if changed_since and facts["changed"] is None:
+            raise UsageError(f"--changed-since {changed_since}: git knows no such commit in {root}")
+    if unless_succeeded:
+        try:
+            last = find_last_success(unless_succeeded, fleet.github.protected_ref)
+        except MachineError:
+            last = ""  # unknown: everything runs
+        facts["unchanged_since_success"] = bool(event.sha) and last == event.sha
+    return event.model_copy(update=facts)
+
+
+def publish_plan(plan: Plan, variables: Mapping[str, str]) -> None:
+    """Write the outputs for later jobs, and the summary. Outside a workflow run, do nothing."""
+    lists = {"tiers": plan.tiers, "machines": plan.machines}
+    outputs = {name: json.dumps([job.model_dump() for job in jobs]) for name, jobs in lists.items()}
+    write_outputs(outputs, variables)
+    add_to_summary(summarize_plan(plan), variables)

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from assay.errors import UsageError
-from assay_runners.checking.checks import RULES, check_workflows
-from assay_runners.checking.workflow_files.sessions import read_sessions
+from assay_runners.checking.checks import RULES, check_workflows, read_sessions
 from assay_runners.fleet.reading import read_fleet
 
 ROOT = Path(__file__).resolve().parents[5]

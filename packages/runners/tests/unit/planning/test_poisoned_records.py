@@ -3,8 +3,15 @@
 import pytest
 
 from assay.foreign_text import escape_output
-from assay_runners.planning.plan import MachineJob, Plan, Refusal, SessionCall, TierJob
-from assay_runners.planning.wording import explain_plan, summarize_plan
+from assay_runners.planning.plan import (
+    MachineJob,
+    Plan,
+    Refusal,
+    SessionCall,
+    TierJob,
+    explain_plan,
+    summarize_plan,
+)
 from packages.core.tests.poison import assert_harmless_markdown, assert_harmless_text, poisoned
 
 CALL = SessionCall(session="s", arguments=("a",))

@@ -10,8 +10,7 @@ import pytest
 
 from assay_runners.fleet.entries import Fleet
 from assay_runners.fleet.reading import read_fleet
-from assay_runners.rendering.files import render_fleet
-from assay_runners.rendering.writing import HEADER, find_outdated
+from assay_runners.rendering.files import HEADER, find_outdated, render_fleet
 
 ROOT = Path(__file__).resolve().parents[5]
 

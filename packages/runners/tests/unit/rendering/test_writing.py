@@ -1,8 +1,7 @@
 from pathlib import Path, PurePosixPath
 
 from assay_runners.fleet.entries import Fleet
-from assay_runners.rendering.files import render_fleet
-from assay_runners.rendering.writing import find_outdated, write_rendered
+from assay_runners.rendering.files import find_outdated, render_fleet, write_rendered
 
 
 def without_slab(fleet: Fleet) -> Fleet:

@@ -11,10 +11,9 @@ from assay.devices.base import Device
 from assay.devices.registry import open_run
 from assay.devices.run_string import parse_run
 from assay.errors import AssayError
-from assay_bench.performance.requests import SuiteRequest
+from assay_bench.performance.requests import SuiteRequest, TurnClient
 from assay_bench.performance.suite_table import SUITES
 from assay_bench.performance.suites.measurement import Benchmark, SuiteTimer
-from assay_bench.performance.suites.turn_client import TurnClient
 
 if TYPE_CHECKING:
     from assay.models import LoadedModel

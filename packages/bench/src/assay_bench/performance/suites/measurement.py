@@ -1,5 +1,10 @@
-"""Timing of one suite, with the controls between its rounds."""
+"""Timing of one suite, with the controls between its rounds.
 
+The controls are the machine's own matrix product and memory read. The ratio of a round to a control just
+before it depends less on the clock rate and on other work than the time itself.
+"""
+
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol, TypeVar
@@ -10,11 +15,50 @@ from torch.utils.flop_counter import FlopCounterMode
 from assay.devices.base import Device
 from assay.devices.registry import describe_run
 from assay.devices.run_string import parse_run
-from assay_bench.performance.requests import NUM_WARMUP_ROUNDS, SuiteRequest
-from assay_bench.performance.suites.controls import Controls, ControlTimes
-from assay_bench.performance.suites.turn_client import TurnClient
+from assay_bench.performance.requests import NUM_WARMUP_ROUNDS, SuiteRequest, TurnClient
+
+# Rows of the square matrices. A product takes milliseconds on the host. An accelerator needs larger matrices
+# to reach its peak.
+_HOST_SIZE = 512
+_ACCELERATOR_SIZE = 8192
+
+# Larger than the caches. An accelerator reads 64 MiB in a fraction of a millisecond, so it gets more.
+_HOST_BYTES = 1 << 26
+_ACCELERATOR_BYTES = 1 << 30
 
 T = TypeVar("T")
+
+
+def timed(work: Callable[[], object], device: Device) -> float:
+    """Return the seconds until `work` and its operations on `device` are done."""
+    device.synchronize()
+    begun = time.perf_counter()
+    work()
+    device.synchronize()
+    return time.perf_counter() - begun
+
+
+class Controls:
+    """The controls of `device`. The product runs in `dtype`."""
+
+    def __init__(self, device: Device, dtype: torch.dtype) -> None:
+        is_host = device.torch_device == "cpu"
+        size = _HOST_SIZE if is_host else _ACCELERATOR_SIZE
+        self.matmul_flops = 2 * size**3
+        self.read_bytes = _HOST_BYTES if is_host else _ACCELERATOR_BYTES
+        self._device = device
+        self._left, self._right = (
+            torch.ones(size, size, dtype=dtype, device=device.torch_device) for _ in range(2)
+        )
+        # Always float32, whose sum runs at the speed of memory on every device.
+        self._memory = torch.ones(
+            self.read_bytes // 4, dtype=torch.float32, device=device.torch_device
+        )
+
+    def measure(self) -> tuple[float, float]:
+        """Return the seconds of a matrix product and of a pass over memory; called before every round."""
+        matmul = timed(lambda: self._left @ self._right, self._device)
+        return matmul, timed(self._memory.sum, self._device)
 
 
 class Benchmark(Protocol):
@@ -48,19 +92,15 @@ def count_flops(work: Callable[[], object]) -> int:
     return num_flops
 
 
+@dataclass(frozen=True, slots=True)
 class SuiteTimer:
     """Timer of one suite, which its test calls once."""
 
-    def __init__(
-        self,
-        suite: str,
-        request: SuiteRequest,
-        device: Device,
-        benchmark: Benchmark,
-        turns: TurnClient,
-    ) -> None:
-        self._suite, self._request, self._device = suite, request, device
-        self._benchmark, self._turns = benchmark, turns
+    suite: str
+    request: SuiteRequest
+    device: Device
+    benchmark: Benchmark
+    turns: TurnClient
 
     def __call__(
         self, prepare: Callable[[], T], work: Callable[[T], object], amounts: Amounts
@@ -69,13 +109,13 @@ class SuiteTimer:
 
         prepare: called before each round, outside of the timed part, as are the controls.
         """
-        device = self._device
-        controls = Controls(device, getattr(torch, parse_run(self._request.run).dtype))
-        times: list[ControlTimes] = []
+        device = self.device
+        controls = Controls(device, getattr(torch, parse_run(self.request.run).dtype))
+        times: list[tuple[float, float]] = []
 
         def begin() -> tuple[tuple[T], dict[str, Any]]:
             prepared = prepare()
-            self._turns.wait(self._suite)
+            self.turns.wait(self.suite)
             if len(times) == NUM_WARMUP_ROUNDS:
                 device.reset_peak_memory()
             times.append(controls.measure())
@@ -85,20 +125,20 @@ class SuiteTimer:
             work(prepared)
             device.synchronize()
 
-        self._benchmark.pedantic(
-            finish, setup=begin, rounds=self._request.num_rounds, warmup_rounds=NUM_WARMUP_ROUNDS
+        self.benchmark.pedantic(
+            finish, setup=begin, rounds=self.request.num_rounds, warmup_rounds=NUM_WARMUP_ROUNDS
         )
-        kept = times[NUM_WARMUP_ROUNDS:]
-        self._benchmark.extra_info.update(
-            suite=self._suite,
+        matmul_seconds, read_seconds = zip(*times[NUM_WARMUP_ROUNDS:], strict=True)
+        self.benchmark.extra_info.update(
+            suite=self.suite,
             **asdict(amounts),
-            matmul_seconds=[one.matmul for one in kept],
+            matmul_seconds=matmul_seconds,
             matmul_flops=controls.matmul_flops,
-            read_seconds=[one.read for one in kept],
+            read_seconds=read_seconds,
             read_bytes=controls.read_bytes,
             peak_memory_bytes=device.peak_memory_bytes(),
             num_threads=torch.get_num_threads(),
-            device=describe_run(device, parse_run(self._request.run)),
+            device=describe_run(device, parse_run(self.request.run)),
         )
         # Another process can still have rounds to run: wait before any other work.
-        self._turns.wait(self._suite)
+        self.turns.wait(self.suite)

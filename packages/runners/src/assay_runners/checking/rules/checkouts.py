@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from assay_runners.checking.context import Context, Problem, expressions_of
 from assay_runners.checking.workflow_files.documents import Document, Step
-from assay_runners.checking.workflow_files.expressions import expressions_in, mentions
+from assay_runners.checking.workflow_files.scalars import expressions_in, mentions
 
 _HEAD = "github.event.pull_request.head.sha"
 # The expressions, normalized, that name an exact commit, and whether they still do under a label.

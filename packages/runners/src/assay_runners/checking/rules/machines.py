@@ -4,11 +4,10 @@ import re
 from collections.abc import Iterator
 from difflib import get_close_matches
 
-from assay_runners.checking.context import Context, Problem
+from assay_runners.checking.context import Context, Problem, called_file
 from assay_runners.checking.rules.vocabulary import MAX_MINUTES
-from assay_runners.checking.workflow_files.call_graph import called_file
 from assay_runners.checking.workflow_files.documents import Document, Job
-from assay_runners.checking.workflow_files.expressions import expressions_in
+from assay_runners.checking.workflow_files.scalars import expressions_in
 
 _ACCELERATOR, _ON_THE_MACHINE = "accelerator.yml", "run"
 _FOR_OTHER_REPOSITORIES = "check.yml"

@@ -2,11 +2,10 @@
 
 from collections.abc import Iterator
 
-from assay_runners.checking.context import Context, Problem, expressions_of
+from assay_runners.checking.context import PULL_REQUEST_EVENTS, Context, Problem, expressions_of
 from assay_runners.checking.rules.vocabulary import read_vocabulary
-from assay_runners.checking.workflow_files.call_graph import PULL_REQUEST_EVENTS
 from assay_runners.checking.workflow_files.documents import Document, Job
-from assay_runners.checking.workflow_files.expressions import mentions
+from assay_runners.checking.workflow_files.scalars import mentions
 
 
 def permissions_of_workflows(document: Document, _: Context) -> Iterator[Problem]:

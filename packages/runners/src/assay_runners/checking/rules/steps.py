@@ -3,8 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from assay_runners.checking.context import Context, Problem
-from assay_runners.checking.workflow_files.call_graph import called_file
+from assay_runners.checking.context import Context, Problem, called_file
 from assay_runners.checking.workflow_files.documents import Document
 from assay_runners.fleet.reading import RUNNERS_FILE
 from assay_runners.planning.choices import BEFORE_MACHINES, FIRST_TIERS, NIGHTLY

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from assay_runners.checking.context import Context, Problem, expressions_of
 from assay_runners.checking.workflow_files.documents import Document
-from assay_runners.checking.workflow_files.expressions import mentions
+from assay_runners.checking.workflow_files.scalars import mentions
 
 # The events that the planner has rules for.
 _PLANNED = {

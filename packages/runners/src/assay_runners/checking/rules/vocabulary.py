@@ -11,8 +11,12 @@ from assay.errors import UsageError
 from assay.files import read_toml
 from assay_runners.checking.context import Context, Problem
 from assay_runners.checking.workflow_files.documents import Document
-from assay_runners.checking.workflow_files.expressions import expressions_in, normalize
-from assay_runners.checking.workflow_files.scalars import Scalar, find_scalars
+from assay_runners.checking.workflow_files.scalars import (
+    Scalar,
+    expressions_in,
+    find_scalars,
+    normalize,
+)
 
 _FILE = "packages/runners/src/assay_runners/checking/rules/vocabulary.toml"
 MAX_MINUTES = 360

@@ -1,1 +1,1 @@
-"""Workflow files: their values with line numbers, their expressions, and which workflow calls which."""
+"""Workflow files: their values with line numbers, and their expressions."""

@@ -1,0 +1,243 @@
+"""The files that `assay bench compare` writes: verdict, JSON and Markdown."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from assay.files import seal, write_whole
+from assay.foreign_text import escape_markdown, markdown_code
+from assay.runs.results import write_results
+from assay.verdicts import Level, Measurement, Outcome, Unmatched, Verdict
+from assay_bench.baselines.accepting import is_baseline, read_baseline
+from assay_bench.comparing.judging import EvaluationComparison, Measure, TaskComparison, compare
+from assay_bench.comparing.pairing import Pair
+from assay_bench.comparing.terms import Terms
+from assay_bench.evaluations.items import Evaluation
+from assay_bench.evaluations.reading import read_evaluation
+from assay_bench.outcomes import PairedOutcome
+
+JSON_FILE, MARKDOWN_FILE = "comparison.json", "comparison.md"
+
+_FLIPS_SHOWN = 5
+_MOST_CHARACTERS = 120
+
+
+def compare_folders(
+    base: Path, candidate: Path, terms: Terms, clusters: Mapping[str, str], folder: Path
+) -> str:
+    """Compare two evaluations and write verdict, JSON and Markdown. Returns: the Markdown."""
+    found = compare(_read(base, clusters), _read(candidate, clusters), terms)
+    write_whole(folder / JSON_FILE, comparison_as_json(found))
+    text = comparison_as_markdown(found)
+    write_whole(folder / MARKDOWN_FILE, text)
+    write_results(*verdict_of(found), folder)
+    return text
+
+
+def _read(path: Path, clusters: Mapping[str, str]) -> Evaluation:
+    """Read an evaluation or a baseline."""
+    if is_baseline(path):
+        return read_baseline(path).evaluation()
+    return read_evaluation(path, clusters)
+
+
+def verdict_of(comparison: EvaluationComparison) -> tuple[Verdict, list[Measurement]]:
+    """Return the verdict, with a level for each task, and a row for each measure.
+
+    An underpowered task has `judged` UNDERPOWERED and verdict NOT_COMPARED.
+    """
+    base, candidate = comparison.base, comparison.candidate
+    if comparison.refused:
+        reason = f"the two sides answered different questions: {'; '.join(comparison.refused)}"
+        levels = {"tasks": Level(verdict=Outcome.NOT_COMPARED, reason=reason)}
+    else:
+        levels = {task.name: _level_of(task) for task in comparison.tasks}
+    wrong = any(task.problem and task.judged is PairedOutcome.FAIL for task in comparison.tasks)
+    verdict = Verdict(
+        verdict=comparison.judged.as_verdict,
+        model={"name": candidate.facts.get("model", candidate.name)},
+        reference={"run": base.name},
+        candidate={"run": candidate.facts.get("run", candidate.name)},
+        levels=levels,
+        notes=[
+            *comparison.notes,
+            *(
+                f"{task.name}: {measure_in_words(measure)}"
+                for task in comparison.tasks
+                for measure in task.measures
+            ),
+        ],
+        diagnosis="non-finite" if wrong else None,
+        compared=sum(level.compared for level in levels.values()),
+        compared_unit="items",
+        unmatched=Unmatched(expected=list(base.tasks) if comparison.refused else []),
+    )
+    rows = [_row_of(task.name, measure) for task in comparison.tasks for measure in task.measures]
+    return verdict, rows
+
+
+def measure_in_words(measure: Measure) -> str:
+    """Describe both values, the difference with its bounds, and the conclusion."""
+    values = (
+        f"{measure.name} {_number(measure, measure.base)} -> {_number(measure, measure.candidate)},"
+        f" difference {_signed(measure, measure.difference)} ({_signed(measure, measure.low)} to"
+        f" {_signed(measure, measure.high)}): "
+    )
+    margin = _number(measure, measure.margin)
+    if measure.name == "movement":
+        return f"{values}{_movement_in_words(measure, margin)}"
+    if measure.judged is PairedOutcome.FAIL:
+        return f"{values}lower by more than chance (p = {measure.p_worse:.2g})"
+    if measure.judged is PairedOutcome.PASS and measure.low > measure.margin:
+        return f"{values}higher by more than {margin}: did the training data contain the questions?"
+    if measure.judged is PairedOutcome.PASS:
+        return f"{values}a drop of {margin} is excluded"
+    return (
+        f"{values}{measure.num_items:,} items cannot exclude a drop of {margin}; about"
+        f" {measure.items_needed:,} would"
+    )
+
+
+def _movement_in_words(measure: Measure, margin: str) -> str:
+    if measure.judged is PairedOutcome.FAIL:
+        return f"more than {margin}, so it is a different model (p = {measure.p_worse:.2g})"
+    if measure.judged is PairedOutcome.PASS:
+        return f"less than {margin}"
+    return (
+        f"{measure.num_items:,} items cannot decide if this is less than {margin}; about"
+        f" {measure.items_needed:,} would if the models are the same"
+    )
+
+
+def _level_of(task: TaskComparison) -> Level:
+    failed = [m for m in task.measures if m.judged is PairedOutcome.FAIL]
+    unsure = [m for m in task.measures if m.judged is PairedOutcome.UNDERPOWERED]
+    deciding = failed or unsure
+    reason = task.problem or "; ".join(map(measure_in_words, deciding)) or None
+    compared = max((measure.num_items for measure in task.measures), default=0)
+    judged = task.judged.value
+    return Level(verdict=task.judged.as_verdict, reason=reason, compared=compared, judged=judged)
+
+
+def _row_of(task: str, measure: Measure) -> Measurement:
+    return Measurement(
+        level=task,
+        module="",
+        port=measure.name,
+        statistic=measure.name,
+        actual=measure.candidate,
+        expected=measure.base,
+        # The share of the margin that the difference takes.
+        ratio=abs(min(0.0, measure.difference) or measure.candidate * (measure.name == "movement"))
+        / measure.margin,
+        limit=1.0,
+    )
+
+
+def _number(measure: Measure, value: float) -> str:
+    return f"{value:.1%}" if measure.name == "accuracy" else f"{value:.4f}"
+
+
+def _signed(measure: Measure, value: float) -> str:
+    return f"{value:+.1%}" if measure.name == "accuracy" else f"{value:+.4f}"
+
+
+def comparison_as_json(comparison: EvaluationComparison) -> str:
+    """Format comparison.json: every measure, and every item that only one side got right."""
+    record = {
+        "schema": 1,
+        "judged": comparison.judged,
+        "base": comparison.base.name,
+        "candidate": comparison.candidate.name,
+        "terms": comparison.terms.model_dump(),
+        "refused": list(comparison.refused),
+        "notes": list(comparison.notes),
+        "tasks": [_task(task) for task in comparison.tasks],
+    }
+    return seal(record)
+
+
+def _task(task: TaskComparison) -> dict[str, Any]:
+    return {
+        "name": task.name,
+        "judged": task.judged,
+        "problem": task.problem,
+        "measures": [asdict(measure) for measure in task.measures],
+        "lost": [_flip(pair) for pair in task.lost],
+        "gained": [_flip(pair) for pair in task.gained],
+    }
+
+
+def _flip(pair: Pair) -> dict[str, Any]:
+    base, candidate = pair
+    return {
+        "key": candidate.key,
+        "question": candidate.question or base.question,
+        "target": candidate.target or base.target,
+        "base": base.answer,
+        "candidate": candidate.answer,
+    }
+
+
+def comparison_as_markdown(comparison: EvaluationComparison) -> str:
+    """Format the measures as a table, the reasons, and items that only one side got right."""
+    return "\n".join(_lines(comparison)) + "\n"
+
+
+def _lines(comparison: EvaluationComparison) -> Iterator[str]:
+    sides = escape_markdown(f"{comparison.candidate.name} compared with {comparison.base.name}")
+    yield f"### {comparison.judged}: {sides}"
+    yield ""
+    if comparison.refused:
+        yield "The two sides answered different questions:"
+        yield ""
+        yield from (f"- {escape_markdown(what)}" for what in comparison.refused)
+        return
+    yield "| task | measure | base | candidate | difference | bounds | margin | items | |"
+    yield "|---|---|---|---|---|---|---|---|---|"
+    for task in comparison.tasks:
+        name = escape_markdown(task.name)
+        if task.problem:
+            yield f"| {name} | {escape_markdown(task.problem)} | | | | | | | {task.judged} |"
+        for one in task.measures:
+            yield (
+                f"| {name} | {escape_markdown(one.name)} | {one.base:.4g} | {one.candidate:.4g} |"
+                f" {one.difference:+.3g} | {one.low:+.3g} to {one.high:+.3g} | {one.margin:g} |"
+                f" {one.num_items:,} | {one.judged} |"
+            )
+    yield ""
+    yield from (f"- {escape_markdown(note)}" for note in comparison.notes)
+    for task in comparison.tasks:
+        measures = (f"{task.name}: {measure_in_words(measure)}" for measure in task.measures)
+        yield from (f"- {escape_markdown(measure)}" for measure in measures)
+    for task in comparison.tasks:
+        yield from _flips(task)
+
+
+def _flips(task: TaskComparison) -> Iterator[str]:
+    for what, pairs in (("lost", task.lost), ("gained", task.gained)):
+        if not pairs:
+            continue
+        yield ""
+        yield f"<details><summary>{escape_markdown(task.name)}: {len(pairs)} {what}</summary>"
+        yield ""
+        yield from map(_flip_line, pairs[:_FLIPS_SHOWN])
+        if (more := len(pairs) - _FLIPS_SHOWN) > 0:
+            yield f"- and {more} more in comparison.json"
+        yield ""
+        yield "</details>"
+
+
+def _flip_line(pair: Pair) -> str:
+    base, candidate = pair
+    return (
+        f"- {_shown(base.question)} right: {_shown(base.target)}, base: {_shown(base.answer)},"
+        f" candidate: {_shown(candidate.answer)}"
+    )
+
+
+def _shown(text: str) -> str:
+    """Shorten text from the front, because a prompt ends with the question."""
+    short = text if len(text) <= _MOST_CHARACTERS else f"…{text[-_MOST_CHARACTERS:]}"
+    return markdown_code(short.replace("\n", "⏎"))

@@ -1,1 +1,0 @@
-"""Reports on comparisons: verdict, JSON, Markdown, HTML. Imports no torch."""

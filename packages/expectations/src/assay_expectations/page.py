@@ -1,0 +1,179 @@
+"""The page of `assay expect page`: a table of models by machines, and each expectation with its git history."""
+
+import os
+import subprocess
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal
+
+from assay.errors import UsageError
+from assay.files import write_whole
+from assay.output.pages import page_environment
+from assay.runs.results import VERDICT_FILE, read_verdict
+from assay.verdicts import Outcome, Verdict
+from assay_expectations.records import Machine, Provenance, read_expectation
+from assay_expectations.verifying import find_files
+
+# unseen: captured, but without a verdict.
+State = Literal["pass", "fail", "stale", "unseen", "missing"]
+
+_REPORT = "report.html"
+
+_TEMPLATES = Path(__file__).with_name("templates")
+
+# The states that need attention come first.
+_STATES: tuple[State, ...] = ("fail", "stale", "missing", "unseen", "pass")
+
+_TIMEOUT_SECONDS = 20.0
+_NUM_FIELDS = 3
+_FORMAT = ("--date=short", "--format=%ad%x00%an%x00%s")
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """The verdict of a run about one expectation."""
+
+    state: State
+    date: str
+    """Date of the run, in ISO 8601."""
+    reason: str
+    report: str
+    """Path relative to the page."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One model on one machine."""
+
+    model: str
+    machine: Machine
+    file: Path | None = None
+    """The expectation; None if nothing was captured."""
+    captured: str = ""
+    """Date of the capture, as YYYY-MM-DDTHH:MM."""
+    approved: str = ""
+    """Who approved it, and why; "" if nobody did."""
+    age_days: int | None = None
+    seen: Sighting | None = None
+
+    @property
+    def state(self) -> State:
+        """Return the newest state."""
+        if self.file is None:
+            return "missing"
+        return self.seen.state if self.seen else "unseen"
+
+
+def collect_cells(paths: Sequence[Path], runs: Path, page: Path, now: datetime) -> list[Cell]:
+    """Make a cell for each pair of a model and a machine in the expectations of `paths`.
+
+    runs: folder that is searched for verdicts of `assay expect verify`. page: file that links to them.
+    Raises: UsageError if there is no expectation, one cannot be read, or two belong to one cell.
+    """
+    expectations = {file: read_expectation(file) for file in find_files(paths)}
+    seen = _sightings(runs, page.parent)
+    cells: dict[tuple[str, Machine], Cell] = {}
+    for file, expectation in expectations.items():
+        key = expectation.model, expectation.key.machine
+        if key in cells:
+            raise UsageError(
+                f"{cells[key].file} and {file} are of one model and machine; delete the stale one"
+            )
+        captured = str(expectation.provenance.process.get("date", ""))
+        cells[key] = Cell(
+            model=expectation.model,
+            machine=expectation.key.machine,
+            file=file,
+            captured=captured[:16],
+            approved=_approved(expectation.provenance),
+            age_days=_days_since(captured, now),
+            seen=seen.get(expectation.hash),
+        )
+    models, machines = (set(parts) for parts in zip(*cells, strict=True))
+    return [
+        cells.get((model, machine)) or Cell(model, machine)
+        for model in sorted(models)
+        for machine in sorted(machines, key=lambda one: tuple(one.model_dump().values()))
+    ]
+
+
+def _sightings(runs: Path, page_folder: Path) -> dict[str, Sighting]:
+    """Find the newest sighting of each expectation, by its hash. At equal dates, a pass comes first."""
+    seen = [
+        pair
+        for file in runs.rglob(VERDICT_FILE)
+        for pair in _seen_in(read_verdict(file.parent), file.parent, page_folder)
+    ]
+    return dict(sorted(seen, key=lambda pair: (pair[1].date, pair[1].state != "pass")))
+
+
+def _seen_in(verdict: Verdict, folder: Path, page_folder: Path) -> Iterator[tuple[str, Sighting]]:
+    for level in verdict.levels.values():
+        details = level.model_extra or {}
+        if level.verdict not in (Outcome.PASS, Outcome.FAIL) or "expectation" not in details:
+            continue
+        failed: State = "stale" if details.get("stale") else "fail"
+        yield (
+            str(details["expectation"]),
+            Sighting(
+                state="pass" if level.verdict is Outcome.PASS else failed,
+                date=str(verdict.environment.get("date", "")),
+                reason=level.reason or "",
+                report=Path(os.path.relpath(folder / _REPORT, page_folder)).as_posix(),
+            ),
+        )
+
+
+def _approved(provenance: Provenance) -> str:
+    if provenance.approved_by is None:
+        return ""
+    return provenance.approved_by + (f": {provenance.reason}" if provenance.reason else "")
+
+
+def _days_since(date: str, now: datetime) -> int | None:
+    try:
+        then = datetime.fromisoformat(date)
+    except ValueError:
+        return None
+    return (now - (then if then.tzinfo else then.replace(tzinfo=UTC))).days
+
+
+def write_page(cells: Sequence[Cell], date: str, file: Path) -> Path:
+    """Write the page of `cells`, which are in row order. Returns: the file."""
+    environment = page_environment(_TEMPLATES)
+    rows: dict[str, list[Cell]] = {}
+    for cell in cells:
+        rows.setdefault(cell.model, []).append(cell)
+    counts = Counter(cell.state for cell in cells)
+    page = environment.get_template("expectations.html.j2").render(
+        rows=rows,
+        machines=[cell.machine for cell in next(iter(rows.values()))],
+        counts={state: counts[state] for state in _STATES if counts[state]},
+        history={cell.file: _commits_of(cell.file) for cell in cells if cell.file},
+        date=date,
+    )
+    return write_whole(file, page)
+
+
+def _commits_of(file: Path) -> list[list[str]]:
+    """Return date, author and subject of the commits that changed `file`, the newest first.
+
+    Outside of a repository there are none.
+    """
+    try:
+        done = subprocess.run(
+            ["git", "log", "--follow", *_FORMAT, "--", file.name],  # noqa: S607 - the user's git
+            cwd=file.parent,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=_TIMEOUT_SECONDS,
+            stdin=subprocess.DEVNULL,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return []
+    rows = [line.split("\0") for line in done.stdout.splitlines()]
+    return [row for row in rows if len(row) == _NUM_FIELDS]

@@ -1,1 +1,0 @@
-"""The process that runs models, with its requests and answers."""

@@ -1,0 +1,300 @@
+"""Expectation files: their records, reader and writer. Imports no torch.
+
+The key has the machine and content that must be equal before numbers are compared. Versions of software are
+not part of it: the yardstick does not depend on them, and an expectation exists to show the effect of a new
+version. Outputs are compressed distributions for every generated token. A model that does not generate has
+distributions at some positions of its inputs instead.
+Shapes, by batch: B rows, N tokens (can differ between rows), K kept ids, M projections.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Any
+
+import xxhash
+from pydantic import ConfigDict, Field
+
+from assay.errors import name_some
+from assay.files import (
+    DiskError,
+    UnreadableFileError,
+    read_json_object,
+    validate_record,
+    write_whole,
+)
+from assay.models.weight_files.hashing import StoredWeight
+from assay.statistics import Statistic
+from assay.verdicts import Number, Record
+
+# Of one batch, (B, N, K + 1). The last value of a token covers all other ids together.
+LogProbabilities = list[list[list[Number]]]
+
+# Of one batch, (B, N, M).
+Projections = list[list[list[Number]]]
+
+SCHEMA = 2
+
+_WIDTH = 100
+
+
+class PublishedRecord(Record):
+    """Base of the records in the published JSON Schema, which takes descriptions from docstrings."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+
+class Machine(PublishedRecord):
+    """The hardware part of the key."""
+
+    model_config = ConfigDict(frozen=True)
+
+    vendor: str
+    architecture: str
+    """The target of the kernels.
+
+    For a host processor, only its instruction set: vector extensions change the order of sums, and the
+    limits hold for any order.
+    """
+    dtype: str
+    precision: str
+    """Format to which operands of matrix products are rounded."""
+
+
+class Settings(PublishedRecord):
+    """Settings of the run."""
+
+    num_prompts: int = 4
+    batch_size: int = 4
+    max_new_tokens: int = 16
+    seed: int = 0
+    top_k: int = 8
+    attention: str = "default"
+
+
+class Weight(PublishedRecord):
+    """A tensor of the checkpoint."""
+
+    dtype: str
+    """As in safetensors: "BF16"."""
+    shape: list[int]
+    hash: str
+    """Hash of values, dtype and shape."""
+
+    @classmethod
+    def of(cls, stored: StoredWeight) -> "Weight":
+        """Convert a tensor of a loaded checkpoint."""
+        return cls(dtype=stored.dtype, shape=list(stored.shape), hash=stored.hash)
+
+
+class Content(PublishedRecord):
+    """The model and its inputs."""
+
+    tokenizer_hash: str
+    prompts_hash: str
+    settings: Settings
+    weights: dict[str, Weight]
+
+
+class Key(PublishedRecord):
+    """The key of an expectation."""
+
+    machine: Machine
+    content: Content
+
+
+def machine_differences(expected: Machine, actual: Machine) -> list[str]:
+    """List the differences between two machines."""
+    return value_differences(expected.model_dump(), actual.model_dump())
+
+
+def content_differences(expected: Content, actual: Content) -> list[str]:
+    """List the differences in content, one line per kind."""
+    found = weight_differences(expected.weights, actual.weights)
+    for part in ("tokenizer", "prompts"):
+        if getattr(expected, f"{part}_hash") != getattr(actual, f"{part}_hash"):
+            found.append(f"different {part}")
+    return found + value_differences(expected.settings.model_dump(), actual.settings.model_dump())
+
+
+def value_differences(expected: Mapping[str, object], actual: Mapping[str, object]) -> list[str]:
+    """List the differences between named values."""
+    return [
+        f"{name} is {actual.get(name, 'absent')}, expected {expected.get(name, 'absent')}"
+        for name in sorted(expected.keys() | actual.keys())
+        if expected.get(name) != actual.get(name)
+    ]
+
+
+def weight_differences(expected: Mapping[str, Weight], actual: Mapping[str, Weight]) -> list[str]:
+    """List the differences between checkpoints, one line per kind."""
+    missing = {name: expected[name] for name in sorted(expected.keys() - actual.keys())}
+    new = {name: actual[name] for name in sorted(actual.keys() - expected.keys())}
+    renamed: list[str] = []
+    for name in list(missing):
+        other = next((one for one in new if new[one] == missing[name]), None)
+        if other is not None:
+            renamed.append(f"{name} is now {other}")
+            del missing[name], new[other]
+    formats, values = [], []
+    for name in sorted(expected.keys() & actual.keys()):
+        before, now = expected[name], actual[name]
+        if (before.dtype, before.shape) != (now.dtype, now.shape):
+            formats.append(
+                f"{name} is {now.dtype} {now.shape}, expected {before.dtype} {before.shape}"
+            )
+        elif before != now:
+            values.append(name)
+    kinds = [
+        (renamed, f"renamed weights ({len(renamed)})"),
+        (list(missing), f"missing weights ({len(missing)})"),
+        (list(new), f"new weights ({len(new)})"),
+        (formats, f"weights with a different dtype or shape ({len(formats)})"),
+        (values, f"weights with different values ({len(values)} of {len(expected)})"),
+    ]
+    return [f"{kind}: {name_some(names)}" for names, kind in kinds if names]
+
+
+class Distributions(PublishedRecord):
+    """Distributions over the vocabulary for each generated token of one run, by batch."""
+
+    log_probabilities: list[LogProbabilities]
+    """Of the kept ids, and of all others together."""
+    projections: list[Projections]
+    """Of all log-probabilities. They detect errors outside of the kept ids and in their order."""
+
+
+class Signature(PublishedRecord):
+    """Distributions of the yardstick and of the captured run."""
+
+    tokens: list[list[list[int]]]
+    """Tokens that the yardstick chose and that every run is forced to follow.
+
+    (B, N) by batch; (B, 0) for a model that does not generate.
+    """
+    top_ids: list[list[list[list[int]]]]
+    """Kept ids: the yardstick's most likely ids in their order, (B, N, K) by batch."""
+    spreads: list[list[list[Number]]]
+    """Standard deviation of the yardstick's log-probabilities over the vocabulary, (B, N) by batch."""
+    yardstick: Distributions
+    """In the highest precision."""
+    captured: Distributions
+    """Its distance from the yardstick is the noise."""
+
+
+class Observed(PublishedRecord):
+    """Distributions of a run that is judged by a signature."""
+
+    distributions: Distributions
+    most_likely: list[LogProbabilities]
+    """Log-probabilities of this run's own most likely ids, in their order, by batch."""
+    dtype: str
+    """The dtype of most parameters."""
+
+
+class Provenance(PublishedRecord):
+    """Device, software and command of a capture, and its approval."""
+
+    run: str
+    """DEVICE/DTYPE."""
+    product: str
+    """Product name of the device."""
+    versions: dict[str, str]
+    """Versions of software that numbers depend on."""
+    torch_settings: dict[str, Any]
+    """Settings that decide if two runs are bitwise equal."""
+    container: str | None = None
+    """Image digest from ASSAY_CONTAINER."""
+    process: dict[str, Any] = Field(default_factory=dict)
+    """Date, arguments, commit, processor, threads, variables."""
+    approved_by: str | None = None
+    reason: str | None = None
+
+
+class Expectation(PublishedRecord):
+    """The content of an expectation file."""
+
+    schema_: int = Field(default=SCHEMA, alias="schema", ge=SCHEMA, le=SCHEMA)
+    model: str
+    key: Key
+    captures: list[dict[Statistic, Number]] = Field(min_length=1)
+    """Noise ratios of each capture. Those of the first, whose values are stored, are 1."""
+    limits: dict[Statistic, float]
+    """Limits of the noise ratios."""
+    limits_origin: str
+    signature: Signature
+    layers: dict[str, Number] = Field(default_factory=dict)
+    """Relative error of each module's results in the worst call, including inherited errors.
+
+    In the order in which modules end first. Older files have none.
+    """
+    provenance: Provenance
+    hash: str = ""
+    """Hash of all fields except itself and `provenance`, which detects manual changes."""
+
+    @property
+    def name(self) -> str:
+        """Return the file name, without its suffix."""
+        machine = self.key.machine
+        rounded = "" if machine.precision == machine.dtype else f"-{machine.precision}"
+        model = "-".join(part for part in self.model.replace(":", "/").split("/") if part)
+        return f"{machine.vendor}-{machine.architecture}-{machine.dtype}{rounded}-{model}"
+
+    def content_hash(self) -> str:
+        """Compute the value that `hash` must have."""
+        left_out = {"provenance", "hash"} | (set() if self.layers else {"layers"})
+        text = self.model_dump_json(exclude=left_out, by_alias=True)
+        return xxhash.xxh3_128_hexdigest(text.encode())
+
+
+def file_for(expectation: Expectation, output: Path) -> Path:
+    """Return `output` if it is a file, or the file in the folder `output` that the key names."""
+    return output if output.suffix == ".json" else output / f"{expectation.name}.json"
+
+
+def require_writable(output: Path) -> None:
+    """Raise DiskError early if a file cannot be written to `output`."""
+    folder = output.parent if output.suffix == ".json" else output
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise DiskError.refused(folder, error) from error
+
+
+def write_expectation(expectation: Expectation, output: Path) -> Path:
+    """Write an expectation to a file or folder. Returns: the file. Raises: DiskError."""
+    sealed = expectation.model_copy(update={"hash": expectation.content_hash()})
+    path = file_for(expectation, output)
+    record = sealed.model_dump(mode="json", by_alias=True)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DiskError.refused(path.parent, error) from error
+    return write_whole(path, _as_lines(record, "") + "\n")
+
+
+def read_expectation(path: Path) -> Expectation:
+    """Read the expectation in `path`. Raises: UnreadableFileError."""
+    record = read_json_object(path)
+    if (schema := record.get("schema")) != SCHEMA:
+        problem = (
+            f"its schema is {schema!r}, but this assay reads schema {SCHEMA}: capture it again"
+        )
+        raise UnreadableFileError.of(path, problem)
+    expectation = validate_record(Expectation, record, path)
+    if expectation.hash != expectation.content_hash():
+        raise UnreadableFileError.of(path, "its hash does not match its content")
+    return expectation
+
+
+def _as_lines(value: Any, indent: str) -> str:  # noqa: ANN401 - any JSON value
+    """Format JSON with one line per list, and per object that fits into a line."""
+    line = json.dumps(value)
+    if not isinstance(value, dict) or len(indent) + len(line) <= _WIDTH:
+        return line
+    inner = indent + " "
+    items = [f"{inner}{json.dumps(name)}: {_as_lines(item, inner)}" for name, item in value.items()]
+    return "{\n" + ",\n".join(items) + f"\n{indent}}}"

@@ -1,0 +1,50 @@
+"""Shapes: R rows, V vocabulary, M projections."""
+
+import torch
+
+from assay_expectations.observing.distributions import NUM_PROJECTIONS, project, sign_patterns
+
+
+def splitmix64(number: int) -> int:
+    """The published algorithm, with Python integers."""
+    mask = (1 << 64) - 1
+    mixed = number * 0x9E3779B97F4A7C15 & mask
+    mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & mask
+    mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & mask
+    return mixed ^ mixed >> 31
+
+
+def test_signs_are_bits_of_splitmix64() -> None:
+    # The published first output for seed 0.
+    assert splitmix64(1) == 0xE220A8397B1DCDAF
+    expected = [
+        [1.0 - 2.0 * (splitmix64(number) >> bit & 1) for bit in range(NUM_PROJECTIONS)]
+        for number in range(1, 301)
+    ]
+    assert sign_patterns(300).tolist() == expected
+
+
+def test_projections_preserve_the_error() -> None:
+    generator = torch.Generator().manual_seed(0)
+    error_RV = torch.randn(200, 500, generator=generator, dtype=torch.float64)
+
+    rms = project(error_RV).square().mean().sqrt().item()
+
+    # 1,600 projections of unit variance: the root of their mean square is 1 within 2 %.
+    assert abs(rms - error_RV.square().mean().sqrt().item()) < 0.06
+
+
+def test_swapped_ids_are_detected() -> None:
+    values_RV = torch.linspace(-20, -1, 300, dtype=torch.float64)[None]
+    swapped_RV = values_RV.clone()
+    swapped_RV[0, [17, 250]] = values_RV[0, [250, 17]]
+
+    assert not torch.allclose(project(values_RV), project(swapped_RV))
+
+
+def test_impossible_id_counts_as_zero_and_nan_propagates() -> None:
+    values_RV = torch.tensor([[1.0, -torch.inf], [1.0, torch.nan]], dtype=torch.float64)
+    projected = project(values_RV)
+
+    assert torch.equal(projected[0], project(torch.tensor([[1.0, 0.0]]).double())[0])
+    assert projected[1].isnan().all()

@@ -1,0 +1,130 @@
+"""The page of all expectations: newest verdicts and git history."""
+
+import json
+import os
+import subprocess
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from assay.errors import UsageError
+from assay.files import seal
+from assay.runs.results import write_verdict
+from assay.verdicts import Level, Outcome, Verdict
+from assay_expectations.page import Cell, collect_cells, write_page
+from assay_expectations.records import Expectation, read_expectation, write_expectation
+from packages.expectations.tests.unit.sample_expectations import expectation
+
+NOW = datetime(2026, 7, 11, 12, tzinfo=UTC)
+
+
+def captured(folder: Path, model: str, dtype: str = "bfloat16") -> Expectation:
+    made = expectation()
+    machine = made.key.machine.model_copy(update={"dtype": dtype})
+    process = {"date": "2026-07-01T09:30:00+00:00"}
+    whole = made.model_copy(
+        update={
+            "model": model,
+            "key": made.key.model_copy(update={"machine": machine}),
+            "provenance": made.provenance.model_copy(
+                update={"process": process, "approved_by": "Ada", "reason": "a new driver"}
+            ),
+        }
+    )
+    return read_expectation(write_expectation(whole, folder))
+
+
+def verdict_about(
+    one: Expectation, runs: Path, name: str, outcome: Outcome, **details: object
+) -> None:
+    folder = runs / name
+    folder.mkdir(parents=True)
+    level = Level(verdict=outcome, compared=4, expectation=one.hash, **details)
+    write_verdict(Verdict(verdict=outcome, levels={one.name: level}, compared=4), folder)
+
+
+def set_date(file: Path, date: str) -> None:
+    content = json.loads(file.read_text())
+    content["environment"]["date"] = date
+    file.write_text(seal(content))
+
+
+def cells_of(tmp_path: Path) -> dict[tuple[str, str], Cell]:
+    cells = collect_cells([tmp_path / "kept"], tmp_path / "runs", tmp_path / "page.html", NOW)
+    return {(cell.model, cell.machine.dtype): cell for cell in cells}
+
+
+def test_every_model_has_a_cell_on_every_machine(tmp_path: Path) -> None:
+    kept, runs = tmp_path / "kept", tmp_path / "runs"
+    passing, failing = captured(kept, "one"), captured(kept, "one", "float32")
+    captured(kept, "unseen")
+    stale = captured(kept, "stale")
+    verdict_about(passing, runs, "1", Outcome.PASS)
+    verdict_about(failing, runs, "2", Outcome.FAIL, reason="9x", stale=False)
+    verdict_about(stale, runs, "3", Outcome.FAIL, reason="the prompts", stale=True)
+
+    cells = cells_of(tmp_path)
+
+    assert {place: cell.state for place, cell in cells.items()} == {
+        ("one", "bfloat16"): "pass",
+        ("one", "float32"): "fail",
+        ("stale", "bfloat16"): "stale",
+        ("stale", "float32"): "missing",
+        ("unseen", "bfloat16"): "unseen",
+        ("unseen", "float32"): "missing",
+    }
+    seen = cells["one", "float32"].seen
+    assert seen is not None
+    assert (seen.reason, seen.report) == ("9x", "runs/2/report.html")
+    assert cells["one", "bfloat16"].age_days == 10
+
+
+def test_newest_verdict_of_the_current_capture_counts(tmp_path: Path) -> None:
+    one = captured(tmp_path / "kept", "one")
+    other = one.model_copy(update={"hash": "of an older capture"})
+    verdict_about(other, tmp_path / "runs", "older", Outcome.PASS)
+    assert cells_of(tmp_path)["one", "bfloat16"].state == "unseen"
+
+    verdict_about(one, tmp_path / "runs", "b", Outcome.FAIL, reason="9x")
+    verdict_about(one, tmp_path / "runs", "a", Outcome.PASS)
+    set_date(tmp_path / "runs" / "b" / "verdict.json", "2001-01-01T00:00:00")
+    assert cells_of(tmp_path)["one", "bfloat16"].state == "pass"
+
+
+def test_failure_is_shown_for_simultaneous_runs(tmp_path: Path) -> None:
+    one = captured(tmp_path / "kept", "one")
+    for name, outcome in (("a", Outcome.PASS), ("b", Outcome.FAIL), ("c", Outcome.PASS)):
+        verdict_about(one, tmp_path / "runs", name, outcome, reason="9x")
+        set_date(tmp_path / "runs" / name / "verdict.json", "2026-07-10T08:00:00")
+    assert cells_of(tmp_path)["one", "bfloat16"].state == "fail"
+
+
+def test_two_files_for_one_cell_are_refused(tmp_path: Path) -> None:
+    captured(tmp_path / "kept", "one")
+    (tmp_path / "kept" / "acme-a1-bfloat16-one.json").rename(tmp_path / "kept" / "before.json")
+    captured(tmp_path / "kept", "one")
+    with pytest.raises(UsageError, match="are of one model and machine"):
+        cells_of(tmp_path)
+
+
+def test_page_shows_states_reasons_and_history(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = captured(tmp_path / "kept", "one<two")
+    captured(tmp_path / "kept", "one", "float32")
+    verdict_about(one, tmp_path / "runs", "1", Outcome.FAIL, reason="logits-whole is 9x")
+    git = ["git", "-c", "user.name=Ada", "-c", "user.email=ada@example.org"]
+    environment = os.environ | {"GIT_CONFIG_GLOBAL": os.devnull}
+    for words in (["init", "-q"], ["add", "kept"], ["commit", "-qm", "kept: after the new driver"]):
+        subprocess.run([*git, *words], cwd=tmp_path, check=True, env=environment)
+
+    cells = collect_cells([tmp_path / "kept"], tmp_path / "runs", tmp_path / "page.html", NOW)
+    page = write_page(cells, "2026-07-11", tmp_path / "page.html").read_text()
+
+    assert '<span class="fail">1 fail</span>, <span class="missing">2 missing</span>' in page
+    assert 'href="runs/1/report.html"' in page
+    assert "logits-whole is 9x" in page
+    assert "<td>Ada</td><td>kept: after the new driver</td>" in page
+    assert "one&lt;two" in page
+    assert "captured 2026-07-01T09:30, approved by Ada: a new driver" in page

@@ -1,0 +1,170 @@
+"""Keys and files of expectations."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from assay.files import DiskError, UnreadableFileError
+from assay_expectations.records import (
+    Expectation,
+    Weight,
+    content_differences,
+    machine_differences,
+    read_expectation,
+    value_differences,
+    write_expectation,
+)
+from packages.expectations.tests.unit.sample_expectations import (
+    CONTENT,
+    MACHINE,
+    WEIGHT,
+    expectation,
+)
+
+OTHER_VALUES = WEIGHT.model_copy(update={"hash": "h2"})
+TRANSPOSED = WEIGHT.model_copy(update={"shape": [3, 2], "hash": "h3"})
+
+
+def with_weights(**weights: Weight) -> list[str]:
+    """The differences from a checkpoint with the weights "a" and "b"."""
+    named = {name: weights[name] for name in weights}
+    expected = CONTENT.model_copy(update={"weights": {"a": WEIGHT, "b": OTHER_VALUES}})
+    return content_differences(expected, CONTENT.model_copy(update={"weights": named}))
+
+
+def test_equal_content_has_no_differences() -> None:
+    assert content_differences(CONTENT, CONTENT.model_copy(deep=True)) == []
+
+
+def test_renamed_weight_is_found_by_its_values() -> None:
+    assert with_weights(a=WEIGHT, c=OTHER_VALUES) == ["renamed weights (1): b is now c"]
+
+
+def test_missing_and_new_weights_are_named() -> None:
+    assert with_weights(a=WEIGHT, c=TRANSPOSED) == [
+        "missing weights (1): b",
+        "new weights (1): c",
+    ]
+
+
+def test_changed_values_and_formats_are_distinguished() -> None:
+    assert with_weights(a=TRANSPOSED, b=WEIGHT) == [
+        "weights with a different dtype or shape (1): a is BF16 [3, 2], expected BF16 [2, 3]",
+        "weights with different values (1 of 2): b",
+    ]
+
+
+def test_different_inputs_and_settings_are_named() -> None:
+    settings = CONTENT.settings.model_copy(update={"seed": 1})
+    other = CONTENT.model_copy(
+        update={"tokenizer_hash": "x", "prompts_hash": "x", "settings": settings}
+    )
+    assert content_differences(CONTENT, other) == [
+        "different tokenizer",
+        "different prompts",
+        "seed is 1, expected 0",
+    ]
+
+
+def test_machines_differ_in_named_parts() -> None:
+    other = MACHINE.model_copy(update={"architecture": "a2"})
+    assert machine_differences(MACHINE, other) == ["architecture is a2, expected a1"]
+    assert machine_differences(MACHINE, MACHINE) == []
+
+
+def test_values_of_only_one_side_are_absent_on_the_other() -> None:
+    assert value_differences({"driver": "7", "torch": "1"}, {"runtime": "1", "torch": "1"}) == [
+        "driver is absent, expected 7",
+        "runtime is 1, expected absent",
+    ]
+
+
+SCHEMA_FILE = Path(__file__).parents[4] / "docs" / "expectation.schema.json"
+
+
+def test_expectation_round_trips(tmp_path: Path) -> None:
+    written = expectation(3)
+    path = write_expectation(written, tmp_path / "deep")
+    assert path == tmp_path / "deep/acme-a1-bfloat16-micro-llama.json"
+    assert read_expectation(path).model_dump(exclude={"hash"}) == written.model_dump(
+        exclude={"hash"}
+    )
+
+
+def test_named_file_is_used(tmp_path: Path) -> None:
+    assert write_expectation(expectation(), tmp_path / "x.json") == tmp_path / "x.json"
+
+
+def test_each_weight_has_its_own_line(tmp_path: Path) -> None:
+    written = expectation()
+    weights = {f"layers.{n}.weight": written.key.content.weights["a.weight"] for n in range(9)}
+    content = written.key.content.model_copy(update={"weights": weights})
+    key = written.key.model_copy(update={"content": content})
+    path = write_expectation(written.model_copy(update={"key": key}), tmp_path / "x.json")
+
+    lines = [line.strip(" ,") for line in path.read_text().splitlines()]
+    assert '"layers.7.weight": {"dtype": "BF16", "shape": [2, 3], "hash": "h"}' in lines
+
+
+def edited(path: Path, edit: dict[str, Any]) -> Path:
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps(record | edit))
+    return path
+
+
+def problem_of(path: Path) -> str:
+    with pytest.raises(UnreadableFileError) as raised:
+        read_expectation(path)
+    return str(raised.value).removeprefix(f"{path}: ")
+
+
+def test_manually_changed_limit_is_detected(tmp_path: Path) -> None:
+    path = write_expectation(expectation(), tmp_path / "x.json")
+    limits = {"logits-error": 200.0, "logits-worst": 3.0, "logits-whole": 2.0}
+    assert problem_of(edited(path, {"limits": limits})) == "its hash does not match its content"
+
+
+def test_hash_excludes_provenance(tmp_path: Path) -> None:
+    path = write_expectation(expectation(), tmp_path / "x.json")
+    record = json.loads(path.read_text())["provenance"]
+    edited(path, {"provenance": record | {"approved_by": "Ada", "reason": "reviewed"}})
+    assert read_expectation(path).provenance.approved_by == "Ada"
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (None, "cannot be read: No such file or directory"),
+        (b"{", "not JSON: "),
+        (b"\xff\xfe", "not UTF-8 at byte 0"),
+        (b"[]", "not a JSON object"),
+        (b'{"schema": 1}', "its schema is 1, but this assay reads schema 2: capture it again"),
+        (b'{"schema": 2}', "model: Field required"),
+    ],
+)
+def test_other_file_is_an_error_that_names_it(
+    tmp_path: Path, content: bytes | None, problem: str
+) -> None:
+    path = tmp_path / "x.json"
+    if content is not None:
+        path.write_bytes(content)
+    assert problem_of(path).startswith(problem)
+
+
+def test_truncated_file_is_an_error(tmp_path: Path) -> None:
+    path = write_expectation(expectation(), tmp_path / "x.json")
+    path.write_bytes(path.read_bytes()[:-40])
+    assert problem_of(path).startswith("not JSON: ")
+
+
+def test_unwritable_folder_is_an_error_that_names_it(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(DiskError, match=r"file/below"):
+        write_expectation(expectation(), tmp_path / "file" / "below")
+
+
+def test_published_schema_matches_the_code() -> None:
+    published = json.loads(SCHEMA_FILE.read_text(encoding="utf-8"))
+    assert published == Expectation.model_json_schema(), "assay expect schema prints the new one"

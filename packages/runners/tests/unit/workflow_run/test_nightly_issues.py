@@ -1,0 +1,151 @@
+"""The issues of the nightly run."""
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from assay.errors import MachineError, UsageError
+from assay_runners.commands import app
+from assay_runners.workflow_run.nightly_issues import (
+    NIGHT_FAILS,
+    RUNNER_IS_OLD,
+    find_outdated_runner,
+    read_failures,
+    update_issue,
+)
+from packages.runners.tests.fake_programs import Programs
+
+ROOT = Path(__file__).resolve().parents[5]
+RUN = {
+    "GITHUB_SERVER_URL": "https://github.example", "GITHUB_REPOSITORY": "o/r",
+    "GITHUB_RUN_ID": "5", "GITHUB_SHA": "d" * 40,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("results", "failures"),
+    [
+        ({"plan": "success", "tests": "success"}, []),
+        ({"plan": "success", "tests": "skipped"}, []),
+        ({"plan": "success", "tests": "failure"}, ["tests: failure"]),
+        ({"plan": "success", "tests": "cancelled"}, ["tests: cancelled"]),
+        ({"plan": "failure", "tests": "skipped"}, ["plan: failure", "tests: skipped"]),
+        ({"plan": "skipped", "tests": "skipped"}, ["plan: skipped", "tests: skipped"]),
+    ],
+)
+def test_a_night_fails_unless_its_plan_and_its_jobs_succeed(
+    results: dict[str, str], failures: list[str]
+) -> None:
+    needs = {name: {"result": result, "outputs": {}} for name, result in results.items()}
+    assert read_failures(json.dumps(needs)) == failures
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", "null", '{"plan": "success"}'])
+def test_results_without_jobs_are_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="results of"):
+        read_failures(text)
+
+
+def test_a_first_failure_opens_an_issue(programs: Programs) -> None:
+    programs.answers([{"number": 3, "title": "Another"}])
+    assert update_issue(NIGHT_FAILS, ["tests: failure"], RUN) == f"{NIGHT_FAILS}: opened an issue"
+    assert programs.heard[1] == ["label", "create", "nightly", "--force"]
+    body = programs.heard[2][-1]
+    assert programs.heard[2][:4] == ["issue", "create", "--title", NIGHT_FAILS]
+    assert "https://github.example/o/r/actions/runs/5" in body
+    assert "- tests: failure" in body
+
+
+def test_a_further_failure_comments_on_the_issue(programs: Programs) -> None:
+    programs.answers([{"number": 9, "title": NIGHT_FAILS}])
+    assert (
+        update_issue(NIGHT_FAILS, ["tests: failure"], RUN) == f"{NIGHT_FAILS}: commented on issue 9"
+    )
+    assert programs.heard[1][:3] == ["issue", "comment", "9"]
+
+
+def test_a_success_closes_the_issue(programs: Programs) -> None:
+    programs.answers([{"number": 9, "title": NIGHT_FAILS}])
+    assert update_issue(NIGHT_FAILS, [], RUN) == f"{NIGHT_FAILS}: closed 9"
+    assert programs.heard[1][:3] == ["issue", "close", "9"]
+
+
+def test_a_success_without_an_issue_changes_nothing(programs: Programs) -> None:
+    programs.answers([])
+    assert update_issue(NIGHT_FAILS, [], RUN) == f"{NIGHT_FAILS}: no"
+    assert len(programs.heard) == 1
+
+
+def test_a_refusal_of_github_is_an_error(programs: Programs) -> None:
+    programs.refuse()
+    with pytest.raises(MachineError, match=r"^gh issue list failed: HTTP 403: not allowed$"):
+        update_issue(NIGHT_FAILS, [], RUN)
+
+
+def test_another_title_is_another_issue(programs: Programs) -> None:
+    programs.answers([{"number": 9, "title": NIGHT_FAILS}])
+    assert update_issue(RUNNER_IS_OLD, ["x"], RUN) == f"{RUNNER_IS_OLD}: opened an issue"
+    assert programs.heard[2][:4] == ["issue", "create", "--title", RUNNER_IS_OLD]
+
+
+def test_outside_a_workflow_run_nothing_is_sent(programs: Programs) -> None:
+    with pytest.raises(UsageError, match=r"^GITHUB_SERVER_URL is not set: this command belongs to"):
+        update_issue(NIGHT_FAILS, ["x"], {})
+    assert programs.heard == []
+
+
+def test_unreadable_releases_do_not_fail_the_night(programs: Programs) -> None:
+    programs.answers([])
+    programs.refuse("api")
+    results = json.dumps({"plan": {"result": "success"}})
+    words = ["report-nightly", "--results", results, "--root", str(ROOT)]
+    done = CliRunner().invoke(app, words, env=RUN)
+    assert done.exit_code == 0
+    night, warning = done.stdout.splitlines()
+    assert night == f"{NIGHT_FAILS}: no"
+    assert warning.startswith("::warning::the age of runner ")
+    assert [words[0] for words in programs.heard] == ["issue", "api"]
+
+
+def release(version: str, date: str, **more: object) -> dict[str, object]:
+    time = f"{date}T10:00:00Z"
+    return {
+        "tag_name": f"v{version}", "published_at": time, "draft": False, "prerelease": False, **more
+    }  # fmt: skip
+
+
+PINNED = release("2.338.0", "2026-08-01")
+
+
+@pytest.mark.parametrize(
+    ("others", "expected"),
+    [
+        ([], ""),
+        ([release("2.337.0", "2026-07-01")], ""),
+        ([release("2.339.0", "2026-09-16")], ""),  # jobs until October 16: 15 days are left
+        ([release("2.339.0", "2026-09-01", prerelease=True)], ""),
+        ([release("2.339.0", "2026-09-01", draft=True)], ""),
+        ([release("2.339.0", "2026-09-14")], "from 2026-10-14 on. Write 2.339.0 and"),
+        # The first newer release sets the deadline; the message names the last one.
+        (
+            [release("2.340.0", "2026-09-30"), release("2.339.0", "2026-09-10")],
+            "from 2026-10-10 on. Write 2.340.0 and",
+        ),
+    ],
+)
+def test_an_outdated_runner_is_reported_two_weeks_before_its_last_job(
+    programs: Programs, others: list[dict[str, object]], expected: str
+) -> None:
+    programs.answers([*others, PINNED])
+    found = find_outdated_runner("2.338.0", datetime(2026, 10, 1, 12, tzinfo=UTC))
+    assert expected in found
+    assert bool(found) is bool(expected)
+
+
+def test_a_pinned_runner_that_github_does_not_list_is_reported(programs: Programs) -> None:
+    programs.answers([PINNED])
+    found = find_outdated_runner("2.38.0", datetime(2026, 10, 1, tzinfo=UTC))
+    assert "runner 2.38.0 is not among the last 100 releases" in found
