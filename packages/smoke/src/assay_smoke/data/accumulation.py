@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from assay.models import load_model
-from assay_smoke.data.checked_code import Subject
-from assay_smoke.data.properties import PropertyLog, SubjectReport, Violation
+from assay_smoke.data.properties import PropertyLog, Subject, SubjectReport, Violation
 from assay_smoke.data.protocols import IGNORED, BackwardStep
 
 SAME_GRADIENT = "a step's gradient is that of one big batch"

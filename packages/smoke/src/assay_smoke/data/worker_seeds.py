@@ -9,9 +9,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from assay_smoke.data.checked_code import Subject
-from assay_smoke.data.order.generators import seed_generators
-from assay_smoke.data.properties import PropertyLog, SubjectReport, Violation, list_numbers
+from assay.devices.torch_settings import seed_generators
+from assay_smoke.data.properties import PropertyLog, Subject, SubjectReport, Violation, list_numbers
 from assay_smoke.data.protocols import Feature, MakeDataset, OpenLoader
 
 LIBRARIES = ("numpy", "random", "torch")

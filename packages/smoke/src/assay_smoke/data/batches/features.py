@@ -3,14 +3,15 @@
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
-from assay_smoke.data.checked_code import Subject
+from assay_smoke.data.properties import Subject, Violation
 from assay_smoke.data.protocols import IGNORED, Collate, Feature
-from assay_smoke.data.tokens.token_display import show_token
+from assay_smoke.data.tokens.token_display import show_row, show_token, show_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -89,10 +90,52 @@ def describe_label(
     return f"the label of {token} is {show_token(tokenizer, actual)}"
 
 
+@dataclass(frozen=True)
+class CollatedBatch:
+    """A batch with its samples."""
+
+    tokenizer: "PreTrainedTokenizerBase"
+    features: Sequence[Feature]
+    tensors: Mapping[str, Tensor]
+    case: str
+    """Description of samples and tokenizer."""
+
+    @cached_property
+    def ids(self) -> list[list[int]]:
+        """Return the ids of each row."""
+        rows: list[list[int]] = self.tensors["input_ids"].tolist()
+        return rows
+
+    @cached_property
+    def labels(self) -> list[list[int]]:
+        """Return the labels of each row."""
+        rows: list[list[int]] = self.tensors["labels"].tolist()
+        return rows
+
+    def rows_of(self, key: str) -> list[list[int]] | None:
+        """Return another entry of the batch by row, or None if it has no such key."""
+        return self.tensors[key].tolist() if key in self.tensors else None
+
+    def show_rows(self) -> list[str]:
+        """Show the ids of the first rows, one row per line."""
+        rows = enumerate(self.ids[:4])
+        return [f"row {number}: {show_row(self.tokenizer, row)}" for number, row in rows]
+
+    def violation_at(self, row: int, at: int, reason: str) -> Violation:
+        """Return the violation `reason`, shown at the position `at` of a row."""
+        shown = show_tokens(self.tokenizer, self.ids[row], self.labels[row], at)
+        return Violation(reason, (f"{self.case}; row {row}", *shown))
+
+
+def describe_lengths(features: Sequence[Feature]) -> str:
+    """Describe samples by their lengths."""
+    lengths = ", ".join(str(len(feature["input_ids"])) for feature in features)
+    return f"samples of {lengths} tokens"
+
+
 def collate(subject: Subject, collator: Collate, features: list[Feature]) -> Mapping[str, Tensor]:
     """Collate `features`. Raises: RaisedError for a malformed batch."""
-    lengths = [len(feature["input_ids"]) for feature in features]
-    with subject.called_for(f"samples of {', '.join(map(str, lengths))} tokens"):
+    with subject.called_for(describe_lengths(features)):
         batch: Any = collator(features)
         if not hasattr(batch, "keys"):
             raise subject.returned(f"a {type(batch).__name__}", _WANTED)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from assay_smoke.data.protocols import IGNORED, Message, RenderedChat
-from assay_smoke.data.tokens.chat_templates import template_messages
+from assay_smoke.data.tokens.chats import template_messages
 from assay_smoke.data.tokens.micro_tokenizer import micro_tokenizer
 
 if TYPE_CHECKING:

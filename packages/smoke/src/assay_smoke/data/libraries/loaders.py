@@ -4,8 +4,8 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from assay_smoke.data.checked_code import Subject
 from assay_smoke.data.libraries.installed import library_subject
+from assay_smoke.data.properties import Subject
 from assay_smoke.data.protocols import Feature, MakeDataset, OpenLoader
 from assay_smoke.data.tokens.micro_tokenizer import micro_tokenizer
 

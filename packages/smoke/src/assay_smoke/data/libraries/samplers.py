@@ -4,8 +4,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
-from assay_smoke.data.checked_code import Subject
 from assay_smoke.data.libraries.installed import is_installed, library_subject
+from assay_smoke.data.properties import Subject
 from assay_smoke.data.protocols import LoaderPlan, OpenRun, ResumePoint
 
 

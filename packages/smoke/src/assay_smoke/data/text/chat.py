@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from assay_smoke.data.checked_code import Subject
-from assay_smoke.data.properties import PropertyLog, SubjectReport, Violation
+from assay_smoke.data.properties import PropertyLog, Subject, SubjectReport, Violation
 from assay_smoke.data.protocols import Render
 from assay_smoke.data.text.rendering import (
     Chat,
@@ -15,8 +14,7 @@ from assay_smoke.data.text.rendering import (
     turn_end,
 )
 from assay_smoke.data.text.truncation import Truncation, cut_chats, judge_cut_text
-from assay_smoke.data.tokens.chat_templates import generation_prompt, template_ids
-from assay_smoke.data.tokens.conversations import SHORT, conversations
+from assay_smoke.data.tokens.chats import SHORT, conversations, generation_prompt, template_ids
 from assay_smoke.data.tokens.token_display import show_row, show_token
 
 if TYPE_CHECKING:

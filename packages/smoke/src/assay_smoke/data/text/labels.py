@@ -4,8 +4,13 @@ import copy
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from assay_smoke.data.checked_code import Subject
-from assay_smoke.data.properties import PropertyLog, SubjectReport, Violation, first_violation
+from assay_smoke.data.properties import (
+    PropertyLog,
+    Subject,
+    SubjectReport,
+    Violation,
+    first_violation,
+)
 from assay_smoke.data.protocols import IGNORED, Render
 from assay_smoke.data.text.rendering import (
     Chat,
@@ -17,7 +22,7 @@ from assay_smoke.data.text.rendering import (
     turn_end,
 )
 from assay_smoke.data.text.truncation import cut_chats, judge_cut_labels
-from assay_smoke.data.tokens.conversations import conversations
+from assay_smoke.data.tokens.chats import conversations
 from assay_smoke.data.tokens.token_display import show_token
 
 if TYPE_CHECKING:

@@ -4,10 +4,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from assay_smoke.data.checked_code import RaisedError, Subject
-from assay_smoke.data.properties import PropertyLog, Violation
+from assay_smoke.data.properties import PropertyLog, RaisedError, Subject, Violation
 from assay_smoke.data.protocols import IGNORED, Message, Render
-from assay_smoke.data.tokens.conversations import WITH_SYSTEM, Conversation
+from assay_smoke.data.tokens.chats import WITH_SYSTEM, Conversation
 from assay_smoke.data.tokens.token_display import show_tokens
 
 if TYPE_CHECKING:

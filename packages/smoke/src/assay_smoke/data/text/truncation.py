@@ -4,11 +4,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from assay_smoke.data.checked_code import Subject
-from assay_smoke.data.properties import PropertyLog, Violation
+from assay_smoke.data.properties import PropertyLog, Subject, Violation
 from assay_smoke.data.protocols import IGNORED, Render
 from assay_smoke.data.text.rendering import render_chat
-from assay_smoke.data.tokens.conversations import LONG
+from assay_smoke.data.tokens.chats import LONG
 from assay_smoke.data.tokens.token_display import show_row, show_tokens
 
 if TYPE_CHECKING:
