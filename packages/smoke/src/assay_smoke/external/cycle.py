@@ -16,7 +16,7 @@ from assay.runs.results import write_results
 from assay.verdicts import Outcome, Verdict
 from assay_smoke.external import checkpoints
 from assay_smoke.external.checkpoints import checkpoints_of, read_saved, read_tensors
-from assay_smoke.external.evidence import Evidence, Resumption
+from assay_smoke.external.evidence import Evidence, Resumption, measure_apart, measure_spread
 from assay_smoke.external.judging.verdict import judge
 from assay_smoke.external.library import ExternalLibrary, read_library
 from assay_smoke.external.running.launch import (
@@ -29,7 +29,6 @@ from assay_smoke.external.running.launch import (
 )
 from assay_smoke.external.running.losses import LossesError
 from assay_smoke.external.running.watched_run import run
-from assay_smoke.external.spread import measure_apart, measure_spread
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -10,7 +10,6 @@ from assay.dtypes import FORMATS
 from assay.noise import Ratio
 from assay.verdicts import Location, Measurement
 from assay_smoke.external.evidence import Evidence
-from assay_smoke.external.judging.endings import describe_bad_end
 from assay_smoke.external.judging.judged_levels import (
     JudgedLevel,
     failed,
@@ -70,7 +69,7 @@ def judge_equivalent(evidence: Evidence) -> JudgedLevel:
             unchecked=True,
         )
     if evidence.apart is None:
-        problem = describe_bad_end(one) or _describe_missing(one, evidence)
+        problem = one.describe_bad_end() or _describe_missing(one, evidence)
         return not_compared(f"the equivalent launch: {problem} ({_describe_split(evidence)})")
     return _judge(one, evidence.apart, evidence)
 

@@ -6,7 +6,6 @@ from assay.comparing.limits import load_limits
 from assay.errors import name_some
 from assay.verdicts import Measurement
 from assay_smoke.external.evidence import Evidence, Resumption
-from assay_smoke.external.judging.endings import describe_bad_end, describe_waits
 from assay_smoke.external.judging.judged_levels import (
     JudgedLevel,
     failed_checkpoint,
@@ -50,7 +49,7 @@ def _ignored_sigterm(interrupted: RunEvidence, evidence: Evidence) -> str | None
     num_logged, newest = len(interrupted.losses), evidence.interrupted_at
     if interrupted.hung_in is not None:
         limit = evidence.library.end_limit_seconds
-        return f"it ran on for {limit:g} s and was ended{describe_waits(interrupted)}"
+        return f"it ran on for {limit:g} s and was ended{interrupted.describe_waits()}"
     if num_logged >= evidence.library.steps:
         return "training continued to its last step"
     if newest is None or newest < num_logged:
@@ -96,7 +95,7 @@ def measure_resumption(evidence: Evidence) -> list[Measurement]:
 def _judge_resumption(one: Resumption, evidence: Evidence) -> JudgedLevel:
     launch, end = one.run.launch, evidence.saved.get(evidence.library.steps)
     compared = len(one.run.losses)
-    if problem := describe_bad_end(one.run):
+    if problem := one.run.describe_bad_end():
         return failed_checkpoint(launch.first_step, compared, problem)
     if len(one.run.losses) != evidence.library.steps - launch.first_step:
         reason = (

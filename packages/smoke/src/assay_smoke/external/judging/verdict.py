@@ -8,7 +8,6 @@ from assay.comparing.levels import outcome_of_levels
 from assay.verdicts import Level, Location, Measurement, Verdict
 from assay_smoke import COMPARED_UNIT
 from assay_smoke.external.evidence import Evidence
-from assay_smoke.external.judging.endings import describe_bad_end, is_out_of_disk, steps_made
 from assay_smoke.external.judging.equivalent_run import judge_equivalent, measure_equivalent
 from assay_smoke.external.judging.judged_levels import (
     JudgedLevel,
@@ -23,6 +22,7 @@ from assay_smoke.external.judging.resumptions import (
     measure_resumption,
 )
 from assay_smoke.external.judging.saved_models import judge_checkpoints, judge_updates
+from assay_smoke.machine.failures import FULL_DISK
 from assay_smoke.machine.memory import MemoryUse
 
 # Half a unit of the fourth significant digit. Libraries, such as transformers, log at least four.
@@ -81,10 +81,12 @@ def _judge_runs(evidence: Evidence) -> JudgedLevel:
     """Judge that runs from the start ended in time with exit code 0."""
     from_start = [run for run in (evidence.uninterrupted, evidence.repeated) if run is not None]
     for run in from_start:
-        reason = describe_bad_end(run)
+        reason = run.describe_bad_end()
         if reason is not None:
-            at = Location(phase="checkpoint", step=steps_made(run))
-            return failed(len(from_start), reason, location=at if is_out_of_disk(reason) else None)
+            at = Location(phase="checkpoint", step=run.steps_made)
+            return failed(
+                len(from_start), reason, location=at if reason.startswith(FULL_DISK) else None
+            )
     return passed(len(from_start), seconds={run.launch.name: run.seconds for run in evidence.runs})
 
 
