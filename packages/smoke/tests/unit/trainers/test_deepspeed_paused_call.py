@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from assay_smoke.trainers.deepspeed.paused_call import PausedCall
+from assay_smoke.trainers.deepspeed.visible_steps import PausedCall
 
 
 def test_what_is_after_the_pause_runs_when_the_call_is_finished() -> None:

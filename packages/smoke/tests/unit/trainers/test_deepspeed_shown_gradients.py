@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from assay_smoke.trainers.deepspeed.shown_gradients import ShownGradients
+from assay_smoke.trainers.deepspeed.visible_steps import ShownGradients
 
 
 def parameters() -> list[nn.Parameter]:
