@@ -17,7 +17,6 @@ from assay.verdicts import Outcome, Record, Verdict
 from assay_smoke.cases import reading, worlds
 from assay_smoke.cases.judging.evidence import CaseEvidence
 from assay_smoke.cases.judging.verdict import judge_case, verdict_of_early_end
-from assay_smoke.cases.leftovers import record_leftovers
 from assay_smoke.cases.preloading import EVERY_CASE, preload_for
 from assay_smoke.cases.requests import (
     CHECKPOINT,
@@ -39,7 +38,7 @@ from assay_smoke.cases.settings import (
     request_of,
 )
 from assay_smoke.cases.timeline import where_it_stopped
-from assay_smoke.machine.leftovers import Leftover, find_in_group
+from assay_smoke.machine.leftovers import Leftover, find_in_group, record_leftovers
 from assay_smoke.matrix.cases import Case
 from assay_smoke.trainers.deepspeed.compiling import compile_ahead
 

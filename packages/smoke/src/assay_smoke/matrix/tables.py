@@ -7,9 +7,8 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from assay_smoke.matrix.axes import AXES
-from assay_smoke.matrix.rules import RULES, Rule
-from assay_smoke.matrix.vendors import rules_of_vendor, vendor_names
+from assay_smoke.matrix.cases import AXES
+from assay_smoke.matrix.rules import RULES, Rule, rules_of_vendor, vendor_names
 
 
 def document_tables() -> dict[str, str]:

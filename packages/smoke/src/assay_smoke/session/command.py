@@ -20,16 +20,13 @@ from assay_smoke.cases.running import prepare
 from assay_smoke.cases.settings import needs_deepspeed
 from assay_smoke.external.cycle import require_runnable
 from assay_smoke.external.library import read_library
-from assay_smoke.matrix.axes import values_of
-from assay_smoke.matrix.cases import Case, case_of
-from assay_smoke.matrix.choosing.expressions import compile_expression
-from assay_smoke.matrix.choosing.schedules import parse_budget
+from assay_smoke.matrix.cases import Case, case_of, values_of
 from assay_smoke.matrix.coverage import Coverage, covered_pairs
 from assay_smoke.matrix.durations import RecordedRun, history_file, machine_kind, record_runs
-from assay_smoke.matrix.planning import PlanOptions, plan_smoke
-from assay_smoke.matrix.plans import SmokePlan
-from assay_smoke.matrix.rules import check_compatible
-from assay_smoke.matrix.vendors import HOST, rules_for
+from assay_smoke.matrix.expressions import compile_expression
+from assay_smoke.matrix.ordering import parse_budget
+from assay_smoke.matrix.planning import PlanOptions, SmokePlan, plan_smoke
+from assay_smoke.matrix.rules import HOST, check_compatible, rules_for
 from assay_smoke.session.items import (
     COMMAND,
     CaseOptions,

@@ -14,9 +14,8 @@ from assay.runs import Progress, run_process
 from assay.runs.worker import serve
 from assay.verdicts import Outcome
 from assay_smoke.machine.failures import failed_part
-from assay_smoke.session.items import SessionItem
+from assay_smoke.session.items import SessionItem, run_with_retry
 from assay_smoke.session.results import CaseResult
-from assay_smoke.session.retries import run_with_retry
 
 _MODULE = "assay_smoke.session.side_by_side"
 

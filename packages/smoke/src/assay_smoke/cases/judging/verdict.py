@@ -1,10 +1,11 @@
 """The verdict on a case."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from assay.comparing.judge import Judged, describe_stages_level
 from assay.comparing.levels import DiagnosedFault, LevelResult, outcome_of_levels
+from assay.errors import name_some
 from assay.training.judging.diagnosis import diagnose_free_run
 from assay.training.judging.free_run import (
     judge_checkpoint,
@@ -15,17 +16,15 @@ from assay.training.judging.free_run import (
 )
 from assay.training.judging.replicas import judge_replicas
 from assay.training.processes.requests import StepRecord
-from assay.verdicts import Level, Location, Measurement, Outcome, Verdict
+from assay.verdicts import Diagnosis, Level, Location, Measurement, Outcome, Verdict
 from assay_smoke import COMPARED_UNIT
 from assay_smoke.cases.judging.evidence import CaseEvidence
-from assay_smoke.cases.judging.movement import judge_movement
 from assay_smoke.cases.judging.saved_models import (
     RANKS_DRAW,
     failed_checkpoint,
     judge_reading,
     judge_restart,
 )
-from assay_smoke.cases.leftovers import judge_leftovers
 from assay_smoke.matrix.cases import Case
 
 Found = tuple[LevelResult, DiagnosedFault | None]
@@ -37,7 +36,7 @@ _KEPT = 0.5
 def judge_case(case: Case, evidence: CaseEvidence) -> tuple[Verdict, list[Measurement]]:
     """Judge all levels. The first level that fails provides the diagnosis."""
     found: dict[str, Found] = {
-        "trained": judge_movement(evidence),
+        "trained": _judge_movement(evidence),
         "loss": _judge_losses(evidence),
         "updates": _judge_updates(evidence),
         "replicas": judge_replicas(evidence.free),
@@ -47,7 +46,7 @@ def judge_case(case: Case, evidence: CaseEvidence) -> tuple[Verdict, list[Measur
         "restart": judge_restart(evidence),
         "users": judge_reading(evidence),
         "tear-down": _judge_tear_down(evidence),
-        "left behind": (judge_leftovers(evidence.left_behind), None),
+        "left behind": _judge_leftovers(evidence),
     }
     levels = {name: result.level for name, (result, _) in found.items()}
     outcome = outcome_of_levels(levels)
@@ -82,6 +81,42 @@ def verdict_of_early_end(
     )
 
 
+def _judge_movement(evidence: CaseEvidence) -> Found:
+    """Compare hashes of every parameter and buffer before the first and after the last step."""
+    before: dict[str, str] = {}
+    after: dict[str, str] = {}
+    for rank in evidence.trained:
+        before |= {name.removeprefix("model."): digest for name, digest in rank.before.items()}
+        after |= {name.removeprefix("model."): digest for name, digest in rank.after.items()}
+    moved = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
+    trainable = {row.parameter for row in evidence.reference.training.noise_trajectory}
+    for names in evidence.reference.training.shared:
+        trainable |= set(names) if trainable & set(names) else set()
+    expected = trainable & set(evidence.reference.moved) & before.keys()
+    still, unexpected = sorted(expected - moved), sorted(moved - trainable)
+    if still:
+        shown = name_some(still)
+        reason = f"{len(still)} of {len(expected)} trained parameters never moved: {shown}"
+        return _failed_update(len(before), "frozen-parameters", still, reason)
+    if unexpected:
+        reason = f"{len(unexpected)} frozen parameters or buffers moved: {name_some(unexpected)}"
+        return _failed_update(len(before), "optimizer-update", unexpected, reason)
+    if not expected:
+        reason = "the noise run changes no parameter of this run"
+        return LevelResult(Level(verdict=Outcome.NOT_COMPARED, reason=reason)), None
+    return LevelResult(Level(verdict=Outcome.PASS, compared=len(before))), None
+
+
+def _failed(compared: int, reason: str, finding: DiagnosedFault | None = None) -> Found:
+    return LevelResult(Level(verdict=Outcome.FAIL, reason=reason, compared=compared)), finding
+
+
+def _failed_update(compared: int, diagnosis: Diagnosis, names: Sequence[str], reason: str) -> Found:
+    module = names[0].rpartition(".")[0]
+    location = Location(phase="optimizer", module=module, parameter=names[0])
+    return _failed(compared, reason, DiagnosedFault(diagnosis, location, reason))
+
+
 def _judge_losses(evidence: CaseEvidence) -> Found:
     for rank, answer in enumerate(evidence.trained):
         for step in [*answer.report.free.steps, *answer.report.free.resumed]:
@@ -97,8 +132,7 @@ def _judge_losses(evidence: CaseEvidence) -> Found:
 def _non_finite(step: StepRecord, rank: int) -> Found:
     reason = f"loss {step.loss} in step {step.step}"
     location = Location(phase="forward", step=step.step, rank=rank)
-    level = Level(verdict=Outcome.FAIL, reason=reason, compared=1)
-    return LevelResult(level), DiagnosedFault("non-finite", location, reason)
+    return _failed(1, reason, DiagnosedFault("non-finite", location, reason))
 
 
 def _judge_updates(evidence: CaseEvidence) -> Found:
@@ -137,7 +171,7 @@ def _judge_termination(case: Case, evidence: CaseEvidence) -> Found:
         elif [step.step for step in one.steps] != list(range(resume_at)):
             problem = f"rank {rank} did not finish the step in which SIGTERM reached it"
         if problem is not None:
-            return LevelResult(Level(verdict=Outcome.FAIL, reason=problem, compared=1)), None
+            return _failed(1, problem)
     if not evidence.resumed:
         return failed_checkpoint(evidence, "no checkpoint was written after SIGTERM")
     return LevelResult(Level(verdict=Outcome.PASS, compared=len(evidence.terminated))), None
@@ -151,8 +185,7 @@ def _judge_tear_down(evidence: CaseEvidence) -> Found:
                 f"{kept.num_bytes:,} bytes of tensors outlive two tear-downs; the rank has"
                 f" {answer.parameter_bytes:,} bytes of parameters: {', '.join(kept.shapes)}"
             )
-            level = Level(verdict=Outcome.FAIL, reason=f"rank {rank}: {reason}", compared=1)
-            return LevelResult(level), None
+            return _failed(1, f"rank {rank}: {reason}")
     level = Level(
         verdict=Outcome.PASS,
         compared=len(evidence.trained),
@@ -160,6 +193,12 @@ def _judge_tear_down(evidence: CaseEvidence) -> Found:
         parameter_bytes=min(answer.parameter_bytes for answer in evidence.trained),
     )
     return LevelResult(level), None
+
+
+def _judge_leftovers(evidence: CaseEvidence) -> Found:
+    if evidence.left_behind:
+        return _failed(1, name_some([str(one) for one in evidence.left_behind]))
+    return LevelResult(Level(verdict=Outcome.PASS, compared=1)), None
 
 
 def _by_ratios(name: str, evidence: CaseEvidence, judged: list[Judged], notes: list[str]) -> Found:
