@@ -4,17 +4,14 @@ import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from assay_smoke.data.properties import Subject, Violation
-from assay_smoke.data.protocols import IGNORED, Collate, Feature
+from assay_smoke.data.protocols import IGNORED, Collate, Feature, Tokenizer
 from assay_smoke.data.tokens.token_display import show_row, show_token, show_tokens
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 # `masked`: the first half of a sample has no labels, as in fine-tuning. `plain`: samples have no key
 # `labels`, and every token counts.
@@ -34,12 +31,12 @@ _IDS = (*_LETTERS, *(id_ for id_ in range(_NUM_IDS) if id_ not in _LETTERS))
 class PaddedTokenizer:
     """A tokenizer prepared for one case."""
 
-    tokenizer: "PreTrainedTokenizerBase"
+    tokenizer: Tokenizer
     described: str
     """Description of its padding."""
 
 
-def padding_variants(tokenizers: Sequence["PreTrainedTokenizerBase"]) -> Iterator[PaddedTokenizer]:
+def padding_variants(tokenizers: Sequence[Tokenizer]) -> Iterator[PaddedTokenizer]:
     """Yield each tokenizer padding on the right, then on the left. A missing pad token becomes EOS."""
     for given in tokenizers:
         for side in ("right", "left"):
@@ -51,9 +48,7 @@ def padding_variants(tokenizers: Sequence["PreTrainedTokenizerBase"]) -> Iterato
             yield PaddedTokenizer(tokenizer, f"pads {with_eos}on the {side}")
 
 
-def make_features(
-    tokenizer: "PreTrainedTokenizerBase", lengths: Lengths, kind: FeatureKind
-) -> list[Feature]:
+def make_features(tokenizer: Tokenizer, lengths: Lengths, kind: FeatureKind) -> list[Feature]:
     """Make samples of these lengths from distinct ids. Samples of two tokens or more end with EOS.
 
     kind: the first half of masked samples has no labels.
@@ -78,9 +73,7 @@ def expected_labels(feature: Feature) -> list[int]:
     return feature.get("labels", feature["input_ids"])
 
 
-def describe_label(
-    tokenizer: "PreTrainedTokenizerBase", id_: int, actual: int, expected: int
-) -> str:
+def describe_label(tokenizer: Tokenizer, id_: int, actual: int, expected: int) -> str:
     """Describe a label of the token `id_` that differs from its sample's."""
     token = show_token(tokenizer, id_)
     if actual == IGNORED:
@@ -94,7 +87,7 @@ def describe_label(
 class CollatedBatch:
     """A batch with its samples."""
 
-    tokenizer: "PreTrainedTokenizerBase"
+    tokenizer: Tokenizer
     features: Sequence[Feature]
     tensors: Mapping[str, Tensor]
     case: str

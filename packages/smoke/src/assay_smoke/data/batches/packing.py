@@ -7,7 +7,7 @@ import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,11 +31,8 @@ from assay_smoke.data.properties import (
     Violation,
     first_violation,
 )
-from assay_smoke.data.protocols import IGNORED, MakeCollator
+from assay_smoke.data.protocols import IGNORED, MakeCollator, Tokenizer
 from assay_smoke.data.tokens.token_display import show_row, show_token
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 WHOLE = "no token is lost or doubled"
 LABELS = "a token has the label that its sample has"
@@ -97,7 +94,7 @@ class _Piece:
 def check_packing(
     subject: Subject,
     make_collator: MakeCollator,
-    tokenizers: Sequence["PreTrainedTokenizerBase"],
+    tokenizers: Sequence[Tokenizer],
     kind: FeatureKind = "masked",
     packs: Sequence[Lengths] = PACKS,
 ) -> SubjectReport:

@@ -6,7 +6,6 @@ Shapes: B rows, T positions.
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -29,11 +28,8 @@ from assay_smoke.data.properties import (
     Violation,
     first_violation,
 )
-from assay_smoke.data.protocols import IGNORED, Feature, MakeCollator
+from assay_smoke.data.protocols import IGNORED, Feature, MakeCollator, Tokenizer
 from assay_smoke.data.tokens.token_display import show_row, show_token
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 ONE_ROW_EACH = "every sample is one row, whole and once"
 LABELS = "a token has the label that its sample has"
@@ -64,7 +60,7 @@ class _Row:
 def check_padding(
     subject: Subject,
     make_collator: MakeCollator,
-    tokenizers: Sequence["PreTrainedTokenizerBase"],
+    tokenizers: Sequence[Tokenizer],
     kind: FeatureKind = "masked",
     batches: Sequence[Lengths] = BATCHES,
 ) -> SubjectReport:

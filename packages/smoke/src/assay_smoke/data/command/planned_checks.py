@@ -21,6 +21,7 @@ from assay_smoke.data.libraries import (
 )
 from assay_smoke.data.libraries.installed import absent_libraries, is_installed, library_subject
 from assay_smoke.data.properties import Subject, SubjectReport
+from assay_smoke.data.protocols import Tokenizer
 from assay_smoke.data.sampling import BATCH_SAMPLER_PLANS, check_sampling
 from assay_smoke.data.text.chat import check_chat
 from assay_smoke.data.text.labels import check_labels
@@ -28,7 +29,6 @@ from assay_smoke.data.tokens.micro_tokenizer import micro_tokenizer
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
-    from transformers import PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class ChecksPlan:
         self,
         subject: Subject,
         render: protocols.Render,
-        tokenizers: Sequence["PreTrainedTokenizerBase"],
+        tokenizers: Sequence[Tokenizer],
         *,
         labelled: bool,
     ) -> Iterator[PlannedCheck]:
@@ -134,7 +134,7 @@ class ChecksPlan:
                 yield PlannedCheck(level, name, run)
 
 
-def _micro_tokenizers() -> list["PreTrainedTokenizerBase"]:
+def _micro_tokenizers() -> list[Tokenizer]:
     return [micro_tokenizer("own"), micro_tokenizer("eos")]
 
 

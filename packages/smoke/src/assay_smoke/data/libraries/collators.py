@@ -1,15 +1,11 @@
 """Collators of transformers and TRL."""
 
 from functools import partial
-from typing import TYPE_CHECKING
 
 from assay_smoke.data.batches.features import FeatureKind
 from assay_smoke.data.libraries.installed import is_installed, library_subject
 from assay_smoke.data.properties import Subject
-from assay_smoke.data.protocols import Collate, MakeCollator
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+from assay_smoke.data.protocols import Collate, MakeCollator, Tokenizer
 
 Collator = tuple[Subject, MakeCollator, FeatureKind]
 
@@ -45,7 +41,7 @@ def _collators_of_trl(name: str, **options: bool) -> list[Collator]:
         return []
     from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
-    def make(tokenizer: "PreTrainedTokenizerBase") -> Collate:
+    def make(tokenizer: Tokenizer) -> Collate:
         collator: Collate = DataCollatorForLanguageModeling(
             pad_token_id=tokenizer.pad_token_id, **options
         )

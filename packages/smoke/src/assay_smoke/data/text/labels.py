@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from assay_smoke.data.properties import (
     PropertyLog,
@@ -11,7 +10,7 @@ from assay_smoke.data.properties import (
     Violation,
     first_violation,
 )
-from assay_smoke.data.protocols import IGNORED, Render
+from assay_smoke.data.protocols import IGNORED, Render, Tokenizer
 from assay_smoke.data.text.rendering import (
     Chat,
     Chats,
@@ -24,9 +23,6 @@ from assay_smoke.data.text.rendering import (
 from assay_smoke.data.text.truncation import cut_chats, judge_cut_labels
 from assay_smoke.data.tokens.chats import conversations
 from assay_smoke.data.tokens.token_display import show_token
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 OWN_ID = "a label is the id at its own position"
 OTHERS = "no token of a user's or system's turn has a label"
@@ -41,7 +37,7 @@ PROPERTIES = (OWN_ID, OTHERS, ASSISTANT, END, PADDING, CUT)
 def check_labels(
     subject: Subject,
     render: Render,
-    tokenizers: Sequence["PreTrainedTokenizerBase"],
+    tokenizers: Sequence[Tokenizer],
     chats: Chats = conversations,
 ) -> SubjectReport:
     """Render all chats with all tokenizers and judge the labels."""

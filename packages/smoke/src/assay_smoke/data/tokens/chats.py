@@ -2,19 +2,14 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from assay_smoke.data.protocols import Message
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+from assay_smoke.data.protocols import Message, Tokenizer
 
 _PROBE = "Is this text?"
 
 
-def template_ids(
-    tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Message]
-) -> tuple[int, ...]:
+def template_ids(tokenizer: Tokenizer, messages: Sequence[Message]) -> tuple[int, ...]:
     """Return the ids of the template's text, empty without a template."""
     if not tokenizer.chat_template:
         return ()
@@ -24,7 +19,7 @@ def template_ids(
     return tuple(encoded["input_ids"])
 
 
-def generation_prompt(tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Message]) -> str:
+def generation_prompt(tokenizer: Tokenizer, messages: Sequence[Message]) -> str:
     """Return the text that the template appends to `messages` for generation, or an empty string."""
     if not tokenizer.chat_template:
         return ""
@@ -39,9 +34,7 @@ def generation_prompt(tokenizer: "PreTrainedTokenizerBase", messages: Sequence[M
     return with_prompt.removeprefix(without) if with_prompt.startswith(without) else ""
 
 
-def template_messages(
-    tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Message]
-) -> list[dict[str, Any]]:
+def template_messages(tokenizer: Tokenizer, messages: Sequence[Message]) -> list[dict[str, Any]]:
     """Convert messages to the form that the template reads: content as text, or as a list of parts.
 
     Templates of vision models read parts. Given text, some of them write nothing.
@@ -54,7 +47,7 @@ def template_messages(
     ]
 
 
-def _reads_text(tokenizer: "PreTrainedTokenizerBase") -> bool:
+def _reads_text(tokenizer: Tokenizer) -> bool:
     probe: list[dict[str, str]] = [{"role": "user", "content": _PROBE}]
     try:
         text = tokenizer.apply_chat_template(probe, tokenize=False)
@@ -102,7 +95,7 @@ MANY_BYTES = Conversation(
 )
 
 
-def conversations(tokenizer: "PreTrainedTokenizerBase") -> Iterator[Conversation]:
+def conversations(tokenizer: Tokenizer) -> Iterator[Conversation]:
     """Yield all chats. The last has control tokens in a user's text."""
     yield from (SHORT, WITH_SYSTEM, LONG)
     texts = [message["content"] for message in MANY_BYTES.messages]

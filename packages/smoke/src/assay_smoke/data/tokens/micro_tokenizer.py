@@ -1,11 +1,9 @@
 """A generated tokenizer. Its ids are the bytes of UTF-8, then the special tokens of the micro models."""
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from assay.models.micro.recipes import BOS_ID, EOS_ID, MASK_ID, PAD_ID
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+from assay_smoke.data.protocols import Tokenizer
 
 BOS, EOS, PAD, MASK = "<|bos|>", "<|eos|>", "<|pad|>", "<|mask|>"
 START = "<|im_start|>"
@@ -30,9 +28,7 @@ _TEMPLATE = (
 )
 
 
-def micro_tokenizer(
-    padding: Padding = "own", bos: BosWriter = "nobody"
-) -> "PreTrainedTokenizerBase":
+def micro_tokenizer(padding: Padding = "own", bos: BosWriter = "nobody") -> Tokenizer:
     """Make a byte-level tokenizer with a chat template that marks assistant tokens."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
@@ -48,7 +44,7 @@ def micro_tokenizer(
         backend.post_processor = processors.TemplateProcessing(
             single=f"{BOS} $A", pair=f"{BOS} $A $B", special_tokens=[(BOS, BOS_ID)]
         )
-    tokenizer: PreTrainedTokenizerBase = PreTrainedTokenizerFast(
+    tokenizer: Tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=backend,
         bos_token=BOS,
         eos_token=EOS,
