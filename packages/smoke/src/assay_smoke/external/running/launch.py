@@ -39,13 +39,13 @@ class Launch:
     model: Path
     folder: Path
     working_folder: Path
+    device: Device | None = None
     resume_from: Path | None = None
     """Checkpoint to resume from."""
     first_step: int = 0
     """Number of steps made before."""
     sigterm_after: int | None = None
     """Number of logged losses after which the process gets SIGTERM; None for never."""
-    device: Device | None = None
 
     @property
     def log(self) -> Path:
