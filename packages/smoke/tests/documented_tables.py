@@ -1,6 +1,6 @@
 """The tables of docs/smoke.md, generated from axes and rules.
 
-Write them by `python -m assay_smoke.matrix.tables docs/smoke.md`. A test compares them.
+Write them by `python packages/smoke/tests/documented_tables.py docs/smoke.md`. A test compares them.
 """
 
 import sys

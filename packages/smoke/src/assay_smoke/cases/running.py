@@ -48,31 +48,31 @@ _Answer = TypeVar("_Answer", bound=Record)
 _ANSWER_FILE = "answer.json"
 
 
-@dataclass
-class References:
-    """Reference runs, trained once in a session for each set of options and dtype."""
+def open_reference(
+    case: Case, references: Path, limits: TimeLimits
+) -> tuple[Path, ReferenceAnswer]:
+    """Return the folder of the reference states for `case`, and the answer of the reference.
 
-    folder: Path
-    """Shared by the processes of a session."""
+    It is trained once in a session for each set of options and dtype.
 
-    def of(self, case: Case, limits: TimeLimits) -> tuple[Path, ReferenceAnswer]:
-        """Return the folder of the reference states for `case`, and the answer of the reference."""
-        request = ReferenceRequest(
-            options=options_of(case), reference=REFERENCE, dtype=case.precision, folder=""
-        )
-        key = hashlib.sha256(request.model_dump_json().encode()).hexdigest()[:12]
-        golden = self.folder / key
-        golden.mkdir(parents=True, exist_ok=True)
-        kept = golden / _ANSWER_FILE
-        with locked(golden / "lock"):
-            if kept.is_file():
-                return golden, read_sealed(ReferenceAnswer, kept)
-            asked = request.model_copy(update={"folder": str(golden)})
-            world = World({"dp": 1}, "cpu", limits=limits, preload=(EVERY_CASE,), log_folder=golden)
-            (answer,) = launch_world(worlds.reference, world, asked.model_dump())
-            made = ReferenceAnswer.model_validate(answer)
-            write_sealed(kept, made)
-        return golden, made
+    references: shared by the processes of a session.
+    """
+    request = ReferenceRequest(
+        options=options_of(case), reference=REFERENCE, dtype=case.precision, folder=""
+    )
+    key = hashlib.sha256(request.model_dump_json().encode()).hexdigest()[:12]
+    golden = references / key
+    golden.mkdir(parents=True, exist_ok=True)
+    kept = golden / _ANSWER_FILE
+    with locked(golden / "lock"):
+        if kept.is_file():
+            return golden, read_sealed(ReferenceAnswer, kept)
+        asked = request.model_copy(update={"folder": str(golden)})
+        world = World({"dp": 1}, "cpu", limits=limits, preload=(EVERY_CASE,), log_folder=golden)
+        (answer,) = launch_world(worlds.reference, world, asked.model_dump())
+        made = ReferenceAnswer.model_validate(answer)
+        write_sealed(kept, made)
+    return golden, made
 
 
 def prepare(case: Case, trainer: str | None, folder: Path, progress: Progress) -> None:
@@ -93,7 +93,8 @@ class CaseRun:
     device: str
     """As in a RUN."""
     folder: Path
-    references: References
+    references: Path
+    """Folder of the reference runs of a session."""
     trainer: str | None = None
     """Replaces the framework's own trainer."""
     limits: TimeLimits = field(
@@ -111,7 +112,7 @@ class CaseRun:
         prepare(self.case, self.trainer, self.folder, progress)
         try:
             with progress.step(f"{self.case.id}: reference"):
-                golden, reference = self.references.of(self.case, self.limits)
+                golden, reference = open_reference(self.case, self.references, self.limits)
         except WorldError as error:
             reason = f"the reference run ended: {error}"
             verdict = verdict_of_early_end(self.case, Outcome.NOT_COMPARED, reason)

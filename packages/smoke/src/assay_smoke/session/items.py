@@ -15,7 +15,7 @@ from assay.runs import Progress
 from assay.runs.results import write_results
 from assay.verdicts import Level, Outcome, Record, Verdict
 from assay_smoke import COMPARED_UNIT
-from assay_smoke.cases.running import CaseRun, References
+from assay_smoke.cases.running import CaseRun
 from assay_smoke.external.cycle import run_external
 from assay_smoke.machine.failures import failed_part
 from assay_smoke.matrix.cases import Case, case_of
@@ -83,7 +83,7 @@ def run_item(item: SessionItem, folder: Path, progress: Progress) -> Verdict:
         collective_seconds=options.collective_timeout,
         body_seconds=options.timeout,
     )
-    references = References(Path(options.references))
+    references = Path(options.references)
     case = case_of(item.name)
     return CaseRun(case, options.device, folder, references, options.trainer, limits).run(progress)
 
