@@ -95,16 +95,14 @@ class PropertyLog:
     def __init__(self, subject: str, promised: Iterable[str]) -> None:
         self._subject = subject
         self._cases = dict.fromkeys(promised, 0)
-        self._first: dict[str, Violation] = {}
-        self._failed: dict[str, int] = {}
+        self._broken: dict[str, list[Violation]] = {}
         self._notes: dict[str, None] = {}
 
     def judge(self, name: str, wrong: Violation | None) -> None:
         """Count one case of the property `name`."""
         self._cases[name] += 1
         if wrong is not None:
-            self._first.setdefault(name, wrong)
-            self._failed[name] = self._failed.get(name, 0) + 1
+            self._broken.setdefault(name, []).append(wrong)
 
     def note(self, text: str) -> None:
         """Keep a remark, each text once."""
@@ -121,13 +119,13 @@ class PropertyLog:
         findings = [
             BrokenProperty(
                 name=name,
-                reason=self._first[name].reason,
-                example=list(self._first[name].example),
-                failed=self._failed[name],
+                reason=wrong[0].reason,
+                example=list(wrong[0].example),
+                failed=len(wrong),
                 cases=count,
             )
             for name, count in self._cases.items()
-            if name in self._first
+            if (wrong := self._broken.get(name))
         ]
         return SubjectReport(
             subject=self._subject,

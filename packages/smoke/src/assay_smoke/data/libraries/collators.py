@@ -1,6 +1,7 @@
 """Collators of transformers and TRL."""
 
 from functools import partial
+from typing import Any
 
 from assay_smoke.data.batches.features import FeatureKind
 from assay_smoke.data.libraries.installed import is_installed, library_subject
@@ -36,7 +37,7 @@ def packing_collators() -> list[Collator]:
     return found + _collators_of_trl(name, padding_free=True)
 
 
-def _collators_of_trl(name: str, **options: bool) -> list[Collator]:
+def _collators_of_trl(name: str, **options: Any) -> list[Collator]:  # noqa: ANN401 - of the collator
     if not is_installed("trl"):
         return []
     from trl.trainer.sft_trainer import DataCollatorForLanguageModeling

@@ -30,12 +30,13 @@ _TEMPLATE = (
 
 def micro_tokenizer(padding: Padding = "own", bos: BosWriter = "nobody") -> Tokenizer:
     """Make a byte-level tokenizer with a chat template that marks assistant tokens."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+    from tokenizers import Tokenizer as Backend
+    from tokenizers import decoders, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 
     vocabulary = {character: byte for byte, character in bytes_to_unicode().items()}
-    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    backend = Backend(models.BPE(vocab=vocabulary, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
     # The order decides the ids, which follow those of the bytes.

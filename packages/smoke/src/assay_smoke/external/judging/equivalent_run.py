@@ -99,8 +99,8 @@ def _judge(one: RunEvidence, apart: float, evidence: Evidence) -> JudgedLevel:
             f"{reason}; rounding in bfloat16 would explain it: write `precision`, the narrowest"
             " format in which the library computes"
         )
-        # Losses and checkpoints cannot separate gradients from updates, so the reason lists candidates.
-        location = Location(phase="forward" if step == 1 else "optimizer", step=step)
+    # Losses and checkpoints cannot separate gradients from updates, so the reason lists candidates.
+    location = Location(phase="forward" if step == 1 else "optimizer", step=step)
     return JudgedLevel.failed(len(one.losses) + 1, reason, location=location)
 
 
