@@ -16,8 +16,7 @@ from assay.training.check import load_training_limits
 from assay.training.processes.requests import ReferenceRequest, StepRecord
 from assay.verdicts import Outcome, Record, Verdict
 from assay_smoke.cases import reading, worlds
-from assay_smoke.cases.judging.evidence import CaseEvidence
-from assay_smoke.cases.judging.verdict import judge_case, verdict_of_early_end
+from assay_smoke.cases.evidence import CaseEvidence
 from assay_smoke.cases.preloading import EVERY_CASE, preload_for
 from assay_smoke.cases.requests import (
     CHECKPOINT,
@@ -39,6 +38,7 @@ from assay_smoke.cases.settings import (
     request_of,
 )
 from assay_smoke.cases.timeline import where_it_stopped
+from assay_smoke.cases.verdict import judge_case, verdict_of_early_end
 from assay_smoke.machine.leftovers import find_in_group, record_leftovers
 from assay_smoke.matrix.cases import Case
 from assay_smoke.trainers.deepspeed.compiling import compile_ahead

@@ -1,5 +1,6 @@
 """Chats and labels by transformers' apply_chat_template."""
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,12 +11,9 @@ from assay_smoke.data.tokens.micro_tokenizer import micro_tokenizer
 
 def marks_assistant(tokenizer: Tokenizer) -> bool:
     """Return whether the template marks the assistant's tokens. Without marks there is no mask."""
-    return "{% generation" in _normalized(tokenizer.chat_template)
-
-
-def _normalized(template: object) -> str:
+    template: object = tokenizer.chat_template
     templates = template.values() if isinstance(template, dict) else [template]
-    return "".join(str(one).replace("{%-", "{%").replace("{%+", "{%") for one in templates)
+    return any(re.search(r"{%[-+]? generation", str(one)) for one in templates)
 
 
 def render_by_template(

@@ -2,6 +2,7 @@
 
 import math
 
+from assay.comparing.levels import JudgedRatio
 from assay.comparing.limits import load_limits
 from assay.errors import name_some
 from assay.verdicts import Measurement
@@ -77,14 +78,9 @@ def measure_resumption(evidence: Evidence) -> list[Measurement]:
                     limit=0.0 if is_judged else None,
                 )
             )  # fmt: skip
-        rows += [
-            Measurement(
-                level=level, module="", port="end", phase="checkpoint", step=evidence.library.steps,
-                statistic=ratio.statistic, actual=ratio.actual, expected=ratio.expected,
-                ratio=ratio.value, limit=limits.of(ratio.statistic),
-            )
-            for ratio in one.ratios
-        ]  # fmt: skip
+        place = {"phase": "checkpoint", "step": evidence.library.steps}
+        judged = [JudgedRatio(ratio, limits.of(ratio.statistic)) for ratio in one.ratios]
+        rows += [ratio.measurement(level, "end").model_copy(update=place) for ratio in judged]
     return rows
 
 

@@ -11,8 +11,7 @@ from assay.verdicts import Level, Outcome, Verdict
 from assay_smoke.cases.timeline import PhaseTime
 from assay_smoke.session import items
 from assay_smoke.session.items import SessionItem
-from assay_smoke.session.page import write_page
-from assay_smoke.session.results import CaseResult, SessionReport, phases_of
+from assay_smoke.session.results import CaseResult, SessionReport, phases_of, write_page
 
 ITEM = SessionItem(name="fsdp-2", command="assay smoke run fsdp-2")
 

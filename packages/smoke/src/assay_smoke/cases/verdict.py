@@ -1,11 +1,19 @@
-"""The verdict on a case."""
+"""Judges the answers of a case's worlds, level by level."""
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from assay.comparing.judge import Judged, describe_stages_level
-from assay.comparing.levels import DiagnosedFault, LevelResult, outcome_of_levels
+from assay.comparing.levels import (
+    DiagnosedFault,
+    JudgedRatio,
+    LevelResult,
+    level_of,
+    outcome_of_levels,
+)
 from assay.errors import name_some
+from assay.noise import TENSOR_FLOOR, Ratio
 from assay.training.judging.diagnosis import diagnose_free_run
 from assay.training.judging.free_run import (
     judge_checkpoint,
@@ -18,16 +26,19 @@ from assay.training.judging.replicas import judge_replicas
 from assay.training.processes.requests import StepRecord
 from assay.verdicts import Diagnosis, Level, Location, Measurement, Outcome, Verdict
 from assay_smoke import COMPARED_UNIT
-from assay_smoke.cases.judging.evidence import CaseEvidence
-from assay_smoke.cases.judging.saved_models import (
-    RANKS_DRAW,
-    failed_checkpoint,
-    judge_reading,
-    judge_restart,
-)
+from assay_smoke.cases.evidence import CaseEvidence
+from assay_smoke.cases.requests import ReadAnswer
 from assay_smoke.matrix.cases import Case
 
 Found = tuple[LevelResult, DiagnosedFault | None]
+
+# Merging in float64 changes weights and logits by rounding alone. A merge in float32 would leave 1e-8.
+_EXACT_IN_FLOAT64 = 1e-10
+
+# Final logits follow from the final parameters, so they share this limit.
+_STATISTIC: Final = "trajectory-error"
+
+_RANKS_DRAW = "each rank draws its own dropout masks"
 
 # Share of a rank's parameters that may outlive a tear-down. Cached tensors, such as masks, are smaller.
 _KEPT = 0.5
@@ -43,8 +54,8 @@ def judge_case(case: Case, evidence: CaseEvidence) -> tuple[Verdict, list[Measur
         "checkpoint": judge_checkpoint(evidence.free),
         "sigterm": _judge_termination(case, evidence),
         "resume": _judge_resume(evidence),
-        "restart": judge_restart(evidence),
-        "users": judge_reading(evidence),
+        "restart": _judge_restart(evidence),
+        "users": _judge_reading(evidence),
         "tear-down": _judge_tear_down(evidence),
         "left behind": _judge_leftovers(evidence),
     }
@@ -140,14 +151,14 @@ def _judge_updates(evidence: CaseEvidence) -> Found:
         return LevelResult(Level(verdict=Outcome.NOT_COMPARED, reason=gap)), None
     judged = [item for item in judge_trajectory(evidence.free) if "resumed" not in item.port.port]
     if not judged:
-        return LevelResult(Level(verdict=Outcome.NOT_COMPARED, reason=RANKS_DRAW)), None
+        return LevelResult(Level(verdict=Outcome.NOT_COMPARED, reason=_RANKS_DRAW)), None
     return _by_ratios("updates", evidence, judged, notes_on_rounding(evidence.free))
 
 
 def _judge_resume(evidence: CaseEvidence) -> Found:
     """Compare the run that resumed in new processes with the uninterrupted one."""
     if not evidence.resumed:
-        return failed_checkpoint(evidence, "no checkpoint was left to resume from")
+        return _failed_checkpoint(evidence, "no checkpoint was left to resume from")
     free = evidence.in_new_processes
     result, finding = judge_checkpoint(free)
     failed = [item for item in judge_trajectory(free) if item.failed]
@@ -173,7 +184,7 @@ def _judge_termination(case: Case, evidence: CaseEvidence) -> Found:
         if problem is not None:
             return _failed(1, problem)
     if not evidence.resumed:
-        return failed_checkpoint(evidence, "no checkpoint was written after SIGTERM")
+        return _failed_checkpoint(evidence, "no checkpoint was written after SIGTERM")
     return LevelResult(Level(verdict=Outcome.PASS, compared=len(evidence.terminated))), None
 
 
@@ -209,3 +220,78 @@ def _by_ratios(name: str, evidence: CaseEvidence, judged: list[Judged], notes: l
     rows = [item.measurement(name, f"{item.port.module}:{item.port.port}") for item in judged]
     finding = diagnose_free_run(evidence.free, failed) if failed else None
     return LevelResult(level, rows, notes, judged), finding
+
+
+def _judge_reading(evidence: CaseEvidence) -> Found:
+    """Judge the logits of the last checkpoint's model, loaded as users load it."""
+    answer = evidence.read
+    if answer is None:
+        return _failed_checkpoint(evidence, "there is no last checkpoint")
+    if answer.problem is not None or answer.logits_error is None:
+        return _failed_checkpoint(evidence, f"the model cannot be loaded: {answer.problem}")
+    if wrong := _adapter_problem(answer):
+        return _failed_checkpoint(evidence, wrong, 1)
+    floor = TENSOR_FLOOR * evidence.free.unit_roundoff
+    ratio = Ratio(_STATISTIC, answer.logits_error, max(evidence.reference.logits_noise, floor))
+    judged = JudgedRatio(ratio, evidence.limits.of(_STATISTIC))
+    if evidence.reference.training.draws and evidence.free.on_ranks:
+        return LevelResult(Level(verdict=Outcome.NOT_COMPARED, reason=_RANKS_DRAW)), None
+    rows = [judged.measurement("users", "logits")]
+    if judged.failed:
+        reason = (
+            f"the saved model computes different logits: relative error {answer.logits_error:.2e},"
+            f" {ratio.value:.3g}x the noise run's (limit {judged.limit:.3g}x)"
+        )
+        return _failed_checkpoint(evidence, reason, 1, rows)
+    level = level_of(1, 0, {"noise_ratio": ratio.value, "limit": judged.limit})
+    return LevelResult(level, rows), None
+
+
+def _judge_restart(evidence: CaseEvidence) -> Found:
+    """Compare the first loss of a run from the saved model with the next loss of the saving run."""
+    if evidence.request.kind != "hugging-face":
+        return LevelResult.not_run("only a Hugging Face checkpoint is restarted from"), None
+    if not evidence.restarted:
+        return _failed_checkpoint(evidence, "there is no checkpoint to start another run from")
+    resume_at = evidence.request.candidate.options.resume_at
+    expected = evidence.free.report.free.steps[resume_at].loss
+    error = abs(evidence.restarted[0].loss - expected) / abs(expected)
+    floor = TENSOR_FLOOR * evidence.free.unit_roundoff
+    judged = JudgedRatio(Ratio("loss-error", error, floor), evidence.limits.of("loss-error"))
+    rows = [judged.measurement("restart", "loss")]
+    if not judged.failed:
+        return LevelResult(level_of(1, 0, {"noise_ratio": judged.ratio.value}), rows), None
+    reason = (
+        f"a run from the saved model begins with the loss {evidence.restarted[0].loss}; the run that"
+        f" saved it continued with {expected}"
+    )
+    return _failed_checkpoint(evidence, reason, 1, rows)
+
+
+def _adapter_problem(answer: ReadAnswer) -> str | None:
+    if answer.adapter_effect is None:
+        return None
+    if not answer.adapter_effect > 0:
+        return "the saved adapter changes nothing: its tensors are empty or zero"
+    if answer.merged_error is None:
+        return None
+    errors = {
+        "merged into the weights": answer.merged_error,
+        "merged and unmerged": answer.unmerged_error,
+        "merged, saved and loaded": answer.exported_error,
+    }
+    for how, error in errors.items():
+        if error is None or not error <= _EXACT_IN_FLOAT64:
+            return f"the adapter {how} changes the logits: relative error {error}"
+    return None
+
+
+def _failed_checkpoint(
+    evidence: CaseEvidence, reason: str, compared: int = 0, rows: Sequence[Measurement] = ()
+) -> tuple[LevelResult, DiagnosedFault]:
+    """Return a failed level for a checkpoint."""
+    options = evidence.request.candidate.options
+    location = Location(phase="checkpoint", step=options.steps)
+    level = Level(verdict=Outcome.FAIL, reason=reason, compared=compared)
+    diagnosis = "adapter-mismatch" if options.lora else "checkpoint-mismatch"
+    return LevelResult(level, list(rows)), DiagnosedFault(diagnosis, location, reason)  # type: ignore[arg-type]
