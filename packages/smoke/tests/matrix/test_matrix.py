@@ -7,7 +7,7 @@ import pytest
 from assay.launch import TimeLimits
 from assay.runs import SilentProgress
 from assay.verdicts import Outcome
-from assay_smoke.cases.running import CaseRun, References
+from assay_smoke.cases.running import CaseRun
 from assay_smoke.matrix.cases import Case
 from assay_smoke.matrix.planning import PlanOptions, plan_smoke
 
@@ -22,12 +22,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture(scope="session")
-def references(tmp_path_factory: pytest.TempPathFactory) -> References:
-    return References(tmp_path_factory.mktemp("references"))
+def references(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("references")
 
 
 def test_case_passes(
-    case: Case, tmp_path: Path, references: References, request: pytest.FixtureRequest
+    case: Case, tmp_path: Path, references: Path, request: pytest.FixtureRequest
 ) -> None:
     device = request.config.getoption("--device")
 

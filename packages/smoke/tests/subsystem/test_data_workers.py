@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from assay.plugins import load_object
-from assay_smoke.data import worker_seeds
-from assay_smoke.data.checked_code import RaisedError, Subject
-from assay_smoke.data.order import sampling
+from assay_smoke.data import sampling, worker_seeds
+from assay_smoke.data.properties import RaisedError, Subject
 from assay_smoke.data.protocols import LoaderPlan
 
 PLANTS = Path(__file__).parents[1] / "data_plants"

@@ -74,7 +74,7 @@ _FIRST_WORLD = """
 import sys
 from pathlib import Path
 from assay.launch import World, launch_world
-from assay_smoke.cases.leftovers import record_leftovers
+from assay_smoke.machine.leftovers import record_leftovers
 
 found = []
 with record_leftovers(Path(sys.argv[1]), found):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from assay_smoke.external.spread import measure_apart, measure_spread
+from assay_smoke.external.evidence import measure_apart, measure_spread
 
 END = {"a": torch.tensor([3.0, 4.0])}
 NEAR = {"a": torch.tensor([3.0, 4.001])}

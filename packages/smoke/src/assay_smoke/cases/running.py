@@ -1,8 +1,9 @@
 """Runs a case: launches its worlds one after the other and judges their answers."""
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,9 +16,7 @@ from assay.training.check import load_training_limits
 from assay.training.processes.requests import ReferenceRequest, StepRecord
 from assay.verdicts import Outcome, Record, Verdict
 from assay_smoke.cases import reading, worlds
-from assay_smoke.cases.judging.evidence import CaseEvidence
-from assay_smoke.cases.judging.verdict import judge_case, verdict_of_early_end
-from assay_smoke.cases.leftovers import record_leftovers
+from assay_smoke.cases.evidence import CaseEvidence
 from assay_smoke.cases.preloading import EVERY_CASE, preload_for
 from assay_smoke.cases.requests import (
     CHECKPOINT,
@@ -39,7 +38,8 @@ from assay_smoke.cases.settings import (
     request_of,
 )
 from assay_smoke.cases.timeline import where_it_stopped
-from assay_smoke.machine.leftovers import Leftover, find_in_group
+from assay_smoke.cases.verdict import judge_case, verdict_of_early_end
+from assay_smoke.machine.leftovers import find_in_group, record_leftovers
 from assay_smoke.matrix.cases import Case
 from assay_smoke.trainers.deepspeed.compiling import compile_ahead
 
@@ -49,31 +49,31 @@ _Answer = TypeVar("_Answer", bound=Record)
 _ANSWER_FILE = "answer.json"
 
 
-@dataclass
-class References:
-    """Reference runs, trained once in a session for each set of options and dtype."""
+def open_reference(
+    case: Case, references: Path, limits: TimeLimits
+) -> tuple[Path, ReferenceAnswer]:
+    """Return the folder of the reference states for `case`, and the answer of the reference.
 
-    folder: Path
-    """Shared by the processes of a session."""
+    It is trained once in a session for each set of options and dtype.
 
-    def of(self, case: Case, limits: TimeLimits) -> tuple[Path, ReferenceAnswer]:
-        """Return the folder of the reference states for `case`, and the answer of the reference."""
-        request = ReferenceRequest(
-            options=options_of(case), reference=REFERENCE, dtype=case.precision, folder=""
-        )
-        key = hashlib.sha256(request.model_dump_json().encode()).hexdigest()[:12]
-        golden = self.folder / key
-        golden.mkdir(parents=True, exist_ok=True)
-        kept = golden / _ANSWER_FILE
-        with locked(golden / "lock"):
-            if kept.is_file():
-                return golden, read_sealed(ReferenceAnswer, kept)
-            asked = request.model_copy(update={"folder": str(golden)})
-            world = World({"dp": 1}, "cpu", limits=limits, preload=(EVERY_CASE,), log_folder=golden)
-            (answer,) = launch_world(worlds.reference, world, asked.model_dump())
-            made = ReferenceAnswer.model_validate(answer)
-            write_sealed(kept, made)
-        return golden, made
+    references: shared by the processes of a session.
+    """
+    request = ReferenceRequest(
+        options=options_of(case), reference=REFERENCE, dtype=case.precision, folder=""
+    )
+    key = hashlib.sha256(request.model_dump_json().encode()).hexdigest()[:12]
+    golden = references / key
+    golden.mkdir(parents=True, exist_ok=True)
+    kept = golden / _ANSWER_FILE
+    with locked(golden / "lock"):
+        if kept.is_file():
+            return golden, read_sealed(ReferenceAnswer, kept)
+        asked = request.model_copy(update={"folder": str(golden)})
+        world = World({"dp": 1}, "cpu", limits=limits, preload=(EVERY_CASE,), log_folder=golden)
+        (answer,) = launch_world(worlds.reference, world, asked.model_dump())
+        made = ReferenceAnswer.model_validate(answer)
+        write_sealed(kept, made)
+    return golden, made
 
 
 def prepare(case: Case, trainer: str | None, folder: Path, progress: Progress) -> None:
@@ -94,7 +94,8 @@ class CaseRun:
     device: str
     """As in a RUN."""
     folder: Path
-    references: References
+    references: Path
+    """Folder of the reference runs of a session."""
     trainer: str | None = None
     """Replaces the framework's own trainer."""
     limits: TimeLimits = field(
@@ -112,7 +113,7 @@ class CaseRun:
         prepare(self.case, self.trainer, self.folder, progress)
         try:
             with progress.step(f"{self.case.id}: reference"):
-                golden, reference = self.references.of(self.case, self.limits)
+                golden, reference = open_reference(self.case, self.references, self.limits)
         except WorldError as error:
             reason = f"the reference run ended: {error}"
             verdict = verdict_of_early_end(self.case, Outcome.NOT_COMPARED, reason)
@@ -129,40 +130,62 @@ class CaseRun:
 
     def _gather(self, golden: Path, reference: ReferenceAnswer, progress: Progress) -> CaseEvidence:
         """Run the worlds one after the other."""
-        case, left_behind = self.case, list[Leftover]()
-        candidate = request_of(
-            case, self.device, str(golden), str(self.folder / "ranks"), self.trainer
+        case, folder = self.case, self.folder
+        candidate = request_of(case, self.device, str(golden), str(folder / "ranks"), self.trainer)
+        evidence = CaseEvidence(
+            request=CaseRequest(candidate=candidate, kind=case.checkpoint, timelines=""),
+            dtype=case.precision,
+            reference=reference,
+            limits=load_training_limits("training"),
         )
-        request = CaseRequest(candidate=candidate, kind=case.checkpoint, timelines="")
-        launcher = _Launcher(self, request, progress, left_behind)
-        terminated: list[TerminateAnswer] = []
-        resumed: list[ResumeAnswer] = []
-        restarted: list[StepRecord] = []
-        read = None
-        with record_leftovers(self.folder / "temporary", left_behind):
-            trained = launcher.launch("train", worlds.train, TrainAnswer)
+        launch = partial(self._launch, evidence, progress)
+        with record_leftovers(folder / "temporary", evidence.left_behind):
+            evidence.trained = launch("train", worlds.train, TrainAnswer)
             checkpoint = CHECKPOINT
             if case.interruption == "sigterm":
                 checkpoint = TERMINATED_CHECKPOINT
-                terminated = launcher.launch("terminate", worlds.terminate, TerminateAnswer)
-            if (self.folder / checkpoint).is_dir():
-                resumed = launcher.launch("resume", worlds.resume, ResumeAnswer, checkpoint)
-            if case.checkpoint == "hugging-face" and (self.folder / CHECKPOINT).is_dir():
-                restarted = launcher.launch("restart", worlds.restart, StepRecord, CHECKPOINT)
-            if (self.folder / LAST_CHECKPOINT).is_dir():
-                (read,) = launcher.launch("read", reading.read, ReadAnswer, LAST_CHECKPOINT)
-        return CaseEvidence(
-            request=request,
-            trained=trained,
-            terminated=terminated,
-            resumed=resumed,
-            restarted=restarted,
-            read=read,
-            dtype=case.precision,
-            reference=reference,
-            left_behind=left_behind,
-            limits=load_training_limits("training"),
+                evidence.terminated = launch("terminate", worlds.terminate, TerminateAnswer)
+            if (folder / checkpoint).is_dir():
+                evidence.resumed = launch("resume", worlds.resume, ResumeAnswer, checkpoint)
+            if case.checkpoint == "hugging-face" and (folder / CHECKPOINT).is_dir():
+                evidence.restarted = launch("restart", worlds.restart, StepRecord, CHECKPOINT)
+            if (folder / LAST_CHECKPOINT).is_dir():
+                (evidence.read,) = launch("read", reading.read, ReadAnswer, LAST_CHECKPOINT)
+        return evidence
+
+    def _launch(
+        self,
+        evidence: CaseEvidence,
+        progress: Progress,
+        name: str,
+        body: Body,
+        answer: type[_Answer],
+        checkpoint: str = "",
+    ) -> list[_Answer]:
+        """Run `body` on every rank of a world and return the answers by rank.
+
+        Processes that outlive their ranks are added to the evidence.
+        """
+        logs = self.folder / "logs" / name
+        logs.mkdir(parents=True, exist_ok=True)
+        trainer = self.trainer or TRAINERS[self.case.framework]
+        world = World(
+            {"dp": 1} if name == "read" else mesh_of(self.case),
+            self.device,
+            limits=self.limits,
+            preload=preload_for(self.case, trainer, self.device),
+            log_folder=logs,
+            at_end=lambda group: evidence.left_behind.extend(find_in_group(group)),
         )
+        asked = evidence.request.model_copy(
+            update={
+                "timelines": str(self.folder / "timelines" / name),
+                "checkpoint": str(self.folder / checkpoint) if checkpoint else "",
+            }
+        )
+        with progress.step(f"{self.case.id}: {name}"):
+            answers = launch_world(body, world, asked.model_dump())
+        return [answer.model_validate(one) for one in answers]
 
     def _stopped_in(self) -> str | None:
         """Return the phase in which the last world ended early."""
@@ -171,40 +194,3 @@ class CaseRun:
             key=lambda file: file.stat().st_mtime,
         )
         return next((phase for file in files[::-1] if (phase := where_it_stopped(file))), None)
-
-
-@dataclass(frozen=True)
-class _Launcher:
-    """Launches the worlds of a case and collects the processes that outlive their ranks."""
-
-    run: CaseRun
-    request: CaseRequest
-    progress: Progress
-    left_behind: list[Leftover]
-
-    def launch(
-        self, name: str, body: Body, answer: type[_Answer], checkpoint: str = ""
-    ) -> list[_Answer]:
-        """Run `body` on every rank of a world and return the answers by rank."""
-        case, folder = self.run.case, self.run.folder
-        logs = folder / "logs" / name
-        logs.mkdir(parents=True, exist_ok=True)
-        axes: Mapping[str, int] = {"dp": 1} if name == "read" else mesh_of(case)
-        trainer = self.run.trainer or TRAINERS[case.framework]
-        world = World(
-            axes,
-            self.run.device,
-            limits=self.run.limits,
-            preload=preload_for(case, trainer, self.run.device),
-            log_folder=logs,
-            at_end=lambda group: self.left_behind.extend(find_in_group(group)),
-        )
-        asked = self.request.model_copy(
-            update={
-                "timelines": str(folder / "timelines" / name),
-                "checkpoint": str(folder / checkpoint) if checkpoint else "",
-            }
-        )
-        with self.progress.step(f"{case.id}: {name}"):
-            answers = launch_world(body, world, asked.model_dump())
-        return [answer.model_validate(one) for one in answers]

@@ -25,11 +25,6 @@ TRAINERS: dict[Framework, str] = {
 }
 
 
-def needs_deepspeed(case: Case) -> bool:
-    """Return whether the framework's own trainer is one of DeepSpeed's."""
-    return is_deepspeed(TRAINERS[case.framework])
-
-
 def is_deepspeed(trainer: str) -> bool:
     """Return whether the named trainer is one of DeepSpeed's."""
     return trainer.startswith("deepspeed")

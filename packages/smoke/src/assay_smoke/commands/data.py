@@ -87,8 +87,7 @@ def data(  # noqa: PLR0913 - one for each option
     from assay.runs import RunFolder, open_progress, run_process
     from assay.runs.results import VERDICT_FILE, format_verdict, write_results
     from assay_smoke.data.command.requests import DataAnswer, DataRequest
-    from assay_smoke.data.command.table import print_data_verdict
-    from assay_smoke.data.command.verdict import judge_data
+    from assay_smoke.data.command.verdict import judge_data, print_data_verdict
 
     request = DataRequest(
         model=model,

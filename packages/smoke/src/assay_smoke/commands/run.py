@@ -92,7 +92,7 @@ def run(  # noqa: PLR0913 - one for each option
     Exit code: 0 all PASS, 1 any FAIL, 2 usage or machine error, 3 any not compared.
     """
     from assay_smoke.session.command import SessionOptions, run_session
-    from assay_smoke.session.page import describe_extent, describe_outcomes
+    from assay_smoke.session.results import describe_extent, describe_outcomes
 
     options = SessionOptions(
         names=tuple(names or ()),

@@ -7,7 +7,6 @@ Shapes: B rows, T positions, V vocabulary.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import product
 from typing import Any, Literal, get_args
 
@@ -16,8 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from assay.models import load_model
-from assay_smoke.data.checked_code import Subject
-from assay_smoke.data.properties import PropertyLog, SubjectReport, Violation
+from assay_smoke.data.properties import PropertyLog, Subject, SubjectReport, Violation
 from assay_smoke.data.protocols import IGNORED, BackwardStep
 
 SAME_GRADIENT = "a step's gradient is that of one big batch"
@@ -49,29 +47,6 @@ Kind = Literal["masked", "plain"]
 LIMIT = 1e-3
 
 
-@dataclass(frozen=True, slots=True)
-class _Gradients:
-    """The gradients of a model's parameters as one float64 vector."""
-
-    vector: Tensor
-
-    @classmethod
-    def of(cls, model: nn.Module) -> "_Gradients":
-        parts = [
-            torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-            for parameter in model.parameters()
-        ]
-        return cls(torch.cat([part.detach().double().flatten() for part in parts]))
-
-    def error(self, expected: "_Gradients") -> float:
-        """Return the relative error in the Frobenius norm."""
-        return float((self.vector - expected.vector).norm() / expected.vector.norm())
-
-    def factor(self, expected: "_Gradients") -> float:
-        """Return the factor by which `expected` comes nearest."""
-        return float(self.vector @ expected.vector / (expected.vector @ expected.vector))
-
-
 def check_accumulation(
     subject: Subject,
     backward_step: BackwardStep,
@@ -90,8 +65,8 @@ def check_accumulation(
             model.zero_grad(set_to_none=True)
             with subject.called_for(case):
                 backward_step(model, micro_batches, num_step_tokens, len(ranks))
-            parts.append(_Gradients.of(model).vector)
-        actual = _Gradients(torch.stack(parts).mean(0))
+            parts.append(_vector_of_gradients(model))
+        actual = torch.stack(parts).mean(0)
         log.judge(SAME_GRADIENT, _find_difference(model, ranks, actual, case))
     return log.report()
 
@@ -133,24 +108,25 @@ def _micro_batch(num_labels: Sequence[int], kind: Kind, seed: int) -> MicroBatch
 def _find_difference(
     model: Any,  # noqa: ANN401 - transformers
     ranks: Sequence[Sequence[MicroBatch]],
-    actual: _Gradients,
+    actual: Tensor,
     case: str,
 ) -> Violation | None:
     everything = [micro for rank in ranks for micro in rank]
     expected = _gradient(model, [(micro, _count(everything)) for micro in everything])
-    error = actual.error(expected)
+    error = _error(actual, expected)
     if error <= LIMIT:
         return None
-    if not torch.isfinite(actual.vector).all():
+    if not torch.isfinite(actual).all():
         return Violation("the gradient is not finite", (case,))
-    factor = actual.factor(expected)
+    # The factor by which the expected gradient comes nearest.
+    factor = float(actual @ expected / (expected @ expected))
     reason = f"the gradient has relative error {error:.3g} against one big batch (limit {LIMIT:g})"
     for meaning, weighted in _mistakes(ranks):
         if not all(divisor for _, divisor in weighted):
             continue
-        if actual.error(_gradient(model, weighted)) <= LIMIT:
+        if _error(actual, _gradient(model, weighted)) <= LIMIT:
             return Violation(f"{reason}: it is {meaning}", (case,))
-    if actual.error(_Gradients(expected.vector * factor)) <= LIMIT:
+    if _error(actual, expected * factor) <= LIMIT:
         reason += f": it is {factor:.4g} times that"
     return Violation(reason, (case,))
 
@@ -187,7 +163,7 @@ def _count(micro_batches: Sequence[MicroBatch]) -> int:
     return sum(int((micro["labels"][:, 1:] != IGNORED).sum()) for micro in micro_batches)
 
 
-def _gradient(model: Any, weighted: Sequence[tuple[MicroBatch, float]]) -> _Gradients:  # noqa: ANN401
+def _gradient(model: Any, weighted: Sequence[tuple[MicroBatch, float]]) -> Tensor:  # noqa: ANN401
     """Compute the gradient of the micro-batches' summed token losses, each over its divisor."""
     model.zero_grad(set_to_none=True)
     for micro, divisor in weighted:
@@ -200,6 +176,20 @@ def _gradient(model: Any, weighted: Sequence[tuple[MicroBatch, float]]) -> _Grad
             reduction="sum",
         )
         (total / divisor).backward()
-    gradients = _Gradients.of(model)
+    gradients = _vector_of_gradients(model)
     model.zero_grad(set_to_none=True)
     return gradients
+
+
+def _vector_of_gradients(model: nn.Module) -> Tensor:
+    """Return the gradients of a model's parameters as one float64 vector."""
+    parts = [
+        torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        for parameter in model.parameters()
+    ]
+    return torch.cat([part.detach().double().flatten() for part in parts])
+
+
+def _error(actual: Tensor, expected: Tensor) -> float:
+    """Return the relative error in the Frobenius norm."""
+    return float((actual - expected).norm() / expected.norm())

@@ -1,11 +1,47 @@
-"""Properties tried on a subject: numbers of cases, and the smallest case that breaks each."""
+"""Properties tried on code under check: its calls, cases, and the smallest case that breaks each."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from pydantic import Field
 
+from assay.errors import AssayError, UsageError, raised_in_words
 from assay.verdicts import Record
+
+
+class RaisedError(UsageError):
+    """A function of a user or library that raised an exception or returned a malformed result."""
+
+
+class DeclinedError(RaisedError):
+    """A case that the code declined by NotImplementedError."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """The code under check."""
+
+    name: str
+    """Name in reports: FILE.py:NAME, or a library's class and version."""
+
+    @contextmanager
+    def called_for(self, case: str) -> Iterator[None]:
+        """Turn any exception in the block into a RaisedError that names `case`."""
+        try:
+            yield
+        except AssayError:
+            raise
+        except NotImplementedError as error:
+            raise DeclinedError(f"{self.name} declines {case} ({error})") from error
+        except (Exception, SystemExit) as error:
+            raise RaisedError(
+                f"{self.name} raised {raised_in_words(error)}\n  for {case}"
+            ) from error
+
+    def returned(self, what: str, wanted: str) -> RaisedError:
+        """Make the error for a malformed result."""
+        return RaisedError(f"{self.name} returned {what}; it must return {wanted}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +95,14 @@ class PropertyLog:
     def __init__(self, subject: str, promised: Iterable[str]) -> None:
         self._subject = subject
         self._cases = dict.fromkeys(promised, 0)
-        self._first: dict[str, Violation] = {}
-        self._failed: dict[str, int] = {}
+        self._broken: dict[str, list[Violation]] = {}
         self._notes: dict[str, None] = {}
 
     def judge(self, name: str, wrong: Violation | None) -> None:
         """Count one case of the property `name`."""
         self._cases[name] += 1
         if wrong is not None:
-            self._first.setdefault(name, wrong)
-            self._failed[name] = self._failed.get(name, 0) + 1
+            self._broken.setdefault(name, []).append(wrong)
 
     def note(self, text: str) -> None:
         """Keep a remark, each text once."""
@@ -85,13 +119,13 @@ class PropertyLog:
         findings = [
             BrokenProperty(
                 name=name,
-                reason=self._first[name].reason,
-                example=list(self._first[name].example),
-                failed=self._failed[name],
+                reason=wrong[0].reason,
+                example=list(wrong[0].example),
+                failed=len(wrong),
                 cases=count,
             )
             for name, count in self._cases.items()
-            if name in self._first
+            if (wrong := self._broken.get(name))
         ]
         return SubjectReport(
             subject=self._subject,

@@ -6,11 +6,14 @@ function. Arguments are positional, so their names are free.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypedDict, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, TypeAlias, TypedDict, runtime_checkable
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
     from transformers import PreTrainedTokenizerBase
+
+# A tokenizer of transformers.
+Tokenizer: TypeAlias = "PreTrainedTokenizerBase"
 
 # The label of a token without a loss. Source: torch.nn.functional.cross_entropy.
 IGNORED = -100
@@ -46,7 +49,7 @@ class Render(Protocol):
 
     def __call__(
         self,
-        tokenizer: "PreTrainedTokenizerBase",
+        tokenizer: Tokenizer,
         messages: Sequence[Message],
         max_length: int | None,
         /,
@@ -71,7 +74,7 @@ class Collate(Protocol):
 class MakeCollator(Protocol):
     """`--collator` and `--packing`: makes a collator."""
 
-    def __call__(self, tokenizer: "PreTrainedTokenizerBase", /) -> Collate:
+    def __call__(self, tokenizer: Tokenizer, /) -> Collate:
         """Make the collator for `tokenizer`, which may pad on either side. Called once per tokenizer."""
 
 

@@ -5,13 +5,13 @@ by worker number alone, they repeat each epoch.
 """
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from assay_smoke.data.checked_code import Subject
-from assay_smoke.data.order.generators import seed_generators
-from assay_smoke.data.properties import PropertyLog, SubjectReport, Violation, list_numbers
+from assay.devices.torch_settings import seed_generators
+from assay_smoke.data.properties import PropertyLog, Subject, SubjectReport, Violation, list_numbers
 from assay_smoke.data.protocols import Feature, MakeDataset, OpenLoader
 
 LIBRARIES = ("numpy", "random", "torch")
@@ -42,27 +42,46 @@ class _Draw:
     numbers: dict[str, int]
 
 
-class DrawingDataset(Sequence[list[int]]):
-    """A dataset whose items are the worker's number, their own, and one draw per library."""
+class ComputedItems(Sequence[Any]):
+    """A dataset that computes an item when it is read."""
+
+    def __init__(self, num_items: int, compute: Callable[[int], object]) -> None:
+        self._num_items, self._compute = num_items, compute
 
     def __len__(self) -> int:
-        return _NUM_ITEMS
+        return self._num_items
 
     def __getitem__(self, item: Any) -> Any:  # noqa: ANN401 - a Sequence also takes slices
-        import numpy as np
-        import torch
-        from torch.utils.data import get_worker_info
-
-        if not 0 <= item < _NUM_ITEMS:
+        if not 0 <= item < self._num_items:
             raise IndexError(item)
-        info = get_worker_info()
-        return [
-            -1 if info is None else info.id,
-            item,
-            int(np.random.randint(_RANGE)),  # noqa: NPY002 - the check is about the global state
-            random.randrange(_RANGE),  # noqa: S311
-            int(torch.randint(_RANGE, ()).item()),
-        ]
+        return self._compute(item)
+
+
+def _draw(item: int) -> list[int]:
+    """Return the worker's number, the item's, and one draw per library."""
+    import numpy as np
+    import torch
+
+    return [
+        _worker_number(),
+        item,
+        int(np.random.randint(_RANGE)),  # noqa: NPY002 - the check is about the global state
+        random.randrange(_RANGE),  # noqa: S311
+        int(torch.randint(_RANGE, ()).item()),
+    ]
+
+
+def _label(dataset: Sequence[object], item: int) -> list[object]:
+    """Return an item of `dataset` as text, after the worker's number and its own."""
+    return [_worker_number(), item, _as_text(dataset[item])]
+
+
+def _worker_number() -> int:
+    """Return the number of this worker, -1 in the main process."""
+    from torch.utils.data import get_worker_info
+
+    info = get_worker_info()
+    return -1 if info is None else int(info.id)
 
 
 def check_loader(subject: Subject, open_loader: OpenLoader) -> SubjectReport:
@@ -84,7 +103,7 @@ def _record_draws(subject: Subject, open_loader: OpenLoader, rank: int) -> list[
     seed_generators(_SEED)
     draws = []
     with subject.called_for(f"{_NUM_ITEMS} items, {_NUM_WORKERS} workers, rank {rank}"):
-        loader = open_loader(DrawingDataset(), _NUM_WORKERS, rank)
+        loader = open_loader(ComputedItems(_NUM_ITEMS, _draw), _NUM_WORKERS, rank)
         for epoch in range(_NUM_EPOCHS):
             for batch in loader:
                 draws += [_read_item(subject, epoch, item) for item in batch]
@@ -154,7 +173,7 @@ def check_dataset(
         dataset = make_dataset(_equal_samples())
         if len(dataset) != _NUM_ITEMS:
             raise subject.returned(f"{len(dataset)} items", f"{_NUM_ITEMS} items, one per sample")
-        loader = open_loader(_Labelled(dataset), _NUM_WORKERS, 0)
+        loader = open_loader(ComputedItems(len(dataset), partial(_label, dataset)), _NUM_WORKERS, 0)
         epochs += [_read_epoch(loader) for _ in range(_NUM_EPOCHS)]
     items = [shown for epoch in epochs for _, shown in epoch.values()]
     if len(set(items)) == 1:
@@ -171,22 +190,6 @@ def _equal_samples() -> list[Feature]:
     # Long enough that equal maskings by chance are unlikely.
     ids = list(range(ord("a"), ord("z") + 1)) * 3
     return [Feature(input_ids=list(ids), attention_mask=[1] * len(ids)) for _ in range(_NUM_ITEMS)]
-
-
-class _Labelled(Sequence[Any]):
-    """Items of another dataset, each with its worker and number, as text."""
-
-    def __init__(self, dataset: Sequence[object]) -> None:
-        self._dataset = dataset
-
-    def __len__(self) -> int:
-        return len(self._dataset)
-
-    def __getitem__(self, item: Any) -> Any:  # noqa: ANN401
-        from torch.utils.data import get_worker_info
-
-        info = get_worker_info()
-        return [-1 if info is None else info.id, item, _as_text(self._dataset[item])]
 
 
 def _as_text(item: object) -> str:

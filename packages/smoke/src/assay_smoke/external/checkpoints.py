@@ -18,7 +18,7 @@ from assay.models import load_model
 from assay.models.loading.loaded_model import stored_dtype
 from assay.training.state.files import hash_value
 from assay.training.trainers.adapters import read_adapter
-from assay_smoke.external.library import ExternalLibrary, fill
+from assay_smoke.external.library import fill
 from assay_smoke.external.running.launch import Launch
 
 _STEP = r"(?P<step>\d+)"
@@ -106,10 +106,10 @@ def _by_step(launch: Launch, pattern: str, numbers: tuple[int, int] | None) -> d
     return {step: path for step, path in found.items() if step is not None}
 
 
-def read_saved(library: ExternalLibrary, start: Path, folder: Path, step: int) -> SavedModel:
-    """Read the checkpoint in `folder`. start: folder of the initial model."""
+def read_saved(launch: Launch, folder: Path, step: int) -> SavedModel:
+    """Read the checkpoint in `folder`."""
     try:
-        tensors = read_tensors(library, start, folder)
+        tensors = read_tensors(launch, folder)
     except AssayError as error:
         return SavedModel(step, problem=str(error))
     return _saved(step, tensors)
@@ -124,14 +124,15 @@ def _saved(step: int, tensors: Mapping[str, Tensor]) -> SavedModel:
     )
 
 
-def read_tensors(library: ExternalLibrary, start: Path, folder: Path) -> dict[str, Tensor]:
+def read_tensors(launch: Launch, folder: Path) -> dict[str, Tensor]:
     """Read the tensors of a checkpoint by name. Raises: AssayError if it cannot be read."""
-    model = folder / library.checkpoints.model
-    if library.checkpoints.kind == "adapter":
-        _load_by_peft(start, model)
+    checkpoints = launch.library.checkpoints
+    model = folder / checkpoints.model
+    if checkpoints.kind == "adapter":
+        _load_by_peft(launch.model, model)
         return read_adapter(model)
     if not model.is_dir():
-        raise UsageError(f"{folder} has no folder {library.checkpoints.model}")
+        raise UsageError(f"{folder} has no folder {checkpoints.model}")
     return _load(model, stored_dtype(str(model), "refuse"))
 
 
@@ -143,16 +144,16 @@ def find_split_dependence(model: Path) -> str | None:
     return None
 
 
-def read_start(library: ExternalLibrary, start: Path, checkpoint: Path) -> SavedModel:
+def read_start(launch: Launch, checkpoint: Path) -> SavedModel:
     """Read the initial model in the dtype of a checkpoint."""
-    dtype = stored_dtype(str(checkpoint / library.checkpoints.model), "refuse")
-    return _saved(0, _load(start, dtype))
+    dtype = stored_dtype(str(checkpoint / launch.library.checkpoints.model), "refuse")
+    return _saved(0, _load(launch.model, dtype))
 
 
-def read_base(library: ExternalLibrary, start: Path, first: Path, dtype: str) -> dict[str, Tensor]:
+def read_base(launch: Launch, first: Path, dtype: str) -> dict[str, Tensor]:
     """Read the tensors that training began with. An adapter begins at random: use `first` instead."""
-    is_adapter = library.checkpoints.kind == "adapter"
-    return read_tensors(library, start, first) if is_adapter else _load(start, dtype)
+    is_adapter = launch.library.checkpoints.kind == "adapter"
+    return read_tensors(launch, first) if is_adapter else _load(launch.model, dtype)
 
 
 def narrowest_dtype(tensors: Mapping[str, Tensor]) -> str:

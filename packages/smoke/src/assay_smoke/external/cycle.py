@@ -6,7 +6,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from assay.devices.base import Device
 from assay.devices.registry import open_device
 from assay.errors import AssayError, MachineError
 from assay.models.folders import local_folder
@@ -16,7 +15,7 @@ from assay.runs.results import write_results
 from assay.verdicts import Outcome, Verdict
 from assay_smoke.external import checkpoints
 from assay_smoke.external.checkpoints import checkpoints_of, read_saved, read_tensors
-from assay_smoke.external.evidence import Evidence, Resumption
+from assay_smoke.external.evidence import Evidence, Resumption, measure_apart, measure_spread
 from assay_smoke.external.judging.verdict import judge
 from assay_smoke.external.library import ExternalLibrary, read_library
 from assay_smoke.external.running.launch import (
@@ -29,7 +28,6 @@ from assay_smoke.external.running.launch import (
 )
 from assay_smoke.external.running.losses import LossesError
 from assay_smoke.external.running.watched_run import run
-from assay_smoke.external.spread import measure_apart, measure_spread
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,7 +44,8 @@ def run_external(toml: Path, folder: Path, progress: Progress) -> Verdict:
     library = require_runnable(toml)
     device = open_device(library.device)
     with local_folder(resolve_model(library.model), "refuse") as model:
-        evidence = _Cycle(library, model, folder, toml.resolve().parent, device, progress).run()
+        first = Launch("uninterrupted", library, model, folder, toml.resolve().parent, device)
+        evidence = _Cycle(first, progress).run()
     for one in evidence.runs:
         write_timeline(one, folder)
     verdict, measurements = judge(evidence, toml)
@@ -79,17 +78,19 @@ def require_runnable(toml: Path) -> ExternalLibrary:
 class _Cycle:
     """The runs of a library, each as long as the previous ones give what it needs."""
 
-    library: ExternalLibrary
-    model: Path
-    folder: Path
-    working_folder: Path
-    device: Device
+    launch: Launch
+    """Of the uninterrupted run. The others differ from it."""
     progress: Progress
+
+    @property
+    def library(self) -> ExternalLibrary:
+        """Return the library."""
+        return self.launch.library
 
     def run(self) -> Evidence:
         """Make the runs."""
-        library, before = self.library, _listing(self.model)
-        first = run(self._launch("uninterrupted"), self.progress)
+        library, before = self.library, _listing(self.launch.model)
+        first = run(self.launch, self.progress)
         evidence = Evidence(library, first)
         require_modules(first)
         if not _ended_well(first):
@@ -105,23 +106,11 @@ class _Cycle:
         if library.on_sigterm == "checkpoint":
             self._interrupt(evidence)
         self._run_equivalent(evidence)
-        after = _listing(self.model)
+        after = _listing(self.launch.model)
         evidence.changed_files = sorted(
             name for name in before.keys() | after.keys() if before.get(name) != after.get(name)
         )
         return evidence
-
-    def _launch(
-        self,
-        name: str,
-        resume_from: Path | None = None,
-        first_step: int = 0,
-        sigterm_after: int | None = None,
-    ) -> Launch:
-        return Launch(
-            name, self.library, self.model, self.folder, self.working_folder, resume_from,
-            first_step, sigterm_after, self.device,
-        )  # fmt: skip
 
     def _read_checkpoints(self, evidence: Evidence) -> None:
         launch = evidence.uninterrupted.launch
@@ -131,27 +120,28 @@ class _Cycle:
             raise checkpoints.make_checkpoint_error(pattern, launch.output)
         with self.progress.task("reads checkpoints", len(found)) as task:
             for step, path in found.items():
-                evidence.saved[step] = read_saved(self.library, self.model, path, step)
+                evidence.saved[step] = read_saved(launch, path, step)
                 task.advance()
         if self.library.checkpoints.kind == "hugging-face":
             last = max(found)
             if evidence.saved[last].problem is None:
-                evidence.start = checkpoints.read_start(self.library, self.model, found[last])
+                evidence.start = checkpoints.read_start(launch, found[last])
 
     def _resume(self, name: str, source: RunEvidence, step: int, evidence: Evidence) -> Resumption:
         """Resume from the checkpoint that `source` wrote after `step` steps.
 
         If the end differs, repeat the uninterrupted run to measure how far two such runs differ.
         """
-        launch = self._launch(name, checkpoints_of(source.launch)[step], step)
+        begin = checkpoints_of(source.launch)[step]
+        launch = replace(self.launch, name=name, resume_from=begin, first_step=step)
         if self.library.resume_in == "copy":
             checkpoints.copy_until(step, source.launch, launch)
-            launch = self._launch(name, checkpoints_of(launch)[step], step)
+            launch = replace(launch, resume_from=checkpoints_of(launch)[step])
         resumption = Resumption(run(launch, self.progress))
         end = checkpoints_of(launch).get(self.library.steps)
         if not _ended_well(resumption.run) or end is None:
             return resumption
-        resumption.end = read_saved(self.library, self.model, end, self.library.steps)
+        resumption.end = read_saved(launch, end, self.library.steps)
         expected = evidence.saved.get(self.library.steps)
         is_equal = (
             expected is not None
@@ -165,7 +155,7 @@ class _Cycle:
     def _measure_spread(self, resumption: Resumption, evidence: Evidence) -> None:
         """Repeat the uninterrupted run and measure how far both differ."""
         if evidence.repeated is None:
-            evidence.repeated = run(self._launch("repeated"), self.progress)
+            evidence.repeated = run(replace(self.launch, name="repeated"), self.progress)
         runs = {
             "uninterrupted": evidence.uninterrupted,
             "repeated": evidence.repeated,
@@ -176,7 +166,7 @@ class _Cycle:
             end = checkpoints_of(one.launch).get(self.library.steps)
             if not _ended_well(one) or end is None:
                 return
-            ends[name] = read_tensors(self.library, self.model, end)
+            ends[name] = read_tensors(one.launch, end)
         begin = resumption.run.launch.resume_from
         losses = {name: _values(one) for name, one in runs.items()}
         complete = {self.library.steps - len(losses[name]) for name in runs} == {
@@ -189,7 +179,7 @@ class _Cycle:
             not one.equal(ends["repeated"][name]) for name, one in ends["uninterrupted"].items()
         )
         if resumption.repeated_differs:
-            middle = read_tensors(self.library, self.model, begin)
+            middle = read_tensors(resumption.run.launch, begin)
             if middle.keys() == ends["resumed"].keys():
                 resumption.spread = measure_spread(losses, ends, middle)
 
@@ -205,16 +195,16 @@ class _Cycle:
         )
         if evidence.split_dependence is not None:
             return
-        one = run(replace(self._launch("equivalent"), library=library), self.progress)
+        one = run(replace(self.launch, name="equivalent", library=library), self.progress)
         evidence.equivalent, end = one, checkpoints_of(one.launch).get(last.step)
         is_whole = len(one.losses) == len(evidence.uninterrupted.losses)
         if end is None or not _ended_well(one) or not is_whole:
             return
-        expected = read_tensors(library, self.model, found[last.step])
+        expected = read_tensors(one.launch, found[last.step])
         evidence.dtype = checkpoints.narrowest_dtype(expected)
-        base = checkpoints.read_base(library, self.model, found[min(found)], evidence.dtype)
+        base = checkpoints.read_base(one.launch, found[min(found)], evidence.dtype)
         try:
-            actual = read_tensors(library, self.model, end)
+            actual = read_tensors(one.launch, end)
         except AssayError as error:
             evidence.equivalent_problem = str(error)
         else:
@@ -222,7 +212,7 @@ class _Cycle:
 
     def _interrupt(self, evidence: Evidence) -> None:
         """Send SIGTERM after the first step, and resume from the checkpoint that follows."""
-        launch = self._launch("interrupted", sigterm_after=1)
+        launch = replace(self.launch, name="interrupted", sigterm_after=1)
         evidence.interrupted = interrupted = run(launch, self.progress)
         found = checkpoints_of(launch)
         if not found or interrupted.hung_in is not None:

@@ -290,10 +290,9 @@ def _describe(error: ValidationError) -> str:
     first = next((one for one in errors if one["type"] == "extra_forbidden"), errors[0])
     place = [str(part) for part in first["loc"]]
     key = ".".join(place)
+    table, expected = _find_field(place)
     if first["type"] == "extra_forbidden":
-        known = ", ".join(_fields_at(place[:-1]))
-        return f"there is no key `{key}`; there are: {known}"
-    expected = _expected_at(place)
+        return f"there is no key `{key}`; there are: {', '.join(table.model_fields)}"
     if first["type"] == "missing":
         return f"the key `{key}` is missing; expected: {expected}"
     problem = first["msg"].removeprefix("Value error, ")
@@ -303,22 +302,15 @@ def _describe(error: ValidationError) -> str:
     return f"`{key}` is {first['input']!r}: {problem}; expected: {expected}"
 
 
-def _expected_at(place: list[str]) -> str:
+def _find_field(place: list[str]) -> tuple[Any, str]:
+    """Return the table of the last key in `place`, and the description of the last known key."""
     model: Any = ExternalLibrary
-    description = ""
+    description = "another value"
     for name in place:
-        if not (isinstance(model, type) and issubclass(model, BaseModel)):
+        is_table = isinstance(model, type) and issubclass(model, BaseModel)
+        if not is_table or name not in model.model_fields:
             break
-        field = model.model_fields.get(name)
-        if field is None:
-            break
+        field = model.model_fields[name]
         description = field.description or description
         model = field.annotation
-    return description or "another value"
-
-
-def _fields_at(place: list[str]) -> list[str]:
-    model: Any = ExternalLibrary
-    for name in place:
-        model = model.model_fields[name].annotation
-    return list(model.model_fields)
+    return model, description

@@ -1,20 +1,22 @@
 """Finds processes, ports, shared memory and files that a run leaves behind.
 
-Call `Snapshot.take` before the run and `find_leftovers` after it.
+Call `Snapshot.take` before the run and `find_leftovers` after it, or run it in `record_leftovers`.
 """
 
 import os
 import socket
 import time
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Literal
+from unittest import mock
 
 import psutil
 
+from assay.launch import start_ahead
 from assay_smoke.machine.process_tree import ProcessTree, describe
 
 # Helper processes, such as multiprocessing's resource tracker, notice the end of a run late.
@@ -99,6 +101,27 @@ def find_in_group(group: int, patience_seconds: float = PATIENCE_SECONDS) -> lis
         time.sleep(_POLL_SECONDS)
     found = [Leftover("process", f"{describe(one)} outlived the ranks") for one in left]
     return found + [Leftover("port", text) for text in _ports_of(left)]
+
+
+@contextmanager
+def record_leftovers(temporary: Path, found: list[Leftover]) -> Iterator[None]:
+    """Add to `found` what worlds within the block leave behind, then end their processes.
+
+    temporary: the TMPDIR of the worlds.
+    """
+    start_ahead()  # otherwise the fork server and the watchdog would count as leftovers
+    temporary.mkdir(parents=True, exist_ok=True)
+    tree = ProcessTree()
+    before = Snapshot.take(temporary)
+    variables = {**tree.environment, "TMPDIR": str(temporary.resolve())}
+    try:
+        with mock.patch.dict(os.environ, variables):
+            yield
+    finally:
+        try:
+            found += find_leftovers(before, tree)
+        finally:
+            tree.kill()
 
 
 def _others_in(group: int) -> list[psutil.Process]:

@@ -19,7 +19,7 @@ from assay.files import DiskError, UnreadableFileError, read_record, write_whole
 from assay.runs.caches import cache_folder, locked
 from assay.verdicts import SCHEMA, Outcome, Record
 from assay_smoke.matrix.cases import FEATURES, Case, CaseIdError, case_of
-from assay_smoke.matrix.vendors import HOST
+from assay_smoke.matrix.rules import HOST
 
 # Enough runs for a median that one slow run does not move.
 RUNS_KEPT = 5

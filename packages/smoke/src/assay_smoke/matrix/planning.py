@@ -1,29 +1,101 @@
-"""Makes a plan from the matrix, recorded runs and the user's options."""
+"""Makes the plan of a session, written as JSON, from the matrix, recorded runs and the user's options."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from pydantic import Field
+
 from assay.errors import UsageError
-from assay.verdicts import SCHEMA
-from assay_smoke.matrix.axes import axes_for, case_with, values_of
-from assay_smoke.matrix.cases import Case
-from assay_smoke.matrix.choosing.expressions import compile_expression
-from assay_smoke.matrix.choosing.ordering import OrderedCase, order_by_value
-from assay_smoke.matrix.choosing.schedules import Job, schedule_jobs
-from assay_smoke.matrix.coverage import Coverage, choose_cases, covered_pairs
-from assay_smoke.matrix.durations import Durations, history_file, machine_kind, read_history
-from assay_smoke.matrix.plans import (
-    LeftOutCase,
-    PairCount,
-    PlannedCase,
-    RefusedCombination,
-    RefusedPair,
-    SmokePlan,
+from assay.verdicts import SCHEMA, Record
+from assay_smoke.matrix.cases import Case, axes_for, case_with, values_of
+from assay_smoke.matrix.coverage import (
+    Coverage,
+    Matrix,
+    Pair,
+    choose_cases,
+    covered_pairs,
+    pair_in_words,
+    pairs_of,
 )
-from assay_smoke.matrix.search import Matrix, Pair, pair_in_words, pairs_of
-from assay_smoke.matrix.vendors import HOST, rules_for, rules_of_vendor
+from assay_smoke.matrix.durations import Durations, history_file, machine_kind, read_history
+from assay_smoke.matrix.expressions import compile_expression
+from assay_smoke.matrix.ordering import Job, OrderedCase, order_by_value, schedule_jobs
+from assay_smoke.matrix.rules import HOST, rules_for, rules_of_vendor
+
+
+class PlannedCase(Record):
+    """A case that the session runs."""
+
+    id: str
+    case: Case
+    reasons: list[str]
+    """Why it was chosen, and why at this position."""
+    new_pairs: int
+    """Number of pairs of words that no earlier case has."""
+    expected_seconds: float
+    recorded: bool
+    """Whether `expected_seconds` comes from recorded runs, not from an estimate."""
+    command: str
+    """Command that repeats the case."""
+
+
+class LeftOutCase(Record):
+    """A case of the coverage that the session leaves out."""
+
+    id: str
+    case: Case
+    reason: str
+    expected_seconds: float
+    recorded: bool
+    lost_pairs: list[str]
+    """Pairs of words that only left-out cases have, listed with the first of them."""
+
+
+class RefusedCombination(Record):
+    """A combination of words that a rule refuses."""
+
+    rule: str
+    combination: str
+    reason: str
+    shown_by: str
+    """Test of the repository, or page."""
+
+
+class RefusedPair(Record):
+    """Two words that no case has, and the rules that exclude all cases with them."""
+
+    pair: str
+    rules: list[str]
+
+
+class PairCount(Record):
+    """Numbers of pairs of words in the plan and in any case."""
+
+    covered: int
+    possible: int
+    uncovered: list[str]
+
+
+class SmokePlan(Record):
+    """The cases of a session, the most valuable first, and the cases left out."""
+
+    schema_: int = Field(default=SCHEMA, alias="schema")
+    vendor: str
+    cards: int
+    machine: str
+    """Kind of machine whose recorded runs count."""
+    coverage: Coverage
+    budget_seconds: float | None
+    cases: list[PlannedCase]
+    expected_seconds: float
+    """Expected end of the last case."""
+    pairs: PairCount
+    left_out: list[LeftOutCase]
+    refused: list[RefusedCombination]
+    refused_pairs: list[RefusedPair]
+    notes: list[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +130,11 @@ def plan_smoke(options: PlanOptions) -> SmokePlan:
     if options.expression is not None:
         cases, left_out = _match(options.expression, cases, matrix, options.coverage)
     ordered = order_by_value(cases, _urgency(durations), durations.expected_seconds)
-    jobs = [Job(one.case, one.case.cards, durations.expected_seconds(one.case)) for one in ordered]
+    jobs = [Job(one.case.cards, durations.expected_seconds(one.case)) for one in ordered]
     num_slots = 1 if options.vendor == HOST else options.cards
-    schedule = schedule_jobs(jobs, num_slots, options.budget_seconds)
-    scheduled = {job.item for job in schedule.jobs}
-    chosen = [one for one in ordered if one.case in scheduled]
+    numbers, seconds = schedule_jobs(jobs, num_slots, options.budget_seconds)
+    chosen = [ordered[number] for number in sorted(numbers)]
+    scheduled = {one.case for one in chosen}
     over_budget = f"over the budget of {options.budget_seconds or 0:g} s"
     left_out += [(case, over_budget) for case in cases if case not in scheduled]
     if not any(map(durations.runs_of, scheduled)):
@@ -81,7 +153,7 @@ def plan_smoke(options: PlanOptions) -> SmokePlan:
         coverage=options.coverage,
         budget_seconds=options.budget_seconds,
         cases=[_planned(one, durations) for one in chosen],
-        expected_seconds=schedule.seconds,
+        expected_seconds=seconds,
         pairs=PairCount(
             covered=len(covered),
             possible=len(matrix.pairs),

@@ -1,22 +1,40 @@
 """Combinations that are refused, as data. Each rule cites a test or page that shows it.
 
 A rule refuses the cases that have one of its words on every axis that it names. Rules that depend on
-numbers of heads or layers are computed from the recipes of the micro models.
+numbers of heads or layers are computed from the recipes of the micro models. Rules for the cards of one
+vendor are in vendors.toml.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, get_args
 
+from assay.errors import UsageError
+from assay.files import read_toml
 from assay.models.micro.recipes import find_recipe
 from assay.parallel.tensor_parallel.division import HeadsError, share_heads
-from assay_smoke.matrix.axes import AXES, CARDS, NAMES, Values, values_of
-from assay_smoke.matrix.cases import Case, Family, Framework, state_checkpoint
+from assay_smoke.matrix.cases import (
+    AXES,
+    CARDS,
+    NAMES,
+    Case,
+    Family,
+    Framework,
+    Values,
+    state_checkpoint,
+    values_of,
+)
 
 _DIVIDING: tuple[Framework, ...] = ("tensor-parallel", "pipeline")
 _ZERO: tuple[Framework, ...] = ("zero1", "zero2", "zero3")
+
+# The vendor of machines without an accelerator.
+HOST = "cpu"
+
+_VENDORS = Path(__file__).with_name("vendors.toml")
 
 _TESTS = "packages/smoke/tests/unit/matrix/test_refusals.py::"
 
@@ -237,3 +255,39 @@ def check_compatible(case: Case, rules: Iterable[Rule] = RULES) -> str | None:
     """Return the reason of the first rule that refuses `case`, or None."""
     values = values_of(case)
     return next((rule.reason for rule in rules if rule.applies(values)), None)
+
+
+@cache
+def _tables() -> dict[str, dict[str, Any]]:
+    return read_toml(_VENDORS)
+
+
+def vendor_names() -> tuple[str, ...]:
+    """Return the vendors in the order of their file."""
+    return tuple(_tables())
+
+
+def rules_of_vendor(vendor: str) -> tuple[Rule, ...]:
+    """Return the rules for the vendor's cards alone.
+
+    Raises: UsageError for an unknown vendor.
+    """
+    if vendor not in _tables():
+        raise UsageError(f"--vendor {vendor}: there is {', '.join(vendor_names())}")
+    return tuple(
+        refusing(
+            name=f"{vendor}-{entry['name']}",
+            reason=entry["reason"],
+            shown_by=entry["shown_by"],
+            **entry["words"],
+        )
+        for entry in _tables()[vendor].get("refuses", ())
+    )
+
+
+def rules_for(vendor: str) -> tuple[Rule, ...]:
+    """Return all rules that hold on the vendor's cards.
+
+    Raises: UsageError for an unknown vendor.
+    """
+    return (*RULES, *rules_of_vendor(vendor))

@@ -17,19 +17,16 @@ from assay.runs import RunFolder, open_progress
 from assay.training.trainers.registry import require_trainer
 from assay.verdicts import SCHEMA
 from assay_smoke.cases.running import prepare
-from assay_smoke.cases.settings import needs_deepspeed
+from assay_smoke.cases.settings import TRAINERS, is_deepspeed
 from assay_smoke.external.cycle import require_runnable
 from assay_smoke.external.library import read_library
-from assay_smoke.matrix.axes import values_of
-from assay_smoke.matrix.cases import Case, case_of
-from assay_smoke.matrix.choosing.expressions import compile_expression
-from assay_smoke.matrix.choosing.schedules import parse_budget
+from assay_smoke.matrix.cases import Case, case_of, values_of
 from assay_smoke.matrix.coverage import Coverage, covered_pairs
 from assay_smoke.matrix.durations import RecordedRun, history_file, machine_kind, record_runs
-from assay_smoke.matrix.planning import PlanOptions, plan_smoke
-from assay_smoke.matrix.plans import SmokePlan
-from assay_smoke.matrix.rules import check_compatible
-from assay_smoke.matrix.vendors import HOST, rules_for
+from assay_smoke.matrix.expressions import compile_expression
+from assay_smoke.matrix.ordering import parse_budget
+from assay_smoke.matrix.planning import PlanOptions, SmokePlan, plan_smoke
+from assay_smoke.matrix.rules import HOST, check_compatible, rules_for
 from assay_smoke.session.items import (
     COMMAND,
     CaseOptions,
@@ -37,8 +34,7 @@ from assay_smoke.session.items import (
     case_item,
     external_item,
 )
-from assay_smoke.session.page import write_page
-from assay_smoke.session.results import CaseResult, SessionReport
+from assay_smoke.session.results import CaseResult, SessionReport, write_page
 from assay_smoke.session.side_by_side import Devices, run_items
 from assay_smoke.trainers.deepspeed.process import require_deepspeed
 
@@ -189,7 +185,7 @@ def _num_pairs_met(chosen: _Chosen, results: list[CaseResult]) -> int:
 
 def _require_libraries(cases: list[Case]) -> None:
     """Raise UsageError if a case needs a library that is not installed."""
-    waiting = [case.id for case in cases if needs_deepspeed(case)]
+    waiting = [case.id for case in cases if is_deepspeed(TRAINERS[case.framework])]
     if not waiting:
         return
     try:

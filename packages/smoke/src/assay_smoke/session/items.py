@@ -1,14 +1,25 @@
-"""The items of a session: cases of the matrix, and training libraries with a command line."""
+"""The items of a session: cases of the matrix, and training libraries with a command line.
+
+An item runs once more after a failure of the machine.
+"""
 
 import shlex
+import time
 from pathlib import Path
 
+from assay.errors import AssayError
 from assay.launch import TimeLimits
+from assay.report.publish import publish_one
+from assay.report.run_report import read_report
 from assay.runs import Progress
-from assay.verdicts import Record, Verdict
-from assay_smoke.cases.running import CaseRun, References
+from assay.runs.results import write_results
+from assay.verdicts import Level, Outcome, Record, Verdict
+from assay_smoke import COMPARED_UNIT
+from assay_smoke.cases.running import CaseRun
 from assay_smoke.external.cycle import run_external
+from assay_smoke.machine.failures import failed_part
 from assay_smoke.matrix.cases import Case, case_of
+from assay_smoke.session.results import CaseResult, peak_memory, phases_of, reason_of
 
 COMMAND = "command:"
 
@@ -72,6 +83,52 @@ def run_item(item: SessionItem, folder: Path, progress: Progress) -> Verdict:
         collective_seconds=options.collective_timeout,
         body_seconds=options.timeout,
     )
-    references = References(Path(options.references))
+    references = Path(options.references)
     case = case_of(item.name)
     return CaseRun(case, options.device, folder, references, options.trainer, limits).run(progress)
+
+
+def run_with_retry(item: SessionItem, session: Path, progress: Progress) -> CaseResult:
+    """Run an item in a subfolder of the session."""
+    first = _run_once(item, session, item.name, progress)
+    if first.infrastructure is None:
+        return first
+    second = _run_once(item, session, f"{item.name}.2", progress)
+    return second.model_copy(update={"tries": 2, "tried_again_for": first.infrastructure})
+
+
+def _run_once(item: SessionItem, session: Path, name: str, progress: Progress) -> CaseResult:
+    folder = session / "cases" / name
+    folder.mkdir(parents=True)
+    begun = time.monotonic()
+    not_judged: str | None = None
+    try:
+        verdict = run_item(item, folder, progress)
+    except AssayError as error:
+        # A library may contradict its file, which is an error. A planned case has to be possible.
+        not_judged = None if item.toml is None else str(error)
+        verdict = Verdict(
+            verdict=Outcome.FAIL,
+            candidate={"case": item.name},
+            levels={"run": Level(verdict=Outcome.FAIL, reason=f"could not run: {error}")},
+            compared_unit=COMPARED_UNIT,
+        )
+        verdict = write_results(verdict, [], folder)
+    publish_one(read_report(folder))
+    seconds = time.monotonic() - begun
+    host, device = peak_memory(folder)
+    reason = reason_of(verdict)
+    return CaseResult(
+        name=item.name,
+        outcome=verdict.verdict,
+        seconds=seconds,
+        reason=reason,
+        diagnosis=verdict.diagnosis,
+        error=not_judged,
+        infrastructure=None if verdict.verdict is Outcome.PASS else failed_part(reason),
+        command=item.command,
+        folder=str(folder.relative_to(session)),
+        phases=phases_of(folder),
+        host_bytes=host,
+        device_bytes=device,
+    )

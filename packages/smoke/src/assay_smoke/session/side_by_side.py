@@ -1,6 +1,5 @@
 """Runs the items of a session in turn, or side by side in processes with their own devices."""
 
-import json
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -14,9 +13,8 @@ from assay.runs import Progress, run_process
 from assay.runs.worker import serve
 from assay.verdicts import Outcome
 from assay_smoke.machine.failures import failed_part
-from assay_smoke.session.items import SessionItem
+from assay_smoke.session.items import SessionItem, run_with_retry
 from assay_smoke.session.results import CaseResult
-from assay_smoke.session.retries import run_with_retry
 
 _MODULE = "assay_smoke.session.side_by_side"
 
@@ -137,9 +135,7 @@ def _end_all() -> None:
 
 def _work(request: dict[str, object], progress: Progress) -> dict[str, object]:
     item = SessionItem.model_validate(request["item"])
-    result = run_with_retry(item, Path(str(request["folder"])), progress)
-    made: dict[str, object] = json.loads(result.model_dump_json(by_alias=True))
-    return made
+    return run_with_retry(item, Path(str(request["folder"])), progress).model_dump(mode="json")
 
 
 if __name__ == "__main__":

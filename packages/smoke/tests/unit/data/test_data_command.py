@@ -13,20 +13,18 @@ from assay.models.folders import local_folder
 from assay.models.sources import resolve_model
 from assay.plugins import load_object
 from assay.verdicts import Outcome
-from assay_smoke.data.checked_code import RaisedError, Subject
 from assay_smoke.data.command.planned_checks import ChecksPlan
 from assay_smoke.data.command.requests import CheckReport, DataAnswer, DataRequest
-from assay_smoke.data.command.table import print_data_verdict
 from assay_smoke.data.command.tokenizers import ONE_BOS, open_tokenizer
-from assay_smoke.data.command.verdict import judge_data
+from assay_smoke.data.command.verdict import judge_data, print_data_verdict
 from assay_smoke.data.libraries.chat_templates import render_by_template
-from assay_smoke.data.order.sampling import (
+from assay_smoke.data.properties import BrokenProperty, RaisedError, Subject, SubjectReport
+from assay_smoke.data.sampling import (
     NEW_ORDER,
     PROPERTIES,
     SAMPLER_PLANS,
     check_sampling,
 )
-from assay_smoke.data.properties import BrokenProperty, SubjectReport
 from assay_smoke.data.text.chat import check_chat
 from assay_smoke.data.tokens.micro_tokenizer import micro_tokenizer
 

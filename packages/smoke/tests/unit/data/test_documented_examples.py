@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from assay.plugins import load_object
+from assay_smoke.data import sampling
 from assay_smoke.data.batches import padding
-from assay_smoke.data.checked_code import Subject
-from assay_smoke.data.order import sampling
+from assay_smoke.data.properties import Subject
 from assay_smoke.data.tokens.micro_tokenizer import micro_tokenizer
 
 PAGE = (Path(__file__).parents[5] / "docs/smoke-data.md").read_text(encoding="utf-8")

@@ -10,14 +10,12 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from assay.plugins import load_object
-from assay_smoke.data import accumulation
+from assay_smoke.data import accumulation, sampling
 from assay_smoke.data.batches import packing, padding
-from assay_smoke.data.checked_code import Subject
-from assay_smoke.data.order import sampling
-from assay_smoke.data.properties import SubjectReport
+from assay_smoke.data.properties import Subject, SubjectReport
 from assay_smoke.data.protocols import LoaderPlan, Message
 from assay_smoke.data.text import chat, labels
-from assay_smoke.data.tokens.conversations import Conversation
+from assay_smoke.data.tokens.chats import Conversation
 from assay_smoke.data.tokens.micro_tokenizer import micro_tokenizer
 
 PLANTS = Path(__file__).parents[2] / "data_plants"

@@ -8,12 +8,10 @@ import pytest
 import torch
 
 from assay.plugins import load_object
-from assay_smoke.data import accumulation
+from assay_smoke.data import accumulation, sampling
 from assay_smoke.data.batches import packing, padding
-from assay_smoke.data.checked_code import Subject
 from assay_smoke.data.libraries.chat_templates import micro_tokenizers
-from assay_smoke.data.order import sampling
-from assay_smoke.data.properties import SubjectReport
+from assay_smoke.data.properties import Subject, SubjectReport
 from assay_smoke.data.text import chat, labels
 from assay_smoke.data.tokens.micro_tokenizer import micro_tokenizer
 

@@ -6,11 +6,10 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from assay_smoke.data.checked_code import Subject
-from assay_smoke.data.properties import PropertyLog
+from assay_smoke.data.properties import PropertyLog, Subject
 from assay_smoke.data.protocols import Message, RenderedChat
 from assay_smoke.data.text.rendering import render_all, turn_end
-from assay_smoke.data.tokens.conversations import Conversation
+from assay_smoke.data.tokens.chats import Conversation
 from assay_smoke.data.tokens.micro_tokenizer import micro_tokenizer
 
 

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from assay_smoke.matrix.axes import AXES, axes_for, case_with, values_of
 from assay_smoke.matrix.cases import (
+    AXES,
     FEATURES,
     Batches,
     Case,
@@ -17,7 +17,10 @@ from assay_smoke.matrix.cases import (
     Framework,
     Interruption,
     Precision,
+    axes_for,
     case_of,
+    case_with,
+    values_of,
 )
 
 any_case = st.builds(

@@ -8,13 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from assay_smoke.matrix.axes import AXES, NAMES, axes_for
-from assay_smoke.matrix.cases import FEATURES, Case, Framework
-from assay_smoke.matrix.coverage import choose_cases, covered_pairs
-from assay_smoke.matrix.planning import PlanOptions, plan_smoke
-from assay_smoke.matrix.plans import SmokePlan
+from assay_smoke.matrix.cases import AXES, FEATURES, NAMES, Case, Framework, axes_for
+from assay_smoke.matrix.coverage import Matrix, choose_cases, covered_pairs, pair_in_words
+from assay_smoke.matrix.planning import PlanOptions, SmokePlan, plan_smoke
 from assay_smoke.matrix.rules import RULES, Rule, check_compatible, refusing
-from assay_smoke.matrix.search import Matrix, pair_in_words
 
 Pairs = set[tuple[tuple[str, str], tuple[str, str]]]
 

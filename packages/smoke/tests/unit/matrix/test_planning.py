@@ -10,8 +10,7 @@ from assay.errors import UsageError
 from assay.verdicts import Outcome
 from assay_smoke.matrix.cases import case_of
 from assay_smoke.matrix.durations import RecordedRun, record_runs
-from assay_smoke.matrix.planning import PlanOptions, plan_smoke
-from assay_smoke.matrix.plans import SmokePlan
+from assay_smoke.matrix.planning import PlanOptions, SmokePlan, plan_smoke
 
 
 @pytest.fixture(autouse=True)

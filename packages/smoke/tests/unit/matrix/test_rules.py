@@ -8,11 +8,16 @@ from pathlib import Path
 import pytest
 
 from assay.errors import UsageError
-from assay_smoke.matrix.axes import axes_for, values_of
-from assay_smoke.matrix.cases import case_of
-from assay_smoke.matrix.rules import RULES, Rule, check_compatible, refusing
-from assay_smoke.matrix.search import Matrix
-from assay_smoke.matrix.vendors import rules_for, vendor_names
+from assay_smoke.matrix.cases import axes_for, case_of, values_of
+from assay_smoke.matrix.coverage import Matrix
+from assay_smoke.matrix.rules import (
+    RULES,
+    Rule,
+    check_compatible,
+    refusing,
+    rules_for,
+    vendor_names,
+)
 
 ROOT = Path(__file__).parents[5]
 

@@ -3,13 +3,13 @@ from pathlib import Path
 import pytest
 
 from assay_smoke.matrix.rules import RULES
-from assay_smoke.matrix.tables import document_tables, with_tables
+from packages.smoke.tests.documented_tables import document_tables, with_tables
 
 DOCUMENT = Path(__file__).parents[5] / "docs" / "smoke.md"
 
 
 def test_the_tables_of_the_document_are_those_of_the_code() -> None:
-    # Written anew by: python -m assay_smoke.matrix.tables docs/smoke.md
+    # Written anew by: python packages/smoke/tests/documented_tables.py docs/smoke.md
     text = DOCUMENT.read_text(encoding="utf-8")
     assert text == with_tables(text)
 

@@ -7,9 +7,8 @@ import pytest
 
 from assay.output.console import open_text_console
 from assay.verdicts import Level, Outcome, Verdict
-from assay_smoke.data.command.table import print_data_verdict
-from assay_smoke.session.page import write_page
-from assay_smoke.session.results import CaseResult, PhaseSeconds, SessionReport
+from assay_smoke.data.command.verdict import print_data_verdict
+from assay_smoke.session.results import CaseResult, PhaseSeconds, SessionReport, write_page
 from packages.core.tests.poison import assert_harmless_html, assert_harmless_text, poisoned
 
 CASE = CaseResult(

@@ -2,7 +2,7 @@
 
 from assay_smoke.cases.settings import is_deepspeed
 from assay_smoke.matrix.cases import Case
-from assay_smoke.matrix.vendors import HOST
+from assay_smoke.matrix.rules import HOST
 
 EVERY_CASE = f"{__name__}.every_case"
 

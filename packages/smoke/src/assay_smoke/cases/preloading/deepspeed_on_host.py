@@ -4,7 +4,7 @@ import os
 from unittest import mock
 
 from assay.runs.forking import import_to_stay
-from assay_smoke.matrix.vendors import HOST
+from assay_smoke.matrix.rules import HOST
 
 with mock.patch.dict(os.environ, {"DS_ACCELERATOR": HOST}):
     import_to_stay(

@@ -3,17 +3,15 @@
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from functools import cached_property
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from assay_smoke.data.checked_code import Subject
-from assay_smoke.data.protocols import IGNORED, Collate, Feature
-from assay_smoke.data.tokens.token_display import show_token
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+from assay_smoke.data.properties import Subject, Violation
+from assay_smoke.data.protocols import IGNORED, Collate, Feature, Tokenizer
+from assay_smoke.data.tokens.token_display import show_row, show_token, show_tokens
 
 # `masked`: the first half of a sample has no labels, as in fine-tuning. `plain`: samples have no key
 # `labels`, and every token counts.
@@ -33,12 +31,12 @@ _IDS = (*_LETTERS, *(id_ for id_ in range(_NUM_IDS) if id_ not in _LETTERS))
 class PaddedTokenizer:
     """A tokenizer prepared for one case."""
 
-    tokenizer: "PreTrainedTokenizerBase"
+    tokenizer: Tokenizer
     described: str
     """Description of its padding."""
 
 
-def padding_variants(tokenizers: Sequence["PreTrainedTokenizerBase"]) -> Iterator[PaddedTokenizer]:
+def padding_variants(tokenizers: Sequence[Tokenizer]) -> Iterator[PaddedTokenizer]:
     """Yield each tokenizer padding on the right, then on the left. A missing pad token becomes EOS."""
     for given in tokenizers:
         for side in ("right", "left"):
@@ -50,9 +48,7 @@ def padding_variants(tokenizers: Sequence["PreTrainedTokenizerBase"]) -> Iterato
             yield PaddedTokenizer(tokenizer, f"pads {with_eos}on the {side}")
 
 
-def make_features(
-    tokenizer: "PreTrainedTokenizerBase", lengths: Lengths, kind: FeatureKind
-) -> list[Feature]:
+def make_features(tokenizer: Tokenizer, lengths: Lengths, kind: FeatureKind) -> list[Feature]:
     """Make samples of these lengths from distinct ids. Samples of two tokens or more end with EOS.
 
     kind: the first half of masked samples has no labels.
@@ -77,9 +73,7 @@ def expected_labels(feature: Feature) -> list[int]:
     return feature.get("labels", feature["input_ids"])
 
 
-def describe_label(
-    tokenizer: "PreTrainedTokenizerBase", id_: int, actual: int, expected: int
-) -> str:
+def describe_label(tokenizer: Tokenizer, id_: int, actual: int, expected: int) -> str:
     """Describe a label of the token `id_` that differs from its sample's."""
     token = show_token(tokenizer, id_)
     if actual == IGNORED:
@@ -89,10 +83,52 @@ def describe_label(
     return f"the label of {token} is {show_token(tokenizer, actual)}"
 
 
+@dataclass(frozen=True)
+class CollatedBatch:
+    """A batch with its samples."""
+
+    tokenizer: Tokenizer
+    features: Sequence[Feature]
+    tensors: Mapping[str, Tensor]
+    case: str
+    """Description of samples and tokenizer."""
+
+    @cached_property
+    def ids(self) -> list[list[int]]:
+        """Return the ids of each row."""
+        rows: list[list[int]] = self.tensors["input_ids"].tolist()
+        return rows
+
+    @cached_property
+    def labels(self) -> list[list[int]]:
+        """Return the labels of each row."""
+        rows: list[list[int]] = self.tensors["labels"].tolist()
+        return rows
+
+    def rows_of(self, key: str) -> list[list[int]] | None:
+        """Return another entry of the batch by row, or None if it has no such key."""
+        return self.tensors[key].tolist() if key in self.tensors else None
+
+    def show_rows(self) -> list[str]:
+        """Show the ids of the first rows, one row per line."""
+        rows = enumerate(self.ids[:4])
+        return [f"row {number}: {show_row(self.tokenizer, row)}" for number, row in rows]
+
+    def violation_at(self, row: int, at: int, reason: str) -> Violation:
+        """Return the violation `reason`, shown at the position `at` of a row."""
+        shown = show_tokens(self.tokenizer, self.ids[row], self.labels[row], at)
+        return Violation(reason, (f"{self.case}; row {row}", *shown))
+
+
+def describe_lengths(features: Sequence[Feature]) -> str:
+    """Describe samples by their lengths."""
+    lengths = ", ".join(str(len(feature["input_ids"])) for feature in features)
+    return f"samples of {lengths} tokens"
+
+
 def collate(subject: Subject, collator: Collate, features: list[Feature]) -> Mapping[str, Tensor]:
     """Collate `features`. Raises: RaisedError for a malformed batch."""
-    lengths = [len(feature["input_ids"]) for feature in features]
-    with subject.called_for(f"samples of {', '.join(map(str, lengths))} tokens"):
+    with subject.called_for(describe_lengths(features)):
         batch: Any = collator(features)
         if not hasattr(batch, "keys"):
             raise subject.returned(f"a {type(batch).__name__}", _WANTED)

@@ -6,27 +6,30 @@ Shapes: B rows, T positions.
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from assay_smoke.data.batches.features import (
+    CollatedBatch,
     FeatureKind,
     Lengths,
     PaddedTokenizer,
     collate,
     describe_label,
+    describe_lengths,
     expected_labels,
     make_features,
     padding_variants,
 )
-from assay_smoke.data.checked_code import Subject
-from assay_smoke.data.properties import PropertyLog, SubjectReport, Violation, first_violation
-from assay_smoke.data.protocols import IGNORED, Feature, MakeCollator
-from assay_smoke.data.tokens.token_display import show_row, show_token, show_tokens
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+from assay_smoke.data.properties import (
+    PropertyLog,
+    Subject,
+    SubjectReport,
+    Violation,
+    first_violation,
+)
+from assay_smoke.data.protocols import IGNORED, Feature, MakeCollator, Tokenizer
+from assay_smoke.data.tokens.token_display import show_row, show_token
 
 ONE_ROW_EACH = "every sample is one row, whole and once"
 LABELS = "a token has the label that its sample has"
@@ -54,72 +57,42 @@ class _Row:
         return self.start + len(self.feature["input_ids"])
 
 
-@dataclass(frozen=True, slots=True)
-class _Batch:
-    """A padded batch as lists, with its samples."""
-
-    variant: PaddedTokenizer
-    features: Sequence[Feature]
-    ids: Sequence[Sequence[int]]
-    labels: Sequence[Sequence[int]]
-    mask: Sequence[Sequence[int]] | None
-    positions: Sequence[Sequence[int]] | None
-
-    @classmethod
-    def of(
-        cls, variant: PaddedTokenizer, features: Sequence[Feature], batch: Mapping[str, Tensor]
-    ) -> "_Batch":
-        mask, positions = (
-            batch[key].tolist() if key in batch else None
-            for key in ("attention_mask", "position_ids")
-        )
-        ids, labels = batch["input_ids"].tolist(), batch["labels"].tolist()
-        return cls(variant, features, ids, labels, mask, positions)
-
-    @property
-    def tokenizer(self) -> "PreTrainedTokenizerBase":
-        return self.variant.tokenizer
-
-    @property
-    def case(self) -> str:
-        lengths = ", ".join(str(len(feature["input_ids"])) for feature in self.features)
-        return f"samples of {lengths} tokens, the tokenizer {self.variant.described}"
-
-    def violation_at(self, row: _Row, at: int, reason: str) -> Violation:
-        """Return the violation `reason`, shown at the token `at` of the sample."""
-        shown = show_tokens(
-            self.tokenizer, self.ids[row.number], self.labels[row.number], row.start + at
-        )
-        return Violation(reason, (f"{self.case}; row {row.number}", *shown))
-
-
 def check_padding(
     subject: Subject,
     make_collator: MakeCollator,
-    tokenizers: Sequence["PreTrainedTokenizerBase"],
+    tokenizers: Sequence[Tokenizer],
     kind: FeatureKind = "masked",
     batches: Sequence[Lengths] = BATCHES,
 ) -> SubjectReport:
     """Collate samples of these lengths with every tokenizer, padding on either side."""
     log = PropertyLog(subject.name, PROPERTIES)
     for variant in padding_variants(tokenizers):
+
+        def read(
+            features: Sequence[Feature],
+            tensors: Mapping[str, Tensor],
+            variant: PaddedTokenizer = variant,
+        ) -> CollatedBatch:
+            case = f"{describe_lengths(features)}, the tokenizer {variant.described}"
+            return CollatedBatch(variant.tokenizer, features, tensors, case)
+
         with subject.called_for(f"a tokenizer that {variant.described}"):
             collator = make_collator(copy.deepcopy(variant.tokenizer))
         for lengths in batches:
             features = make_features(variant.tokenizer, lengths, kind)
             given = copy.deepcopy(features)
-            judged = _judge(log, _Batch.of(variant, features, collate(subject, collator, given)))
+            judged = _judge(log, read(features, collate(subject, collator, given)))
             for name, wrong in judged.items():
                 log.judge(name, wrong)
             # Collated again with a longer sample, so that leftovers in a sample show.
             longest = make_features(variant.tokenizer, (*lengths, max(lengths) + 3), kind)[-1:]
             batch = collate(subject, collator, [*given, *copy.deepcopy(longest)])
-            again = _judge(log, _Batch.of(variant, [*features, *longest], batch))
+            again = _judge(log, read([*features, *longest], batch))
             log.judge(UNCHANGED, _find_changed(judged, again))
     return log.report()
 
 
-def _judge(log: PropertyLog, batch: _Batch) -> dict[str, Violation | None]:
+def _judge(log: PropertyLog, batch: CollatedBatch) -> dict[str, Violation | None]:
     """Return the violation of each property in one batch. Notes go to `log`."""
     rows = [_find_row(feature, batch) for feature in batch.features]
     found = [row for row in rows if row is not None]
@@ -145,7 +118,7 @@ def _find_changed(
     return None
 
 
-def _find_row(feature: Feature, batch: _Batch) -> _Row | None:
+def _find_row(feature: Feature, batch: CollatedBatch) -> _Row | None:
     """Find the row with this sample and padding only. The mask may be wrong, so it is not used."""
     wanted = feature["input_ids"]
     others = {other["input_ids"][0] for other in batch.features}
@@ -161,9 +134,8 @@ def _find_row(feature: Feature, batch: _Batch) -> _Row | None:
     return None
 
 
-def _find_missing(batch: _Batch, rows: Sequence[_Row | None]) -> Violation | None:
-    tokenizer, num_rows, num_samples = batch.tokenizer, len(batch.ids), len(batch.features)
-    shown = [f"row {n}: {show_row(tokenizer, row)}" for n, row in enumerate(batch.ids[:4])]
+def _find_missing(batch: CollatedBatch, rows: Sequence[_Row | None]) -> Violation | None:
+    num_rows, num_samples, shown = len(batch.ids), len(batch.features), batch.show_rows()
     counts = f"{num_samples} samples make {num_rows} rows"
     if None in rows:
         sample = rows.index(None)
@@ -171,21 +143,23 @@ def _find_missing(batch: _Batch, rows: Sequence[_Row | None]) -> Violation | Non
         reason = f"no row of the batch holds sample {sample} unchanged with only padding around it"
         if num_rows < num_samples:
             reason = f"{counts}: {reason}"
-        wanted = f"sample {sample}: {show_row(tokenizer, ids)}"
+        wanted = f"sample {sample}: {show_row(batch.tokenizer, ids)}"
         return Violation(reason, (batch.case, wanted, *shown))
     return None if num_rows == num_samples else Violation(counts, (batch.case, *shown))
 
 
-def _find_label(batch: _Batch, row: _Row) -> Violation | None:
+def _find_label(batch: CollatedBatch, row: _Row) -> Violation | None:
     """Find the first token whose label differs from its sample's."""
     ids, expected = row.feature["input_ids"], expected_labels(row.feature)
     whole = list(batch.labels[row.number])
     actual = whole[row.start : row.stop]
     if row.start and whole[: len(expected)] == expected and actual != expected:
-        return batch.violation_at(row, 0, "labels are padded on the right, and ids on the left")
+        return batch.violation_at(
+            row.number, row.start, "labels are padded on the right, and ids on the left"
+        )
     if actual == [*expected[1:], IGNORED] and actual != expected:
         reason = "labels are shifted by one position, and models shift them again"
-        return batch.violation_at(row, 0, reason)
+        return batch.violation_at(row.number, row.start, reason)
     for at, (one, other) in enumerate(zip(actual, expected, strict=True)):
         if one == other or (at == 0 and IGNORED in (one, other)):
             continue  # no token predicts the first one of a row
@@ -193,28 +167,29 @@ def _find_label(batch: _Batch, row: _Row) -> Violation | None:
         if one == IGNORED and ids[at] == batch.tokenizer.eos_token_id:
             token = show_token(batch.tokenizer, ids[at])
             reason = f"the end of the sample, {token}, has no label: a model never learns to stop"
-        return batch.violation_at(row, at, reason)
+        return batch.violation_at(row.number, row.start + at, reason)
     return None
 
 
-def _find_learned_padding(batch: _Batch, row: _Row) -> Violation | None:
+def _find_learned_padding(batch: CollatedBatch, row: _Row) -> Violation | None:
     for at, label in enumerate(batch.labels[row.number]):
         if label != IGNORED and not row.start <= at < row.stop:
-            return batch.violation_at(row, at - row.start, f"padding has a label at position {at}")
+            return batch.violation_at(row.number, at, f"padding has a label at position {at}")
     return None
 
 
-def _find_unmasked(log: PropertyLog, batch: _Batch, row: _Row) -> Violation | None:
+def _find_unmasked(log: PropertyLog, batch: CollatedBatch, row: _Row) -> Violation | None:
     ids = batch.ids[row.number]
     shown = (f"{batch.case}; row {row.number}", f"ids:  {show_row(batch.tokenizer, ids)}")
-    if batch.mask is None:
+    mask = batch.rows_of("attention_mask")
+    if mask is None:
         if row.start:
             return Violation("there is padding before tokens, and no attention mask", shown)
         if row.stop < len(ids):
             log.note("there is no attention mask: right for causal models padded on the right")
         return None
     expected = [int(row.start <= at < row.stop) for at in range(len(ids))]
-    actual = [int(value) for value in batch.mask[row.number]]
+    actual = [int(value) for value in mask[row.number]]
     if actual == expected:
         return None
     at = next(at for at in range(len(ids)) if actual[at] != expected[at])
@@ -225,10 +200,11 @@ def _find_unmasked(log: PropertyLog, batch: _Batch, row: _Row) -> Violation | No
     return Violation(reason, (*shown, f"mask: {' '.join(map(str, actual[:32]))}"))
 
 
-def _find_position(batch: _Batch, row: _Row) -> Violation | None:
-    if batch.positions is None:
+def _find_position(batch: CollatedBatch, row: _Row) -> Violation | None:
+    positions = batch.rows_of("position_ids")
+    if positions is None:
         return None  # models count positions themselves
-    own = batch.positions[row.number if row.number < len(batch.positions) else 0]
+    own = positions[row.number if row.number < len(positions) else 0]
     actual = list(own[row.start : row.stop])
     if actual == list(range(len(actual))):
         return None

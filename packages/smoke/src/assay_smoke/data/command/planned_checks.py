@@ -1,35 +1,34 @@
 """The checks that a request asks for: of the user's own code, or of the installed libraries."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, cast
 
 from assay.plugins import load_object
 from assay_smoke.data import protocols, worker_seeds
-from assay_smoke.data.accumulation import check_accumulation
+from assay_smoke.data.accumulation import STEPS, check_accumulation
 from assay_smoke.data.batches.packing import check_packing
 from assay_smoke.data.batches.padding import check_padding
-from assay_smoke.data.checked_code import Subject
 from assay_smoke.data.command.requests import LEVELS, NOT_ASKED_FOR, DataLevel, DataRequest
 from assay_smoke.data.command.tokenizers import ModelTokenizer, open_tokenizer
 from assay_smoke.data.libraries import (
-    accumulation,
     chat_templates,
     collators,
     loaders,
     samplers,
-    trainer_resume,
+    trainer,
 )
 from assay_smoke.data.libraries.installed import absent_libraries, is_installed, library_subject
-from assay_smoke.data.order.sampling import BATCH_SAMPLER_PLANS, check_sampling
-from assay_smoke.data.properties import SubjectReport
+from assay_smoke.data.properties import Subject, SubjectReport
+from assay_smoke.data.protocols import Tokenizer
+from assay_smoke.data.sampling import BATCH_SAMPLER_PLANS, check_sampling
 from assay_smoke.data.text.chat import check_chat
 from assay_smoke.data.text.labels import check_labels
 from assay_smoke.data.tokens.micro_tokenizer import micro_tokenizer
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from torch import Tensor, nn
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +99,7 @@ class ChecksPlan:
         self,
         subject: Subject,
         render: protocols.Render,
-        tokenizers: Sequence["PreTrainedTokenizerBase"],
+        tokenizers: Sequence[Tokenizer],
         *,
         labelled: bool,
     ) -> Iterator[PlannedCheck]:
@@ -135,7 +134,7 @@ class ChecksPlan:
                 yield PlannedCheck(level, name, run)
 
 
-def _micro_tokenizers() -> list["PreTrainedTokenizerBase"]:
+def _micro_tokenizers() -> list[Tokenizer]:
     return [micro_tokenizer("own"), micro_tokenizer("eos")]
 
 
@@ -158,11 +157,27 @@ def _library_checks() -> Iterator[PlannedCheck]:
         yield plan("sampler", check_sampling, subject, open_run)
     if is_installed("accelerate"):
         subject = library_subject("transformers", "Trainer, resume_from_checkpoint")
-        plans = trainer_resume.TRAINER_PLANS
-        yield plan("sampler", check_sampling, subject, trainer_resume.TrainerRun, plans)
-    for subject, step, steps in accumulation.library_accumulation():
-        yield plan("accumulation", check_accumulation, subject, step, steps)
+        plans = trainer.TRAINER_PLANS
+        yield plan("sampler", check_sampling, subject, trainer.TrainerRun, plans)
+    subject = library_subject("transformers", "num_items_in_batch")
+    yield plan("accumulation", check_accumulation, subject, _backward_by_model_loss)
+    if is_installed("accelerate"):
+        one_rank = [step for step in STEPS if len(step) == 1]
+        subject = library_subject("transformers", "Trainer(gradient_accumulation_steps)")
+        yield plan("accumulation", check_accumulation, subject, trainer.trainer_step, one_rank)
     for subject, loader in loaders.library_loaders():
         yield plan("workers", worker_seeds.check_loader, subject, loader)
     for subject, dataset in loaders.library_datasets():
         yield plan("workers", worker_seeds.check_dataset, subject, dataset, loaders.torch_loader)
+
+
+def _backward_by_model_loss(
+    model: "nn.Module",
+    micro_batches: Sequence[Mapping[str, "Tensor"]],
+    num_step_tokens: int,
+    num_ranks: int,
+) -> None:
+    """Accumulate by the loss of transformers' models, given the label tokens of the step."""
+    for micro_batch in micro_batches:
+        loss = model(**micro_batch, num_items_in_batch=num_step_tokens).loss
+        (loss * num_ranks).backward()

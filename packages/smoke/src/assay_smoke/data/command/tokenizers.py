@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from assay.files import read_json_object
 from assay.models.folders import fetch_config
@@ -12,10 +12,8 @@ from assay.models.loading.tokenizing import load_tokenizer
 from assay.models.remote_code import RemoteCode
 from assay.models.sources import ModelSource, resolve_model
 from assay_smoke.data.properties import PropertyLog, SubjectReport, Violation
+from assay_smoke.data.protocols import Tokenizer
 from assay_smoke.data.tokens.micro_tokenizer import micro_tokenizer
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 _TOKENIZER_FILES = ["*.json", "*.model", "*.txt", "*.jinja"]
 ONE_BOS = "a text begins with one BOS, and a chat is tokenized once"
@@ -25,7 +23,7 @@ ONE_BOS = "a text begins with one BOS, and a chat is tokenized once"
 class ModelTokenizer:
     """A model's tokenizer."""
 
-    tokenizer: "PreTrainedTokenizerBase"
+    tokenizer: Tokenizer
     eos_token_ids: tuple[int, ...] = ()
     """Ids that end generation; empty if no file declares them."""
     report: SubjectReport | None = None
@@ -64,7 +62,7 @@ def _tokenizer_folder(source: ModelSource) -> Path:
     )
 
 
-def _stand_in_config(tokenizer: "PreTrainedTokenizerBase") -> Any:  # noqa: ANN401 - transformers
+def _stand_in_config(tokenizer: Tokenizer) -> Any:  # noqa: ANN401 - transformers
     """Make a configuration whose vocabulary fits a tokenizer without a model."""
     from transformers import PretrainedConfig
 
@@ -85,7 +83,7 @@ def _eos_ids(folder: Path) -> tuple[int, ...]:
 
 def _examine(
     model: str,
-    tokenizer: "PreTrainedTokenizerBase",
+    tokenizer: Tokenizer,
     config: Any,  # noqa: ANN401 - transformers
     eos_token_ids: tuple[int, ...],
 ) -> ModelTokenizer:

@@ -12,10 +12,9 @@ def work(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
 
     import torch
 
-    from assay_smoke.data.checked_code import RaisedError
     from assay_smoke.data.command.planned_checks import ChecksPlan
     from assay_smoke.data.command.requests import CheckReport, DataAnswer, DataRequest
-    from assay_smoke.data.properties import SubjectReport
+    from assay_smoke.data.properties import RaisedError, SubjectReport
 
     # Workers of data loaders are forked, since a new interpreter cannot import users' files.
     multiprocessing.set_start_method("fork", force=True)

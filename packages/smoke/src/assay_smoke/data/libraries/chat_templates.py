@@ -1,28 +1,23 @@
 """Chats and labels by transformers' apply_chat_template."""
 
+import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from assay_smoke.data.protocols import IGNORED, Message, RenderedChat
-from assay_smoke.data.tokens.chat_templates import template_messages
+from assay_smoke.data.protocols import IGNORED, Message, RenderedChat, Tokenizer
+from assay_smoke.data.tokens.chats import template_messages
 from assay_smoke.data.tokens.micro_tokenizer import micro_tokenizer
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
-
-def marks_assistant(tokenizer: "PreTrainedTokenizerBase") -> bool:
+def marks_assistant(tokenizer: Tokenizer) -> bool:
     """Return whether the template marks the assistant's tokens. Without marks there is no mask."""
-    return "{% generation" in _normalized(tokenizer.chat_template)
-
-
-def _normalized(template: object) -> str:
+    template: object = tokenizer.chat_template
     templates = template.values() if isinstance(template, dict) else [template]
-    return "".join(str(one).replace("{%-", "{%").replace("{%+", "{%") for one in templates)
+    return any(re.search(r"{%[-+]? generation", str(one)) for one in templates)
 
 
 def render_by_template(
-    tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Message], max_length: int | None
+    tokenizer: Tokenizer, messages: Sequence[Message], max_length: int | None
 ) -> RenderedChat:
     """Render by the template, with labels at transformers' assistant mask."""
     options: dict[str, Any] = {"return_assistant_tokens_mask": marks_assistant(tokenizer)}
@@ -36,7 +31,7 @@ def render_by_template(
     return RenderedChat(input_ids=ids, labels=labels)
 
 
-def micro_tokenizers() -> list["PreTrainedTokenizerBase"]:
+def micro_tokenizers() -> list[Tokenizer]:
     """Return tokenizers with and without BOS, padding with their own token and with EOS."""
     return [
         micro_tokenizer("own", "nobody"),
@@ -45,7 +40,7 @@ def micro_tokenizers() -> list["PreTrainedTokenizerBase"]:
     ]
 
 
-def micro_tokenizers_by_case() -> dict[str, list["PreTrainedTokenizerBase"]]:
+def micro_tokenizers_by_case() -> dict[str, list[Tokenizer]]:
     """Return tokenizers by a description of their special feature, empty for usual ones."""
     cutting_left = micro_tokenizer()
     cutting_left.truncation_side = "left"

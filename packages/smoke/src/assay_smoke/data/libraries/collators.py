@@ -1,75 +1,51 @@
 """Collators of transformers and TRL."""
 
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import Any
 
 from assay_smoke.data.batches.features import FeatureKind
-from assay_smoke.data.checked_code import Subject
 from assay_smoke.data.libraries.installed import is_installed, library_subject
-from assay_smoke.data.protocols import Collate, MakeCollator
+from assay_smoke.data.properties import Subject
+from assay_smoke.data.protocols import Collate, MakeCollator, Tokenizer
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+Collator = tuple[Subject, MakeCollator, FeatureKind]
 
 
-def padding_collators() -> list[tuple[Subject, MakeCollator, FeatureKind]]:
+def padding_collators() -> list[Collator]:
     """Return each subject with its collator and the kind of samples it is for."""
-    found: list[tuple[Subject, MakeCollator, FeatureKind]] = [
-        (library_subject("transformers", "DataCollatorForSeq2Seq"), _seq2seq, "masked"),
+    from transformers import DataCollatorForLanguageModeling, DataCollatorForSeq2Seq
+
+    of_plain = library_subject("transformers", "DataCollatorForLanguageModeling(mlm=False)")
+    found: list[Collator] = [
         (
-            library_subject("transformers", "DataCollatorForLanguageModeling(mlm=False)"),
-            _language_modeling,
-            "plain",
+            library_subject("transformers", "DataCollatorForSeq2Seq"),
+            DataCollatorForSeq2Seq,
+            "masked",
         ),
+        (of_plain, partial(DataCollatorForLanguageModeling, mlm=False), "plain"),
     ]
-    if is_installed("trl"):
-        subject = library_subject("trl", "DataCollatorForLanguageModeling")
-        found.append((subject, _trl_padded, "masked"))
-    return found
+    return found + _collators_of_trl("DataCollatorForLanguageModeling")
 
 
-def packing_collators() -> list[tuple[Subject, MakeCollator, FeatureKind]]:
+def packing_collators() -> list[Collator]:
     """Return collators that put several samples into one row, as `padding_collators` does."""
-    found: list[tuple[Subject, MakeCollator, FeatureKind]] = [
-        (library_subject("transformers", "DataCollatorWithFlattening"), _flattening, "masked")
-    ]
-    if is_installed("trl"):
-        subject = library_subject("trl", "DataCollatorForLanguageModeling(padding_free=True)")
-        found.append((subject, _trl_padding_free, "masked"))
-    return found
-
-
-def _seq2seq(tokenizer: "PreTrainedTokenizerBase") -> Collate:
-    from transformers import DataCollatorForSeq2Seq
-
-    collator: Collate = DataCollatorForSeq2Seq(tokenizer)
-    return collator
-
-
-def _language_modeling(tokenizer: "PreTrainedTokenizerBase") -> Collate:
-    from transformers import DataCollatorForLanguageModeling
-
-    collator: Collate = DataCollatorForLanguageModeling(tokenizer, mlm=False)
-    return collator
-
-
-def _flattening(_: "PreTrainedTokenizerBase") -> Collate:
     from transformers import DataCollatorWithFlattening
 
-    collator: Collate = DataCollatorWithFlattening()
-    return collator
+    subject = library_subject("transformers", "DataCollatorWithFlattening")
+    found: list[Collator] = [(subject, lambda _: DataCollatorWithFlattening(), "masked")]
+    name = "DataCollatorForLanguageModeling(padding_free=True)"
+    return found + _collators_of_trl(name, padding_free=True)
 
 
-def _trl_padding_free(tokenizer: "PreTrainedTokenizerBase") -> Collate:
+def _collators_of_trl(name: str, **options: Any) -> list[Collator]:  # noqa: ANN401 - of the collator
+    if not is_installed("trl"):
+        return []
     from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
-    collator: Collate = DataCollatorForLanguageModeling(
-        pad_token_id=tokenizer.pad_token_id, padding_free=True
-    )
-    return collator
+    def make(tokenizer: Tokenizer) -> Collate:
+        collator: Collate = DataCollatorForLanguageModeling(
+            pad_token_id=tokenizer.pad_token_id, **options
+        )
+        return collator
 
-
-def _trl_padded(tokenizer: "PreTrainedTokenizerBase") -> Collate:
-    from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
-
-    collator: Collate = DataCollatorForLanguageModeling(pad_token_id=tokenizer.pad_token_id)
-    return collator
+    return [(library_subject("trl", name), make, "masked")]

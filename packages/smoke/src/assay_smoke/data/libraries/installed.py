@@ -2,7 +2,7 @@
 
 from importlib.metadata import PackageNotFoundError, version
 
-from assay_smoke.data.checked_code import Subject
+from assay_smoke.data.properties import Subject
 
 _OPTIONAL = {
     "accelerate": "its data loader and transformers' Trainer, which needs it, are",

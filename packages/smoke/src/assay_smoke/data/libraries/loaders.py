@@ -4,17 +4,18 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from assay_smoke.data.checked_code import Subject
 from assay_smoke.data.libraries.installed import library_subject
+from assay_smoke.data.properties import Subject
 from assay_smoke.data.protocols import Feature, MakeDataset, OpenLoader
 from assay_smoke.data.tokens.micro_tokenizer import micro_tokenizer
+from assay_smoke.data.worker_seeds import ComputedItems
 
 
 def library_loaders() -> list[tuple[Subject, OpenLoader]]:
     """Return each subject with its loader."""
     return [
         (library_subject("torch", "DataLoader"), torch_loader),
-        (library_subject("transformers", "seed_worker, as in its Trainer"), transformers_loader),
+        (library_subject("transformers", "seed_worker, as in its Trainer"), _transformers_loader),
     ]
 
 
@@ -34,7 +35,7 @@ def torch_loader(
     return _open(dataset, num_workers, None)
 
 
-def transformers_loader(
+def _transformers_loader(
     dataset: Sequence[Sequence[int]], num_workers: int, rank: int
 ) -> Iterable[Iterable[object]]:
     """Open a DataLoader whose workers transformers seeds."""
@@ -52,21 +53,9 @@ def _open(dataset: Any, num_workers: int, init: Any) -> Iterable[Iterable[object
     return loader
 
 
-class _Masked(Sequence[Any]):
-    """Samples whose tokens a collator masks at random."""
-
-    def __init__(self, samples: Sequence[Feature], collator: Any) -> None:  # noqa: ANN401
-        self._samples = samples
-        self._collator = collator
-
-    def __len__(self) -> int:
-        return len(self._samples)
-
-    def __getitem__(self, item: Any) -> Any:  # noqa: ANN401
-        return self._collator([self._samples[item]])
-
-
 def _masked(samples: Sequence[Feature], seed: int | None) -> Sequence[object]:
+    """Return samples whose tokens a collator masks at random."""
     from transformers import DataCollatorForLanguageModeling
 
-    return _Masked(samples, DataCollatorForLanguageModeling(micro_tokenizer(), seed=seed))
+    collator: Any = DataCollatorForLanguageModeling(micro_tokenizer(), seed=seed)
+    return ComputedItems(len(samples), lambda item: collator([samples[item]]))

@@ -1,11 +1,9 @@
 """Checks rendered chats: one BOS, every turn once with its end, and no prompt for generation."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from assay_smoke.data.checked_code import Subject
-from assay_smoke.data.properties import PropertyLog, SubjectReport, Violation
-from assay_smoke.data.protocols import Render
+from assay_smoke.data.properties import PropertyLog, Subject, SubjectReport, Violation
+from assay_smoke.data.protocols import Render, Tokenizer
 from assay_smoke.data.text.rendering import (
     Chat,
     Chats,
@@ -15,12 +13,8 @@ from assay_smoke.data.text.rendering import (
     turn_end,
 )
 from assay_smoke.data.text.truncation import Truncation, cut_chats, judge_cut_text
-from assay_smoke.data.tokens.chat_templates import generation_prompt, template_ids
-from assay_smoke.data.tokens.conversations import SHORT, conversations
+from assay_smoke.data.tokens.chats import SHORT, conversations, generation_prompt, template_ids
 from assay_smoke.data.tokens.token_display import show_row, show_token
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 ONE_BOS = "a chat begins with one BOS, or with none where the template has none"
 TURNS = "every turn is in the text, in order"
@@ -35,7 +29,7 @@ PROPERTIES = (ONE_BOS, TURNS, ENDED, NO_PROMPT, REPEATABLE, CUT)
 def check_chat(
     subject: Subject,
     render: Render,
-    tokenizers: Sequence["PreTrainedTokenizerBase"],
+    tokenizers: Sequence[Tokenizer],
     eos_token_ids: Sequence[int] = (),
     truncation: Truncation | None = None,
     chats: Chats = conversations,

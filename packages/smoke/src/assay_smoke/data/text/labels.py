@@ -2,11 +2,15 @@
 
 import copy
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
-from assay_smoke.data.checked_code import Subject
-from assay_smoke.data.properties import PropertyLog, SubjectReport, Violation, first_violation
-from assay_smoke.data.protocols import IGNORED, Render
+from assay_smoke.data.properties import (
+    PropertyLog,
+    Subject,
+    SubjectReport,
+    Violation,
+    first_violation,
+)
+from assay_smoke.data.protocols import IGNORED, Render, Tokenizer
 from assay_smoke.data.text.rendering import (
     Chat,
     Chats,
@@ -17,11 +21,8 @@ from assay_smoke.data.text.rendering import (
     turn_end,
 )
 from assay_smoke.data.text.truncation import cut_chats, judge_cut_labels
-from assay_smoke.data.tokens.conversations import conversations
+from assay_smoke.data.tokens.chats import conversations
 from assay_smoke.data.tokens.token_display import show_token
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 OWN_ID = "a label is the id at its own position"
 OTHERS = "no token of a user's or system's turn has a label"
@@ -36,7 +37,7 @@ PROPERTIES = (OWN_ID, OTHERS, ASSISTANT, END, PADDING, CUT)
 def check_labels(
     subject: Subject,
     render: Render,
-    tokenizers: Sequence["PreTrainedTokenizerBase"],
+    tokenizers: Sequence[Tokenizer],
     chats: Chats = conversations,
 ) -> SubjectReport:
     """Render all chats with all tokenizers and judge the labels."""

@@ -2,19 +2,14 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from assay_smoke.data.checked_code import RaisedError, Subject
-from assay_smoke.data.properties import PropertyLog, Violation
-from assay_smoke.data.protocols import IGNORED, Message, Render
-from assay_smoke.data.tokens.conversations import WITH_SYSTEM, Conversation
+from assay_smoke.data.properties import PropertyLog, RaisedError, Subject, Violation
+from assay_smoke.data.protocols import IGNORED, Message, Render, Tokenizer
+from assay_smoke.data.tokens.chats import WITH_SYSTEM, Conversation
 from assay_smoke.data.tokens.token_display import show_tokens
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
 # The chats to render with a tokenizer.
-Chats = Callable[["PreTrainedTokenizerBase"], Iterable[Conversation]]
+Chats = Callable[[Tokenizer], Iterable[Conversation]]
 
 _WANTED = "a mapping with input_ids and labels, lists of integers of equal length"
 
@@ -34,7 +29,7 @@ class Turn:
 class Chat:
     """A rendered chat."""
 
-    tokenizer: "PreTrainedTokenizerBase"
+    tokenizer: Tokenizer
     conversation: Conversation
     ids: tuple[int, ...]
     labels: tuple[int, ...]
@@ -57,7 +52,7 @@ def render_all(
     log: PropertyLog,
     subject: Subject,
     render: Render,
-    tokenizer: "PreTrainedTokenizerBase",
+    tokenizer: Tokenizer,
     chats: Chats,
 ) -> Iterator[Chat]:
     """Render all chats. A template may refuse a system's turn, which is noted."""
@@ -79,7 +74,7 @@ def render_all(
 def render_chat(
     subject: Subject,
     render: Render,
-    tokenizer: "PreTrainedTokenizerBase",
+    tokenizer: Tokenizer,
     conversation: Conversation,
     max_length: int | None,
 ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
@@ -100,7 +95,7 @@ def render_chat(
 
 
 def _find_turns(
-    tokenizer: "PreTrainedTokenizerBase", ids: Sequence[int], messages: Sequence[Message]
+    tokenizer: Tokenizer, ids: Sequence[int], messages: Sequence[Message]
 ) -> Iterator[Turn]:
     """Yield the turns in the text, up to the first that is missing after its predecessor."""
     ends = _letters_until(tokenizer, ids)
@@ -121,7 +116,7 @@ def _find_turns(
         searched = stop
 
 
-def _letters_until(tokenizer: "PreTrainedTokenizerBase", ids: Sequence[int]) -> list[int]:
+def _letters_until(tokenizer: Tokenizer, ids: Sequence[int]) -> list[int]:
     """Return, for each token, the number of characters of the text up to its end."""
     ends = [len(_decode(tokenizer, ids[: number + 1])) for number in range(len(ids))]
     # Bytes of an unfinished character may decode to several characters.
@@ -130,13 +125,13 @@ def _letters_until(tokenizer: "PreTrainedTokenizerBase", ids: Sequence[int]) -> 
     return ends
 
 
-def _decode(tokenizer: "PreTrainedTokenizerBase", ids: Sequence[int]) -> str:
+def _decode(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
     return str(
         tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
     )
 
 
-def control_ids(tokenizer: "PreTrainedTokenizerBase") -> set[int]:
+def control_ids(tokenizer: Tokenizer) -> set[int]:
     """Return the ids of special tokens, including those declared only as added tokens."""
     added = tokenizer.added_tokens_decoder
     return set(tokenizer.all_special_ids) | {id_ for id_, token in added.items() if token.special}

@@ -2,17 +2,13 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from assay_smoke.data.checked_code import Subject
-from assay_smoke.data.properties import PropertyLog, Violation
-from assay_smoke.data.protocols import IGNORED, Render
+from assay_smoke.data.properties import PropertyLog, Subject, Violation
+from assay_smoke.data.protocols import IGNORED, Render, Tokenizer
 from assay_smoke.data.text.rendering import render_chat
-from assay_smoke.data.tokens.conversations import LONG
+from assay_smoke.data.tokens.chats import LONG
 from assay_smoke.data.tokens.token_display import show_row, show_tokens
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 # Declared treatment of a chat that is too long.
 Truncation = Literal["keep-start", "keep-end", "drop"]
@@ -24,7 +20,7 @@ Rendered = tuple[tuple[int, ...], tuple[int, ...]]
 class Cut:
     """A chat cut to at most `most` tokens."""
 
-    tokenizer: "PreTrainedTokenizerBase"
+    tokenizer: Tokenizer
     whole: Rendered
     most: int
     rendered: Rendered | None
@@ -49,9 +45,7 @@ class Cut:
         return begin if ids == whole[begin:] else None
 
 
-def cut_chats(
-    subject: Subject, render: Render, tokenizer: "PreTrainedTokenizerBase"
-) -> Iterator[Cut]:
+def cut_chats(subject: Subject, render: Render, tokenizer: Tokenizer) -> Iterator[Cut]:
     """Yield one chat cut to several lengths, the longest first."""
     whole = render_chat(subject, render, tokenizer, LONG, None)
     if whole is None:

@@ -1,11 +1,9 @@
 """A generated tokenizer. Its ids are the bytes of UTF-8, then the special tokens of the micro models."""
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from assay.models.micro.recipes import BOS_ID, EOS_ID, MASK_ID, PAD_ID
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+from assay_smoke.data.protocols import Tokenizer
 
 BOS, EOS, PAD, MASK = "<|bos|>", "<|eos|>", "<|pad|>", "<|mask|>"
 START = "<|im_start|>"
@@ -30,16 +28,15 @@ _TEMPLATE = (
 )
 
 
-def micro_tokenizer(
-    padding: Padding = "own", bos: BosWriter = "nobody"
-) -> "PreTrainedTokenizerBase":
+def micro_tokenizer(padding: Padding = "own", bos: BosWriter = "nobody") -> Tokenizer:
     """Make a byte-level tokenizer with a chat template that marks assistant tokens."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+    from tokenizers import Tokenizer as Backend
+    from tokenizers import decoders, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 
     vocabulary = {character: byte for byte, character in bytes_to_unicode().items()}
-    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    backend = Backend(models.BPE(vocab=vocabulary, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
     # The order decides the ids, which follow those of the bytes.
@@ -48,7 +45,7 @@ def micro_tokenizer(
         backend.post_processor = processors.TemplateProcessing(
             single=f"{BOS} $A", pair=f"{BOS} $A $B", special_tokens=[(BOS, BOS_ID)]
         )
-    tokenizer: PreTrainedTokenizerBase = PreTrainedTokenizerFast(
+    tokenizer: Tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=backend,
         bos_token=BOS,
         eos_token=EOS,

@@ -1,18 +1,14 @@
 """Displays tokens in a failing example: positions, texts, ids and labels."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from assay_smoke.data.protocols import IGNORED
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+from assay_smoke.data.protocols import IGNORED, Tokenizer
 
 _AROUND = 3
 
 
 def show_tokens(
-    tokenizer: "PreTrainedTokenizerBase",
+    tokenizer: Tokenizer,
     ids: Sequence[int],
     labels: Sequence[int] | None,
     at: int,
@@ -30,14 +26,14 @@ def show_tokens(
     return lines
 
 
-def show_token(tokenizer: "PreTrainedTokenizerBase", id_: int) -> str:
+def show_token(tokenizer: Tokenizer, id_: int) -> str:
     """Show a token's text and id: '<|eos|>' (257)."""
     if not 0 <= id_ < len(tokenizer):
         return f"no token ({id_})"
     return f"{tokenizer.decode([id_], skip_special_tokens=False)!r} ({id_})"
 
 
-def show_row(tokenizer: "PreTrainedTokenizerBase", ids: Sequence[int], most: int = 16) -> str:
+def show_row(tokenizer: Tokenizer, ids: Sequence[int], most: int = 16) -> str:
     """Show the tokens of a row in one line."""
     shown = " ".join(show_token(tokenizer, id_) for id_ in ids[:most])
     rest = len(ids) - most

@@ -1,7 +1,6 @@
 """Judges a run with another split of the same rows: its losses and last checkpoint must be equal."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from decimal import Decimal
 from math import floor, isfinite, log10, sqrt
 
@@ -10,14 +9,7 @@ from assay.dtypes import FORMATS
 from assay.noise import Ratio
 from assay.verdicts import Location, Measurement
 from assay_smoke.external.evidence import Evidence
-from assay_smoke.external.judging.endings import describe_bad_end
-from assay_smoke.external.judging.judged_levels import (
-    JudgedLevel,
-    failed,
-    not_compared,
-    not_run,
-    passed,
-)
+from assay_smoke.external.judging.judged_levels import JudgedLevel
 from assay_smoke.external.running.launch import RunEvidence
 
 # Limit of the ends, in units of sqrt(u), with u the unit roundoff. If rounding decides the sign of an
@@ -40,38 +32,32 @@ _LATER = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _Difference:
-    """The first difference beyond rounding."""
-
-    step: int
-    words: str
-
-
 def judge_equivalent(evidence: Evidence) -> JudgedLevel:
     """Compare the uninterrupted run with the run that splits the same rows another way."""
     one = evidence.equivalent
     if evidence.library.split_otherwise() is None:
-        return not_run(
+        return JudgedLevel.not_run(
             "the launch line has no {batch_size} and {accumulation} to split the rows of a step another"
             " way, and no `equivalent` is declared: it was not checked whether accumulation, reduction"
             " over ranks, clipping and schedule depend on the split",
             unchecked=True,
         )
     if evidence.split_dependence is not None:
-        return not_compared(
+        return JudgedLevel.not_compared(
             f"the checkpoint's configuration has {evidence.split_dependence}, which makes training"
             " depend on the split: train without it, or write equivalent = [] to skip this level"
         )
     if one is None:
-        return not_run(
+        return JudgedLevel.not_run(
             "there is no whole last checkpoint: it was not checked whether training depends on the"
             " split",
             unchecked=True,
         )
     if evidence.apart is None:
-        problem = describe_bad_end(one) or _describe_missing(one, evidence)
-        return not_compared(f"the equivalent launch: {problem} ({_describe_split(evidence)})")
+        problem = one.describe_bad_end() or _describe_missing(one, evidence)
+        return JudgedLevel.not_compared(
+            f"the equivalent launch: {problem} ({_describe_split(evidence)})"
+        )
     return _judge(one, evidence.apart, evidence)
 
 
@@ -95,27 +81,27 @@ def measure_equivalent(evidence: Evidence) -> list[Measurement]:
 def _judge(one: RunEvidence, apart: float, evidence: Evidence) -> JudgedLevel:
     difference = _find_difference(one, apart, evidence, _dtype(evidence))
     if difference is None:
-        return passed(len(one.losses) + 1, apart=apart)
-    reason = f"{difference.words} ({_describe_split(evidence)})"
+        return JudgedLevel.passed(len(one.losses) + 1, apart=apart)
+    step, words = difference
+    reason = f"{words} ({_describe_split(evidence)})"
     spread = evidence.resumption.spread if evidence.resumption is not None else None
     if spread is not None:
         repeated = spread.ends.expected / (spread.moved or 1.0)
         noise = load_limits("training").of("trajectory-error") * repeated
         if noise > _ratio_of_ends(apart, _dtype(evidence)).expected and not apart > noise:
-            return not_compared(
+            return JudgedLevel.not_compared(
                 f"{reason}; but two uninterrupted runs of one seed differ by {repeated:.2g} of that"
                 " change. Do data, their order and all random numbers depend on {seed} alone?"
             )
     undeclared = evidence.library.precision is None
     if undeclared and _find_difference(one, apart, evidence, "bfloat16") is None:
-        return not_compared(
+        return JudgedLevel.not_compared(
             f"{reason}; rounding in bfloat16 would explain it: write `precision`, the narrowest"
             " format in which the library computes"
         )
     # Losses and checkpoints cannot separate gradients from updates, so the reason lists candidates.
-    is_first = difference.step == 1
-    location = Location(phase="forward" if is_first else "optimizer", step=difference.step)
-    return failed(len(one.losses) + 1, reason, location=location)
+    location = Location(phase="forward" if step == 1 else "optimizer", step=step)
+    return JudgedLevel.failed(len(one.losses) + 1, reason, location=location)
 
 
 def _describe_missing(one: RunEvidence, evidence: Evidence) -> str:
@@ -128,8 +114,11 @@ def _describe_missing(one: RunEvidence, evidence: Evidence) -> str:
 
 def _find_difference(
     one: RunEvidence, apart: float, evidence: Evidence, dtype: str
-) -> _Difference | None:
-    """Find the first loss, or else the last checkpoint, that rounding in `dtype` does not explain."""
+) -> tuple[int, str] | None:
+    """Find the first loss, or else the last checkpoint, that rounding in `dtype` does not explain.
+
+    Returns: its step and a description.
+    """
     pairs = zip(evidence.uninterrupted.losses, one.losses, strict=True)
     ratios = _ratios_of_losses(one, evidence, dtype)
     for step, ((expected, actual), ratio) in enumerate(zip(pairs, ratios, strict=True), 1):
@@ -140,7 +129,7 @@ def _find_difference(
                 f" of the rows; {cause}. Relative error {ratio.actual:.2g}, limit"
                 f" {ratio.expected:.2g} from rounding in {dtype}"
             )
-            return _Difference(step, words)
+            return step, words
     ends = _ratio_of_ends(apart, dtype)
     if ends.value <= 1:
         return None
@@ -149,7 +138,7 @@ def _find_difference(
         f" training (85th percentile of tensors; limit {ends.expected:.2g} from rounding in {dtype}):"
         f" {_LATER}"
     )
-    return _Difference(evidence.library.steps, words)
+    return evidence.library.steps, words
 
 
 def _ratios_of_losses(one: RunEvidence, evidence: Evidence, dtype: str) -> list[Ratio]:

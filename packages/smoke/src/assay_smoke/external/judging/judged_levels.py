@@ -1,8 +1,9 @@
 """Judged levels of the verdict on a training library."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
+from assay.comparing.levels import level_of
 from assay.verdicts import Diagnosis, Level, Location, Outcome
 
 
@@ -14,40 +15,35 @@ class JudgedLevel:
     diagnosis: Diagnosis | None = None
     location: Location | None = None
 
-    @property
-    def failed(self) -> bool:
-        """Return whether the level failed."""
-        return self.level.verdict is Outcome.FAIL
+    @classmethod
+    def passed(cls, compared: int, **facts: Any) -> Self:  # noqa: ANN401 - of a level
+        """Return a passed level. Without comparisons, it is not compared."""
+        return cls(level_of(compared, 0, facts))
 
+    @classmethod
+    def failed(
+        cls,
+        compared: int,
+        reason: str,
+        diagnosis: Diagnosis | None = None,
+        location: Location | None = None,
+    ) -> Self:
+        """Return a failed level."""
+        level = Level(verdict=Outcome.FAIL, reason=reason, compared=compared)
+        return cls(level, diagnosis, location)
 
-def passed(compared: int, **facts: Any) -> JudgedLevel:  # noqa: ANN401 - of a level
-    """Return a passed level. Without comparisons, it is not compared."""
-    if not compared:
-        return not_compared("nothing was compared")
-    return JudgedLevel(Level(verdict=Outcome.PASS, compared=compared, **facts))
+    @classmethod
+    def failed_checkpoint(cls, step: int, compared: int, reason: str) -> Self:
+        """Return a level that failed for the checkpoint of `step` or the run that resumed from it."""
+        location = Location(phase="checkpoint", step=step)
+        return cls.failed(compared, reason, "checkpoint-mismatch", location)
 
+    @classmethod
+    def not_compared(cls, reason: str) -> Self:
+        """Return a level that could not be compared."""
+        return cls(Level(verdict=Outcome.NOT_COMPARED, reason=reason))
 
-def failed(
-    compared: int,
-    reason: str,
-    diagnosis: Diagnosis | None = None,
-    location: Location | None = None,
-) -> JudgedLevel:
-    """Return a failed level."""
-    level = Level(verdict=Outcome.FAIL, reason=reason, compared=compared)
-    return JudgedLevel(level, diagnosis, location)
-
-
-def failed_checkpoint(step: int, compared: int, reason: str) -> JudgedLevel:
-    """Return a level that failed for the checkpoint of `step` or for the run that resumed from it."""
-    return failed(compared, reason, "checkpoint-mismatch", Location(phase="checkpoint", step=step))
-
-
-def not_compared(reason: str) -> JudgedLevel:
-    """Return a level that could not be compared."""
-    return JudgedLevel(Level(verdict=Outcome.NOT_COMPARED, reason=reason))
-
-
-def not_run(reason: str, **facts: Any) -> JudgedLevel:  # noqa: ANN401 - of a level
-    """Return a level that was not requested, or that earlier levels left without input."""
-    return JudgedLevel(Level(verdict=None, reason=reason, **facts))
+    @classmethod
+    def not_run(cls, reason: str, **facts: Any) -> Self:  # noqa: ANN401 - of a level
+        """Return a level that was not requested, or that earlier levels left without input."""
+        return cls(Level(verdict=None, reason=reason, **facts))

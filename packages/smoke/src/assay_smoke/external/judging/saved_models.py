@@ -9,13 +9,7 @@ from assay.errors import name_some
 from assay.verdicts import Location
 from assay_smoke.external.checkpoints import SavedModel
 from assay_smoke.external.evidence import Evidence
-from assay_smoke.external.judging.judged_levels import (
-    JudgedLevel,
-    failed,
-    failed_checkpoint,
-    not_run,
-    passed,
-)
+from assay_smoke.external.judging.judged_levels import JudgedLevel
 
 # Zero at the start of every adapter, so that an untrained adapter changes nothing.
 _STARTS_AT_ZERO = "lora_B"
@@ -24,7 +18,7 @@ _STARTS_AT_ZERO = "lora_B"
 def judge_checkpoints(evidence: Evidence) -> JudgedLevel:
     """Judge that all expected checkpoints exist, whole, finite and distinct, and no others."""
     if not evidence.saved:
-        return not_run("the uninterrupted run did not end well")
+        return JudgedLevel.not_run("the uninterrupted run did not end well")
     library, saved = evidence.library, evidence.saved
     compared = sum(len(one.hashes) for one in saved.values())
     if missing := [step for step in library.kept_steps if step not in saved]:
@@ -32,22 +26,22 @@ def judge_checkpoints(evidence: Evidence) -> JudgedLevel:
             f"there is no checkpoint of step {missing[0]}: expected {_steps(library.kept_steps)}, found"
             f" {_steps(saved)}"
         )
-        return failed_checkpoint(missing[0], compared, reason)
+        return JudgedLevel.failed_checkpoint(missing[0], compared, reason)
     for one in saved.values():
         if one.problem is not None or not one.hashes:
             reason = one.problem or "it holds no tensor"
-            return failed_checkpoint(
+            return JudgedLevel.failed_checkpoint(
                 one.step, compared, f"the checkpoint of step {one.step}: {reason}"
             )
         if one.not_finite:
             names = name_some(one.not_finite)
             reason = f"the checkpoint of step {one.step} is not finite: {names}"
             location = Location(phase="checkpoint", step=one.step, parameter=one.not_finite[0])
-            return failed(compared, reason, "non-finite", location)
+            return JudgedLevel.failed(compared, reason, "non-finite", location)
         if emptied := _emptied(one, evidence):
             reason = f"the checkpoint of step {one.step} holds only zeros in {name_some(emptied)}"
             location = Location(phase="checkpoint", step=one.step, parameter=emptied[0])
-            return failed(compared, reason, "checkpoint-mismatch", location)
+            return JudgedLevel.failed(compared, reason, "checkpoint-mismatch", location)
     return _judge_history(evidence, compared)
 
 
@@ -65,7 +59,7 @@ def _judge_history(evidence: Evidence, compared: int) -> JudgedLevel:
             reason = (
                 f"the checkpoint of step {later.step} repeats the tensors of step {earlier.step}"
             )
-            return failed_checkpoint(later.step, compared, reason)
+            return JudgedLevel.failed_checkpoint(later.step, compared, reason)
     if too_many := [step for step in saved if step not in library.kept_steps]:
         reason = f"there is an unexpected checkpoint of step {too_many[0]}"
         if set(too_many) <= set(library.saved_steps):
@@ -73,18 +67,20 @@ def _judge_history(evidence: Evidence, compared: int) -> JudgedLevel:
                 f"{len(saved)} checkpoints are kept instead of {len(library.kept_steps)}: step"
                 f" {too_many[0]} still has one"
             )
-        return failed_checkpoint(too_many[0], compared, reason)
+        return JudgedLevel.failed_checkpoint(too_many[0], compared, reason)
     if evidence.changed_files:
         names = name_some(evidence.changed_files)
-        return failed_checkpoint(0, compared, f"files in the folder of {{model}} changed: {names}")
-    return passed(compared, steps=list(saved))
+        return JudgedLevel.failed_checkpoint(
+            0, compared, f"files in the folder of {{model}} changed: {names}"
+        )
+    return JudgedLevel.passed(compared, steps=list(saved))
 
 
 def judge_updates(evidence: Evidence) -> JudgedLevel:
     """Judge that trainable parameters changed and frozen ones did not."""
     last = evidence.saved.get(evidence.library.steps)
     if last is None or not last.hashes:
-        return not_run("there is no whole last checkpoint", unchecked=True)
+        return JudgedLevel.not_run("there is no whole last checkpoint", unchecked=True)
     if evidence.library.checkpoints.kind == "adapter":
         return _judge_adapter(evidence)
     named = {
@@ -92,7 +88,9 @@ def judge_updates(evidence: Evidence) -> JudgedLevel:
         for pattern in evidence.library.frozen
     }
     if unused := [pattern for pattern, names in named.items() if not names]:
-        return failed(0, f"`frozen`: no parameter is called {unused[0]!r}", "frozen-parameters")
+        return JudgedLevel.failed(
+            0, f"`frozen`: no parameter is called {unused[0]!r}", "frozen-parameters"
+        )
     return _judge_movement(evidence, last, set().union(*named.values()))
 
 
@@ -102,7 +100,7 @@ def _judge_movement(evidence: Evidence, last: SavedModel, frozen: set[str]) -> J
     if last.hashes.keys() != start.keys():
         names = name_some(sorted(last.hashes.keys() ^ start.keys()))
         reason = f"parameters differ from the model's: {names}"
-        return failed(compared, reason, "weight-mismatch")
+        return JudgedLevel.failed(compared, reason, "weight-mismatch")
     moved = {name for name in last.hashes if last.hashes[name] != start[name]}
     still = sorted(last.hashes.keys() - frozen - moved)
     if still:
@@ -111,7 +109,7 @@ def _judge_movement(evidence: Evidence, last: SavedModel, frozen: set[str]) -> J
     if wrong := sorted(frozen & moved):
         reason = f"{len(wrong)} of {len(frozen)} frozen tensors moved"
         return _failed_update(evidence, compared, reason, wrong, "optimizer-update")
-    return passed(compared, frozen=len(frozen))
+    return JudgedLevel.passed(compared, frozen=len(frozen))
 
 
 def _judge_adapter(evidence: Evidence) -> JudgedLevel:
@@ -124,7 +122,7 @@ def _judge_adapter(evidence: Evidence) -> JudgedLevel:
     if still:
         reason = f"{len(still)} of {compared} tensors of the adapter never moved"
         return _failed_update(evidence, compared, reason, still, "frozen-parameters")
-    return passed(compared)
+    return JudgedLevel.passed(compared)
 
 
 def _failed_update(
@@ -135,7 +133,7 @@ def _failed_update(
     diagnosis: Literal["frozen-parameters", "optimizer-update", "adapter-mismatch"],
 ) -> JudgedLevel:
     location = Location(phase="optimizer", step=evidence.library.steps, parameter=names[0])
-    return failed(compared, f"{reason}: {name_some(names)}", diagnosis, location)
+    return JudgedLevel.failed(compared, f"{reason}: {name_some(names)}", diagnosis, location)
 
 
 def _steps(steps: Iterable[int]) -> str:

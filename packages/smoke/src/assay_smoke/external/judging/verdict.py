@@ -5,24 +5,18 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from assay.comparing.levels import outcome_of_levels
-from assay.verdicts import Level, Location, Measurement, Verdict
+from assay.verdicts import Level, Location, Measurement, Outcome, Verdict
 from assay_smoke import COMPARED_UNIT
 from assay_smoke.external.evidence import Evidence
-from assay_smoke.external.judging.endings import describe_bad_end, is_out_of_disk, steps_made
 from assay_smoke.external.judging.equivalent_run import judge_equivalent, measure_equivalent
-from assay_smoke.external.judging.judged_levels import (
-    JudgedLevel,
-    failed,
-    not_compared,
-    not_run,
-    passed,
-)
+from assay_smoke.external.judging.judged_levels import JudgedLevel
 from assay_smoke.external.judging.resumptions import (
     judge_interruption,
     judge_resumption,
     measure_resumption,
 )
 from assay_smoke.external.judging.saved_models import judge_checkpoints, judge_updates
+from assay_smoke.machine.failures import FULL_DISK
 from assay_smoke.machine.memory import MemoryUse
 
 # Half a unit of the fourth significant digit. Libraries, such as transformers, log at least four.
@@ -48,7 +42,7 @@ def judge(evidence: Evidence, toml: Path) -> tuple[Verdict, list[Measurement]]:
     }
     judged = {name: judge_level(evidence) for name, judge_level in judges.items()}
     levels = {name: one.level for name, one in judged.items()}
-    cause = next((one for one in judged.values() if one.failed), None)
+    cause = next((one for one in judged.values() if one.level.verdict is Outcome.FAIL), None)
     library = evidence.library
     measurements = measure_resumption(evidence) + measure_equivalent(evidence)
     ratios = [row for row in measurements if row.statistic != "exact"]
@@ -81,11 +75,15 @@ def _judge_runs(evidence: Evidence) -> JudgedLevel:
     """Judge that runs from the start ended in time with exit code 0."""
     from_start = [run for run in (evidence.uninterrupted, evidence.repeated) if run is not None]
     for run in from_start:
-        reason = describe_bad_end(run)
+        reason = run.describe_bad_end()
         if reason is not None:
-            at = Location(phase="checkpoint", step=steps_made(run))
-            return failed(len(from_start), reason, location=at if is_out_of_disk(reason) else None)
-    return passed(len(from_start), seconds={run.launch.name: run.seconds for run in evidence.runs})
+            at = Location(phase="checkpoint", step=run.steps_made)
+            return JudgedLevel.failed(
+                len(from_start), reason, location=at if reason.startswith(FULL_DISK) else None
+            )
+    return JudgedLevel.passed(
+        len(from_start), seconds={run.launch.name: run.seconds for run in evidence.runs}
+    )
 
 
 def _judge_losses(evidence: Evidence) -> JudgedLevel:
@@ -96,7 +94,7 @@ def _judge_losses(evidence: Evidence) -> JudgedLevel:
         for number, loss in enumerate(run.losses, first + 1):
             if not math.isfinite(loss.value):
                 reason = f"the loss of step {number} of the {name} run is {loss.value}"
-                return failed(
+                return JudgedLevel.failed(
                     compared, reason, "non-finite", Location(phase="forward", step=number)
                 )
         logged = [loss.step for loss in run.losses if loss.step is not None]
@@ -107,27 +105,29 @@ def _judge_losses(evidence: Evidence) -> JudgedLevel:
                 (None, None),
             )
             reason = f"the {name} run logs step {wrong[0]} where {wrong[1]} is expected"
-            return failed(compared, reason)
+            return JudgedLevel.failed(compared, reason)
         is_whole = run is not evidence.interrupted and not run.exit_code and run.hung_in is None
         num_expected = evidence.library.steps - first
         if is_whole and len(run.losses) != num_expected:
             reason = f"the {name} run logs {len(run.losses)} losses for {num_expected} steps"
-            return failed(compared, reason)
-    return passed(compared) if compared else not_run("no run logged a loss")
+            return JudgedLevel.failed(compared, reason)
+    return JudgedLevel.passed(compared) if compared else JudgedLevel.not_run("no run logged a loss")
 
 
 def _judge_learning_rates(evidence: Evidence) -> JudgedLevel:
     """Judge that every step has the learning rate of the declared schedule."""
     expected = evidence.library.learning_rates
     if expected is None:
-        return not_run("no `learning_rates` are given")
+        return JudgedLevel.not_run("no `learning_rates` are given")
     compared = 0
     for run in evidence.runs:
         for step, loss in enumerate(run.losses, run.launch.first_step + 1):
             if step > len(expected):
                 break
             if loss.learning_rate is None:
-                return not_compared(f"the {run.launch.name} run logs no rate in step {step}")
+                return JudgedLevel.not_compared(
+                    f"the {run.launch.name} run logs no rate in step {step}"
+                )
             compared += 1
             due = expected[step - 1]
             if not abs(loss.learning_rate - due) <= _LOGGED_RATE * abs(due):
@@ -137,8 +137,8 @@ def _judge_learning_rates(evidence: Evidence) -> JudgedLevel:
                     " step, not per micro-batch, and must be restored at a resume)"
                 )
                 location = Location(phase="optimizer", step=step)
-                return failed(compared, reason, "optimizer-update", location)
-    return passed(compared)
+                return JudgedLevel.failed(compared, reason, "optimizer-update", location)
+    return JudgedLevel.passed(compared)
 
 
 def _first_number(evidence: Evidence) -> int:
@@ -153,8 +153,12 @@ def _judge_leftovers(evidence: Evidence) -> JudgedLevel:
     for run in runs:
         if run.leftovers:
             things = "; ".join(map(str, run.leftovers))
-            return failed(len(runs), f"the {run.launch.name} run left behind {things}")
-    return passed(len(runs)) if runs else not_run("the run was ended while it hung")
+            return JudgedLevel.failed(len(runs), f"the {run.launch.name} run left behind {things}")
+    return (
+        JudgedLevel.passed(len(runs))
+        if runs
+        else JudgedLevel.not_run("the run was ended while it hung")
+    )
 
 
 def _judge_memory(evidence: Evidence) -> JudgedLevel:
@@ -163,12 +167,14 @@ def _judge_memory(evidence: Evidence) -> JudgedLevel:
     for run in runs:
         if run.on_device is not None and not run.on_device.is_back(_DEVICE_SLACK_BYTES):
             reason = f"device memory of the {run.launch.name} run: {run.on_device}"
-            return failed(len(runs), reason)
+            return JudgedLevel.failed(len(runs), reason)
     host_peak = _peak(run.host for run in runs)
     on_device = [run.on_device for run in runs if run.on_device is not None]
     if not on_device:
-        return not_run("no device memory was used", host_peak_bytes=host_peak)
-    return passed(len(on_device), host_peak_bytes=host_peak, device_peak_bytes=_peak(on_device))
+        return JudgedLevel.not_run("no device memory was used", host_peak_bytes=host_peak)
+    return JudgedLevel.passed(
+        len(on_device), host_peak_bytes=host_peak, device_peak_bytes=_peak(on_device)
+    )
 
 
 def _peak(uses: Iterable[MemoryUse]) -> int:

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Literal
 
 from assay.devices.base import Device
-from assay.errors import MachineError
+from assay.errors import MachineError, exit_in_words
 from assay.files import UnreadableFileError, write_whole
 from assay_smoke.cases.timeline import CyclePhase, PhaseTime
 from assay_smoke.external.library import ExternalLibrary, fill
 from assay_smoke.external.running.losses import LoggedLoss
+from assay_smoke.machine.failures import FULL_DISK
 from assay_smoke.machine.leftovers import Leftover, free_port, ports_taken
 from assay_smoke.machine.memory import MemoryUse
 
@@ -38,13 +39,13 @@ class Launch:
     model: Path
     folder: Path
     working_folder: Path
+    device: Device | None = None
     resume_from: Path | None = None
     """Checkpoint to resume from."""
     first_step: int = 0
     """Number of steps made before."""
     sigterm_after: int | None = None
     """Number of logged losses after which the process gets SIGTERM; None for never."""
-    device: Device | None = None
 
     @property
     def log(self) -> Path:
@@ -115,6 +116,34 @@ class RunEvidence:
         return {
             phase: end - begin for (phase, end), begin in zip(ends.items(), begins, strict=False)
         }
+
+    @property
+    def steps_made(self) -> int:
+        """Return the number of steps made, including those before a resume."""
+        return self.launch.first_step + len(self.losses)
+
+    def describe_bad_end(self) -> str | None:
+        """Describe a bad end and its place, or return None for a good end. A full disk comes first."""
+        name, library = self.launch.name, self.launch.library
+        where = f"after step {self.steps_made} of {library.steps}"
+        if not self.losses:
+            where = "before its first loss"
+        if self.hung_in is not None:
+            tears_down = self.hung_in == "tear-down"
+            limit = library.end_limit_seconds if tears_down else library.time_limit_seconds
+            return (
+                f"the {name} run hung in {self.hung_in}, {where}: over {limit:g} s"
+                f"{self.describe_waits()}"
+            )
+        if not self.exit_code:
+            return None
+        reason = f"the {name} run {exit_in_words(self.exit_code)} {where}; {self.last_line}"
+        full = next((words for words in FULL_DISK if words in self.last_lines), None)
+        return reason if full is None else f"{full}: {reason}"
+
+    def describe_waits(self) -> str:
+        """Describe where the processes of a hung run were, each after a semicolon."""
+        return "".join(f"; {place}" for place in self.waits)
 
     @property
     def log_lines(self) -> list[str]:

@@ -1,11 +1,17 @@
-"""Runs a training library from its launch line to the end of its last process."""
+"""Runs a training library from its launch line to the end of its last process.
+
+An aborted Python process prints its stacks if PYTHONFAULTHANDLER was set at its start. For other
+processes, the kernel names the function in which they sleep.
+"""
 
 import os
 import re
+import resource
 import signal
 import subprocess
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO, cast
@@ -13,10 +19,10 @@ from typing import IO, cast
 import psutil
 
 from assay.errors import AssayError, MachineError
+from assay.launch.failures.stacks import describe_place, read_stack
 from assay.runs import Progress, Task
 from assay.watchdog import temporary_folder, watched
 from assay_smoke.external.library import fill
-from assay_smoke.external.running import stacks
 from assay_smoke.external.running.launch import Launch, Phase, RunEvidence, search_path
 from assay_smoke.external.running.losses import LossReader
 from assay_smoke.machine.leftovers import (
@@ -24,13 +30,16 @@ from assay_smoke.machine.leftovers import (
     find_leftovers,
 )
 from assay_smoke.machine.memory import MemoryWatch
-from assay_smoke.machine.process_tree import ProcessTree
+from assay_smoke.machine.process_tree import ProcessTree, describe
 
 _POLL_SECONDS = 0.02
 _CHUNK_BYTES = _LONGEST_LINE_BYTES = 1 << 16
 _LINE_END = re.compile(rb"[\r\n]")
 # Time to read the rest of the pipe after the launched process has ended.
 _DRAIN_SECONDS = 2.0
+_ABORT_SECONDS = 3.0
+_STACK_POLL_SECONDS = 0.05
+_CURRENT_THREAD = re.compile(r"^Current thread (0x[0-9a-f]+)", re.MULTILINE)
 
 
 def run(launch: Launch, progress: Progress) -> RunEvidence:
@@ -79,7 +88,8 @@ class _Running:
             **os.environ,
             "PATH": search_path(),
             "PYTHONUNBUFFERED": "1",
-            **stacks.ENVIRONMENT,
+            # Makes Python print the stacks of its threads on SIGABRT.
+            "PYTHONFAULTHANDLER": "1",
             **launch.library.environment,
             **tree.environment,
             "TMPDIR": str(temporary),
@@ -99,7 +109,7 @@ class _Running:
                 with watched("group", process.pid), self._display:
                     self._watch(process)
                     if self._evidence.hung_in is not None:
-                        waits = stacks.abort_with_stacks(self._tree.living(), launch.log)
+                        waits = _abort_with_stacks(self._tree.living(), launch.log)
                         self._evidence.waits = waits
                         self._tree.kill()
             except BaseException:
@@ -224,3 +234,52 @@ class _PhaseDisplay:
 
     def _end(self) -> None:
         self._stack.close()
+
+
+def _abort_with_stacks(processes: Sequence[psutil.Process], log: Path) -> list[str]:
+    """Abort each process and describe where it was. The first may be the launcher of the others.
+
+    log: file with the standard error of all.
+    """
+    return [_abort(process, log) for process in processes]
+
+
+def _abort(process: psutil.Process, log: Path) -> str:
+    name = describe(process)
+    asleep = _kernel_function(process)
+    begin = log.stat().st_size
+    with suppress(psutil.Error, OSError, ValueError):
+        resource.prlimit(process.pid, resource.RLIMIT_CORE, (0, 0))  # no core file
+    with suppress(psutil.NoSuchProcess):
+        process.send_signal(signal.SIGABRT)
+    deadline = time.monotonic() + _ABORT_SECONDS
+    place = ""
+    while time.monotonic() < deadline and not place:
+        time.sleep(_STACK_POLL_SECONDS)
+        place = _place(_text_after(log, begin))
+        if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
+            time.sleep(2 * _STACK_POLL_SECONDS)  # its last output may not be in the log yet
+            place = place or _place(_text_after(log, begin))
+            break
+    if place:
+        return f"{name} was at {place}"
+    return f"{name} was in the kernel's {asleep}" if asleep else name
+
+
+def _place(text: str) -> str:
+    current = _CURRENT_THREAD.search(text)
+    return describe_place(read_stack(f"{current[1]}\n{text}")) if current else ""
+
+
+def _text_after(log: Path, begin: int) -> str:
+    with log.open("rb") as file:
+        file.seek(begin)
+        return file.read().decode(errors="replace")
+
+
+def _kernel_function(process: psutil.Process) -> str:
+    """Return the kernel function in which a process sleeps, or an empty string."""
+    with suppress(OSError):
+        function = Path(f"/proc/{process.pid}/wchan").read_text(encoding="utf-8").strip()
+        return "" if function == "0" else function
+    return ""

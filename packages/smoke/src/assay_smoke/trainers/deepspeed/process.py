@@ -46,7 +46,12 @@ def deepspeed_process(torch_device: str) -> Iterator[None]:
         # Its compilation takes a minute, and only inference on the host calls it.
         stack.enter_context(mock.patch("deepspeed.comm.torch.build_shm_op", return_value=None))
         if kind == "cpu":
-            stack.enter_context(_float16_on_host())
+            # Without AVX-512, float16 is slow but correct.
+            from deepspeed.accelerator import get_accelerator
+
+            accelerator: Any = get_accelerator()
+            is_supported = mock.patch.object(accelerator, "is_fp16_supported", return_value=True)
+            stack.enter_context(is_supported)
         yield
 
 
@@ -69,13 +74,3 @@ def _forget_groups() -> None:
 
     deepspeed.comm.comm.cdb = None
     groups._WORLD_GROUP = None  # noqa: SLF001
-
-
-@contextmanager
-def _float16_on_host() -> Iterator[None]:
-    """Allow float16 on the host within the block. Without AVX-512 it is slow but correct."""
-    from deepspeed.accelerator import get_accelerator
-
-    accelerator: Any = get_accelerator()
-    with mock.patch.object(accelerator, "is_fp16_supported", return_value=True):
-        yield

@@ -31,11 +31,9 @@ from assay.training.protocol import (
 from assay.training.trainers.reference import ReferenceTrainer
 from assay_smoke.trainers.deepspeed.compiling import ROUNDING_OF_BETAS, cpu_adam
 from assay_smoke.trainers.deepspeed.configuration import deepspeed_config
-from assay_smoke.trainers.deepspeed.optimizer import PartitionedOptimizer
-from assay_smoke.trainers.deepspeed.partitions import partitions_of
-from assay_smoke.trainers.deepspeed.paused_call import PausedCall
+from assay_smoke.trainers.deepspeed.partitions import PartitionedOptimizer, partitions_of
 from assay_smoke.trainers.deepspeed.process import deepspeed_process, require_deepspeed
-from assay_smoke.trainers.deepspeed.shown_gradients import ShownGradients
+from assay_smoke.trainers.deepspeed.visible_steps import PausedCall, ShownGradients
 
 # The stage of ZeRO from which on ranks divide parameters.
 _DIVIDED_PARAMETERS = 3

@@ -1,15 +1,14 @@
 """The tables of docs/smoke.md, generated from axes and rules.
 
-Write them by `python -m assay_smoke.matrix.tables docs/smoke.md`. A test compares them.
+Write them by `python packages/smoke/tests/documented_tables.py docs/smoke.md`. A test compares them.
 """
 
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from assay_smoke.matrix.axes import AXES
-from assay_smoke.matrix.rules import RULES, Rule
-from assay_smoke.matrix.vendors import rules_of_vendor, vendor_names
+from assay_smoke.matrix.cases import AXES
+from assay_smoke.matrix.rules import RULES, Rule, rules_of_vendor, vendor_names
 
 
 def document_tables() -> dict[str, str]:

@@ -9,10 +9,9 @@ from assay.runs import SilentProgress
 from assay.runs.results import write_results
 from assay.verdicts import Level, Outcome, Verdict
 from assay_smoke.cases.timeline import PhaseTime
-from assay_smoke.session import retries
+from assay_smoke.session import items
 from assay_smoke.session.items import SessionItem
-from assay_smoke.session.page import write_page
-from assay_smoke.session.results import CaseResult, SessionReport, phases_of
+from assay_smoke.session.results import CaseResult, SessionReport, phases_of, write_page
 
 ITEM = SessionItem(name="fsdp-2", command="assay smoke run fsdp-2")
 
@@ -32,8 +31,8 @@ def _try_with(
         level = Level(verdict=outcome, reason=end, compared=1)
         return write_results(Verdict(verdict=outcome, levels={"run": level}), [], at)
 
-    monkeypatch.setattr(retries, "run_item", run)
-    result = retries.run_with_retry(ITEM, folder, SilentProgress())
+    monkeypatch.setattr(items, "run_item", run)
+    result = items.run_with_retry(ITEM, folder, SilentProgress())
     assert not left
     return result
 

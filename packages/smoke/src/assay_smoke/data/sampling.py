@@ -5,17 +5,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from math import prod
 
-from assay_smoke.data.checked_code import DeclinedError, Subject
-from assay_smoke.data.order.recording import Epoch, describe_case, record_run, show_epoch
-from assay_smoke.data.order.resuming import judge_resumes
 from assay_smoke.data.properties import (
+    DeclinedError,
     PropertyLog,
+    Subject,
     SubjectReport,
     Violation,
     first_violation,
     list_numbers,
 )
 from assay_smoke.data.protocols import LoaderPlan, OpenRun
+from assay_smoke.data.resuming import Epoch, describe_case, judge_resumes, record_run, show_epoch
 
 EQUAL_STEPS = "every rank makes the same number of steps"
 BATCH_SIZE = "no batch is larger than asked for"

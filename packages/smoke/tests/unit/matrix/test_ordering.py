@@ -1,7 +1,6 @@
-from assay_smoke.matrix.axes import values_of
-from assay_smoke.matrix.cases import Case, case_of
-from assay_smoke.matrix.choosing.ordering import order_by_value
-from assay_smoke.matrix.search import pairs_of
+from assay_smoke.matrix.cases import Case, case_of, values_of
+from assay_smoke.matrix.coverage import pairs_of
+from assay_smoke.matrix.ordering import order_by_value
 
 NAMES = ("one-process-1", "ddp-2", "ddp-2-lora", "ddp-4-lora", "zero3-4-mixtral-offload-sigterm")
 

@@ -1,7 +1,7 @@
 import pytest
 
 from assay.errors import UsageError
-from assay_smoke.matrix.choosing.expressions import compile_expression
+from assay_smoke.matrix.expressions import compile_expression
 
 IDS = ("fsdp-2-lora", "fsdp-4-offload", "ddp-2", "zero1-2-lora-offload")
 

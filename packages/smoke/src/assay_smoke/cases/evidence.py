@@ -1,6 +1,6 @@
 """The answers of the worlds of a case, for its judges."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from assay.comparing.limits import Limits
@@ -17,21 +17,21 @@ from assay_smoke.cases.requests import (
 from assay_smoke.machine.leftovers import Leftover
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class CaseEvidence:
     """The answers of every world by rank, empty for a world that did not run, and their reference."""
 
     request: CaseRequest
-    trained: list[TrainAnswer]
-    terminated: list[TerminateAnswer]
-    resumed: list[ResumeAnswer]
-    restarted: list[StepRecord]
-    read: ReadAnswer | None
     dtype: str
     """Dtype of the judged run."""
     reference: ReferenceAnswer
-    left_behind: list[Leftover]
     limits: Limits
+    trained: list[TrainAnswer] = field(default_factory=list)
+    terminated: list[TerminateAnswer] = field(default_factory=list)
+    resumed: list[ResumeAnswer] = field(default_factory=list)
+    restarted: list[StepRecord] = field(default_factory=list)
+    read: ReadAnswer | None = None
+    left_behind: list[Leftover] = field(default_factory=list)
 
     @cached_property
     def free(self) -> FreeEvidence:
@@ -66,8 +66,7 @@ class CaseEvidence:
             )
             for one, other in zip(self.trained, self.resumed, strict=True)
         ]
-        free = self.free
-        return FreeEvidence(free.options, free.dtype, free.reference, reports, free.limits)
+        return replace(self.free, reports=reports)
 
 
 def _different(expected: dict[str, str], actual: dict[str, str]) -> list[str]:

@@ -3,8 +3,13 @@
 import pytest
 
 from assay.verdicts import Outcome
-from assay_smoke.session.page import describe_extent, describe_outcomes, format_duration
-from assay_smoke.session.results import CaseResult, SessionReport
+from assay_smoke.session.results import (
+    CaseResult,
+    SessionReport,
+    describe_extent,
+    describe_outcomes,
+    format_duration,
+)
 
 
 def _report(*cases: CaseResult, pairs: tuple[int, int]) -> SessionReport:

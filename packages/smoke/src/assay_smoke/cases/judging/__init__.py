@@ -1,1 +1,0 @@
-"""Judges the answers of a case's worlds, level by level."""

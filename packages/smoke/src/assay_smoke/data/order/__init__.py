@@ -1,1 +1,0 @@
-"""Checks of the sample order of each rank, also after a resume."""

@@ -1,1 +1,0 @@
-"""Selects and orders the cases of a plan."""
