@@ -8,14 +8,14 @@ from assay.files import content_digest, file_digest, read_sealed_json, refuse_li
 from assay.models.folders import local_folder
 from assay.models.remote_code import RemoteCode
 from assay.models.sources import ModelSource, resolve_model
-from assay.runs import Progress, run_process
+from assay.runs import Progress, Work, ask
 from assay.watchdog import temporary_folder
 from assay_bench.battery.suites import TaskSuite
 from assay_bench.evaluating.command_line import Backend, run_command_line
 from assay_bench.evaluating.requests import DONE_FILE, EvaluationRequest, task_folder
 from assay_bench.evaluations.reading import newest_results, write_manifest
 
-WORKER = "assay_bench.evaluating.worker"
+_WORK: Work[EvaluationRequest, None] = Work("assay_bench.evaluating.worker:evaluate")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +64,9 @@ def evaluate(options: EvaluationOptions, folder: Path, progress: Progress) -> Pa
             environment = {"HF_DATASETS_CACHE": str(cache), "TQDM_DISABLE": "1"}
             if source.kind != "hub" and _are_local(remaining):
                 environment["HF_HUB_OFFLINE"] = "1"
-            run_process(
-                WORKER,
-                request.model_copy(update={"tasks": remaining}).model_dump(),
+            ask(
+                _WORK,
+                request.model_copy(update={"tasks": remaining}),
                 folder,
                 name="evaluation",
                 progress=progress,

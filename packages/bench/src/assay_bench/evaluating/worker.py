@@ -21,7 +21,6 @@ from assay.models.size_policy import choose_threads
 from assay.plugins import load_object
 from assay.progress import subtask
 from assay.runs import Progress
-from assay.runs.worker import serve
 from assay_bench.battery.task_files import load_task, make_task_error
 from assay_bench.evaluating.requests import DONE_FILE, EvaluationRequest, task_folder
 
@@ -31,9 +30,8 @@ if TYPE_CHECKING:
     from assay.devices.base import Device
 
 
-def work(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
-    """Answer an EvaluationRequest and write results and samples of every task."""
-    options = EvaluationRequest.model_validate(request)
+def evaluate(options: EvaluationRequest, progress: Progress) -> None:
+    """Write results and samples of every task."""
     progress.number_phases(3)
     with progress.step("loads lm-eval"):
         import lm_eval
@@ -71,7 +69,6 @@ def work(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
             with subtask(task):
                 _run_task(task, options, language_model, device, facts)
             bar.advance()
-    return {"facts": facts}
 
 
 def _run_task(
@@ -126,7 +123,3 @@ def _one_line_errors(task: str) -> Iterator[None]:
             " run it once on a machine with network access and an HF_HOME that this machine shares, or"
             " use --suite offline",
         ) from None
-
-
-if __name__ == "__main__":
-    serve(work)

@@ -1,11 +1,11 @@
 """The judgement of a candidate on several ranks: each rank is judged, the worst decides."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from assay.errors import name_some
 from assay.generate.judging.verdict import Judgement
+from assay.generate.processes.requests import CandidateReport
 from assay.verdicts import Outcome
 
 _SEVERITY = (Outcome.PASS, Outcome.NOT_COMPARED, Outcome.FAIL)
@@ -14,13 +14,13 @@ _SEVERITY = (Outcome.PASS, Outcome.NOT_COMPARED, Outcome.FAIL)
 _WEIGHT_FACTS = ("weights_different", "untied")
 
 
-def merge_weight_facts(reports: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def merge_weight_facts(reports: Sequence[CandidateReport]) -> list[CandidateReport]:
     """Give each report the weight facts of all ranks."""
     merged = {
-        name: sorted({fact for report in reports for fact in report[name]})
+        name: sorted({fact for report in reports for fact in getattr(report, name)})
         for name in _WEIGHT_FACTS
     }
-    return [dict(report) | merged for report in reports]
+    return [report.model_copy(update=merged) for report in reports]
 
 
 def worst_of_ranks(judgements: Sequence[Judgement]) -> Judgement:

@@ -66,6 +66,11 @@ _NAMES_SHOWN = 200
 _NUM_PHASES = {"tokens": 5, "logits": 7, "modules": 8}
 
 
+def import_setup(setup: str, _progress: Progress) -> None:
+    """Import a setup function, so that a typo costs no reference run."""
+    load_object(setup)
+
+
 def load_candidate(request: CandidateRequest, golden: GoldenManifest) -> Side:
     """Load, set up and compile the candidate's model in one process."""
     options = CandidateOptions.parse(request.options)
