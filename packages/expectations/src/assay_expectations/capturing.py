@@ -30,6 +30,12 @@ from assay_expectations.records import (
 
 _WORKER = "assay_expectations.processes.worker"
 _CAPTURE: Work[SignatureRequest, Captured] = Work(f"{_WORKER}:capture")
+# The fork server imports these once for all captures.
+PRELOAD = (
+    "transformers.models.auto.modeling_auto",
+    "transformers.models.llama.modeling_llama",  # shared by most decoders
+    _WORKER,
+)
 OBSERVE: Work[VerifyRequest, AllSeen] = Work(f"{_WORKER}:observe_all")
 
 CONTAINER = "ASSAY_CONTAINER"
@@ -110,7 +116,9 @@ def _refuse_hidden_change(expectation: Expectation, path: Path, reason: str | No
 def _capture_first(options: CaptureOptions, folder: Path, progress: Progress) -> Captured:
     folder.mkdir()
     request = SignatureRequest(model=options.model, run=options.run)
-    return ask(_CAPTURE, request, folder, name="capture 1", progress=progress).result
+    return ask(
+        _CAPTURE, request, folder, name="capture 1", progress=progress, preload=PRELOAD
+    ).result
 
 
 def _expectation_from_first(options: CaptureOptions, captured: Captured) -> Expectation:
@@ -147,7 +155,9 @@ def _observe_again(
     """Observe the model in another process, on the inputs of `expectation`."""
     file = write_expectation(expectation, folder / "expectation.json")
     request = VerifyRequest(files=[str(file)], run=run)
-    answer = ask(OBSERVE, request, folder, name=f"capture {folder.name}", progress=progress)
+    answer = ask(
+        OBSERVE, request, folder, name=f"capture {folder.name}", progress=progress, preload=PRELOAD
+    )
     (seen,) = answer.result.seen
     if seen.observed is None:
         problem = seen.problem or "; ".join(seen.stale)

@@ -1,6 +1,5 @@
 """Groups of processes: a leader that the fork server forks, and the processes that it forks."""
 
-import os
 import signal
 import subprocess
 import time
@@ -10,7 +9,7 @@ from contextlib import contextmanager, suppress
 from assay.errors import MachineError
 from assay.runs.processes.fork_server_client import FORK_SERVER
 from assay.runs.processes.pipes import LinePipe, Pipe, opened
-from assay.watchdog import GRACE_SECONDS, watched
+from assay.watchdog import GRACE_SECONDS, signal_group, watched
 
 Body = tuple[str, Sequence[str]]
 """MODULE:FUNCTION to call in each process, and its first arguments. It also gets the number of the
@@ -120,12 +119,6 @@ def interrupt_all() -> None:
     """Send SIGTERM to all groups that this process started and still waits for."""
     for group_id in tuple(_running):
         signal_group(group_id, signal.SIGTERM)
-
-
-def signal_group(group_id: int, number: signal.Signals) -> None:
-    """Send a signal to a process group, if it exists."""
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(group_id, number)
 
 
 def end_command(process: "subprocess.Popen[bytes]") -> None:
