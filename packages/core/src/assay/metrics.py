@@ -40,7 +40,7 @@ NUM_BINS = len(BIN_EDGES) + 1
 # the next edge suffice. A search takes four times as long.
 _CELLS_PER_UNIT = 16
 _REACH = 9.0
-# Not by torch.bucketize: `assay.runs.forking` imports this file before it forks, and the child of a
+# Not by torch.bucketize: the fork server imports this file before it forks, and the child of a
 # process with OpenMP threads waits for them forever.
 _FIRST_BIN = torch.tensor(
     [

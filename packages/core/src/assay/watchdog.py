@@ -139,6 +139,12 @@ def temporary_folder(prefix: str) -> Iterator[Path]:
         yield Path(made)
 
 
+def signal_group(group_id: int, number: signal.Signals) -> None:
+    """Send a signal to a process group, if it exists."""
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(group_id, number)
+
+
 def _serve() -> None:
     """Read lines of `Watchdog` until its process is gone, then clean up."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

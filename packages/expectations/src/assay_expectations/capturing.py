@@ -8,7 +8,7 @@ from assay.devices.run_string import parse_run
 from assay.errors import MachineError, UsageError
 from assay.files import UnreadableFileError
 from assay.models.sources import resolve_model
-from assay.runs import Progress, provenance, run_process
+from assay.runs import Progress, Work, ask, provenance
 from assay.watchdog import temporary_folder
 from assay_expectations.judging.changes import find_change
 from assay_expectations.judging.numbers import LIMITS, judge_by, judge_numbers, limits_origin
@@ -28,7 +28,15 @@ from assay_expectations.requests import (
     VerifyRequest,
 )
 
-WORKER = "assay_expectations.worker"
+_WORKER = "assay_expectations.worker"
+_CAPTURE: Work[SignatureRequest, Captured] = Work(f"{_WORKER}:capture")
+# The fork server imports these once for all captures.
+PRELOAD = (
+    "transformers.models.auto.modeling_auto",
+    "transformers.models.llama.modeling_llama",  # shared by most decoders
+    _WORKER,
+)
+OBSERVE: Work[VerifyRequest, AllSeen] = Work(f"{_WORKER}:observe_all")
 
 CONTAINER = "ASSAY_CONTAINER"
 
@@ -106,10 +114,11 @@ def _refuse_hidden_change(expectation: Expectation, path: Path, reason: str | No
 
 
 def _capture_first(options: CaptureOptions, folder: Path, progress: Progress) -> Captured:
-    request = SignatureRequest(model=options.model, run=options.run).model_dump()
     folder.mkdir()
-    answer = run_process(WORKER, {"capture": request}, folder, name="capture 1", progress=progress)
-    return Captured.model_validate(answer.result)
+    request = SignatureRequest(model=options.model, run=options.run)
+    return ask(
+        _CAPTURE, request, folder, name="capture 1", progress=progress, preload=PRELOAD
+    ).result
 
 
 def _expectation_from_first(options: CaptureOptions, captured: Captured) -> Expectation:
@@ -145,11 +154,11 @@ def _observe_again(
 ) -> Observed:
     """Observe the model in another process, on the inputs of `expectation`."""
     file = write_expectation(expectation, folder / "expectation.json")
-    request = VerifyRequest(files=[str(file)], run=run).model_dump()
-    answer = run_process(
-        WORKER, {"verify": request}, folder, name=f"capture {folder.name}", progress=progress
+    request = VerifyRequest(files=[str(file)], run=run)
+    answer = ask(
+        OBSERVE, request, folder, name=f"capture {folder.name}", progress=progress, preload=PRELOAD
     )
-    (seen,) = AllSeen.model_validate(answer.result).seen
+    (seen,) = answer.result.seen
     if seen.observed is None:
         problem = seen.problem or "; ".join(seen.stale)
         raise MachineError(f"the model changed while it was captured: {problem}")

@@ -6,14 +6,14 @@ from pathlib import Path
 
 from assay.devices.run_string import parse_run
 from assay.errors import UsageError
-from assay.runs import Progress, run_process
+from assay.runs import Progress, ask
 from assay.runs.results import write_results
 from assay.verdicts import Verdict
-from assay_expectations.capturing import WORKER
+from assay_expectations.capturing import OBSERVE, PRELOAD
 from assay_expectations.judging.changes import change_as_markdown
 from assay_expectations.judging.verdicts import judge_pair, judge_seen
 from assay_expectations.records import Expectation, read_expectation
-from assay_expectations.requests import AllSeen, VerifyRequest
+from assay_expectations.requests import VerifyRequest
 
 SHIPPED = Path(str(files("assay_expectations") / "shipped"))
 
@@ -35,10 +35,9 @@ def verify_expectations(
     expectations = {file: read_expectation(file) for file in find_files(paths or [SHIPPED])}
     _require_unique_keys(expectations)
     request = VerifyRequest(files=[str(file) for file in expectations], run=run, setup=setup)
-    answer = run_process(
-        WORKER, {"verify": request.model_dump()}, folder, name="verify", progress=progress
-    )
-    observations = AllSeen.model_validate(answer.result)
+    observations = ask(
+        OBSERVE, request, folder, name="verify", progress=progress, preload=PRELOAD
+    ).result
     verdict, rows = judge_seen(run, list(expectations.values()), observations, allow_unused)
     return write_results(verdict, rows, folder)
 

@@ -1,7 +1,6 @@
 """The process that runs models: captures an expectation, or observes the models of several."""
 
 from pathlib import Path
-from typing import Any
 
 from assay.comparing.coverage import Usage
 from assay.devices.registry import open_run
@@ -12,7 +11,6 @@ from assay.hooks.module_tracer import NullHandler
 from assay.hooks.usage import UsageWatch
 from assay.progress import subtask
 from assay.runs import Progress
-from assay.runs.worker import serve
 from assay_expectations.observing.candidates import (
     after_setup,
     capture_signature,
@@ -39,17 +37,8 @@ from assay_expectations.requests import (
 )
 
 
-def work(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
-    """Answer a SignatureRequest under the key "capture", or a VerifyRequest under "verify"."""
-    answer: Captured | AllSeen
-    if "capture" in request:
-        answer = _capture(SignatureRequest.model_validate(request["capture"]), progress)
-    else:
-        answer = _observe_all(VerifyRequest.model_validate(request["verify"]), progress)
-    return answer.model_dump(mode="json")
-
-
-def _capture(request: SignatureRequest, progress: Progress) -> Captured:
+def capture(request: SignatureRequest, progress: Progress) -> Captured:
+    """Capture a model on a device."""
     progress.number_phases(5)
     with progress.step(f"loads {request.model} on {request.run}"):
         candidate = open_candidate(request.model, parse_run(request.run), Settings())
@@ -68,7 +57,8 @@ def _capture(request: SignatureRequest, progress: Progress) -> Captured:
     )
 
 
-def _observe_all(request: VerifyRequest, progress: Progress) -> AllSeen:
+def observe_all(request: VerifyRequest, progress: Progress) -> AllSeen:
+    """Observe the models of expectation files on a device."""
     run = parse_run(request.run)
     device = open_run(run)
     machine = machine_of(run, device)
@@ -109,7 +99,3 @@ def _observe(file: str, expectation: Expectation, run: Run, setup: str | None) -
     with subtask(f"runs {expectation.model}", count_tokens(batches), "tokens"):
         observed = observe(candidate.side, batches, expectation.signature, watch)
     return Seen(file=file, observed=observed, usage=Usage.model_validate(watch.to_json()))
-
-
-if __name__ == "__main__":
-    serve(work)

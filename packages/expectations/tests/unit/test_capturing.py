@@ -11,7 +11,7 @@ from assay.runs import Answer, SilentProgress
 from assay_expectations import capturing
 from assay_expectations.capturing import CaptureOptions, capture_expectation
 from assay_expectations.records import Distributions, Signature, read_expectation
-from assay_expectations.requests import AllSeen, Captured, Seen
+from assay_expectations.requests import AllSeen, Captured, Seen, SignatureRequest
 from packages.expectations.tests.unit.sample_expectations import (
     CONTENT,
     MACHINE,
@@ -42,18 +42,16 @@ def answer(
         versions=VERSIONS,
         torch_settings={},
     )
-    answers = [first.model_dump(mode="json")]
+    answers: list[Captured | AllSeen] = [first]
     for error in errors:
         seen = Seen(file="x", observed=observed(distributions(off(error))))
-        answers.append(
-            AllSeen(machine=MACHINE, versions=VERSIONS, seen=[seen]).model_dump(mode="json")
-        )
+        answers.append(AllSeen(machine=MACHINE, versions=VERSIONS, seen=[seen]))
 
-    def run_process(module: str, request: dict[str, Any], *_: object, **__: object) -> Answer:
-        assert ("capture" in request) == (len(answers) == 1 + len(errors))
+    def ask(_work: object, request: object, *_: object, **__: object) -> Answer[Any]:
+        assert isinstance(request, SignatureRequest) == (len(answers) == 1 + len(errors))
         return Answer(result=answers.pop(0), peak_rss_bytes=0, wall_seconds=0.0)
 
-    monkeypatch.setattr(capturing, "run_process", run_process)
+    monkeypatch.setattr(capturing, "ask", ask)
 
 
 def test_limits_scale_with_the_spread_of_captures(
@@ -75,10 +73,10 @@ def test_limits_scale_with_the_spread_of_captures(
 def test_unwritable_output_is_refused_before_the_capture(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def run_process(*_: object, **__: object) -> Answer:
+    def ask(*_: object, **__: object) -> Answer[Any]:
         pytest.fail("a capture was started")
 
-    monkeypatch.setattr(capturing, "run_process", run_process)
+    monkeypatch.setattr(capturing, "ask", ask)
     (tmp_path / "file").touch()
     with pytest.raises(DiskError, match=r"cannot write .*file/below"):
         capture_expectation(OPTIONS, tmp_path / "file" / "below", SilentProgress())

@@ -29,7 +29,6 @@ from assay.models.micro.recipes import BOS_ID
 from assay.models.size import choose_threads
 from assay.progress import subtask
 from assay.runs import Progress
-from assay.runs.worker import serve
 from assay_bench.battery.task_files import load_task, make_task_error
 from assay_bench.evaluating.requests import DONE_FILE, EvaluationRequest, task_folder
 
@@ -42,9 +41,8 @@ _BATCH_SIZE = 32
 _BOS, _PAD = "<bos>", "<pad>"
 
 
-def work(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
-    """Answer an EvaluationRequest and write results and samples of every task."""
-    options = EvaluationRequest.model_validate(request)
+def evaluate(options: EvaluationRequest, progress: Progress) -> None:
+    """Write results and samples of every task."""
     progress.number_phases(3)
     with progress.step("loads lm-eval"):
         import lm_eval
@@ -78,7 +76,6 @@ def work(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
             with subtask(task):
                 _run_task(task, options, language_model, device, facts)
             bar.advance()
-    return {"facts": facts}
 
 
 def _run_task(
@@ -196,7 +193,3 @@ class BarAsTask:
             for item in self._items:
                 yield item
                 self.update()
-
-
-if __name__ == "__main__":
-    serve(work)

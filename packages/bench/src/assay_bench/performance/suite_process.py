@@ -13,8 +13,8 @@ from pydantic import ValidationError
 from assay.errors import MachineError, UsageError
 from assay.files import read_json_object
 from assay.runs import ProcessError
-from assay.runs.processes import end_group
-from assay.runs.worker import SAME_HASHES
+from assay.runs.processes.answering import SAME_HASHES
+from assay.runs.processes.groups import end_command
 from assay.watchdog import watched
 from assay_bench.performance.environments import Environment
 from assay_bench.performance.requests import REQUEST_VARIABLE, SuiteEvent, SuiteRequest
@@ -153,7 +153,7 @@ def suite_process(
             try:
                 yield SuiteProcess(environment, folder, process, go, events)
             finally:
-                end_group(process)
+                end_command(process)
     finally:
         os.close(go)
         os.close(events)

@@ -1,11 +1,10 @@
 """`assay check generate`: run both sides in processes, judge, and write the verdict."""
 
-import sys
+import importlib
 import threading
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from assay.comparing.limits import load_limits
 from assay.devices.detection.isolation import require_run
@@ -15,14 +14,16 @@ from assay.generate.processes.requests import (
     CandidateReport,
     CandidateRequest,
     GenerateCheck,
+    GoldenManifest,
     GoldenRequest,
     InputOptions,
-    SetupRequest,
 )
-from assay.generate.processes.worker import PRELOAD, ask, run_ranks
+from assay.generate.processes.work import CANDIDATE, GOLDEN, PRELOAD, SETUP
 from assay.inputs import parse_lengths, read_prompts
+from assay.launch import ask_side
 from assay.plugins import find_plugin_file
-from assay.runs import Answer, Progress
+from assay.runs import Answer, Progress, ask
+from assay.runs.processes.fork_server_client import FORK_SERVER
 from assay.runs.results import (
     CANDIDATE_FOLDER,
     GOLDEN_FOLDER,
@@ -37,11 +38,11 @@ if TYPE_CHECKING:
     from assay.generate.judging.verdict import Judgement
 
 
-def capture(request: GoldenRequest, folder: Path, progress: Progress) -> Answer:
+def capture(request: GoldenRequest, folder: Path, progress: Progress) -> Answer[GoldenManifest]:
     """Capture a golden in its own process, whose log goes to `folder`."""
     require_run(request.reference)
     _require_readable(request.inputs)
-    return ask("capture", request, "reference", folder, progress)
+    return ask(GOLDEN, request, folder, name="reference", progress=progress, preload=PRELOAD)
 
 
 def _require_readable(inputs: InputOptions) -> None:
@@ -54,8 +55,6 @@ def _require_readable(inputs: InputOptions) -> None:
 
 def check_generate(check: GenerateCheck, folder: Path, progress: Progress) -> Verdict:
     """Run both sides, judge, and write verdict.json and measurements.jsonl into `folder`."""
-    from assay.runs.forking import begin_preload  # slow for --help
-
     load_limits(check.limits)
     CandidateOptions.parse(check.options)
     _require_readable(check.inputs)
@@ -63,7 +62,7 @@ def check_generate(check: GenerateCheck, folder: Path, progress: Progress) -> Ve
         find_plugin_file(check.setup)
     if check.golden is not None and not check.golden.is_dir():
         raise UsageError(f"there is no folder {check.golden}")
-    begin_preload(PRELOAD)
+    FORK_SERVER.preload(PRELOAD)
     with progress.step("looks for the devices"):  # before anything is computed
         for run in (check.reference, check.candidate):
             if run is not None:
@@ -71,7 +70,14 @@ def check_generate(check: GenerateCheck, folder: Path, progress: Progress) -> Ve
     _import_meanwhile("assay.generate.judging.verdict", "assay.report.publish")
     if check.setup is not None and check.golden is None:
         # In its own process, as it may patch globals; a typo costs no reference run.
-        ask("setup", SetupRequest(setup=check.setup), "candidate-setup", folder, progress)
+        ask(
+            SETUP,
+            check.setup,
+            folder,
+            name="candidate-setup",
+            progress=progress,
+            preload=PRELOAD,
+        )
     if check.golden is not None and check.verify_golden:
         from assay.generate.processes.golden_folder import verify_golden  # torch
 
@@ -90,7 +96,7 @@ def check_generate(check: GenerateCheck, folder: Path, progress: Progress) -> Ve
         inputs=check.inputs.model_dump(include=set(check.given)) if check.golden else {},
         remote_code=check.remote_code,
     )
-    judgement = _run_and_judge(golden, check, candidate, folder, progress)
+    judgement = _run_and_judge(golden, check, candidate, progress)
     # Written before the follow-up, so that the verdict exists if the follow-up fails.
     verdict = write_results(judgement.verdict, judgement.measurements, folder, check.command)
     # The follow-up needs the whole model in one process.
@@ -103,19 +109,13 @@ def check_generate(check: GenerateCheck, folder: Path, progress: Progress) -> Ve
 
 
 def _import_meanwhile(*modules: str) -> None:
-    """Import in a thread, while other processes run, what this process needs after them.
-
-    Does nothing if torch is imported: the caller may have models, which gc.freeze would keep alive.
-    """
-    from assay.runs.forking import import_to_stay
-
-    if "torch" in sys.modules:
-        return
+    """Import in a thread, while other processes run, what this process needs after them."""
 
     def import_all() -> None:
         # An ImportError is raised again at the first use.
         with suppress(ImportError):
-            import_to_stay(*modules)
+            for module in modules:
+                importlib.import_module(module)
 
     threading.Thread(target=import_all, daemon=True).start()
 
@@ -133,7 +133,7 @@ def _capture_golden(check: GenerateCheck, folder: Path, progress: Progress) -> P
         folder=str(golden),
         remote_code=check.remote_code,
     )
-    ask("capture", request, "reference", folder, progress)
+    ask(GOLDEN, request, folder, name="reference", progress=progress, preload=PRELOAD)
     return golden
 
 
@@ -141,21 +141,25 @@ def _run_and_judge(
     golden: Path,
     check: GenerateCheck,
     candidate: CandidateRequest,
-    folder: Path,
     progress: Progress,
 ) -> "Judgement":
     """Run the candidate in one process or on its ranks, and judge it."""
     results = Path(candidate.folder)
-    if check.num_ranks == 1:
-        answer = ask("candidate", candidate, "candidate", folder, progress)
-        with progress.step("judges"):
-            return _judge(golden, check, results, answer.result)
-    axes = ", ".join(f"{axis}={size}" for axis, size in check.mesh.items())
-    with progress.step(f"candidate on ranks of {axes}"):
-        reports = run_ranks(candidate, progress)
+    reports = ask_side(
+        CANDIDATE,
+        candidate,
+        check.mesh,
+        check.candidate.device,
+        results,
+        name="candidate",
+        progress=progress,
+        preload=PRELOAD,
+    )
     from assay.generate.judging.verdict import merge_weight_facts, worst_of_ranks  # torch
 
     with progress.step("judges"):
+        if len(reports) == 1:
+            return _judge(golden, check, results, reports[0])
         return worst_of_ranks(
             [
                 _judge(golden, check, rank_folder(results, number), report)
@@ -165,7 +169,7 @@ def _run_and_judge(
 
 
 def _judge(
-    golden: Path, check: GenerateCheck, results: Path, report: Mapping[str, Any]
+    golden: Path, check: GenerateCheck, results: Path, report: CandidateReport
 ) -> "Judgement":
     """Judge the `results` and `report` of one process."""
     from assay.generate.judging.evidence import GenerateEvidence  # torch is not needed for --help
@@ -178,7 +182,7 @@ def _judge(
         read_golden(golden),
         GoldenSection.open(golden, check.dtype),
         Trace.open(results),
-        CandidateReport.model_validate(report),
+        report,
         load_limits(check.limits),
         check.level,
         check.allow_unused,

@@ -26,9 +26,9 @@ from assay.generate.processes.requests import (
     GenerateCheck,
     OperationsRequest,
 )
-from assay.generate.processes.worker import ask
+from assay.generate.processes.work import EQUIVALENCE, OPERATIONS, PRELOAD
 from assay.locating.operations import find_wrong_operation
-from assay.runs import Progress
+from assay.runs import Progress, ask
 from assay.sites import CallSite
 from assay.trace import Trace
 from assay.verdicts import Outcome
@@ -100,8 +100,10 @@ def _pass_if_representation(
         options=check.options,
         remote_code=check.remote_code,
     )
-    found = ask("equivalence", request, "equivalence", folder, progress).result
-    if not found["agrees"] or not is_representation(judgement.failed, found["stages"]):
+    found = ask(
+        EQUIVALENCE, request, folder, name="equivalence", progress=progress, preload=PRELOAD
+    ).result
+    if not is_representation(judgement.failed, found):
         return judgement
     if judgement.load is not None and not _is_load_tested(judgement.load, judgement.failed):
         return judgement
@@ -168,7 +170,14 @@ def _find_operation(
             candidate=candidate if name == "candidate" else None,
             remote_code=check.remote_code,
         )
-        ask("operations", request, f"operations-{name}", folder, progress)
+        ask(
+            OPERATIONS,
+            request,
+            folder,
+            name=f"operations-{name}",
+            progress=progress,
+            preload=PRELOAD,
+        )
         trace = Trace.open(Path(request.folder))
         sides |= {part: read_operations(trace, part) for part in parts}
     recorded = GoldenSection.open(Path(candidate.golden), check.dtype).trace.find(

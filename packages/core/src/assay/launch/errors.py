@@ -28,20 +28,6 @@ class WorldHungError(WorldError):
     """A world whose time limit passed before all of its ranks had reported."""
 
 
-class ForkServerError(MachineError):
-    """The process that forks ranks died or failed."""
-
-    @classmethod
-    def ended(cls, how: str) -> "ForkServerError":
-        """Make the error for a dead process; `how` is from `exit_in_words`."""
-        return cls(f"the process that forks ranks {how}")
-
-    @classmethod
-    def refused(cls, traceback: str) -> "ForkServerError":
-        """Make the error for an exception, in most cases from the import of a preloaded module."""
-        return cls(f"the process that forks ranks could not start a world:\n{traceback}")
-
-
 class WorldSizeError(UsageError):
     """A world with another number of ranks than its launcher started."""
 

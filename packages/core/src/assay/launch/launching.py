@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from assay.launch.errors import UnsendableError, WorldError, WorldSizeError
-from assay.launch.processes.fork_server_client import FORK_SERVER
-from assay.launch.processes.rank_process import in_world
 from assay.launch.rank import Rank
+from assay.launch.rank_process import in_world
 from assay.launch.supervising import supervised
 from assay.launch.world import World, outer_world_size
 from assay.progress import SilentProgress
+from assay.runs.processes.fork_server_client import FORK_SERVER
 from assay.watchdog import WATCHDOG, temporary_folder
 
 P = ParamSpec("P")
@@ -62,7 +62,7 @@ def launch_world(
         with supervised(world, folder) as supervisor:
             values = supervisor.wait()
             if world.at_end is not None:
-                world.at_end(supervisor.group)
+                world.at_end(supervisor.group.id)
         logs = sorted(world.log_folder.glob("rank*.log")) if world.log_folder else []
         if any(log.stat().st_size for log in logs):
             world.progress.note(f"ranks print to {world.log_folder}/rank*.log")

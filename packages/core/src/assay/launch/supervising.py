@@ -2,7 +2,6 @@
 
 import os
 import pickle
-import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
@@ -12,13 +11,24 @@ from assay.errors import AssayError
 from assay.launch.errors import WorldError, WorldSkipped
 from assay.launch.failures.causes import Directness, RankState, failure_of, hang_of, strongest
 from assay.launch.failures.stacks import describe_place, read_stack
-from assay.launch.processes.fork_server_client import FORK_SERVER
-from assay.launch.processes.pipes import LinePipe, Pipe, opened, wait_for_any
-from assay.launch.processes.rank_process import STACK_SIGNAL
 from assay.launch.world import World
-from assay.runs.processes import signal_group
+from assay.runs.processes.group_leader import STACK_SIGNAL
+from assay.runs.processes.groups import LEADER_LOST, ProcessGroup, started_group
+from assay.runs.processes.pipes import LinePipe, Pipe, opened, wait_for_any
 from assay.runs.progress.wire import WireReader
-from assay.watchdog import watched
+
+# Imported by the fork server for every world.
+_PRELOAD = (
+    "torch",
+    "torch.distributed.checkpoint",
+    "torch.distributed.device_mesh",
+    "torch.distributed.fsdp",
+    "torch.distributed.pipelining",
+    "torch.distributed.tensor.parallel",
+    "assay.devices.cpu",
+    "assay.launch.joining",
+    "assay.launch.rank_process",
+)
 
 # Time to wait after a failure for a more direct one. A rank may see the connection to a killed peer
 # close long before the system has freed the peer's memory and reports its exit.
@@ -39,50 +49,34 @@ _LOG_TAIL_BYTES = 1 << 14
 @contextmanager
 def supervised(world: World, folder: Path) -> Iterator["WorldSupervisor"]:
     """Start the ranks of `world` on the call in `folder`, and kill their process group on exit."""
-    # The leader ends when `parent` is closed, which also happens if this process dies.
-    with (
-        opened(Pipe) as parent,
-        opened(Pipe) as gate,
-        opened(LinePipe) as exits,
-        opened(LinePipe) as reports,
-    ):
-        leader = FORK_SERVER.start_leader(
-            folder,
-            world.size,
-            world.preload,
-            (parent.reader, gate.reader, exits.writer, reports.writer),
-        )
-        parent.close_reader()
-        gate.close_reader()
-        exits.close_writer()
-        reports.close_writer()
+    body = ("assay.launch.rank_process:run_rank", (str(folder),))
+    preload = (*_PRELOAD, *world.preload)
+    with opened(Pipe) as gate, opened(LinePipe) as reports:
+        descriptors = (gate.reader, reports.writer)
         try:
-            # The leader kills its ranks and then itself, unless somebody killed it.
-            with watched("group", leader), closing(WireReader(world.progress)) as tasks:
-                yield WorldSupervisor(world, folder, leader, gate, exits, reports, tasks)
+            with started_group(body, world.size, preload, descriptors) as group:
+                gate.close_reader()
+                reports.close_writer()
+                with closing(WireReader(world.progress)) as tasks:
+                    yield WorldSupervisor(world, folder, group, gate, reports, tasks)
         finally:
-            signal_group(leader, signal.SIGKILL)
-            deadline = time.monotonic() + _END_SECONDS
-            exits.read_to_end(deadline)
-            reports.read_to_end(deadline)
+            reports.read_to_end(time.monotonic() + _END_SECONDS)
 
 
 class WorldSupervisor:
-    """The state of a running world. group: number of the ranks' process group."""
+    """The state of a running world."""
 
     def __init__(
-        self, world: World, folder: Path, group: int, gate: Pipe, exits: LinePipe, reports: LinePipe,
+        self, world: World, folder: Path, group: ProcessGroup, gate: Pipe, reports: LinePipe,
         tasks: WireReader,
     ) -> None:  # fmt: skip
         self.group = group
         self._world = world
         self._folder = folder
         self._gate = gate
-        self._exits = exits
         self._reports = reports
         self._tasks = tasks
         self._states = {rank: RankState() for rank in range(world.size)}
-        self._pids: dict[int, int] = {}
         self._ready: set[int] = set()
         self._num_received = 0
 
@@ -164,22 +158,19 @@ class WorldSupervisor:
 
     def _receive(self, seconds: float) -> None:
         """Wait at most `seconds` for reports and exits, and add them to the states."""
-        wait_for_any((self._exits, self._reports), seconds)
-        exits = self._exits.read_lines()
+        wait_for_any((self.group.exits, self._reports), seconds)
+        ended = self.group.receive()
         # Read after the exits but handled before them: a rank reports before it ends.
         for line in self._reports.read_lines():
             if line["event"] == "progress":
                 self._tasks.show(line["shown"])
             else:
                 self._take_report(line["rank"], line["event"])
-        for line in exits:
-            if "pids" in line:
-                self._pids = {int(rank): pid for rank, pid in line["pids"].items()}
-            else:
-                self._states[line["rank"]].exit_code = line["exit"]
-                self._note_order(line["rank"])
-        if self._exits.ended:
-            raise WorldError("the process that leads the ranks is gone; was the machine cleaned?")
+        if self.group.is_lost:
+            raise WorldError(LEADER_LOST)
+        for rank in ended:
+            self._states[rank].exit_code = self.group.exit_codes[rank]
+            self._note_order(rank)
 
     def _take_report(self, rank: int, event: str) -> None:
         if event == "ready":
@@ -198,9 +189,9 @@ class WorldSupervisor:
     def _collect_stacks(self, ranks: Iterable[int]) -> None:
         """Read the stacks of `ranks` and of killed ranks, and the end of every rank's log."""
         waiting = set(ranks)
-        for rank in waiting & set(self._pids):
+        for rank in waiting & set(self.group.pids):
             with suppress(ProcessLookupError):
-                os.kill(self._pids[rank], STACK_SIGNAL)
+                os.kill(self.group.pids[rank], STACK_SIGNAL)
         deadline = time.monotonic() + _STACK_SECONDS
         while waiting and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)

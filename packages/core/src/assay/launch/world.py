@@ -1,7 +1,7 @@
 """The settings of a world: mesh, device and time limits."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -57,7 +57,7 @@ class World:
     threads: int = 1
     """Threads of torch in each rank."""
     limits: TimeLimits = field(default_factory=TimeLimits)
-    preload: tuple[str, ...] = ()
+    preload: Sequence[str] = ()
     """Modules that the fork server imports, also for later worlds. Their import must not start a
     thread or touch a device."""
     log_folder: Path | None = None

@@ -6,11 +6,11 @@ from assay.comparing.loaded import judge_load
 from assay.devices.detection.isolation import require_run
 from assay.devices.run_string import parse_run
 from assay.load.worker import LoadAnswer, LoadRequest
-from assay.runs import Progress, run_process
+from assay.runs import Progress, Work, ask
 from assay.runs.results import write_results
 from assay.verdicts import Outcome, Verdict
 
-_WORKER = "assay.load.worker"
+_WORK: Work[LoadRequest, LoadAnswer] = Work("assay.load.worker:load_and_compare")
 _FILES = "its files"
 
 
@@ -24,9 +24,7 @@ def check_load(
     if request.run is not None:
         with progress.step("looks for the devices"):
             require_run(parse_run(request.run))
-    answer = LoadAnswer.model_validate(
-        run_process(_WORKER, request.model_dump(), folder, name="load", progress=progress).result
-    )
+    answer = ask(_WORK, request, folder, name="load", progress=progress).result
     judged = judge_load([answer.report])
     finding = next(iter(judged.loading), None)
     level = judged.result.level

@@ -1,4 +1,4 @@
-"""The process that loads: `python -m assay.load.worker REQUEST`."""
+"""The process that loads a model and compares it with its files."""
 
 from typing import Any
 
@@ -7,7 +7,6 @@ from pydantic import Field
 from assay.models.loaded.report import LoadReport
 from assay.models.remote_code import RemoteCode
 from assay.runs import Progress
-from assay.runs.worker import serve
 from assay.verdicts import Record
 
 
@@ -29,7 +28,7 @@ class LoadAnswer(Record):
     notes: list[str] = Field(default_factory=list)
 
 
-def work(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
+def load_and_compare(asked: LoadRequest, progress: Progress) -> LoadAnswer:
     """Load the requested model, and compare it with its files."""
     from assay.devices.registry import describe_run, open_run
     from assay.devices.run_string import parse_run
@@ -37,7 +36,6 @@ def work(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
     from assay.models.loaded.inspection import inspect_load
     from assay.models.loading.loaded_model import stored_dtype
 
-    asked = LoadRequest.model_validate(request)
     run = parse_run(asked.run or f"cpu/{stored_dtype(asked.model, asked.remote_code)}")
     device = open_run(run)
     progress.number_phases(2)
@@ -47,7 +45,7 @@ def work(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
         )
     with progress.step("compares it with its files"):
         report = inspect_load(loaded, asked.remote_code).report
-    answer = LoadAnswer(
+    return LoadAnswer(
         report=report,
         model={
             "name": loaded.source.reference,
@@ -60,8 +58,3 @@ def work(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
         run=describe_run(device, run),
         notes=list(loaded.notes),
     )
-    return answer.model_dump(mode="json")
-
-
-if __name__ == "__main__":
-    serve(work)

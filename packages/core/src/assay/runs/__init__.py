@@ -3,7 +3,7 @@
 from assay.progress import Progress, SilentProgress, Task
 from assay.runs.errors import FolderError, ProcessError
 from assay.runs.folders import RunFolder
-from assay.runs.processes import Answer, run_process
+from assay.runs.processes import Answer, Work, ask
 from assay.runs.progress.display import LineProgress, open_progress
 from assay.runs.provenance import provenance
 
@@ -16,7 +16,8 @@ __all__ = [
     "RunFolder",
     "SilentProgress",
     "Task",
+    "Work",
+    "ask",
     "open_progress",
     "provenance",
-    "run_process",
 ]

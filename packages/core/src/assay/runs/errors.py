@@ -32,6 +32,20 @@ class FolderError(UsageError):
         return cls(f"{folder} is in use by another run: name a new folder with --output")
 
 
+class ForkServerError(MachineError):
+    """The fork server died or failed."""
+
+    @classmethod
+    def ended(cls, how: str) -> "ForkServerError":
+        """Make the error for a dead process; `how` is from `exit_in_words`."""
+        return cls(f"the fork server {how}")
+
+    @classmethod
+    def refused(cls, traceback: str) -> "ForkServerError":
+        """Make the error for an exception, in most cases from the import of a preloaded module."""
+        return cls(f"the fork server could not start a process:\n{traceback}")
+
+
 class ProcessError(MachineError):
     """A process of the run that ended without an answer."""
 

@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from assay.comparing.limits import Limits, load_limits
 from assay.counts import LARGEST_SEED, require_count
@@ -13,9 +13,9 @@ from assay.devices.detection.isolation import require_run
 from assay.devices.run_string import parse_run
 from assay.errors import UsageError
 from assay.files import read_sealed, write_sealed
-from assay.launch import TimeLimits, World, launch_world
+from assay.launch import ask_side
 from assay.models.sources import resolve_model
-from assay.runs import Answer, Progress, run_process
+from assay.runs import Progress, Work, ask
 from assay.runs.results import CANDIDATE_FOLDER, GOLDEN_FOLDER, rank_folder, write_results
 from assay.training.processes.requests import (
     ReferenceReport,
@@ -26,32 +26,24 @@ from assay.training.processes.requests import (
     UserCodeRequest,
     scaled_folder,
 )
+from assay.training.processes.work import CANDIDATE, PRELOAD, REFERENCE, USER_CODE
 from assay.training.protocol import ADAMW_EPS, MIXED_PRECISION, PACKED, can_keep_moments
 from assay.training.shapes import OF_NAMED_PIPELINES, Shapes
 from assay.verdicts import Measurement, Record, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from assay.launch import Rank
     from assay.training.judging.evidence import TrainEvidence
     from assay.training.processes.trainer_report import TrainerReport
 
-    RankBody = Callable[[Rank, dict[str, Any]], dict[str, Any]]
-
-WORKER = "assay.training.worker"
-# Imports of both sides, made once for a check.
-PRELOAD = ("assay.training.processes.preload",)
 # The report of the trusted process in a golden.
 REPORT_FILE = "report.json"
+
+Report = TypeVar("Report", bound=Record)
 
 TRAINING_LIMITS = "training"
 
 # One step before the checkpoint, and one after it.
 FEWEST_STEPS = 2
-
-# Ranks start once, and train as long as the model needs. No collective of a step takes minutes.
-_TIME_LIMITS = TimeLimits(start_seconds=300.0, collective_seconds=300.0, body_seconds=86_400.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,42 +93,53 @@ def load_user_code(check: TrainCheck, folder: Path, progress: Progress) -> UserC
         return UserCodeReport(pipeline_shapes=OF_NAMED_PIPELINES)
     num_ranks = prod(check.mesh.values())
     request = UserCodeRequest(trainer=trainer, setup=check.setup, num_ranks=num_ranks)
-    answer = ask("user-code", request, folder, progress)
-    return UserCodeReport.model_validate(answer.result)
+    return ask(
+        USER_CODE, request, folder, name="user-code", progress=progress, preload=PRELOAD
+    ).result
 
 
 def record_golden(check: TrainCheck, golden: Path, progress: Progress) -> None:
     """Train yardstick and noise run in a separate process, and record them in `golden`."""
-    record_report("reference", ReferenceReport, check, golden, progress)
+    record_report(REFERENCE, "reference", check, golden, progress)
 
 
 def record_report(
-    kind: str, report: type[Record], check: TrainCheck, golden: Path, progress: Progress
+    work: Work[ReferenceRequest, Report],
+    name: str,
+    check: TrainCheck,
+    golden: Path,
+    progress: Progress,
 ) -> None:
-    """Have the trusted process do the work `kind`, and write its report into `golden`."""
+    """Have the trusted process, called `name`, do `work`, and write its report into `golden`."""
     golden.mkdir(parents=True, exist_ok=True)
     request = ReferenceRequest(
         options=check.options, reference=check.reference, dtype=check.dtype, folder=str(golden)
     )
-    answer = ask(kind, request, golden.parent, progress)
-    write_sealed(golden / REPORT_FILE, report.model_validate(answer.result))
+    answer = ask(work, request, golden.parent, name=name, progress=progress, preload=PRELOAD)
+    write_sealed(golden / REPORT_FILE, answer.result)
 
 
 def check_candidate(check: TrainCheck, golden: Path, folder: Path, progress: Progress) -> Verdict:
     """Run the candidate against a recorded golden, judge, and write both files."""
-    from assay.training.processes.trainer_report import TrainerReport  # it imports torch
-
-    request = candidate_request(check, golden, folder)
-    answers = ask_ranks("candidate", request, folder, progress, _run_rank)
-    reports = [TrainerReport.model_validate(answer) for answer in answers]
+    reports = ask_candidate(CANDIDATE, "candidate", check, golden, folder, progress)
     with progress.step("judges"):
         verdict, measurements = _judge(check, golden, folder, reports)
     return write_results(verdict, measurements, folder, check.command)
 
 
-def candidate_request(check: TrainCheck, golden: Path, folder: Path) -> TrainerRequest:
-    """Return the request to the candidate's process, which writes below `folder`."""
-    return TrainerRequest(
+def ask_candidate(
+    work: Work[TrainerRequest, Report],
+    name: str,
+    check: TrainCheck,
+    golden: Path,
+    folder: Path,
+    progress: Progress,
+) -> list[Report]:
+    """Have the candidate's process, called `name`, or all its ranks do `work`, and write below `folder`.
+
+    Returns: the reports by rank.
+    """
+    request = TrainerRequest(
         options=check.options,
         candidate=check.candidate,
         golden=str(golden),
@@ -145,6 +148,16 @@ def candidate_request(check: TrainCheck, golden: Path, folder: Path) -> TrainerR
         setup=check.setup,
         mesh=dict(check.mesh),
         features=list(check.features),
+    )
+    return ask_side(
+        work,
+        request,
+        check.mesh,
+        parse_run(check.candidate).device,
+        folder / CANDIDATE_FOLDER,
+        name=name,
+        progress=progress,
+        preload=PRELOAD,
     )
 
 
@@ -242,51 +255,6 @@ def _require_files(check: TrainCheck) -> None:
         raise UsageError(
             f"--candidate-setup {check.setup}: there is no such file; give FILE.py:FUNC"
         )
-
-
-def ask(name: str, request: Record, folder: Path, progress: Progress) -> Answer:
-    """Have a process do the work `name`, with its files in `folder`."""
-    return run_process(
-        WORKER,
-        {"kind": name, "request": request.model_dump()},
-        folder,
-        name=name,
-        progress=progress,
-        preload=PRELOAD,
-    )
-
-
-def ask_ranks(
-    kind: str,
-    request: TrainerRequest,
-    folder: Path,
-    progress: Progress,
-    body: "RankBody",
-) -> list[dict[str, Any]]:
-    """Return the candidate's answers by rank: of one process for `kind`, or of all ranks for `body`."""
-    num_ranks = prod(request.mesh.values())
-    if num_ranks == 1:
-        return [ask(kind, request, folder, progress).result]
-    mesh = ", ".join(f"{axis}={size}" for axis, size in request.mesh.items())
-    logs = Path(request.folder)
-    logs.mkdir(parents=True, exist_ok=True)
-    with progress.step(f"candidate on {num_ranks} ranks ({mesh})"):
-        world = World(
-            request.mesh,
-            parse_run(request.candidate).device,
-            limits=_TIME_LIMITS,
-            preload=PRELOAD,
-            log_folder=logs,
-            progress=progress,
-        )
-        return launch_world(body, world, request.model_dump())
-
-
-def _run_rank(rank: "Rank", body: dict[str, Any]) -> dict[str, Any]:
-    from assay.training.processes.candidate import run_candidate
-
-    request = TrainerRequest.model_validate(body)
-    return run_candidate(request, rank.progress, rank).model_dump(mode="json")
 
 
 def _judge(

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from assay.launch import World, launch_world
-from assay.launch.processes.fork_server_client import FORK_SERVER
+from assay.runs.processes.fork_server_client import FORK_SERVER
 from packages.core.tests.subsystem.launch import bodies
 
 

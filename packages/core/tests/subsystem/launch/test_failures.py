@@ -17,7 +17,7 @@ import pytest
 
 from assay.errors import UsageError
 from assay.launch import TimeLimits, World, WorldError, WorldHungError, launch_world
-from assay.launch.processes.fork_server_client import FORK_SERVER
+from assay.runs.processes.fork_server_client import FORK_SERVER
 from packages.core.tests.subsystem.launch import bodies
 from packages.core.tests.subsystem.launch.conftest import is_alive, noted
 
@@ -231,7 +231,7 @@ def test_next_world_starts_after_the_fork_server_was_killed() -> None:
 def test_killed_leader_is_a_failure(pids: Path) -> None:
     thread = threading.Thread(target=lambda: os.kill(leader_of(pids), signal.SIGKILL))
     thread.start()
-    with pytest.raises(WorldError, match="the process that leads the ranks is gone"):
+    with pytest.raises(WorldError, match="the process that leads a group is gone"):
         launch_world(bodies.sleep_for_ever, World({"dp": 2}), pids)
     thread.join()
 

@@ -10,8 +10,8 @@ import pytest
 
 from assay.errors import MachineError, UsageError
 from assay.launch import TimeLimits, World, WorldSkipped, launch_world
-from assay.launch.errors import ForkServerError
-from assay.launch.processes.fork_server_client import FORK_SERVER
+from assay.runs.errors import ForkServerError
+from assay.runs.processes.fork_server_client import FORK_SERVER
 from packages.core.tests.subsystem.launch import bodies
 from packages.core.tests.subsystem.launch.conftest import (
     noted,

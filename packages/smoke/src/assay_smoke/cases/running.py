@@ -69,7 +69,7 @@ def open_reference(
         if kept.is_file():
             return golden, read_sealed(ReferenceAnswer, kept)
         asked = request.model_copy(update={"folder": str(golden)})
-        world = World({"dp": 1}, "cpu", limits=limits, preload=(EVERY_CASE,), log_folder=golden)
+        world = World({"dp": 1}, "cpu", limits=limits, preload=EVERY_CASE, log_folder=golden)
         (answer,) = launch_world(worlds.reference, world, asked.model_dump())
         made = ReferenceAnswer.model_validate(answer)
         write_sealed(kept, made)

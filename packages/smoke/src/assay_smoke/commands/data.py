@@ -9,7 +9,6 @@ import typer
 from assay.output.streams import print_text
 
 _OWN = "FILE.py:NAME"
-_WORKER = "assay_smoke.data.command.worker"
 
 
 def data(  # noqa: PLR0913 - one for each option
@@ -84,7 +83,7 @@ def data(  # noqa: PLR0913 - one for each option
     """
     from assay.models.remote_code import remote_code_of
     from assay.output.console import open_console
-    from assay.runs import RunFolder, open_progress, run_process
+    from assay.runs import RunFolder, Work, ask, open_progress
     from assay.runs.results import VERDICT_FILE, format_verdict, write_results
     from assay_smoke.data.command.requests import DataAnswer, DataRequest
     from assay_smoke.data.command.verdict import judge_data, print_data_verdict
@@ -105,11 +104,10 @@ def data(  # noqa: PLR0913 - one for each option
     )
     request.require_meaning()
     folder = RunFolder.create("smoke data", output).path
+    work: Work[DataRequest, DataAnswer] = Work("assay_smoke.data.command.worker:run_checks")
     with open_progress() as progress:
-        answer = run_process(
-            _WORKER, request.model_dump(), folder, name="data", progress=progress
-        ).result
-    verdict = write_results(judge_data(request, DataAnswer.model_validate(answer)), [], folder)
+        answer = ask(work, request, folder, name="data", progress=progress).result
+    verdict = write_results(judge_data(request, answer), [], folder)
     print_data_verdict(
         verdict, open_console(sys.stderr if as_json else None), folder / VERDICT_FILE
     )

@@ -6,17 +6,24 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import psutil
-
 from assay.errors import AssayError
-from assay.runs import Progress, run_process
-from assay.runs.worker import serve
+from assay.runs import Progress, Work, ask
+from assay.runs.processes.groups import interrupt_all
 from assay.verdicts import Outcome
 from assay_smoke.machine.failures import failed_part
 from assay_smoke.session.items import SessionItem, run_with_retry
 from assay_smoke.session.results import CaseResult
 
-_MODULE = "assay_smoke.session.side_by_side"
+
+@dataclass(frozen=True, slots=True)
+class ItemRequest:
+    """An item to run in its own process."""
+
+    item: SessionItem
+    folder: Path
+
+
+_RUN_ITEM: Work[ItemRequest, CaseResult] = Work("assay_smoke.session.side_by_side:run_item")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +102,7 @@ def _run_side_by_side(
                     packing.finish(running.pop(task))
                     yield task.result()
         except BaseException:
-            _end_all()
+            interrupt_all()
             raise
 
 
@@ -104,12 +111,12 @@ def _run_beside(
 ) -> CaseResult:
     logs = folder / "logs"
     logs.mkdir(exist_ok=True)
-    request = {"item": item.model_dump(), "folder": str(folder)}
+    request = ItemRequest(item, folder)
     begun = time.monotonic()
     try:
-        answer = run_process(
-            _MODULE, request, logs, name=item.name, progress=progress, environment=visible
-        )
+        return ask(
+            _RUN_ITEM, request, logs, name=item.name, progress=progress, environment=visible
+        ).result
     except AssayError as error:  # the process was killed, for example for lack of memory
         return CaseResult(
             name=item.name,
@@ -120,23 +127,8 @@ def _run_beside(
             command=item.command,
             folder=f"cases/{item.name}",
         )
-    return CaseResult.model_validate(answer.result)
 
 
-def _end_all() -> None:
-    """End the processes of all items. They end their own children."""
-    for child in psutil.Process().children():
-        try:
-            if _MODULE in child.cmdline():
-                child.terminate()
-        except psutil.Error:
-            continue
-
-
-def _work(request: dict[str, object], progress: Progress) -> dict[str, object]:
-    item = SessionItem.model_validate(request["item"])
-    return run_with_retry(item, Path(str(request["folder"])), progress).model_dump(mode="json")
-
-
-if __name__ == "__main__":
-    serve(_work)
+def run_item(request: ItemRequest, progress: Progress) -> CaseResult:
+    """Run one item in this process."""
+    return run_with_retry(request.item, request.folder, progress)

@@ -3,18 +3,18 @@
 import os
 import signal
 import time
-from pathlib import Path
-from typing import Any
 
 from assay.runs import Progress
-from assay.runs.worker import serve
+from assay.verdicts import Outcome
+from assay_smoke.session.results import CaseResult
+from assay_smoke.session.side_by_side import ItemRequest
 
 SECONDS = 20
 
 
-def work(request: dict[str, Any], _: Progress) -> dict[str, Any]:
-    item, folder = request["item"], Path(request["folder"])
-    name, devices = item["name"], os.environ["TEST_VISIBLE_DEVICES"]
+def run_item(request: ItemRequest, _: Progress) -> CaseResult:
+    name, folder = request.item.name, request.folder
+    devices = os.environ["TEST_VISIBLE_DEVICES"]
     (folder / name).touch()
     if name == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
@@ -23,13 +23,9 @@ def work(request: dict[str, Any], _: Progress) -> dict[str, Any]:
     while partner is not None and not (folder / partner).exists() and time.monotonic() < end:
         time.sleep(0.01)
     together = partner is not None and (folder / partner).exists()
-    return {
-        "name": name,
-        "outcome": "PASS",
-        "seconds": 1.0,
-        "reason": f"{devices} {'together' if together else 'alone'}",
-    }
-
-
-if __name__ == "__main__":
-    serve(work)
+    return CaseResult(
+        name=name,
+        outcome=Outcome.PASS,
+        seconds=1.0,
+        reason=f"{devices} {'together' if together else 'alone'}",
+    )

@@ -1,12 +1,10 @@
 """Items run side by side on disjoint devices, or alone on all of them."""
 
-import os
-import sys
 from pathlib import Path
 
 import pytest
 
-from assay.runs import SilentProgress
+from assay.runs import SilentProgress, Work
 from assay_smoke.session import side_by_side
 from assay_smoke.session.items import SessionItem
 from assay_smoke.session.side_by_side import Devices, run_items
@@ -17,8 +15,8 @@ DEVICES = Devices(2, "TEST_VISIBLE_DEVICES")
 
 @pytest.fixture(autouse=True)
 def _own_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(side_by_side, "_MODULE", "beside_work")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), *sys.path]))
+    monkeypatch.setattr(side_by_side, "_RUN_ITEM", Work("beside_work:run_item"))
+    monkeypatch.syspath_prepend(HERE)
 
 
 def test_each_has_its_devices_and_results_come_as_they_are_there(tmp_path: Path) -> None:

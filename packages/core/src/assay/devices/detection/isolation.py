@@ -25,7 +25,7 @@ from assay.devices.base import Detection, DeviceVendor
 from assay.devices.registry import adapter_names, make_broken_adapter_error
 from assay.devices.run_string import Run, parse_device
 from assay.errors import AssayError, MachineError, UsageError, exit_in_words
-from assay.watchdog import watched
+from assay.watchdog import signal_group, watched
 
 # Importing a vendor's torch module and initializing its driver takes up to tens of seconds.
 DETECTION_TIMEOUT_SECONDS = 60.0
@@ -200,8 +200,7 @@ def _end(process: "subprocess.Popen[bytes]", patience_seconds: float) -> None:
     """Kill the process and its children, after giving it some time to end by itself."""
     with suppress(subprocess.TimeoutExpired):
         process.wait(patience_seconds)
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+    signal_group(process.pid, signal.SIGKILL)
     # A process that waits inside a driver cannot be killed, so do not wait long for it.
     with suppress(subprocess.TimeoutExpired):
         process.wait(_END_TIMEOUT_SECONDS)

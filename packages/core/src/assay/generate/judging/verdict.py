@@ -1,9 +1,8 @@
 """From levels to one verdict: outcome, location, diagnosis. Of several ranks, the worst decides."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from assay.comparing.judge import FailedStage, Judged, list_suspects
 from assay.comparing.levels import (
@@ -27,6 +26,7 @@ from assay.generate.judging.text_levels import (
     judge_sampler_level,
     judge_tokens_level,
 )
+from assay.generate.processes.requests import CandidateReport
 from assay.verdicts import (
     Diagnosis,
     Location,
@@ -251,13 +251,13 @@ _SEVERITY = (Outcome.PASS, Outcome.NOT_COMPARED, Outcome.FAIL)
 _WEIGHT_FACTS = ("weights_different", "untied")
 
 
-def merge_weight_facts(reports: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def merge_weight_facts(reports: Sequence[CandidateReport]) -> list[CandidateReport]:
     """Give each report the weight facts of all ranks."""
     merged = {
-        name: sorted({fact for report in reports for fact in report[name]})
+        name: sorted({fact for report in reports for fact in getattr(report, name)})
         for name in _WEIGHT_FACTS
     }
-    return [dict(report) | merged for report in reports]
+    return [report.model_copy(update=merged) for report in reports]
 
 
 def worst_of_ranks(judgements: Sequence[Judgement]) -> Judgement:

@@ -55,6 +55,7 @@ from assay.models.loading.configs import attention_of
 from assay.models.size import choose_threads
 from assay.parallel.tensor_parallel.decoder import apply_tensor_parallel
 from assay.parallel.tensor_parallel.rank_boundaries import RankBoundaries
+from assay.plugins import load_object
 from assay.runs import Progress
 from assay.runs.results import rank_folder
 from assay.sites import JudgedLevel
@@ -63,6 +64,11 @@ from assay.trace import TraceWriter
 _NAMES_SHOWN = 200
 # Excludes the time of a setup function.
 _NUM_PHASES = {"tokens": 5, "logits": 7, "modules": 8}
+
+
+def import_setup(setup: str, _progress: Progress) -> None:
+    """Import a setup function, so that a typo costs no reference run."""
+    load_object(setup)
 
 
 def load_candidate(request: CandidateRequest, golden: GoldenManifest) -> Side:

@@ -5,10 +5,9 @@ stages of such a model still differ, and its logits agree. A precision error van
 candidate's code runs again in float64 on the host.
 """
 
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from assay.comparing.judge import Judged
 from assay.comparing.results import ReplayResults
@@ -36,7 +35,26 @@ EXACT_AGREEMENT = 1e-13
 SAME_ERROR = 0.5
 
 
-def run_equivalence(request: EquivalenceRequest, progress: Progress) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class PortError:
+    """The error of a port in float64."""
+
+    relative_error: float
+    num_different: int
+    """Number of different elements of values that must be equal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Equivalence:
+    """The candidate's code in float64 against the golden."""
+
+    agrees: bool
+    """True if the logits agree."""
+    errors: Mapping[tuple[str, str], PortError] = field(default_factory=dict)
+    """Errors by module and port, if the logits agree."""
+
+
+def run_equivalence(request: EquivalenceRequest, progress: Progress) -> Equivalence:
     """Run the candidate's code in float64 on the host: logits first, stages if they agree."""
     golden = read_golden(Path(request.golden))
     section = GoldenSection.open(Path(request.golden), request.dtype)
@@ -63,36 +81,31 @@ def run_equivalence(request: EquivalenceRequest, progress: Progress) -> dict[str
             scale += float(expected.double().pow(2).sum())
         # Written so that NaN is a difference.
         if not difference <= EXACT_AGREEMENT**2 * scale:
-            return {"agrees": False, "stages": []}
+            return Equivalence(agrees=False)
         replayer = Replayer(section.trace, section.boundary, attention_of(side.loaded))
         results = replay(side, works, tokens, replayer)
-    return {"agrees": True, "stages": _errors(results)}
+    return Equivalence(agrees=True, errors=_errors(results))
 
 
-def _errors(results: ReplayResults) -> list[dict[str, Any]]:
-    return [
-        {
-            "module": port.module,
-            "port": port.port,
-            "error": port.sums.relative_error,
-            "different": port.exact.num_different,
-        }
+def _errors(results: ReplayResults) -> dict[tuple[str, str], PortError]:
+    return {
+        (port.module, port.port): PortError(port.sums.relative_error, port.exact.num_different)
         for port in results.ports.values()
         if port.sums.relative_error > 0 or port.exact.num_different
-    ]
+    }
 
 
-def is_representation(failed: Iterable[Judged], in_float64: list[dict[str, Any]]) -> bool:
-    """Return True if every failed statistic differs as much in float64."""
-    exact = {(row["module"], row["port"]): row for row in in_float64}
-    return all(
-        _differs_as_much(item, exact.get((item.port.module, item.port.port))) for item in failed
+def is_representation(failed: Iterable[Judged], found: Equivalence) -> bool:
+    """Return True if the logits agree, and every failed statistic differs as much in float64."""
+    return found.agrees and all(
+        _differs_as_much(item, found.errors.get((item.port.module, item.port.port)))
+        for item in failed
     )
 
 
-def _differs_as_much(failed: Judged, in_float64: dict[str, Any] | None) -> bool:
+def _differs_as_much(failed: Judged, in_float64: PortError | None) -> bool:
     if in_float64 is None or failed.ratio.statistic == "non-finite":
         return False
     if failed.ratio.statistic == "exact":
-        return bool(in_float64["different"])
-    return bool(in_float64["error"] >= SAME_ERROR * failed.port.sums.relative_error)
+        return bool(in_float64.num_different)
+    return in_float64.relative_error >= SAME_ERROR * failed.port.sums.relative_error

@@ -26,7 +26,7 @@ YARDSTICK, NOISE_RUN, CANDIDATE = "yardstick", "noise", "candidate"
 PARTS = {"reference": (YARDSTICK, NOISE_RUN), "candidate": (CANDIDATE,)}
 
 
-def trace_operations(request: OperationsRequest, progress: Progress) -> dict[str, Any]:
+def trace_operations(request: OperationsRequest, progress: Progress) -> None:
     """Record the operations of one call on one side."""
     golden = read_golden(Path(request.golden))
     section = GoldenSection.open(Path(request.golden), request.dtype)
@@ -38,7 +38,7 @@ def trace_operations(request: OperationsRequest, progress: Progress) -> dict[str
                 side = load_candidate(request.candidate, golden)
             with progress.task(f"records operations of {request.module}", num_tokens, "tokens"):
                 _record(side, section, work, request, writer, CANDIDATE)
-            return {}
+            return
         choose_threads(golden.model.num_parameters)
         run = parse_run(golden.reference["run"])
         device = open_run(run)
@@ -54,7 +54,6 @@ def trace_operations(request: OperationsRequest, progress: Progress) -> dict[str
                     request.model, device, dtype, rounded_to, request.remote_code
                 )
                 _record(Side(loaded, device), section, work, request, writer, name)
-    return {}
 
 
 def _shortened(section: GoldenSection, request: OperationsRequest) -> Work:

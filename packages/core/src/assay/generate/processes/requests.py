@@ -45,12 +45,6 @@ class InputOptions(Record):
     sampling: dict[str, Any] = Field(default_factory=dict)
 
 
-class SetupRequest(Record):
-    """A request to import a setup function."""
-
-    setup: str
-
-
 class GoldenRequest(Record):
     """A request to run the reference and record a golden."""
 

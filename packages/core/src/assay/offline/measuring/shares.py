@@ -13,8 +13,8 @@ import torch.distributed as dist
 from assay.launch import Rank, TimeLimits, World, launch_world, outer_world_size
 from assay.offline.ports.lanes import LanePair
 from assay.progress import subtask
-from assay.runs.forked_pool import map_forked
-from assay.runs.mapped_pickles import dump_mapped, load_mapped
+from assay.runs.processes.forked_pool import map_forked
+from assay.runs.processes.mapped_pickles import dump_mapped, load_mapped
 
 T = TypeVar("T")
 

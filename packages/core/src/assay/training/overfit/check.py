@@ -7,18 +7,16 @@ from dataclasses import replace
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from assay.errors import UsageError
 from assay.files import read_sealed
-from assay.runs import Progress
+from assay.runs import Progress, Work, ask
 from assay.runs.results import CANDIDATE_FOLDER, GOLDEN_FOLDER, write_results
 from assay.training.check import (
     REPORT_FILE,
     TrainCheck,
-    ask,
-    ask_ranks,
-    candidate_request,
+    ask_candidate,
     check_consistency,
     load_training_limits,
     load_user_code,
@@ -33,10 +31,8 @@ from assay.training.overfit.requests import (
     OverfitReference,
 )
 from assay.training.processes.requests import ReferenceRequest, TrainerRequest, TrainOptions
+from assay.training.processes.work import PRELOAD
 from assay.verdicts import Verdict
-
-if TYPE_CHECKING:
-    from assay.launch import Rank
 
 # By side, such as "candidate" and "yardstick".
 Curves = Mapping[str, LossCurve]
@@ -121,6 +117,11 @@ LORA_LEARNING_RATE = 1e-2
 
 _FEWEST_STEPS = 10
 
+_SIDES = "assay.training.overfit.sides"
+_REFERENCE: Work[ReferenceRequest, OverfitReference] = Work(f"{_SIDES}:overfit_trusted")
+_CANDIDATE: Work[TrainerRequest, OverfitCandidate] = Work(f"{_SIDES}:overfit_candidate")
+_MEMORIZATION: Work[ReferenceRequest, Memorization] = Work(f"{_SIDES}:measure_trained")
+
 
 def overfit_options(
     options: TrainOptions, steps: int | None, learning_rate: float | None
@@ -164,7 +165,7 @@ def check_overfit(
 
 def record_overfit(check: TrainCheck, golden: Path, progress: Progress) -> None:
     """Overfit yardstick and noise run in a separate process, and record them in `golden`."""
-    record_report("overfit-reference", OverfitReference, check, golden, progress)
+    record_report(_REFERENCE, "overfit-reference", check, golden, progress)
 
 
 def check_overfit_candidate(
@@ -180,17 +181,16 @@ def check_overfit_candidate(
         check.dtype, check.options.lora, reference, limits, allow_unused=check.allow_unused
     )
     if why_not_overfit(evidence) is None:
-        request = candidate_request(check, golden, folder)
-        answers = ask_ranks("overfit-candidate", request, folder, progress, _overfit_on_rank)
-        candidates = [OverfitCandidate.model_validate(answer) for answer in answers]
+        candidates = ask_candidate(_CANDIDATE, "overfit-candidate", check, golden, folder, progress)
         trained = ReferenceRequest(
             options=check.options,
             reference=check.reference,
             dtype=check.dtype,
             folder=str(folder / CANDIDATE_FOLDER / TRAINED),
         )
-        answer = ask("memorization", trained, folder, progress)
-        memorization = Memorization.model_validate(answer.result)
+        memorization = ask(
+            _MEMORIZATION, trained, folder, name="memorization", progress=progress, preload=PRELOAD
+        ).result
         evidence = replace(evidence, candidates=candidates, memorization=memorization)
     verdict, measurements = judge_overfit(evidence)
     candidate = verdict.candidate or {"run": check.candidate}
@@ -204,10 +204,3 @@ def check_overfit_candidate(
         where = track(tracker, curves, folder, facts)
         progress.note(f"curves for {tracker}: {where}")
     return verdict
-
-
-def _overfit_on_rank(rank: "Rank", body: dict[str, Any]) -> dict[str, Any]:
-    from assay.training.overfit.sides import overfit_candidate
-
-    request = TrainerRequest.model_validate(body)
-    return overfit_candidate(request, rank.progress, rank).model_dump(mode="json")

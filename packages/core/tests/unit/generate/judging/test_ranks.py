@@ -3,6 +3,7 @@
 import pytest
 
 from assay.generate.judging.verdict import Judgement, merge_weight_facts, worst_of_ranks
+from assay.generate.processes.requests import CandidateReport
 from assay.verdicts import Location, Measurement, Outcome, Verdict
 
 ROW = Measurement(
@@ -51,11 +52,11 @@ def test_a_ratio_that_is_no_number_is_the_worst() -> None:
 
 def test_weights_that_differ_on_one_rank_explain_what_all_ranks_see() -> None:
     reports = [
-        {"weights_different": [], "untied": [], "spread": 0.0},
-        {"weights_different": ["a.weight"], "untied": [], "spread": 1.0},
+        CandidateReport(run={}, deterministic=True, spread=spread, weights_different=different)
+        for spread, different in ((0.0, []), (1.0, ["a.weight"]))
     ]
 
     united = merge_weight_facts(reports)
 
-    assert [report["weights_different"] for report in united] == [["a.weight"], ["a.weight"]]
-    assert [report["spread"] for report in united] == [0.0, 1.0]
+    assert [report.weights_different for report in united] == [["a.weight"], ["a.weight"]]
+    assert [report.spread for report in united] == [0.0, 1.0]

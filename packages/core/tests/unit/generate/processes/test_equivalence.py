@@ -1,13 +1,11 @@
 """When other values are another representation, and when they are an error."""
 
-from typing import Any
-
 import pytest
 import torch
 
 from assay.comparing.judge import Judged
 from assay.comparing.results import PortResult
-from assay.generate.processes.equivalence import is_representation
+from assay.generate.processes.equivalence import Equivalence, PortError, is_representation
 from assay.noise import Ratio
 from assay.stages import Stage
 from assay.statistics import Statistic
@@ -24,38 +22,43 @@ def failed(port: str, error: float, statistic: Statistic = "replay-tensor") -> J
     return Judged(Ratio(statistic, error, 1e-3), 3.0, result)
 
 
-def in_float64(port: str, error: float, different: int = 0) -> dict[str, Any]:
-    return {"module": STAGE.module, "port": port, "error": error, "different": different}
+def in_float64(port: str, error: float, different: int = 0) -> Equivalence:
+    return Equivalence(agrees=True, errors={(STAGE.module, port): PortError(error, different)})
 
 
 def test_values_that_differ_as_much_in_float64_are_a_representation() -> None:
-    assert is_representation([failed("output", 1.0)], [in_float64("output", 0.9)])
+    assert is_representation([failed("output", 1.0)], in_float64("output", 0.9))
 
 
 def test_error_that_float64_does_not_have_is_one_of_precision() -> None:
-    assert not is_representation([failed("output", 0.1)], [in_float64("output", 0.001)])
-    assert not is_representation([failed("output", 0.1)], [])
+    assert not is_representation([failed("output", 0.1)], in_float64("output", 0.001))
+    assert not is_representation([failed("output", 0.1)], Equivalence(agrees=True))
+    assert not is_representation([], Equivalence(agrees=False))
 
 
 def test_every_port_that_failed_counts() -> None:
     both = [failed("output.0", 1.0), failed("output.1", 0.3)]
 
-    assert not is_representation(both, [in_float64("output.0", 1.0)])
-    assert is_representation(both, [in_float64("output.0", 1.0), in_float64("output.1", 0.3)])
+    first, second = in_float64("output.0", 1.0), in_float64("output.1", 0.3)
+
+    assert not is_representation(both, first)
+    assert is_representation(
+        both, Equivalence(agrees=True, errors={**first.errors, **second.errors})
+    )
 
 
 @pytest.mark.parametrize(("different", "excused"), [(3, True), (0, False)])
 def test_indices_are_excused_by_indices_alone(different: int, excused: bool) -> None:
     item = failed("output", 1.0, "exact")
 
-    assert is_representation([item], [in_float64("output", 1.0, different)]) is excused
+    assert is_representation([item], in_float64("output", 1.0, different)) is excused
 
 
 def test_errors_are_not_excused_by_indices() -> None:
-    assert not is_representation([failed("output", 0.3)], [in_float64("output", 0.0, different=3)])
+    assert not is_representation([failed("output", 0.3)], in_float64("output", 0.0, different=3))
 
 
 def test_nothing_excuses_what_is_not_finite() -> None:
     item = failed("output", 0.3, "non-finite")
 
-    assert not is_representation([item], [in_float64("output", 1.0, different=3)])
+    assert not is_representation([item], in_float64("output", 1.0, different=3))

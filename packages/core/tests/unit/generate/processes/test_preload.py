@@ -7,7 +7,10 @@ import sys
 # The child of a process that has run threads of OpenMP waits for them for ever.
 CODE = """
 import os, signal
-import assay.generate.processes.preload
+import importlib
+from assay.generate.processes.work import PRELOAD
+for module in PRELOAD:
+    importlib.import_module(module)
 import torch
 child = os.fork()
 if child == 0:

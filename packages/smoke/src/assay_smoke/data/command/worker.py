@@ -1,25 +1,27 @@
-"""The process that runs code of users and libraries: `python -m assay_smoke.data.command.worker`."""
+"""The process that runs code of users and libraries."""
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from assay.runs import Progress
-from assay.runs.worker import serve
+
+if TYPE_CHECKING:
+    from assay_smoke.data.command.requests import DataAnswer, DataRequest
 
 
-def work(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
+def run_checks(request: "DataRequest", progress: Progress) -> "DataAnswer":
     """Run every check that the request asks for."""
     import multiprocessing
 
     import torch
 
     from assay_smoke.data.command.planned_checks import ChecksPlan
-    from assay_smoke.data.command.requests import CheckReport, DataAnswer, DataRequest
+    from assay_smoke.data.command.requests import CheckReport, DataAnswer
     from assay_smoke.data.properties import RaisedError, SubjectReport
 
     # Workers of data loaders are forked, since a new interpreter cannot import users' files.
     multiprocessing.set_start_method("fork", force=True)
     torch.set_num_threads(1)  # more threads are slower on models of this size
-    plan = ChecksPlan(DataRequest.model_validate(request))
+    plan = ChecksPlan(request)
     reports = []
     checks = plan.checks()
     with progress.task("checks properties", len(checks)) as task:
@@ -34,9 +36,4 @@ def work(request: dict[str, Any], progress: Progress) -> dict[str, Any]:
                     found = CheckReport(level=check.level, report=nothing, problem=str(error))
             reports.append(found)
             task.advance()
-    answer = DataAnswer(checks=reports, left_out=plan.left_out, notes=plan.notes)
-    return answer.model_dump(mode="json")
-
-
-if __name__ == "__main__":
-    serve(work)
+    return DataAnswer(checks=reports, left_out=plan.left_out, notes=plan.notes)

@@ -12,7 +12,6 @@ from contextlib import redirect_stdout
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 from unittest import mock
 
 import torch
@@ -20,9 +19,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from assay.errors import MachineError
-from assay.runs import Progress, run_process
+from assay.runs import Progress, Work, ask
 from assay.runs.caches import cache_folder
-from assay.runs.worker import serve
 from assay.watchdog import watched
 from assay_smoke.trainers.deepspeed.process import deepspeed_process
 
@@ -55,13 +53,14 @@ def compile_ahead(folder: Path, progress: Progress) -> None:
     Raises: MachineError if compilation fails.
     """
     if not extension_file().is_file():
-        run_process(__name__, {}, folder, name="cpu-adam", progress=progress)
+        work: Work[None, None] = Work(f"{__name__}:compile_alone")
+        ask(work, None, folder, name="cpu-adam", progress=progress)
 
 
-def _compile_alone(_: dict[str, Any], progress: Progress) -> dict[str, Any]:
+def compile_alone(_: None, progress: Progress) -> None:
+    """Compile the extension in this process."""
     with progress.step("compiles DeepSpeed's CPU Adam"), deepspeed_process("cpu"):
         load_extension()
-    return {}
 
 
 def load_extension() -> None:
@@ -112,7 +111,3 @@ def _compile(file: Path) -> None:
                 f"cannot compile DeepSpeed's CPU Adam, which offload needs ({reason}): install a C++"
                 " compiler and ninja"
             ) from error
-
-
-if __name__ == "__main__":
-    serve(_compile_alone)

@@ -15,12 +15,12 @@ HERE = Path(__file__).parent
 SCRIPT = """
 import sys
 from pathlib import Path
-from assay.runs import SilentProgress, run_process
+from assay.runs import SilentProgress, Work, ask
 
 preload, folder = sys.argv[1:]
-request = {"act": "hold_interpreter", "pids": folder + "/pids"}
-run_process("child_work", request, Path(folder), name="x", progress=SilentProgress(),
-            preload=preload.split())
+request = {"pids": folder + "/pids"}
+ask(Work("child_work:hold_interpreter"), request, Path(folder), name="x",
+    progress=SilentProgress(), preload=preload.split())
 """
 
 # How the main process is ended, as words in front of its command; none: by the test.
@@ -51,7 +51,7 @@ def kill_all(variable: str) -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="needs /proc")
-@pytest.mark.parametrize("preload", ["json", ""], ids=["forked", "started"])
+@pytest.mark.parametrize("preload", ["json", ""], ids=["preloaded", "bare"])
 def test_worker_that_holds_the_interpreter_ends_with_its_killed_parent(
     preload: str, request: pytest.FixtureRequest
 ) -> None:

@@ -1,4 +1,4 @@
-"""The child process of test_processes.py: calls the function that the request names."""
+"""Functions that the tests of `ask` run in another process."""
 
 import atexit
 import os
@@ -13,7 +13,6 @@ from typing import Any
 
 from assay.errors import MachineError, UsageError
 from assay.progress import Progress, advance_task, counted
-from assay.runs.worker import serve
 
 Result = dict[str, Any]
 
@@ -117,12 +116,3 @@ def leave_child_behind(_: dict[str, Any], __: Progress) -> Result:
         [sys.executable, "-c", script + "time.sleep(600)"], stderr=subprocess.PIPE
     )
     return {"pid": child.pid}
-
-
-def work(request: dict[str, Any], progress: Progress) -> Result:
-    result: Result = globals()[request["act"]](request, progress)
-    return result
-
-
-if __name__ == "__main__":
-    serve(work)

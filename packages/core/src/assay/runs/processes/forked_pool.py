@@ -18,7 +18,7 @@ import torch
 
 from assay.errors import MachineError
 from assay.progress import SilentProgress
-from assay.runs.mapped_pickles import dump_mapped, load_mapped
+from assay.runs.processes.mapped_pickles import dump_mapped, load_mapped
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

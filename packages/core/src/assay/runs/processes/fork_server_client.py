@@ -1,4 +1,4 @@
-"""The client of the fork server, which is started with the first world."""
+"""The client of the fork server, which is started with the first process."""
 
 import atexit
 import json
@@ -9,48 +9,23 @@ import sys
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from assay.errors import exit_in_words
-from assay.launch.errors import ForkServerError
-from assay.launch.processes.fork_server import ANSWER
-from assay.runs.worker import SAME_HASHES
+from assay.runs.errors import ForkServerError
+from assay.runs.processes.answering import SAME_HASHES
+from assay.runs.processes.fork_server import ANSWER
 from assay.watchdog import WATCHDOG
-
-# Imported for every world.
-PRELOAD = (
-    "torch",
-    "torch.distributed.checkpoint",
-    "torch.distributed.device_mesh",
-    "torch.distributed.fsdp",
-    "torch.distributed.pipelining",
-    "torch.distributed.tensor.parallel",
-    "assay.devices.cpu",
-    "assay.launch.joining",
-    "assay.launch.processes.group_leader",
-)
 
 # A process with threads cannot be forked safely, and a vendor's module that torch imports
 # automatically may initialize a device.
 _ENVIRONMENT = {
-    "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
     "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
 }
 
 # The server ends in milliseconds, or later if it still imports modules.
 _END_SECONDS = 0.5
-
-
-class _ServerGoneError(Exception):
-    """A fork server that ended during a request. is_new: it was started for this request."""
-
-    def __init__(self, how: str, *, is_new: bool) -> None:
-        super().__init__(how)
-        self.how = how
-        self.is_new = is_new
 
 
 class ForkServer:
@@ -61,10 +36,12 @@ class ForkServer:
         self._owner = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: socket.socket | None = None
+        self._preloads = False
+        """True until the answer to a `preload` is read."""
 
     @property
     def pid(self) -> int | None:
-        """Return the process id of the fork server; None before the first world."""
+        """Return the process id of the fork server; None before the first process."""
         return self._process.pid if self._process else None
 
     def start(self) -> None:
@@ -72,53 +49,70 @@ class ForkServer:
         with self._lock:
             self._connected()
 
-    def start_leader(
-        self, folder: Path, num_ranks: int, preload: Sequence[str], descriptors: Sequence[int]
-    ) -> int:
-        """Fork the leader of a world. Returns: the id of its process and process group.
+    def preload(self, modules: Sequence[str]) -> None:
+        """Let the server import `modules` while this process goes on.
 
+        A failed import is an error of the next request that needs the module.
+        """
+        with self._lock:
+            _, connection = self._connected()
+            if not self._preloads:
+                connection.sendall(json.dumps(_imports(modules)).encode())
+                self._preloads = True
+
+    def start_leader(
+        self,
+        body: tuple[str, Sequence[str]],
+        num_processes: int,
+        preload: Sequence[str],
+        descriptors: Sequence[int],
+    ) -> int:
+        """Fork the leader of a group. Returns: the id of its process and process group.
+
+        body: MODULE:FUNCTION and arguments, as in `group_leader.lead`.
         Raises: ForkServerError if a module of `preload` cannot be imported.
         """
-        request = {
-            "folder": str(folder),
-            "num_ranks": num_ranks,
-            "sys_path": sys.path,
-            "preload": [*PRELOAD, *preload],
+        request = _imports(preload) | {
+            "body": body[0],
+            "arguments": list(body[1]),
+            "num_processes": num_processes,
         }
+        message = json.dumps(request).encode()
         with self._lock:
-            try:
+            while True:
+                is_new = self._process is None
+                process, connection = self._connected()
                 try:
-                    return self._ask(request, descriptors)
-                except _ServerGoneError as gone:
-                    if gone.is_new:
-                        raise ForkServerError.ended(gone.how) from None
-                    # It was killed between two worlds.
-                    return self._ask(request, descriptors)
-            except ForkServerError:
-                raise
-            except BaseException:
-                # The next request must not read the answer to this one.
-                self._forget()
-                raise
+                    if self._preloads:
+                        self._read_answer(connection)
+                    socket.send_fds(connection, [message], descriptors)
+                    pid, refusal = self._read_answer(connection)
+                except (EOFError, ConnectionError):
+                    process.kill()
+                    how = exit_in_words(process.wait())
+                    self._forget()
+                    if is_new:
+                        raise ForkServerError.ended(how) from None
+                    # It was killed between two requests: start another.
+                except BaseException:
+                    # The next request must not read the answer to this one.
+                    self._forget()
+                    raise
+                else:
+                    if refusal:
+                        raise ForkServerError.refused(refusal)
+                    return pid
 
-    def _ask(self, request: dict[str, Any], descriptors: Sequence[int]) -> int:
-        is_new = self._process is None
-        process, connection = self._connected()
-        try:
-            socket.send_fds(connection, [json.dumps(request).encode()], descriptors)
-            (answer,) = ANSWER.unpack(_receive(connection, ANSWER.size))
-            if answer > 0:
-                return int(answer)
-            raise ForkServerError.refused(_receive(connection, -answer).decode())
-        except (EOFError, ConnectionError):
-            process.kill()
-            how = exit_in_words(process.wait())
-            self._forget()
-            raise _ServerGoneError(how, is_new=is_new) from None
+    def _read_answer(self, connection: socket.socket) -> tuple[int, str]:
+        """Read the pid that the server answered, or the reason of its refusal."""
+        self._preloads = False
+        (answer,) = ANSWER.unpack(_receive(connection, ANSWER.size))
+        return answer, "" if answer >= 0 else _receive(connection, -answer).decode()
 
     def _connected(self) -> "tuple[subprocess.Popen[bytes], socket.socket]":
         if self._owner != os.getpid():  # this process is a fork of the owner
             self._process = self._connection = None
+            self._preloads = False
             self._owner = os.getpid()
         if self._process is not None and self._process.poll() is not None:
             self._forget()
@@ -131,7 +125,7 @@ class ForkServer:
                         sys.executable,
                         "-P",
                         "-m",
-                        "assay.launch.processes.fork_server",
+                        "assay.runs.processes.fork_server",
                         str(theirs.fileno()),
                     ],
                     stdin=subprocess.DEVNULL,
@@ -150,7 +144,7 @@ class ForkServer:
         return self._process, self._connection
 
     def stop(self) -> None:
-        """End the fork server; the next world starts another."""
+        """End the fork server; the next process starts another."""
         with self._lock:
             if self._owner == os.getpid():
                 self._forget()
@@ -164,6 +158,11 @@ class ForkServer:
                 self._process.wait(_END_SECONDS)
                 WATCHDOG.forget("process", self._process.pid)
         self._process = self._connection = None
+        self._preloads = False
+
+
+def _imports(modules: Sequence[str]) -> dict[str, Any]:
+    return {"sys_path": sys.path, "preload": list(modules)}
 
 
 def _receive(connection: socket.socket, size: int) -> bytes:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from assay.errors import MachineError, UsageError
-from assay.runs.forked_pool import map_forked
+from assay.runs.processes.forked_pool import map_forked
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,6 @@ import faulthandler
 import json
 import os
 import pickle
-import random
 import signal
 import sys
 import threading
@@ -17,10 +16,9 @@ from typing import IO, Any, NoReturn
 
 from assay.launch.failures.rank_reports import RankReport, raised_report, report_of
 from assay.launch.world import World
+from assay.runs.processes.answering import reseed
+from assay.runs.processes.group_leader import STACK_SIGNAL
 from assay.runs.progress.wire import Event, WireProgress
-
-# Makes a rank write its stack. faulthandler needs no interpreter, so hung ranks answer as well.
-STACK_SIGNAL = signal.SIGUSR1
 
 _in_world = False
 
@@ -30,8 +28,8 @@ def in_world() -> bool:
     return _in_world
 
 
-def run_rank(folder: Path, number: int, gate: int, reports: int) -> NoReturn:
-    """Run the call in `folder/call.pickle` as rank `number`, and end this process.
+def run_rank(files: str, number: int, gate: int, reports: int) -> NoReturn:
+    """Run the call in `call.pickle` of the folder `files` as rank `number`, and end this process.
 
     gate: a pipe that is closed when every rank has returned.
     reports: a pipe for the events "ready", "progress" and the kind of the report.
@@ -39,7 +37,7 @@ def run_rank(folder: Path, number: int, gate: int, reports: int) -> NoReturn:
     """
     global _in_world  # noqa: PLW0603 - a property of the process
     _in_world = True
-    code = 1
+    code, folder = 1, Path(files)
     held = ExitStack()
     try:
         stacks = _prepare_streams(folder, number)
@@ -102,6 +100,7 @@ def _prepare_streams(folder: Path, number: int) -> IO[bytes]:
         stream.reconfigure(line_buffering=True)  # type: ignore[union-attr] # a text stream
     stacks = (folder / f"rank{number}.stacks").open("wb", buffering=0)
     faulthandler.enable(stacks)
+    # faulthandler needs no interpreter, so hung ranks answer as well.
     faulthandler.register(STACK_SIGNAL, stacks, all_threads=True)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {STACK_SIGNAL})
     stacks.write(f"{threading.main_thread().ident:#018x}\n".encode())
@@ -123,10 +122,7 @@ def _become_rank(world: World, number: int, setup: dict[str, Any]) -> None:
     os.chdir(setup["working_directory"])
     sys.argv = setup["arguments"]
     torch.set_num_threads(world.threads)
-    # All forks start with the fork server's random state.
-    random.seed()
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed()
+    reseed()
 
 
 def _report_event(reports: int, number: int, event: str, shown: Event | None = None) -> None:

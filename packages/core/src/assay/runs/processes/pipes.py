@@ -1,4 +1,4 @@
-"""Pipes between this process and a world."""
+"""Pipes between this process and those that it starts."""
 
 import json
 import os
@@ -58,10 +58,15 @@ class LinePipe(Pipe):
         *lines, self._partial = self._partial.split(b"\n")
         return [json.loads(line) for line in lines]
 
+    def wait(self, seconds: float | None = None) -> None:
+        """Wait until there is something to read, at most `seconds`."""
+        if not self.ended:
+            select.select([self.reader], [], [], seconds)
+
     def read_to_end(self, deadline: float) -> None:
         """Wait until all writers are closed, at most until `deadline` (of `time.monotonic`)."""
         while not self.ended and (left := deadline - time.monotonic()) > 0:
-            select.select([self.reader], [], [], left)
+            self.wait(left)
             self.read_lines()
 
 

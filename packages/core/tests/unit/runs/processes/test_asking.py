@@ -1,5 +1,4 @@
 import io
-import json
 import os
 import re
 import signal
@@ -20,9 +19,11 @@ from assay.runs import (
     LineProgress,
     ProcessError,
     SilentProgress,
+    Work,
+    ask,
     open_progress,
-    run_process,
 )
+from assay.runs.processes.fork_server_client import FORK_SERVER
 from assay.runs.progress import display, shown_tasks
 
 HERE = Path(__file__).parent
@@ -30,11 +31,15 @@ HERE = Path(__file__).parent
 
 @pytest.fixture(autouse=True)
 def importable_child(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(HERE), prepend=os.pathsep)
+    monkeypatch.syspath_prepend(HERE)
 
 
-def run(folder: Path, **request: Any) -> Answer:
-    return run_process("child_work", request, folder, name="candidate", progress=SilentProgress())
+def do(function: str) -> Work[dict[str, Any], dict[str, Any]]:
+    return Work(f"child_work:{function}")
+
+
+def run(folder: Path, act: str, **request: Any) -> Answer[dict[str, Any]]:
+    return ask(do(act), request, folder, name="candidate", progress=SilentProgress())
 
 
 def is_alive(pid: int) -> bool:
@@ -60,21 +65,22 @@ def wait_for_pids(file: Path) -> list[int]:
 
 
 def test_process_returns_the_result(tmp_path: Path) -> None:
-    answer = run_process(
-        "child_work",
-        {"act": "echo", "number": 1.5},
+    answer = ask(
+        do("echo"),
+        {"number": 1.5},
         tmp_path,
         name="candidate",
         progress=SilentProgress(),
         environment={"ASSAY_TEST_VARIABLE": "set"},
     )
-    assert answer.result == {"echo": {"act": "echo", "number": 1.5}, "variable": "set"}
+    assert answer.result == {"echo": {"number": 1.5}, "variable": "set"}
     assert answer.wall_seconds > 0
     assert (tmp_path / "candidate.log").read_text() == ""
 
 
 def test_peak_memory_is_that_of_the_child(tmp_path: Path) -> None:
     # The parent's peak is higher, and ru_maxrss, the obvious measure, includes it after fork.
+    FORK_SERVER.stop()  # an earlier test may have had it import torch
     block = b"x" * (200 << 20)
     small = run(tmp_path, act="echo")
     large = run(tmp_path, act="allocate", size_bytes=64 << 20)
@@ -126,21 +132,14 @@ def test_child_that_ends_without_output_is_a_clear_error(
 def test_answer_counts_though_the_process_crashed_at_its_end(tmp_path: Path) -> None:
     # Drivers of accelerators crash like this at the end of a process.
     progress = LineProgress(stream := io.StringIO())
-    request = {"act": "crash_after_answer"}
-    answer = run_process("child_work", request, tmp_path, name="candidate", progress=progress)
+    answer = ask(do("crash_after_answer"), {}, tmp_path, name="candidate", progress=progress)
     assert answer.result == {"done": True}
     assert stream.getvalue() == "candidate: ended with exit code 139 after it had answered\n"
 
 
-def test_answer_of_an_earlier_run_does_not_count(tmp_path: Path) -> None:
-    (tmp_path / "candidate.answer.json").write_text('{"result": {}, "peak_rss_bytes": 1}')
-    with pytest.raises(ProcessError):
-        run(tmp_path, act="leave", code=0)
-
-
 def test_module_that_is_missing_is_a_clear_error(tmp_path: Path) -> None:
-    with pytest.raises(ProcessError, match="No module named no_such_module"):
-        run_process("no_such_module", {}, tmp_path, name="x", progress=SilentProgress())
+    with pytest.raises(ProcessError, match="No module named 'no_such_module'"):
+        ask(Work("no_such_module:work"), {}, tmp_path, name="x", progress=SilentProgress())
 
 
 def test_file_in_the_working_directory_replaces_no_module(
@@ -148,16 +147,15 @@ def test_file_in_the_working_directory_replaces_no_module(
 ) -> None:
     (tmp_path / "json.py").write_text("raise RuntimeError('shadowed')")
     monkeypatch.chdir(tmp_path)
-    assert run(tmp_path, act="echo").result["echo"] == {"act": "echo"}
+    FORK_SERVER.stop()
+    assert run(tmp_path, act="echo").result["echo"] == {}
 
 
 def test_what_the_child_prints_goes_to_its_log_whose_name_is_told_once(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     stream = io.StringIO()
-    run_process(
-        "child_work", {"act": "talk"}, tmp_path, name="candidate", progress=LineProgress(stream)
-    )
+    ask(do("talk"), {}, tmp_path, name="candidate", progress=LineProgress(stream))
     log = tmp_path / "candidate.log"
     assert stream.getvalue().splitlines() == [f"candidate: prints to {log}", "a note"]
     printed = log.read_text()
@@ -176,7 +174,7 @@ def test_a_slow_child_shows_its_phase_its_count_and_its_end(
     monkeypatch.setattr(shown_tasks, "_duration", lambda seconds: f"{seconds:.0e} s")
     stream = io.StringIO()
     with open_progress(stream) as progress:
-        run_process("child_work", {"act": "take_long"}, tmp_path, name="trusted", progress=progress)
+        ask(do("take_long"), {}, tmp_path, name="trusted", progress=progress)
     lines = stream.getvalue().splitlines()
     begin = "trusted: [1 of 2] loads: reads files, "
     assert any(one.startswith(f"{begin}0 of 3 files") for one in lines)
@@ -204,7 +202,7 @@ def test_a_slow_child_shows_its_phase_its_count_and_its_end(
 
 
 def test_folder_that_cannot_be_written_is_a_clear_error(tmp_path: Path) -> None:
-    with pytest.raises(DiskError, match=r"cannot write .*candidate\.request\.json: No such file"):
+    with pytest.raises(DiskError, match=r"cannot write .*candidate\.log: No such file"):
         run(tmp_path / "absent", act="echo")
 
 
@@ -239,9 +237,11 @@ def test_ctrl_c_ends_the_child_and_its_children_after_they_flushed(tmp_path: Pat
 def test_child_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
     script = f"""
 from pathlib import Path
-from assay.runs import SilentProgress, run_process
-request = {{"act": "hang", "pids": {str(tmp_path / "pids")!r}, "cleaned": {str(tmp_path / "c")!r}}}
-run_process("child_work", request, Path({str(tmp_path)!r}), name="x", progress=SilentProgress())
+import sys
+from assay.runs import SilentProgress, Work, ask
+sys.path.insert(0, {str(HERE)!r})
+request = {{"pids": {str(tmp_path / "pids")!r}, "cleaned": {str(tmp_path / "c")!r}}}
+ask(Work("child_work:hang"), request, Path({str(tmp_path)!r}), name="x", progress=SilentProgress())
 """
     with subprocess.Popen([sys.executable, "-c", script]) as parent:
         pids = wait_for_pids(tmp_path / "pids")
@@ -254,19 +254,3 @@ def test_child_that_the_process_left_behind_ends_with_it(tmp_path: Path) -> None
     answer = run(tmp_path, act="leave_child_behind")
     wait_until_gone([answer.result["pid"]])
     assert answer.wall_seconds < 4
-
-
-def test_worker_can_be_started_by_hand_from_its_request(tmp_path: Path) -> None:
-    # The worker shares the group of the process that starts it, which it must not kill.
-    run(tmp_path, act="nap")
-    (tmp_path / "candidate.answer.json").unlink()
-    request_file = tmp_path / "candidate.request.json"
-    script = f"""
-import json, os, subprocess, sys
-from pathlib import Path
-file = Path({str(request_file)!r})
-file.write_text(json.dumps(json.loads(file.read_text()) | {{"parent": os.getpid()}}))
-subprocess.run([sys.executable, "-m", "child_work", file], stdin=subprocess.DEVNULL, check=True)
-"""
-    subprocess.run([sys.executable, "-c", script], check=True, start_new_session=True)
-    assert json.loads((tmp_path / "candidate.answer.json").read_text())["result"] == {}

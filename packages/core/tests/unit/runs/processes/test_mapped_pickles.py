@@ -3,7 +3,7 @@ from typing import Any
 
 import torch
 
-from assay.runs.mapped_pickles import dump_mapped, load_mapped
+from assay.runs.processes.mapped_pickles import dump_mapped, load_mapped
 
 
 def store(value: object) -> Any:

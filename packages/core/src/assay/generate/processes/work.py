@@ -1,0 +1,43 @@
+"""The work of the processes of a generation check. Importing it imports no torch."""
+
+from typing import TYPE_CHECKING
+
+from assay.runs import Work
+
+if TYPE_CHECKING:
+    from assay.generate.processes.equivalence import Equivalence
+    from assay.generate.processes.requests import (
+        CandidateReport,
+        CandidateRequest,
+        EquivalenceRequest,
+        GoldenManifest,
+        GoldenRequest,
+        OperationsRequest,
+    )
+
+# A candidate that generates supports tensor parallelism only.
+AXES = ("tp",)
+
+# The fork server imports these once for all processes of a check.
+PRELOAD = (
+    "transformers.models.auto.modeling_auto",
+    "transformers.models.llama.modeling_llama",  # shared by most decoders
+    "assay.generate.processes.candidate",
+    "assay.generate.processes.operation_trace",
+    "assay.generate.processes.equivalence",
+    "assay.generate.processes.golden",
+)
+
+SETUP: "Work[str, None]" = Work("assay.generate.processes.candidate:import_setup")
+GOLDEN: "Work[GoldenRequest, GoldenManifest]" = Work(
+    "assay.generate.processes.golden:capture_golden"
+)
+CANDIDATE: "Work[CandidateRequest, CandidateReport]" = Work(
+    "assay.generate.processes.candidate:run_candidate"
+)
+OPERATIONS: "Work[OperationsRequest, None]" = Work(
+    "assay.generate.processes.operation_trace:trace_operations"
+)
+EQUIVALENCE: "Work[EquivalenceRequest, Equivalence]" = Work(
+    "assay.generate.processes.equivalence:run_equivalence"
+)

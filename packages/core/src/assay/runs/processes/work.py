@@ -1,0 +1,24 @@
+"""Work of another process, named so that this process need not import it."""
+
+import pkgutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar, cast
+
+Request = TypeVar("Request")
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Work(Generic[Request, Result]):
+    """A function `(Request, Progress) -> Result`. Work of ranks takes a `Rank` as third argument.
+
+    Both types must be picklable.
+    """
+
+    function: str
+    """MODULE:FUNCTION."""
+
+    def load(self) -> Callable[..., Result]:
+        """Import the module and return the function."""
+        return cast("Callable[..., Result]", pkgutil.resolve_name(self.function))

@@ -1,0 +1,32 @@
+"""The work of the processes of a training check. Importing it imports no torch."""
+
+from typing import TYPE_CHECKING
+
+from assay.runs import Work
+
+if TYPE_CHECKING:
+    from assay.training.processes.requests import (
+        ReferenceReport,
+        ReferenceRequest,
+        TrainerRequest,
+        UserCodeReport,
+        UserCodeRequest,
+    )
+    from assay.training.processes.trainer_report import TrainerReport
+
+# The fork server imports these once for all processes of a check.
+PRELOAD = (
+    "transformers.models.auto.modeling_auto",
+    "transformers.models.llama.modeling_llama",  # shared by most decoders
+    "assay.training.processes.candidate",
+)
+
+USER_CODE: "Work[UserCodeRequest, UserCodeReport]" = Work(
+    "assay.training.processes.user_code:load_user_code"
+)
+REFERENCE: "Work[ReferenceRequest, ReferenceReport]" = Work(
+    "assay.training.processes.reference:record_reference"
+)
+CANDIDATE: "Work[TrainerRequest, TrainerReport]" = Work(
+    "assay.training.processes.candidate:run_candidate"
+)

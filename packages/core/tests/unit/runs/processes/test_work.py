@@ -1,0 +1,35 @@
+"""Every `Work` names a function with the types that it declares."""
+
+import importlib
+import inspect
+import re
+
+import pytest
+
+from assay.runs import Work
+
+MODULES = (
+    "assay.generate.processes.work",
+    "assay.load.check",
+    "assay.training.overfit.check",
+    "assay.training.processes.work",
+)
+
+
+def declared() -> dict[str, tuple[Work[object, object], str]]:
+    """All works of core by name, with their annotations."""
+    found = {}
+    for module in map(importlib.import_module, MODULES):
+        for name, annotation in module.__annotations__.items():
+            found[f"{module.__name__}.{name}"] = (getattr(module, name), str(annotation))
+    return found
+
+
+@pytest.mark.parametrize("name", sorted(declared()))
+def test_work_has_the_declared_types(name: str) -> None:
+    work, annotation = declared()[name]
+    function = inspect.signature(work.load())
+    request = next(iter(function.parameters.values())).annotation
+    types = [kind if isinstance(kind, str) else getattr(kind, "__name__", str(kind))
+             for kind in (request, function.return_annotation)]  # fmt: skip
+    assert re.findall(r"\w+(?=[,\]])", annotation.replace("'", "")) == types
