@@ -21,7 +21,8 @@ def declared() -> dict[str, tuple[Work[object, object], str]]:
     found = {}
     for module in map(importlib.import_module, MODULES):
         for name, annotation in module.__annotations__.items():
-            found[f"{module.__name__}.{name}"] = (getattr(module, name), str(annotation))
+            if isinstance(work := getattr(module, name), Work):
+                found[f"{module.__name__}.{name}"] = (work, str(annotation))
     return found
 
 
