@@ -5,7 +5,7 @@ import pickle
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from contextvars import copy_context
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,21 +100,18 @@ def _run(
 ) -> int:
     """Run `answer` on two descriptors in a new process. Returns: its exit code."""
     body = ("assay.runs.processes.answering:answer", ())
-    with opened(Pipe) as output:
-        listener = threading.Thread(
-            target=copy_context().run,  # keeps the enclosing task
-            args=(_listen, os.dup(output.reader), log, name, progress),
-            daemon=True,
-        )
-        try:
-            descriptors = (*files, output.writer)
-            with started_group(body, 1, preload, descriptors, GRACE_SECONDS) as group:
-                output.close_writer()
-                listener.start()
-                return group.wait()
-        finally:
-            if listener.ident is not None:
-                listener.join(GRACE_SECONDS)
+    with opened(Pipe) as output, ExitStack() as stack:
+        descriptors = (*files, output.writer)
+        with started_group(body, 1, preload, descriptors, GRACE_SECONDS) as group:
+            output.close_writer()
+            listener = threading.Thread(
+                target=copy_context().run,  # keeps the enclosing task
+                args=(_listen, os.dup(output.reader), log, name, progress),
+                daemon=True,
+            )
+            listener.start()
+            stack.callback(listener.join, GRACE_SECONDS)
+            return group.wait()
 
 
 def _listen(output: int, log: IO[bytes], name: str, progress: Progress) -> None:

@@ -73,7 +73,7 @@ def _end_all(running: dict[int, int]) -> NoReturn:
         running.pop(pid, None)
         time.sleep(0 if pid else _POLL_SECONDS)
     os.killpg(0, signal.SIGKILL)
-    raise SystemExit  # not reached
+    os._exit(1)  # not reached
 
 
 def _become_quiet() -> None:
