@@ -28,20 +28,6 @@ class WorldHungError(WorldError):
     """A world whose time limit passed before all of its ranks had reported."""
 
 
-class WorldSizeError(UsageError):
-    """A world with another number of ranks than its launcher started."""
-
-    @classmethod
-    def outer(cls, world: object, size: int) -> "WorldSizeError":
-        """Make the error for a body that needs `world`, where torchrun started `size` ranks."""
-        return cls(f"the body needs {world}, but the launcher of this process started {size}")
-
-    @classmethod
-    def nested(cls) -> "WorldSizeError":
-        """Make the error for a call of `launch_world` inside a rank."""
-        return cls("a rank cannot start a world of its own: start it outside of the first")
-
-
 class UnsendableError(UsageError):
     """A value that cannot be pickled for, or by, a rank."""
 

@@ -9,7 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from assay.launch.errors import UnsendableError, WorldError, WorldSizeError
+from assay.errors import UsageError
+from assay.launch.errors import UnsendableError, WorldError
 from assay.launch.rank import Rank
 from assay.launch.rank_process import in_world
 from assay.launch.supervising import supervised
@@ -42,12 +43,14 @@ def launch_world(
     outer = outer_world_size(os.environ)
     if outer is not None:
         if outer != world.size:
-            raise WorldSizeError.outer(world, outer)
+            raise UsageError(
+                f"the body needs {world}, but the launcher of this process started {outer}"
+            )
         from assay.launch.under_torchrun import call_under_torchrun
 
         return call_under_torchrun(target, world, *args, **kwargs)
     if in_world():
-        raise WorldSizeError.nested()
+        raise UsageError("a rank cannot start a world of its own: start it outside of the first")
     call = _pickled_call(target, args, kwargs)
     with ExitStack() as stack:
         folder = stack.enter_context(temporary_folder("assay-world-"))

@@ -36,7 +36,7 @@ SAME_ERROR = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class PortError:
+class PortDifference:
     """The error of a port in float64."""
 
     relative_error: float
@@ -50,7 +50,7 @@ class Equivalence:
 
     agrees: bool
     """True if the logits agree."""
-    errors: Mapping[tuple[str, str], PortError] = field(default_factory=dict)
+    errors: Mapping[tuple[str, str], PortDifference] = field(default_factory=dict)
     """Errors by module and port, if the logits agree."""
 
 
@@ -87,9 +87,9 @@ def run_equivalence(request: EquivalenceRequest, progress: Progress) -> Equivale
     return Equivalence(agrees=True, errors=_errors(results))
 
 
-def _errors(results: ReplayResults) -> dict[tuple[str, str], PortError]:
+def _errors(results: ReplayResults) -> dict[tuple[str, str], PortDifference]:
     return {
-        (port.module, port.port): PortError(port.sums.relative_error, port.exact.num_different)
+        (port.module, port.port): PortDifference(port.sums.relative_error, port.exact.num_different)
         for port in results.ports.values()
         if port.sums.relative_error > 0 or port.exact.num_different
     }
@@ -103,7 +103,7 @@ def is_representation(failed: Iterable[Judged], found: Equivalence) -> bool:
     )
 
 
-def _differs_as_much(failed: Judged, in_float64: PortError | None) -> bool:
+def _differs_as_much(failed: Judged, in_float64: PortDifference | None) -> bool:
     if in_float64 is None or failed.ratio.statistic == "non-finite":
         return False
     if failed.ratio.statistic == "exact":

@@ -5,7 +5,7 @@ import torch
 
 from assay.comparing.judge import Judged
 from assay.comparing.results import PortResult
-from assay.generate.processes.equivalence import Equivalence, PortError, is_representation
+from assay.generate.processes.equivalence import Equivalence, PortDifference, is_representation
 from assay.noise import Ratio
 from assay.stages import Stage
 from assay.statistics import Statistic
@@ -23,7 +23,7 @@ def failed(port: str, error: float, statistic: Statistic = "replay-tensor") -> J
 
 
 def in_float64(port: str, error: float, different: int = 0) -> Equivalence:
-    return Equivalence(agrees=True, errors={(STAGE.module, port): PortError(error, different)})
+    return Equivalence(agrees=True, errors={(STAGE.module, port): PortDifference(error, different)})
 
 
 def test_values_that_differ_as_much_in_float64_are_a_representation() -> None:
