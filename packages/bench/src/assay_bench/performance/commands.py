@@ -8,7 +8,6 @@ import typer
 
 from assay.output.streams import print_text
 from assay_bench.options import AsJson, Model, Output, Run
-from assay_bench.outcomes import PairedOutcome
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -135,6 +134,8 @@ def comparison_table(result: "EnvironmentComparison") -> "Table":
 
 def comparison_line(result: "EnvironmentComparison") -> str:
     """Describe the verdict, its reason, and what to do if it is undecided."""
+    from assay_bench.outcomes import PairedOutcome
+
     limit = 1 + result.margin
     match result.verdict:
         case PairedOutcome.PASS:

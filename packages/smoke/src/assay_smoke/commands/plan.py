@@ -72,7 +72,9 @@ def plan(  # noqa: PLR0913 - one for each option
     """
     from assay_smoke.matrix.ordering import parse_budget
     from assay_smoke.matrix.planning import PlanOptions, plan_smoke
+    from assay_smoke.matrix.rules import require_vendor
 
+    require_vendor(vendor)
     planned = plan_smoke(
         PlanOptions(
             vendor=vendor,

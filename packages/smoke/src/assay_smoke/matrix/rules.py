@@ -267,13 +267,14 @@ def vendor_names() -> tuple[str, ...]:
     return tuple(_tables())
 
 
-def rules_of_vendor(vendor: str) -> tuple[Rule, ...]:
-    """Return the rules for the vendor's cards alone.
-
-    Raises: UsageError for an unknown vendor.
-    """
+def require_vendor(vendor: str) -> None:
+    """Raise UsageError for a vendor without a table."""
     if vendor not in _tables():
         raise UsageError(f"--vendor {vendor}: there is {', '.join(vendor_names())}")
+
+
+def rules_of_vendor(vendor: str) -> tuple[Rule, ...]:
+    """Return the rules for the vendor's cards alone; none for a vendor without a table."""
     return tuple(
         refusing(
             name=f"{vendor}-{entry['name']}",
@@ -281,13 +282,10 @@ def rules_of_vendor(vendor: str) -> tuple[Rule, ...]:
             shown_by=entry["shown_by"],
             **entry["words"],
         )
-        for entry in _tables()[vendor].get("refuses", ())
+        for entry in _tables().get(vendor, {}).get("refuses", ())
     )
 
 
 def rules_for(vendor: str) -> tuple[Rule, ...]:
-    """Return all rules that hold on the vendor's cards.
-
-    Raises: UsageError for an unknown vendor.
-    """
+    """Return all rules that hold on the vendor's cards."""
     return (*RULES, *rules_of_vendor(vendor))

@@ -15,6 +15,7 @@ from assay_smoke.matrix.rules import (
     Rule,
     check_compatible,
     refusing,
+    require_vendor,
     rules_for,
     vendor_names,
 )
@@ -119,7 +120,11 @@ def test_what_a_vendor_lacks_is_refused_there_only() -> None:
 
 def test_an_unknown_vendor_is_an_error_that_lists_the_known() -> None:
     with pytest.raises(UsageError, match=r"^--vendor nvida: there is cpu, nvidia, amd, "):
-        rules_for("nvida")
+        require_vendor("nvida")
+
+
+def test_a_device_without_a_table_has_the_common_rules() -> None:
+    assert rules_for("sim") == RULES
 
 
 def test_a_rule_is_described_by_what_it_refuses() -> None:
