@@ -16,7 +16,6 @@ from assay_bench.comparing.terms import Terms
 from assay_bench.evaluations.items import Evaluation, TaskResult
 from assay_bench.evaluations.scores import judge_scores
 from assay_bench.outcomes import PairedOutcome
-from assay_bench.statistics.families import holm
 
 SCHEMA = 1
 
@@ -121,14 +120,9 @@ def _better_by_margin(reversed_: EvaluationComparison) -> str:
 
     reversed_: the comparison of the older evaluation with the newer one as base.
     """
-    measures = {
-        f"{task.name} {measure.name}": measure
+    return ", ".join(
+        f"{task.name} {measure.name} rose by {-measure.difference:.3g}"
         for task in reversed_.tasks
         for measure in task.measures
-    }
-    p_values = holm({name: measure.p_worse for name, measure in measures.items()})
-    return ", ".join(
-        f"{name} rose by {-measure.difference:.3g}"
-        for name, measure in measures.items()
-        if -measure.difference > measure.margin and p_values[name] < reversed_.terms.significance
+        if -measure.difference > measure.margin and measure.p_worse < reversed_.terms.significance
     )

@@ -53,6 +53,14 @@ def test_surprising_result_needs_a_reason(tmp_path: Path, before: int, now: int,
     assert read_baseline(path).acceptance.reason == "more data"
 
 
+def test_surprising_task_among_others_needs_a_reason(tmp_path: Path) -> None:
+    # Nine of nine changed answers are better: p = 0.2 %, and 1.2 % corrected for six tasks.
+    same = [replace(answered(390, 400), name=f"same {n}") for n in range(5)]
+    path = write(evaluation(*same, answered(390, 400)), tmp_path / "b.json")
+    with pytest.raises(UsageError, match=r"suspiciously good: sums accuracy rose by 0\.0225"):
+        write(evaluation(*same, answered(399, 400)), path)
+
+
 def test_equally_good_result_replaces_without_a_reason(tmp_path: Path) -> None:
     path = write(evaluation(answered(390, 400)), tmp_path / "b.json")
     write(evaluation(answered(390, 400), name="newer"), path)
