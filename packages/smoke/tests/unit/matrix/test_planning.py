@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from assay.errors import UsageError
 from assay.verdicts import Outcome
+from assay_smoke.commands.plan import plan as plan_cases
 from assay_smoke.matrix.cases import case_of
 from assay_smoke.matrix.durations import RecordedRun, record_runs
 from assay_smoke.matrix.planning import PlanOptions, SmokePlan, plan_smoke
@@ -125,7 +126,6 @@ def test_an_expression_that_matches_nothing_is_an_error(expression: str, elsewhe
     [
         ({"cards": 0}, "--cards 0: "),
         ({"budget_seconds": 0.0}, "--budget 0s: "),
-        ({"vendor": "nvidai"}, "--vendor nvidai: there is cpu, nvidia"),
         ({"expression": "fsdp and"}, "-k 'fsdp and': "),
     ],
 )
@@ -133,6 +133,11 @@ def test_options_that_mean_nothing_are_refused(options: dict[str, Any], message:
     with pytest.raises(UsageError) as raised:
         plan(**options)
     assert str(raised.value).startswith(message)
+
+
+def test_the_command_refuses_an_unknown_vendor() -> None:
+    with pytest.raises(UsageError, match="^--vendor nvidai: there is cpu, nvidia"):
+        plan_cases(vendor="nvidai")
 
 
 def test_refusals_are_those_of_the_cards_that_are_planned_for() -> None:

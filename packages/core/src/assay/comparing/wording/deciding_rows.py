@@ -52,10 +52,11 @@ def rank_by_ratio(measurement: Measurement) -> float:
 
 def shown_ratio(measurement: Measurement) -> float | None:
     """Return the ratio of a row; None for values that are shown without noise."""
+    ratio = measurement.ratio
+    if not math.isnan(ratio):
+        return ratio
     values = measurement.actual, measurement.expected
-    if math.isnan(measurement.ratio) and all(math.isfinite(value) for value in values):
-        return None
-    return measurement.ratio
+    return None if all(math.isfinite(value) for value in values) else ratio
 
 
 def rank_of(measurement: Measurement) -> float:

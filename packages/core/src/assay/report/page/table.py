@@ -46,13 +46,12 @@ class MeasurementTable:
 
 def draw_table(report: Report, max_rows: int = MAX_ROWS) -> MeasurementTable:
     """Keep at most `max_rows`: judged rows first, then those with the highest ratios."""
-    ranked = sorted(
-        report.measurements, key=lambda row: (row.limit is not None, rank_of(row)), reverse=True
-    )
-    kept, left_out = ranked[:max_rows], ranked[max_rows:]
-    statements = []
-    if left_out:
-        highest = max(rank_of(row) for row in left_out)
+    kept = report.measurements
+    statements: list[str] = []
+    if len(kept) > max_rows:
+        ranked = sorted(kept, key=lambda row: (row.limit is not None, rank_of(row)), reverse=True)
+        kept = ranked[:max_rows]
+        highest = max(map(rank_of, ranked[max_rows:]))
         statements.append(describe_measurements_left_out(len(kept), len(ranked), highest))
-    kept.sort(key=rank_of, reverse=True)
+    kept = sorted(kept, key=lambda row: (rank_of(row), row.limit is not None), reverse=True)
     return MeasurementTable(kept, statements, report.judged_side)
