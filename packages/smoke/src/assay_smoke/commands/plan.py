@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from assay.errors import name_some
-from assay.output.console import open_console
+from assay.output.console import new_table, open_console
 from assay.output.streams import print_text
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def plan(  # noqa: PLR0913 - one for each option
 def _print_plan(planned: "SmokePlan") -> None:
     """Print the cases with reasons, the cases left out, and a summary."""
     console = open_console()
-    table = _new_table("SECONDS", "PAIRS", "CASE", "WHY")
+    table = new_table("SECONDS", "PAIRS", "CASE", "WHY")
     for case in planned.cases[:_CASES_SHOWN]:
         pairs = f"+{case.new_pairs}" if case.new_pairs else ""
         why = "; ".join(case.reasons)
@@ -114,7 +114,7 @@ def _print_plan(planned: "SmokePlan") -> None:
 def _print_refused(planned: "SmokePlan") -> None:
     """Print refused combinations, and pairs that several rules together exclude."""
     console = open_console()
-    table = _new_table("REFUSED", "WHY")
+    table = new_table("REFUSED", "WHY")
     for refused in planned.refused:
         table.add_row(*map(Text, (refused.combination, refused.reason)))
     console.print("", table, sep="\n")
@@ -127,7 +127,7 @@ def _print_refused(planned: "SmokePlan") -> None:
 def _print_left_out(console: Console, planned: "SmokePlan") -> None:
     if not planned.left_out:
         return
-    table = _new_table("SECONDS", "PAIRS", "LEFT OUT", "WHY")
+    table = new_table("SECONDS", "PAIRS", "LEFT OUT", "WHY")
     for case in planned.left_out[:_CASES_SHOWN]:
         lost = f"-{len(case.lost_pairs)}" if case.lost_pairs else ""
         table.add_row(*map(Text, (_seconds(case), lost, case.id, case.reason)))
@@ -172,10 +172,3 @@ def _seconds(case: "PlannedCase | LeftOutCase") -> str:
 
 def _time(seconds: float) -> str:
     return f"{seconds / _MINUTE:.0f} min" if seconds >= 2 * _MINUTE else f"{seconds:.0f} s"
-
-
-def _new_table(*headings: str) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for heading in headings:
-        table.add_column(heading, overflow="fold")
-    return table
