@@ -4,7 +4,6 @@ Rank 0 gathers sharded tensors one by one, and writes only if every tensor of th
 """
 
 import copy
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,13 +13,10 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.tensor import DTensor
 
 from assay.errors import UsageError
 from assay.models.saving import save_pretrained
-from assay.parallel.checkpoints.sharded import MODEL, read_names
 from assay.parallel.checkpoints.weight_loading import (
     make_shape_error,
     make_weights_error,
@@ -120,26 +116,6 @@ def _join_configs(modules: Sequence[Any]) -> dict[str, Any]:
         if targets := set().union(*(of_rank[name] for of_rank in of_ranks)):
             joined[name].target_modules = targets
     return joined
-
-
-def consolidate_checkpoint(checkpoint: Path, config: "PretrainedConfig", folder: Path) -> None:
-    """Convert a distributed checkpoint, of any number of ranks, to a Hugging Face folder.
-
-    Needs no process group. config: of the whole model.
-    Raises: UsageError or MachineError if the checkpoint does not hold the whole model.
-    """
-    prefix = f"{MODEL}."
-    tensors = {
-        name: torch.empty(stored.size, dtype=stored.properties.dtype)
-        for name, stored in read_names(checkpoint).items()
-        if name.startswith(prefix) and isinstance(stored, TensorStorageMetadata)
-    }
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
-        load(cast("dict[str, Any]", tensors), checkpoint_id=checkpoint, no_dist=True)
-    write_model_folder(
-        folder, config, {name.removeprefix(prefix): value for name, value in tensors.items()}
-    )
 
 
 def write_model_folder(

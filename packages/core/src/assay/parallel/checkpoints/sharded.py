@@ -23,7 +23,7 @@ from assay.parallel.checkpoints.weight_loading import name_difference, tied_name
 
 _Stored = Mapping[str, TensorStorageMetadata | BytesStorageMetadata]
 
-MODEL, MOMENTS, GROUPS, EXTRA = "model", "moments", "groups", "extra"
+_MODEL, _MOMENTS, _GROUPS, _EXTRA = "model", "moments", "groups", "extra"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,17 +51,19 @@ def save_checkpoint(
     extra: other state that can be pickled, such as the number of steps; one rank's is stored.
     """
     modules = [*stages]
-    state: dict[str, Any] = {f"{MODEL}.{name}": held[0] for name, held in _weights(modules).items()}
+    state: dict[str, Any] = {
+        f"{_MODEL}.{name}": held[0] for name, held in _weights(modules).items()
+    }
     if optimizer is not None:
         for name, held in _trained(modules, optimizer).items():
             for key, value in optimizer.state.get(held[0], {}).items():
-                state[f"{MOMENTS}.{name}.{key}"] = value
+                state[f"{_MOMENTS}.{name}.{key}"] = value
         groups = [
             {key: value for key, value in group.items() if key != "params"}
             for group in optimizer.param_groups
         ]
-        state[GROUPS] = _Pickled(groups)
-    state[EXTRA] = _Pickled(dict(extra or {}))
+        state[_GROUPS] = _Pickled(groups)
+    state[_EXTRA] = _Pickled(dict(extra or {}))
     save(state, checkpoint_id=folder)
 
 
@@ -75,37 +77,37 @@ def load_checkpoint(
     Raises: MachineError, before any value is read, with the missing, misshapen and extra names.
     """
     modules = [*stages]
-    stored = read_names(folder)
+    stored = _read_names(folder)
     weights = _weights(modules)
-    state: dict[str, Any] = {f"{MODEL}.{name}": held[0] for name, held in weights.items()}
+    state: dict[str, Any] = {f"{_MODEL}.{name}": held[0] for name, held in weights.items()}
     _check_all_have_a_place(folder, state, stored)
     trained = {} if optimizer is None else _trained(modules, optimizer)
     moments = _moments_of(folder, trained, stored)
     for name, kinds in moments.items():
         for kind in kinds:
-            key = f"{MOMENTS}.{name}.{kind}"
+            key = f"{_MOMENTS}.{name}.{kind}"
             state[key] = _moment_like(stored[key], trained[name][0])
-    state[EXTRA] = None
+    state[_EXTRA] = None
     if optimizer is not None:
-        state[GROUPS] = None
+        state[_GROUPS] = None
     _check_shapes(folder, state, stored)
     load(state, checkpoint_id=folder)
     for name, held in weights.items():
         for other in held[1:]:
-            other.copy_(state[f"{MODEL}.{name}"])
+            other.copy_(state[f"{_MODEL}.{name}"])
     if optimizer is not None:
         optimizer.state.clear()
         for name, kinds in moments.items():
             for parameter in trained[name]:
-                values = {kind: state[f"{MOMENTS}.{name}.{kind}"] for kind in kinds}
+                values = {kind: state[f"{_MOMENTS}.{name}.{kind}"] for kind in kinds}
                 # Each copy of a tied parameter has its own state.
                 optimizer.state[parameter] = copy.deepcopy(values)
-        for group, kept in zip(optimizer.param_groups, state[GROUPS].value, strict=True):
+        for group, kept in zip(optimizer.param_groups, state[_GROUPS].value, strict=True):
             group.update(kept)
-    return cast("dict[str, Any]", state[EXTRA].value)
+    return cast("dict[str, Any]", state[_EXTRA].value)
 
 
-def read_names(folder: Path) -> _Stored:
+def _read_names(folder: Path) -> _Stored:
     """Read the metadata of every stored value, by name. Raises: MachineError for other folders."""
     try:
         return FileSystemReader(folder).read_metadata().state_dict_metadata
@@ -156,7 +158,7 @@ def _check_all_have_a_place(folder: Path, state: Mapping[str, Any], stored: _Sto
         names = [set()] * dist.get_world_size()
         dist.all_gather_object(names, {*state})
     wanted = set().union(*names)
-    held = {name for name in stored if name.startswith(f"{MODEL}.")}
+    held = {name for name in stored if name.startswith(f"{_MODEL}.")}
     if wanted != held:
         raise _make_state_error(folder, wanted - held, held - wanted)
 
@@ -168,11 +170,11 @@ def _moments_of(folder: Path, trained: Iterable[str], stored: _Stored) -> dict[s
     """
     kinds: dict[str, list[str]] = {}
     for key in stored:
-        if key.startswith(f"{MOMENTS}."):
-            name, _, kind = key.removeprefix(f"{MOMENTS}.").rpartition(".")
+        if key.startswith(f"{_MOMENTS}."):
+            name, _, kind = key.removeprefix(f"{_MOMENTS}.").rpartition(".")
             kinds.setdefault(name, []).append(kind)
     # An optimizer that has not stepped, or has no moments, stored none at all.
-    missing = [f"{MOMENTS}.{name}" for name in trained if kinds and name not in kinds]
+    missing = [f"{_MOMENTS}.{name}" for name in trained if kinds and name not in kinds]
     if missing:
         raise _make_state_error(folder, missing, ())
     return {name: kinds[name] for name in trained if kinds}

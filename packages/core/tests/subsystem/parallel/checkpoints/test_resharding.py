@@ -1,9 +1,8 @@
-"""Runs that are saved on some ranks and resumed on others, or consolidated into a folder."""
+"""Runs that are saved on some ranks and resumed on others."""
 
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -12,8 +11,6 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from assay.errors import MachineError
 from assay.launch import Rank, World, launch_world
-from assay.models.loading.loaded_model import load_model
-from assay.parallel.checkpoints.consolidation import consolidate_checkpoint
 from assay.parallel.checkpoints.sharded import load_checkpoint, save_checkpoint
 from assay.parallel.pipeline_parallel.pipeline import Pipeline
 from packages.core.tests.subsystem.parallel.divided_models import load_divided
@@ -25,9 +22,7 @@ from packages.core.tests.subsystem.parallel.training_steps import (
     Record,
     build_optimizer,
     disagreements,
-    load_whole,
     named_values,
-    train_alone,
     train_replicas,
     updates_since,
 )
@@ -158,30 +153,6 @@ def test_lost_moments_are_detected(
     found = _differences(_resumed(mesh, folders_of, checkpoint[1], forget), uninterrupted)
     assert "updates of model.layers.0.mlp.up_proj.weight" in found
     assert "loss of step 2" not in found
-
-
-@pytest.mark.parametrize("checkpoint", FOUR_TO_TWO, indirect=True, ids=ARCHITECTURES)
-def test_checkpoint_becomes_a_folder_without_any_rank(
-    checkpoint: tuple[str, Path], uninterrupted: Record, folders_of: Path, tmp_path: Path
-) -> None:
-    model: Any = load_whole(folders_of)
-    consolidate_checkpoint(checkpoint[1], model.config, tmp_path / "saved")
-    two_steps = train_alone(load_whole(folders_of), steps=2)
-    actual = load_model(str(tmp_path / "saved"), dtype="float32").model
-    assert _unchanged(actual, model, two_steps) == []
-    # One step more, and the same comparison fails.
-    assert _unchanged(actual, model, uninterrupted) == sorted(uninterrupted.updates)
-
-
-def _unchanged(actual: nn.Module, start: nn.Module, steps: Record) -> list[str]:
-    """Parameters that are not those that `steps` make of `start`."""
-    before = dict(start.named_parameters())
-    record = Record(steps.losses, steps.norms, {}, {})
-    record.updates = {
-        name: (value - before[name]).detach() for name, value in actual.named_parameters()
-    }
-    expected = Record(steps.losses, steps.norms, {}, steps.updates)
-    return [text.removeprefix("updates of ") for text in _differences(record, expected)]
 
 
 @pytest.mark.parametrize("checkpoint", FOUR_TO_TWO[:1], indirect=True, ids=["llama"])
