@@ -136,7 +136,7 @@ def test_options_that_mean_nothing_are_refused(options: dict[str, Any], message:
 
 
 def test_the_command_refuses_an_unknown_vendor() -> None:
-    with pytest.raises(UsageError, match="^--vendor nvidai: there is cpu, nvidia"):
+    with pytest.raises(UsageError, match=r"^--vendor nvidai: there is cpu, nvidia"):
         plan_cases(vendor="nvidai")
 
 
