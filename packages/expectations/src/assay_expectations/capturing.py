@@ -8,7 +8,7 @@ from assay.devices.run_string import parse_run
 from assay.errors import MachineError, UsageError
 from assay.files import UnreadableFileError
 from assay.models.sources import resolve_model
-from assay.runs import Progress, Work, ask, provenance
+from assay.runs import Progress, RemoteFunction, ask, provenance
 from assay.watchdog import temporary_folder
 from assay_expectations.judging.changes import find_change
 from assay_expectations.judging.numbers import LIMITS, judge_by, judge_numbers, limits_origin
@@ -29,14 +29,14 @@ from assay_expectations.requests import (
 )
 
 _WORKER = "assay_expectations.worker"
-_CAPTURE: Work[SignatureRequest, Captured] = Work(f"{_WORKER}:capture")
+_CAPTURE: RemoteFunction[SignatureRequest, Captured] = RemoteFunction(f"{_WORKER}:capture")
 # The fork server imports these once for all captures.
 PRELOAD = (
     "transformers.models.auto.modeling_auto",
     "transformers.models.llama.modeling_llama",  # shared by most decoders
     _WORKER,
 )
-OBSERVE: Work[VerifyRequest, AllSeen] = Work(f"{_WORKER}:observe_all")
+OBSERVE: RemoteFunction[VerifyRequest, AllSeen] = RemoteFunction(f"{_WORKER}:observe_all")
 
 CONTAINER = "ASSAY_CONTAINER"
 

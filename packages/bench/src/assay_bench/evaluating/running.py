@@ -22,7 +22,7 @@ from assay.files import (
 from assay.models.folders import local_folder
 from assay.models.remote_code import RemoteCode
 from assay.models.sources import ModelSource, resolve_model
-from assay.runs import ProcessError, Progress, Work, ask
+from assay.runs import ProcessError, Progress, RemoteFunction, ask
 from assay.runs.provenance import redact
 from assay.watchdog import temporary_folder
 from assay_bench.battery.suites import TaskSuite
@@ -30,7 +30,9 @@ from assay_bench.battery.task_files import load_task
 from assay_bench.evaluating.requests import DONE_FILE, EvaluationRequest, task_folder
 from assay_bench.evaluations.reading import newest_results, write_manifest
 
-_WORK: Work[EvaluationRequest, None] = Work("assay_bench.evaluating.worker:evaluate")
+_WORK: RemoteFunction[EvaluationRequest, None] = RemoteFunction(
+    "assay_bench.evaluating.worker:evaluate"
+)
 
 
 def evaluate(request: EvaluationRequest, progress: Progress) -> None:

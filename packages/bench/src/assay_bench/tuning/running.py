@@ -17,7 +17,7 @@ from assay.launch import Rank, TimeLimits, World, launch_world
 from assay.runs import Progress, RunFolder, Task, provenance
 from assay.runs.caches import locked
 from assay.runs.results import write_results
-from assay.training.processes.work import PRELOAD
+from assay.training.processes.remote_functions import PRELOAD
 from assay.verdicts import Verdict
 from assay_bench.tuning.judging import judge_tunings
 from assay_bench.tuning.recipe import RecipeFile, TuningRecipe

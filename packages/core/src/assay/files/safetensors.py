@@ -27,7 +27,7 @@ DTYPES = {
 
 
 @dataclass(frozen=True, slots=True)
-class TensorEntry:
+class HeaderEntry:
     """Header entry of one tensor in a safetensors file."""
 
     name: str
@@ -49,12 +49,12 @@ class TensorEntry:
         return self.end - self.start
 
 
-def read_header(file: Path) -> list[TensorEntry]:
+def read_header(file: Path) -> list[HeaderEntry]:
     """Read the entries of a safetensors file. Raises: as `read_whole_header`."""
     return read_whole_header(file)[0]
 
 
-def read_whole_header(file: Path) -> tuple[list[TensorEntry], dict[str, Any]]:
+def read_whole_header(file: Path) -> tuple[list[HeaderEntry], dict[str, Any]]:
     """Read the entries and the metadata of a safetensors file.
 
     Raises: UnreadableFileError, naming file and key, if the file is truncated or contradicts itself.
@@ -80,11 +80,11 @@ def read_whole_header(file: Path) -> tuple[list[TensorEntry], dict[str, Any]]:
     ], metadata
 
 
-def _parse_entry(file: Path, name: str, entry: Any, data_start: int, file_size: int) -> TensorEntry:  # noqa: ANN401 - JSON
+def _parse_entry(file: Path, name: str, entry: Any, data_start: int, file_size: int) -> HeaderEntry:  # noqa: ANN401 - JSON
     try:
         begin, end = (data_start + _count(one) for one in entry["data_offsets"])
         shape = tuple(_count(dim) for dim in entry["shape"])
-        tensor = TensorEntry(name, file, str(entry["dtype"]), shape, begin, end)
+        tensor = HeaderEntry(name, file, str(entry["dtype"]), shape, begin, end)
     except (ValueError, KeyError, TypeError) as error:
         problem = f"broken safetensors header: {shorten(name)}: {error!r}"
         raise UnreadableFileError.of(file, problem) from None

@@ -10,6 +10,7 @@ from assay.comparing.limits import load_limits
 from assay.devices.detection.isolation import require_run
 from assay.errors import UsageError
 from assay.generate.processes.options import CandidateOptions
+from assay.generate.processes.remote_functions import CANDIDATE, GOLDEN, PRELOAD, SETUP
 from assay.generate.processes.requests import (
     CandidateReport,
     CandidateRequest,
@@ -18,7 +19,6 @@ from assay.generate.processes.requests import (
     GoldenRequest,
     InputOptions,
 )
-from assay.generate.processes.work import CANDIDATE, GOLDEN, PRELOAD, SETUP
 from assay.inputs import parse_lengths, read_prompts
 from assay.launch import ask_side
 from assay.plugins import find_plugin_file

@@ -20,13 +20,13 @@ from assay.generate.processes.operation_trace import (
     YARDSTICK,
     read_operations,
 )
+from assay.generate.processes.remote_functions import EQUIVALENCE, OPERATIONS, PRELOAD
 from assay.generate.processes.requests import (
     CandidateRequest,
     EquivalenceRequest,
     GenerateCheck,
     OperationsRequest,
 )
-from assay.generate.processes.work import EQUIVALENCE, OPERATIONS, PRELOAD
 from assay.locating.operations import find_wrong_operation
 from assay.runs import Progress, ask
 from assay.sites import CallSite

@@ -9,7 +9,7 @@ from assay.launch.launching import launch_world
 from assay.launch.rank import Rank
 from assay.launch.world import TimeLimits, World
 from assay.progress import Progress
-from assay.runs import Work, ask
+from assay.runs import RemoteFunction, ask
 
 Request = TypeVar("Request")
 Result = TypeVar("Result")
@@ -19,7 +19,7 @@ _LIMITS = TimeLimits(start_seconds=300.0, collective_seconds=300.0, body_seconds
 
 
 def ask_side(
-    work: Work[Request, Result],
+    function: RemoteFunction[Request, Result],
     request: Request,
     mesh: Mapping[str, int],
     device: str,
@@ -37,7 +37,9 @@ def ask_side(
     """
     num_ranks = prod(mesh.values())
     if num_ranks == 1:
-        answer = ask(work, request, folder.parent, name=name, progress=progress, preload=preload)
+        answer = ask(
+            function, request, folder.parent, name=name, progress=progress, preload=preload
+        )
         return [answer.result]
     folder.mkdir(parents=True, exist_ok=True)
     axes = ", ".join(f"{axis}={size}" for axis, size in mesh.items())
@@ -45,8 +47,10 @@ def ask_side(
         world = World(
             mesh, device, limits=_LIMITS, preload=preload, log_folder=folder, progress=progress
         )
-        return launch_world(_answer_on_rank, world, work, request)
+        return launch_world(_answer_on_rank, world, function, request)
 
 
-def _answer_on_rank(rank: Rank, work: Work[Request, Result], request: Request) -> Result:
-    return work.load()(request, rank.progress, rank)
+def _answer_on_rank(
+    rank: Rank, function: RemoteFunction[Request, Result], request: Request
+) -> Result:
+    return function.load()(request, rank.progress, rank)

@@ -6,11 +6,13 @@ from assay.comparing.loaded import judge_load
 from assay.devices.detection.isolation import require_run
 from assay.devices.run_string import parse_run
 from assay.load.worker import LoadAnswer, LoadRequest
-from assay.runs import Progress, Work, ask
+from assay.runs import Progress, RemoteFunction, ask
 from assay.runs.results import write_results
 from assay.verdicts import Outcome, Verdict
 
-_WORK: Work[LoadRequest, LoadAnswer] = Work("assay.load.worker:load_and_compare")
+_WORK: RemoteFunction[LoadRequest, LoadAnswer] = RemoteFunction(
+    "assay.load.worker:load_and_compare"
+)
 _FILES = "its files"
 
 

@@ -3,7 +3,7 @@
 from assay.progress import Progress, SilentProgress, Task
 from assay.runs.errors import FolderError, ProcessError
 from assay.runs.folders import RunFolder
-from assay.runs.processes import Answer, Work, ask
+from assay.runs.processes import Answer, RemoteFunction, ask
 from assay.runs.progress.display import LineProgress, open_progress
 from assay.runs.provenance import provenance
 
@@ -13,10 +13,10 @@ __all__ = [
     "LineProgress",
     "ProcessError",
     "Progress",
+    "RemoteFunction",
     "RunFolder",
     "SilentProgress",
     "Task",
-    "Work",
     "ask",
     "open_progress",
     "provenance",

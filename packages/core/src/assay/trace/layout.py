@@ -12,7 +12,7 @@ import torch
 import xxhash
 
 from assay.files import UnreadableFileError
-from assay.files.safetensors import DTYPES, LENGTH_BYTES, TensorEntry, read_whole_header
+from assay.files.safetensors import DTYPES, LENGTH_BYTES, HeaderEntry, read_whole_header
 from assay.trace.errors import TraceError
 from assay.trace.files import Folder, OutStream
 
@@ -161,7 +161,7 @@ class ShardReader:
         self.entries = self._read_header()
         """By key. Their dtypes have torch's names."""
 
-    def _read_header(self) -> dict[str, TensorEntry]:
+    def _read_header(self) -> dict[str, HeaderEntry]:
         try:
             tensors, metadata = read_whole_header(self._path)
             as_bytes = dict(json.loads(metadata.get(_DTYPES_AS_BYTES, "{}")))
@@ -195,7 +195,7 @@ class ShardReader:
         return self._folder.map(self._path, self._size_bytes)
 
 
-def _cut_out(entry: TensorEntry, memory: torch.UntypedStorage) -> torch.Tensor:
+def _cut_out(entry: HeaderEntry, memory: torch.UntypedStorage) -> torch.Tensor:
     dtype = dtype_called(entry.dtype)
     if not entry.size_bytes:
         return torch.empty(entry.shape, dtype=dtype)
@@ -205,7 +205,7 @@ def _cut_out(entry: TensorEntry, memory: torch.UntypedStorage) -> torch.Tensor:
     return data.view(dtype).reshape(entry.shape)
 
 
-def _as_recorded(entry: TensorEntry, dtype_as_bytes: object) -> TensorEntry:
+def _as_recorded(entry: HeaderEntry, dtype_as_bytes: object) -> HeaderEntry:
     """Return an entry with the dtype and shape of the recorded tensor."""
     if dtype_as_bytes is None:
         return replace(entry, dtype=DTYPES[entry.dtype][0])

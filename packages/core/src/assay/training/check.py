@@ -15,8 +15,9 @@ from assay.errors import UsageError
 from assay.files import read_sealed, write_sealed
 from assay.launch import ask_side
 from assay.models.sources import resolve_model
-from assay.runs import Progress, Work, ask
+from assay.runs import Progress, RemoteFunction, ask
 from assay.runs.results import CANDIDATE_FOLDER, GOLDEN_FOLDER, rank_folder, write_results
+from assay.training.processes.remote_functions import CANDIDATE, PRELOAD, REFERENCE, USER_CODE
 from assay.training.processes.requests import (
     ReferenceReport,
     ReferenceRequest,
@@ -26,7 +27,6 @@ from assay.training.processes.requests import (
     UserCodeRequest,
     scaled_folder,
 )
-from assay.training.processes.work import CANDIDATE, PRELOAD, REFERENCE, USER_CODE
 from assay.training.protocol import ADAMW_EPS, MIXED_PRECISION, PACKED, can_keep_moments
 from assay.training.shapes import OF_NAMED_PIPELINES, Shapes
 from assay.verdicts import Measurement, Record, Verdict
@@ -104,18 +104,18 @@ def record_golden(check: TrainCheck, golden: Path, progress: Progress) -> None:
 
 
 def record_report(
-    work: Work[ReferenceRequest, Report],
+    function: RemoteFunction[ReferenceRequest, Report],
     name: str,
     check: TrainCheck,
     golden: Path,
     progress: Progress,
 ) -> None:
-    """Have the trusted process, called `name`, do `work`, and write its report into `golden`."""
+    """Have the trusted process, called `name`, call `function`, and write its report into `golden`."""
     golden.mkdir(parents=True, exist_ok=True)
     request = ReferenceRequest(
         options=check.options, reference=check.reference, dtype=check.dtype, folder=str(golden)
     )
-    answer = ask(work, request, golden.parent, name=name, progress=progress, preload=PRELOAD)
+    answer = ask(function, request, golden.parent, name=name, progress=progress, preload=PRELOAD)
     write_sealed(golden / REPORT_FILE, answer.result)
 
 
@@ -128,14 +128,14 @@ def check_candidate(check: TrainCheck, golden: Path, folder: Path, progress: Pro
 
 
 def ask_candidate(
-    work: Work[TrainerRequest, Report],
+    function: RemoteFunction[TrainerRequest, Report],
     name: str,
     check: TrainCheck,
     golden: Path,
     folder: Path,
     progress: Progress,
 ) -> list[Report]:
-    """Have the candidate's process, called `name`, or all its ranks do `work`, and write below `folder`.
+    """Have the candidate's process, called `name`, or all its ranks, call `function`, and write below `folder`.
 
     Returns: the reports by rank.
     """
@@ -150,7 +150,7 @@ def ask_candidate(
         features=list(check.features),
     )
     return ask_side(
-        work,
+        function,
         request,
         check.mesh,
         parse_run(check.candidate).device,

@@ -83,7 +83,7 @@ def data(  # noqa: PLR0913 - one for each option
     """
     from assay.models.remote_code import remote_code_of
     from assay.output.console import open_console
-    from assay.runs import RunFolder, Work, ask, open_progress
+    from assay.runs import RemoteFunction, RunFolder, ask, open_progress
     from assay.runs.results import VERDICT_FILE, format_verdict, write_results
     from assay_smoke.data.command.requests import DataAnswer, DataRequest
     from assay_smoke.data.command.verdict import judge_data, print_data_verdict
@@ -104,7 +104,9 @@ def data(  # noqa: PLR0913 - one for each option
     )
     request.require_meaning()
     folder = RunFolder.create("smoke data", output).path
-    work: Work[DataRequest, DataAnswer] = Work("assay_smoke.data.command.worker:run_checks")
+    work: RemoteFunction[DataRequest, DataAnswer] = RemoteFunction(
+        "assay_smoke.data.command.worker:run_checks"
+    )
     with open_progress() as progress:
         answer = ask(work, request, folder, name="data", progress=progress).result
     verdict = write_results(judge_data(request, answer), [], folder)

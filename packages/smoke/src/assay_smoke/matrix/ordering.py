@@ -88,7 +88,7 @@ def _by_new_pairs(
         seen |= sets[number]
 
 
-class Job(NamedTuple):
+class TimedJob(NamedTuple):
     """A case to schedule."""
 
     slots: int
@@ -97,7 +97,7 @@ class Job(NamedTuple):
 
 
 def schedule_jobs(
-    jobs: Sequence[Job], num_slots: int, budget_seconds: float | None = None
+    jobs: Sequence[TimedJob], num_slots: int, budget_seconds: float | None = None
 ) -> tuple[list[int], float]:
     """Schedule all jobs, the longest first, on a machine with one slot per card.
 

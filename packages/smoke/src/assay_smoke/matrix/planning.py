@@ -21,7 +21,7 @@ from assay_smoke.matrix.coverage import (
 )
 from assay_smoke.matrix.durations import Durations, history_file, machine_kind, read_history
 from assay_smoke.matrix.expressions import compile_expression
-from assay_smoke.matrix.ordering import Job, OrderedCase, order_by_value, schedule_jobs
+from assay_smoke.matrix.ordering import OrderedCase, TimedJob, order_by_value, schedule_jobs
 from assay_smoke.matrix.rules import HOST, rules_for, rules_of_vendor
 
 
@@ -130,7 +130,7 @@ def plan_smoke(options: PlanOptions) -> SmokePlan:
     if options.expression is not None:
         cases, left_out = _match(options.expression, cases, matrix, options.coverage)
     ordered = order_by_value(cases, _urgency(durations), durations.expected_seconds)
-    jobs = [Job(one.case.cards, durations.expected_seconds(one.case)) for one in ordered]
+    jobs = [TimedJob(one.case.cards, durations.expected_seconds(one.case)) for one in ordered]
     num_slots = 1 if options.vendor == HOST else options.cards
     numbers, seconds = schedule_jobs(jobs, num_slots, options.budget_seconds)
     chosen = [ordered[number] for number in sorted(numbers)]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from assay.errors import AssayError
-from assay.runs import Progress, Work, ask
+from assay.runs import Progress, RemoteFunction, ask
 from assay.runs.processes.groups import interrupt_all
 from assay.verdicts import Outcome
 from assay_smoke.machine.failures import failed_part
@@ -23,7 +23,9 @@ class ItemRequest:
     folder: Path
 
 
-_RUN_ITEM: Work[ItemRequest, CaseResult] = Work("assay_smoke.session.side_by_side:run_item")
+_RUN_ITEM: RemoteFunction[ItemRequest, CaseResult] = RemoteFunction(
+    "assay_smoke.session.side_by_side:run_item"
+)
 
 
 @dataclass(frozen=True, slots=True)

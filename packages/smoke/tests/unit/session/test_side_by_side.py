@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from assay.runs import SilentProgress, Work
+from assay.runs import RemoteFunction, SilentProgress
 from assay_smoke.session import side_by_side
 from assay_smoke.session.items import SessionItem
 from assay_smoke.session.side_by_side import Devices, run_items
@@ -15,7 +15,7 @@ DEVICES = Devices(2, "TEST_VISIBLE_DEVICES")
 
 @pytest.fixture(autouse=True)
 def _own_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(side_by_side, "_RUN_ITEM", Work("beside_work:run_item"))
+    monkeypatch.setattr(side_by_side, "_RUN_ITEM", RemoteFunction("beside_work:run_item"))
     monkeypatch.syspath_prepend(HERE)
 
 

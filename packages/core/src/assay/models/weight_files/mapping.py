@@ -7,17 +7,17 @@ import torch
 from torch import Tensor
 
 from assay.files import UnreadableFileError, open_file
-from assay.files.safetensors import DTYPES, TensorEntry
+from assay.files.safetensors import DTYPES, HeaderEntry
 from assay.models.weight_files.pickled import read_pickled
 from assay.models.weight_files.reading import read_tensors
 
 
-def dtype_of(stored: TensorEntry) -> str:
+def dtype_of(stored: HeaderEntry) -> str:
     """Return torch's name of the dtype, such as `bfloat16`; "" for an unknown dtype."""
     return DTYPES.get(stored.dtype, ("",))[0]
 
 
-def map_tensor(stored: TensorEntry) -> Tensor:
+def map_tensor(stored: HeaderEntry) -> Tensor:
     """Map one tensor and no other part of its file. Values are read on access.
 
     Changes to the tensor do not reach the file.
@@ -55,7 +55,7 @@ def map_folder(folder: Path) -> dict[str, Tensor]:
     }
 
 
-def _view(data: Tensor, stored: TensorEntry) -> Tensor:
+def _view(data: Tensor, stored: HeaderEntry) -> Tensor:
     dtype: torch.dtype = getattr(torch, dtype_of(stored))
     if stored.start % dtype.itemsize:
         data = data.clone()  # the format allows addresses that torch does not

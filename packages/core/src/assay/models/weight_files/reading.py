@@ -9,7 +9,7 @@ import xxhash
 
 from assay.errors import UsageError
 from assay.files import read_json_object
-from assay.files.safetensors import DTYPES, TensorEntry, read_header
+from assay.files.safetensors import DTYPES, HeaderEntry, read_header
 from assay.foreign_text import shorten
 from assay.models.sources import require_inside
 from assay.models.weight_files.hashing import StoredWeight, combine_hashes, hash_values
@@ -50,7 +50,7 @@ def weight_files(folder: Path) -> list[Path]:
     raise UsageError(f"model folder {folder} has no weights: neither {_SINGLE} nor {_INDEX}")
 
 
-def read_tensors(folder: Path) -> list[TensorEntry] | None:
+def read_tensors(folder: Path) -> list[HeaderEntry] | None:
     """Read the headers of the safetensors files in `folder`; return None if its weights are pickled.
 
     Raises: UsageError, naming file and key, for a truncated or contradictory file.
@@ -68,7 +68,7 @@ def read_tensors(folder: Path) -> list[TensorEntry] | None:
     return tensors
 
 
-def checkpoint_dtype(tensors: list[TensorEntry]) -> str:
+def checkpoint_dtype(tensors: list[HeaderEntry]) -> str:
     """Return the dtype of most floating-point values."""
     counts: Counter[str] = Counter()
     for tensor in tensors:
@@ -77,12 +77,12 @@ def checkpoint_dtype(tensors: list[TensorEntry]) -> str:
     return counts.most_common(1)[0][0] if counts else "float32"
 
 
-def holds_float64(tensors: list[TensorEntry]) -> bool:
+def holds_float64(tensors: list[HeaderEntry]) -> bool:
     """Return True if any tensor is stored in float64."""
     return any(tensor.dtype == "F64" for tensor in tensors)
 
 
-def stored_weights(tensors: list[TensorEntry]) -> dict[str, StoredWeight]:
+def stored_weights(tensors: list[HeaderEntry]) -> dict[str, StoredWeight]:
     """Hash the values of every tensor."""
     found: dict[str, StoredWeight] = {}
     with subtask("hashes its files", sum(one.size_bytes for one in tensors) / 1e6, "MB") as task:

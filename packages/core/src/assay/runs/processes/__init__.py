@@ -5,6 +5,6 @@ One fork server starts them all: single processes that answer a request (`ask`),
 """
 
 from assay.runs.processes.asking import Answer, ask
-from assay.runs.processes.work import Work
+from assay.runs.processes.remote_function import RemoteFunction
 
-__all__ = ["Answer", "Work", "ask"]
+__all__ = ["Answer", "RemoteFunction", "ask"]

@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from assay.errors import AssayError, UsageError
-from assay.runs.processes.work import Work
+from assay.runs.processes.remote_function import RemoteFunction
 from assay.runs.progress.wire import WireProgress, write_event
 
 # Equal names have equal hashes in every process, so that all walk a set of names in one order.
@@ -26,9 +26,9 @@ SAME_HASHES = {"PYTHONHASHSEED": "0"}
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Work, its request, and the surroundings of the process that asks."""
+    """A function, its request, and the surroundings of the process that asks."""
 
-    work: Work[Any, Any]
+    function: RemoteFunction[Any, Any]
     request: bytes
     """The pickled request."""
     environment: Mapping[str, str]
@@ -80,7 +80,7 @@ def _reply_to(asked: Question) -> Reply:
     progress = WireProgress(partial(write_event, os.dup(sys.stderr.fileno())))
     try:
         request = pickle.loads(asked.request)  # noqa: S301 - written by the parent
-        result = asked.work.load()(request, progress)
+        result = asked.function.load()(request, progress)
     except AssayError as error:
         return Reply(error=str(error), is_usage=isinstance(error, UsageError))
     return Reply(pickle.dumps(result), peak_rss_bytes=peak_rss_bytes())
@@ -98,7 +98,7 @@ def _restore_surroundings(asked: Question) -> None:
     os.environ.clear()
     os.environ.update(asked.environment)
     os.chdir(asked.working_directory)
-    sys.argv = [asked.work.function]
+    sys.argv = [asked.function.path]
     reseed()
 
 

@@ -19,7 +19,7 @@ from assay.runs.errors import ProcessError
 from assay.runs.processes.answering import SAME_HASHES, Question, Reply
 from assay.runs.processes.groups import started_group
 from assay.runs.processes.pipes import Pipe, opened
-from assay.runs.processes.work import Work
+from assay.runs.processes.remote_function import RemoteFunction
 from assay.runs.progress.wire import WireReader
 from assay.watchdog import GRACE_SECONDS
 
@@ -40,7 +40,7 @@ class Answer(Generic[Result]):
 
 
 def ask(
-    work: Work[Request, Result],
+    function: RemoteFunction[Request, Result],
     request: Request,
     folder: Path,
     *,
@@ -49,16 +49,16 @@ def ask(
     environment: Mapping[str, str] | None = None,
     preload: Sequence[str] = (),
 ) -> Answer[Result]:
-    """Have a new process do `work` on `request`, and wait for its answer.
+    """Have a new process call `function` with `request`, and wait for its answer.
 
     `NAME.log` in `folder` holds the output of the process and its children. `progress` shows its tasks
     within one called `name`, and names the log if there is output.
 
     The process and its children end with this call, even on Ctrl-C, an exception or a kill of this
-    process. They get SIGTERM (a KeyboardInterrupt in `work`), and SIGKILL a few seconds later.
+    process. They get SIGTERM (a KeyboardInterrupt in `function`), and SIGKILL a few seconds later.
 
     Args:
-        work: what the process does.
+        function: what the process calls.
         request: a picklable value.
         folder: an existing folder.
         name: of the process in messages and the name of its log, such as "candidate".
@@ -66,7 +66,7 @@ def ask(
         environment: variables to set on top of this process's own.
         preload: slow modules, which the fork server imports once for all processes.
 
-    Raises: UsageError or MachineError that `work` raised; ProcessError with the end of the log if
+    Raises: UsageError or MachineError that `function` raised; ProcessError with the end of the log if
         there is no answer; DiskError if the folder cannot be written.
     """
     log_file = folder / f"{name}.log"
@@ -75,7 +75,7 @@ def ask(
     except OSError as error:
         raise DiskError.refused(log_file, error) from error
     question = Question(
-        work,
+        function,
         pickle.dumps(request),
         {**os.environ, **SAME_HASHES, **(environment or {})},
         str(Path.cwd()),

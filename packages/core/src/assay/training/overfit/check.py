@@ -11,7 +11,7 @@ from typing import Any
 
 from assay.errors import UsageError
 from assay.files import read_sealed
-from assay.runs import Progress, Work, ask
+from assay.runs import Progress, RemoteFunction, ask
 from assay.runs.results import CANDIDATE_FOLDER, GOLDEN_FOLDER, write_results
 from assay.training.check import (
     REPORT_FILE,
@@ -30,8 +30,8 @@ from assay.training.overfit.requests import (
     OverfitCandidate,
     OverfitReference,
 )
+from assay.training.processes.remote_functions import PRELOAD
 from assay.training.processes.requests import ReferenceRequest, TrainerRequest, TrainOptions
-from assay.training.processes.work import PRELOAD
 from assay.verdicts import Verdict
 
 # By side, such as "candidate" and "yardstick".
@@ -118,9 +118,15 @@ LORA_LEARNING_RATE = 1e-2
 _FEWEST_STEPS = 10
 
 _SIDES = "assay.training.overfit.sides"
-_REFERENCE: Work[ReferenceRequest, OverfitReference] = Work(f"{_SIDES}:overfit_trusted")
-_CANDIDATE: Work[TrainerRequest, OverfitCandidate] = Work(f"{_SIDES}:overfit_candidate")
-_MEMORIZATION: Work[ReferenceRequest, Memorization] = Work(f"{_SIDES}:measure_trained")
+_REFERENCE: RemoteFunction[ReferenceRequest, OverfitReference] = RemoteFunction(
+    f"{_SIDES}:overfit_trusted"
+)
+_CANDIDATE: RemoteFunction[TrainerRequest, OverfitCandidate] = RemoteFunction(
+    f"{_SIDES}:overfit_candidate"
+)
+_MEMORIZATION: RemoteFunction[ReferenceRequest, Memorization] = RemoteFunction(
+    f"{_SIDES}:measure_trained"
+)
 
 
 def overfit_options(

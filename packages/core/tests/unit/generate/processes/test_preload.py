@@ -8,7 +8,7 @@ import sys
 CODE = """
 import os, signal
 import importlib
-from assay.generate.processes.work import PRELOAD
+from assay.generate.processes.remote_functions import PRELOAD
 for module in PRELOAD:
     importlib.import_module(module)
 import torch

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from assay.files import UnreadableFileError
-from assay.files.safetensors import TensorEntry, read_header
+from assay.files.safetensors import HeaderEntry, read_header
 from assay.models.weight_files.mapping import dtype_of, map_tensor
 
 
-def write(path: Path, dtype: str, shape: list[int], data: bytes) -> TensorEntry:
+def write(path: Path, dtype: str, shape: list[int], data: bytes) -> HeaderEntry:
     """Write a file of one tensor. Its header has an odd length, so that the data is not aligned."""
     entry = {"dtype": dtype, "shape": shape, "data_offsets": [0, len(data)]}
     header = json.dumps({"a": entry}).encode()

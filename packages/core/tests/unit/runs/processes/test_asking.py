@@ -18,8 +18,8 @@ from assay.runs import (
     Answer,
     LineProgress,
     ProcessError,
+    RemoteFunction,
     SilentProgress,
-    Work,
     ask,
     open_progress,
 )
@@ -34,8 +34,8 @@ def importable_child(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(HERE)
 
 
-def do(function: str) -> Work[dict[str, Any], dict[str, Any]]:
-    return Work(f"child_work:{function}")
+def do(function: str) -> RemoteFunction[dict[str, Any], dict[str, Any]]:
+    return RemoteFunction(f"child_work:{function}")
 
 
 def run(folder: Path, act: str, **request: Any) -> Answer[dict[str, Any]]:
@@ -139,7 +139,9 @@ def test_answer_counts_though_the_process_crashed_at_its_end(tmp_path: Path) -> 
 
 def test_module_that_is_missing_is_a_clear_error(tmp_path: Path) -> None:
     with pytest.raises(ProcessError, match="No module named 'no_such_module'"):
-        ask(Work("no_such_module:work"), {}, tmp_path, name="x", progress=SilentProgress())
+        ask(
+            RemoteFunction("no_such_module:work"), {}, tmp_path, name="x", progress=SilentProgress()
+        )
 
 
 def test_file_in_the_working_directory_replaces_no_module(
@@ -238,10 +240,10 @@ def test_child_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
     script = f"""
 from pathlib import Path
 import sys
-from assay.runs import SilentProgress, Work, ask
+from assay.runs import SilentProgress, RemoteFunction, ask
 sys.path.insert(0, {str(HERE)!r})
 request = {{"pids": {str(tmp_path / "pids")!r}, "cleaned": {str(tmp_path / "c")!r}}}
-ask(Work("child_work:hang"), request, Path({str(tmp_path)!r}), name="x", progress=SilentProgress())
+ask(RemoteFunction("child_work:hang"), request, Path({str(tmp_path)!r}), name="x", progress=SilentProgress())
 """
     with subprocess.Popen([sys.executable, "-c", script]) as parent:
         pids = wait_for_pids(tmp_path / "pids")

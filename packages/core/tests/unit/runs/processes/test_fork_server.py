@@ -14,13 +14,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from assay.runs import SilentProgress, Work, ask
+from assay.runs import SilentProgress, RemoteFunction, ask
 
 print("the script runs")
 for value in ("first", "second"):
     os.environ["ASSAY_TEST_VARIABLE"] = value
     answer = ask(
-        Work("child_work:echo"), {}, Path(sys.argv[1]), name="candidate",
+        RemoteFunction("child_work:echo"), {}, Path(sys.argv[1]), name="candidate",
         progress=SilentProgress(), preload=["json"],
     )
     print(answer.result["variable"])
@@ -47,11 +47,11 @@ import os
 import sys
 from pathlib import Path
 
-from assay.runs import SilentProgress, Work, ask
+from assay.runs import SilentProgress, RemoteFunction, ask
 
 for preload in ([], ["json"]):
     answer = ask(
-        Work("child_work:hash_names"), {}, Path(sys.argv[1]), name="candidate",
+        RemoteFunction("child_work:hash_names"), {}, Path(sys.argv[1]), name="candidate",
         progress=SilentProgress(), preload=preload,
     )
     print(answer.result["hashes"])

@@ -15,11 +15,11 @@ HERE = Path(__file__).parent
 SCRIPT = """
 import sys
 from pathlib import Path
-from assay.runs import SilentProgress, Work, ask
+from assay.runs import SilentProgress, RemoteFunction, ask
 
 preload, folder = sys.argv[1:]
 request = {"pids": folder + "/pids"}
-ask(Work("child_work:hold_interpreter"), request, Path(folder), name="x",
+ask(RemoteFunction("child_work:hold_interpreter"), request, Path(folder), name="x",
     progress=SilentProgress(), preload=preload.split())
 """
 

@@ -19,7 +19,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from assay.errors import MachineError
-from assay.runs import Progress, Work, ask
+from assay.runs import Progress, RemoteFunction, ask
 from assay.runs.caches import cache_folder
 from assay.watchdog import watched
 from assay_smoke.trainers.deepspeed.process import deepspeed_process
@@ -53,7 +53,7 @@ def compile_ahead(folder: Path, progress: Progress) -> None:
     Raises: MachineError if compilation fails.
     """
     if not extension_file().is_file():
-        work: Work[None, None] = Work(f"{__name__}:compile_alone")
+        work: RemoteFunction[None, None] = RemoteFunction(f"{__name__}:compile_alone")
         ask(work, None, folder, name="cpu-adam", progress=progress)
 
 

@@ -1,4 +1,4 @@
-"""Work of another process, named so that this process need not import it."""
+"""A function that another process calls, named so that this process need not import it."""
 
 import pkgutil
 from collections.abc import Callable
@@ -10,15 +10,15 @@ Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
-class Work(Generic[Request, Result]):
-    """A function `(Request, Progress) -> Result`. Work of ranks takes a `Rank` as third argument.
+class RemoteFunction(Generic[Request, Result]):
+    """A function `(Request, Progress) -> Result`. On ranks it also takes a `Rank`.
 
     Both types must be picklable.
     """
 
-    function: str
+    path: str
     """MODULE:FUNCTION."""
 
     def load(self) -> Callable[..., Result]:
         """Import the module and return the function."""
-        return cast("Callable[..., Result]", pkgutil.resolve_name(self.function))
+        return cast("Callable[..., Result]", pkgutil.resolve_name(self.path))

@@ -1,8 +1,8 @@
-"""The work of the processes of a training check. Importing it imports no torch."""
+"""The functions that the processes of a training check call. Importing it imports no torch."""
 
 from typing import TYPE_CHECKING
 
-from assay.runs import Work
+from assay.runs import RemoteFunction
 
 if TYPE_CHECKING:
     from assay.training.processes.requests import (
@@ -21,12 +21,12 @@ PRELOAD = (
     "assay.training.processes.candidate",
 )
 
-USER_CODE: "Work[UserCodeRequest, UserCodeReport]" = Work(
+USER_CODE: "RemoteFunction[UserCodeRequest, UserCodeReport]" = RemoteFunction(
     "assay.training.processes.user_code:load_user_code"
 )
-REFERENCE: "Work[ReferenceRequest, ReferenceReport]" = Work(
+REFERENCE: "RemoteFunction[ReferenceRequest, ReferenceReport]" = RemoteFunction(
     "assay.training.processes.reference:record_reference"
 )
-CANDIDATE: "Work[TrainerRequest, TrainerReport]" = Work(
+CANDIDATE: "RemoteFunction[TrainerRequest, TrainerReport]" = RemoteFunction(
     "assay.training.processes.candidate:run_candidate"
 )

@@ -1,4 +1,4 @@
-"""Every `Work` names a function with the types that it declares."""
+"""Every `RemoteFunction` names a function with the types that it declares."""
 
 import importlib
 import inspect
@@ -6,22 +6,22 @@ import re
 
 import pytest
 
-from assay.runs import Work
+from assay.runs import RemoteFunction
 
 MODULES = (
-    "assay.generate.processes.work",
+    "assay.generate.processes.remote_functions",
     "assay.load.check",
     "assay.training.overfit.check",
-    "assay.training.processes.work",
+    "assay.training.processes.remote_functions",
 )
 
 
-def declared() -> dict[str, tuple[Work[object, object], str]]:
+def declared() -> dict[str, tuple[RemoteFunction[object, object], str]]:
     """All works of core by name, with their annotations."""
     found = {}
     for module in map(importlib.import_module, MODULES):
         for name, annotation in module.__annotations__.items():
-            if isinstance(work := getattr(module, name), Work):
+            if isinstance(work := getattr(module, name), RemoteFunction):
                 found[f"{module.__name__}.{name}"] = (work, str(annotation))
     return found
 

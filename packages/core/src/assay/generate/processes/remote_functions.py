@@ -1,8 +1,8 @@
-"""The work of the processes of a generation check. Importing it imports no torch."""
+"""The functions that the processes of a generation check call. Importing it imports no torch."""
 
 from typing import TYPE_CHECKING
 
-from assay.runs import Work
+from assay.runs import RemoteFunction
 
 if TYPE_CHECKING:
     from assay.generate.processes.equivalence import Equivalence
@@ -28,16 +28,18 @@ PRELOAD = (
     "assay.generate.processes.golden",
 )
 
-SETUP: "Work[str, None]" = Work("assay.generate.processes.candidate:import_setup")
-GOLDEN: "Work[GoldenRequest, GoldenManifest]" = Work(
+SETUP: "RemoteFunction[str, None]" = RemoteFunction(
+    "assay.generate.processes.candidate:import_setup"
+)
+GOLDEN: "RemoteFunction[GoldenRequest, GoldenManifest]" = RemoteFunction(
     "assay.generate.processes.golden:capture_golden"
 )
-CANDIDATE: "Work[CandidateRequest, CandidateReport]" = Work(
+CANDIDATE: "RemoteFunction[CandidateRequest, CandidateReport]" = RemoteFunction(
     "assay.generate.processes.candidate:run_candidate"
 )
-OPERATIONS: "Work[OperationsRequest, None]" = Work(
+OPERATIONS: "RemoteFunction[OperationsRequest, None]" = RemoteFunction(
     "assay.generate.processes.operation_trace:trace_operations"
 )
-EQUIVALENCE: "Work[EquivalenceRequest, Equivalence]" = Work(
+EQUIVALENCE: "RemoteFunction[EquivalenceRequest, Equivalence]" = RemoteFunction(
     "assay.generate.processes.equivalence:run_equivalence"
 )
