@@ -4,7 +4,7 @@ import os
 import shutil
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from assay.models.folders import local_folder
 from assay.models.loading.tokenizing import load_tokenizer
 from assay.models.saving import save_pretrained
 from assay.models.size import choose_threads
+from assay.runs import Progress
 from assay.training.batches import MicroBatch, coder_of
 from assay.training.overfit.memorization import LABELS, measure_memorization
 from assay.training.processes.skipped_steps import step_until_made
@@ -31,7 +32,6 @@ from assay.training.trainers.registry import (
     open_trainer,
     require_trainer,
 )
-from assay.verdicts import Record
 from assay_bench.tuning.records import (
     ADAPTER_FOLDER,
     LOSSES_FILE,
@@ -53,7 +53,7 @@ from assay_bench.tuning.rows import Source, draw_step, held_out_rows, read_sourc
 _HELD_OUT_ROWS = 32
 
 
-def measure_start(rank: Rank, task: TuneTask) -> ModelStart:
+def measure_start(task: TuneTask, _progress: Progress, rank: Rank) -> ModelStart:
     """Measure the model before training, on one rank. Raises: UsageError for an unknown trainer."""
     for permutation in task.recipe.permutations.values():
         require_trainer(permutation.trainer)
@@ -69,7 +69,7 @@ def measure_start(rank: Rank, task: TuneTask) -> ModelStart:
     )
 
 
-def train(rank: Rank, task: TuneTask) -> Trained:
+def train(task: TuneTask, _progress: Progress, rank: Rank) -> Trained:
     """Train from the newest checkpoint, and write losses on rank 0."""
     recipe, way = task.recipe, task.way
     choose_threads(count_parameters(task.model))
@@ -148,7 +148,7 @@ def _save(opened: OpenedTrainer, folder: Path, rank: Rank, num_done: int) -> Non
         keep_only_checkpoint(folder, num_done)
 
 
-def write_model(rank: Rank, task: TuneTask) -> Tuned:
+def write_model(task: TuneTask, _progress: Progress, rank: Rank) -> Tuned:
     """Write the trained model as a Hugging Face folder, read it back and measure it, on one rank."""
     trained = checkpoint_folder(task.folder, task.recipe.steps) / TRAINED_MODEL
     target = task.folder / MODEL_FOLDER
@@ -202,10 +202,3 @@ def _measure(
 def _nats(loaded: LoadedModel, row: MicroBatch, rank: Rank) -> float:
     on_device = {name: tensor.to(rank.device.torch_device) for name, tensor in row.items()}
     return measure_memorization(loaded.model, [on_device]).nats[LABELS]
-
-
-WORKS: Mapping[str, Callable[[Rank, TuneTask], Record]] = {
-    "measure start": measure_start,
-    "train": train,
-    "write model": write_model,
-}

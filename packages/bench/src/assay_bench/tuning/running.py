@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from assay.devices.detection.isolation import require_run
 from assay.devices.run_string import parse_run
 from assay.errors import UsageError
 from assay.files import file_digest, read_sealed, write_sealed
-from assay.launch import Rank, TimeLimits, World, launch_world
-from assay.runs import Progress, RunFolder, Task, provenance
+from assay.launch import TimeLimits, World, answer_on_rank, launch_world
+from assay.runs import Progress, RemoteFunction, RunFolder, Task, provenance
 from assay.runs.caches import locked
 from assay.runs.results import write_results
 from assay.training.processes.remote_functions import PRELOAD
@@ -37,6 +37,8 @@ from assay_bench.tuning.records import (
     tuning_folder,
 )
 
+Result = TypeVar("Result")
+
 _RECIPE_FILE, _START_FILE, _LOCK, _LOGS = "recipe.json", "start.json", "lock", "logs"
 
 # A tuning can take days. A collective of a step never takes five minutes.
@@ -45,6 +47,11 @@ _LIMITS = TimeLimits(start_seconds=300.0, collective_seconds=300.0, body_seconds
 _POLL_SECONDS = 0.5
 
 _RANK_TASKS = "assay_bench.tuning.rank_tasks"
+_MEASURE_START: RemoteFunction[TuneTask, ModelStart] = RemoteFunction(
+    f"{_RANK_TASKS}:measure_start"
+)
+_TRAIN: RemoteFunction[TuneTask, Trained] = RemoteFunction(f"{_RANK_TASKS}:train")
+_WRITE_MODEL: RemoteFunction[TuneTask, Tuned] = RemoteFunction(f"{_RANK_TASKS}:write_model")
 
 
 def open_folder(recipe_file: RecipeFile, output: Path | None) -> Path:
@@ -111,7 +118,7 @@ def _measure_start(
     permutation, seed = next(iter(recipe_file.recipe.permutations)), recipe_file.recipe.seeds[0]
     task = _task(recipe_file, model, permutation, seed, folder)
     with progress.step(f"measures {model} before training"):
-        start = ModelStart.model_validate(_launch("measure start", task, 1))
+        start = _launch(_MEASURE_START, task, 1)
     kept = folder / _START_FILE
     if kept.is_file():
         before = read_sealed(ModelStart, kept)
@@ -131,9 +138,9 @@ def _tune(task: TuneTask, start: ModelStart, progress: Progress) -> None:
     with progress.task(f"tunes {task.title}", recipe.steps, "steps") as bar:
         bar.advance(task.done)
         with _lines_counted(folder / LOSSES_FILE, bar):
-            trained = Trained.model_validate(_launch("train", task, task.way.ranks))
+            trained = _launch(_TRAIN, task, task.way.ranks)
     with progress.step(f"writes {task.title}"):
-        end = Tuned.model_validate(_launch("write model", task, 1))
+        end = _launch(_WRITE_MODEL, task, 1)
     record = TuningRecord(
         recipe_hash=recipe.hash,
         recipe=recipe,
@@ -150,8 +157,8 @@ def _tune(task: TuneTask, start: ModelStart, progress: Progress) -> None:
     shutil.rmtree(checkpoint_folder(folder, recipe.steps).parent)
 
 
-def _launch(work: str, task: TuneTask, num_ranks: int) -> dict[str, Any]:
-    """Run a function of `rank_tasks` on `num_ranks` data-parallel ranks. Returns: rank 0's answer."""
+def _launch(function: RemoteFunction[TuneTask, Result], task: TuneTask, num_ranks: int) -> Result:
+    """Call `function` on `num_ranks` data-parallel ranks. Returns: rank 0's result."""
     logs = task.folder / _LOGS
     logs.mkdir(exist_ok=True)
     world = World(
@@ -162,13 +169,7 @@ def _launch(work: str, task: TuneTask, num_ranks: int) -> dict[str, Any]:
         preload=(*PRELOAD, _RANK_TASKS),
         log_folder=logs,
     )
-    return launch_world(_do, world, work, task.model_dump(mode="json"))[0]
-
-
-def _do(rank: Rank, work: str, task: dict[str, Any]) -> dict[str, Any]:
-    from assay_bench.tuning.rank_tasks import WORKS  # imports torch, which only the ranks need
-
-    return WORKS[work](rank, TuneTask.model_validate(task)).model_dump(mode="json")
+    return launch_world(answer_on_rank, world, function, task)[0]
 
 
 @contextmanager

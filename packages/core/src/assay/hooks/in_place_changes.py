@@ -1,4 +1,4 @@
-"""What a call changes in place, which is a result of the call: arguments and key/value caches."""
+"""Arguments and key/value caches that a call changes in place, which makes them its results."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -10,7 +10,7 @@ from assay.launch.errors import (
 from assay.launch.launching import launch_world, start_ahead
 from assay.launch.leading import is_first_rank, leave_together, on_first_rank, require_one_machine
 from assay.launch.rank import Rank
-from assay.launch.sides import ask_side
+from assay.launch.sides import answer_on_rank, ask_side
 from assay.launch.world import TimeLimits, World, outer_world_size
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "WorldError",
     "WorldHungError",
     "WorldSkipped",
+    "answer_on_rank",
     "ask_side",
     "is_first_rank",
     "launch_world",

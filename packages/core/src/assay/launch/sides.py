@@ -47,10 +47,11 @@ def ask_side(
         world = World(
             mesh, device, limits=_LIMITS, preload=preload, log_folder=folder, progress=progress
         )
-        return launch_world(_answer_on_rank, world, function, request)
+        return launch_world(answer_on_rank, world, function, request)
 
 
-def _answer_on_rank(
+def answer_on_rank(
     rank: Rank, function: RemoteFunction[Request, Result], request: Request
 ) -> Result:
+    """Call `function` as a rank of a world."""
     return function.load()(request, rank.progress, rank)

@@ -36,7 +36,7 @@ class PlannedCase(Record):
     """Number of pairs of words that no earlier case has."""
     expected_seconds: float
     recorded: bool
-    """Whether `expected_seconds` comes from recorded runs, not from an estimate."""
+    """True if `expected_seconds` comes from recorded runs, not from an estimate."""
     command: str
     """Command that repeats the case."""
 

@@ -131,5 +131,3 @@ def end_command(process: "subprocess.Popen[bytes]") -> None:
     finally:
         signal_group(process.pid, signal.SIGKILL)
         process.wait()
-        if process.stdin is not None:
-            process.stdin.close()

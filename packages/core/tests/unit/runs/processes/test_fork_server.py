@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from assay.runs.processes.fork_server_client import FORK_SERVER
+
 HERE = Path(__file__).parent
 
 SCRIPT = """
@@ -76,3 +78,9 @@ def test_sets_of_names_have_one_order_in_all_processes(tmp_path: Path) -> None:
         own.append(seed_of_parent)
     assert len(hashes) == 1
     assert own == ["1", "2"]
+
+
+def test_ctrl_c_in_a_terminal_does_not_reach_the_fork_server() -> None:
+    FORK_SERVER.start()
+    assert FORK_SERVER.pid is not None
+    assert os.getpgid(FORK_SERVER.pid) not in (os.getpgrp(), 0)
