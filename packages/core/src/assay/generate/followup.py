@@ -180,7 +180,7 @@ def _find_operation(
         )
         trace = Trace.open(Path(request.folder))
         sides |= {part: read_operations(trace, part) for part in parts}
-    recorded = GoldenSection.open(Path(candidate.golden), check.dtype).trace.find(
+    recorded = GoldenSection.open(Path(candidate.golden), check.dtype).steps.find(
         CallSite(step, module, micro_batch=batch)
     )
     wrong = find_wrong_operation(

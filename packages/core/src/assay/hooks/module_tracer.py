@@ -4,7 +4,7 @@ import inspect
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -105,12 +105,17 @@ class ModuleTracer:
         return self._stack[-1] if self._stack else None
 
     @contextmanager
-    def attached(self, model: nn.Module) -> Iterator[None]:
-        """Call the handler for every module call of `model` inside this context."""
+    def attached(self, model: nn.Module, modules: Collection[str] | None = None) -> Iterator[None]:
+        """Call the handler for the module calls of `model` inside this context.
+
+        modules: paths of the modules to trace; None for all. "" is the model itself.
+        """
         handles = []
         post: Callable[..., Any] = torch.compiler.disable(self._leave)
         end: Callable[..., None] = torch.compiler.disable(self._end_root)
         for name, (module, innermost) in find_called_modules(model).items():
+            if modules is not None and name not in modules:
+                continue
             pre = self._pre_hook(name, _Signature(innermost), type(innermost).__name__)
             # A script may evaluate the model that DistributedDataParallel wraps.
             for one in (module, innermost) if innermost is not module else (module,):

@@ -31,6 +31,8 @@ class UsageWatch:
     """A handler that notes the usage of each call, and passes the call on to `handler`."""
 
     handler: TraceHandler
+    root_only: bool = False
+    """True to watch the root calls alone, for the positions of caches."""
     called: set[str] = field(default_factory=set)
     """Modules that were called with values to compute with."""
     read: set[str] | None = None

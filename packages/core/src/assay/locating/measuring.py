@@ -11,9 +11,9 @@ from assay.comparing.results import PortResult
 from assay.hooks.module_tracer import ActiveCall, NullHandler
 from assay.hooks.row_positions import RowIndex
 from assay.hooks.values.nested import iterate_tensors
+from assay.locating.matching.packed_trace import ReplayedTrace
 from assay.locating.matching.running_parts import BatchSource
 from assay.sites import CallSite, RowMap
-from assay.trace import Trace
 
 
 def measure(
@@ -76,7 +76,7 @@ def is_broadcast_over_rows(expected: tuple[int, ...], actual: tuple[int, ...]) -
 class DriftMeter(NullHandler):
     """A handler that compares the main result of every module and changes nothing."""
 
-    trace: Trace
+    trace: ReplayedTrace
     source: BatchSource = field(default_factory=lambda: BatchSource(0))
     """The running batch in the trace. The caller sets it before each batch."""
     sums: dict[str, list[float]] = field(default_factory=dict)

@@ -1,8 +1,9 @@
-"""Run a batch through `model.generate`: free, or with teacher forcing.
+"""Run a batch through `model.generate`: free, with teacher forcing, or all tokens in one call.
 
 Teacher forcing also uses the generation loop, so that its positions, masks and cache are tested.
 """
 
+import inspect
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -81,6 +82,36 @@ def generate_forced(loaded: LoadedModel, batch: Batch, tokens_BN: Tensor) -> Gen
     return _run(loaded, batch, LogitsProcessorList([force]), GREEDY)
 
 
+def whole_text(batch: Batch, tokens_BN: Tensor) -> Batch:
+    """Return a batch whose prompts are the prompts of `batch` and all new tokens but the last.
+
+    tokens_BN: the new tokens, (B, N), N > 0.
+    """
+    rows = ((*row, *new) for row, new in zip(batch.rows, tokens_BN[:, :-1].tolist(), strict=True))
+    num_read = tokens_BN.shape[1] - 1
+    padded_to = batch.length + num_read
+    return replace(batch, rows=tuple(rows), max_new_tokens=1, padded_to=padded_to)
+
+
+def read_text(loaded: LoadedModel, batch: Batch, tokens_BN: Tensor) -> Tensor:
+    """Compute the logits of all new tokens (B, N) in one call. Returns: (B, N, V), as `Generated` has."""
+    model: Any = loaded.model
+    kept: list[Tensor] = []
+
+    def keep(_module: object, _arguments: object, output: Any) -> None:  # noqa: ANN401 - of any model
+        logits = output["logits"] if isinstance(output, dict) else output[0]
+        kept.append(logits[:, -tokens_BN.shape[1] :].float().cpu())
+
+    hook = model.register_forward_hook(keep)
+    try:
+        takes_count = "logits_to_keep" in inspect.signature(model.forward).parameters
+        needed = {"logits_to_keep": tokens_BN.shape[1]} if takes_count else {}
+        _run(loaded, whole_text(batch, tokens_BN), LogitsProcessorList(), GREEDY, needed)
+    finally:
+        hook.remove()
+    return kept[0]
+
+
 def generation_options(
     loaded: LoadedModel, batch: Batch, sampling: dict[str, Any]
 ) -> GenerationConfig:
@@ -117,7 +148,11 @@ def limits_of_generation(loaded: LoadedModel) -> ModelLimits:
 
 @torch.no_grad()
 def _run(
-    loaded: LoadedModel, batch: Batch, processors: LogitsProcessorList, sampling: dict[str, Any]
+    loaded: LoadedModel,
+    batch: Batch,
+    processors: LogitsProcessorList,
+    sampling: dict[str, Any],
+    model_arguments: dict[str, Any] | None = None,
 ) -> Generated:
     model: Any = loaded.model
     device = next(model.parameters()).device
@@ -134,6 +169,7 @@ def _run(
         attention_mask=attention_mask,
         generation_config=config,
         logits_processor=LogitsProcessorList([*processors, _Count(input_ids.shape[1])]),
+        **(model_arguments or {}),
     )
     tokens = result.sequences[:, input_ids.shape[1] :].cpu()
     steps = list(result.logits)

@@ -16,20 +16,19 @@ from assay.generate.passes.generation_loop import (
     count_tokens,
     generate,
     generate_forced,
+    read_text,
     timeline_of,
+    whole_text,
 )
 from assay.hooks.module_tracer import ModuleTracer, NullHandler
 from assay.hooks.usage import UsageWatch
-from assay.hooks.values.boundary import Boundary
 from assay.hooks.values.exact_double import ExactDouble
 from assay.inputs import Batch
 from assay.locating.matching.running_parts import BatchSource, RankLayout
 from assay.locating.measuring import DriftMeter
 from assay.locating.modules import Replayer
 from assay.models import LoadedModel
-from assay.recording.modules import Recorder
 from assay.recording.operations import PointwiseModules
-from assay.trace import TraceWriter
 
 
 class ChoicesOfBatch(Protocol):
@@ -72,6 +71,16 @@ class Work:
 
     batch: Batch
     source: BatchSource
+    text_step: int | None = None
+    """Step number of the one call that reads prompts and new tokens; None for a call for each token.
+    A free run needs the latter."""
+
+    def begin(self, tracer: ModuleTracer, tokens_BN: Tensor | None = None) -> None:
+        """Tell `tracer` that the batch begins. tokens_BN: the forced tokens of a whole text."""
+        batch, step = self.batch, 0
+        if self.text_step is not None and tokens_BN is not None:
+            batch, step = whole_text(batch, tokens_BN), self.text_step
+        tracer.begin_batch(batch.number, timeline_of(batch), first_step=step)
 
 
 def whole_batches(batches: Sequence[Batch]) -> list[Work]:
@@ -112,7 +121,7 @@ def run_all_free(
     with nullcontext() if watch is None else watched(side, watch) as tracer:
         for work in works:
             if tracer is not None:
-                tracer.begin_batch(work.batch.number, timeline_of(work.batch))
+                work.begin(tracer)
             yield run_free(side, work, sampling)
 
 
@@ -124,6 +133,8 @@ def run_forced(
     inside: entered last, as the innermost of two dispatch modes sees operations first.
     """
     with side.running(), side.choosing(work), inside or nullcontext():
+        if work.text_step is not None:
+            return Generated(tokens_BN, read_text(side.loaded, work.batch, tokens_BN))
         return generate_forced(side.loaded, work.batch, tokens_BN)
 
 
@@ -133,29 +144,24 @@ def watched(side: Side, watch: UsageWatch) -> Iterator[ModuleTracer]:
     model, tracer = side.loaded.model, ModuleTracer(watch)
     watch.add_parameters_of(model)
     # A mode around a compiled graph would make torch compile a different graph.
-    reading = nullcontext() if side.compiled else watch.reading()
-    with tracer.attached(model), reading:
+    reading = nullcontext() if side.compiled or watch.root_only else watch.reading()
+    with tracer.attached(model, {""} if watch.root_only else None), reading:
         yield tracer
 
 
 def record(
-    side: Side,
-    works: Sequence[Work],
-    tokens: Sequence[Tensor],
-    writer: TraceWriter,
-    boundary: Boundary,
-) -> UsageWatch:
-    """Record every call of a teacher-forced run; `tokens` has (B, N) for each work.
+    side: Side, works: Sequence[Work], tokens: Sequence[Tensor], watch: UsageWatch, order: int = 0
+) -> None:
+    """Let `watch` record every call of a teacher-forced run; `tokens` has (B, N) for each work.
 
-    Returns: the usage of the model.
+    order: number of the first call in the trace.
     """
     side = replace(side, choices=None)
-    watch = UsageWatch(Recorder(writer, boundary))
     with watched(side, watch) as tracer:
+        tracer.order = order
         for work, tokens_BN in zip(works, tokens, strict=True):
-            tracer.begin_batch(work.batch.number, timeline_of(work.batch))
+            work.begin(tracer, tokens_BN)
             run_forced(side, work, tokens_BN)
-    return watch
 
 
 def run_all_forced(
@@ -173,7 +179,7 @@ def run_all_forced(
     with tracer.attached(side.loaded.model):
         for work, tokens_BN in zip(works, tokens, strict=True):
             meter.source = work.source
-            tracer.begin_batch(work.batch.number, timeline_of(work.batch))
+            work.begin(tracer, tokens_BN)
             yield run_forced(side, work, tokens_BN)
 
 
@@ -203,9 +209,10 @@ def replay(
     with watched(side, watch or UsageWatch(replayer)) as tracer:
         for work, tokens_BN in zip(works, tokens, strict=True):
             replayer.source = work.source
-            tracer.begin_batch(work.batch.number, timeline_of(work.batch))
+            work.begin(tracer, tokens_BN)
             run_forced(side, work, tokens_BN)
-    return replayer.finish()
+    steps = {work.batch.number: work.text_step for work in works}
+    return replayer.finish(lambda site: steps.get(site.micro_batch) in (None, site.step))
 
 
 @dataclass(frozen=True, slots=True)

@@ -302,7 +302,7 @@ class _Candidate:
         """Return a meter of the error accumulated along the depth; None if its hooks change the run."""
         # Hooks break the graphs of compiled models.
         measured = self._level == "modules" and not self._side.compiled
-        return DriftMeter(self._section.trace) if measured else None
+        return DriftMeter(self._section.steps) if measured else None
 
     def _force(self, writer: TraceWriter, tokens: list[Tensor], repeated: RepeatedWorks) -> None:
         meter = self._new_meter()
@@ -332,7 +332,7 @@ class _Candidate:
     def _replay(self, writer: TraceWriter, tokens: list[Tensor]) -> None:
         section, attention = self._section, attention_of(self._side.loaded)
         replayer = Replayer(
-            section.trace, section.boundary, attention, section.pointwise(), section.score_noise()
+            section.steps, section.boundary, attention, section.pointwise(), section.score_noise()
         )
         watch = UsageWatch(replayer)
         results = replay(self._side, self._works, tokens, replayer, watch)

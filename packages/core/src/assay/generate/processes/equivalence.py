@@ -82,7 +82,7 @@ def run_equivalence(request: EquivalenceRequest, progress: Progress) -> Equivale
         # Written so that NaN is a difference.
         if not difference <= EXACT_AGREEMENT**2 * scale:
             return Equivalence(agrees=False)
-        replayer = Replayer(section.trace, section.boundary, attention_of(side.loaded))
+        replayer = Replayer(section.steps, section.boundary, attention_of(side.loaded))
         results = replay(side, works, tokens, replayer)
     return Equivalence(agrees=True, errors=_errors(results))
 

@@ -31,6 +31,7 @@ from assay.generate.passes.passes import (
     whole_batches,
 )
 from assay.generate.passes.sampler import processed_scores
+from assay.generate.passes.whole_texts import RootInputs, attach_text_steps, with_whole_texts
 from assay.generate.processes.golden_folder import MANIFEST
 from assay.generate.processes.requests import (
     LOAD,
@@ -63,6 +64,7 @@ from assay.models.loading.loaded_model import add_biases_last
 from assay.models.remote_code import RemoteCode
 from assay.models.size import FLOAT64_PARAMETERS, choose_threads, yardstick_dtype
 from assay.progress import advance_task, subtask
+from assay.recording.modules import Recorder
 from assay.runs import Progress, provenance
 from assay.trace import Trace, TraceWriter, read_digest
 
@@ -209,30 +211,44 @@ class _Capture:
 
     def __post_init__(self) -> None:
         self.works: list[Work] = whole_batches(self.plan.batches)
+        self.texts = self.works
+        """The works as they are recorded: with whole texts where the model allows it."""
         self.num_tokens = count_tokens(self.plan.batches)
         self.boundary = Boundary.exact_inputs_for(getattr(torch, self.dtype))
         self.tokens: list[Tensor] = []
 
     def run_yardstick(self, side: Side) -> None:
         """Generate freely, then record every module with these tokens forced."""
-        sampling = self.request.inputs.sampling
+        records = self.request.level == "module"
         self.writer.attach_json("inputs", self.plan.to_json())
-        watch = None if self.request.level == "module" else UsageWatch(NullHandler())
+        if records:
+            with self.progress.step("tries to read a text in one call"):
+                self.texts = with_whole_texts(side, self.works)
+            attach_text_steps(self.writer, self.texts)
+        inputs = RootInputs(self.writer, self.texts)
+        watch = UsageWatch(inputs if records else NullHandler(), root_only=records)
         with self.progress.task("generates", self.num_tokens, "tokens"):
-            generated = run_all_free(side, self.works, sampling, watch)
-            for work, free in zip(self.works, generated, strict=True):
-                # Teacher forcing would make the same calls with the same logits.
-                self.tokens.append(free.tokens)
-                self._attach("tokens", work, free.tokens)
-                self._attach("logits", work, free.logits)
+            self._generate(side, watch)
         with self.progress.task("computes scores", len(self.works), "batches"):
             if side.loaded.can_generate:
                 self._attach_scores(side)
-        if self.request.level == "module":
+        if records:
+            slots = watch.slots
+            watch = UsageWatch(Recorder(self.writer, self.boundary))
             with self.progress.task("records every module", self.num_tokens, "tokens"):
-                watch = record(side, self.works, self.tokens, self.writer, self.boundary)
-        if watch is not None:
-            self.writer.attach_json(USAGE, watch.to_json())
+                record(side, self.texts, self.tokens, watch, inputs.num_calls)
+            watch.slots = slots
+        self.writer.attach_json(USAGE, watch.to_json())
+
+    def _generate(self, side: Side, watch: UsageWatch) -> None:
+        """Generate freely while `watch` observes, and attach tokens and logits."""
+        sampling = self.request.inputs.sampling
+        generated = run_all_free(side, self.works, sampling, watch)
+        for work, free in zip(self.works, generated, strict=True):
+            # Teacher forcing would make the same calls with the same logits.
+            self.tokens.append(free.tokens)
+            self._attach("tokens", work, free.tokens)
+            self._attach("logits", work, free.logits)
 
     def run_noise(self, wide: str) -> Section:
         """Run the same work in the candidate's dtype, and measure it against the yardstick."""
@@ -263,7 +279,7 @@ class _Capture:
                     pointwise = find_pointwise(side, self.works[0])
                 attention = attention_of(side.loaded)
                 replayer = Replayer(trace, self.boundary, attention, pointwise)
-                results = replay(side, self.works, self.tokens, replayer)
+                results = replay(side, self.texts, self.tokens, replayer)
                 attach_results(self.writer, NOISE, results)
         return Section(
             dtype=self.dtype,
@@ -283,10 +299,12 @@ class _Capture:
     def _attach_noise_logits(self, side: Side, trace: Trace) -> bool:
         """Attach the forced logits. Returns: True if a second run is bitwise equal."""
         meter = DriftMeter(trace) if self.request.level == "module" else None
-        forced = run_all_forced(side, self.works, self.tokens, meter)
-        repeated = RepeatedWorks(self.works)
+        # Choices of experts were recorded step by step.
+        works = self.texts if side.choices is None else self.works
+        forced = run_all_forced(side, works, self.tokens, meter)
+        repeated = RepeatedWorks(works)
         with self.progress.task("noise run: forces the same tokens", self.num_tokens, "tokens"):
-            for number, (work, generated) in enumerate(zip(self.works, forced, strict=True)):
+            for number, (work, generated) in enumerate(zip(works, forced, strict=True)):
                 self._attach("noise-logits", work, generated.logits)
                 repeated.offer(number, generated.logits)
         if meter is not None:

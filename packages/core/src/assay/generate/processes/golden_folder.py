@@ -23,6 +23,7 @@ from assay.generate.passes.batch_attachments import attached_batches
 from assay.generate.processes.requests import GOLDEN_SCHEMA, LOAD, NOISE, USAGE, GoldenManifest
 from assay.hooks.values.boundary import Boundary
 from assay.inputs import Batch, InputPlan
+from assay.locating.matching.stepwise_trace import StepwiseTrace
 from assay.models.loaded.report import LoadReport
 from assay.trace import Trace
 
@@ -47,6 +48,8 @@ class GoldenSection:
     """One dtype of a golden, opened."""
 
     trace: Trace
+    steps: StepwiseTrace
+    """The recorded calls, one for each step of a generation."""
     batches: tuple[Batch, ...]
     boundary: Boundary
 
@@ -64,7 +67,8 @@ class GoldenSection:
             )
         trace = Trace.open(folder / dtype)
         plan = InputPlan.from_json(trace.attachment_json("inputs"))  # type: ignore[arg-type]
-        return cls(trace, plan.batches, Boundary.exact_inputs_for(getattr(torch, dtype)))
+        boundary = Boundary.exact_inputs_for(getattr(torch, dtype))
+        return cls(trace, StepwiseTrace.open(trace), plan.batches, boundary)
 
     def tensors(self, name: str) -> list[Tensor]:
         """Return the tensors called `name` of each batch: tokens, logits, noise-logits, scores."""

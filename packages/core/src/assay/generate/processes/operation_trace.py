@@ -78,7 +78,7 @@ def _record(
     name: str,
 ) -> None:
     replayer = Replayer(
-        section.trace, section.boundary, attention_of(side.loaded), source=work.source
+        section.steps, section.boundary, attention_of(side.loaded), source=work.source
     )
     tracer = ModuleTracer(replayer)
     recorder = OperationRecorder(tracer, (request.module, request.step, request.call))

@@ -18,7 +18,7 @@ from assay.verdicts import Record
 
 # Names of stored measurements: of the noise run in a golden, of the candidate in its own trace.
 NOISE, REPLAY = "noise", "replay"
-GOLDEN_SCHEMA = 3
+GOLDEN_SCHEMA = 4
 # Name of the reference's load report in a golden.
 LOAD = "load"
 # Name of the model usage in a golden and in a candidate's trace.
