@@ -199,11 +199,20 @@ def sum_pair(actual_RC: Tensor, expected_RC: Tensor) -> BlockSums:
 
 
 def map_on_threads(function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
-    """Return the results of `function` for each item, computed on as many threads as torch has."""
+    """Return the results of `function` for each item, computed on as many threads as torch has.
+
+    Operations inside of `function` use one thread, so that results do not depend on the number.
+    """
     num_threads = torch.get_num_threads()
     if num_threads == 1:
         return [function(item) for item in items]
-    return list(_single_threaded_pool(num_threads).map(function, items))
+    if len(items) > 1:
+        return list(_single_threaded_pool(num_threads).map(function, items))
+    torch.set_num_threads(1)  # handing one item to another thread takes longer than a small sum
+    try:
+        return [function(item) for item in items]
+    finally:
+        torch.set_num_threads(num_threads)
 
 
 @cache

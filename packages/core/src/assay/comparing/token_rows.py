@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from assay.stages import Stage
 
 
+# About 11 MB of measurements.jsonl, and 60 MB of memory in the report.
+MAX_TOKEN_ROWS = 40_000
+
+
 @dataclass(frozen=True, slots=True)
 class TokenPort:
     """A port whose tokens get rows."""
@@ -41,42 +45,55 @@ class TokenRows(Iterable[Measurement]):
     ports: Sequence[TokenPort]
     step_of: Callable[[int, int], int]
     """Map prompt and position to the number of the forward pass."""
-    max_rows: int | None = None
-    """Keep only the tokens with the highest ratios, each in all stages."""
+    max_rows: int = MAX_TOKEN_ROWS
+    """With more, only some tokens are kept, each in all stages: of neighboring tokens the one with the
+    highest ratio in any stage, and the worst tokens of the worst stages."""
 
     @cached_property
     def kept(self) -> list[tuple[int, tuple[int, int]]]:
         """Return number, prompt and position of the tokens that are kept."""
-        addresses = self._tokens.addresses_T2.tolist()
-        numbers = list(range(len(addresses)))
-        if self.is_bounded and self.max_rows is not None:
-            severest_T = torch.full((len(addresses),), -math.inf, dtype=torch.float64)
-            for ports in self._stages:
-                ratio_T = self._find_worst(ports).ratio.nan_to_num(math.inf)
-                severest_T = torch.maximum(severest_T, ratio_T)
-            most = self.max_rows // len(self._stages)
-            numbers = sorted(severest_T.argsort(descending=True)[:most].tolist())
-        return [(number, tuple(addresses[number])) for number in numbers]
+        addresses_T2 = self._tokens.addresses_T2
+        numbers = list(range(len(addresses_T2)))
+        if self.is_bounded:
+            numbers = self._worst_of_neighbors(max(1, self.max_rows // len(self._stages)))
+        return [(number, tuple(addresses_T2[number].tolist())) for number in numbers]
 
     @property
     def is_bounded(self) -> bool:
         """Return True if tokens are left out."""
-        num_rows = len(self._stages) * len(self._tokens.addresses_T2)
-        return self.max_rows is not None and num_rows > self.max_rows
+        return len(self._stages) * len(self._tokens.addresses_T2) > self.max_rows
+
+    def _worst_of_neighbors(self, most: int) -> list[int]:
+        """Return the numbers of about `most` tokens, in order."""
+        num_tokens = len(self._tokens.addresses_T2)
+        severest_T = torch.full((num_tokens,), -math.inf, dtype=torch.float64)
+        of_stages = []
+        for ports in self._stages:
+            ratio_T = self._find_worst(ports).ratio.nan_to_num(math.inf)
+            severest_T = torch.maximum(severest_T, ratio_T)
+            value, number = ratio_T.max(0)
+            of_stages.append((float(value), int(number)))
+        kept = {number for _, number in sorted(of_stages, reverse=True)[: most // 4]}
+        width = -(-num_tokens // max(1, most - len(kept)))
+        for start in range(0, num_tokens, width):
+            kept.add(start + int(severest_T[start : start + width].argmax()))
+        return sorted(kept)
 
     def __iter__(self) -> Iterator[Measurement]:
         """Yield the rows of one stage after the other."""
         numbers = [number for number, _ in self.kept]
+        steps = [self.step_of(*address) for _, address in self.kept]
         for ports in self._stages:
             worst = self._find_worst(ports)
             columns = (worst.ratio, worst.actual, worst.expected, worst.port)
-            rows = zip(self.kept, *(one[numbers].tolist() for one in columns), strict=True)
-            for (_, (prompt, position)), ratio, actual, expected, port in rows:
+            of_kept = (one[numbers].tolist() for one in columns)
+            rows = zip(self.kept, steps, *of_kept, strict=True)
+            for (_, (prompt, position)), step, ratio, actual, expected, port in rows:
                 if port >= 0:
                     yield Measurement(
                         **self.ports[port].place, statistic=TOKEN_STATISTIC, actual=actual,
                         expected=expected, ratio=ratio, prompt=prompt, position=position,
-                        step=self.step_of(prompt, position),
+                        step=step,
                     )  # fmt: skip
 
     @cached_property

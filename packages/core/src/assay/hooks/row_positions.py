@@ -117,6 +117,10 @@ class RowIndex:
             flat = [tensor.index_select(0, known.kept) for tensor in flat]
         return flat, known.prompt, known.position
 
+    def has_padding(self, tensor: Tensor) -> bool:
+        """Return True if `flatten` leaves out rows of this tensor."""
+        return self._addresses(tensor.shape).kept is not None
+
     def padding(self, *tensors: Tensor) -> list[Tensor]:
         """Return the rows of tensors of one shape that `flatten` leaves out, as (P, C)."""
         left_out = self._addresses(tensors[0].shape).left_out

@@ -3,8 +3,8 @@
 Shape legend: R tokens, k experts for each, E experts.
 """
 
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,7 +45,11 @@ class UsageWatch:
     """Positions written and read in each cache, in order of first use."""
     _owners: dict[str, list[str]] = field(default_factory=dict)
     _names: dict[int, list[str]] = field(default_factory=dict)
+    _num_experts: dict[str, int] = field(default_factory=dict)
+    _settled: set[str] = field(default_factory=set)
+    """Modules whose further calls tell nothing new."""
     _is_running: bool = False
+    _reads: "_ParameterReads | None" = None
 
     def add_parameters_of(self, model: nn.Module) -> None:
         """Note the parameters that each module of `model` owns."""
@@ -57,10 +61,26 @@ class UsageWatch:
             names += [name] if name not in names else []
             self._names.setdefault(id(parameter), []).append(name)
 
-    def reading(self) -> AbstractContextManager[object]:
+    @contextmanager
+    def reading(self) -> Iterator[None]:
         """Note, inside this context, the parameters that operations of a forward pass read."""
         self.read = set()
-        return _ParameterReads(self)
+        try:
+            yield
+        finally:
+            self._stop_reading()  # after a root call that ended by an exception
+
+    def _start_reading(self) -> None:
+        """Watch the operations of a root call, unless all parameters have been read."""
+        names = {name for names in self._names.values() for name in names}
+        if self.read is not None and self._reads is None and not names <= self.read:
+            self._reads = _ParameterReads(self)
+            self._reads.__enter__()  # type: ignore[no-untyped-call]
+
+    def _stop_reading(self) -> None:
+        reads, self._reads = self._reads, None
+        if reads is not None:
+            reads.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     def note_read(self, value: object) -> None:
         """Note that an operation read a parameter. Ignore other values."""
@@ -69,22 +89,37 @@ class UsageWatch:
 
     def enter(self, active: ActiveCall) -> None:
         """Note the usage of a call."""
-        self._is_running |= active.call.caller is None
+        if active.call.caller is None:
+            self._is_running = True
+            self._start_reading()
+            self._note_slots(active)
+        if active.call.site.module not in self._settled:
+            self._note_usage(active)
+        self.handler.enter(active)
+
+    def _note_usage(self, active: ActiveCall) -> None:
         path, arguments = active.call.site.module, active.arguments
         tensors = list(iterate_tensors(arguments, path))
         if not tensors or any(tensor.numel() for _, tensor in tensors):
             self.called.add(path)
-        counts = count_expert_tokens(active.module, arguments, active.call.rows)
-        if counts is not None:
-            self.routed[path] = counts + self.routed.get(path, torch.zeros_like(counts))
+        if path not in self._num_experts:
+            self._num_experts[path] = count_experts(active.module)
+        if self._num_experts[path]:
+            counts = count_expert_tokens(active.module, arguments, active.call.rows)
+            if counts is not None:
+                self.routed[path] = counts + self.routed.get(path, torch.zeros_like(counts))
         for port, tensor in tensors:
             self.note_read(tensor)  # the module gets a copy
             if _has_rows_of_positions(tensor):
                 differ = bool((tensor != tensor[:1]).any())
                 self.varied[port] = self.varied.get(port, False) or differ
-        if active.call.caller is None:
-            self._note_slots(active)
-        self.handler.enter(active)
+        if path in self.called and not self._num_experts[path] and not self._may_learn(tensors):
+            self._settled.add(path)
+
+    def _may_learn(self, tensors: list[tuple[str, Tensor]]) -> bool:
+        """Return True if another call with such tensors may tell more."""
+        is_reading = self._reads is not None
+        return is_reading or any(_has_rows_of_positions(tensor) for _, tensor in tensors)
 
     def leave(self, active: ActiveCall, output: Any) -> Any:  # noqa: ANN401 - see TraceHandler
         """Pass the call on."""
@@ -93,6 +128,7 @@ class UsageWatch:
     def finish_root(self, active: ActiveCall) -> None:
         """Pass the call on."""
         self._is_running = False
+        self._stop_reading()
         self.handler.finish_root(active)
 
     def to_json(self) -> dict[str, Any]:
@@ -121,6 +157,14 @@ class UsageWatch:
         self.slots[-1] = (past + rows.length) * rows.num_rows, past * rows.num_rows
 
 
+def count_experts(module: nn.Module) -> int:
+    """Count the experts of a module; 0 for a module that is no group of experts."""
+    fused = {len(item) for item in module.parameters(recurse=False) if item.ndim == 3}
+    numbered = sum(name.isdecimal() for name, _ in module.named_children())
+    named = getattr(module, "num_experts", None)
+    return next(iter(fused), numbered) or (named if isinstance(named, int) else 0)
+
+
 def count_expert_tokens(
     module: nn.Module, arguments: dict[str, Any], rows: RowMap | None
 ) -> Tensor | None:
@@ -129,10 +173,8 @@ def count_expert_tokens(
     A group of experts gets indices (R, k), a list of E counts, or the tokens once per expert,
     (E * R, C), with zeros for tokens that an expert does not compute.
     """
-    fused = {len(item) for item in module.parameters(recurse=False) if item.ndim == 3}
-    numbered = sum(name.isdecimal() for name, _ in module.named_children())
-    named = getattr(module, "num_experts", None)
-    num_experts = next(iter(fused), numbered) or (named if isinstance(named, int) else 0)
+    num_experts = count_experts(module)
+    fused = any(item.ndim == 3 for item in module.parameters(recurse=False))
     of_tokens = None if rows is None else torch.tensor(rows.positions).flatten() >= 0
     keys = find_choice_arguments(arguments) if num_experts else None
     if keys is not None:

@@ -42,9 +42,10 @@ def measure(
         actual_RC, expected_RC = actual_RC[keep], expected_RC[keep]
         prompt, position = prompt[keep], position[keep]
     if expected.is_floating_point():
-        padding, expected_padding = index.padding(actual, expected)
-        nonfinite_padding = ~padding.isfinite() & expected_padding.isfinite()
-        result.num_nonfinite_padding += int(nonfinite_padding.sum())
+        if index.has_padding(actual):
+            padding, expected_padding = index.padding(actual, expected)
+            wrong = ~padding.isfinite() & expected_padding.isfinite()
+            result.num_nonfinite_padding += int(wrong.sum())
         if actual.dtype is torch.float64:
             actual_RC = actual_RC.to(expected.dtype)  # the yardstick, in the dtype of the trace
         result.sums.add_later(actual_RC, expected_RC, prompt, position)

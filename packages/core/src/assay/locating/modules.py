@@ -212,6 +212,8 @@ class Replayer:
             for port, tensor in iterate_tensors(value, f"input.{names[name]}"):
                 if port in expected.ports and tensor.is_floating_point() and tensor.ndim != 4:
                     recorded = self.trace.stored(expected, port).shape
+                    if recorded == tensor.shape:
+                        continue
                     shape = self.source.selected_shape(recorded, expected.rows)
                     layout = layout_of(self.layout, expected.site.module, port, tensor, shape)
                     alike = shape == tensor.shape or is_broadcast_over_rows(
@@ -239,7 +241,9 @@ class Replayer:
         expected = self._recorded(matched.call, port)
         result = self._result(active, port, actual)
         if is_attention_mask(port, expected):
-            return self._replace_mask(result, matched, actual, expected)
+            injected = self._replace_mask(result, matched, actual, expected)
+            self._injected.put(injected, key)
+            return injected
         module, shape, value = active.call.site.module, tuple(expected.shape), actual.detach()
         layout = layout_of(self.layout, module, port, value, shape)
         if layout is not None:

@@ -24,11 +24,15 @@ from assay.hooks.module_tracer import ModuleTracer, NullHandler
 from assay.hooks.usage import UsageWatch
 from assay.hooks.values.exact_double import ExactDouble
 from assay.inputs import Batch
+from assay.locating.matching.packed_trace import ReplayedTrace
 from assay.locating.matching.running_parts import BatchSource, RankLayout
 from assay.locating.measuring import DriftMeter
 from assay.locating.modules import Replayer
 from assay.models import LoadedModel
 from assay.recording.operations import PointwiseModules
+
+# Tokens of a text that are generated twice: the prefill and three steps.
+_REPEATED_TOKENS = 4
 
 
 class ChoicesOfBatch(Protocol):
@@ -165,22 +169,25 @@ def record(
 
 
 def run_all_forced(
-    side: Side, works: Sequence[Work], tokens: Sequence[Tensor], meter: DriftMeter | None
+    side: Side, works: Sequence[Work], tokens: Sequence[Tensor]
 ) -> Iterator[Generated]:
-    """Call `run_forced` for each work when the caller asks for the next one.
+    """Call `run_forced` for each work when the caller asks for the next one."""
+    for work, tokens_BN in zip(works, tokens, strict=True):
+        yield run_forced(side, work, tokens_BN)
 
-    meter: measures the accumulated error.
+
+def accumulated_errors(side: Side, work: Work, trace: ReplayedTrace) -> dict[str, float]:
+    """Return the relative error of every module's result when the prompts of `work` are read.
+
+    No value is replaced, so that errors accumulate along the depth.
     """
-    if meter is None:
-        for work, tokens_BN in zip(works, tokens, strict=True):
-            yield run_forced(side, work, tokens_BN)
-        return
+    meter = DriftMeter(trace, work.source)
     tracer = ModuleTracer(meter)
-    with tracer.attached(side.loaded.model):
-        for work, tokens_BN in zip(works, tokens, strict=True):
-            meter.source = work.source
-            work.begin(tracer, tokens_BN)
-            yield run_forced(side, work, tokens_BN)
+    prompts = replace(work.batch, max_new_tokens=min(1, work.batch.max_new_tokens))
+    with tracer.attached(side.loaded.model), side.running(), side.choosing(work):
+        work.begin(tracer)
+        generate(side.loaded, prompts)
+    return meter.relative_errors()
 
 
 def find_pointwise(side: Side, work: Work) -> frozenset[str]:
@@ -228,35 +235,40 @@ class Repeatability:
 class RepeatedWorks:
     """The works that run twice: the first, and the last, which is the longest and is read in chunks.
 
-    Keeps only their logits from the first run. num_tokens: total over these works.
+    A work that generates step by step is repeated for its first tokens. Keeps only the logits of
+    these from the first run. num_tokens: total over these works.
     """
 
     def __init__(self, works: Sequence[Work]) -> None:
-        self._works = works
-        self._numbers = sorted({0, len(works) - 1})
-        self._logits: list[Tensor] = []
-        self.num_tokens = count_tokens(works[number].batch for number in self._numbers)
+        self._works = {number: _shortened(works[number]) for number in (0, len(works) - 1)}
+        self._logits: dict[int, Tensor] = {}
+        self.num_tokens = count_tokens(work.batch for work in self._works.values())
 
     def offer(self, number: int, logits: Tensor) -> None:
-        """Keep the logits of work `number` if it runs twice. Called in order for every work."""
-        if number in self._numbers:
-            self._logits.append(logits)
+        """Keep the logits of work `number`, (B, N, V), if it runs twice."""
+        if number in self._works:
+            work = self._works[number]
+            is_whole = work.text_step is not None or not work.batch.max_new_tokens
+            kept = logits if is_whole else logits[:, : work.batch.max_new_tokens].clone()
+            self._logits[number] = kept
 
-    def run_again(
-        self, side: Side, tokens: Sequence[Tensor], meter: DriftMeter | None = None
-    ) -> Repeatability:
-        """Run the works again, with the tokens of every work, and compare.
-
-        meter: as in the first run, because hooks change how a compiled model runs.
-        """
-        works = [self._works[number] for number in self._numbers]
-        forced = run_all_forced(side, works, [tokens[number] for number in self._numbers], meter)
-        again = [generated.logits for generated in forced]
-        pairs = list(zip(again, self._logits, strict=True))
+    def run_again(self, side: Side, tokens: Sequence[Tensor]) -> Repeatability:
+        """Run the works again, with the tokens of every work, and compare."""
+        pairs = []
+        for number, work in self._works.items():
+            forced = tokens[number][:, : work.batch.max_new_tokens]
+            pairs.append((run_forced(side, work, forced).logits, self._logits[number]))
         if all(torch.equal(one, other) for one, other in pairs):
             return Repeatability(identical=True, spread=0.0)
         difference = sum(
             float((one.double() - other.double()).pow(2).sum()) for one, other in pairs
         )
-        scale = sum(float(one.double().pow(2).sum()) for one in self._logits)
+        scale = sum(float(other.double().pow(2).sum()) for _, other in pairs)
         return Repeatability(identical=False, spread=math.sqrt(difference / max(scale, 1e-300)))
+
+
+def _shortened(work: Work) -> Work:
+    if work.text_step is not None:
+        return work
+    num_new = min(work.batch.max_new_tokens, _REPEATED_TOKENS)
+    return replace(work, batch=replace(work.batch, max_new_tokens=num_new))

@@ -3,7 +3,7 @@
 It never judges, because a setup function may have patched anything in this process.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
@@ -26,6 +26,7 @@ from assay.generate.passes.passes import (
     Repeatability,
     RepeatedWorks,
     Side,
+    accumulated_errors,
     replay,
     run_all_forced,
     run_all_free,
@@ -47,7 +48,6 @@ from assay.hooks.module_tracer import NullHandler
 from assay.hooks.usage import UsageWatch
 from assay.launch import Rank
 from assay.locating.matching.expert_routing import NearTieChoices
-from assay.locating.measuring import DriftMeter
 from assay.locating.modules import Replayer
 from assay.models import LoadedModel, candidate_setup, load_model, weight_hashes
 from assay.models.loaded.inspection import inspect_changes, inspect_load
@@ -63,7 +63,7 @@ from assay.trace import TraceWriter
 
 _NAMES_SHOWN = 200
 # Excludes the time of a setup function.
-_NUM_PHASES = {"tokens": 5, "logits": 7, "modules": 8}
+_NUM_PHASES = {"tokens": 5, "logits": 7, "modules": 9}
 
 
 def import_setup(setup: str, _progress: Progress) -> None:
@@ -266,56 +266,89 @@ class _Candidate:
         repeated = RepeatedWorks(self._works)
         num_tokens = count_tokens(work.batch for work in self._works)
         with progress.task("generates", num_tokens, "tokens"):
-            own = self._generate(writer, repeated)
+            own, forced = self._generate(writer, repeated)
         tokens = own
         if self._level != "tokens":
             tokens = self._expected("tokens")
-            with progress.task("is given the reference's tokens", num_tokens, "tokens"):
-                before = self._choices.num_replaced
-                self._force(writer, tokens, repeated)
-                self._num_replaced = self._choices.num_replaced - before
+            num_forced = count_tokens(self._works[number].batch for number in forced)
+            with progress.task("is given the reference's tokens", num_forced, "tokens"):
+                self._force(writer, tokens, forced, repeated)
             with progress.step("computes scores"):
                 self._score(writer, tokens)
         with progress.task("runs again", repeated.num_tokens, "tokens"):
-            repeatability = repeated.run_again(self._side, tokens, self._new_meter())
+            repeatability = repeated.run_again(self._side, tokens)
         if self._level == "modules":
+            # Hooks break the graphs of compiled models.
+            if not self._side.compiled:
+                with progress.step("measures how errors accumulate"):
+                    steps = self._section.steps
+                    errors = accumulated_errors(self._side, self._works[0], steps)
+                    writer.attach_json("drift", errors)
             with progress.task("measures every module", num_tokens, "tokens"):
                 self._replay(writer, tokens)
         return repeatability
 
-    def _generate(self, writer: TraceWriter, repeated: RepeatedWorks) -> list[Tensor]:
+    def _generate(
+        self, writer: TraceWriter, repeated: RepeatedWorks
+    ) -> tuple[list[Tensor], list[int]]:
+        """Generate freely.
+
+        Returns: the tokens of each work, and the numbers of works whose logits another run gives.
+            A free run that chose the reference's tokens is also the run that was given them.
+        """
         sampling = self._golden.inputs.sampling
         # The replay observes usage as well. Hooks break the graphs of compiled models.
         unwatched = self._level == "modules" or self._side.compiled
         watch = None if unwatched else UsageWatch(NullHandler())
-        tokens = []
-        for number, free in enumerate(run_all_free(self._side, self._works, sampling, watch)):
-            tokens.append(free.tokens)
-            if self._level == "tokens":
-                repeated.offer(number, free.logits)
+        expected = None if self._level == "tokens" else self._expected("tokens")
+        tokens: list[Tensor] = []
+        forced: list[int] = []
+        runs = zip(self._works, run_all_free(self._side, self._works, sampling, watch), strict=True)
+        for _, batch in groupby(runs, key=lambda run: run[0].source.batch):
+            before, parts = self._choices.num_replaced, list(batch)
+            numbers = range(len(tokens), len(tokens) + len(parts))
+            tokens += [free.tokens for _, free in parts]
+            if expected is None:
+                for number, (_, free) in zip(numbers, parts, strict=True):
+                    repeated.offer(number, free.logits)
+            elif all(torch.equal(tokens[number], expected[number]) for number in numbers):
+                self._keep_logits(writer, numbers, [free.logits for _, free in parts], repeated)
+                self._num_replaced += self._choices.num_replaced - before
+            else:
+                forced += numbers
         self._attach(writer, "tokens", tokens)
         if watch is not None:
             writer.attach_json(USAGE, watch.to_json())
-        return tokens
+        return tokens, forced
 
-    def _new_meter(self) -> DriftMeter | None:
-        """Return a meter of the error accumulated along the depth; None if its hooks change the run."""
-        # Hooks break the graphs of compiled models.
-        measured = self._level == "modules" and not self._side.compiled
-        return DriftMeter(self._section.steps) if measured else None
+    def _force(
+        self,
+        writer: TraceWriter,
+        tokens: list[Tensor],
+        numbers: list[int],
+        repeated: RepeatedWorks,
+    ) -> None:
+        """Run the works of these numbers, whole batches, with the reference's tokens."""
+        before = self._choices.num_replaced
+        for _, of_batch in groupby(numbers, key=lambda number: self._works[number].source.batch):
+            batch = list(of_batch)
+            works = [self._works[number] for number in batch]
+            forced = run_all_forced(self._side, works, [tokens[number] for number in batch])
+            self._keep_logits(writer, batch, [one.logits for one in forced], repeated)
+        self._num_replaced += self._choices.num_replaced - before
 
-    def _force(self, writer: TraceWriter, tokens: list[Tensor], repeated: RepeatedWorks) -> None:
-        meter = self._new_meter()
-
-        def logits() -> Iterator[Tensor]:
-            forced = run_all_forced(self._side, self._works, tokens, meter)
-            for number, generated in enumerate(forced):
-                repeated.offer(number, generated.logits)
-                yield generated.logits
-
-        self._attach(writer, "logits", logits())
-        if meter is not None:
-            writer.attach_json("drift", meter.relative_errors())
+    def _keep_logits(
+        self,
+        writer: TraceWriter,
+        numbers: Sequence[int],
+        logits: list[Tensor],
+        repeated: RepeatedWorks,
+    ) -> None:
+        """Attach the logits of all works of one batch."""
+        for number, of_work in zip(numbers, logits, strict=True):
+            repeated.offer(number, of_work)
+        batch = self._works[numbers[0]].source.batch
+        attach_batch(writer, "logits", batch, torch.cat(logits))
 
     def _score(self, writer: TraceWriter, tokens: list[Tensor]) -> None:
         """Compute the sampler's scores for the reference's logits."""

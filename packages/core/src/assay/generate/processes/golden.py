@@ -23,6 +23,7 @@ from assay.generate.passes.passes import (
     RepeatedWorks,
     Side,
     Work,
+    accumulated_errors,
     find_pointwise,
     record,
     replay,
@@ -55,7 +56,7 @@ from assay.inputs import (
     plan_batches,
 )
 from assay.locating.matching.expert_routing import NoiseOfChoices
-from assay.locating.measuring import DriftMeter
+from assay.locating.matching.stepwise_trace import StepwiseTrace
 from assay.locating.modules import Replayer
 from assay.models import LoadedModel, count_parameters, load_model, weight_hashes
 from assay.models.loaded.inspection import inspect_load
@@ -69,7 +70,7 @@ from assay.runs import Progress, provenance
 from assay.trace import Trace, TraceWriter, read_digest
 
 # Phases of a capture, without and with recorded modules.
-_PHASES, _MODULE_PHASES = 7, 9
+_PHASES, _MODULE_PHASES = 7, 11
 
 
 def capture_golden(request: GoldenRequest, progress: Progress) -> GoldenManifest:
@@ -271,9 +272,12 @@ class _Capture:
         side = Side(loaded, self.device)
         if choices.modules:
             side = replace(side, choices=ReplacedChoices(choices, noise_of_choices))
-        deterministic = self._attach_noise_logits(side, trace)
+        deterministic = self._attach_noise_logits(side)
         attach_choice_noise(self.writer, noise_of_choices.noise())
         if self.request.level == "module":
+            with self.progress.step("noise run: measures how errors accumulate"):
+                errors = accumulated_errors(side, self.works[0], StepwiseTrace.open(trace))
+                self.writer.attach_json("noise-drift", errors)
             with self.progress.task("noise run: measures every module", self.num_tokens, "tokens"):
                 with subtask("finds modules that only round"):
                     pointwise = find_pointwise(side, self.works[0])
@@ -296,19 +300,16 @@ class _Capture:
             self._attach("scores", work, scores)
             advance_task("batches")
 
-    def _attach_noise_logits(self, side: Side, trace: Trace) -> bool:
+    def _attach_noise_logits(self, side: Side) -> bool:
         """Attach the forced logits. Returns: True if a second run is bitwise equal."""
-        meter = DriftMeter(trace) if self.request.level == "module" else None
         # Choices of experts were recorded step by step.
         works = self.texts if side.choices is None else self.works
-        forced = run_all_forced(side, works, self.tokens, meter)
+        forced = run_all_forced(side, works, self.tokens)
         repeated = RepeatedWorks(works)
         with self.progress.task("noise run: forces the same tokens", self.num_tokens, "tokens"):
             for number, (work, generated) in enumerate(zip(works, forced, strict=True)):
                 self._attach("noise-logits", work, generated.logits)
                 repeated.offer(number, generated.logits)
-        if meter is not None:
-            self.writer.attach_json("noise-drift", meter.relative_errors())
         with self.progress.task("noise run: runs again", repeated.num_tokens, "tokens"):
             return repeated.run_again(side, self.tokens).identical
 

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
-import torch
 from torch import Tensor
 
 from assay.hooks.row_positions import RowLayout
@@ -52,8 +51,14 @@ class StepwiseTrace:
     _columns: dict[tuple[int, int], _Columns] = field(default_factory=dict)
     """Columns of each root call, by batch and step."""
     _found: dict[CallSite, Call | None] = field(default_factory=dict)
-    _recorded: dict[tuple[CallSite, str], _Recorded] = field(default_factory=dict)
-    _mapped: dict[tuple[CallSite, str], Tensor] = field(default_factory=dict)
+    _recorded: dict[tuple[int, int, str, int, str], _Recorded] = field(default_factory=dict)
+    """Recorded tensors by batch, step, module, call and port."""
+    _mapped: dict[tuple[int, str], Tensor] = field(default_factory=dict)
+    """Tensors of one batch, by shard and key."""
+    _batch: int = -1
+    _last_call: Call | None = None
+    _last_entries: dict[str, TensorEntry] = field(default_factory=dict)
+    """Entries of the last call: callers read a shape before the values."""
 
     @classmethod
     def open(cls, trace: Trace) -> "StepwiseTrace":
@@ -95,31 +100,38 @@ class StepwiseTrace:
 
     def stored(self, call: Call, port: str) -> TensorEntry:
         """Return shape and content hash of the values of one step."""
-        if call.site.micro_batch not in self.whole:
+        site = call.site
+        if site.micro_batch not in self.whole:
             return self.trace.stored(call, port)
-        recorded, columns = (
-            self._at(call, port),
-            self._columns[call.site.micro_batch, call.site.step],
-        )
-        if recorded.form == "shared":
-            return recorded.entry
-        values = _cut(torch.empty(recorded.entry.shape, device="meta"), recorded, columns)
-        digest = f"{recorded.entry.digest}[{columns.start}:{columns.stop}]"
-        return recorded.entry._replace(digest=digest, shape=tuple(values.shape))
+        if call is not self._last_call:
+            self._last_call = call
+            self._last_entries.clear()
+        entry = self._last_entries.get(port)
+        if entry is None:
+            entry = self._last_entries[port] = self._cut_entry(site, port)
+        return entry
 
     def tensor(self, call: Call, port: str) -> Tensor:
         """Return the values of one step at a port of a call."""
-        if call.site.micro_batch not in self.whole:
+        site = call.site
+        if site.micro_batch not in self.whole:
             return self.trace.tensor(call, port)
-        recorded = self._at(call, port)
-        key = recorded.call.site, port
+        recorded = self._at(site, port)
+        if self._batch != site.micro_batch:
+            self._mapped.clear()
+            self._batch = site.micro_batch
+        key = recorded.entry.shard, recorded.entry.key
         if key not in self._mapped:
-            if any(site.micro_batch != call.site.micro_batch for site, _ in self._mapped):
-                self._mapped.clear()
             self._mapped[key] = self.trace.tensor(recorded.call, port)
-        return _cut(
-            self._mapped[key], recorded, self._columns[call.site.micro_batch, call.site.step]
-        )
+        return _cut(self._mapped[key], recorded, self._columns[site.micro_batch, site.step])
+
+    def _cut_entry(self, site: CallSite, port: str) -> TensorEntry:
+        recorded, columns = self._at(site, port), self._columns[site.micro_batch, site.step]
+        if recorded.form == "shared":
+            return recorded.entry
+        shard, key, digest, dtype, _ = recorded.entry
+        digest = f"{digest}[{columns.start}:{columns.stop}]"
+        return TensorEntry(shard, key, digest, dtype, _cut_shape(recorded, columns))
 
     def _cut_call(self, site: CallSite) -> Call | None:
         """Return the call of one step: the root call's own inputs, and columns of all other values."""
@@ -133,23 +145,22 @@ class StepwiseTrace:
             ports = root.ports + ports
         return replace(text, site=site, ports=ports, rows=root.rows)
 
-    def _at(self, call: Call, port: str) -> _Recorded:
-        site = call.site
+    def _at(self, site: CallSite, port: str) -> _Recorded:
         is_own_input = not site.module and port.startswith("input.")
-        if not is_own_input:
-            site = replace(site, step=self.whole[site.micro_batch])
-        if (site, port) not in self._recorded:
-            recorded = self.trace.find(site)
-            if recorded is None:
+        step = site.step if is_own_input else self.whole[site.micro_batch]
+        key = site.micro_batch, step, site.module, site.call, port
+        known = self._recorded.get(key)
+        if known is None:
+            call = self.trace.find(replace(site, step=step))
+            if call is None:
                 raise KeyError(str(site))
-            entry = self.trace.stored(recorded, port)
+            entry = self.trace.stored(call, port)
             # A text is read to its last token but one; the last tokens read give the new ones.
             num_new = self.whole[site.micro_batch]
-            form, dim = _find_columns(port, entry, recorded.rows, num_new)
-            if is_own_input:
-                form = "shared"
-            self._recorded[site, port] = _Recorded(recorded, entry, form, dim)
-        return self._recorded[site, port]
+            form, dim = _find_columns(port, entry, call.rows, num_new)
+            known = _Recorded(call, entry, "shared" if is_own_input else form, dim)
+            self._recorded[key] = known
+        return known
 
 
 def _find_columns(
@@ -174,6 +185,25 @@ def _find_columns(
     if shape[-1:] == (length,) and is_index:  # positions: one row for all, or several rows of them
         return "tokens", len(shape) - 1
     return "shared", 0
+
+
+def _cut_shape(recorded: _Recorded, columns: _Columns) -> tuple[int, ...]:
+    """Return the shape of the result of `_cut`."""
+    rows, shape = recorded.call.rows, list(recorded.entry.shape)
+    size = columns.stop - columns.start
+    match recorded.form:
+        case "tokens":
+            shape[recorded.dim] = size
+        case "tail" if rows is not None:
+            first = rows.length - shape[recorded.dim]
+            shape[recorded.dim] = columns.stop - max(columns.start, first)
+        case "flattened" if rows is not None:
+            shape[0] = rows.num_rows * size
+        case "pairs":
+            shape[-2:] = [size, columns.stop]
+        case "keys":
+            shape[-1] = columns.stop
+    return tuple(shape)
 
 
 def _cut(values: Tensor, recorded: _Recorded, columns: _Columns) -> Tensor:

@@ -3,14 +3,11 @@
 import re
 from collections.abc import Iterable, Sequence
 
-from assay.comparing.token_rows import TokenPort, TokenRows
+from assay.comparing.token_rows import MAX_TOKEN_ROWS, TokenPort, TokenRows
 from assay.comparing.wording import dumps as wording
 from assay.offline.judging.causes import DumpEvidence
 from assay.offline.judging.locating import JudgedPort
 from assay.verdicts import Measurement
-
-# About 5 MB of measurements.jsonl, and 30 MB of memory in the report.
-MAX_TOKEN_ROWS = 20_000
 
 _IN_BLOCK = re.compile(r"\.\d+(\.|$)")
 
@@ -20,7 +17,7 @@ def list_tokens(
 ) -> tuple[Iterable[Measurement], list[str]]:
     """Return a row for every token at every module output, and a note on omitted rows.
 
-    Large dumps keep outer modules and the tokens with the highest ratios.
+    Large dumps keep outer modules, and some of the tokens.
     """
     outputs = [
         one for one in judged if one.port.direction == "output" and one.port.level == "modules"

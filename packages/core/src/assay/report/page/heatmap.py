@@ -1,7 +1,7 @@
 """The heat map of tokens by modules: the candidate's errors relative to the noise run's."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
 from assay.comparing.wording.deciding_rows import (
@@ -153,9 +153,19 @@ def _fit_columns(
     while len(columns) > max(limit, num_prompts):
         width += 1
         columns, column_of = _columns(steps, width)
-    if width > 1:
-        statements.append(describe_pooling(width))
+    pooled = width * _neighbors_of_row(steps)
+    if pooled > 1:
+        statements.append(describe_pooling(pooled))
     return columns, column_of
+
+
+def _neighbors_of_row(steps: Collection[Token]) -> int:
+    """Return the number of tokens of which measurements hold the worst one."""
+    positions: dict[int, list[int]] = {}
+    for prompt, position in steps:
+        positions.setdefault(prompt, []).append(position)
+    num_tokens = sum(max(some) - min(some) + 1 for some in positions.values())
+    return round(num_tokens / max(1, len(steps)))
 
 
 def _columns(steps: dict[Token, int], width: int) -> tuple[list[Column], dict[Token, int]]:

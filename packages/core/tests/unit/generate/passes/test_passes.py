@@ -17,11 +17,13 @@ from assay.generate.passes.passes import (
     single_rows,
     whole_batches,
 )
+from assay.hooks.usage import UsageWatch
 from assay.hooks.values.boundary import Boundary
 from assay.inputs import Batch
 from assay.locating.matching.running_parts import BatchSource
 from assay.locating.modules import Replayer
 from assay.models import LoadedModel, load_model
+from assay.recording.modules import Recorder
 from assay.trace import Trace, TraceWriter
 
 BOUNDARY = Boundary.exact_inputs_for(torch.float32)
@@ -39,7 +41,8 @@ def yardstick() -> LoadedModel:
 def trace(yardstick: LoadedModel, batch: Batch, tmp_path: Path) -> Trace:
     with TraceWriter(tmp_path / "t", {}) as writer:
         side = Side(yardstick, open_device("cpu"))
-        record(side, whole_batches([batch]), [TOKENS], writer, BOUNDARY)
+        watch = UsageWatch(Recorder(writer, BOUNDARY))
+        record(side, whole_batches([batch]), [TOKENS], watch)
     return Trace.open(tmp_path / "t")
 
 
@@ -117,7 +120,7 @@ def test_recording_changes_no_logits(side: Side, batch: Batch, tmp_path: Path) -
     work = Work(batch, BatchSource(7))
     before = run_forced(side, work, TOKENS).logits
     with TraceWriter(tmp_path / "t", {}) as writer:
-        record(side, [work], [TOKENS], writer, Boundary())
+        record(side, [work], [TOKENS], UsageWatch(Recorder(writer, Boundary())))
 
     assert torch.equal(run_forced(side, work, TOKENS).logits, before)
 
