@@ -22,9 +22,10 @@ from assay.errors import UsageError
 # Small calls are collected up to this number of elements: a decode step has a few hundred.
 CHUNK_ELEMENTS = 1 << 16
 
-# Bins use at most this many elements of each call, and slopes of rows as many: binning costs ten
-# times a sum.
+# Bins use this many elements of each call, and slopes of rows as many, but at least one of
+# LARGEST_STRIDE: binning costs ten times a sum, and one call may hold a whole text or one token.
 BINNED_ELEMENTS = 1 << 14
+LARGEST_STRIDE = 9
 
 # The slope of a row of fewer elements would be mostly chance.
 FEWEST_IN_ROW = 16
@@ -253,7 +254,7 @@ class PairSums:
     def _add_bins(self, actual: Tensor, expected: Tensor, rms: float) -> None:
         if not rms > 0 or not math.isfinite(rms):
             return
-        stride = -(-actual.numel() // BINNED_ELEMENTS)
+        stride = min(-(-actual.numel() // BINNED_ELEMENTS), LARGEST_STRIDE)
         # An odd stride: an even one would sample only some of the channels.
         stride += 1 - stride % 2
         sample, e = prepare_pair(actual.reshape(-1)[::stride], expected.reshape(-1)[::stride])
@@ -271,6 +272,7 @@ class PairSums:
         if num_channels < FEWEST_IN_ROW or not 0 < scale < math.inf:
             return
         stride = -(-num_rows // max(1, BINNED_ELEMENTS // num_channels))
+        stride = min(stride, LARGEST_STRIDE)
         stride += 1 - stride % 2
         sample, e = prepare_pair(actual[::stride], expected[::stride])
         d, e = sample.double() - e, e.double()

@@ -1,6 +1,6 @@
 """The cost of checking a few training steps compared with the steps themselves."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,9 +67,11 @@ class _NoHooks(ModuleTracer):
     """Watches no module: what lies between the phases is seen by the trainer's methods."""
 
     @contextmanager
-    def attached(self, model: nn.Module) -> Iterator[None]:
+    def attached(
+        self, model: nn.Module, modules: Collection[str] | None = None
+    ) -> Iterator[None]:
         """Attach no hook."""
-        del model
+        del model, modules
         yield
 
 
