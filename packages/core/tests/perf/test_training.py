@@ -67,9 +67,7 @@ class _NoHooks(ModuleTracer):
     """Watches no module: what lies between the phases is seen by the trainer's methods."""
 
     @contextmanager
-    def attached(
-        self, model: nn.Module, modules: Collection[str] | None = None
-    ) -> Iterator[None]:
+    def attached(self, model: nn.Module, modules: Collection[str] | None = None) -> Iterator[None]:
         """Attach no hook."""
         del model, modules
         yield

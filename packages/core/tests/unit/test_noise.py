@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from assay.comparing.limits import load_limits
 from assay.metrics import PairSums
 from assay.noise import (
     SHARE_FLOOR,
@@ -12,6 +13,7 @@ from assay.noise import (
     Ratio,
     bins_ratio,
     channel_ratio,
+    error_ratios,
     row_ratio,
     row_slope_ratio,
     share_ratio,
@@ -273,3 +275,20 @@ def test_same_sums_on_both_sides_have_a_ratio_of_at_most_one(judge: Judge) -> No
     sums = sums_of(expected.bfloat16().float() - expected, expected)
 
     assert 0 < judged(judge, sums, sums, UNIT).value <= 1.0
+
+
+def test_bias_of_float32_functions_is_no_fault_and_a_larger_one_is() -> None:
+    expected = torch.randn(400, 64, generator=torch.Generator().manual_seed(0)).double()
+
+    def ratios(scale: float) -> dict[str, float]:
+        sums = PairSums()
+        address = torch.zeros(400, dtype=torch.long)
+        sums.add((expected * (1 + scale)).float(), expected, address, address)
+        return {one.statistic: one.value for one in error_ratios(sums, None, 2.0**-24)}
+
+    of_a_gpu, of_a_fault = ratios(2 * 2.0**-24), ratios(400 * 2.0**-24)
+
+    limits = load_limits("noise")
+    for statistic in ("replay-slope", "replay-row-slope", "replay-bins", "replay-channel"):
+        assert 0 < of_a_gpu[statistic] < limits.of(statistic)
+        assert of_a_fault[statistic] > limits.of(statistic)
