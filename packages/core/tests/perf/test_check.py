@@ -1,16 +1,19 @@
 """The cost of a whole check compared with the generations that it consists of."""
 
 import json
+import os
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from assay.comparing.limits import load_limits
 from assay.devices.run_string import Run
@@ -20,6 +23,7 @@ from assay.generate.processes.candidate import run_candidate
 from assay.generate.processes.golden import capture_golden
 from assay.generate.processes.golden_folder import GoldenSection, read_golden
 from assay.generate.processes.requests import CandidateRequest, GoldenRequest, InputOptions
+from assay.inputs import Batch
 from assay.runs import SilentProgress
 from assay.trace import Trace
 from packages.core.tests.perf.conftest import VOCABULARY, Table
@@ -97,6 +101,62 @@ def test_check_costs_little_more_than_its_three_generations(
     table.at_most(
         "whole check", median_ratio(times["check"], times["plain"]), 6,
         f"yardstick, noise run and candidate load and generate {NEW_TOKENS} tokens",
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def large_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """30 layers, 134 M parameters, random, in bfloat16."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
+        num_key_value_heads=3, vocab_size=49_152, max_position_embeddings=2048,
+        tie_word_embeddings=True, bos_token_id=1, eos_token_id=2, pad_token_id=0,
+    )  # fmt: skip
+    folder = tmp_path_factory.mktemp("large")
+    model: Any = LlamaForCausalLM(config)
+    model.to(torch.bfloat16).save_pretrained(folder)
+    return folder
+
+
+def generate_batches(folder: Path, dtype: torch.dtype, batches: Sequence[Batch]) -> None:
+    """Load the model and generate all batches, as a script would."""
+    model: Any = LlamaForCausalLM.from_pretrained(folder, dtype=dtype)
+    for batch in batches:
+        model.generate(
+            batch.input_ids,
+            attention_mask=batch.attention_mask,
+            max_new_tokens=batch.max_new_tokens,
+            min_new_tokens=batch.max_new_tokens,
+            prefill_chunk_size=batch.prefill_chunk,
+            do_sample=False,
+        )
+
+
+def test_check_of_a_large_model_costs_few_generations(
+    large_folder: Path, new_folder: Callable[[], Path], table: Table
+) -> None:
+    """Measured once, by the clock: both sides compute for a minute on all cores."""
+    folder = new_folder()
+    command = [sys.executable, "-m", "assay.cli", "check", "generate", str(large_folder)]
+    command += ["--reference", "cpu/float32", "--candidate", "cpu/bfloat16"]
+    check = Times.of(
+        lambda: subprocess.run([*command, "--output", str(folder)], check=True, capture_output=True)
+    )
+    batches = GoldenSection.open(folder / "golden", "bfloat16").batches
+    torch.set_num_threads(os.cpu_count() or 1)
+
+    def generate_plainly() -> None:
+        for dtype in (torch.float64, torch.bfloat16, torch.bfloat16):
+            generate_batches(large_folder, dtype, batches)
+
+    plain = Times.of(generate_plainly)
+    ratio = check.wall / plain.wall
+    size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    table.at_most(
+        "whole check of 134 M parameters", Times(ratio, ratio), 4.5,
+        f"{check.wall:.0f} s for three generations of {plain.wall:.0f} s;"
+        f" {size / 1e9:.1f} GB of files",
     )  # fmt: skip
 
 
