@@ -7,7 +7,6 @@ import math
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import product
@@ -209,20 +208,9 @@ def map_on_threads(function: Callable[[Item], Result], items: Sequence[Item]) ->
         return [function(item) for item in items]
     if len(items) > 1:
         return list(_single_threaded_pool(num_threads).map(function, items))
-    with one_thread():
-        return [function(item) for item in items]
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Let torch use one thread: to divide a small operation takes longer than to compute it."""
-    num_threads = torch.get_num_threads()
-    if num_threads == 1:
-        yield
-        return
-    torch.set_num_threads(1)
+    torch.set_num_threads(1)  # handing one item to another thread takes longer than a small sum
     try:
-        yield
+        return [function(item) for item in items]
     finally:
         torch.set_num_threads(num_threads)
 

@@ -9,7 +9,6 @@ Shape legend: R rows (tokens), C channels (last dim), K bins.
 
 import math
 from bisect import bisect_left
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from statistics import NormalDist
 from typing import Self
@@ -17,15 +16,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from assay.blocks import (
-    NUM_CHANNEL_SUMS,
-    SPAN_ELEMENTS,
-    WorstElement,
-    count_misrounded,
-    one_thread,
-    prepare_pair,
-    sum_pair,
-)
+from assay.blocks import NUM_CHANNEL_SUMS, WorstElement, count_misrounded, prepare_pair, sum_pair
 from assay.errors import UsageError
 
 # Small calls are collected up to this number of elements: a decode step has a few hundred.
@@ -230,12 +221,6 @@ class PairSums:
         self.num_calls += 1
         if actual_RC.numel() == 0:
             return
-        with one_thread() if actual_RC.numel() <= SPAN_ELEMENTS else nullcontext():
-            self._add(actual_RC, expected_RC, prompt, position)
-
-    def _add(
-        self, actual_RC: Tensor, expected_RC: Tensor, prompt: Tensor, position: Tensor
-    ) -> None:
         num_rows, num_channels = actual_RC.shape
         sums = sum_pair(actual_RC, expected_RC)
         self.num_elements += actual_RC.numel()

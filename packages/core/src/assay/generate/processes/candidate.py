@@ -3,18 +3,16 @@
 It never judges, because a setup function may have patched anything in this process.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from assay.comparing.results import attach_results
 from assay.devices.registry import describe_run, open_run
-from assay.errors import UsageError
 from assay.generate.passes.batch_attachments import attach_batch
 from assay.generate.passes.choices import (
     RecordedChoices,
@@ -34,7 +32,11 @@ from assay.generate.passes.passes import (
     whole_batches,
 )
 from assay.generate.passes.sampler import processed_scores
-from assay.generate.processes.golden import plan_inputs
+from assay.generate.processes.fitting_golden import (
+    check_deep_enough,
+    check_same_inputs,
+    check_same_model,
+)
 from assay.generate.processes.golden_folder import GoldenSection, read_golden
 from assay.generate.processes.options import CandidateOptions
 from assay.generate.processes.requests import (
@@ -49,7 +51,7 @@ from assay.hooks.usage import UsageWatch
 from assay.launch import Rank
 from assay.locating.matching.expert_routing import NearTieChoices
 from assay.locating.modules import Replayer
-from assay.models import LoadedModel, candidate_setup, load_model, weight_hashes
+from assay.models import candidate_setup, load_model, weight_hashes
 from assay.models.loaded.inspection import inspect_changes, inspect_load
 from assay.models.loading.configs import attention_of
 from assay.models.size import choose_threads
@@ -173,51 +175,6 @@ def run_candidate(
         notes=[*loaded.notes, *candidate.notes],
         peak_memory_bytes=device.peak_memory_bytes(),
     )
-
-
-def check_same_model(golden: GoldenManifest, loaded: LoadedModel) -> None:
-    """Raise UsageError if the golden was made of another model."""
-    for what, expected, actual in (
-        ("weights", golden.model.weights_hash, loaded.weights_hash),
-        ("tokenizer", golden.model.tokenizer_hash, loaded.tokenizer_hash),
-    ):
-        if expected != actual:
-            raise UsageError(
-                f"the golden is of another model: its {what} (of {golden.model.name}) have the"
-                f" hash {expected}, those of {loaded.source.reference} have {actual}"
-            )
-
-
-def check_same_inputs(
-    golden: GoldenManifest, loaded: LoadedModel, given: Mapping[str, Any]
-) -> None:
-    """Raise UsageError if the user's input options differ from the golden's."""
-    wanted = golden.inputs.model_copy(update=dict(given))
-    different = [name for name in given if getattr(golden.inputs, name) != getattr(wanted, name)]
-    # A prompts file may have changed since the capture.
-    if not different and "prompts" not in given:
-        return
-    # This machine may lack the golden's prompts file; then the inputs cannot be planned here.
-    planned = "prompts" in given or wanted.prompts is None or Path(wanted.prompts).is_file()
-    same_plan = planned and plan_inputs(wanted, loaded).content_hash == golden.inputs_hash
-    if same_plan and wanted.sampling == golden.inputs.sampling:
-        return
-    was = ", ".join(f"{name}={getattr(golden.inputs, name)!r}" for name in different)
-    raise UsageError(
-        f"the golden has other inputs: it was captured with {was}; leave these options out, or"
-        " capture a golden with them"
-        if different
-        else "the golden has other inputs: the prompts have changed since; capture it again"
-    )
-
-
-def check_deep_enough(golden: GoldenManifest, request: CandidateRequest) -> None:
-    """Raise UsageError if the golden was captured at a lower level than the check's."""
-    if request.level == "modules" and golden.level != "module":
-        raise UsageError(
-            f"{request.golden} was captured at level {golden.level}, which says nothing of"
-            f" {request.level}: check with --level {golden.level}, or capture it again"
-        )
 
 
 class _Candidate:

@@ -14,7 +14,8 @@ from assay.comparing.results import ReplayResults
 from assay.devices.registry import open_device
 from assay.generate.passes.generation_loop import count_tokens
 from assay.generate.passes.passes import Side, replay, run_forced, whole_batches
-from assay.generate.processes.candidate import check_same_model, set_up
+from assay.generate.processes.candidate import set_up
+from assay.generate.processes.fitting_golden import check_same_model
 from assay.generate.processes.golden_folder import GoldenSection, read_golden
 from assay.generate.processes.options import CandidateOptions
 from assay.generate.processes.requests import EquivalenceRequest
