@@ -17,6 +17,9 @@ ComparedLevel = Literal["logits", "layer", "module", "op"]
 JudgedLevel = Literal["tokens", "logits", "modules"]
 CheckLevel = Literal["auto", JudgedLevel]
 
+# What a check leaves in its folder besides verdict, measurements and report: all files, the golden, nothing.
+KeptFiles = Literal["full", "replay", "verdict"]
+
 # Path segments that wrappers add: torch.compile, DDP and DeepSpeed, FSDP1, activation
 # checkpointing. peft puts the whole model under base_model.model.
 _WRAPPER_SEGMENTS = re.compile(

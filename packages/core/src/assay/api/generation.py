@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from assay.api import options
 from assay.api.options import Option, command_line, run_and_publish
 from assay.errors import UsageError
-from assay.sites import CheckLevel
+from assay.sites import CheckLevel, KeptFiles
 
 if TYPE_CHECKING:
     from torch import nn
@@ -57,6 +57,10 @@ def check_generate(  # noqa: PLR0913 - one for each option
     limits: options.Limits = "noise",
     allow_unused: options.AllowUnused = None,
     seed: options.Seed = None,
+    keep: Annotated[
+        KeptFiles,
+        Option("replay omits the candidate's trace, verdict also the golden."),
+    ] = "full",
     trust_remote_code: options.TrustRemoteCode = False,
     output: options.Output = None,
 ) -> "CheckedVerdict":
@@ -72,6 +76,8 @@ def check_generate(  # noqa: PLR0913 - one for each option
     candidate_model: the model under test, or a function that makes it, instead of `model`. It is moved
         to the candidate's device and dtype.
     candidate_option: such as {"attention": "eager"}.
+    keep: what stays in the folder of the run, which holds gigabytes for a large model. A given golden
+        is never removed.
 
     Returns: the verdict; `verdict.passed`, `str(verdict)`, `verdict.folder`.
     Raises: UsageError for what cannot be checked, MachineError for what this machine lacks.
@@ -114,6 +120,7 @@ def check_generate(  # noqa: PLR0913 - one for each option
         mesh=ranks,
         limits=limits,
         allow_unused=globs(allow_unused),
+        keep=keep,
         remote_code=remote_code_of(trusted=trust_remote_code),
         command=command_line(check_generate, arguments),
     )

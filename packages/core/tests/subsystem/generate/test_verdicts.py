@@ -225,11 +225,21 @@ def test_live_check_and_golden_from_elsewhere_agree_bit_for_bit(
     )
     moved = captured.folder.rename(tmp_path / "elsewhere")
 
-    live = assay("check", "generate", "micro:llama", "--reference", "cpu/float32", *fault, *common)
-    later = assay("check", "generate", "micro:llama", "--golden", moved, *fault)
+    live = assay(
+        "check", "generate", "micro:llama", "--reference", "cpu/float32", *fault, *common,
+        "--keep", "replay",
+    )  # fmt: skip
+    later = assay(
+        "check", "generate", "micro:llama", "--golden", moved, *fault, "--keep", "verdict"
+    )
 
     assert (captured.code, live.code, later.code) == (0, 1, 1)
     assert numbers(live) == numbers(later)
+    # What was found by operations is in the verdict; traces are kept as asked, a given golden always.
+    assert {path.name for path in live.folder.iterdir() if path.is_dir()} == {"golden"}
+    assert (moved / "golden.json").is_file()
+    assert not [path for path in later.folder.iterdir() if path.is_dir()]
+    assert (later.folder / "report.html").is_file()
 
 
 def test_golden_says_nothing_of_levels_that_it_does_not_hold(
@@ -310,3 +320,5 @@ def test_level_that_was_not_run_says_why(assay: Run, prompts: Path) -> None:
     modules = run.verdict["levels"]["modules"]
     assert (run.code, modules["verdict"]) == (0, None)
     assert "level logits" in modules["reason"]
+    assert (run.folder / "golden").is_dir()
+    assert (run.folder / "candidate").is_dir()

@@ -13,7 +13,7 @@ from assay.counts import LARGEST_SEED, MOST
 from assay.devices.run_string import Run, parse_run
 from assay.models.loaded.report import LoadReport, SetupChanges
 from assay.models.remote_code import RemoteCode
-from assay.sites import JudgedLevel, RecordedLevel
+from assay.sites import JudgedLevel, KeptFiles, RecordedLevel
 from assay.verdicts import Record
 
 # Names of stored measurements: of the noise run in a golden, of the candidate in its own trace.
@@ -181,6 +181,7 @@ class GenerateCheck:
     limits: str = "noise"
     allow_unused: tuple[str, ...] = ()
     """GLOBs of modules, parameters and experts that need not be compared."""
+    keep: KeptFiles = "full"
     remote_code: RemoteCode = "refuse"
     command: tuple[str, ...] = ()
     """The command line that repeats the check."""
