@@ -57,6 +57,9 @@ def check_generate(  # noqa: PLR0913 - one for each option
     limits: options.Limits = "noise",
     allow_unused: options.AllowUnused = None,
     seed: options.Seed = None,
+    disk: Annotated[
+        str | None, Option("Largest golden: 10G. A larger one is refused.", "SIZE")
+    ] = None,
     keep: Annotated[
         KeptFiles,
         Option("replay omits the candidate's trace, verdict also the golden."),
@@ -91,6 +94,7 @@ def check_generate(  # noqa: PLR0913 - one for each option
     from assay.launch.mesh_string import parse_mesh
     from assay.models.candidate_code import candidate_code
     from assay.models.remote_code import remote_code_of
+    from assay.recording.capturing.budget import parse_size
     from assay.runs import RunFolder
 
     if (reference is None) == (golden is None):
@@ -121,6 +125,7 @@ def check_generate(  # noqa: PLR0913 - one for each option
         limits=limits,
         allow_unused=globs(allow_unused),
         keep=keep,
+        max_disk=None if disk is None else parse_size(disk),
         remote_code=remote_code_of(trusted=trust_remote_code),
         command=command_line(check_generate, arguments),
     )

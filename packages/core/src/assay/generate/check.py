@@ -143,6 +143,7 @@ def _capture_golden(check: GenerateCheck, folder: Path, progress: Progress) -> P
         inputs=check.inputs,
         level=recorded_for(check.level),
         folder=str(golden),
+        max_disk=check.max_disk,
         remote_code=check.remote_code,
     )
     ask(GOLDEN, request, folder, name="reference", progress=progress, preload=PRELOAD)

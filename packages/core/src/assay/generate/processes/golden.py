@@ -11,6 +11,7 @@ from assay.devices.base import Device
 from assay.devices.registry import describe_run, open_run
 from assay.errors import UsageError, name_some
 from assay.files import write_whole
+from assay.generate.needs import estimate_needs, require_disk, require_memory
 from assay.generate.passes.batch_attachments import attach_batch, attached_batches
 from assay.generate.passes.choices import (
     RecordedChoices,
@@ -60,8 +61,8 @@ from assay.locating.matching.stepwise_trace import StepwiseTrace
 from assay.locating.modules import Replayer
 from assay.models import LoadedModel, count_parameters, load_model, weight_hashes
 from assay.models.loaded.inspection import inspect_load
-from assay.models.loading.configs import attention_of
-from assay.models.loading.loaded_model import add_biases_last
+from assay.models.loading.configs import attention_of, first_line
+from assay.models.loading.loaded_model import add_biases_last, load_outline
 from assay.models.remote_code import RemoteCode
 from assay.models.size import FLOAT64_PARAMETERS, choose_threads, yardstick_dtype
 from assay.progress import advance_task, subtask
@@ -71,6 +72,9 @@ from assay.trace import Trace, TraceWriter, read_digest
 
 # Phases of a capture, without and with recorded modules.
 _PHASES, _MODULE_PHASES = 7, 11
+
+# Smaller models need no estimate, which takes as long as a part of their check.
+_SMALL_PARAMETERS = 20_000_000
 
 
 def capture_golden(request: GoldenRequest, progress: Progress) -> GoldenManifest:
@@ -86,6 +90,8 @@ def capture_golden(request: GoldenRequest, progress: Progress) -> GoldenManifest
             f" in {wide} as well (float64 is for devices that have it, and models of at"
             f" most {FLOAT64_PARAMETERS / 1e9:g} billion parameters)"
         )
+    if num_parameters > _SMALL_PARAMETERS or request.max_disk is not None:
+        _require_room(request, device, wide, progress)
     plan: InputPlan | None = None
     sections = {}
     identity: ModelIdentity | None = None
@@ -121,6 +127,25 @@ def capture_golden(request: GoldenRequest, progress: Progress) -> GoldenManifest
     manifest = manifest.model_copy(update={"digest": manifest.content_hash()})
     write_whole(folder / MANIFEST, manifest.model_dump_json(by_alias=True, indent=1))
     return manifest
+
+
+def _require_room(
+    request: GoldenRequest, device: Device, yardstick_dtype: str, progress: Progress
+) -> None:
+    """Estimate memory and disk before anything large is loaded. Raises: MachineError if they lack."""
+    try:
+        outline = load_outline(request.model, request.remote_code)
+        plan = plan_inputs(request.inputs, outline)
+        needs = estimate_needs(request, outline, plan, yardstick_dtype)
+    except UsageError:
+        raise
+    except Exception as error:  # noqa: BLE001 - model code that needs values raises anything
+        progress.note(f"memory and disk cannot be estimated for this model: {first_line(error)}")
+        return
+    progress.note(f"the reference needs {needs}")
+    if device.torch_device == "cpu":
+        require_memory(needs)
+    require_disk(needs, Path(request.folder), request.max_disk)
 
 
 def plan_inputs(options: InputOptions, loaded: LoadedModel) -> InputPlan:

@@ -54,6 +54,8 @@ class GoldenRequest(Record):
     inputs: InputOptions = Field(default_factory=InputOptions)
     level: RecordedLevel = "module"
     folder: str
+    max_disk: int | None = None
+    """Bytes that the golden may take; None for the free space."""
     remote_code: RemoteCode = "refuse"
 
 
@@ -182,6 +184,8 @@ class GenerateCheck:
     allow_unused: tuple[str, ...] = ()
     """GLOBs of modules, parameters and experts that need not be compared."""
     keep: KeptFiles = "full"
+    max_disk: int | None = None
+    """Bytes that the golden may take."""
     remote_code: RemoteCode = "refuse"
     command: tuple[str, ...] = ()
     """The command line that repeats the check."""

@@ -1,7 +1,7 @@
 """Load models for comparison: exact weights, a chosen dtype, evaluation mode."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -106,35 +106,68 @@ def load_model(
         module, notes = _load_weights(folder, config, load_dtype, options, remote_code)
         if dtype == "float64":
             _widen(module)
-        text_config = module.config.get_text_config()
-        tokenizing = find_tokenizing(
-            folder,
-            source.reference,
-            vocab_size=text_config.vocab_size,
-            bos_token_id=getattr(text_config, "bos_token_id", None),
-            remote_code=remote_code,
-        )
-        if tokenizing.kind == "bytes" and source.kind != "micro":
-            notes.append("no tokenizer files: text is encoded as the bytes of UTF-8")
         weights = reading.stored_weights(tensors) if tensors else pickled_weights(folder)
-    eos_token_ids = _eos_token_ids(module, text_config)
-    return LoadedModel(
+        loaded = _describe(module, source, folder, remote_code)
+    return replace(
+        loaded,
         model=module.to(device).eval(),
-        source=source,
-        config=text_config,
         dtype=dtype,
+        checkpoint_dtype=checkpoint_dtype,
+        stored_weights=weights,
+        notes=(*notes, *loaded.notes),
+    )
+
+
+def load_outline(model: ModelSource | str, remote_code: RemoteCode = "refuse") -> LoadedModel:
+    """Load `model` without its weights: parameters have shapes, on the meta device, and no values.
+
+    Raises: UsageError as `load_model`; whatever the model's code raises without values.
+    """
+    source = resolve_model(model) if isinstance(model, str) else model
+    with local_folder(source, remote_code) as folder, quiet_transformers():
+        config = load_config(folder, remote_code)
+        config._attn_implementation = "eager"  # noqa: SLF001 - there is no public name
+        config._experts_implementation = "batched_mm"  # noqa: SLF001 - others read values
+        model_class = find_model_class(folder, config, remote_code)
+        with torch.device("meta"):
+            module: Any = model_class(config)
+        return _describe(module.eval(), source, folder, remote_code)
+
+
+def _describe(
+    module: Any,  # noqa: ANN401 - any Hugging Face model
+    source: ModelSource,
+    folder: Path,
+    remote_code: RemoteCode,
+) -> LoadedModel:
+    """Return the properties of a model that do not depend on its weights."""
+    config = module.config.get_text_config()
+    tokenizing = find_tokenizing(
+        folder,
+        source.reference,
+        vocab_size=config.vocab_size,
+        bos_token_id=getattr(config, "bos_token_id", None),
+        remote_code=remote_code,
+    )
+    is_raw = tokenizing.kind == "bytes" and source.kind != "micro"
+    eos_token_ids = _eos_token_ids(module, config)
+    return LoadedModel(
+        model=module,
+        source=source,
+        config=config,
+        dtype="",
         encode=tokenizing.encode,
         encode_chat=tokenizing.encode_chat,
         tokenizer_kind=tokenizing.kind,
         tokenizer_hash=tokenizing.hash,
-        checkpoint_dtype=checkpoint_dtype,
-        stored_weights=weights,
-        vocab_size=text_config.vocab_size,
-        max_positions=_max_positions(text_config, module),
-        pad_token_id=_pad_token_id(tokenizing.pad_token_id, text_config, eos_token_ids),
+        checkpoint_dtype="",
+        stored_weights={},
+        vocab_size=config.vocab_size,
+        max_positions=_max_positions(config, module),
+        pad_token_id=_pad_token_id(tokenizing.pad_token_id, config, eos_token_ids),
         eos_token_ids=eos_token_ids,
         can_generate=bool(module.can_generate()),
-        notes=tuple(notes),
+        notes=("no tokenizer files: text is encoded as the bytes of UTF-8",) if is_raw else (),
     )
 
 

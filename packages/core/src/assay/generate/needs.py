@@ -1,0 +1,141 @@
+"""The memory and disk that a golden needs, estimated before any weight is loaded.
+
+The model runs once without values, on torch's meta device, which gives the shape of every tensor at its
+module boundaries.
+"""
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from assay.devices.host_memory import available_bytes
+from assay.errors import MachineError
+from assay.generate.passes.generation_loop import count_tokens
+from assay.generate.processes.requests import GoldenRequest
+from assay.hooks.values.boundary import Boundary
+from assay.hooks.values.nested import iterate_tensors
+from assay.inputs import InputPlan
+from assay.models import LoadedModel
+
+# Tokens of the run without values.
+_TRIAL_TOKENS = 64
+
+# Imports, and tensors of one call.
+_BASE_BYTES = 700 << 20
+
+# Copies of the logits in memory while they are written.
+_LOGIT_COPIES = 3
+
+# Stored logits of each token: in float64 of the yardstick, in float32 of the noise run, the sampler's scores.
+_BYTES_PER_LOGIT = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What a golden needs, in bytes."""
+
+    weights: int
+    """Of the yardstick's weights alone, in memory."""
+    memory: int
+    disk: int
+
+    def __str__(self) -> str:
+        return f"about {self.memory / 1e9:.1f} GB of memory and {self.disk / 1e9:.1f} GB of disk"
+
+
+def estimate_needs(
+    request: GoldenRequest, outline: LoadedModel, plan: InputPlan, yardstick_dtype: str
+) -> Needs:
+    """Estimate what the golden of `request` needs.
+
+    outline: the model without weights.
+    """
+    itemsize = getattr(torch, yardstick_dtype).itemsize
+    weights = itemsize * sum(one.numel() for one in outline.model.parameters())
+    # A model that does not generate has logits for all tokens.
+    num_logits = [
+        len(batch.rows) * (batch.max_new_tokens or batch.length) * outline.vocab_size
+        for batch in plan.batches
+    ]
+    disk = 0
+    num_values = count_values(outline.model) if request.level == "module" else 0.0
+    for dtype in request.noise_for:
+        stored = Boundary.exact_inputs_for(getattr(torch, dtype)).stored or torch.float64
+        disk += int(count_tokens(plan.batches) * num_values * stored.itemsize)
+        disk += sum(num_logits) * (_BYTES_PER_LOGIT + stored.itemsize)
+    memory = weights + _LOGIT_COPIES * max(num_logits) * itemsize + _BASE_BYTES
+    return Needs(weights, memory, disk)
+
+
+def require_memory(needs: Needs) -> None:
+    """Raise MachineError, with the numbers, if the yardstick's weights do not fit into host memory."""
+    available = available_bytes()
+    if needs.weights > available:
+        raise MachineError(
+            f"the yardstick's weights need {needs.weights / 1e9:.1f} GB of memory, and"
+            f" {available / 1e9:.1f} GB are available"
+        )
+
+
+def require_disk(needs: Needs, folder: Path, max_disk: int | None) -> None:
+    """Raise MachineError, with the numbers, if the golden does not fit on the disk of `folder`.
+
+    max_disk: the bytes that the user allows; None for the free space.
+    """
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    free = shutil.disk_usage(existing).free
+    allowed, where = (free, f"{folder} has {free / 1e9:.1f} GB free")
+    if max_disk is not None and max_disk < free:
+        allowed, where = max_disk, f"--disk allows {max_disk / 1e9:.1f} GB"
+    if needs.disk > allowed:
+        raise MachineError(
+            f"the golden needs about {needs.disk / 1e9:.1f} GB of disk, and {where}: take shorter"
+            " --prompts, fewer --max-new-tokens, or --level logits"
+        )
+
+
+def count_values(model: nn.Module) -> float:
+    """Count the numbers at all module boundaries for each token, each tensor once, and cache entries.
+
+    model: with parameters on the meta device. Logits are left out.
+    """
+    seen: dict[int, Tensor] = {}
+    with torch.no_grad(), torch.device("meta"), _noting_tensors(model, seen):
+        output: Any = model(input_ids=torch.zeros(1, _TRIAL_TOKENS, dtype=torch.long))
+    logits = output["logits"] if isinstance(output, dict) else output[0]
+    layers = getattr(output.get("past_key_values"), "layers", None) or []
+    cached = [getattr(layer, part, None) for layer in layers for part in ("keys", "values")]
+    values = [*seen.values(), *(one for one in cached if isinstance(one, Tensor))]
+    num_values: int = sum(one.numel() for one in values) - logits.numel()
+    return num_values / _TRIAL_TOKENS
+
+
+@contextmanager
+def _noting_tensors(model: nn.Module, seen: dict[int, Tensor]) -> Iterator[None]:
+    """Collect the floating-point tensors that modules get and return, by identity."""
+
+    def note(*values: object) -> None:
+        for value in values:
+            for _, tensor in iterate_tensors(value, ""):
+                # Tables of attention are masks and probabilities, which are not stored as values.
+                is_table = tensor.shape[-2:] == (_TRIAL_TOKENS, _TRIAL_TOKENS)
+                if tensor.is_floating_point() and not is_table:
+                    seen[id(tensor)] = tensor
+
+    handles = [
+        module.register_forward_hook(
+            lambda _module, args, kwargs, output: note(args, kwargs, output), with_kwargs=True
+        )
+        for module in model.modules()
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

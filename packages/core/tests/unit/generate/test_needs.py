@@ -1,0 +1,90 @@
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from assay.devices import host_memory
+from assay.devices.run_string import parse_run
+from assay.errors import MachineError
+from assay.generate import needs as module
+from assay.generate.needs import Needs, count_values, estimate_needs, require_disk, require_memory
+from assay.generate.processes.golden import capture_golden, plan_inputs
+from assay.generate.processes.requests import GoldenRequest, InputOptions
+from assay.models.loading.loaded_model import load_outline
+from assay.runs import SilentProgress
+from assay.trace import Trace
+
+GOLDEN = GoldenRequest(
+    model="micro:llama?trained=0",
+    reference=parse_run("cpu/float32"),
+    noise_for=["bfloat16"],
+    inputs=InputOptions(max_new_tokens=4),
+    folder="",
+)
+NEEDS = Needs(weights=10**9, memory=2 * 10**9, disk=3 * 10**9)
+
+
+def test_outline_has_the_shapes_of_the_model_and_no_values() -> None:
+    outline = load_outline("micro:llama")
+
+    assert all(parameter.is_meta for parameter in outline.model.parameters())
+    assert outline.vocab_size == 260
+    assert outline.encode("ab") == [256, 97, 98]
+
+
+def test_values_of_a_decoder_are_counted_by_hand() -> None:
+    outline = load_outline("micro:llama")
+    config = outline.config
+    hidden, inner, heads = config.hidden_size, config.intermediate_size, config.head_dim
+    kept = 2 * config.num_key_value_heads * heads
+    # Norm, attention (queries, keys, values; its result before and after the last projection; cache),
+    # sum, norm, MLP (four inner values and its result), sum.
+    layer = hidden + (hidden + kept) + 2 * hidden + kept + 2 * hidden + 4 * inner + 2 * hidden
+    # Embedding, last norm, what the head reads of it, cosines and sines.
+    around = 3 * hidden + 2 * heads
+
+    assert count_values(outline.model) == config.num_hidden_layers * layer + around
+
+
+@pytest.mark.parametrize("model", ["micro:llama", "micro:mixtral", "micro:gemma2", "micro:bert"])
+def test_estimated_disk_is_that_of_the_golden(model: str, tmp_path: Path) -> None:
+    request = GOLDEN.model_copy(update={"model": model, "folder": str(tmp_path / "golden")})
+    outline = load_outline(model)
+    needs = estimate_needs(request, outline, plan_inputs(request.inputs, outline), "float64")
+    capture_golden(request, SilentProgress())
+
+    files = (tmp_path / "golden").rglob("*.safetensors")
+    written = sum(path.stat().st_size for path in files)
+    assert Trace.open(tmp_path / "golden" / "bfloat16").calls
+    assert written / 1.5 < needs.disk < written * 1.5
+
+
+def test_golden_beyond_the_allowed_disk_is_refused_with_the_numbers(tmp_path: Path) -> None:
+    with pytest.raises(MachineError) as raised:
+        require_disk(NEEDS, tmp_path / "new" / "golden", 10**9)
+
+    assert "needs about 3.0 GB of disk, and --disk allows 1.0 GB" in str(raised.value)
+    require_disk(replace(NEEDS, disk=10**6), tmp_path, 10**9)
+
+
+def test_golden_beyond_the_free_disk_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(MachineError, match=re.escape(f"{tmp_path} has ")):
+        require_disk(replace(NEEDS, disk=10**18), tmp_path, None)
+
+
+def test_weights_beyond_the_memory_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert host_memory.available_bytes() > 0
+    monkeypatch.setattr(module, "available_bytes", lambda: 5 * 10**8)
+
+    with pytest.raises(MachineError, match=r"weights need 1\.0 GB of memory, and 0\.5 GB are"):
+        require_memory(NEEDS)
+
+
+def test_refused_golden_loads_and_writes_nothing(tmp_path: Path) -> None:
+    folder = tmp_path / "golden"
+    request = GOLDEN.model_copy(update={"folder": str(folder), "max_disk": 1000})
+
+    with pytest.raises(MachineError, match=r"--disk allows 0\.0 GB"):
+        capture_golden(request, SilentProgress())
+    assert not folder.exists()
