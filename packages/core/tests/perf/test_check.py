@@ -99,7 +99,7 @@ def test_check_costs_little_more_than_its_three_generations(
     times = take_turns({"check": check, "plain": generate_plainly}, ROUNDS)
 
     table.at_most(
-        "whole check", median_ratio(times["check"], times["plain"]), 6,
+        "whole check", median_ratio(times["check"], times["plain"]), 3.5,
         f"yardstick, noise run and candidate load and generate {NEW_TOKENS} tokens",
     )  # fmt: skip
 
@@ -195,10 +195,11 @@ def highest_memory() -> Iterator[list[int]]:
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc to read memory from")
 @pytest.mark.parametrize(
-    ("what", "sizes"),
+    ("what", "sizes", "bound"),
     [
-        ("memory that grows with the text", ((1, 4), (1, 32))),
-        ("memory that grows with the batches", ((1, 16), (4, 16))),
+        # A text is read in one call, whose logits, in float64, are held a few times.
+        ("memory that grows with the text", ((1, 4), (1, 32)), 1.5),
+        ("memory that grows with the batches", ((1, 16), (4, 16)), 0.1),
     ],
 )
 def test_memory_does_not_grow_with_the_trace(
@@ -209,6 +210,7 @@ def test_memory_does_not_grow_with_the_trace(
     table: Table,
     what: str,
     sizes: tuple[tuple[int, int], tuple[int, int]],
+    bound: float,
 ) -> None:
     traces, peaks = [], []
     whole_check(model_folder, prompts, new_folder(), 2)
@@ -223,7 +225,7 @@ def test_memory_does_not_grow_with_the_trace(
 
     share = grown[1] / grown[0]
     table.at_most(
-        what, Times(share, share), 0.1,
+        what, Times(share, share), bound,
         f"{grown[1] / MEBIBYTE:.0f} MiB more memory for {grown[0] / MEBIBYTE:.0f} MiB more trace;"
         f" highest {peaks[1] / MEBIBYTE:.0f} MiB",
     )  # fmt: skip

@@ -11,7 +11,6 @@ from assay.devices.base import Device
 from assay.devices.registry import describe_run, open_run
 from assay.errors import UsageError, name_some
 from assay.files import write_whole
-from assay.generate.needs import estimate_needs, require_disk, require_memory
 from assay.generate.passes.batch_attachments import attach_batch, attached_batches
 from assay.generate.passes.choices import (
     RecordedChoices,
@@ -35,6 +34,7 @@ from assay.generate.passes.passes import (
 from assay.generate.passes.sampler import processed_scores
 from assay.generate.passes.whole_texts import RootInputs, attach_text_steps, with_whole_texts
 from assay.generate.processes.golden_folder import MANIFEST
+from assay.generate.processes.needs import estimate_needs, require_disk, require_memory
 from assay.generate.processes.requests import (
     LOAD,
     NOISE,

@@ -7,9 +7,15 @@ import pytest
 from assay.devices import host_memory
 from assay.devices.run_string import parse_run
 from assay.errors import MachineError
-from assay.generate import needs as module
-from assay.generate.needs import Needs, count_values, estimate_needs, require_disk, require_memory
+from assay.generate.processes import needs as module
 from assay.generate.processes.golden import capture_golden, plan_inputs
+from assay.generate.processes.needs import (
+    Needs,
+    count_values,
+    estimate_needs,
+    require_disk,
+    require_memory,
+)
 from assay.generate.processes.requests import GoldenRequest, InputOptions
 from assay.models.loading.loaded_model import load_outline
 from assay.runs import SilentProgress
