@@ -31,8 +31,8 @@ from assay.locating.modules import Replayer
 from assay.models import LoadedModel
 from assay.recording.operations import PointwiseModules
 
-# Tokens of a text that are generated twice: the prefill and three steps.
-_REPEATED_TOKENS = 4
+# Tokens of a text that are generated twice: by the prefill and seven steps.
+_REPEATED_TOKENS = 8
 
 
 class ChoicesOfBatch(Protocol):
