@@ -99,6 +99,8 @@ def check_generate(  # noqa: PLR0913 - one for each option
 
     if (reference is None) == (golden is None):
         raise UsageError("give either --reference RUN or --golden TRACE")
+    if golden is not None and disk is not None:
+        raise UsageError("--disk limits the golden of --reference; --golden is there already")
     inputs = input_options(
         **{name: arguments[name] for name in signature(input_options).parameters}
     )

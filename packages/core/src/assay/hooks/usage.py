@@ -158,7 +158,7 @@ class UsageWatch:
 
 
 def count_experts(module: nn.Module) -> int:
-    """Count the experts of a module; 0 for a module that is no group of experts."""
+    """Count the experts of a module; return 0 unless it is a group of experts."""
     fused = {len(item) for item in module.parameters(recurse=False) if item.ndim == 3}
     numbered = sum(name.isdecimal() for name, _ in module.named_children())
     named = getattr(module, "num_experts", None)

@@ -241,9 +241,7 @@ class Replayer:
         expected = self._recorded(matched.call, port)
         result = self._result(active, port, actual)
         if is_attention_mask(port, expected):
-            injected = self._replace_mask(result, matched, actual, expected)
-            self._injected.put(injected, key)
-            return injected
+            return self._replace_mask(result, active, port, actual, expected)
         module, shape, value = active.call.site.module, tuple(expected.shape), actual.detach()
         layout = layout_of(self.layout, module, port, value, shape)
         if layout is not None:
@@ -310,15 +308,18 @@ class Replayer:
                 write_injected(tensor, injected)
 
     def _replace_mask(
-        self, result: PortResult, matched: _Matched, actual: Tensor, expected: Tensor
+        self, result: PortResult, active: ActiveCall, port: str, actual: Tensor, expected: Tensor
     ) -> Tensor:
+        matched: _Matched = active.state
         if self.attention not in COMPARABLE_IMPLEMENTATIONS:
             return actual
         compared, different = count_differences(actual, expected, matched.rows)
         result.exact.add(compared, different)
         if actual.shape[-2:] != expected.shape[-2:]:
             return actual
-        return laid_out_as(in_form_of(actual, expected).to(actual.device), actual)
+        injected = laid_out_as(in_form_of(actual, expected).to(actual.device), actual)
+        self._injected.put(injected, self.trace.stored(matched.call, port).digest)
+        return injected
 
     def _supply_masks(self, active: ActiveCall) -> None:
         """Check that an absent mask means the causal one if the reference has a mask."""

@@ -12,7 +12,7 @@ from assay.models.transformers_logging import quiet_transformers
 from assay.models.weight_files.reading import read_tensors
 
 # Below this size a second thread costs more time than it saves: operations take microseconds.
-_SMALL_MODEL_PARAMETERS = 20_000_000
+SMALL_MODEL_PARAMETERS = 20_000_000
 
 # Up to this size the yardstick is computed in float64, which takes twice the memory of float32.
 # The limit is a choice; the verdict names the dtype.
@@ -27,7 +27,7 @@ def yardstick_dtype(num_parameters: int, supported: Collection[str]) -> str:
 
 def choose_threads(num_parameters: int) -> None:
     """Make torch use one thread for small models, and its default for others."""
-    if num_parameters < _SMALL_MODEL_PARAMETERS:
+    if num_parameters < SMALL_MODEL_PARAMETERS:
         torch.set_num_threads(1)
 
 

@@ -38,6 +38,11 @@ RUNS = {"reference": "cpu/float32", "candidate": "cpu/bfloat16"}
     ("check", "options", "message"),
     [
         (check_generate, {"candidate": "cpu/bfloat16"}, "give either --reference RUN or --golden"),
+        (
+            check_generate,
+            {"candidate": "cpu/bfloat16", "golden": "kept", "disk": "1G"},
+            "--disk limits the golden of --reference",
+        ),
         (check_generate, RUNS | {"batch_size": 0}, "--batch-size 0: Input should be greater than"),
         (check_generate, RUNS | {"max_new_tokens": "no"}, "--max-new-tokens no: Input should be a"),
         (check_generate, RUNS | {"temperature": -1.0}, "--temperature -1.0: must be a number of"),

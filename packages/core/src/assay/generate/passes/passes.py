@@ -168,14 +168,6 @@ def record(
             run_forced(side, work, tokens_BN)
 
 
-def run_all_forced(
-    side: Side, works: Sequence[Work], tokens: Sequence[Tensor]
-) -> Iterator[Generated]:
-    """Call `run_forced` for each work when the caller asks for the next one."""
-    for work, tokens_BN in zip(works, tokens, strict=True):
-        yield run_forced(side, work, tokens_BN)
-
-
 def accumulated_errors(side: Side, work: Work, trace: ReplayedTrace) -> dict[str, float]:
     """Return the relative error of every module's result when the prompts of `work` are read.
 
@@ -247,10 +239,8 @@ class RepeatedWorks:
     def offer(self, number: int, logits: Tensor) -> None:
         """Keep the logits of work `number`, (B, N, V), if it runs twice."""
         if number in self._works:
-            work = self._works[number]
-            is_whole = work.text_step is not None or not work.batch.max_new_tokens
-            kept = logits if is_whole else logits[:, : work.batch.max_new_tokens].clone()
-            self._logits[number] = kept
+            num_new = self._works[number].batch.max_new_tokens
+            self._logits[number] = logits[:, :num_new].clone() if num_new else logits
 
     def run_again(self, side: Side, tokens: Sequence[Tensor]) -> Repeatability:
         """Run the works again, with the tokens of every work, and compare."""

@@ -26,8 +26,8 @@ from assay.generate.passes.passes import (
     Side,
     accumulated_errors,
     replay,
-    run_all_forced,
     run_all_free,
+    run_forced,
     single_rows,
     whole_batches,
 )
@@ -289,9 +289,11 @@ class _Candidate:
         before = self._choices.num_replaced
         for _, of_batch in groupby(numbers, key=lambda number: self._works[number].source.batch):
             batch = list(of_batch)
-            works = [self._works[number] for number in batch]
-            forced = run_all_forced(self._side, works, [tokens[number] for number in batch])
-            self._keep_logits(writer, batch, [one.logits for one in forced], repeated)
+            logits = [
+                run_forced(self._side, self._works[number], tokens[number]).logits
+                for number in batch
+            ]
+            self._keep_logits(writer, batch, logits, repeated)
         self._num_replaced += self._choices.num_replaced - before
 
     def _keep_logits(

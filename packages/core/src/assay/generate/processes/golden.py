@@ -9,7 +9,7 @@ from torch import Tensor
 from assay.comparing.results import attach_results
 from assay.devices.base import Device
 from assay.devices.registry import describe_run, open_run
-from assay.errors import UsageError, name_some
+from assay.errors import MachineError, UsageError, name_some
 from assay.files import write_whole
 from assay.generate.passes.batch_attachments import attach_batch, attached_batches
 from assay.generate.passes.choices import (
@@ -27,8 +27,8 @@ from assay.generate.passes.passes import (
     find_pointwise,
     record,
     replay,
-    run_all_forced,
     run_all_free,
+    run_forced,
     whole_batches,
 )
 from assay.generate.passes.sampler import processed_scores
@@ -64,7 +64,12 @@ from assay.models.loaded.inspection import inspect_load
 from assay.models.loading.configs import attention_of, first_line
 from assay.models.loading.loaded_model import add_biases_last, load_outline
 from assay.models.remote_code import RemoteCode
-from assay.models.size import FLOAT64_PARAMETERS, choose_threads, yardstick_dtype
+from assay.models.size import (
+    FLOAT64_PARAMETERS,
+    SMALL_MODEL_PARAMETERS,
+    choose_threads,
+    yardstick_dtype,
+)
 from assay.progress import advance_task, subtask
 from assay.recording.modules import Recorder
 from assay.runs import Progress, provenance
@@ -72,9 +77,6 @@ from assay.trace import Trace, TraceWriter, read_digest
 
 # Phases of a capture, without and with recorded modules.
 _PHASES, _MODULE_PHASES = 7, 11
-
-# Smaller models need no estimate, which takes as long as a part of their check.
-_SMALL_PARAMETERS = 20_000_000
 
 
 def capture_golden(request: GoldenRequest, progress: Progress) -> GoldenManifest:
@@ -90,7 +92,8 @@ def capture_golden(request: GoldenRequest, progress: Progress) -> GoldenManifest
             f" in {wide} as well (float64 is for devices that have it, and models of at"
             f" most {FLOAT64_PARAMETERS / 1e9:g} billion parameters)"
         )
-    if num_parameters > _SMALL_PARAMETERS or request.max_disk is not None:
+    # The estimate takes as long as a part of the check of a small model.
+    if num_parameters >= SMALL_MODEL_PARAMETERS or request.max_disk is not None:
         _require_room(request, device, wide, progress)
     plan: InputPlan | None = None
     sections = {}
@@ -139,8 +142,11 @@ def _require_room(
         needs = estimate_needs(request, outline, plan, yardstick_dtype)
     except UsageError:
         raise
-    except Exception as error:  # noqa: BLE001 - model code that needs values raises anything
-        progress.note(f"memory and disk cannot be estimated for this model: {first_line(error)}")
+    except Exception as error:
+        problem = f"memory and disk cannot be estimated for this model: {first_line(error)}"
+        if request.max_disk is not None:
+            raise MachineError(f"--disk: {problem}") from error
+        progress.note(problem)
         return
     progress.note(f"the reference needs {needs}")
     if device.torch_device == "cpu":
@@ -329,12 +335,12 @@ class _Capture:
         """Attach the forced logits. Returns: True if a second run is bitwise equal."""
         # Choices of experts were recorded step by step.
         works = self.texts if side.choices is None else self.works
-        forced = run_all_forced(side, works, self.tokens)
         repeated = RepeatedWorks(works)
         with self.progress.task("noise run: forces the same tokens", self.num_tokens, "tokens"):
-            for number, (work, generated) in enumerate(zip(works, forced, strict=True)):
-                self._attach("noise-logits", work, generated.logits)
-                repeated.offer(number, generated.logits)
+            for number, (work, tokens) in enumerate(zip(works, self.tokens, strict=True)):
+                logits = run_forced(side, work, tokens).logits
+                self._attach("noise-logits", work, logits)
+                repeated.offer(number, logits)
         with self.progress.task("noise run: runs again", repeated.num_tokens, "tokens"):
             return repeated.run_again(side, self.tokens).identical
 

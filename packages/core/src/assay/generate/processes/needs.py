@@ -38,7 +38,7 @@ _BYTES_PER_LOGIT = 16
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What a golden needs, in bytes."""
+    """Memory and disk that a golden needs, in bytes."""
 
     weights: int
     """Of the yardstick's weights alone, in memory."""
@@ -107,12 +107,12 @@ def count_values(model: nn.Module) -> float:
     """
     seen: dict[int, Tensor] = {}
     with torch.no_grad(), torch.device("meta"), _noting_tensors(model, seen):
-        output: Any = model(input_ids=torch.zeros(1, _TRIAL_TOKENS, dtype=torch.long))
-    logits = output["logits"] if isinstance(output, dict) else output[0]
+        token_ids = torch.zeros(1, _TRIAL_TOKENS, dtype=torch.long)
+        output: Any = model(input_ids=token_ids, return_dict=True)
     layers = getattr(output.get("past_key_values"), "layers", None) or []
     cached = [getattr(layer, part, None) for layer in layers for part in ("keys", "values")]
     values = [*seen.values(), *(one for one in cached if isinstance(one, Tensor))]
-    num_values: int = sum(one.numel() for one in values) - logits.numel()
+    num_values: int = sum(one.numel() for one in values) - output["logits"].numel()
     return num_values / _TRIAL_TOKENS
 
 

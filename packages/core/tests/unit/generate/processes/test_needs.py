@@ -7,6 +7,7 @@ import pytest
 from assay.devices import host_memory
 from assay.devices.run_string import parse_run
 from assay.errors import MachineError
+from assay.generate.processes import golden as golden_process
 from assay.generate.processes import needs as module
 from assay.generate.processes.golden import capture_golden, plan_inputs
 from assay.generate.processes.needs import (
@@ -85,6 +86,20 @@ def test_weights_beyond_the_memory_are_refused(monkeypatch: pytest.MonkeyPatch) 
 
     with pytest.raises(MachineError, match=r"weights need 1\.0 GB of memory, and 0\.5 GB are"):
         require_memory(NEEDS)
+
+
+def test_limit_that_cannot_be_checked_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def needs_values(*_: object) -> Needs:
+        raise RuntimeError("no values on meta")
+
+    monkeypatch.setattr(golden_process, "estimate_needs", needs_values)
+    request = GOLDEN.model_copy(update={"folder": str(tmp_path / "golden"), "max_disk": 10**12})
+
+    with pytest.raises(MachineError, match="--disk: memory and disk cannot be estimated"):
+        capture_golden(request, SilentProgress())
+    assert not (tmp_path / "golden").exists()
 
 
 def test_refused_golden_loads_and_writes_nothing(tmp_path: Path) -> None:
