@@ -277,18 +277,43 @@ def test_same_sums_on_both_sides_have_a_ratio_of_at_most_one(judge: Judge) -> No
     assert 0 < judged(judge, sums, sums, UNIT).value <= 1.0
 
 
-def test_bias_of_float32_functions_is_no_fault_and_a_larger_one_is() -> None:
-    expected = torch.randn(400, 64, generator=torch.Generator().manual_seed(0)).double()
+def _ratios(error: Tensor, expected: Tensor, noise: Tensor | None = None) -> dict[str, float]:
+    """Return the ratios of float32 values whose error has these unit roundoffs of the value."""
+    address = torch.zeros(len(expected), dtype=torch.long)
+    sums, of_noise = PairSums(), PairSums()
+    sums.add(expected * (1 + error * 2.0**-24), expected, address, address)
+    if noise is not None:
+        of_noise.add(expected * (1 + noise * 2.0**-24), expected, address, address)
+    found = error_ratios(sums, of_noise if noise is not None else None, 2.0**-24)
+    return {one.statistic: one.value for one in found}
 
-    def ratios(scale: float) -> dict[str, float]:
-        sums = PairSums()
-        address = torch.zeros(400, dtype=torch.long)
-        sums.add((expected * (1 + scale)).float(), expected, address, address)
-        return {one.statistic: one.value for one in error_ratios(sums, None, 2.0**-24)}
 
-    of_a_gpu, of_a_fault = ratios(2 * 2.0**-24), ratios(400 * 2.0**-24)
+@pytest.mark.parametrize("tails", [0.0, 0.5])
+def test_bias_of_float32_functions_is_no_fault_and_a_larger_one_is(tails: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    expected = torch.randn(400, 64, generator=generator).double()
+    expected *= torch.exp(tails * torch.randn(400, 64, generator=generator).double())
+
+    of_a_gpu = _ratios(torch.full_like(expected, 3.0), expected)
+    of_a_fault = _ratios(torch.full_like(expected, 400.0), expected)
 
     limits = load_limits("noise")
     for statistic in ("replay-slope", "replay-row-slope", "replay-bins", "replay-channel"):
         assert 0 < of_a_gpu[statistic] < limits.of(statistic)
         assert of_a_fault[statistic] > limits.of(statistic)
+
+
+def test_bias_of_float32_functions_is_no_fault_beside_channels_with_much_noise() -> None:
+    generator = torch.Generator().manual_seed(0)
+    expected = torch.ones(400, 64).double()
+    # As in rotary embeddings, where the rounding of the phase grows with the frequency.
+    noise = torch.zeros_like(expected)
+    noise[:, :32] = 60 * torch.randn(400, 32, generator=generator).double()
+
+    def ratio(bias: float) -> float:
+        error = noise.clone()
+        error[:, 32:] = bias
+        return _ratios(error, expected, noise)["replay-channel"]
+
+    limit = load_limits("noise").of("replay-channel")
+    assert 0 < ratio(3.0) < limit < ratio(40.0)

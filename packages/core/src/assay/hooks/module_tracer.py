@@ -195,6 +195,10 @@ class ModuleTracer:
         """Return True unless another thread runs a root call, or a device records a graph."""
         with self._lock:
             is_other = self._thread not in (None, threading.get_ident())
+            if is_other and self._stack and self._stack[0].is_recompute:
+                # Recomputation stops within a call, and on an accelerator backward has its own thread.
+                self._stack.clear()
+                is_other = False
             if is_other or self._is_recording_graph():
                 self.num_left_out += 1
                 return False

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import torch
@@ -334,6 +335,15 @@ class RecomputesReentrantly(ReferenceTrainer):
         model.gradient_checkpointing_enable({"use_reentrant": True})
         model.enable_input_require_grads()
         return model  # type: ignore[no-any-return]
+
+
+class RecomputesAsAnAccelerator(Recomputes):
+    """No fault: backward runs on a thread of its own."""
+
+    def backward(self, loss: Tensor) -> None:
+        thread = Thread(target=super().backward, args=(loss,))
+        thread.start()
+        thread.join()
 
 
 class MicroBatchesReordered(ReferenceTrainer):

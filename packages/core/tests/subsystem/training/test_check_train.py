@@ -113,7 +113,9 @@ def test_recompute_that_loses_the_generator_is_found_in_backward(check_plant: Ch
     assert "lora_dropout" in module
 
 
-@pytest.mark.parametrize("trainer", ["Recomputes", "RecomputesReentrantly"])
+@pytest.mark.parametrize(
+    "trainer", ["Recomputes", "RecomputesReentrantly", "RecomputesAsAnAccelerator"]
+)
 def test_recompute_by_itself_passes(check_plant: CheckPlant, trainer: str) -> None:
     verdict = check_plant(trainer=trainer, lora=True)
 

@@ -1,5 +1,6 @@
 """Module calls as the hooks report them: callers, arguments, order."""
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.utils.checkpoint import checkpoint
 
 from assay.hooks.module_tracer import ActiveCall, ModuleTracer, NullHandler
 from assay.hooks.row_positions import BatchPositions
@@ -342,3 +344,40 @@ def test_module_inside_of_an_activation_checkpoint_counts_and_not_its_wrapper(lo
 
     assert log.entries[1].module is model.first._checkpoint_wrapped_module
     assert log.events.count("> first") == 2
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 2)
+
+    def forward(self, x: Tensor) -> Any:
+        # Recomputation stops after the multiplication, whose factors are the last that backward needs.
+        return self.linear(x) * self.linear(x)
+
+
+class Recomputing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = Layer()
+
+    def forward(self, x: Tensor) -> Any:
+        return checkpoint(self.layer, x, use_reentrant=False)
+
+
+def test_call_after_a_recomputation_that_stopped_in_another_thread_is_handled(log: Log) -> None:
+    model, tracer = Recomputing(), ModuleTracer(log)
+    with tracer.attached(model):
+        loss = model(torch.ones(1, 2)).sum()
+        # Backward of an accelerator has a thread of its own.
+        backward = threading.Thread(target=loss.backward)
+        backward.start()
+        backward.join()
+        assert any(active.is_recompute for active in log.entries)
+        log.events.clear()
+
+        model(torch.ones(1, 2))
+
+    assert log.events[0] == "> (model)"
+    assert log.events[-1] == "end"
+    assert tracer.num_left_out == 0

@@ -35,7 +35,10 @@ def generator_states(torch_device: str) -> dict[str, Any]:
 
 
 def restore_generators(states: Mapping[str, Any], torch_device: str) -> None:
-    """Restore the states that `generator_states` returned."""
+    """Restore the states that `generator_states` returned, perhaps on the host.
+
+    The generator of an accelerator stays as it is if `states` has no `device`.
+    """
     random.setstate(states["python"])
     numpy_state = states["numpy"]
     key = numpy_state["state"]["key"].numpy().astype(np.uint32)
@@ -44,7 +47,7 @@ def restore_generators(states: Mapping[str, Any], torch_device: str) -> None:
     )
     torch.set_rng_state(states["torch"])
     device = torch.device(torch_device)
-    if device.type != "cpu":
+    if device.type != "cpu" and "device" in states:
         torch.get_device_module(device).set_rng_state(states["device"], device)
 
 

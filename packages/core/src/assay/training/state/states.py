@@ -90,7 +90,11 @@ def inject_state(trainer: Trainer, state: Mapping[str, Any], torch_device: str) 
             "state": _by_index(trainer, state["moments"]),
             "param_groups": trainer.optimizer.state_dict()["param_groups"],
         },
-        "generators": state["generators"],
+        # A reference on the host has no state for an accelerator's generator.
+        "generators": {
+            name: state["generators"].get(name, value)
+            for name, value in generator_states(torch_device).items()
+        },
     }
     try:
         trainer.load_state_dict(wanted)

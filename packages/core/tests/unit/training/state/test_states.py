@@ -1,10 +1,11 @@
 import copy
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from assay.errors import UsageError
 from assay.training.state.generators import generator_states, restore_generators
@@ -116,6 +117,28 @@ def test_generator_that_a_trainer_does_not_keep_need_not_be_loaded(state: dict[s
 
     assert not [value for value in lost if value.part == "generators"]
     assert torch.equal(torch.get_rng_state(), state["generators"]["torch"])
+
+
+def test_state_of_the_host_is_taken_over_on_an_accelerator(
+    state: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class OnAccelerator(Small):
+        def state_dict(self) -> dict[str, Any]:
+            return super().state_dict() | {"generators": generator_states("cuda")}
+
+        def load_state_dict(self, state: Mapping[str, Any]) -> None:
+            super().load_state_dict(state)
+            loaded.append(state["generators"]["device"])
+
+    loaded: list[Tensor] = []
+    own = torch.arange(16, dtype=torch.uint8)
+    module = SimpleNamespace(
+        get_rng_state=lambda _: own, set_rng_state=lambda *_: pytest.fail("not the reference's")
+    )
+    monkeypatch.setattr(torch, "get_device_module", lambda _: module)
+
+    assert inject_state(OnAccelerator(seed=2), state, "cuda") == []
+    assert loaded == [own]
 
 
 def test_refused_state_is_one_clear_error(state: dict[str, Any]) -> None:
