@@ -252,8 +252,8 @@ def find_nonfinite_padding(results: ReplayResults) -> FailedStage | None:
 def find_origin(ranked: list[FailedStage]) -> FailedStage | None:
     """Return the stage that makes the error: the first of those that are about as bad as the worst.
 
-    If the same stage of an earlier layer fails too, however mildly, return that one: the severity of
-    a fault in all layers varies by chance.
+    If the same code fails earlier too, however mildly, return that stage: the severity of a fault in all
+    layers varies by chance, and an error in forward has one in backward.
     """
     if not ranked:
         return None
@@ -261,13 +261,14 @@ def find_origin(ranked: list[FailedStage]) -> FailedStage | None:
     worst = min(
         (item for item in ranked if item.severity >= threshold), key=lambda item: item.order
     )
-    alike = (item for item in ranked if _of_any_layer(item.stage) == _of_any_layer(worst.stage))
+    alike = (item for item in ranked if _code_of(item.stage) == _code_of(worst.stage))
     return min(alike, key=lambda item: item.order)
 
 
-def _of_any_layer(stage: Stage) -> Stage:
-    """Return the stage without the numbers in its path, which is the same for all layers."""
-    return replace(stage, module=re.sub(r"\d+", "*", stage.module))
+def _code_of(stage: Stage) -> Stage:
+    """Return the stage of all layers that run the same code. Backward is derived from forward."""
+    phase = "forward" if stage.phase == "backward" else stage.phase
+    return Stage(re.sub(r"\d+", "*", stage.module), phase)
 
 
 def list_suspects(

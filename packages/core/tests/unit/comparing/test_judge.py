@@ -382,6 +382,17 @@ def test_origin_is_what_must_be_exact_before_all_that_only_rounds() -> None:
     )
 
 
+def test_origin_is_in_forward_where_backward_of_the_same_module_is_worse() -> None:
+    forward = judged("replay-tensor", 30.0, "layers.2", 1)
+    backward = judged("replay-row", 900.0, "layers.2", 2)
+    backward.port.stage = Stage("layers.2", "backward")
+
+    origin = find_origin(rank_stages([forward, backward]))
+
+    assert origin is not None
+    assert origin.stage == Stage("layers.2", "forward")
+
+
 def test_origin_is_the_first_layer_where_all_have_the_same_fault() -> None:
     layers = [
         judged("replay-tensor", ratio, f"layers.{number}.mlp", number)
