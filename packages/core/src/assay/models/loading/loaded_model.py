@@ -78,7 +78,7 @@ def load_model(
 
     dtype: float64, for the yardstick, widens the exact stored weights, and the floating-point
         buffers as computed in float32.
-    rounded_to: with float64, the dtype to which weights and buffers are rounded before widening.
+    rounded_to: the dtype to which weights and buffers are rounded before they are widened to `dtype`.
         The model then computes exactly with the values of a run in `rounded_to` (Gemma's embedding
         scale is 9.8125 in bfloat16 and 9.798 in float32).
     attention, experts: names of transformers' implementations; None for its default, except that
@@ -104,8 +104,8 @@ def load_model(
             load_dtype = torch.float32
         options = {"attn_implementation": attention, "experts_implementation": experts}
         module, notes = _load_weights(folder, config, load_dtype, options, remote_code)
-        if dtype == "float64":
-            _widen(module)
+        if dtype == "float64" or rounded_to is not None:
+            _widen(module, DTYPES[dtype])
         weights = reading.stored_weights(tensors) if tensors else pickled_weights(folder)
         loaded = _describe(module, source, folder, remote_code)
     return replace(
@@ -251,15 +251,15 @@ def _refuse_incomplete(folder: Path, info: dict[str, Any]) -> None:
         raise UsageError(f"{folder}: the weights lack {name_some(missing)}")
 
 
-def _widen(module: nn.Module) -> None:
+def _widen(module: nn.Module, dtype: torch.dtype) -> None:
     with torch.no_grad():
         for parameter in counted("widens weights", [*module.parameters()], "tensors"):
             if parameter.is_floating_point():
-                parameter.data = parameter.data.double()
+                parameter.data = parameter.data.to(dtype)
         for owner in module.modules():
             for name, buffer in owner.named_buffers(recurse=False):
                 if buffer.is_floating_point():
-                    owner._buffers[name] = buffer.double()  # noqa: SLF001 - keeps persistence
+                    owner._buffers[name] = buffer.to(dtype)  # noqa: SLF001 - keeps persistence
 
 
 def _eos_token_ids(module: nn.Module, config: "PretrainedConfig") -> tuple[int, ...]:

@@ -84,12 +84,17 @@ def test_float64_checkpoint_keeps_what_float32_cannot_hold(
     assert torch.equal(weight, stored)
 
 
-def test_float64_of_rounded_values_holds_the_values_of_the_narrow_run(llama_folder: Path) -> None:
-    wide = load_model(str(llama_folder), dtype="float64", rounded_to="bfloat16").model
+# float32 is the yardstick's dtype of large models, and of devices without float64.
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+def test_wide_dtype_of_rounded_values_holds_the_values_of_the_narrow_run(
+    llama_folder: Path, dtype: str
+) -> None:
+    wide = load_model(str(llama_folder), dtype=dtype, rounded_to="bfloat16").model
     narrow = load_model(str(llama_folder), dtype="bfloat16").model
     for name, parameter in narrow.named_parameters():
-        assert torch.equal(wide.get_parameter(name), parameter.double())
-    assert wide.get_parameter(UP).dtype is torch.float64
+        actual = wide.get_parameter(name)
+        assert actual.dtype is getattr(torch, dtype)
+        assert torch.equal(actual, parameter.to(actual.dtype))
 
 
 def test_embedding_scale_of_gemma_is_exact_in_the_yardstick() -> None:
