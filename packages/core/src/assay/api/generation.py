@@ -60,6 +60,12 @@ def check_generate(  # noqa: PLR0913 - one for each option
     disk: Annotated[
         str | None, Option("Largest golden: 10G. A larger one is refused.", "SIZE")
     ] = None,
+    memory: Annotated[
+        str | None,
+        Option(
+            "Memory for the reference: 8G. It then widens weights one module at a time.", "SIZE"
+        ),
+    ] = None,
     keep: Annotated[
         KeptFiles,
         Option("replay omits the candidate's trace, verdict also the golden."),
@@ -128,6 +134,7 @@ def check_generate(  # noqa: PLR0913 - one for each option
         allow_unused=globs(allow_unused),
         keep=keep,
         max_disk=None if disk is None else parse_size(disk),
+        max_memory=None if memory is None else parse_size(memory),
         remote_code=remote_code_of(trusted=trust_remote_code),
         command=command_line(check_generate, arguments),
     )

@@ -144,6 +144,7 @@ def _capture_golden(check: GenerateCheck, folder: Path, progress: Progress) -> P
         level=recorded_for(check.level),
         folder=str(golden),
         max_disk=check.max_disk,
+        max_memory=check.max_memory,
         remote_code=check.remote_code,
     )
     ask(GOLDEN, request, folder, name="reference", progress=progress, preload=PRELOAD)

@@ -168,6 +168,7 @@ def _find_operation(
             batch=batch,
             step=step,
             candidate=candidate if name == "candidate" else None,
+            max_memory=check.max_memory,
             remote_code=check.remote_code,
         )
         ask(

@@ -357,12 +357,9 @@ def origin_of(*items: Judged) -> str:
 
 
 def test_origin_is_the_first_of_those_about_as_bad_as_the_worst() -> None:
-    assert (
-        origin_of(
-            judged("replay-tensor", 30.0, "first", 1), judged("replay-tensor", 90.0, "later", 2)
-        )
-        == "first"
-    )
+    first = judged("replay-tensor", 30.0, "first", 1)
+
+    assert origin_of(first, judged("replay-tensor", 90.0, "later", 2)) == "first"
 
 
 def test_origin_is_not_what_is_mildly_wrong_before_the_worst() -> None:

@@ -30,6 +30,9 @@ from assay.watchdog import temporary_folder
 # Tables of positions that depend on the length of the text so far.
 _ROPES_BY_LENGTH = frozenset({"dynamic", "longrope"})
 
+# The type of recurrent layers in transformers' configurations.
+_RECURRENT = "linear_attention"
+
 # The trial texts: token counts of prompts, which pad each other, and the number of new tokens.
 _TRIAL_PROMPTS = (9, 5)
 _TRIAL_NEW_TOKENS = 3
@@ -86,8 +89,13 @@ def _step_of_text(loaded: LoadedModel, batch: Batch) -> int | None:
     windows = (getattr(config, name, None) for name in ("sliding_window", "attention_chunk_size"))
     ropes = getattr(config, "rope_parameters", None) or {}
     kinds = {one.get("rope_type") for one in (ropes, *ropes.values()) if isinstance(one, dict)}
+    # Code for one step of a recurrence rounds otherwise than that for a text, as in Mamba2's norms.
+    is_recurrent = getattr(loaded.model, "_is_stateful", False) or _RECURRENT in (
+        getattr(config, "layer_types", None) or ()
+    )
     can_read = (
         loaded.can_generate
+        and not is_recurrent
         and batch.prefill_chunk is None
         and batch.max_new_tokens > 1
         and not any(window is not None and window < length for window in windows)

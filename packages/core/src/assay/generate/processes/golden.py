@@ -34,7 +34,13 @@ from assay.generate.passes.passes import (
 from assay.generate.passes.sampler import processed_scores
 from assay.generate.passes.whole_texts import RootInputs, attach_text_steps, with_whole_texts
 from assay.generate.processes.golden_folder import MANIFEST
-from assay.generate.processes.needs import estimate_needs, require_disk, require_memory
+from assay.generate.processes.needs import (
+    Widening,
+    allowed_memory,
+    estimate_needs,
+    require_disk,
+    require_memory,
+)
 from assay.generate.processes.requests import (
     LOAD,
     NOISE,
@@ -48,6 +54,7 @@ from assay.generate.processes.requests import (
 from assay.hooks.module_tracer import NullHandler
 from assay.hooks.usage import UsageWatch
 from assay.hooks.values.boundary import Boundary
+from assay.hooks.widening import widen_on_use
 from assay.inputs import (
     BatchOptions,
     InputPlan,
@@ -93,8 +100,10 @@ def capture_golden(request: GoldenRequest, progress: Progress) -> GoldenManifest
             f" most {FLOAT64_PARAMETERS / 1e9:g} billion parameters)"
         )
     # The estimate takes as long as a part of the check of a small model.
-    if num_parameters >= SMALL_MODEL_PARAMETERS or request.max_disk is not None:
-        _require_room(request, device, wide, progress)
+    is_limited = request.max_disk is not None or request.max_memory is not None
+    widening: Widening = "at once"
+    if num_parameters >= SMALL_MODEL_PARAMETERS or is_limited:
+        widening = _require_room(request, device, wide, progress)
     plan: InputPlan | None = None
     sections = {}
     identity: ModelIdentity | None = None
@@ -103,7 +112,9 @@ def capture_golden(request: GoldenRequest, progress: Progress) -> GoldenManifest
     progress.number_phases(num_phases * len(request.noise_for))
     for dtype in request.noise_for:
         with progress.step(f"loads {request.model} in {wide}, for {dtype}"):
-            yardstick = load_reference(request.model, device, wide, dtype, request.remote_code)
+            yardstick = load_yardstick(
+                request.model, device, wide, dtype, request.remote_code, widening
+            )
             if plan is None or identity is None:
                 identity = identify(yardstick)
                 plan = plan_inputs(request.inputs, yardstick)
@@ -134,8 +145,11 @@ def capture_golden(request: GoldenRequest, progress: Progress) -> GoldenManifest
 
 def _require_room(
     request: GoldenRequest, device: Device, yardstick_dtype: str, progress: Progress
-) -> None:
-    """Estimate memory and disk before anything large is loaded. Raises: MachineError if they lack."""
+) -> Widening:
+    """Estimate memory and disk before anything large is loaded, and choose the widening that fits.
+
+    Raises: MachineError if memory or disk are too small.
+    """
     try:
         outline = load_outline(request.model, request.remote_code)
         plan = plan_inputs(request.inputs, outline)
@@ -144,14 +158,14 @@ def _require_room(
         raise
     except Exception as error:
         problem = f"memory and disk cannot be estimated for this model: {first_line(error)}"
-        if request.max_disk is not None:
-            raise MachineError(f"--disk: {problem}") from error
+        for name, limit in (("--disk", request.max_disk), ("--memory", request.max_memory)):
+            if limit is not None:
+                raise MachineError(f"{name}: {problem}") from error
         progress.note(problem)
-        return
+        return "at once"
     progress.note(f"the reference needs {needs}")
-    if device.torch_device == "cpu":
-        require_memory(needs)
     require_disk(needs, Path(request.folder), request.max_disk)
+    return require_memory(needs, allowed_memory(device, request.max_memory))
 
 
 def plan_inputs(options: InputOptions, loaded: LoadedModel) -> InputPlan:
@@ -214,7 +228,12 @@ def identify(loaded: LoadedModel) -> ModelIdentity:
 
 
 def load_reference(
-    model: str, device: Device, dtype: str, rounded_to: str | None, remote_code: RemoteCode
+    model: str,
+    device: Device,
+    dtype: str,
+    remote_code: RemoteCode,
+    rounded_to: str | None = None,
+    experts: str | None = None,
 ) -> LoadedModel:
     """Load the reference model.
 
@@ -225,9 +244,28 @@ def load_reference(
         dtype=dtype,
         device=device.torch_device,
         attention="eager",
+        experts=experts,
         rounded_to=rounded_to,
         remote_code=remote_code,
     )
+
+
+def load_yardstick(
+    model: str,
+    device: Device,
+    dtype: str,
+    rounded_to: str,
+    remote_code: RemoteCode,
+    widening: Widening,
+) -> LoadedModel:
+    """Load the yardstick in `dtype`, with weights and buffers rounded to `rounded_to`."""
+    if widening == "at once":
+        return load_reference(model, device, dtype, remote_code, rounded_to)
+    experts = "eager" if dtype == "float64" else None
+    narrow = load_reference(model, device, rounded_to, remote_code, experts=experts)
+    widen_on_use(narrow.model, getattr(torch, dtype))
+    note = f"memory is short: the yardstick widens the weights of one module at a time to {dtype}"
+    return replace(narrow, dtype=dtype, notes=(*narrow.notes, note))
 
 
 @dataclass
@@ -286,11 +324,7 @@ class _Capture:
         """Run the same work in the candidate's dtype, and measure it against the yardstick."""
         with self.progress.step(f"noise run: loads {self.request.model} in {self.dtype}"):
             loaded = load_reference(
-                self.request.model,
-                self.device,
-                self.dtype,
-                None,
-                self.request.remote_code,
+                self.request.model, self.device, self.dtype, self.request.remote_code
             )
         with self.progress.step("noise run: compares what is loaded with the files"):
             inspection = inspect_load(loaded, self.request.remote_code)

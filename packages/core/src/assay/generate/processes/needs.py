@@ -5,16 +5,17 @@ module boundaries.
 """
 
 import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from assay.devices.host_memory import available_bytes
+from assay.devices.base import Device
 from assay.errors import MachineError
 from assay.generate.passes.generation_loop import count_tokens
 from assay.generate.processes.requests import GoldenRequest
@@ -25,6 +26,9 @@ from assay.models import LoadedModel
 
 # Tokens of the run without values.
 _TRIAL_TOKENS = 64
+
+# How the yardstick's weights are widened: all before it runs, or those of each module while it runs.
+Widening = Literal["at once", "on use"]
 
 # Imports, and tensors of one call.
 _BASE_BYTES = 700 << 20
@@ -40,9 +44,9 @@ _BYTES_PER_LOGIT = 16
 class Needs:
     """Memory and disk that a golden needs, in bytes."""
 
-    weights: int
-    """Of the yardstick's weights alone, in memory."""
     memory: int
+    memory_on_use: int
+    """Memory if the weights of one module at a time are widened for the yardstick."""
     disk: int
 
     def __str__(self) -> str:
@@ -57,7 +61,12 @@ def estimate_needs(
     outline: the model without weights.
     """
     itemsize = getattr(torch, yardstick_dtype).itemsize
-    weights = itemsize * sum(one.numel() for one in outline.model.parameters())
+    num_weights = sum(one.numel() for one in outline.model.parameters())
+    widest = max(
+        sum(one.numel() for one in module.parameters(recurse=False))
+        for module in outline.model.modules()
+    )
+    narrow = max(getattr(torch, dtype).itemsize for dtype in request.noise_for)
     # A model that does not generate has logits for all tokens.
     num_logits = [
         len(batch.rows) * (batch.max_new_tokens or batch.length) * outline.vocab_size
@@ -69,18 +78,38 @@ def estimate_needs(
         stored = Boundary.exact_inputs_for(getattr(torch, dtype)).stored or torch.float64
         disk += int(count_tokens(plan.batches) * num_values * stored.itemsize)
         disk += sum(num_logits) * (_BYTES_PER_LOGIT + stored.itemsize)
-    memory = weights + _LOGIT_COPIES * max(num_logits) * itemsize + _BASE_BYTES
-    return Needs(weights, memory, disk)
+    of_calls = _LOGIT_COPIES * max(num_logits) * itemsize + _BASE_BYTES
+    return Needs(
+        memory=num_weights * itemsize + of_calls,
+        memory_on_use=num_weights * narrow + widest * itemsize + of_calls,
+        disk=disk,
+    )
 
 
-def require_memory(needs: Needs) -> None:
-    """Raise MachineError, with the numbers, if the yardstick's weights do not fit into host memory."""
-    available = available_bytes()
-    if needs.weights > available:
+def allowed_memory(device: Device, max_memory: int | None) -> int:
+    """Return the bytes that a model on `device` may take; max_memory: what the user allows."""
+    free = device.free_memory_bytes() or sys.maxsize  # 0 if unknown
+    return free if max_memory is None else min(free, max_memory)
+
+
+def widening_within(num_weight_bytes: int, allowed: int) -> Widening:
+    """Return the widening for one call of a yardstick, in at most `allowed` bytes."""
+    return "on use" if num_weight_bytes + _BASE_BYTES > allowed else "at once"
+
+
+def require_memory(needs: Needs, allowed: int) -> Widening:
+    """Return the widening with which the reference fits into `allowed` bytes.
+
+    Raises: MachineError, with the numbers, if it fits with neither.
+    """
+    if needs.memory <= allowed:
+        return "at once"
+    if needs.memory_on_use > allowed:
         raise MachineError(
-            f"the yardstick's weights need {needs.weights / 1e9:.1f} GB of memory, and"
-            f" {available / 1e9:.1f} GB are available"
+            f"the reference needs about {needs.memory_on_use / 1e9:.1f} GB of memory, and"
+            f" {allowed / 1e9:.1f} GB are available"
         )
+    return "on use"
 
 
 def require_disk(needs: Needs, folder: Path, max_disk: int | None) -> None:

@@ -4,17 +4,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from assay.devices.registry import open_run
 from assay.devices.run_string import parse_run
 from assay.errors import UsageError
 from assay.generate.passes.generation_loop import count_tokens, timeline_of
 from assay.generate.passes.passes import Side, Work, run_forced, whole_batches
 from assay.generate.processes.candidate import load_candidate
-from assay.generate.processes.golden import load_reference
+from assay.generate.processes.golden import load_reference, load_yardstick
 from assay.generate.processes.golden_folder import GoldenSection, read_golden
+from assay.generate.processes.needs import allowed_memory, widening_within
 from assay.generate.processes.requests import OperationsRequest
 from assay.hooks.module_tracer import ModuleTracer
 from assay.locating.modules import Replayer
+from assay.models import LoadedModel
 from assay.models.loading.configs import attention_of
 from assay.models.size import choose_threads
 from assay.recording.operations import Operation, OperationRecorder
@@ -43,17 +47,22 @@ def trace_operations(request: OperationsRequest, progress: Progress) -> None:
         run = parse_run(golden.reference["run"])
         device = open_run(run)
         yardstick_dtype = golden.sections[request.dtype].yardstick_dtype
-        for name, dtype, rounded_to in (
-            (YARDSTICK, yardstick_dtype, request.dtype),
-            (NOISE_RUN, request.dtype, None),
-        ):
+        dtype, remote_code = request.dtype, request.remote_code
+        num_bytes = getattr(torch, yardstick_dtype).itemsize * golden.model.num_parameters
+        widening = widening_within(num_bytes, allowed_memory(device, request.max_memory))
+
+        def load(name: str) -> LoadedModel:
+            if name == NOISE_RUN:
+                return load_reference(request.model, device, dtype, remote_code)
+            return load_yardstick(
+                request.model, device, yardstick_dtype, dtype, remote_code, widening
+            )
+
+        for name in (YARDSTICK, NOISE_RUN):
             with progress.task(
                 f"{name}: records operations of {request.module}", num_tokens, "tokens"
             ):
-                loaded = load_reference(
-                    request.model, device, dtype, rounded_to, request.remote_code
-                )
-                _record(Side(loaded, device), section, work, request, writer, name)
+                _record(Side(load(name), device), section, work, request, writer, name)
 
 
 def _shortened(section: GoldenSection, request: OperationsRequest) -> Work:

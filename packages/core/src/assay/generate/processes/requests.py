@@ -56,6 +56,8 @@ class GoldenRequest(Record):
     folder: str
     max_disk: int | None = None
     """Bytes that the golden may take; None for the free space."""
+    max_memory: int | None = None
+    """Bytes that the reference may take; None for the free memory."""
     remote_code: RemoteCode = "refuse"
 
 
@@ -89,6 +91,7 @@ class OperationsRequest(Record):
     call: int = 0
     candidate: CandidateRequest | None = None
     """None for the reference, which runs yardstick and noise run."""
+    max_memory: int | None = None
     remote_code: RemoteCode = "refuse"
 
 
@@ -186,6 +189,8 @@ class GenerateCheck:
     keep: KeptFiles = "full"
     max_disk: int | None = None
     """Bytes that the golden may take."""
+    max_memory: int | None = None
+    """Bytes that the reference may take."""
     remote_code: RemoteCode = "refuse"
     command: tuple[str, ...] = ()
     """The command line that repeats the check."""

@@ -121,6 +121,16 @@ def test_text_beyond_a_sliding_window_is_recorded_step_by_step() -> None:
     assert (inside.text_step, beyond.text_step) == (3, None)
 
 
+def test_recurrent_model_is_recorded_step_by_step(
+    side: Side, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(type(side.loaded.model), "_is_stateful", True, raising=False)
+
+    (work,) = with_whole_texts(side, whole_batches([BATCH]))
+
+    assert work.text_step is None
+
+
 def test_encoder_is_recorded_as_it_runs() -> None:
     (work,) = with_whole_texts(side_of("bert"), whole_batches([replace(BATCH, max_new_tokens=0)]))
 

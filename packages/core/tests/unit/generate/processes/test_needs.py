@@ -3,21 +3,22 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
-from assay.devices import host_memory
+from assay.devices.registry import open_run
 from assay.devices.run_string import parse_run
 from assay.errors import MachineError
 from assay.generate.processes import golden as golden_process
-from assay.generate.processes import needs as module
 from assay.generate.processes.golden import capture_golden, plan_inputs
 from assay.generate.processes.needs import (
     Needs,
+    allowed_memory,
     count_values,
     estimate_needs,
     require_disk,
     require_memory,
 )
-from assay.generate.processes.requests import GoldenRequest, InputOptions
+from assay.generate.processes.requests import GoldenManifest, GoldenRequest, InputOptions
 from assay.models.loading.loaded_model import load_outline
 from assay.runs import SilentProgress
 from assay.trace import Trace
@@ -29,7 +30,7 @@ GOLDEN = GoldenRequest(
     inputs=InputOptions(max_new_tokens=4),
     folder="",
 )
-NEEDS = Needs(weights=10**9, memory=2 * 10**9, disk=3 * 10**9)
+NEEDS = Needs(memory=2 * 10**9, memory_on_use=10**9, disk=3 * 10**9)
 
 
 def test_outline_has_the_shapes_of_the_model_and_no_values() -> None:
@@ -80,12 +81,45 @@ def test_golden_beyond_the_free_disk_is_refused(tmp_path: Path) -> None:
         require_disk(replace(NEEDS, disk=10**18), tmp_path, None)
 
 
-def test_weights_beyond_the_memory_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert host_memory.available_bytes() > 0
-    monkeypatch.setattr(module, "available_bytes", lambda: 5 * 10**8)
+def test_model_beyond_the_allowed_memory_is_refused_with_the_numbers() -> None:
+    device = open_run(parse_run("cpu/float32"))
+    free = allowed_memory(device, None)
+    assert free > 0
+    assert allowed_memory(device, 10**6) == 10**6
 
-    with pytest.raises(MachineError, match=r"weights need 1\.0 GB of memory, and 0\.5 GB are"):
-        require_memory(NEEDS)
+    with pytest.raises(MachineError, match=r"needs about 1\.0 GB of memory, and 0\.5 GB are"):
+        require_memory(NEEDS, 5 * 10**8)
+    assert require_memory(NEEDS, 15 * 10**8) == "on use"
+    assert require_memory(NEEDS, 2 * 10**9) == "at once"
+
+
+def test_estimated_memory_is_that_of_all_weights_or_of_one_module() -> None:
+    outline = load_outline("micro:llama")
+    needs = estimate_needs(GOLDEN, outline, plan_inputs(GOLDEN.inputs, outline), "float64")
+    counts = [sum(p.numel() for p in m.parameters(recurse=False)) for m in outline.model.modules()]
+
+    assert needs.memory - needs.memory_on_use == (8 - 2) * sum(counts) - 8 * max(counts)
+
+
+def test_golden_of_weights_that_are_widened_on_use_is_the_same(tmp_path: Path) -> None:
+    outline = load_outline(GOLDEN.model)
+    needs = estimate_needs(GOLDEN, outline, plan_inputs(GOLDEN.inputs, outline), "float64")
+
+    def capture(name: str, max_memory: int) -> GoldenManifest:
+        update = {"folder": str(tmp_path / name), "max_memory": max_memory}
+        return capture_golden(GOLDEN.model_copy(update=update), SilentProgress())
+
+    whole, on_use = capture("whole", needs.memory), capture("on-use", needs.memory_on_use)
+
+    assert any("one module at a time" in note for note in on_use.notes)
+    assert not any("one module at a time" in note for note in whole.notes)
+    traces = [Trace.open(tmp_path / name / "bfloat16") for name in ("whole", "on-use")]
+    tensors = [
+        [trace.tensor(call, port) for call in trace.calls for port in call.ports]
+        for trace in traces
+    ]
+    assert len(tensors[0]) > 100
+    assert all(map(torch.equal, *tensors))
 
 
 def test_limit_that_cannot_be_checked_is_refused(
