@@ -3,6 +3,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from assay.hooks import widening
 from assay.hooks.module_tracer import ModuleTracer, NullHandler
@@ -49,6 +50,28 @@ def test_weights_are_narrow_again_after_an_error() -> None:
         head(torch.zeros(1, 3))
 
     assert model.get_parameter("lm_head.weight").dtype is torch.bfloat16
+
+
+class Table(nn.Module):
+    """Returns a part of its weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(64, 32).bfloat16())
+
+    def forward(self, length: int) -> Tensor:
+        return self.weight[:length]
+
+
+def test_result_that_is_a_part_of_a_weight_keeps_its_values() -> None:
+    model = nn.ModuleList([Table(), Table()])
+    expected = model[0].get_parameter("weight")[:3].double()
+    widen_on_use(model, torch.float64)
+
+    with torch.no_grad():
+        first, _ = model[0](3), model[1](3)
+
+    assert torch.equal(first, expected)
 
 
 def test_widening_does_not_count_as_reading_a_weight() -> None:

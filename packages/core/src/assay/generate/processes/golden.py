@@ -163,9 +163,10 @@ def _require_room(
                 raise MachineError(f"{name}: {problem}") from error
         progress.note(problem)
         return "at once"
-    progress.note(f"the reference needs {needs}")
     require_disk(needs, Path(request.folder), request.max_disk)
-    return require_memory(needs, allowed_memory(device, request.max_memory))
+    widening = require_memory(needs, allowed_memory(device, request.max_memory))
+    progress.note(f"the reference needs {needs.describe(widening)}")
+    return widening
 
 
 def plan_inputs(options: InputOptions, loaded: LoadedModel) -> InputPlan:

@@ -49,8 +49,10 @@ class Needs:
     """Memory if the weights of one module at a time are widened for the yardstick."""
     disk: int
 
-    def __str__(self) -> str:
-        return f"about {self.memory / 1e9:.1f} GB of memory and {self.disk / 1e9:.1f} GB of disk"
+    def describe(self, widening: Widening) -> str:
+        """Describe the needs for a message."""
+        memory = self.memory if widening == "at once" else self.memory_on_use
+        return f"about {memory / 1e9:.1f} GB of memory and {self.disk / 1e9:.1f} GB of disk"
 
 
 def estimate_needs(
