@@ -108,8 +108,8 @@ def require_memory(needs: Needs, allowed: int) -> Widening:
         return "at once"
     if needs.memory_on_use > allowed:
         raise MachineError(
-            f"the reference needs about {needs.memory_on_use / 1e9:.1f} GB of memory, and"
-            f" {allowed / 1e9:.1f} GB are available"
+            f"the reference needs about {needs.memory_on_use / 1e9:.1f} GB of memory, of which it"
+            f" may take {allowed / 1e9:.1f} GB (what is free, and --memory allows)"
         )
     return "on use"
 

@@ -23,8 +23,8 @@ BATCH = Batch(0, ((5, 6, 7), (7, 8, 9, 10, 11)), (0, 1), 0, 3)
 FAMILIES = ("llama", "mixtral", "qwen3", "granite", "gpt-bigcode")
 
 
-def side_of(name: str) -> Side:
-    loaded = load_model(f"micro:{name}?trained=0", dtype="float64", attention="eager")
+def side_of(name: str, dtype: str = "float64") -> Side:
+    loaded = load_model(f"micro:{name}?trained=0", dtype=dtype, attention="eager")
     return Side(loaded, open_device("cpu"))
 
 
@@ -119,6 +119,13 @@ def test_text_beyond_a_sliding_window_is_recorded_step_by_step() -> None:
     )
 
     assert (inside.text_step, beyond.text_step) == (3, None)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_yardstick_in_float32_reads_a_text_in_one_call(name: str) -> None:
+    (work,) = with_whole_texts(side_of(name, "float32"), whole_batches([BATCH]))
+
+    assert work.text_step == 3
 
 
 def test_recurrent_model_is_recorded_step_by_step(
