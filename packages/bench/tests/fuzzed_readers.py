@@ -10,7 +10,7 @@ from assay_bench.battery.suites import read_suite
 from assay_bench.battery.task_files import load_task
 from assay_bench.comparing.judging import compare
 from assay_bench.comparing.terms import Terms
-from assay_bench.comparison_files import compare_folders, comparison_as_json
+from assay_bench.comparison_files import MARKDOWN_FILE, compare_folders, comparison_as_json
 from assay_bench.evaluations.reading import read_evaluation, write_manifest
 from assay_bench.tuning.judging import judge_tunings
 from assay_bench.tuning.recipe import read_recipe
@@ -104,7 +104,8 @@ def _write_baseline(folder: Path) -> None:
 
 def _compare_baselines(folder: Path) -> object:
     base = folder / "base.json"
-    text = compare_folders(base, base, Terms(accuracy=0.02), {}, folder)
+    compare_folders(base, base, Terms(accuracy=0.02), {}, folder)
+    text = (folder / MARKDOWN_FILE).read_text(encoding="utf-8")
     return text, read_verdict(folder).levels
 
 

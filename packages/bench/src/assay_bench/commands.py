@@ -203,9 +203,6 @@ def compare(  # noqa: PLR0913 - one for each option
         ),
     ] = None,
     output: Output = None,
-    as_markdown: Annotated[
-        bool, typer.Option("--markdown", help="Print Markdown for a job summary and nothing else.")
-    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Compare two evaluations item by item: PASS, FAIL, or UNDERPOWERED (too few items to decide).
@@ -216,20 +213,13 @@ def compare(  # noqa: PLR0913 - one for each option
     """
     from assay.api.verdict import CheckedVerdict
     from assay.cli.verdict_output import end_with
-    from assay.errors import UsageError
     from assay.runs import RunFolder
     from assay_bench.comparison_files import compare_folders
 
-    if as_markdown and as_json:
-        raise UsageError("--markdown and --json exclude each other")
     folder = RunFolder.create("bench compare", output).path
     terms = _read_terms(suite, {"margin": margin, "margin-nats": margin_nats, "movement": movement})
-    text = compare_folders(base, candidate, terms, _parse_clusters(cluster or []), folder)
-    verdict = CheckedVerdict.publish(folder)
-    if as_markdown:
-        print_text(text, end="")
-        raise typer.Exit(verdict.verdict.exit_code)
-    end_with(verdict, as_json=as_json)
+    compare_folders(base, candidate, terms, _parse_clusters(cluster or []), folder)
+    end_with(CheckedVerdict.publish(folder), as_json=as_json)
 
 
 @app.command()
