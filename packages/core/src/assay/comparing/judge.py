@@ -249,11 +249,15 @@ def find_nonfinite_padding(results: ReplayResults) -> FailedStage | None:
     return FailedStage(first.stage, reported, math.inf, first.order)
 
 
-def find_origin(ranked: list[FailedStage]) -> FailedStage | None:
+def find_origin(
+    ranked: list[FailedStage], step_of: Callable[[FailedStage], int] = lambda _: 0
+) -> FailedStage | None:
     """Return the stage that makes the error: the first of those that are about as bad as the worst.
 
     If the same code fails earlier too, however mildly, return that stage: the severity of a fault in all
-    layers varies by chance, and an error in forward has one in backward.
+    layers varies by chance, and an error in forward has one in backward of the same step.
+
+    step_of: returns the first step in which a stage is wrong.
     """
     if not ranked:
         return None
@@ -261,7 +265,12 @@ def find_origin(ranked: list[FailedStage]) -> FailedStage | None:
     worst = min(
         (item for item in ranked if item.severity >= threshold), key=lambda item: item.order
     )
-    alike = (item for item in ranked if _code_of(item.stage) == _code_of(worst.stage))
+    alike = (
+        item
+        for item in ranked
+        if _code_of(item.stage) == _code_of(worst.stage)
+        and (item.stage.phase == worst.stage.phase or step_of(item) <= step_of(worst))
+    )
     return min(alike, key=lambda item: item.order)
 
 

@@ -384,10 +384,11 @@ def test_origin_is_in_forward_where_backward_of_the_same_module_is_worse() -> No
     backward = judged("replay-row", 900.0, "layers.2", 2)
     backward.port.stage = Stage("layers.2", "backward")
 
-    origin = find_origin(rank_stages([forward, backward]))
+    ranked = rank_stages([forward, backward])
 
-    assert origin is not None
-    assert origin.stage == Stage("layers.2", "forward")
+    assert find_origin(ranked) == ranked[1]
+    # Backward was wrong in a step before.
+    assert find_origin(ranked, ranked.index) == ranked[0]
 
 
 def test_origin_is_the_first_layer_where_all_have_the_same_fault() -> None:

@@ -50,6 +50,7 @@ from assay.training.judging.gradient_factors import is_scale_removed, notes_on_s
 from assay.training.judging.groups import JudgedGroup, judge_groups
 from assay.training.judging.labels import find_wrong_labels
 from assay.training.judging.places import (
+    first_bad_step,
     location_of,
     location_of_parameter,
     measurement_of,
@@ -314,7 +315,8 @@ def _decide(
     """Decide what the verdict reports; `free` holds the failed statistics of the free run."""
     if find_unshared(evidence):
         return _Decision(DiagnosedFault("inputs-differ", Location(phase="inputs")), None)
-    origin, promise = find_origin(ranked), find_broken_promise(evidence)
+    origin = find_origin(ranked, lambda failed: first_bad_step(failed.reported, evidence.rows))
+    promise = find_broken_promise(evidence)
     if promise and (origin is None or is_explained_by(origin.stage.phase, promise)):
         reported = _reported_at(promise.location, groups, origin) if origin else None
         return _Decision(promise, reported)
