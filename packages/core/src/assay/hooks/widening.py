@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from assay.hooks.suspension import suspended
 from assay.hooks.values.nested import iterate_tensors
+from assay.models.loading.loaded_model import widen
 
 # Elements up to which a weight is widened for good, as all norms and biases are.
 SMALL_ELEMENTS = 1 << 20
@@ -20,17 +21,13 @@ def widen_on_use(model: nn.Module, dtype: torch.dtype) -> None:
     those of a model that is widened at once.
     """
     scratch = _Scratch(dtype)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.is_floating_point() and parameter.numel() <= SMALL_ELEMENTS:
-                parameter.data = parameter.data.to(dtype)
-        for module in model.modules():
-            for name, buffer in module.named_buffers(recurse=False):
-                if buffer.is_floating_point():
-                    module._buffers[name] = buffer.to(dtype)  # noqa: SLF001 - keeps persistence
+    widen(model, dtype, largest=SMALL_ELEMENTS)
     for module in model.modules():
-        large = [p for p in module.parameters(recurse=False) if p.dtype.itemsize < dtype.itemsize]
-        large = [p for p in large if p.is_floating_point()]
+        large = [
+            weight
+            for weight in module.parameters(recurse=False)
+            if weight.is_floating_point() and weight.dtype is not dtype
+        ]
         if not large:
             continue
         if type(module).forward is nn.Embedding.forward:

@@ -1,8 +1,8 @@
 """Trainers with one fault each, for `assay check train --candidate-trainer`."""
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Thread
 from typing import Any
 
 import torch
@@ -341,9 +341,8 @@ class RecomputesAsAnAccelerator(Recomputes):
     """No fault: backward runs on a thread of its own."""
 
     def backward(self, loss: Tensor) -> None:
-        thread = Thread(target=super().backward, args=(loss,))
-        thread.start()
-        thread.join()
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(super().backward, loss).result()
 
 
 class MicroBatchesReordered(ReferenceTrainer):

@@ -1,7 +1,7 @@
 """Module calls as the hooks report them: callers, arguments, order."""
 
-import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -370,9 +370,8 @@ def test_call_after_a_recomputation_that_stopped_in_another_thread_is_handled(lo
     with tracer.attached(model):
         loss = model(torch.ones(1, 2)).sum()
         # Backward of an accelerator has a thread of its own.
-        backward = threading.Thread(target=loss.backward)
-        backward.start()
-        backward.join()
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(loss.backward).result()
         assert any(active.is_recompute for active in log.entries)
         log.events.clear()
 

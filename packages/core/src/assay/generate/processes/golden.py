@@ -37,9 +37,9 @@ from assay.generate.processes.golden_folder import MANIFEST
 from assay.generate.processes.needs import (
     Widening,
     allowed_memory,
+    choose_widening,
     estimate_needs,
     require_disk,
-    require_memory,
 )
 from assay.generate.processes.requests import (
     LOAD,
@@ -164,7 +164,7 @@ def _require_room(
         progress.note(problem)
         return "at once"
     require_disk(needs, Path(request.folder), request.max_disk)
-    widening = require_memory(needs, allowed_memory(device, request.max_memory))
+    widening = choose_widening(needs, allowed_memory(device, request.max_memory))
     progress.note(f"the reference needs {needs.describe(widening)}")
     return widening
 

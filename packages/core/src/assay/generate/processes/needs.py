@@ -99,7 +99,7 @@ def widening_within(num_weight_bytes: int, allowed: int) -> Widening:
     return "on use" if num_weight_bytes + _BASE_BYTES > allowed else "at once"
 
 
-def require_memory(needs: Needs, allowed: int) -> Widening:
+def choose_widening(needs: Needs, allowed: int) -> Widening:
     """Return the widening with which the reference fits into `allowed` bytes.
 
     Raises: MachineError, with the numbers, if it fits with neither.

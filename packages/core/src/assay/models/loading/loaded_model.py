@@ -1,5 +1,6 @@
 """Load models for comparison: exact weights, a chosen dtype, evaluation mode."""
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -105,7 +106,7 @@ def load_model(
         options = {"attn_implementation": attention, "experts_implementation": experts}
         module, notes = _load_weights(folder, config, load_dtype, options, remote_code)
         if dtype == "float64" or rounded_to is not None:
-            _widen(module, DTYPES[dtype])
+            widen(module, DTYPES[dtype])
         weights = reading.stored_weights(tensors) if tensors else pickled_weights(folder)
         loaded = _describe(module, source, folder, remote_code)
     return replace(
@@ -251,10 +252,11 @@ def _refuse_incomplete(folder: Path, info: dict[str, Any]) -> None:
         raise UsageError(f"{folder}: the weights lack {name_some(missing)}")
 
 
-def _widen(module: nn.Module, dtype: torch.dtype) -> None:
+def widen(module: nn.Module, dtype: torch.dtype, largest: int = sys.maxsize) -> None:
+    """Widen all floating-point buffers, and the parameters of at most `largest` elements."""
     with torch.no_grad():
         for parameter in counted("widens weights", [*module.parameters()], "tensors"):
-            if parameter.is_floating_point():
+            if parameter.is_floating_point() and parameter.numel() <= largest:
                 parameter.data = parameter.data.to(dtype)
         for owner in module.modules():
             for name, buffer in owner.named_buffers(recurse=False):

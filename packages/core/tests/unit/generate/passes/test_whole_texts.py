@@ -88,10 +88,14 @@ def test_decoders_are_recorded_in_whole_texts(name: str) -> None:
     assert work.text_step == 3
 
 
-def test_model_whose_steps_compute_something_else_is_recorded_step_by_step(side: Side) -> None:
+@pytest.mark.parametrize(("dtype", "factor"), [("float64", 1 + 1e-6), ("float32", 1 + 1e-4)])
+def test_model_whose_steps_compute_something_else_is_recorded_step_by_step(
+    dtype: str, factor: float
+) -> None:
     def scale_single_tokens(_module: nn.Module, _inputs: object, output: Tensor) -> Tensor:
-        return output * (1 + 1e-6) if output.shape[1] == 1 else output
+        return output * factor if output.shape[1] == 1 else output
 
+    side = side_of("llama", dtype)
     up = side.loaded.model.get_submodule("model.layers.1.mlp.up_proj")
     with up.register_forward_hook(scale_single_tokens):
         (work,) = with_whole_texts(side, whole_batches([BATCH]))

@@ -13,10 +13,10 @@ from assay.generate.processes.golden import capture_golden, plan_inputs
 from assay.generate.processes.needs import (
     Needs,
     allowed_memory,
+    choose_widening,
     count_values,
     estimate_needs,
     require_disk,
-    require_memory,
 )
 from assay.generate.processes.requests import GoldenManifest, GoldenRequest, InputOptions
 from assay.models.loading.loaded_model import load_outline
@@ -88,9 +88,9 @@ def test_model_beyond_the_allowed_memory_is_refused_with_the_numbers() -> None:
     assert allowed_memory(device, 10**6) == 10**6
 
     with pytest.raises(MachineError, match=r"needs about 1\.0 GB of memory, .* take 0\.5 GB"):
-        require_memory(NEEDS, 5 * 10**8)
-    assert require_memory(NEEDS, 15 * 10**8) == "on use"
-    assert require_memory(NEEDS, 2 * 10**9) == "at once"
+        choose_widening(NEEDS, 5 * 10**8)
+    assert choose_widening(NEEDS, 15 * 10**8) == "on use"
+    assert choose_widening(NEEDS, 2 * 10**9) == "at once"
 
 
 def test_estimated_memory_is_that_of_all_weights_or_of_one_module() -> None:
