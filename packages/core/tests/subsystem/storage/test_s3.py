@@ -91,6 +91,8 @@ def test_contents_of_all_ranks_are_read_in_place(whole: str) -> None:
 
 def count_intact_calls(folder: Path) -> int:
     trace = Trace.open(folder)
+    if not trace.calls:
+        return 0  # killed before the first index was written
     for call in trace.calls:
         values = trace.tensor(call, "output")
         assert (values.min().item(), values.max().item()) == (call.order, call.order)
