@@ -5,9 +5,12 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 
-from assay.comparing.wording import dumps as wording
+from assay.comparing.wording.dumps import note_on_metric_limits
+from assay.comparing.wording.numerals import format_count
+from assay.dtypes import FORMATS
 from assay.dumps.protocol import Dump
 from assay.dumps.recognizing import open_dump
+from assay.errors import name_some
 from assay.files import write_whole
 from assay.launch import on_first_rank
 from assay.offline.completeness import describe_reused
@@ -17,7 +20,7 @@ from assay.offline.judging.verdict import judge_dumps, list_measurements
 from assay.offline.judging.weights import compare_quantized, open_quantized
 from assay.offline.measured_dumps import MeasuredDumps, activation_dtype, measure_dumps
 from assay.offline.measuring.measured import MeasuredPorts
-from assay.offline.measuring.quantized_layers import find_quantized_layers
+from assay.offline.measuring.quantized_layers import QuantizedLayer, find_quantized_layers
 from assay.offline.metrics.pair_metrics import CustomMetric, load_metrics
 from assay.offline.options import CompareOptions, refuse_dump_as_model, refuse_options_of_tensors
 from assay.offline.pairing import Pairing
@@ -126,7 +129,10 @@ def _replay(dumps: MeasuredDumps, progress: Progress) -> Replayed | None:
 def _collect_evidence(dumps: MeasuredDumps, replayed: Replayed | None) -> DumpEvidence:
     expected, actual = dumps.expected, dumps.actual
     pairing, measured, flips = dumps.pairing, dumps.measured, dumps.flips
-    repeats = [wording.describe_repeats(*one) for one in measured.repeated.items()]
+    repeats = [
+        f"{side} holds the same values twice in a pass: {name_some(places)}"
+        for side, places in measured.repeated.items()
+    ]
     # Training may recompute activations.
     excuses_repeats = expected.is_training or measured.repeated.get(
         "EXPECTED"
@@ -146,16 +152,16 @@ def _collect_evidence(dumps: MeasuredDumps, replayed: Replayed | None) -> DumpEv
             *([] if excuses_repeats else repeats),
         ],
         notes=[
-            *wording.note_on_metric_limits(dumps.limits, dumps.dtype),
+            *note_on_metric_limits(dumps.limits, dumps.dtype),
             *dumps.notes,
             *pairing.notes,
             *(
-                wording.describe_flips(len(flips), one.module, one.prompt, one.position)
+                f"expert choices that differ at near ties: {len(flips):,}, first in {one.module} at prompt"
+                f" {one.prompt}, position {one.position}; their tokens are left out from there on"
                 for one in flips[:1]
             ),
             *_describe_extent(dumps, len(missing) - len(unmatched), replayed),
-            *wording.note_on_quantized([one.module for one in quantized]),
-            *wording.note_on_sign_flips(measured.num_sign_flips),
+            *_describe_unjudged(quantized, measured.num_sign_flips),
             *(repeats if excuses_repeats else []),
         ],
     )
@@ -172,14 +178,33 @@ def _list_missing(pairing: Pairing, measured: MeasuredPorts) -> list[str]:
 def _describe_extent(
     dumps: MeasuredDumps, num_allowed: int, replayed: Replayed | None
 ) -> list[str]:
+    """Describe the dtypes, the items without a partner, and what was replayed."""
     notes = []
-    dtypes = [activation_dtype(dump) for dump in (dumps.pairing.expected, dumps.pairing.actual)]
-    if dtypes[0] != dtypes[1]:
-        notes.append(wording.describe_dtypes(*dtypes))
+    expected, actual = map(activation_dtype, (dumps.pairing.expected, dumps.pairing.actual))
+    if expected != actual:
+        is_coarser = FORMATS[expected].unit_roundoff > FORMATS[actual].unit_roundoff
+        question = "; EXPECTED is usually the finer one: are the two swapped?" if is_coarser else ""
+        notes.append(f"EXPECTED holds {expected}, ACTUAL {actual}{question}")
     if extra := dumps.pairing.matching.unmatched_actual:
-        notes.append(wording.describe_extra(extra))
+        notes.append(f"only in ACTUAL ({len(extra):,}): {name_some(extra)}")
     if num_allowed:
-        notes.append(wording.describe_allowed(num_allowed))
-    if replayed is not None and dumps.comparison.model is not None:
-        notes.append(wording.describe_replay(replayed.num_ports, dumps.comparison.model))
+        notes.append(f"expected items that --allow-unmatched excuses: {num_allowed:,}")
+    if replayed is not None and (model := dumps.comparison.model) is not None:
+        notes.append(
+            f"module boundaries of ACTUAL that are replayed with {model}: {replayed.num_ports:,}"
+        )
+    return notes
+
+
+def _describe_unjudged(quantized: Sequence[QuantizedLayer], num_sign_flips: int) -> list[str]:
+    """List the layers that only one side quantizes, and count updates that were not judged."""
+    notes = []
+    if quantized:
+        modules = name_some([one.module for one in quantized])
+        notes.append(f"quantized on one side only ({len(quantized):,}): {modules}")
+    if num_sign_flips:
+        notes.append(
+            f"{format_count(num_sign_flips, 'element')} of updates not judged: a gradient near zero"
+            " moves a weight by the learning rate in either direction"
+        )
     return notes

@@ -7,8 +7,9 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from assay.comparing.wording import dumps as wording
+from assay.comparing.wording.numerals import format_count
 from assay.dumps.protocol import Dump, DumpedTensor
+from assay.errors import name_some
 from assay.offline.ports.lanes import Lane, Lanes, Port, collect_lanes
 from assay.offline.tokens.alignment import find_passes
 from assay.offline.tokens.passes import Pass
@@ -25,10 +26,11 @@ def find_cut_off(dump: Dump) -> list[str]:
     for tensor in sorted(dump.tensors, key=lambda one: one.order):
         by_rank.setdefault(tensor.site.at.rank, []).append(tensor)
     return [
-        wording.describe_cut_off(last.site.at.step, rank, last.site.at.module)
-        for rank, tensors in by_rank.items()
+        f"the run was cut off in {f'rank {at.rank}, ' if at.rank else ''}step {at.step}: its last"
+        f" results are those of {at.module or '(model)'}"
+        for tensors in by_rank.values()
         if _is_cut_off(tensors)
-        for last in tensors[-1:]
+        for at in [tensors[-1].site.at]
     ]
 
 
@@ -149,7 +151,11 @@ def describe_reused(reused: Sequence[DumpedTensor]) -> list[str]:
         return []
     steps = sorted({one.site.at.step for one in reused})
     modules = list(dict.fromkeys(one.site.at.module or "(model)" for one in reused))
-    return [wording.describe_reused(steps, modules)]
+    text = (
+        f"the same values in steps {', '.join(map(str, steps))}, though their tokens differ: a buffer was"
+        f" reused, as by a captured graph ({format_count(len(modules), 'module')}: {name_some(modules)})"
+    )
+    return [text]
 
 
 def _list_decode_pairs(passes: Sequence[Pass]) -> Iterator[list[_Pair]]:

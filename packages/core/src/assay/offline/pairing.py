@@ -8,7 +8,7 @@ from functools import cached_property
 
 from torch import Tensor
 
-from assay.comparing.wording import dumps as wording
+from assay.comparing.wording.numerals import format_count
 from assay.dumps.protocol import Dump, DumpError
 from assay.errors import name_some
 from assay.metrics import PairSums
@@ -111,13 +111,16 @@ def pair_dumps(
             Graph(lanes, expected, first.expected), Graph(actual_lanes, actual, first.actual)
         )
         names = found | names
-        notes.append(wording.describe_topology(len(found)))
+        notes.append(
+            f"the dumps name modules differently: {format_count(len(found), 'module')} matched by order,"
+            " kind and width; --map overrides"
+        )
     opened = expected, actual
     partner_of = match_modules(lanes, actual_lanes, names)
     expected, actual = add_residuals(opened, (lanes, actual_lanes), partner_of)
     for side, dump, before in zip(("EXPECTED", "ACTUAL"), (expected, actual), opened, strict=True):
         if dump is not before:
-            notes.append(wording.describe_residuals(side))
+            notes.append(f"{side} keeps hidden states and residuals apart: their sums are compared")
     if len(notes) > len(alignment.notes):
         lanes, actual_lanes = _choose(expected, options), _choose(actual, options)
     matching = match_lanes(lanes, actual_lanes, names)

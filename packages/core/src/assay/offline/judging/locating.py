@@ -12,7 +12,6 @@ from typing import get_args
 from assay.comparing.levels import JudgedRatio
 from assay.comparing.limits import Limits
 from assay.comparing.results import PortResult
-from assay.comparing.wording import dumps as wording
 from assay.metrics import PairSums
 from assay.noise import TENSOR_FLOOR, Ratio, at_least, channel_ratio, error_ratios
 from assay.offline.expected_noise import NoiseLaw, adam_error, count_blocks
@@ -196,7 +195,7 @@ def find_wrong_replicas(
         return limits.of("accumulated") * law.expected(port, count_blocks(port.module) or deepest)
 
     return [
-        wording.describe_wrong_replica(str(port), rank, error)
+        f"EXPECTED holds another {port} on rank {rank} than on the first one: error {error:.2g}"
         for (port, rank), error in replica_errors.items()
         if error > limit(port)
     ]

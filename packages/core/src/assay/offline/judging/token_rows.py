@@ -4,7 +4,6 @@ import re
 from collections.abc import Iterable, Sequence
 
 from assay.comparing.token_rows import MAX_TOKEN_ROWS, TokenPort, TokenRows
-from assay.comparing.wording import dumps as wording
 from assay.offline.judging.causes import DumpEvidence
 from assay.offline.judging.locating import JudgedPort
 from assay.verdicts import Measurement
@@ -35,8 +34,11 @@ def list_tokens(
     ports = [_token_port(evidence, one) for one in kept]
     rows = TokenRows(ports, lambda *token: steps.get(token, 0), MAX_TOKEN_ROWS)
     is_bounded = len(kept) < len(outputs) or rows.is_bounded
-    num_tokens = len(rows.kept)
-    return rows, [wording.describe_token_rows(num_tokens)] if num_tokens and is_bounded else []
+    note = (
+        "errors of single tokens are kept for the outer modules and for the"
+        f" {len(rows.kept):,} tokens with the largest ones; all were judged"
+    )
+    return rows, [note] if rows.kept and is_bounded else []
 
 
 def _keep_outer(outputs: Sequence[JudgedPort]) -> list[JudgedPort]:
@@ -45,7 +47,8 @@ def _keep_outer(outputs: Sequence[JudgedPort]) -> list[JudgedPort]:
     has_blocks = False
     for depth in sorted({_depth(one) for one in outputs}):
         level = [one for one in outputs if _depth(one) == depth]
-        if has_blocks and _count_rows([*kept, *level]) > MAX_TOKEN_ROWS:
+        num_rows = sum(len(part.prompt) for one in (*kept, *level) for part in one.result.sums.rows)
+        if has_blocks and num_rows > MAX_TOKEN_ROWS:
             break
         kept += level
         has_blocks = has_blocks or any(_IN_BLOCK.search(one.port.module) for one in level)
@@ -54,10 +57,6 @@ def _keep_outer(outputs: Sequence[JudgedPort]) -> list[JudgedPort]:
 
 def _depth(judged: JudgedPort) -> int:
     return judged.port.module.count(".")
-
-
-def _count_rows(judged: Sequence[JudgedPort]) -> int:
-    return sum(len(part.prompt) for one in judged for part in one.result.sums.rows)
 
 
 def _token_port(evidence: DumpEvidence, judged: JudgedPort) -> TokenPort:

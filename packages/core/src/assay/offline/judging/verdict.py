@@ -16,7 +16,10 @@ from assay.comparing.levels import (
 )
 from assay.comparing.limits import Limits
 from assay.comparing.wording import dumps as wording
+from assay.comparing.wording.numerals import format_count, format_number
+from assay.comparing.wording.phrases import describe_location
 from assay.dtypes import float_format
+from assay.errors import name_some
 from assay.offline.expected_noise import count_blocks
 from assay.offline.judging.causes import DumpEvidence, find_cause, find_first_bad_token, locate
 from assay.offline.judging.locating import (
@@ -114,11 +117,20 @@ def _notes_on_noise(evidence: DumpEvidence, judged: Sequence[JudgedPort]) -> lis
     resolution = pool_resolutions(ratios).get("accumulated")
     if resolution is None:
         return []
-    advice = evidence.dumps.noise is None and evidence.dumps.pairing.unit_roundoff > _FINE_UNIT
-    notes = [wording.describe_noise(evidence.dumps.noise_origin, resolution, coarse=advice)]
-    if evidence.dumps.noise is not None:
-        lacking = [str(port) for port in evidence.dumps.ports if not evidence.dumps.noise.of(port)]
-        notes += [wording.describe_lacking_noise(lacking)] if lacking else []
+    dumps = evidence.dumps
+    is_coarse = dumps.noise is None and dumps.pairing.unit_roundoff > _FINE_UNIT
+    advice = "; --noise DUMP shows smaller ones" if is_coarse else ""
+    text = (
+        f"judged by {dumps.noise_origin}: a relative error below {format_number(resolution)} may not"
+        f" have been seen{advice}"
+    )
+    notes, noise = [text], dumps.noise
+    lacking = [str(port) for port in dumps.ports if noise is not None and not noise.of(port)]
+    if lacking:
+        notes.append(
+            f"the noise dump lacks {format_count(len(lacking), 'place')}, judged by"
+            f" {wording.EXPECTED_NOISE}: {name_some(lacking)}"
+        )
     return notes
 
 
@@ -172,24 +184,35 @@ def _completeness(evidence: DumpEvidence, limits: Limits, judged: Sequence[Judge
     reasons = []
     if evidence.unmatched_expected:
         reasons.append(wording.describe_missing(evidence.unmatched_expected))
-    empty = _list_empty(evidence)
-    if empty:
-        reasons.append(wording.describe_left_out(empty))
+    if empty := _list_empty(evidence):
+        reasons.append(
+            f"no comparable token is left at {format_count(len(empty), 'place')}, after different tokens"
+            f" or expert choices: {name_some(empty)}"
+        )
     unknown = [
         str(port)
         for port in evidence.dumps.ports
         if any(one.sums.lacks_expected for one in evidence.dumps.measured.of(port))
     ]
     if unknown:
-        reasons.append(wording.describe_unknown(unknown))
+        reasons.append(
+            f"EXPECTED holds NaN or infinity at {len(unknown):,} places: {name_some(unknown)}"
+        )
     reasons += evidence.problems
     reasons += find_wrong_replicas(
         evidence.dumps.measured.replica_errors, limits, evidence.dumps.pairing.unit_roundoff
     )
     if evidence.dumps.measured.norm_errors and not evidence.dumps.comparison.stats:
-        reasons.append(wording.describe_norms_only(len(evidence.dumps.measured.norm_errors)))
+        places = format_count(len(evidence.dumps.measured.norm_errors), "place")
+        reasons.append(
+            f"{places} compared by the norms of tensors only, which an error may keep;"
+            " --stats accepts that"
+        )
     if blind := [str(one.port) for one in judged if one.is_blind]:
-        reasons.append(wording.describe_blind(blind))
+        reasons.append(
+            f"{format_count(len(blind), 'place')} with so much expected noise that zeros would agree,"
+            f" such as {blind[0]}; --noise DUMP measures it"
+        )
     if not evidence.dumps.measured.compared:
         reasons.insert(0, "no tensor has a partner")
     if reasons:
@@ -260,14 +283,14 @@ def _headline(evidence: DumpEvidence, location: Location | None, weights: list[J
         return f"The prompts differ: {different[0]}."
     for one in evidence.quantized:
         if location is not None and one.module == location.module:
-            return wording.headline_of_quantized(one.module, one.side, one.sign)
+            return f"{one.module} is quantized in {one.side} only: {one.sign}."
     if weights and location is not None:
         return wording.headline_of_weight(
             location.parameter or "", weights[0].result, len(weights) - 1
         )
     if location is None:
         return "The dumps differ."
-    text = wording.headline_of_place(location)
+    text = f"{describe_location(location)} is the first that differs."
     reused = {one.site.at.module for one in evidence.dumps.reused}
     return f"{text} {wording.REUSED}" if location.module in reused else text
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from assay.comparing.wording import dumps as wording
 from assay.offline.measuring.shapes import coarsest_dtype
 from assay.offline.ports.lanes import LanePair, Lanes, Port
 
@@ -111,11 +110,15 @@ def find_quantized_layers(
         port = pair.port
         if bool(dtypes[0]) != bool(dtypes[1]):
             side = "EXPECTED" if dtypes[0] else "ACTUAL"
-            sign = wording.describe_stored(str(dtypes[0] or dtypes[1]))
+            sign = f"its weight is stored as {dtypes[0] or dtypes[1]}"
         elif port in coarse:
-            side = coarse[port].side
+            distinct = coarse[port]
+            side = distinct.side
             what = "weights" if port.direction == "parameter" else "results"
-            sign = wording.describe_coarse(what, coarse[port].actual, coarse[port].expected)
+            sign = (
+                f"{distinct.actual:.0%} of the {what} in a row are distinct, expected"
+                f" {distinct.expected:.0%}"
+            )
         else:
             continue
         found.setdefault(port.module, QuantizedLayer(port.module, side, sign))

@@ -13,7 +13,6 @@ from math import inf, prod
 import torch
 from torch import Tensor
 
-from assay.comparing.wording.dumps import describe_unknown_rows
 from assay.dumps.protocol import Dump, DumpedTensor
 from assay.offline.ports.lanes import ROUTERS, Lane, LanePair, read_shared
 from assay.offline.ports.matching import Matching
@@ -54,7 +53,9 @@ def place_expert_rows(
             continue
         for lanes in inner:
             matching.pairs.remove(lanes)
-            matching.unmatched_expected.append(describe_unknown_rows(str(lanes.port)))
+            matching.unmatched_expected.append(
+                f"{lanes.port}: the recorded expert choices do not tell the tokens of its rows"
+            )
     return replace(expected, read=readers[0].read), replace(actual, read=readers[1].read)
 
 
