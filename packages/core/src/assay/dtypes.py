@@ -34,14 +34,11 @@ class FloatFormat:
         return self.significand_bits < FORMATS["float32"].significand_bits
 
 
-def _largest(significand_bits: int, max_exponent: int) -> float:
-    return (2.0 - 2.0 ** (1 - significand_bits)) * 2.0**max_exponent
-
-
 def _ieee(name: str, significand_bits: int, max_exponent: int) -> FloatFormat:
     """Make a format whose smallest exponent is 1 - `max_exponent`."""
     smallest = 2.0 ** (2 - max_exponent - significand_bits)
-    return FloatFormat(name, significand_bits, _largest(significand_bits, max_exponent), smallest)
+    largest = (2.0 - 2.0 ** (1 - significand_bits)) * 2.0**max_exponent
+    return FloatFormat(name, significand_bits, largest, smallest)
 
 
 FORMATS = {

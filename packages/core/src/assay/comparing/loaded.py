@@ -41,9 +41,9 @@ def judge_load(reports: Sequence[LoadReport], changes: Sequence[SetupChanges] = 
     )
     compared = max(report.compared for report in reports)
     found = [*loading, *changed]
-    missing = _names_once(name for report in reports for name in report.not_compared)
-    notes = _names_once(note for report in reports for note in _notes_on(report))
-    notes += _names_once(note for one in changes for note in _notes_on_changes(one))
+    missing = list(dict.fromkeys(name for report in reports for name in report.not_compared))
+    notes = list(dict.fromkeys(note for report in reports for note in _notes_on(report)))
+    notes += dict.fromkeys(note for one in changes for note in _notes_on_changes(one))
     level = level_of(compared, len(found), {})
     if found:
         reason = name_some([finding.reason or "" for finding in found], 1)
@@ -166,7 +166,3 @@ def _each_once(findings: Iterable[DiagnosedFault]) -> list[DiagnosedFault]:
         if finding.reason not in [one.reason for one in found]:
             found.append(finding)
     return found
-
-
-def _names_once(names: Iterable[str]) -> list[str]:
-    return list(dict.fromkeys(names))

@@ -13,11 +13,9 @@ from assay.comparing.wording.phrases import (
     LEVEL_QUESTIONS,
     describe_error,
     describe_judged,
-    describe_level,
+    describe_location,
     describe_place,
     describe_sides,
-    describe_stage,
-    describe_suspect,
 )
 from assay.foreign_text import one_line
 from assay.runs.results import read_measurements, read_verdict
@@ -44,7 +42,8 @@ class StageKey:
     @property
     def label(self) -> str:
         """Return the name in tables and pictures."""
-        return describe_stage(self.module, self.phase)
+        name = self.module or "(model)"
+        return one_line(name if self.phase == "forward" else f"{name} ({self.phase})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +61,7 @@ class LadderRung:
         level, row = self.level, self.worst
         return {
             "level": one_line(self.name),
-            "verdict": describe_level(level),
+            "verdict": level.verdict.value if level.verdict else "not run",
             "compared": f"{level.compared:,}" if level.compared else "",
             "ratio / limit": "" if row is None else describe_judged(row.ratio, row.limit or 0.0),
             "worst": one_line(level.reason or self._error),
@@ -150,10 +149,11 @@ class Report:
         return shown + [one for one in others if one.location == self.verdict.location]
 
     def suspect_cells(self, suspects: list[Suspect]) -> list[dict[str, str]]:
-        """Return the lines of `suspects` in every format, by column."""
+        """Return the lines of `suspects` in every format, by column. The one that is located is marked."""
         return [
             {
-                "suspect": describe_suspect(suspect, self.verdict.location),
+                "suspect": describe_location(suspect.location)
+                + (" (named above)" if suspect.location == self.verdict.location else ""),
                 "what": describe_error(suspect.statistic, suspect.error),
                 "ratio / limit": describe_judged(suspect.noise_ratio, suspect.limit),
             }

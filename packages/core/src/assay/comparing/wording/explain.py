@@ -11,7 +11,6 @@ from assay.comparing.wording.diagnoses import load_diagnoses
 from assay.comparing.wording.numerals import format_against, format_count, format_number
 from assay.comparing.wording.phrases import (
     describe_error,
-    describe_first_affected_token,
     describe_location,
     describe_place,
     describe_ratio,
@@ -191,7 +190,11 @@ def _explain_place(verdict: Verdict, evidence: DecidingRows) -> list[str | None]
     details: list[str | None] = [reason]
     if not (reason and _must_be_zero(verdict.statistic)):
         details.append(_describe_ratio(verdict, evidence))
-    details += [_describe_worst(evidence), describe_first_affected_token(verdict)]
+    details.append(_describe_worst(evidence))
+    if (token := verdict.first_bad_token) is not None:
+        # The generated tokens may still all be right.
+        place = f"prompt {token.prompt}, position {token.position} ({token.phase})"
+        details.append(f"first token affected: {place}")
     if _fails(verdict, "tokens"):
         details.append(verdict.levels["tokens"].reason)
     if location is None:

@@ -7,7 +7,7 @@ from assay.comparing.wording.numerals import format_against, format_number
 from assay.foreign_text import one_line
 from assay.sites import Phase
 from assay.statistics import STATISTICS
-from assay.verdicts import Level, Location, Outcome, Suspect, Verdict
+from assay.verdicts import Location, Outcome, Verdict
 
 # Signs in addition to colors, which some readers do not see.
 OUTCOME_SIGNS = {Outcome.PASS: "✓", Outcome.FAIL: "✗", Outcome.NOT_COMPARED: "?"}
@@ -122,18 +122,6 @@ def describe_location(location: Location) -> str:
     return f"{describe_place(location)} ({where})"
 
 
-def describe_suspect(suspect: Suspect, named: Location | None) -> str:
-    """Describe the place of a suspect, and mark it if the verdict names it."""
-    mark = " (named above)" if suspect.location == named else ""
-    return f"{describe_location(suspect.location)}{mark}"
-
-
-def describe_stage(module: str, phase: Phase) -> str:
-    """Name a stage in tables and pictures."""
-    name = module or "(model)"
-    return one_line(name if phase == "forward" else f"{name} ({phase})")
-
-
 def describe_tokens(prompt: int, first: int, last: int, step: int) -> str:
     """Name one or several adjacent tokens of a prompt, with their decode step."""
     tokens = f"token {first}" if first == last else f"tokens {first} to {last}"
@@ -172,40 +160,6 @@ def describe_resolution(verdict: Verdict) -> str | None:
     )
 
 
-def describe_level(level: Level) -> str:
-    """Return the outcome of a level as a word."""
-    return level.verdict.value if level.verdict else "not run"
-
-
-def describe_first_affected_token(verdict: Verdict) -> str | None:
-    """Describe the first token with a wrong value. The generated tokens may still all be right."""
-    token = verdict.first_bad_token
-    if token is None:
-        return None
-    return f"first token affected: prompt {token.prompt}, position {token.position} ({token.phase})"
-
-
-def describe_left_out(kept: int, total: int, things: str, worst: float) -> str:
-    """State how much a table or picture leaves out to stay small."""
-    return (
-        f"{kept:,} of {total:,} {things} are shown, those with the highest ratios; "
-        f"the highest ratio left out is {format_number(worst)}x."
-    )
-
-
-def describe_measurements_left_out(kept: int, total: int, worst: float) -> str:
-    """State how much the table of measurements leaves out."""
-    return (
-        f"{kept:,} of {total:,} measurements are listed: those that were judged, then those with "
-        f"the highest ratios; the highest ratio left out is {format_number(worst)}x."
-    )
-
-
-def describe_nodes_left_out(kept: int, total: int) -> str:
-    """State how much the tree of modules leaves out."""
-    return f"{kept:,} of {total:,} modules are shown, those nearest to or over their limits."
-
-
 def describe_judged(ratio: float, limit: float) -> str:
     """Show a ratio with its limit."""
     if not limit or not math.isfinite(ratio):
@@ -229,8 +183,3 @@ def describe_counts(outcomes: list[Outcome]) -> str:
 def describe_pooling(width: int) -> str:
     """Explain a picture in which one place shows several tokens."""
     return f"One place is the worst of up to {width} adjacent tokens."
-
-
-def describe_thinning(width: int) -> str:
-    """Explain a picture that does not show every step."""
-    return f"Every {width}th step is shown."

@@ -8,12 +8,14 @@ from pathlib import Path
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+|\?\?\?) in (?P<function>.*)$')
 _THREAD = re.compile(r"^(?:Current thread|Thread) (?P<ident>0x[0-9a-f]+)")
 
-_LIBRARIES = tuple(
-    {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+# How the files of libraries and of this package begin.
+_LIBRARIES = (
+    *{sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")},
+    str(Path(__file__).parents[1]),
+    "<frozen",
 )
 # Functions that only call the function that the body means.
 _WRAPPERS = {"wrapper", "inner", "_wrapped_call_impl", "_call_impl", "decorate_context", "_fn"}
-_OWN_FOLDER = str(Path(__file__).parents[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +55,9 @@ def describe_place(frames: list[Frame]) -> str:
     """
     if not frames:
         return ""
-    own = next((frame for frame in frames if not _is_library(frame)), None)
+    own = next((frame for frame in frames if not frame.file.startswith(_LIBRARIES)), None)
     if own is None:
         return str(frames[0])
     inside = [frame for frame in frames[: frames.index(own)] if frame.function not in _WRAPPERS]
     # The function that the body called is more useful than the innermost one.
     return f"{own}, in {inside[-1].function}" if inside else str(own)
-
-
-def _is_library(frame: Frame) -> bool:
-    return frame.file.startswith((*_LIBRARIES, _OWN_FOLDER, "<frozen"))

@@ -11,12 +11,7 @@ from dataclasses import dataclass, field
 
 from assay.comparing.wording.deciding_rows import Key, find_worst_rows, rank_by_ratio, severity
 from assay.comparing.wording.numerals import format_number
-from assay.comparing.wording.phrases import (
-    describe_left_out,
-    describe_pooling,
-    describe_thinning,
-    describe_tokens,
-)
+from assay.comparing.wording.phrases import describe_pooling, describe_tokens
 from assay.report.run_report import Report, StageKey
 from assay.sites import Phase
 from assay.verdicts import Measurement
@@ -193,7 +188,8 @@ def draw_losses(report: Report) -> Chart | None:
         ("target", "target"),
     ]
     ticks = [Tick(_x(number, len(places)), str(step)) for number, step in enumerate(steps[::width])]
-    return _chart(places, series, _thinned(ticks), [describe_thinning(width)] if width > 1 else [])
+    statements = [f"Every {width}th step is shown."] if width > 1 else []
+    return _chart(places, series, _thinned(ticks), statements)
 
 
 def _both(row: Measurement | None) -> tuple[float | None, float | None]:
@@ -206,7 +202,11 @@ def keep_worst(
     """Return the `limit` worst keys, worst first, and add a statement about the others."""
     ranked = sorted(severities, key=lambda key: -severities[key])
     if len(ranked) > limit:
-        statements.append(describe_left_out(limit, len(ranked), things, severities[ranked[limit]]))
+        worst = format_number(severities[ranked[limit]])
+        statements.append(
+            f"{limit:,} of {len(ranked):,} {things} are shown, those with the highest ratios; the highest"
+            f" ratio left out is {worst}x."
+        )
     return ranked[:limit]
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from assay.comparing.wording.deciding_rows import rank_of, shown_ratio
-from assay.comparing.wording.phrases import describe_measurements_left_out
+from assay.comparing.wording.numerals import format_number
 from assay.report.page.packing import pack_labels, pack_numbers
 from assay.report.run_report import Report
 from assay.verdicts import Measurement
@@ -51,7 +51,10 @@ def draw_table(report: Report, max_rows: int = MAX_ROWS) -> MeasurementTable:
     if len(kept) > max_rows:
         ranked = sorted(kept, key=lambda row: (row.limit is not None, rank_of(row)), reverse=True)
         kept = ranked[:max_rows]
-        highest = max(map(rank_of, ranked[max_rows:]))
-        statements.append(describe_measurements_left_out(len(kept), len(ranked), highest))
+        highest = format_number(max(map(rank_of, ranked[max_rows:])))
+        statements.append(
+            f"{len(kept):,} of {len(ranked):,} measurements are listed: those that were judged, then those"
+            f" with the highest ratios; the highest ratio left out is {highest}x."
+        )
     kept = sorted(kept, key=lambda row: (rank_of(row), row.limit is not None), reverse=True)
     return MeasurementTable(kept, statements, report.judged_side)

@@ -4,7 +4,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from assay.comparing.wording.deciding_rows import find_worst_rows, over_limit
-from assay.comparing.wording.phrases import describe_nodes_left_out
 from assay.report.page.charts import added_errors, keep_worst, layer_of
 from assay.report.run_report import Report
 from assay.verdicts import Measurement
@@ -66,9 +65,8 @@ def draw_tree(report: Report, max_nodes: int = MAX_NODES) -> ModuleTree | None:
     for path in _opened(report):
         if path in nodes:
             nodes[path].is_open = True
-    is_bounded = len(worst) > len(nodes)
-    statements = [describe_nodes_left_out(len(nodes), len(worst))] if is_bounded else []
-    return ModuleTree(nodes[()], statements)
+    text = f"{len(nodes):,} of {len(worst):,} modules are shown, those nearest to or over their limits."
+    return ModuleTree(nodes[()], [text] if len(worst) > len(nodes) else [])
 
 
 def _worst_of_subtrees(measurements: Iterable[Measurement]) -> dict[Path, Measurement]:
