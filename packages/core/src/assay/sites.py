@@ -31,11 +31,6 @@ _MODEL_PREFIXES = ("model.", "language_model.", "transformer.")
 _WRAPPERS = ("module", "base_model", "base_model.model")
 
 
-def recorded_for(level: JudgedLevel) -> RecordedLevel:
-    """Return the level at which to record the reference for a judgment at `level`."""
-    return "module" if level == "modules" else "logits"
-
-
 def unwrapped_path(path: str) -> str:
     """Return the path in the unwrapped Hugging Face model for a module path in a wrapped one.
 

@@ -32,7 +32,7 @@ from assay.runs.results import (
     write_results,
     write_verdict,
 )
-from assay.sites import KeptFiles, recorded_for
+from assay.sites import KeptFiles
 from assay.verdicts import Verdict
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ def _capture_golden(check: GenerateCheck, folder: Path, progress: Progress) -> P
         reference=check.reference,
         noise_for=[check.dtype],
         inputs=check.inputs,
-        level=recorded_for(check.level),
+        level="module" if check.level == "modules" else "logits",
         folder=str(golden),
         max_disk=check.max_disk,
         max_memory=check.max_memory,

@@ -113,13 +113,12 @@ class UsageWatch:
             if _has_rows_of_positions(tensor):
                 differ = bool((tensor != tensor[:1]).any())
                 self.varied[port] = self.varied.get(port, False) or differ
-        if path in self.called and not self._num_experts[path] and not self._may_learn(tensors):
+        # Another call with such tensors may tell more.
+        may_learn = self._reads is not None or any(
+            _has_rows_of_positions(one) for _, one in tensors
+        )
+        if path in self.called and not self._num_experts[path] and not may_learn:
             self._settled.add(path)
-
-    def _may_learn(self, tensors: list[tuple[str, Tensor]]) -> bool:
-        """Return True if another call with such tensors may tell more."""
-        is_reading = self._reads is not None
-        return is_reading or any(_has_rows_of_positions(tensor) for _, tensor in tensors)
 
     def leave(self, active: ActiveCall, output: Any) -> Any:  # noqa: ANN401 - see TraceHandler
         """Pass the call on."""

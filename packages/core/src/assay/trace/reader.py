@@ -250,17 +250,6 @@ class Trace:
             raise TraceError.absent(self.folder, f"attachment {name!r} ({kind})", present)
         return attached
 
-    def inputs_hash(self) -> str:
-        """Hash all inputs of the root calls."""
-        hasher = xxhash.xxh3_128()
-        for call in self.calls:
-            if call.caller is None:
-                for port, stored in sorted(self._stored[call.site].items()):
-                    if port.startswith("input."):
-                        text = f"{call.site} {port} {stored.dtype} {stored.shape} {stored.digest}\n"
-                        hasher.update(text.encode())
-        return hasher.hexdigest()
-
     @property
     def unique_bytes(self) -> int:
         """Bytes of the distinct tensors of all calls."""

@@ -156,19 +156,6 @@ def test_row_maps_are_written_once_for_each_flush(
     assert [call.rows for call in Trace.open(tmp_path / "t").calls] == [first, first, first, other]
 
 
-def test_inputs_hash_changes_only_with_the_inputs(
-    tmp_path: Path, call_at: Callable[..., Call]
-) -> None:
-    def hash_of(name: str, given_input: torch.Tensor, output: torch.Tensor) -> str:
-        with TraceWriter(tmp_path / name, {"name": name}) as writer:
-            writer.add(call_at(0), {"input.ids": given_input, "output": output})
-        return Trace.open(tmp_path / name).inputs_hash()
-
-    expected = hash_of("a", torch.tensor([1, 2]), torch.ones(1))
-    assert hash_of("b", torch.tensor([1, 2]), torch.zeros(1)) == expected
-    assert hash_of("c", torch.tensor([1, 3]), torch.ones(1)) != expected
-
-
 def test_digest_is_the_xxh3_128_of_the_bytes(tmp_path: Path, call_at: Callable[..., Call]) -> None:
     with TraceWriter(tmp_path / "t", {}) as writer:
         writer.add(call_at(0), {"output": torch.empty(0, 3)})

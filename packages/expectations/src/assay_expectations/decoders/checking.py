@@ -87,7 +87,7 @@ class DecoderCheck:
     @property
     def thresholds(self) -> Thresholds:
         """Return the thresholds of the shape."""
-        return self.options.thresholds_of(self.shape)
+        return self.options.shape_thresholds.get(self.shape, self.options.thresholds)
 
     def exceeded_thresholds(self) -> list[str]:
         """Describe each published metric with too many tokens at or over its threshold."""

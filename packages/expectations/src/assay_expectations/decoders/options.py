@@ -123,10 +123,6 @@ class DecoderOptions:
     ranks: int = 1
     """Devices over which the candidate's model is sharded."""
 
-    def thresholds_of(self, shape: Shape) -> Thresholds:
-        """Return the thresholds of a shape."""
-        return self.shape_thresholds.get(shape, self.thresholds)
-
     def num_prompts(self, shape: Shape) -> int:
         """Return the number of prompts of a shape."""
         batches = ceil((self.tokens_per_row or 1) / shape.max_new_tokens)

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from assay.errors import UsageError
+from assay_expectations.decoders.checking import DecoderCheck
 from assay_expectations.decoders.options import (
     DEFAULT_SHAPES,
     DecoderOptions,
@@ -130,10 +131,13 @@ def test_shape_overrides_the_thresholds_for_all_shapes(tmp_path: Path) -> None:
     for_all, by_shape = read_thresholds(file)
     options = DecoderOptions(thresholds=for_all, shape_thresholds=by_shape)
 
-    assert options.thresholds_of(Shape(1, 64, 16)) == Thresholds(
+    def thresholds_of(shape: Shape) -> Thresholds:
+        return DecoderCheck("micro:llama", shape, "cpu/float32", tmp_path, options).thresholds
+
+    assert thresholds_of(Shape(1, 64, 16)) == Thresholds(
         {"cross_entropy": 2.5, "diff_mean": 0.001}, 0.02
     )
-    assert options.thresholds_of(Shape(4, 64, 16)) == Thresholds(
+    assert thresholds_of(Shape(4, 64, 16)) == Thresholds(
         {"cross_entropy": 2.5, "diff_mean": 0.01}, 0.05
     )
 

@@ -17,7 +17,6 @@ from assay.training.processes.requests import ReferenceRequest, StepRecord
 from assay.verdicts import Outcome, Record, Verdict
 from assay_smoke.cases import reading, worlds
 from assay_smoke.cases.evidence import CaseEvidence
-from assay_smoke.cases.preloading import EVERY_CASE, preload_for
 from assay_smoke.cases.requests import (
     CHECKPOINT,
     LAST_CHECKPOINT,
@@ -41,12 +40,35 @@ from assay_smoke.cases.timeline import where_it_stopped
 from assay_smoke.cases.verdict import judge_case, verdict_of_early_end
 from assay_smoke.machine.leftovers import find_in_group, record_leftovers
 from assay_smoke.matrix.cases import Case
+from assay_smoke.matrix.rules import HOST
 from assay_smoke.trainers.deepspeed.compiling import compile_ahead
 
 Body = Callable[[Rank, dict[str, Any]], dict[str, Any]]
 _Answer = TypeVar("_Answer", bound=Record)
 
 _ANSWER_FILE = "answer.json"
+
+# Modules that the fork server of the worlds imports once for all ranks.
+EVERY_CASE = (
+    "transformers.models.auto.modeling_auto",
+    "transformers.models.llama.modeling_llama",  # shared by all decoders
+    "assay_smoke.cases.worlds",
+    "assay_smoke.cases.reading",
+)
+
+
+def preload_for(case: Case, trainer: str, device: str) -> tuple[str, ...]:
+    """Return the modules to preload. device: as in a RUN.
+
+    Libraries that may open a device are preloaded only for the host: a fork cannot use a device that its
+    parent opened.
+    """
+    modules = [*EVERY_CASE]
+    if device == HOST and "compile" in case.features:
+        modules.append("torch._inductor.compile_fx")
+    if device == HOST and is_deepspeed(trainer):
+        modules.append("assay_smoke.cases.preloaded_deepspeed")
+    return tuple(modules)
 
 
 def open_reference(

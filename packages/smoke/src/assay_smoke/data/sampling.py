@@ -136,7 +136,13 @@ def _find_lost_or_repeated(
         allowed = f"; drop_last may leave out {excused_lost} here" if plan.drop_last else ""
         faults.append(f"samples {list_numbers(lost)} are never seen{allowed}")
     if num_repeats > excused_repeats:
-        ranks = _ranks_of(repeated[0], by_rank)
+        ranks = [
+            rank
+            for rank, one in enumerate(by_rank)
+            for batch in one
+            for sample in batch
+            if sample == repeated[0]
+        ]
         faults.append(
             f"samples {list_numbers(repeated)} are seen more than once"
             f" (sample {repeated[0]} by rank {list_numbers(ranks)})"
@@ -161,16 +167,6 @@ def _excused(plan: LoaderPlan, by_rank: Sequence[Epoch]) -> tuple[int, int]:
         return (0 if plan.num_samples % whole == 0 else whole - 1), 0
     whole = plan.num_ranks * plan.batch_size
     return 0, (0 if plan.num_samples % whole == 0 else whole - 1)
-
-
-def _ranks_of(sample: int, by_rank: Sequence[Epoch]) -> list[int]:
-    return [
-        rank
-        for rank, one in enumerate(by_rank)
-        for batch in one
-        for number in batch
-        if number == sample
-    ]
 
 
 def _find_repeated_order(plan: LoaderPlan, by_rank: Sequence[Sequence[Epoch]]) -> Violation | None:

@@ -54,7 +54,6 @@ _MADE_BY_LOADING: dict[Phase, str] = {
 class Explanation:
     """A verdict in words."""
 
-    outcome: Outcome
     title: str
     """Outcome and sides in one line."""
     headline: str
@@ -89,7 +88,6 @@ def explain_verdict(verdict: Verdict, evidence: DecidingRows) -> Explanation:
     if verdict.coverage is not None:
         details = [*details, describe_coverage(verdict.coverage)]
     return Explanation(
-        verdict.verdict,
         f"{verdict.verdict.value}: {describe_sides(verdict)}",
         one_line(headline),
         tuple(one_line(detail) for detail in details),
