@@ -113,7 +113,10 @@ def ab(
 
 def performance_table(result: "PerformanceResult") -> "Table":
     """Make a table with one row per suite."""
-    table = new_table("SUITE", "FASTEST", "TO CONTROL", "TOKENS/S", "OF MATMUL", "OF READ", "PEAK")
+    from assay.output.console import new_table
+
+    headings = "SUITE", "FASTEST", "TO CONTROL", "TOKENS/S", "OF MATMUL", "OF READ", "PEAK"
+    table = new_table(*headings, wraps=False)
     for suite in result.suites:
         table.add_row(suite.suite, *_cells(suite))
     for name, reason in result.skipped.items():
@@ -123,7 +126,9 @@ def performance_table(result: "PerformanceResult") -> "Table":
 
 def comparison_table(result: "EnvironmentComparison") -> "Table":
     """Make a table of the time of B relative to A, with one row per suite."""
-    table = new_table("SUITE", "B TO A", "95 % INTERVAL", "VERDICT")
+    from assay.output.console import new_table
+
+    table = new_table("SUITE", "B TO A", "95 % INTERVAL", "VERDICT", wraps=False)
     for suite in result.suites:
         interval = f"{suite.lower:.3f} to {suite.upper:.3f}"
         table.add_row(suite.suite, f"{suite.ratio:.3f}", interval, suite.speed)
@@ -151,16 +156,6 @@ def comparison_line(result: "EnvironmentComparison") -> str:
         case _:
             words = "some suites ran on only one side"
     return f"{result.verdict}: {words}"
-
-
-def new_table(*headings: str) -> "Table":
-    """Make an empty table without lines."""
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for heading in headings:
-        table.add_column(heading, no_wrap=True)
-    return table
 
 
 def _cells(suite: "SuiteResult") -> list[str]:

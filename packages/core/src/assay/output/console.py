@@ -38,10 +38,13 @@ def open_text_console(stream: IO[str]) -> Console:
     )
 
 
-def new_table(*headings: str) -> Table:
-    """Make a table without lines whose cells wrap; without `headings` it has no header."""
+def new_table(*headings: str, wraps: bool = True) -> Table:
+    """Make a table without lines; without `headings` it has no header.
+
+    wraps: let cells continue on the next line instead of cutting them off.
+    """
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     table.show_header = bool(headings)
     for heading in headings:
-        table.add_column(heading, overflow="fold")
+        table.add_column(heading, overflow="fold" if wraps else "ellipsis", no_wrap=not wraps)
     return table

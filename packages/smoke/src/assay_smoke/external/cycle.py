@@ -96,9 +96,18 @@ class _Cycle:
         if not _ended_well(first):
             return evidence
         if not first.losses:
-            raise LossesError.none_found(library.losses, first.last_lines)
+            losses = library.losses
+            where = (
+                f"no line of its output matches losses.pattern, {losses.pattern!r}"
+                if losses.pattern is not None
+                else f"losses.file, {losses.file}, is absent or empty"
+            )
+            raise LossesError(f"the launch line logs no losses: {where}.{first.last_lines}")
         if (spacing := _spacing_of(first)) > 1:
-            raise LossesError.some_left_out(spacing)
+            raise LossesError(
+                f"a loss is logged every {spacing} steps, but every step is needed: set the library's"
+                " logging interval to 1"
+            )
         self._read_checkpoints(evidence)
         middle = evidence.saved.get(library.resume_at)
         if middle is not None and middle.problem is None:

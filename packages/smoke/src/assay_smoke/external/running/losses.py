@@ -25,24 +25,6 @@ class LossesError(UsageError):
     """A library that does not log losses as its TOML file says."""
 
     @classmethod
-    def none_found(cls, losses: Losses, last_lines: str) -> "LossesError":
-        """Describe a run that ended well without a loss. last_lines: of its output."""
-        where = (
-            f"no line of its output matches losses.pattern, {losses.pattern!r}"
-            if losses.pattern is not None
-            else f"losses.file, {losses.file}, is absent or empty"
-        )
-        return cls(f"the launch line logs no losses: {where}.{last_lines}")
-
-    @classmethod
-    def some_left_out(cls, spacing: int) -> "LossesError":
-        """Describe a run that does not log every step."""
-        return cls(
-            f"a loss is logged every {spacing} steps, but every step is needed: set the library's"
-            " logging interval to 1"
-        )
-
-    @classmethod
     def no_number(cls, text: object, where: str) -> "LossesError":
         """Describe a loss or step that is not a number."""
         return cls(f"{where} gives {shorten(repr(text))}, which is not a number")
