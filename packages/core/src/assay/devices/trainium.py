@@ -99,7 +99,8 @@ class TrainiumDevice(VendorPackageDevice):
             return dtype
         if any(os.environ.get(variable) == "1" for variable in _FLOAT32_AS_BFLOAT16):
             return "bfloat16"
-        flags = _flags(os.environ.get("NEURON_CC_FLAGS", ""))
+        words = shlex.split(os.environ.get("NEURON_CC_FLAGS", "").replace("=", " "))
+        flags = dict(pairwise(words))
         if flags.get("--auto-cast", _default_casts()) == "none":
             return dtype
         asked = flags.get("--auto-cast-type", "bf16")
@@ -129,11 +130,6 @@ def _instance() -> str:
         return _INSTANCE.read_text(encoding="utf-8").strip()
     except OSError:
         return _UNKNOWN
-
-
-def _flags(text: str) -> dict[str, str]:
-    words = shlex.split(text.replace("=", " "))
-    return dict(pairwise(words))
 
 
 def _default_casts() -> str:

@@ -23,7 +23,6 @@ from assay.training.judging.free_run import (
     trajectory_gap,
 )
 from assay.training.judging.replicas import judge_replicas
-from assay.training.processes.requests import StepRecord
 from assay.verdicts import Diagnosis, Level, Location, Measurement, Outcome, Verdict
 from assay_smoke import COMPARED_UNIT
 from assay_smoke.cases.evidence import CaseEvidence
@@ -132,18 +131,14 @@ def _judge_losses(evidence: CaseEvidence) -> Found:
     for rank, answer in enumerate(evidence.trained):
         for step in [*answer.report.free.steps, *answer.report.free.resumed]:
             if not math.isfinite(step.loss):
-                return _non_finite(step, rank)
+                reason = f"loss {step.loss} in step {step.step}"
+                location = Location(phase="forward", step=step.step, rank=rank)
+                return _failed(1, reason, DiagnosedFault("non-finite", location, reason))
     judged, notes = judge_losses(evidence.free)
     if judged is None:
         level = Level(verdict=Outcome.NOT_COMPARED, reason=notes[0])
         return LevelResult(level, notes=notes), None
     return _by_ratios("loss", evidence, [judged], notes)
-
-
-def _non_finite(step: StepRecord, rank: int) -> Found:
-    reason = f"loss {step.loss} in step {step.step}"
-    location = Location(phase="forward", step=step.step, rank=rank)
-    return _failed(1, reason, DiagnosedFault("non-finite", location, reason))
 
 
 def _judge_updates(evidence: CaseEvidence) -> Found:
