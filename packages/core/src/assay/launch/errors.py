@@ -38,11 +38,3 @@ class UnsendableError(UsageError):
             f"{what} cannot travel to the ranks: {type(value).__name__}: {error}. "
             "What reaches a rank is pickled; make it inside of the body instead"
         )
-
-    @classmethod
-    def of_main(cls, name: str) -> "UnsendableError":
-        """Make the error for a function that is defined in `__main__`, which ranks cannot import."""
-        return cls(
-            f"{name} is defined in the script that runs; ranks import what they call: move it to "
-            "a module"
-        )

@@ -83,7 +83,10 @@ def _pickled_call(
 ) -> bytes:
     name = getattr(target, "__qualname__", repr(target))
     if getattr(target, "__module__", None) == "__main__":
-        raise UnsendableError.of_main(name)
+        raise UnsendableError(
+            f"{name} is defined in the script that runs; ranks import what they call: move it to "
+            "a module"
+        )
     try:
         return pickle.dumps((target, args, kwargs))
     except Exception as error:  # noqa: BLE001 - pickle raises what the value's class does

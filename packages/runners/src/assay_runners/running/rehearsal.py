@@ -52,7 +52,10 @@ def rehearse(
         run_git(root, "clone", "--quiet", "--no-hardlinks", str(root), str(clone))
         base = run_git(clone, "rev-parse", "HEAD")
         if patch:
-            _commit_patch(clone, patch)
+            run_git(clone, "apply", "--index", str(patch.resolve()))
+            who = ("-c", "user.name=rehearsal", "-c", "user.email=rehearsal@localhost")
+            message = f"rehearse {patch.name}"
+            run_git(clone, *who, "commit", "--quiet", "--no-verify", "-m", message)
         sha = run_git(clone, "rev-parse", "HEAD")
     if patch:
         event = event.model_copy(update={"changed": files_changed_since(base, clone)})
@@ -184,9 +187,3 @@ def _summarize_hosted(hosted: list[tuple[SessionResult, str]]) -> str:
         outcome = f"FAILS, {failure}: `{result.call}` repeats it" if failure else "passes"
         lines.append(f"| `{result.call.session}` | {outcome} | {result.seconds:.0f} s |")
     return "\n".join(lines) + "\n"
-
-
-def _commit_patch(clone: Path, patch: Path) -> None:
-    run_git(clone, "apply", "--index", str(patch.resolve()))
-    who = ("-c", "user.name=rehearsal", "-c", "user.email=rehearsal@localhost")
-    run_git(clone, *who, "commit", "--quiet", "--no-verify", "-m", f"rehearse {patch.name}")
