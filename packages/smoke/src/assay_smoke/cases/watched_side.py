@@ -15,7 +15,7 @@ from assay.training.state.files import fingerprint
 from assay.training.state.parameter_records import hash_held_parts
 from assay.training.state.parameters import named_parameters
 from assay.training.state.sharding import local_part
-from assay.training.state.states import collect_state
+from assay.training.state.states import current_state
 from assay.training.trainers.registry import OpenedTrainer
 from assay_smoke.cases.requests import CaseRequest, Hashes, Survivors
 from assay_smoke.cases.timeline import CyclePhase, Timeline
@@ -73,7 +73,7 @@ class WatchedSide(CandidateSide):
 
 def hash_model(opened: OpenedTrainer, torch_device: str) -> Hashes:
     """Hash every whole parameter and buffer. A collective."""
-    return fingerprint({"model": collect_state(opened.trainer, torch_device)["model"]})
+    return fingerprint({"model": current_state(opened.trainer, torch_device)["model"]})
 
 
 def hash_held(opened: OpenedTrainer) -> Hashes:

@@ -6,7 +6,7 @@ each step.
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -213,25 +213,30 @@ def _attached(trace: Trace) -> Iterator[FoundTensor]:
     rank = recorded if isinstance(recorded, int) else 0
     for name in trace.attachments:
         if found := _STEP_TABLE.fullmatch(name):
-            values, table = trace.attachment(found[1]), trace.attachment_json(name)
+            table: Any = trace.attachment_json(name)
             try:
-                rows: Any = table["values"]  # type: ignore[call-overload,index]
+                parts = table.get("attachments", [found[1]])
+                values = {key: one for part in parts for key, one in trace.attachment(part).items()}
                 sites = [
                     (
                         _parse_site(row, int(found[2]), rank),
                         values[str(row["tensor"])],
                         str(row.get("layout", "")),
                     )
-                    for row in rows
+                    for row in table["values"]
                     if not row["port"].startswith(_COUNT)
                 ]
             except (AttributeError, KeyError, TypeError, ValueError) as error:
                 raise TraceError.damaged(trace.folder, name, repr(error)) from None
-            intact = cache(partial(trace.is_intact, trace.attached_as(found[1], "tensors")))
+            intact = cache(partial(_are_intact, trace, tuple(parts)))
             for site, value, layout in sites:
                 load = partial(_read_attached, intact, value, site)
                 tensor = DumpedTensor.of_values(site, str(site), value)
                 yield replace(tensor, layout=layout, axes=axes), load
+
+
+def _are_intact(trace: Trace, attachments: Sequence[str]) -> bool:
+    return all(trace.is_intact(trace.attached_as(name, "tensors")) for name in attachments)
 
 
 def _read_attached(intact: Callable[[], bool], value: Tensor, site: Site) -> Tensor:

@@ -47,7 +47,7 @@ from assay.training.state.records import StateValue
 from assay.training.state.sharding import whole
 from assay.training.state.states import (
     State,
-    collect_state,
+    current_state,
     differences,
     differing_parameters,
     inject_state,
@@ -219,7 +219,7 @@ class _Candidate:
     ) -> None:
         """Discard a skipped step, and note the values that it changed."""
         torch_device = self._side.device.torch_device
-        actual = collect_state(opened.trainer, torch_device)
+        actual = current_state(opened.trainer, torch_device)
         self._changed_by_skipping |= {
             value
             for value in differences(state, actual)

@@ -20,7 +20,7 @@ from assay.training.processes.requests import ReferenceRequest, TrainOptions
 from assay.training.protocol import StepReport, can_keep_moments
 from assay.training.replay.conditions import comparable, keep_no_cache
 from assay.training.state.parameters import named_parameters
-from assay.training.state.states import State, collect_state, inject_state, round_state
+from assay.training.state.states import State, current_state, inject_state, round_state
 from assay.training.trainers.reference import ReferenceTrainer
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ class TrustedSide:
 
     def rounded_state(self) -> State:
         """Return the trainer's current state, rounded to the candidate's dtype."""
-        state, dtype = collect_state(self.trainer, self.device.torch_device), self.request.dtype
+        state, dtype = current_state(self.trainer, self.device.torch_device), self.request.dtype
         moments = dtype if can_keep_moments(dtype) else "float32"
         return round_state(state, getattr(torch, dtype), getattr(torch, moments))
 

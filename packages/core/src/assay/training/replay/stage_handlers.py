@@ -17,7 +17,8 @@ from assay.sites import Phase
 from assay.trace import Trace, TraceWriter
 from assay.training.replay.rank_scope import RankScope
 from assay.training.replay.run_rows import RunRows
-from assay.training.replay.stage_values import COUNT, PHASES, StepValues, ValueAddress
+from assay.training.replay.stage_values import COUNT, PHASES, StepValues, StepWriter, ValueAddress
+from assay.training.state.files import hash_value
 
 
 @dataclass
@@ -26,15 +27,14 @@ class StageRecorder:
 
     writer: TraceWriter
     boundary: Boundary
-    _step: int = 0
-    _values: StepValues = field(default_factory=StepValues)
-    # By module, port and index: the injected value, and the address of the value it was rounded from.
-    _injected: dict[tuple[str, str, int], tuple[Tensor, ValueAddress]] = field(default_factory=dict)
+    _values: StepWriter = field(init=False)
+    # By module, port and index: a hash of the injected value, and the address of the value it was
+    # rounded from.
+    _injected: dict[tuple[str, str, int], tuple[str, ValueAddress]] = field(default_factory=dict)
 
     def begin_step(self, step: int) -> None:
-        """Discard the values of an unfinished step."""
-        self._step = step
-        self._values = StepValues()
+        """Begin a step."""
+        self._values = StepWriter(self.writer, step)
         self._injected.clear()
 
     def observe(self, address: ValueAddress, value: Tensor) -> Tensor:
@@ -42,16 +42,16 @@ class StageRecorder:
         name = (address.stage.module, address.port, address.index)
         with suspended():
             if name in self._injected:
-                injected, source = self._injected[name]
-                if torch.equal(injected, value):
-                    self._values.unchanged[address] = source
-                    return injected
+                digest, source = self._injected[name]
+                if hash_value(value) == digest:
+                    self._values.repeat(address, source)
+                    return value
             stored = self.boundary.store(value.detach())
-            self._values.stored[address] = stored
+            self._values.store(address, stored)
             if not value.is_floating_point():
                 return value
             injected = self.boundary.injected(stored, value.dtype)
-            self._injected[name] = injected, address
+            self._injected[name] = hash_value(injected), address
             return injected
 
     def observe_sum(self, addresses: Sequence[ValueAddress], value: Tensor) -> None:
@@ -60,7 +60,7 @@ class StageRecorder:
 
     def observe_state(self, name: str, state: Tensor) -> Tensor:
         """Store the state, and return it."""
-        self._values.states[name] = state
+        self._values.store_state(name, state)
         return state
 
     def find(self, address: ValueAddress) -> None:
@@ -72,9 +72,8 @@ class StageRecorder:
         return ()
 
     def end_step(self) -> None:
-        """Write the step."""
-        self._values.write(self.writer, self._step)
-        self.begin_step(self._step)
+        """Write the rest of the step."""
+        self._values.finish()
 
 
 @dataclass

@@ -76,7 +76,7 @@ class StepValueHandler(Protocol):
 
 @dataclass(slots=True)
 class StepValues:
-    """All values of one step, as a trace stores them."""
+    """All values of one step, as a trace has them."""
 
     stored: dict[ValueAddress, Tensor] = field(default_factory=dict)
     """The exact values."""
@@ -93,32 +93,13 @@ class StepValues:
         """Addresses of all judged values."""
         return (*self.stored, *self.unchanged)
 
-    def write(self, writer: TraceWriter, step: int) -> None:
-        """Attach the values to a trace, as numbered tensors and a table of their addresses."""
-        tensors = [*self.stored.values(), *self.states.values()]
-        numbers = {address: number for number, address in enumerate(self.stored)}
-        sources = numbers | {new: numbers[old] for new, old in self.unchanged.items()}
-        table = {
-            "values": [
-                {
-                    "phase": address.stage.phase,
-                    "module": address.stage.module,
-                    "port": address.port,
-                    "index": address.index,
-                    "tensor": number,
-                }
-                for address, number in sources.items()
-            ],
-            "states": list(self.states),
-        }
-        writer.attach(f"step-{step}", {str(n): tensor for n, tensor in enumerate(tensors)})
-        writer.attach_json(f"step-{step}-table", cast("Any", table))
-
     @classmethod
     def read(cls, trace: Trace, step: int) -> Self:
-        """Read the values that `write` attached."""
-        tensors = trace.attachment(f"step-{step}")
+        """Read the values that a `StepWriter` attached."""
         table: Any = trace.attachment_json(f"step-{step}-table")
+        tensors: dict[str, Tensor] = {}
+        for name in table["attachments"]:
+            tensors |= trace.attachment(name)
         owners: dict[int, ValueAddress] = {}
         values = cls()
         for row in table["values"]:
@@ -129,6 +110,67 @@ class StepValues:
             else:
                 owners[number] = address
                 values.stored[address] = tensors[str(number)]
-        for number, name in enumerate(table["states"], start=len(owners)):
-            values.states[name] = tensors[str(number)]
+        values.states = {name: tensors[name] for name in table["states"]}
         return values
+
+
+# Values of this size are written at once; until then they are kept in memory.
+_PART_BYTES = 256 << 20
+
+
+class StepWriter:
+    """Attaches the values of one step to a trace in parts: numbered tensors, and one table."""
+
+    def __init__(self, writer: TraceWriter, step: int) -> None:
+        self._writer, self._step = writer, step
+        self._numbers: dict[ValueAddress, int] = {}
+        self._states: list[str] = []
+        self._kept: dict[str, Tensor] = {}
+        self._attachments: list[str] = []
+        self._num_bytes = self._num_stored = 0
+
+    def store(self, address: ValueAddress, value: Tensor) -> None:
+        """Store a value."""
+        self._numbers[address] = self._num_stored
+        self._keep(str(self._num_stored), value)
+        self._num_stored += 1
+
+    def repeat(self, address: ValueAddress, source: ValueAddress) -> None:
+        """Note that a value is the stored value of `source`, rounded."""
+        self._numbers[address] = self._numbers[source]
+
+    def store_state(self, name: str, state: Tensor) -> None:
+        """Store a state that is not judged."""
+        self._states.append(name)
+        self._keep(name, state)
+
+    def finish(self) -> None:
+        """Write the rest and the table."""
+        self._write_part()
+        table = {
+            "values": [
+                {
+                    "phase": address.stage.phase,
+                    "module": address.stage.module,
+                    "port": address.port,
+                    "index": address.index,
+                    "tensor": number,
+                }
+                for address, number in self._numbers.items()
+            ],
+            "states": self._states,
+            "attachments": self._attachments,
+        }
+        self._writer.attach_json(f"step-{self._step}-table", cast("Any", table))
+
+    def _keep(self, name: str, tensor: Tensor) -> None:
+        self._kept[name] = tensor
+        self._num_bytes += tensor.nbytes
+        if self._num_bytes >= _PART_BYTES:
+            self._write_part()
+
+    def _write_part(self) -> None:
+        name = f"step-{self._step}-{len(self._attachments)}"
+        self._writer.attach(name, self._kept)
+        self._attachments.append(name)
+        self._kept, self._num_bytes = {}, 0

@@ -1,6 +1,7 @@
 """Collects and injects a trainer's state between two steps, by names that all trainers share."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,12 +33,17 @@ def plain_name(name: str) -> str:
     return f"{path}.{last}" if path else last
 
 
-def collect_state(trainer: Trainer, torch_device: str) -> State:
-    """Copy parameters, moments by parameter, and generators, whole, to the host."""
-    model = {plain_name(name): _copy(value) for name, value in trainer.model.state_dict().items()}
+def current_state(trainer: Trainer, torch_device: str) -> State:
+    """Return parameters, moments by parameter, and generators, whole, on the host.
+
+    Tensors may share memory with the trainer's: use them before its next step.
+    """
+    model = {
+        plain_name(name): _on_host(value) for name, value in trainer.model.state_dict().items()
+    }
     names = _names_by_id(trainer.model)
     moments = {
-        names[id(parameter)]: {key: _copy(value) for key, value in values.items()}
+        names[id(parameter)]: {key: _on_host(value) for key, value in values.items()}
         for parameter, values in trainer.optimizer.state.items()
         if id(parameter) in names
     }
@@ -51,19 +57,30 @@ def collect_state(trainer: Trainer, torch_device: str) -> State:
     }
 
 
+def collect_state(trainer: Trainer, torch_device: str) -> State:
+    """Return a copy of `current_state`."""
+    return _with_values(current_state(trainer, torch_device), _copy, _copy)
+
+
 def round_state(state: State, dtype: torch.dtype, moments: torch.dtype | None = None) -> State:
-    """Return `state` with parameters in `dtype` and moments in `moments`, by default the same."""
+    """Return a copy with parameters in `dtype` and moments in `moments`, by default the same."""
 
     def rounded(value: object, to: torch.dtype) -> object:
         # Counters have no dimensions.
         if not isinstance(value, Tensor) or not value.is_floating_point() or not value.ndim:
-            return value
-        return cast_within_range(value, to)
+            return _copy(value)
+        return _copy(value) if value.dtype == to else cast_within_range(value, to)
 
+    return _with_values(state, partial(rounded, to=dtype), partial(rounded, to=moments or dtype))
+
+
+def _with_values(
+    state: State, of_model: Callable[[object], object], of_moments: Callable[[object], object]
+) -> State:
     return state | {
-        "model": {name: rounded(value, dtype) for name, value in state["model"].items()},
+        "model": {name: of_model(value) for name, value in state["model"].items()},
         "moments": {
-            name: {key: rounded(value, moments or dtype) for key, value in values.items()}
+            name: {key: of_moments(value) for key, value in values.items()}
             for name, values in state["moments"].items()
         },
     }
@@ -105,7 +122,7 @@ def inject_state(trainer: Trainer, state: Mapping[str, Any], torch_device: str) 
         ) from error
     kept = {name: value for name, value in state["generators"].items() if name in own["generators"]}
     expected = dict(state) | {"generators": kept}
-    not_loaded = sorted(differences(expected, collect_state(trainer, torch_device)))
+    not_loaded = sorted(differences(expected, current_state(trainer, torch_device)))
     if any(value.part == "model" for value in not_loaded):
         for name, value in trainer.model.state_dict().items():
             if plain_name(name) in state["model"]:
@@ -219,5 +236,9 @@ def _names_by_id(model: nn.Module) -> dict[int, str]:
     return {id(item.tensor): item.name for item in named_parameters(model)}
 
 
+def _on_host(value: object) -> object:
+    return whole(value.detach()).cpu() if isinstance(value, Tensor) else value
+
+
 def _copy(value: object) -> object:
-    return whole(value.detach()).cpu().clone() if isinstance(value, Tensor) else value
+    return value.detach().cpu().clone() if isinstance(value, Tensor) else value

@@ -57,7 +57,7 @@ def test_error_is_against_the_exact_value_and_the_rounded_one_is_injected(
 def test_what_a_phase_leaves_as_it_was_is_stored_once_and_compared_all_the_same(
     recorded: StageReplayer, actual: float, error: float
 ) -> None:
-    stored = recorded.trace.attachment("step-0").values()
+    stored = recorded.trace.attachment("step-0-0").values()
     assert [tuple(tensor.shape) for tensor in stored if tensor.is_floating_point()] == [(2, 4)]
 
     recorded.begin_step(0)

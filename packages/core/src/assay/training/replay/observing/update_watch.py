@@ -21,10 +21,8 @@ class _SteppedParameter:
     """A parameter after the optimizer's step."""
 
     item: NamedParameter
-    value: Tensor
-    """A whole copy."""
-    moments: Mapping[str, str]
-    """A hash of each moment."""
+    hashes: Mapping[str, str]
+    """Of this rank's part of it and of each moment."""
 
 
 @dataclass(slots=True)
@@ -76,13 +74,12 @@ class UpdateWatch:
             if self._lack_moments_on_some_ranks(parameters):
                 self.trainer.optimizer.state.clear()
             self._after = [
-                _SteppedParameter(item, _copy(item.tensor), self._hash_moments(item.tensor))
-                for item in parameters
+                _SteppedParameter(item, self._hash_stepped(item.tensor)) for item in parameters
             ]
-            for stepped in self._after:
-                item = stepped.item
+            for item in parameters:
                 # Since the start of the step, so that any earlier change counts as update.
-                update = stepped.value.double() - self._before[item.name].double()
+                value = whole(item.tensor.detach())
+                update = value.double() - self._before[item.name].double()
                 self.moved.add(
                     update, observe_update(self.handler, item, update, self._state_of(item.tensor))
                 )
@@ -92,12 +89,9 @@ class UpdateWatch:
         with suspended_modes():
             for stepped in self._after:
                 # Only the optimizer may change a trained parameter or its moments.
-                tensor = stepped.item.tensor
-                changed = torch.count_nonzero(whole(tensor.detach()) != stepped.value).cpu()
-                changed += _num_unequal(stepped.moments, self._hash_moments(tensor))
-                self.handler.observe(
-                    address_of(stepped.item, "optimizer", "changed-later"), changed.reshape(1)
-                )
+                changed = _num_unequal(stepped.hashes, self._hash_stepped(stepped.item.tensor))
+                address = address_of(stepped.item, "optimizer", "changed-later")
+                self.handler.observe(address, torch.tensor([changed]))
             address = ValueAddress(Stage("", "optimizer"), "changed-untrained")
             num_changed = _num_unequal(self._untrained_before, self._hash_untrained())
             self.handler.observe(address, torch.tensor([num_changed]))
@@ -121,8 +115,8 @@ class UpdateWatch:
         state: Mapping[str, object] = self.trainer.optimizer.state.get(parameter, {})
         return state
 
-    def _hash_moments(self, parameter: Tensor) -> dict[str, str]:
-        kept = self._state_of(parameter)
+    def _hash_stepped(self, parameter: Tensor) -> dict[str, str]:
+        kept = {"": parameter.detach(), **self._state_of(parameter)}
         return fingerprint({name: _local(value) for name, value in kept.items()})
 
     def _hash_untrained(self) -> dict[str, str]:
