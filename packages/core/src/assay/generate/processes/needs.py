@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -134,8 +134,10 @@ def require_disk(needs: Needs, folder: Path, max_disk: int | None) -> None:
 def count_values(model: nn.Module) -> float:
     """Count the numbers at all module boundaries for each token, each tensor once, and cache entries.
 
-    model: with parameters on the meta device. Logits are left out.
+    model: with parameters on the meta device; it is not to be used afterwards. Logits are left out.
     """
+    # Without a padding token, transformers does not search the token ids, which have no values, for it.
+    cast("Any", model.config).pad_token_id = None
     seen: dict[int, Tensor] = {}
     with torch.no_grad(), torch.device("meta"), _noting_tensors(model, seen):
         token_ids = torch.zeros(1, _TRIAL_TOKENS, dtype=torch.long)

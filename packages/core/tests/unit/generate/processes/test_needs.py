@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from assay.devices.registry import open_run
 from assay.devices.run_string import parse_run
@@ -53,6 +54,17 @@ def test_values_of_a_decoder_are_counted_by_hand() -> None:
     around = 3 * hidden + 2 * heads
 
     assert count_values(outline.model) == config.num_hidden_layers * layer + around
+
+
+def test_padding_changes_no_count(tmp_path: Path) -> None:
+    """GPT-2 searches its token ids for padding, if there is a token for it."""
+    counts = []
+    for token in (None, 0):
+        config = GPT2Config(n_layer=1, n_embd=32, n_head=2, vocab_size=64, pad_token_id=token)
+        GPT2LMHeadModel(config).save_pretrained(tmp_path)
+        counts.append(count_values(load_outline(str(tmp_path)).model))
+
+    assert counts[0] == counts[1] > 0
 
 
 @pytest.mark.parametrize("model", ["micro:llama", "micro:mixtral", "micro:gemma2", "micro:bert"])
