@@ -148,3 +148,27 @@ def test_a_model_of_which_nothing_ran_is_not_compared() -> None:
     assert Coverage(modules=0, modules_run=0).outcome is Outcome.NOT_COMPARED
     assert Coverage(modules=2, modules_run=0, allowed=["*"]).outcome is Outcome.NOT_COMPARED
     assert Coverage(modules=2, modules_run=2).outcome is Outcome.PASS
+
+
+@pytest.mark.parametrize(
+    ("allowed", "forbidden", "outcome"),
+    [
+        ([], ["h.0.mlp", "h.1.bias", "h.1.experts.3"], Outcome.NOT_COMPARED),
+        (["h.0", "h.1.bias"], ["h.1.experts.3"], Outcome.NOT_COMPARED),
+        (["h.*"], [], Outcome.PASS),
+    ],
+)
+def test_only_allowed_parts_may_stay_uncompared(
+    allowed: list[str], forbidden: list[str], outcome: Outcome
+) -> None:
+    coverage = Coverage(
+        modules=3,
+        modules_run=2,
+        not_run=["h.0.mlp"],
+        unused_parameters=["h.1.bias"],
+        unrouted_experts=["h.1.experts.3"],
+        allowed=allowed,
+    )
+
+    assert coverage.forbidden_gaps == forbidden
+    assert coverage.outcome is outcome
