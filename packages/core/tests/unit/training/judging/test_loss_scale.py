@@ -112,11 +112,12 @@ def test_one_step_whose_gradients_are_divided_by_another_factor(
     assert told(judged(reduced, taken_off="reduce", left=left)) == (diagnosis, "reduce")
 
 
-def test_scale_that_is_taken_off_by_another_factor_is_one() -> None:
+@pytest.mark.parametrize("factor", [FACTOR, 10.0])  # only the power of two rounds nothing
+def test_scale_that_is_taken_off_by_another_factor_is_one(factor: float) -> None:
     halved = times(0.5)
     reduced: Changed = {gradient(module, "reduce"): halved for module in KINDS}
 
-    assert told(judged(reduced, taken_off="reduce")) == ("loss-scale", "reduce")
+    assert told(judged(reduced, taken_off="reduce", factor=factor)) == ("loss-scale", "reduce")
     assert told(judged({NORM: halved}, norm=0.5, taken_off="clip")) == ("loss-scale", "clip")
 
 
