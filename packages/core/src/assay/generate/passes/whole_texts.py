@@ -4,7 +4,7 @@ A yardstick that reads a whole text at once computes the values of a prefill and
 time of the prefill. Small texts show whether a model is such a one: its own steps must replay exactly.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -71,16 +71,22 @@ class RootInputs(NullHandler):
 
 def with_whole_texts(side: Side, works: Sequence[Work]) -> list[Work]:
     """Return `works`, each with a step for its whole text if one call gives the values of all steps."""
-    steps = [_step_of_text(side.loaded, work.batch) for work in works]
-    if not any(steps) or not _has_exact_texts(side, works[0].batch):
+    steps = steps_of_texts(side.loaded, [work.batch for work in works])
+    if not steps or not _has_exact_texts(side, works[0].batch):
         return list(works)
-    return [replace(work, text_step=step) for work, step in zip(works, steps, strict=True)]
+    return [replace(work, text_step=steps.get(work.batch.number)) for work in works]
 
 
 def attach_text_steps(writer: TraceWriter, works: Sequence[Work]) -> None:
     """Store the step numbers of whole texts, for `StepwiseTrace.open`."""
     steps = {str(work.batch.number): work.text_step for work in works if work.text_step is not None}
     writer.attach_json(WHOLE_TEXTS, steps)
+
+
+def steps_of_texts(loaded: LoadedModel, batches: Iterable[Batch]) -> dict[int, int]:
+    """Return the number of steps of each batch whose text can be read at once, by batch."""
+    steps = {batch.number: _step_of_text(loaded, batch) for batch in batches}
+    return {number: step for number, step in steps.items() if step is not None}
 
 
 def _step_of_text(loaded: LoadedModel, batch: Batch) -> int | None:

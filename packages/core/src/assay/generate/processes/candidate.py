@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from assay.comparing.results import attach_results
 from assay.devices.registry import describe_run, open_run
+from assay.devices.run_string import parse_run
 from assay.generate.passes.batch_attachments import attach_batch
 from assay.generate.passes.choices import (
     RecordedChoices,
@@ -37,7 +38,11 @@ from assay.generate.processes.fitting_golden import (
     check_same_inputs,
     check_same_model,
 )
-from assay.generate.processes.golden_folder import GoldenSection, read_golden
+from assay.generate.processes.golden_folder import (
+    GoldenSection,
+    read_expected_seconds,
+    read_golden,
+)
 from assay.generate.processes.options import CandidateOptions
 from assay.generate.processes.requests import (
     REPLAY,
@@ -137,7 +142,10 @@ def run_candidate(
     run = request.candidate
     options = CandidateOptions.parse(request.options)
     section = GoldenSection.open(Path(request.golden), run.dtype)
-    progress.number_phases(_NUM_PHASES[request.level] + bool(request.setup))
+    same_device = parse_run(golden.reference["run"]).device == run.device
+    alike = same_device and request.level == "modules" and not request.setup and not request.mesh
+    expected = read_expected_seconds(Path(request.golden)) if alike else []
+    progress.number_phases(_NUM_PHASES[request.level] + bool(request.setup), expected)
     with progress.step(f"loads {request.model} on {run}"):
         side = _load(request, options, golden, rank)
     with progress.step("compares what is loaded with the files"):

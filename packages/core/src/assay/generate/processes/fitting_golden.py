@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from assay.errors import UsageError
-from assay.generate.processes.golden import plan_inputs
+from assay.generate.processes.input_plans import plan_inputs
 from assay.generate.processes.requests import CandidateRequest, GoldenManifest
 from assay.models import LoadedModel
 

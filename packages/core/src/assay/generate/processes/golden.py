@@ -9,7 +9,7 @@ from torch import Tensor
 from assay.comparing.results import attach_results
 from assay.devices.base import Device
 from assay.devices.registry import describe_run, open_run
-from assay.errors import MachineError, UsageError, name_some
+from assay.errors import UsageError
 from assay.files import write_whole
 from assay.generate.passes.batch_attachments import attach_batch, attached_batches
 from assay.generate.passes.choices import (
@@ -18,7 +18,7 @@ from assay.generate.passes.choices import (
     ReplacedChoices,
     attach_choice_noise,
 )
-from assay.generate.passes.generation_loop import count_tokens, limits_of_generation
+from assay.generate.passes.generation_loop import count_tokens
 from assay.generate.passes.passes import (
     RepeatedWorks,
     Side,
@@ -32,44 +32,38 @@ from assay.generate.passes.passes import (
     whole_batches,
 )
 from assay.generate.passes.sampler import processed_scores
-from assay.generate.passes.whole_texts import RootInputs, attach_text_steps, with_whole_texts
-from assay.generate.processes.golden_folder import MANIFEST
-from assay.generate.processes.needs import (
-    Widening,
-    allowed_memory,
-    choose_widening,
-    estimate_needs,
-    require_disk,
+from assay.generate.passes.whole_texts import (
+    RootInputs,
+    attach_text_steps,
+    with_whole_texts,
 )
+from assay.generate.processes.golden_folder import MANIFEST, write_expected_seconds
+from assay.generate.processes.input_plans import plan_inputs
+from assay.generate.processes.needs import Widening
 from assay.generate.processes.requests import (
     LOAD,
     NOISE,
     USAGE,
     GoldenManifest,
     GoldenRequest,
-    InputOptions,
     ModelIdentity,
     Section,
 )
+from assay.generate.processes.room import Room, require_room
 from assay.hooks.module_tracer import NullHandler
 from assay.hooks.usage import UsageWatch
 from assay.hooks.values.boundary import Boundary
 from assay.hooks.widening import widen_on_use
 from assay.inputs import (
-    BatchOptions,
     InputPlan,
-    describe_hard_cases,
-    load_prompts,
-    parse_lengths,
-    plan_batches,
 )
 from assay.locating.matching.expert_routing import NoiseOfChoices
 from assay.locating.matching.stepwise_trace import StepwiseTrace
 from assay.locating.modules import Replayer
 from assay.models import LoadedModel, count_parameters, load_model, weight_hashes
 from assay.models.loaded.inspection import inspect_load
-from assay.models.loading.configs import attention_of, first_line
-from assay.models.loading.loaded_model import add_biases_last, load_outline
+from assay.models.loading.configs import attention_of
+from assay.models.loading.loaded_model import add_biases_last
 from assay.models.remote_code import RemoteCode
 from assay.models.size import (
     FLOAT64_PARAMETERS,
@@ -101,19 +95,19 @@ def capture_golden(request: GoldenRequest, progress: Progress) -> GoldenManifest
         )
     # The estimate takes as long as a part of the check of a small model.
     is_limited = request.max_disk is not None or request.max_memory is not None
-    widening: Widening = "at once"
+    room = Room()
     if num_parameters >= SMALL_MODEL_PARAMETERS or is_limited:
-        widening = _require_room(request, device, wide, progress)
+        room = require_room(request, device, wide, progress)
     plan: InputPlan | None = None
     sections = {}
     identity: ModelIdentity | None = None
     notes: list[str] = []
     num_phases = _MODULE_PHASES if request.level == "module" else _PHASES
-    progress.number_phases(num_phases * len(request.noise_for))
+    progress.number_phases(num_phases * len(request.noise_for), room.seconds)
     for dtype in request.noise_for:
         with progress.step(f"loads {request.model} in {wide}, for {dtype}"):
             yardstick = load_yardstick(
-                request.model, device, wide, dtype, request.remote_code, widening
+                request.model, device, wide, dtype, request.remote_code, room.widening
             )
             if plan is None or identity is None:
                 identity = identify(yardstick)
@@ -139,78 +133,10 @@ def capture_golden(request: GoldenRequest, progress: Progress) -> GoldenManifest
         environment=provenance(),
     )
     manifest = manifest.model_copy(update={"digest": manifest.content_hash()})
+    if room.of_candidate:
+        write_expected_seconds(folder, [progress.slowdown * one for one in room.of_candidate])
     write_whole(folder / MANIFEST, manifest.model_dump_json(by_alias=True, indent=1))
     return manifest
-
-
-def _require_room(
-    request: GoldenRequest, device: Device, yardstick_dtype: str, progress: Progress
-) -> Widening:
-    """Estimate memory and disk before anything large is loaded, and choose the widening that fits.
-
-    Raises: MachineError if memory or disk are too small.
-    """
-    try:
-        outline = load_outline(request.model, request.remote_code)
-        plan = plan_inputs(request.inputs, outline)
-        needs = estimate_needs(request, outline, plan, yardstick_dtype)
-    except UsageError:
-        raise
-    except Exception as error:
-        problem = f"memory and disk cannot be estimated for this model: {first_line(error)}"
-        for name, limit in (("--disk", request.max_disk), ("--memory", request.max_memory)):
-            if limit is not None:
-                raise MachineError(f"{name}: {problem}") from error
-        progress.note(problem)
-        return "at once"
-    require_disk(needs, Path(request.folder), request.max_disk)
-    widening = choose_widening(needs, allowed_memory(device, request.max_memory))
-    progress.note(f"the reference needs {needs.describe(widening)}")
-    return widening
-
-
-def plan_inputs(options: InputOptions, loaded: LoadedModel) -> InputPlan:
-    """Plan the batches that `options` ask for."""
-    limits = limits_of_generation(loaded)
-    prompts = None
-    if options.chat and loaded.encode_chat is None:
-        raise UsageError(f"--chat: {loaded.source.reference} has no chat template")
-    if options.prompts is not None:
-        prompts = load_prompts(
-            Path(options.prompts),
-            loaded.encode,
-            limits,
-            max_new_tokens=options.max_new_tokens,
-            encode_chat=loaded.encode_chat if options.chat else None,
-        )
-    lengths = parse_lengths(options.prompt_length) if options.prompt_length else None
-    plan_options = BatchOptions(
-        lengths=lengths,
-        batch_size=options.batch_size,
-        max_new_tokens=options.max_new_tokens,
-        seed=options.seed,
-    )
-    plan = plan_batches(limits, plan_options, loaded.encode, prompts)
-    missed = [
-        name for name, met in describe_hard_cases(plan.batches, limits).items() if met is False
-    ]
-    notes = [f"these inputs do not try: {', '.join(missed)}"] if missed else []
-    notes += _notes_on_double_bos(plan, getattr(loaded.config, "bos_token_id", None))
-    return replace(plan, notes=(*plan.notes, *notes)) if notes else plan
-
-
-def _notes_on_double_bos(plan: InputPlan, bos_token_id: object) -> list[str]:
-    """Note prompts that begin with two BOS tokens: the tokenizer added one to a chat template's."""
-    twice = sorted(
-        number
-        for batch in plan.batches
-        for number, row in zip(batch.prompts, batch.rows, strict=True)
-        if bos_token_id is not None and list(row[:2]) == [bos_token_id, bos_token_id]
-    )
-    if not twice:
-        return []
-    prompts = name_some([f"prompt {number}" for number in twice])
-    return [f"two BOS tokens (id {bos_token_id}) at the beginning of {prompts}"]
 
 
 def identify(loaded: LoadedModel) -> ModelIdentity:

@@ -6,6 +6,7 @@ module boundaries.
 
 import shutil
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -56,11 +57,15 @@ class Needs:
 
 
 def estimate_needs(
-    request: GoldenRequest, outline: LoadedModel, plan: InputPlan, yardstick_dtype: str
+    request: GoldenRequest,
+    outline: LoadedModel,
+    plan: InputPlan,
+    yardstick_dtype: str,
+    num_values: float,
 ) -> Needs:
     """Estimate what the golden of `request` needs.
 
-    outline: the model without weights.
+    outline: the model without weights. num_values: numbers at all module boundaries for each token.
     """
     itemsize = getattr(torch, yardstick_dtype).itemsize
     num_weights = sum(one.numel() for one in outline.model.parameters())
@@ -75,10 +80,10 @@ def estimate_needs(
         for batch in plan.batches
     ]
     disk = 0
-    num_values = count_values(outline.model) if request.level == "module" else 0.0
     for dtype in request.noise_for:
         stored = Boundary.exact_inputs_for(getattr(torch, dtype)).stored or torch.float64
-        disk += int(count_tokens(plan.batches) * num_values * stored.itemsize)
+        if request.level == "module":
+            disk += int(count_tokens(plan.batches) * num_values * stored.itemsize)
         disk += sum(num_logits) * (_BYTES_PER_LOGIT + stored.itemsize)
     of_calls = _LOGIT_COPIES * max(num_logits) * itemsize + _BASE_BYTES
     return Needs(
@@ -131,22 +136,32 @@ def require_disk(needs: Needs, folder: Path, max_disk: int | None) -> None:
         )
 
 
-def count_values(model: nn.Module) -> float:
-    """Count the numbers at all module boundaries for each token, each tensor once, and cache entries.
+@dataclass(frozen=True, slots=True)
+class TrialCall:
+    """A call of a model without values."""
 
-    model: with parameters on the meta device; it is not to be used afterwards. Logits are left out.
-    """
-    # Without a padding token, transformers does not search the token ids, which have no values, for it.
-    cast("Any", model.config).pad_token_id = None
-    seen: dict[int, Tensor] = {}
-    with torch.no_grad(), torch.device("meta"), _noting_tensors(model, seen):
-        token_ids = torch.zeros(1, _TRIAL_TOKENS, dtype=torch.long)
-        output: Any = model(input_ids=token_ids, return_dict=True)
-    layers = getattr(output.get("past_key_values"), "layers", None) or []
-    cached = [getattr(layer, part, None) for layer in layers for part in ("keys", "values")]
-    values = [*seen.values(), *(one for one in cached if isinstance(one, Tensor))]
-    num_values: int = sum(one.numel() for one in values) - output["logits"].numel()
-    return num_values / _TRIAL_TOKENS
+    num_values: float
+    """Numbers at all module boundaries for each token, each tensor once, and cache entries; no logits."""
+    seconds: float
+
+    @classmethod
+    def of(cls, model: nn.Module) -> "TrialCall":
+        """Call `model`, with parameters on the meta device; it is not to be used afterwards."""
+        # Without a padding token, transformers does not search the token ids, which have no values, for it.
+        cast("Any", model.config).pad_token_id = None
+        seen: dict[int, Tensor] = {}
+        with torch.no_grad(), torch.device("meta"):
+            token_ids = torch.zeros(1, _TRIAL_TOKENS, dtype=torch.long)
+            with _noting_tensors(model, seen):
+                output: Any = model(input_ids=token_ids, return_dict=True)
+            begin = time.perf_counter()
+            model(input_ids=token_ids, return_dict=True)
+            seconds = time.perf_counter() - begin
+        layers = getattr(output.get("past_key_values"), "layers", None) or []
+        cached = [getattr(layer, part, None) for layer in layers for part in ("keys", "values")]
+        values = [*seen.values(), *(one for one in cached if isinstance(one, Tensor))]
+        num_values: int = sum(one.numel() for one in values) - output["logits"].numel()
+        return cls(num_values / _TRIAL_TOKENS, seconds)
 
 
 @contextmanager

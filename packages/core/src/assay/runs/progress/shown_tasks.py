@@ -2,10 +2,9 @@
 
 import time
 
-from assay.progress import innermost_task
+from assay.progress import format_duration, innermost_task
 
 SHORT_SECONDS = 2.0  # a shorter task is over before its line is read
-_MINUTES_FROM_SECONDS = 100.0
 
 
 class ShownTask:
@@ -61,15 +60,9 @@ class ShownTask:
     def describe_state(self) -> str:
         """Describe the time taken, and the time left of the outermost task with a known rate."""
         timed = next((one for one in self.chain if one.seconds_left is not None), self)
-        text, left = f"{self}: {_duration(timed.seconds)} so far", timed.seconds_left
-        return text if left is None else f"{text}, about {_duration(left)} left"
+        text, left = f"{self}: {format_duration(timed.seconds)} so far", timed.seconds_left
+        return text if left is None else f"{text}, about {format_duration(left)} left"
 
     def describe_end(self) -> str:
         """Describe the time that the task took."""
-        return f"{self}: {_duration(self.seconds)}"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < _MINUTES_FROM_SECONDS:
-        return f"{seconds:.0f} s"
-    return f"{seconds // 60:.0f} min {seconds % 60:.0f} s"
+        return f"{self}: {format_duration(self.seconds)}"

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from assay.generate.processes.golden import plan_inputs
+from assay.generate.processes.input_plans import plan_inputs
 from assay.generate.processes.requests import InputOptions
 from assay.models import load_model
 

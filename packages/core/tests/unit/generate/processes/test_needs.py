@@ -9,13 +9,14 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from assay.devices.registry import open_run
 from assay.devices.run_string import parse_run
 from assay.errors import MachineError
-from assay.generate.processes import golden as golden_process
-from assay.generate.processes.golden import capture_golden, plan_inputs
+from assay.generate.processes import room
+from assay.generate.processes.golden import capture_golden
+from assay.generate.processes.input_plans import plan_inputs
 from assay.generate.processes.needs import (
     Needs,
+    TrialCall,
     allowed_memory,
     choose_widening,
-    count_values,
     estimate_needs,
     require_disk,
 )
@@ -31,6 +32,15 @@ GOLDEN = GoldenRequest(
     inputs=InputOptions(max_new_tokens=4),
     folder="",
 )
+
+
+def needs_of(request: GoldenRequest) -> Needs:
+    outline = load_outline(request.model)
+    plan = plan_inputs(request.inputs, outline)
+    num_values = TrialCall.of(outline.model).num_values
+    return estimate_needs(request, outline, plan, "float64", num_values)
+
+
 NEEDS = Needs(memory=2 * 10**9, memory_on_use=10**9, disk=3 * 10**9)
 
 
@@ -53,7 +63,7 @@ def test_values_of_a_decoder_are_counted_by_hand() -> None:
     # Embedding, last norm, what the head reads of it, cosines and sines.
     around = 3 * hidden + 2 * heads
 
-    assert count_values(outline.model) == config.num_hidden_layers * layer + around
+    assert TrialCall.of(outline.model).num_values == config.num_hidden_layers * layer + around
 
 
 def test_padding_changes_no_count(tmp_path: Path) -> None:
@@ -62,7 +72,7 @@ def test_padding_changes_no_count(tmp_path: Path) -> None:
     for token in (None, 0):
         config = GPT2Config(n_layer=1, n_embd=32, n_head=2, vocab_size=64, pad_token_id=token)
         GPT2LMHeadModel(config).save_pretrained(tmp_path)
-        counts.append(count_values(load_outline(str(tmp_path)).model))
+        counts.append(TrialCall.of(load_outline(str(tmp_path)).model).num_values)
 
     assert counts[0] == counts[1] > 0
 
@@ -70,8 +80,7 @@ def test_padding_changes_no_count(tmp_path: Path) -> None:
 @pytest.mark.parametrize("model", ["micro:llama", "micro:mixtral", "micro:gemma2", "micro:bert"])
 def test_estimated_disk_is_that_of_the_golden(model: str, tmp_path: Path) -> None:
     request = GOLDEN.model_copy(update={"model": model, "folder": str(tmp_path / "golden")})
-    outline = load_outline(model)
-    needs = estimate_needs(request, outline, plan_inputs(request.inputs, outline), "float64")
+    needs = needs_of(request)
     capture_golden(request, SilentProgress())
 
     files = (tmp_path / "golden").rglob("*.safetensors")
@@ -107,15 +116,14 @@ def test_model_beyond_the_allowed_memory_is_refused_with_the_numbers() -> None:
 
 def test_estimated_memory_is_that_of_all_weights_or_of_one_module() -> None:
     outline = load_outline("micro:llama")
-    needs = estimate_needs(GOLDEN, outline, plan_inputs(GOLDEN.inputs, outline), "float64")
+    needs = needs_of(GOLDEN)
     counts = [sum(p.numel() for p in m.parameters(recurse=False)) for m in outline.model.modules()]
 
     assert needs.memory - needs.memory_on_use == (8 - 2) * sum(counts) - 8 * max(counts)
 
 
 def test_golden_of_weights_that_are_widened_on_use_is_the_same(tmp_path: Path) -> None:
-    outline = load_outline(GOLDEN.model)
-    needs = estimate_needs(GOLDEN, outline, plan_inputs(GOLDEN.inputs, outline), "float64")
+    needs = needs_of(GOLDEN)
 
     def capture(name: str, max_memory: int) -> GoldenManifest:
         update = {"folder": str(tmp_path / name), "max_memory": max_memory}
@@ -140,10 +148,10 @@ def test_limit_that_cannot_be_checked_is_refused(
     def needs_values(*_: object) -> Needs:
         raise RuntimeError("no values on meta")
 
-    monkeypatch.setattr(golden_process, "estimate_needs", needs_values)
+    monkeypatch.setattr(room, "estimate_needs", needs_values)
     request = GOLDEN.model_copy(update={"folder": str(tmp_path / "golden"), "max_disk": 10**12})
 
-    with pytest.raises(MachineError, match="--disk: memory and disk cannot be estimated"):
+    with pytest.raises(MachineError, match="--disk: time, memory and disk cannot be estimated"):
         capture_golden(request, SilentProgress())
     assert not (tmp_path / "golden").exists()
 

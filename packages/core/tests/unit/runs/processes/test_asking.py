@@ -173,7 +173,7 @@ def test_a_slow_child_shows_its_phase_its_count_and_its_end(
     monkeypatch.setattr(shown_tasks, "SHORT_SECONDS", 0.05)
     monkeypatch.setattr(display, "_LINE_SECONDS", 0.3)
     monkeypatch.setattr(display, "_TICK_SECONDS", 0.01)
-    monkeypatch.setattr(shown_tasks, "_duration", lambda seconds: f"{seconds:.0e} s")
+    monkeypatch.setattr(shown_tasks, "format_duration", lambda seconds: f"{seconds:.0e} s")
     stream = io.StringIO()
     with open_progress(stream) as progress:
         ask(do("take_long"), {}, tmp_path, name="trusted", progress=progress)

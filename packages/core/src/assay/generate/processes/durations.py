@@ -1,0 +1,142 @@
+"""The time of the phases of a check, estimated from the model's sizes and a probe of the device."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch.nn.functional import linear
+
+from assay.devices.base import Device
+from assay.inputs import Batch
+
+# The probe multiplies a matrix of this many rows and columns by few and by many tokens.
+_PROBED_SHAPE = (4096, 4096)
+_FEW_TOKENS, _MANY_TOKENS = 4, 256
+_PROBED_TIMES = 3
+
+# Costs that `nox -s perf -- -k estimates` holds to measured times: multiples of one call without values,
+# and seconds.
+_CALL = 0.5
+_RECORDED_CALL = 2.0
+_REPLAYED_CALL = 1.6
+_SECONDS_TO_LOAD = 0.3
+_SECONDS_PER_LOADED_WEIGHT = 3e-9
+_SECONDS_PER_STORED_BYTE = 2e-9
+_SECONDS_PER_COMPARED_VALUE = 1.3e-8
+
+# Decode steps of each batch that are repeated, and steps of the trial.
+_REPEATED_STEPS = 7
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """Seconds that a device takes for the smallest parts of the work in one dtype."""
+
+    weight: float
+    """To read a weight for a few tokens."""
+    product: float
+    """To multiply a weight by one of many tokens."""
+
+    @classmethod
+    def probe(cls, device: Device, dtype: str) -> "Speed":
+        """Measure the speed in a few tenths of a second."""
+        matrix = torch.rand(_PROBED_SHAPE, dtype=getattr(torch, dtype), device=device.torch_device)
+        few, many = (
+            _time_of_product(device, matrix, tokens) / matrix.numel()
+            for tokens in (_FEW_TOKENS, _MANY_TOKENS)
+        )
+        return cls(few, max(0.0, many - few) / (_MANY_TOKENS - _FEW_TOKENS))
+
+
+def _time_of_product(device: Device, matrix: torch.Tensor, num_tokens: int) -> float:
+    tokens = torch.ones(num_tokens, matrix.shape[1], dtype=matrix.dtype, device=matrix.device)
+    times = []
+    for _ in range(_PROBED_TIMES):
+        begin = time.perf_counter()
+        linear(tokens, matrix)
+        device.synchronize()
+        times.append(time.perf_counter() - begin)
+    return min(times)
+
+
+@dataclass(frozen=True, slots=True)
+class Durations:
+    """The sizes of a generation check, and the time of its phases."""
+
+    call: float
+    """Seconds of one call of the model without values, which is the time of its Python."""
+    num_weights: int
+    num_values: float
+    """Numbers at all module boundaries for each token."""
+    stored_bytes: int
+    """Bytes of the golden."""
+    batches: Sequence[Batch]
+    reads_texts: bool
+    """True if the reference reads generated texts in one call."""
+
+    def of_reference(self, wide: Speed, narrow: Speed) -> list[float]:
+        """Return the seconds of each phase of a capture with modules.
+
+        wide, narrow: of the yardstick and of the noise run.
+        """
+        load = _SECONDS_TO_LOAD + self.num_weights * _SECONDS_PER_LOADED_WEIGHT
+        stored = self.stored_bytes * _SECONDS_PER_STORED_BYTE
+        forced = self._texts(narrow) if self.reads_texts else self._steps(narrow, _CALL)
+        return [
+            load,
+            _REPEATED_STEPS * _REPLAYED_CALL * self.call,
+            self._steps(wide, _CALL),
+            0.0,
+            stored + (self._texts(wide) if self.reads_texts else self._steps(wide, _RECORDED_CALL)),
+            load / 2,
+            load / 2,
+            forced,
+            self._repeated(narrow),
+            self._texts(narrow) / len(self.batches),
+            self._compared()
+            + (self._texts(narrow) if self.reads_texts else self._steps(narrow, _REPLAYED_CALL)),
+        ]
+
+    def of_candidate(self, speed: Speed) -> list[float]:
+        """Return the seconds of each phase of a candidate whose modules are measured."""
+        load = _SECONDS_TO_LOAD + self.num_weights * _SECONDS_PER_LOADED_WEIGHT / 2
+        return [
+            load,
+            load / 2,
+            load / 2,
+            self._steps(speed, _CALL),
+            self._texts(speed),
+            0.0,
+            self._repeated(speed),
+            self._texts(speed) / len(self.batches),
+            self._compared() + self._steps(speed, _REPLAYED_CALL),
+        ]
+
+    @property
+    def _num_steps(self) -> int:
+        return sum(max(0, batch.max_new_tokens - 1) for batch in self.batches)
+
+    @property
+    def _num_tokens(self) -> int:
+        return sum(
+            len(one.rows) * (one.length + max(0, one.max_new_tokens - 1)) for one in self.batches
+        )
+
+    def _texts(self, speed: Speed) -> float:
+        """Return the seconds of one call for each batch, with all of its tokens."""
+        products = self._num_tokens * self.num_weights * speed.product
+        return products + len(self.batches) * _RECORDED_CALL * self.call
+
+    def _steps(self, speed: Speed, calls: float) -> float:
+        """Return the seconds of all prompts and decode steps; `calls`: the cost of a step's Python."""
+        num_prompt_tokens = sum(len(one.rows) * one.length for one in self.batches)
+        of_step = calls * self.call + self.num_weights * speed.weight
+        return num_prompt_tokens * self.num_weights * speed.product + self._num_steps * of_step
+
+    def _repeated(self, speed: Speed) -> float:
+        share = _REPEATED_STEPS / max(1, self._num_steps / len(self.batches))
+        return min(1.0, share) * self._steps(speed, _CALL)
+
+    def _compared(self) -> float:
+        return self._num_tokens * self.num_values * _SECONDS_PER_COMPARED_VALUE

@@ -1,0 +1,68 @@
+"""The estimated time of the phases of a check."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from assay.devices.registry import open_run
+from assay.devices.run_string import parse_run
+from assay.generate.processes.durations import Durations, Speed
+from assay.generate.processes.golden_folder import (
+    read_expected_seconds,
+    write_expected_seconds,
+)
+from assay.inputs import Batch
+
+WIDE, NARROW = Speed(weight=4e-9, product=4e-11), Speed(weight=1e-9, product=1e-11)
+BATCH = Batch(0, ((1,) * 100,) * 4, (0, 1, 2, 3), 0, 33)
+DURATIONS = Durations(
+    call=0.1,
+    num_weights=10**8,
+    num_values=1e5,
+    stored_bytes=10**9,
+    batches=[BATCH],
+    reads_texts=True,
+)
+GENERATES, RECORDS, FORCED, MEASURES = 2, 4, 7, 10
+
+
+def test_generation_takes_its_prompts_and_every_step() -> None:
+    prompts, of_step = 400 * 10**8 * WIDE.product, 0.05 + 10**8 * WIDE.weight
+
+    assert DURATIONS.of_reference(WIDE, NARROW)[GENERATES] == pytest.approx(prompts + 32 * of_step)
+
+
+def test_text_in_one_call_is_forced_in_less_time_than_its_steps() -> None:
+    stepwise = replace(DURATIONS, reads_texts=False)
+
+    texts, steps = (one.of_reference(WIDE, NARROW) for one in (DURATIONS, stepwise))
+
+    assert len(texts) == len(steps) == 11
+    assert texts[GENERATES] == steps[GENERATES]
+    for phase in (RECORDS, FORCED, MEASURES):
+        assert texts[phase] < steps[phase]
+
+
+def test_candidate_replays_every_step() -> None:
+    *_, of_texts = DURATIONS.of_reference(WIDE, NARROW)
+    *_, of_steps = DURATIONS.of_candidate(NARROW)
+
+    assert of_steps > of_texts
+    assert len(DURATIONS.of_candidate(NARROW)) == 9
+
+
+def test_expected_seconds_are_read_where_there_are_any(tmp_path: Path) -> None:
+    assert read_expected_seconds(tmp_path) == []
+    write_expected_seconds(tmp_path, [1.0, 2.5])
+    assert read_expected_seconds(tmp_path) == [1.0, 2.5]
+    (tmp_path / "seconds.json").write_text("[")
+    assert read_expected_seconds(tmp_path) == []
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+def test_probe_measures_a_positive_speed(dtype: str) -> None:
+    speed = Speed.probe(open_run(parse_run("cpu/float32")), dtype)
+
+    assert 0 < speed.weight < 1e-6
+    assert 0 <= speed.product < 1e-7
