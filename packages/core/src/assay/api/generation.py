@@ -66,6 +66,10 @@ def check_generate(  # noqa: PLR0913 - one for each option
             "Memory for the reference: 8G. It then widens weights one module at a time.", "SIZE"
         ),
     ] = None,
+    budget: Annotated[
+        str | None,
+        Option("Time for both sides: 5m. Fewer tokens are generated where needed.", "TIME"),
+    ] = None,
     keep: Annotated[
         KeptFiles,
         Option("replay omits the candidate's trace, verdict also the golden."),
@@ -100,13 +104,18 @@ def check_generate(  # noqa: PLR0913 - one for each option
     from assay.launch.mesh_string import parse_mesh
     from assay.models.candidate_code import candidate_code
     from assay.models.remote_code import remote_code_of
-    from assay.recording.capturing.budget import parse_size
+    from assay.recording.capturing.budget import parse_size, parse_time
     from assay.runs import RunFolder
 
     if (reference is None) == (golden is None):
         raise UsageError("give either --reference RUN or --golden TRACE")
-    if golden is not None and disk is not None:
-        raise UsageError("--disk limits the golden of --reference; --golden is there already")
+    for name, limit in (("--disk", disk), ("--budget", budget)):
+        if golden is not None and limit is not None:
+            raise UsageError(f"{name} limits the golden of --reference; --golden is there already")
+    if budget is not None and level not in ("auto", "modules"):
+        raise UsageError("--budget is for --level modules: other levels only generate")
+    max_disk, max_memory = (None if one is None else parse_size(one) for one in (disk, memory))
+    max_seconds = None if budget is None else parse_time(budget)
     inputs = input_options(
         **{name: arguments[name] for name in signature(input_options).parameters}
     )
@@ -133,8 +142,9 @@ def check_generate(  # noqa: PLR0913 - one for each option
         limits=limits,
         allow_unused=globs(allow_unused),
         keep=keep,
-        max_disk=None if disk is None else parse_size(disk),
-        max_memory=None if memory is None else parse_size(memory),
+        max_disk=max_disk,
+        max_memory=max_memory,
+        max_seconds=max_seconds,
         remote_code=remote_code_of(trusted=trust_remote_code),
         command=command_line(check_generate, arguments),
     )

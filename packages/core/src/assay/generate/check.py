@@ -145,6 +145,7 @@ def _capture_golden(check: GenerateCheck, folder: Path, progress: Progress) -> P
         folder=str(golden),
         max_disk=check.max_disk,
         max_memory=check.max_memory,
+        max_seconds=check.max_seconds,
         remote_code=check.remote_code,
     )
     ask(GOLDEN, request, folder, name="reference", progress=progress, preload=PRELOAD)

@@ -94,8 +94,9 @@ def capture_golden(request: GoldenRequest, progress: Progress) -> GoldenManifest
             f" most {FLOAT64_PARAMETERS / 1e9:g} billion parameters)"
         )
     # The estimate takes as long as a part of the check of a small model.
-    is_limited = request.max_disk is not None or request.max_memory is not None
-    room = Room()
+    limits = (request.max_disk, request.max_memory, request.max_seconds)
+    is_limited = any(limit is not None for limit in limits)
+    room = Room(request.inputs)
     if num_parameters >= SMALL_MODEL_PARAMETERS or is_limited:
         room = require_room(request, device, wide, progress)
     plan: InputPlan | None = None
@@ -111,8 +112,14 @@ def capture_golden(request: GoldenRequest, progress: Progress) -> GoldenManifest
             )
             if plan is None or identity is None:
                 identity = identify(yardstick)
-                plan = plan_inputs(request.inputs, yardstick)
+                plan = plan_inputs(room.inputs, yardstick)
                 notes = [*plan.notes, *yardstick.notes]
+                given_up = request.inputs.max_new_tokens - room.inputs.max_new_tokens
+                if given_up:
+                    notes.append(
+                        f"--budget: the last {given_up} of {request.inputs.max_new_tokens} new tokens"
+                        " of each prompt are not checked"
+                    )
         with TraceWriter(folder / dtype, {"model": identity.name, "dtype": dtype}) as writer:
             section = _Capture(request, device, writer, plan, dtype, progress)
             section.run_yardstick(Side(yardstick, device, RecordingChoices(writer)))
@@ -125,7 +132,7 @@ def capture_golden(request: GoldenRequest, progress: Progress) -> GoldenManifest
     manifest = GoldenManifest(
         model=identity,
         reference=describe_run(device, request.reference),
-        inputs=request.inputs,
+        inputs=room.inputs,
         inputs_hash=plan.content_hash,
         level=request.level,
         sections=sections,

@@ -146,17 +146,20 @@ class TrialCall:
 
     @classmethod
     def of(cls, model: nn.Module) -> "TrialCall":
-        """Call `model`, with parameters on the meta device; it is not to be used afterwards."""
+        """Call `model`, with parameters on the meta device."""
+        config, seen = cast("Any", model.config), {}
         # Without a padding token, transformers does not search the token ids, which have no values, for it.
-        cast("Any", model.config).pad_token_id = None
-        seen: dict[int, Tensor] = {}
-        with torch.no_grad(), torch.device("meta"):
-            token_ids = torch.zeros(1, _TRIAL_TOKENS, dtype=torch.long)
-            with _noting_tensors(model, seen):
-                output: Any = model(input_ids=token_ids, return_dict=True)
-            begin = time.perf_counter()
-            model(input_ids=token_ids, return_dict=True)
-            seconds = time.perf_counter() - begin
+        padding, config.pad_token_id = config.pad_token_id, None
+        try:
+            with torch.no_grad(), torch.device("meta"):
+                token_ids = torch.zeros(1, _TRIAL_TOKENS, dtype=torch.long)
+                with _noting_tensors(model, seen):
+                    output: Any = model(input_ids=token_ids, return_dict=True)
+                begin = time.perf_counter()
+                model(input_ids=token_ids, return_dict=True)
+                seconds = time.perf_counter() - begin
+        finally:
+            config.pad_token_id = padding
         layers = getattr(output.get("past_key_values"), "layers", None) or []
         cached = [getattr(layer, part, None) for layer in layers for part in ("keys", "values")]
         values = [*seen.values(), *(one for one in cached if isinstance(one, Tensor))]

@@ -58,6 +58,8 @@ class GoldenRequest(Record):
     """Bytes that the golden may take; None for the free space."""
     max_memory: int | None = None
     """Bytes that the reference may take; None for the free memory."""
+    max_seconds: float | None = None
+    """Seconds that reference and candidate may take together; None for any time."""
     remote_code: RemoteCode = "refuse"
 
 
@@ -191,6 +193,8 @@ class GenerateCheck:
     """Bytes that the golden may take."""
     max_memory: int | None = None
     """Bytes that the reference may take."""
+    max_seconds: float | None = None
+    """Seconds that both sides may take."""
     remote_code: RemoteCode = "refuse"
     command: tuple[str, ...] = ()
     """The command line that repeats the check."""

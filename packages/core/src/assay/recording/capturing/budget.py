@@ -34,6 +34,21 @@ def parse_size(text: str) -> int:
     return size
 
 
+_TIME = re.compile(r"(\d{1,6}(?:\.\d{1,3})?)\s*([smh])", re.IGNORECASE)
+_SECONDS = {"s": 1, "m": 60, "h": 3600}
+
+
+def parse_time(text: str) -> float:
+    """Return a number of seconds, such as 300 for 5m.
+
+    Raises: UsageError.
+    """
+    found = _TIME.fullmatch(text.strip())
+    if found is None or not (seconds := float(found[1]) * _SECONDS[found[2].lower()]):
+        raise UsageError(f"{text[:40]!r} is not a time such as 90s, 5m or 1h")
+    return seconds
+
+
 @dataclass(frozen=True, slots=True)
 class Cost:
     """Bytes written, and seconds for which the run waited."""

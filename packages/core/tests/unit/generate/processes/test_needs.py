@@ -9,7 +9,6 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from assay.devices.registry import open_run
 from assay.devices.run_string import parse_run
 from assay.errors import MachineError
-from assay.generate.processes import room
 from assay.generate.processes.golden import capture_golden
 from assay.generate.processes.input_plans import plan_inputs
 from assay.generate.processes.needs import (
@@ -145,10 +144,10 @@ def test_golden_of_weights_that_are_widened_on_use_is_the_same(tmp_path: Path) -
 def test_limit_that_cannot_be_checked_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def needs_values(*_: object) -> Needs:
+    def needs_values(*_: object) -> TrialCall:
         raise RuntimeError("no values on meta")
 
-    monkeypatch.setattr(room, "estimate_needs", needs_values)
+    monkeypatch.setattr(TrialCall, "of", needs_values)
     request = GOLDEN.model_copy(update={"folder": str(tmp_path / "golden"), "max_disk": 10**12})
 
     with pytest.raises(MachineError, match="--disk: time, memory and disk cannot be estimated"):

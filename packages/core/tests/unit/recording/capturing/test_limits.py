@@ -17,7 +17,7 @@ from assay import compare
 from assay.dumps.recognizing import open_dump
 from assay.errors import UsageError
 from assay.recording.capture import capture
-from assay.recording.capturing.budget import Budget, Cost, Grade, parse_size
+from assay.recording.capturing.budget import Budget, Cost, Grade, parse_size, parse_time
 from assay.recording.capturing.capture_filter import WarmUp
 from assay.recording.capturing.control import FileControl
 from assay.trace import Trace
@@ -47,6 +47,17 @@ def test_sizes(text: str, size: int) -> None:
 def test_invalid_sizes_are_refused(text: str) -> None:
     with pytest.raises(UsageError, match="is not a size such as 500M"):
         parse_size(text)
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("5m", 300), ("1.5 H", 5400)])
+def test_times_are_read(text: str, seconds: float) -> None:
+    assert parse_time(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "5", "0m", "5 minutes", "-1s"])
+def test_what_is_no_time_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="is not a time"):
+        parse_time(text)
 
 
 @pytest.mark.parametrize(("max_bytes", "max_seconds"), [(1000, None), (None, 10.0)])

@@ -1,0 +1,65 @@
+"""How a check fits into its budget."""
+
+from pathlib import Path
+
+import pytest
+
+from assay.devices.registry import open_run
+from assay.devices.run_string import parse_run
+from assay.errors import MachineError
+from assay.generate.processes.durations import Speed
+from assay.generate.processes.golden import capture_golden
+from assay.generate.processes.needs import TrialCall
+from assay.generate.processes.requests import GoldenRequest, InputOptions
+from assay.generate.processes.room import require_room
+from assay.runs import SilentProgress
+
+REQUEST = GoldenRequest(
+    model="micro:llama?trained=0",
+    reference=parse_run("cpu/float32"),
+    noise_for=["bfloat16"],
+    inputs=InputOptions(max_new_tokens=32),
+    folder="",
+)
+
+
+@pytest.fixture(autouse=True)
+def fixed_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine on which a decode step takes the time."""
+    monkeypatch.setattr(Speed, "probe", lambda device, dtype: Speed(1e-7, 0.0))
+    monkeypatch.setattr(TrialCall, "of", lambda model: TrialCall(1e4, 1.0))
+
+
+def seconds_of(num_tokens: int) -> float:
+    inputs = InputOptions(max_new_tokens=num_tokens)
+    request = REQUEST.model_copy(update={"inputs": inputs})
+    room = require_room(request, open_run(REQUEST.reference), "float64", SilentProgress())
+    return sum(room.seconds) + sum(room.of_candidate)
+
+
+def tokens_within(budget: float | None) -> int:
+    request = REQUEST.model_copy(update={"max_seconds": budget})
+    room = require_room(request, open_run(request.reference), "float64", SilentProgress())
+    return room.inputs.max_new_tokens
+
+
+def test_tokens_are_halved_until_both_sides_fit() -> None:
+    assert seconds_of(32) > 1.5 * seconds_of(16) > 2 * seconds_of(8)
+
+    assert tokens_within(None) == 32
+    assert tokens_within(seconds_of(32)) == 32
+    assert tokens_within(0.99 * seconds_of(32)) == 16
+    assert tokens_within(seconds_of(8)) == 8
+
+
+def test_budget_that_no_decode_step_fits_is_refused_with_the_numbers() -> None:
+    with pytest.raises(MachineError, match=r"takes about \d+ s, and --budget allows 2 s"):
+        tokens_within(2.0)
+
+
+def test_golden_within_a_budget_says_what_is_given_up(tmp_path: Path) -> None:
+    update = {"folder": str(tmp_path / "golden"), "max_seconds": seconds_of(4)}
+    manifest = capture_golden(REQUEST.model_copy(update=update), SilentProgress())
+
+    assert manifest.inputs.max_new_tokens == 4
+    assert "--budget: the last 28 of 32 new tokens of each prompt are not checked" in manifest.notes
