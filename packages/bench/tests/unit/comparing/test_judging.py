@@ -56,21 +56,23 @@ def test_log_probabilities_detect_drops_without_lost_answers(
 
 
 @pytest.mark.parametrize(
-    ("moved", "expected"),
+    ("moved", "expected", "words"),
     [
-        (0.0, PairedOutcome.PASS),
-        (0.0005, PairedOutcome.PASS),
-        (0.001, PairedOutcome.UNDERPOWERED),
-        (0.002, PairedOutcome.FAIL),
+        (0.0, PairedOutcome.PASS, "): less than 0.0010"),
+        (0.0005, PairedOutcome.PASS, "): less than 0.0010"),
+        (0.001, PairedOutcome.UNDERPOWERED, "items cannot decide if this is less than 0.0010"),
+        (0.002, PairedOutcome.FAIL, "more than 0.0010, so it is a different model"),
     ],
 )
 def test_movement_of_the_same_model_is_limited_in_both_directions(
-    moved: float, expected: PairedOutcome
+    moved: float, expected: PairedOutcome, words: str
 ) -> None:
     base = [-1 + 0.1 * math.sin(n) for n in range(300)]
     now = [value + moved * 2**0.5 * math.cos(7 * n) for n, value in enumerate(base)]
     sides = evaluation(with_log_probabilities(base)), evaluation(with_log_probabilities(now))
-    assert compare(*sides, TERMS.model_copy(update={"movement": 0.001})).judged is expected
+    found = compare(*sides, TERMS.model_copy(update={"movement": 0.001}))
+    assert found.judged is expected
+    assert words in comparison_as_markdown(found)
     assert compare(*sides, TERMS).judged is PairedOutcome.PASS
 
 

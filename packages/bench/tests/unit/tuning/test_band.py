@@ -108,6 +108,7 @@ def test_non_finite_loss_fails_at_any_length(band: LossBand, loss: float) -> Non
     level = judge_losses([1.0, 1.0, loss], band)
     assert level.verdict is Outcome.FAIL
     assert level.model_extra == {"first_step": 2}
+    assert level.compared == 3
     assert level.reason == f"the loss of step 2 is {loss}"
 
 
