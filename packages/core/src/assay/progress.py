@@ -88,12 +88,13 @@ _MINUTES_FROM_SECONDS = 100
 def format_duration(seconds: float) -> str:
     """Write a duration in seconds or minutes.
 
-    >>> format_duration(99.4), format_duration(130)
-    ('99 s', '2 min 10 s')
+    >>> format_duration(99.4), format_duration(239.7)
+    ('99 s', '4 min 0 s')
     """
     if seconds < _MINUTES_FROM_SECONDS:
         return f"{seconds:.0f} s"
-    return f"{seconds // 60:.0f} min {seconds % 60:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s"
 
 
 class SilentProgress(Progress):
