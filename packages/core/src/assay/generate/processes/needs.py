@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -147,7 +147,8 @@ class TrialCall:
     @classmethod
     def of(cls, model: nn.Module) -> "TrialCall":
         """Call `model`, with parameters on the meta device."""
-        config, seen = cast("Any", model.config), {}
+        seen: dict[int, Tensor] = {}
+        config: Any = model.config
         # Without a padding token, transformers does not search the token ids, which have no values, for it.
         padding, config.pad_token_id = config.pad_token_id, None
         try:
