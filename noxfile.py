@@ -81,7 +81,9 @@ def runners(session: nox.Session) -> None:
     tools.run(session, "check_jsonschema", "--builtin-schema", "vendor.github-actions", *actions)
     tools.run_program(session, "shellcheck", *scripts)
     tools.run(session, "assay.cli", "runners", "check")
-    tools.run(session, "pytest", "packages/runners/tests/workflows", *session.posargs)
+    # The first test waits for the download of GitHub's packages.
+    words = ["packages/runners/tests/workflows", "--timeout=660"]
+    tools.run(session, "pytest", *words, *session.posargs)
 
 
 @nox.session

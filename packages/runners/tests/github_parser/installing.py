@@ -17,6 +17,8 @@ BUNDLE = "evaluate.cjs"
 STAMP = "sources.sha256"
 
 _TIMEOUT_SECONDS = 600
+# A download that stalls is tried again after 30 s; npm would wait five minutes.
+_STALLED = "--fetch-timeout=30000"
 
 
 def install(folder: Path, npm: Path | None = None) -> Path:
@@ -34,7 +36,10 @@ def install(folder: Path, npm: Path | None = None) -> Path:
     for source in _sources():
         shutil.copy(source, folder)
     # The program of esbuild is a package of its own, which needs no install script.
-    for words in (["ci", "--ignore-scripts", "--no-audit", "--no-fund"], ["run", "bundle"]):
+    for words in (
+        ["ci", "--ignore-scripts", "--no-audit", "--no-fund", _STALLED],
+        ["run", "bundle"],
+    ):
         _run_npm(program, words, folder)
     (folder / STAMP).write_text(hash_sources(), encoding="utf-8")
     return bundle
