@@ -169,7 +169,7 @@ class _RecordedSide(TrustedSide):
                 advance_task("steps")
         with TraceWriter(folder / NOISE, {"kind": "training-noise"}) as writer:
             observer.write(writer)
-            if self.request.options.mixed_precision and float_format(self.request.dtype).is_narrow:
+            if float_format(self.request.dtype).is_narrow:
                 with subtask("measures the optimizer in float32"):
                     kept = measure_in_float32(folder, self.request.options, rows, self.boundary)
                 attach_results(writer, OPTIMIZER_IN_FLOAT32, kept)
