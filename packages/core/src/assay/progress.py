@@ -41,7 +41,7 @@ class Progress(ABC):
     def number_phases(self, total: int, expected: Sequence[float] = ()) -> None:
         """Show the numbers of the tasks to come, out of the `total` of this process.
 
-        expected: seconds of each, from which the time left is told as each begins.
+        expected: seconds of each phase. Each phase then begins with the time left.
         """
         self._num_phases, self._expected = total, expected
         self._began = time.monotonic()

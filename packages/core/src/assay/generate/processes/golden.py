@@ -37,9 +37,10 @@ from assay.generate.passes.whole_texts import (
     attach_text_steps,
     with_whole_texts,
 )
+from assay.generate.processes.estimates.needs import Widening
+from assay.generate.processes.estimates.run_plan import RunPlan, plan_run
 from assay.generate.processes.golden_folder import MANIFEST, write_expected_seconds
 from assay.generate.processes.input_plans import plan_inputs
-from assay.generate.processes.needs import Widening
 from assay.generate.processes.requests import (
     LOAD,
     NOISE,
@@ -49,7 +50,6 @@ from assay.generate.processes.requests import (
     ModelIdentity,
     Section,
 )
-from assay.generate.processes.room import Room, require_room
 from assay.hooks.module_tracer import NullHandler
 from assay.hooks.usage import UsageWatch
 from assay.hooks.values.boundary import Boundary
@@ -96,25 +96,25 @@ def capture_golden(request: GoldenRequest, progress: Progress) -> GoldenManifest
     # The estimate takes as long as a part of the check of a small model.
     limits = (request.max_disk, request.max_memory, request.max_seconds)
     is_limited = any(limit is not None for limit in limits)
-    room = Room(request.inputs)
+    run = RunPlan(request.inputs)
     if num_parameters >= SMALL_MODEL_PARAMETERS or is_limited:
-        room = require_room(request, device, wide, progress)
+        run = plan_run(request, device, wide, progress)
     plan: InputPlan | None = None
     sections = {}
     identity: ModelIdentity | None = None
     notes: list[str] = []
     num_phases = _MODULE_PHASES if request.level == "module" else _PHASES
-    progress.number_phases(num_phases * len(request.noise_for), room.seconds)
+    progress.number_phases(num_phases * len(request.noise_for), run.seconds)
     for dtype in request.noise_for:
         with progress.step(f"loads {request.model} in {wide}, for {dtype}"):
             yardstick = load_yardstick(
-                request.model, device, wide, dtype, request.remote_code, room.widening
+                request.model, device, wide, dtype, request.remote_code, run.widening
             )
             if plan is None or identity is None:
                 identity = identify(yardstick)
-                plan = plan_inputs(room.inputs, yardstick)
+                plan = plan_inputs(run.inputs, yardstick)
                 notes = [*plan.notes, *yardstick.notes]
-                given_up = request.inputs.max_new_tokens - room.inputs.max_new_tokens
+                given_up = request.inputs.max_new_tokens - run.inputs.max_new_tokens
                 if given_up:
                     notes.append(
                         f"--budget: the last {given_up} of {request.inputs.max_new_tokens} new tokens"
@@ -132,7 +132,7 @@ def capture_golden(request: GoldenRequest, progress: Progress) -> GoldenManifest
     manifest = GoldenManifest(
         model=identity,
         reference=describe_run(device, request.reference),
-        inputs=room.inputs,
+        inputs=run.inputs,
         inputs_hash=plan.content_hash,
         level=request.level,
         sections=sections,
@@ -140,8 +140,8 @@ def capture_golden(request: GoldenRequest, progress: Progress) -> GoldenManifest
         environment=provenance(),
     )
     manifest = manifest.model_copy(update={"digest": manifest.content_hash()})
-    if room.of_candidate:
-        write_expected_seconds(folder, [progress.slowdown * one for one in room.of_candidate])
+    if run.of_candidate:
+        write_expected_seconds(folder, [progress.slowdown * one for one in run.of_candidate])
     write_whole(folder / MANIFEST, manifest.model_dump_json(by_alias=True, indent=1))
     return manifest
 

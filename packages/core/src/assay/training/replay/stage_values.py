@@ -146,7 +146,8 @@ class StepWriter:
 
     def finish(self) -> None:
         """Write the rest and the table."""
-        self._write_part()
+        if self._kept:
+            self._write_part()
         table = {
             "values": [
                 {

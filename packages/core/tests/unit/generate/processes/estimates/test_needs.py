@@ -9,9 +9,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from assay.devices.registry import open_run
 from assay.devices.run_string import parse_run
 from assay.errors import MachineError
-from assay.generate.processes.golden import capture_golden
-from assay.generate.processes.input_plans import plan_inputs
-from assay.generate.processes.needs import (
+from assay.generate.processes.estimates.needs import (
     Needs,
     TrialCall,
     allowed_memory,
@@ -19,6 +17,8 @@ from assay.generate.processes.needs import (
     estimate_needs,
     require_disk,
 )
+from assay.generate.processes.golden import capture_golden
+from assay.generate.processes.input_plans import plan_inputs
 from assay.generate.processes.requests import GoldenManifest, GoldenRequest, InputOptions
 from assay.models.loading.loaded_model import load_outline
 from assay.runs import SilentProgress

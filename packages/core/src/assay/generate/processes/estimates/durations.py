@@ -8,6 +8,7 @@ import torch
 from torch.nn.functional import linear
 
 from assay.devices.base import Device
+from assay.generate.passes.generation_loop import count_tokens
 from assay.inputs import Batch
 
 # The probe multiplies a matrix of this many rows and columns by few and by many tokens.
@@ -117,15 +118,9 @@ class Durations:
     def _num_steps(self) -> int:
         return sum(max(0, batch.max_new_tokens - 1) for batch in self.batches)
 
-    @property
-    def _num_tokens(self) -> int:
-        return sum(
-            len(one.rows) * (one.length + max(0, one.max_new_tokens - 1)) for one in self.batches
-        )
-
     def _texts(self, speed: Speed) -> float:
         """Return the seconds of one call for each batch, with all of its tokens."""
-        products = self._num_tokens * self.num_weights * speed.product
+        products = count_tokens(self.batches) * self.num_weights * speed.product
         return products + len(self.batches) * _RECORDED_CALL * self.call
 
     def _steps(self, speed: Speed, calls: float) -> float:
@@ -139,4 +134,4 @@ class Durations:
         return min(1.0, share) * self._steps(speed, _CALL)
 
     def _compared(self) -> float:
-        return self._num_tokens * self.num_values * _SECONDS_PER_COMPARED_VALUE
+        return count_tokens(self.batches) * self.num_values * _SECONDS_PER_COMPARED_VALUE

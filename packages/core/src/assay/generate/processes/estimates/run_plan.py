@@ -1,4 +1,4 @@
-"""Decides, before anything large is loaded, how a check fits on this machine and into its budget."""
+"""Plans a run that fits on this machine and into its budget, before anything large is loaded."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,9 +7,8 @@ from pathlib import Path
 from assay.devices.base import Device
 from assay.errors import MachineError, UsageError
 from assay.generate.passes.whole_texts import steps_of_texts
-from assay.generate.processes.durations import Durations, Speed
-from assay.generate.processes.input_plans import plan_inputs
-from assay.generate.processes.needs import (
+from assay.generate.processes.estimates.durations import Durations, Speed
+from assay.generate.processes.estimates.needs import (
     Needs,
     TrialCall,
     Widening,
@@ -18,6 +17,7 @@ from assay.generate.processes.needs import (
     estimate_needs,
     require_disk,
 )
+from assay.generate.processes.input_plans import plan_inputs
 from assay.generate.processes.requests import GoldenRequest, InputOptions
 from assay.models.loading.configs import first_line
 from assay.models.loading.loaded_model import load_outline
@@ -29,8 +29,8 @@ _FEWEST_TOKENS = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
-    """How a check fits on this machine, and the expected seconds of its phases."""
+class RunPlan:
+    """The inputs and the widening of a run, and the expected seconds of its phases."""
 
     inputs: InputOptions
     """Those of the request, with fewer new tokens where the budget is short."""
@@ -40,15 +40,16 @@ class Room:
     """The seconds of a candidate on the same device."""
 
 
-def require_room(
+def plan_run(
     request: GoldenRequest, device: Device, yardstick_dtype: str, progress: Progress
-) -> Room:
-    """Estimate time, memory and disk before anything large is loaded.
+) -> RunPlan:
+    """Estimate time, memory and disk, and plan a run within their limits.
 
     Raises: MachineError if memory, disk or the budget are too small.
     """
     try:
-        estimates = _Estimates(request, device, yardstick_dtype)
+        estimator = _Estimator(request, device, yardstick_dtype)
+        estimate = estimator.of(request.inputs)
     except UsageError:
         raise
     except Exception as error:
@@ -62,24 +63,34 @@ def require_room(
             if limit is not None:
                 raise MachineError(f"{name}: {problem}") from error
         progress.note(problem)
-        return Room(request.inputs)
-    inputs = estimates.inputs_within(request.max_seconds)
-    needs = estimates.needs(inputs)
+        return RunPlan(request.inputs)
+    if request.max_seconds is not None:
+        estimate = estimator.within(request.max_seconds, estimate)
+    needs = estimate.needs
     require_disk(needs, Path(request.folder), request.max_disk)
     widening = choose_widening(needs, allowed_memory(device, request.max_memory))
     progress.note(f"the reference needs {needs.describe(widening)}")
     if request.level != "module":
-        return Room(inputs, widening)
-    seconds, of_candidate = estimates.seconds(inputs)
+        return RunPlan(estimate.inputs, widening)
     progress.note(
-        f"the reference takes about {format_duration(sum(seconds))}, and a candidate on"
-        f" {request.reference.device} {format_duration(sum(of_candidate))}"
+        f"the reference takes about {format_duration(sum(estimate.seconds))}, and a candidate on"
+        f" {request.reference.device} {format_duration(sum(estimate.of_candidate))}"
     )
-    return Room(inputs, widening, seconds, of_candidate)
+    return RunPlan(estimate.inputs, widening, estimate.seconds, estimate.of_candidate)
 
 
-class _Estimates:
-    """Estimates for one request and any inputs."""
+@dataclass(frozen=True, slots=True)
+class _Estimate:
+    """The needs of a run with these inputs, and the seconds of its phases."""
+
+    inputs: InputOptions
+    needs: Needs
+    seconds: list[float]
+    of_candidate: list[float]
+
+
+class _Estimator:
+    """Estimates runs of one request with any inputs."""
 
     def __init__(self, request: GoldenRequest, device: Device, yardstick_dtype: str) -> None:
         self._request, self._yardstick_dtype = request, yardstick_dtype
@@ -89,42 +100,35 @@ class _Estimates:
             Speed.probe(device, dtype) for dtype in (yardstick_dtype, *request.noise_for)
         )
 
-    def needs(self, inputs: InputOptions) -> Needs:
-        """Estimate memory and disk."""
-        plan = plan_inputs(inputs, self._outline)
-        num_values = self._trial.num_values
-        return estimate_needs(self._request, self._outline, plan, self._yardstick_dtype, num_values)
-
-    def seconds(self, inputs: InputOptions) -> tuple[list[float], list[float]]:
-        """Estimate the seconds of each phase of the reference and of a candidate."""
-        plan = plan_inputs(inputs, self._outline)
+    def of(self, inputs: InputOptions) -> _Estimate:
+        """Estimate a run with these inputs."""
+        outline, num_values = self._outline, self._trial.num_values
+        plan = plan_inputs(inputs, outline)
+        needs = estimate_needs(self._request, outline, plan, self._yardstick_dtype, num_values)
         durations = Durations(
             self._trial.seconds,
-            sum(one.numel() for one in self._outline.model.parameters()),
-            self._trial.num_values,
-            self.needs(inputs).disk,
+            sum(one.numel() for one in outline.model.parameters()),
+            num_values,
+            needs.disk,
             plan.batches,
-            reads_texts=bool(steps_of_texts(self._outline, plan.batches)),
+            reads_texts=bool(steps_of_texts(outline, plan.batches)),
         )
-        of_reference = [
+        seconds = [
             one for speed in self._narrow for one in durations.of_reference(self._wide, speed)
         ]
-        return of_reference, durations.of_candidate(self._narrow[0])
+        return _Estimate(inputs, needs, seconds, durations.of_candidate(self._narrow[0]))
 
-    def inputs_within(self, max_seconds: float | None) -> InputOptions:
+    def within(self, max_seconds: float, estimate: _Estimate) -> _Estimate:
         """Halve the number of new tokens until both sides fit into the budget.
 
         All prompts and the first steps are kept. Raises: MachineError if those take too long.
         """
-        inputs = self._request.inputs
-        if max_seconds is None:
-            return inputs
-        while (took := sum(map(sum, self.seconds(inputs)))) > max_seconds:
-            fewer = inputs.max_new_tokens // 2
+        while (took := sum(estimate.seconds) + sum(estimate.of_candidate)) > max_seconds:
+            fewer = estimate.inputs.max_new_tokens // 2
             if fewer < _FEWEST_TOKENS or not self._outline.can_generate:
                 raise MachineError(
                     f"the check takes about {format_duration(took)}, and --budget allows"
                     f" {format_duration(max_seconds)}: take shorter --prompts, or --level logits"
                 )
-            inputs = inputs.model_copy(update={"max_new_tokens": fewer})
-        return inputs
+            estimate = self.of(estimate.inputs.model_copy(update={"max_new_tokens": fewer}))
+        return estimate

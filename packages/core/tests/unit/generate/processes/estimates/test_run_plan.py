@@ -7,11 +7,11 @@ import pytest
 from assay.devices.registry import open_run
 from assay.devices.run_string import parse_run
 from assay.errors import MachineError
-from assay.generate.processes.durations import Speed
+from assay.generate.processes.estimates.durations import Speed
+from assay.generate.processes.estimates.needs import TrialCall
+from assay.generate.processes.estimates.run_plan import plan_run
 from assay.generate.processes.golden import capture_golden
-from assay.generate.processes.needs import TrialCall
 from assay.generate.processes.requests import GoldenRequest, InputOptions
-from assay.generate.processes.room import require_room
 from assay.runs import SilentProgress
 
 REQUEST = GoldenRequest(
@@ -33,14 +33,14 @@ def fixed_speed(monkeypatch: pytest.MonkeyPatch) -> None:
 def seconds_of(num_tokens: int) -> float:
     inputs = InputOptions(max_new_tokens=num_tokens)
     request = REQUEST.model_copy(update={"inputs": inputs})
-    room = require_room(request, open_run(REQUEST.reference), "float64", SilentProgress())
-    return sum(room.seconds) + sum(room.of_candidate)
+    run = plan_run(request, open_run(REQUEST.reference), "float64", SilentProgress())
+    return sum(run.seconds) + sum(run.of_candidate)
 
 
 def tokens_within(budget: float | None) -> int:
     request = REQUEST.model_copy(update={"max_seconds": budget})
-    room = require_room(request, open_run(request.reference), "float64", SilentProgress())
-    return room.inputs.max_new_tokens
+    run = plan_run(request, open_run(request.reference), "float64", SilentProgress())
+    return run.inputs.max_new_tokens
 
 
 def test_tokens_are_halved_until_both_sides_fit() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from assay.devices.registry import open_run
 from assay.devices.run_string import parse_run
-from assay.generate.processes.durations import Durations, Speed
+from assay.generate.processes.estimates.durations import Durations, Speed
 from assay.generate.processes.golden_folder import (
     read_expected_seconds,
     write_expected_seconds,

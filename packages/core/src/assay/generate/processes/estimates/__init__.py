@@ -1,0 +1,1 @@
+"""Time, memory and disk of a check, estimated before anything large is loaded."""
