@@ -104,7 +104,6 @@ class Vendor(Entry):
 
     name: Name
     title: NonEmpty
-    also_called: tuple[Name, ...] = ()
     resources: tuple[NonEmpty, ...]
     scheduler: str = ""
     shown: Shown

@@ -1,6 +1,6 @@
 """Reads the two files that describe the machines."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
@@ -32,20 +32,7 @@ def read_fleet(root: Path) -> Fleet:
         )
     if not vendors:
         raise UsageError(f"{root / RUNNERS_FILE} has no vendor")
-    _require_distinct_names(vendors, root / RUNNERS_FILE)
     return Fleet(github=github, vendors=tuple(vendors))
-
-
-def _require_distinct_names(vendors: Sequence[Vendor], file: Path) -> None:
-    """Raise UsageError if two vendors share a name: a label would be ambiguous."""
-    owners: dict[str, str] = {}
-    for vendor in vendors:
-        for name in (vendor.name, *vendor.also_called):
-            if name in owners:
-                raise UsageError(
-                    f"{file}: [{vendor.name}] is called {name!r}, and so is [{owners[name]}]"
-                )
-            owners[name] = vendor.name
 
 
 def _read_toml(file: Path) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import re
 from difflib import get_close_matches
 
+from assay.devices.vendor_names import find_vendor_name
 from assay_runners.fleet.entries import Fleet, Runner, Vendor
 from assay_runners.planning.plan import Refusal
 
@@ -113,5 +114,5 @@ def _nearest_target(target: str, fleet: Fleet) -> str:
 
 
 def _find_vendor(name: str, fleet: Fleet) -> Vendor | None:
-    called = ((vendor, (vendor.name, *vendor.also_called)) for vendor in fleet.vendors)
-    return next((vendor for vendor, names in called if name in names), None)
+    known = find_vendor_name(name)
+    return next((vendor for vendor in fleet.vendors if vendor.name == known), None)

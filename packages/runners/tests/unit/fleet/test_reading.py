@@ -70,12 +70,6 @@ def test_labels_fit_the_limit_of_the_chart() -> None:
         ('sessions = ["smoke"]', 'sessions = "smoke"', "it has to be an array: [...]"),
         ('sessions = ["smoke"]', 'sessions = ["smoke", "smoke"]', "one is named twice"),
         ("from_registry = false", 'from_registry = "no"', "[acme]: torch.from_registry: "),
-        ("health = {", 'also_called = ["R2-D2"]\nhealth = {', "[acme]: also_called[1]: String"),
-        (
-            "health = {",
-            'also_called = ["acme"]\nhealth = {',
-            "[acme] is called 'acme', and so is [acme]",
-        ),
         ("shown.by = [", 'shown.pci_vendor = "0x1"\nshown.by = [', "pci_classes go together"),
         ("health = {", 'model_cache = "models"\nhealth = {', "[acme]: model_cache: "),
         ("health = {", 'variables = { "A B" = "c" }\nhealth = {', "[acme]: variables.A B: "),

@@ -74,10 +74,9 @@ def plan(  # noqa: PLR0913 - one for each option
     from assay_smoke.matrix.planning import PlanOptions, plan_smoke
     from assay_smoke.matrix.rules import require_vendor
 
-    require_vendor(vendor)
     planned = plan_smoke(
         PlanOptions(
-            vendor=vendor,
+            vendor=require_vendor(vendor),
             cards=cards,
             coverage=coverage,
             budget_seconds=None if budget is None else parse_budget(budget),

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, get_args
 
+from assay.devices.vendor_names import find_vendor_name
 from assay.errors import UsageError
 from assay.files import read_toml
 from assay.models.micro.recipes import find_recipe
@@ -267,10 +268,12 @@ def vendor_names() -> tuple[str, ...]:
     return tuple(_tables())
 
 
-def require_vendor(vendor: str) -> None:
-    """Raise UsageError for a vendor without a table."""
+def require_vendor(name: str) -> str:
+    """Return the vendor that is called `name`. Raises: UsageError if it has no table."""
+    vendor = find_vendor_name(name)
     if vendor not in _tables():
-        raise UsageError(f"--vendor {vendor}: there is {', '.join(vendor_names())}")
+        raise UsageError(f"--vendor {name}: there is {', '.join(vendor_names())}")
+    return vendor
 
 
 def rules_of_vendor(vendor: str) -> tuple[Rule, ...]:
