@@ -4,14 +4,29 @@ from pathlib import Path
 
 import pytest
 
-from environments.machine import VendorEntry, read_vendors, visible_accelerators
+from environments.machine import Accelerator, VendorEntry, read_vendors, visible_accelerators
 
 DISPLAY, COMPUTE, PROCESSING = "0x030000", "0x038000", "0x120000"
 
 
+# What shows the accelerator of each vendor: files, and PCI devices.
+MACHINES: dict[str, tuple[list[str], list[tuple[str, str]]]] = {
+    "nvidia": (["dev/nvidia0", "dev/nvidiactl"], []),
+    "amd": (["dev/kfd"], [("0x1002", PROCESSING)]),
+    "intel": (["dev/dri/renderD128"], [("0x8086", COMPUTE)]),
+    "gaudi": (["dev/accel/accel0"], [("0x1da3", PROCESSING)]),
+    "spyre": (["dev/vfio/12"], [("0x1014", PROCESSING)]),
+    "trainium": (["dev/neuron0"], []),
+    "ascend": (["dev/davinci0"], []),
+    "apple": (["System/Library/Extensions/AGXMetalG13X.bundle"], []),
+}
+ROOT = Path(__file__).resolve().parents[2]
+CONFIGURED = read_vendors(ROOT / "runners/runners.toml")
+
+
 @pytest.fixture(scope="module")
-def vendors(root: Path) -> list[VendorEntry]:
-    return read_vendors(root / "runners/runners.toml")
+def vendors() -> list[VendorEntry]:
+    return read_vendors(ROOT / "packages/runners/tests/runners.toml")
 
 
 def make_machine(root: Path, *nodes: str, pci: tuple[tuple[str, str], ...] = ()) -> Path:
@@ -26,30 +41,21 @@ def make_machine(root: Path, *nodes: str, pci: tuple[tuple[str, str], ...] = ())
     return root
 
 
-@pytest.mark.parametrize(
-    ("vendor", "nodes", "pci"),
-    [
-        ("nvidia", ["dev/nvidia0", "dev/nvidiactl"], []),
-        ("nvidia", ["usr/lib/wsl/lib/libcuda.so.1"], []),
-        ("amd", ["dev/kfd"], [("0x1002", PROCESSING)]),
-        ("intel", ["dev/dri/renderD128"], [("0x8086", COMPUTE)]),
-        ("gaudi", ["dev/accel/accel0"], [("0x1da3", PROCESSING)]),
-        ("spyre", ["dev/vfio/12"], [("0x1014", PROCESSING)]),
-        ("trainium", ["dev/neuron0"], []),
-        ("ascend", ["dev/davinci0"], []),
-    ],
-)
-def test_an_accelerator_with_a_driver_is_shown(
-    tmp_path: Path,
-    vendors: list[VendorEntry],
-    vendor: str,
-    nodes: list[str],
-    pci: list[tuple[str, str]],
+@pytest.mark.parametrize("vendor", CONFIGURED, ids=lambda vendor: vendor.name)
+def test_an_accelerator_with_a_driver_is_shown(tmp_path: Path, vendor: VendorEntry) -> None:
+    if not vendor.shown_by:
+        assert vendor.name == "cpu"
+        return
+    nodes, pci = MACHINES[vendor.name]
+    (found,) = visible_accelerators(make_machine(tmp_path, *nodes, pci=tuple(pci)), CONFIGURED)
+    assert found == Accelerator(vendor, str(tmp_path / nodes[0]))
+
+
+def test_the_windows_subsystem_shows_its_library(
+    tmp_path: Path, vendors: list[VendorEntry]
 ) -> None:
-    (found,) = visible_accelerators(make_machine(tmp_path, *nodes, pci=tuple(pci)), vendors)
-    assert found.vendor.name == vendor
-    assert found.evidence == str(tmp_path / nodes[0])
-    assert not found.drives_screen
+    machine = make_machine(tmp_path, "usr/lib/wsl/lib/libcuda.so.1")
+    assert [one.vendor.name for one in visible_accelerators(machine, vendors)] == ["nvidia"]
 
 
 @pytest.mark.parametrize(
@@ -106,5 +112,5 @@ def test_vendors_are_distinguished_on_one_machine(
 
 def test_the_plugin_of_a_vendor_is_read(vendors: list[VendorEntry]) -> None:
     plugins = {vendor.name: vendor.torch_plugin for vendor in vendors}
-    assert plugins["ascend"] == "torch_npu"
+    assert plugins["spyre"] == "torch_spyre"
     assert plugins["nvidia"] == ""

@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from assay_runners.planning.events import Event, Payload
+from packages.runners.tests.fleet import GITHUB
 
-REPOSITORY = "assay-project/assay"
+REPOSITORY = GITHUB.repository
 HEAD, BASE, MERGE, MAIN = "a" * 40, "b" * 40, "c" * 40, "d" * 40
 CODE = ("packages/core/src/assay/metrics.py", "docs/noise.md")
 DOCUMENTS = ("README.md", "docs/noise.md")
@@ -71,7 +72,7 @@ def pull_request(  # noqa: PLR0913 - one for each fact that matters
             "merge_commit_sha": MERGE,
         },
         "repository": repository(),
-        "organization": {"login": "assay-project"},
+        "organization": {"login": GITHUB.organization},
         "sender": dict(sender),
     }
     if label is not None:

@@ -12,6 +12,7 @@ from assay_runners.rendering.files import render_fleet
 from assay_runners.workflow_run.events import read_event
 from packages.core.tests.fuzz.reader import Reader
 from packages.runners.tests.event_payloads import pull_request
+from packages.runners.tests.fleet import FLEET
 
 _ROOT = Path(__file__).resolve().parents[3]
 
@@ -42,9 +43,8 @@ def _write_event(folder: Path) -> None:
 
 
 def _plan(folder: Path) -> object:
-    fleet = read_fleet(_ROOT)
     event = read_event(folder / "event.json", None, {})
-    return explain_plan(make_plan(event, fleet))
+    return explain_plan(make_plan(event, FLEET))
 
 
 def _write_payload(folder: Path) -> None:
@@ -53,12 +53,11 @@ def _write_payload(folder: Path) -> None:
 
 def _plan_payload(folder: Path) -> object:
     """Plan as in a workflow run, with the event in the environment."""
-    fleet = read_fleet(_ROOT)
     variables = {
         "GITHUB_EVENT_PATH": str(folder / "payload.json"),
         "GITHUB_EVENT_NAME": "pull_request",
     }
-    plan = make_plan(read_event(None, None, variables), fleet)
+    plan = make_plan(read_event(None, None, variables), FLEET)
     return explain_plan(plan)
 
 

@@ -1,42 +1,31 @@
 """The rows of the trigger table, and functions for rows that several events share."""
 
 from dataclasses import dataclass
-from pathlib import Path
 
-from assay_runners.fleet.reading import read_fleet
 from assay_runners.planning.events import Event
 from packages.runners.tests.event_payloads import HEAD, MAIN, pull_request
-from packages.runners.tests.started_jobs import StartedJob
+from packages.runners.tests.fleet import FLEET, GITHUB
 
 FORK = "author/assay"
 BRANCH = "refs/heads/faster"
-NIGHT, REAPER = "17 2 * * *", "41 * * * *"
+PROTECTED = f"refs/heads/{GITHUB.protected_ref}"
 
 
 @dataclass(frozen=True, order=True)
 class Row:
-    """A started job. permissions: sorted, such as "contents:read issues:write"."""
+    """A started job."""
 
     workflow: str
     job: str
+    """Its id; for a job of a called workflow "CALLER / CALLED"."""
     labels: str
     sha: str = ""
+    """The commit that it checks out; "" if it checks out nothing."""
     permissions: str = ""
+    """Sorted, such as "contents:read issues:write"."""
     environment: str = ""
     group: str = ""
-
-
-def row_of_plan(job: StartedJob) -> Row:
-    """Convert a job of the planner."""
-    return Row(
-        workflow=job.workflow,
-        job=job.job,
-        labels=" ".join(job.labels),
-        sha=job.sha,
-        permissions=" ".join(sorted(f"{name}:{level}" for name, level in job.permissions.items())),
-        environment=job.environment,
-        group=job.group,
-    )
+    """Its runner group; "" for GitHub-hosted machines."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +38,7 @@ class Case:
     says: str = ""
 
 
-HOSTED = "ubuntu-24.04"
+HOSTED = GITHUB.hosted
 READ = "contents:read"
 
 
@@ -61,24 +50,26 @@ def tests(workflow: str, sha: str, count: int) -> tuple[Row, ...]:
     return (Row(workflow, "tests / session", HOSTED, sha, READ),) * count
 
 
+REQUIRED = Row("ci.yml", "required", HOSTED)
+
+
+def training(sha: str) -> Row:
+    return Row("ci.yml", "smoke", HOSTED, sha, READ)
+
+
 def ci(sha: str) -> tuple[Row, ...]:
-    """Make six sessions on two versions of Python, a training on the CPU, and the required check."""
-    smoke = Row("ci.yml", "smoke", HOSTED, sha, READ)
-    return (
-        planned("ci.yml", sha),
-        *tests("ci.yml", sha, 12),
-        smoke,
-        Row("ci.yml", "required", HOSTED),
-    )
+    """Make six sessions on each version of Python, a training on the CPU, and the required check."""
+    sessions = tests("ci.yml", sha, 6 * len(GITHUB.pythons))
+    return (planned("ci.yml", sha), *sessions, training(sha), REQUIRED)
 
 
 def ci_with_nothing_to_do(sha: str) -> tuple[Row, ...]:
-    return (planned("ci.yml", sha), Row("ci.yml", "required", HOSTED))
+    return (planned("ci.yml", sha), REQUIRED)
 
 
 def machine(workflow: str, name: str, sha: str) -> tuple[Row, ...]:
     """Make the job on the machine, and the job that fails if it did not run."""
-    job = Row(workflow, "machines / run", name, sha, READ, name, "assay-accelerators")
+    job = Row(workflow, "machines / run", name, sha, READ, name, GITHUB.runner_group)
     return (job, Row(workflow, "machines / ran", HOSTED))
 
 
@@ -90,29 +81,31 @@ def smoke(*names: str) -> tuple[Row, ...]:
 
 PLAN_ALONE = (planned("smoke.yml", HEAD),)
 # Each vendor's machine with the fewest cards.
-EVERY = tuple(
-    f"assay-{vendor.name}" for vendor in read_fleet(Path(__file__).resolve().parents[3]).vendors
-)
+EVERY = tuple(f"assay-{vendor.name}" for vendor in FLEET.vendors)
+
+
+def approval(workflow: str) -> Row:
+    return Row(workflow, "approve", HOSTED, environment=workflow.removesuffix(".yml"))
 
 
 def by_hand(workflow: str, *names: str) -> tuple[Row, ...]:
     """Make an approval, the plan, then the machines."""
-    environment = workflow.removesuffix(".yml")
-    approve = Row(workflow, "approve", HOSTED, environment=environment)
     machines = [row for name in names for row in machine(workflow, name, MAIN)]
-    return (approve, planned(workflow, MAIN), *machines)
+    return (approval(workflow), planned(workflow, MAIN), *machines)
+
+
+PROPOSE = Row("recapture.yml", "propose", HOSTED, MAIN, "contents:write pull-requests:write")
 
 
 def recapture(*names: str) -> tuple[Row, ...]:
-    write = "contents:write pull-requests:write"
-    return (*by_hand("recapture.yml", *names), Row("recapture.yml", "propose", HOSTED, MAIN, write))
+    return (*by_hand("recapture.yml", *names), PROPOSE)
 
 
-def night(count: int, ref: str = "refs/heads/main") -> tuple[Row, ...]:
+def night(count: int, ref: str = PROTECTED) -> tuple[Row, ...]:
     """Make the nightly sessions. Only main has a report, because the issue is about main."""
     plan = Row("nightly.yml", "plan", HOSTED, MAIN, "actions:read contents:read")
     report = Row("nightly.yml", "report", HOSTED, MAIN, "contents:read issues:write")
-    reports = [report] if ref == "refs/heads/main" else []
+    reports = [report] if ref == PROTECTED else []
     return (plan, *tests("nightly.yml", MAIN, count), *reports)
 
 

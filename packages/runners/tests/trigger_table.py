@@ -19,13 +19,12 @@ from packages.runners.tests.event_payloads import (
     push,
     schedule,
 )
+from packages.runners.tests.fleet import GITHUB
 from packages.runners.tests.trigger_rows import (
     EVERY,
     FORK,
-    NIGHT,
     PLAN_ALONE,
     REAP,
-    REAPER,
     Case,
     ci,
     ci_with_nothing_to_do,
@@ -154,7 +153,7 @@ CASES = (
     ),
     Case(
         "a label by an organization",
-        labeled("smoke:nvidia", sender={"login": "assay-project", "type": "Organization"}),
+        labeled("smoke:nvidia", sender={"login": "somebody", "type": "Organization"}),
         PLAN_ALONE,
         says="a person has to ask",
     ),
@@ -251,11 +250,21 @@ CASES = (
     Case("the labels are removed", new_commit("smoke:nvidia", "bug"), withdrawn(2)),
     Case("no label to remove", new_commit()),
     Case("a label full of shell is removed", new_commit(SHELL), withdrawn(1)),
-    Case("opened, seen with write access", pull_request("opened", event="pull_request_target")),
+    Case(
+        "opened, seen with write access",
+        pull_request("opened", event="pull_request_target"),
+    ),
     Case(
         "labeled, seen with write access",
-        pull_request("labeled", label="smoke:all", event="pull_request_target"),
+        pull_request(
+            "labeled", label="smoke:all", labels=("smoke:all",), event="pull_request_target"
+        ),
     ),
+    Case(
+        "a topic, seen with write access",
+        pull_request("labeled", label="bug", labels=("bug",), event="pull_request_target"),
+    ),
+    Case("closed, seen with write access", pull_request("closed", event="pull_request_target")),
     # Pushes and the merge queue.
     Case("a push to main", push("refs/heads/main"), ci(MAIN)),
     Case("a message full of shell", push("refs/heads/main", message=SHELL), ci(MAIN)),
@@ -268,14 +277,14 @@ CASES = (
     Case("a merge group", merge_group(), ci(MAIN)),
     Case("a merge group that is dissolved", merge_group("destroyed"), says="is destroyed"),
     # Schedules.
-    Case("the night", schedule(NIGHT), night(8)),
+    Case("the night", schedule(GITHUB.nightly), night(8)),
     Case(
         "the night after no change",
-        schedule(NIGHT, unchanged=True),
+        schedule(GITHUB.nightly, unchanged=True),
         night(0),
         says="nothing changed",
     ),
-    Case("the reaper", schedule(REAPER), REAP),
+    Case("the reaper", schedule(GITHUB.reaper), REAP),
     Case("another schedule", schedule("0 0 * * 0"), says="no workflow waits for '0 0 * * 0'"),
     *BY_HAND,
     # Events that start nothing.

@@ -1,7 +1,6 @@
 """Evaluates the workflows of a checkout for an event with GitHub's own packages."""
 
 import json
-import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,7 +9,8 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 
 from assay.errors import MachineError, UsageError, exit_in_words
-from packages.runners.tests.github_parser.installing import BUNDLE, FOLDER, is_installed
+from packages.runners.tests.fleet import ROOT
+from packages.runners.tests.github_parser.installing import BUNDLE, FOLDER
 
 WORKFLOWS = Path(".github/workflows")
 
@@ -39,15 +39,11 @@ class EventCase(_Model):
     """The rest of the `github` context, with sha, ref, repository and run_id."""
     vars: dict[str, str] = {}
     """The variables of the repository."""
-    inputs: dict[str, str] = {}
-    """More inputs of a dispatch."""
     outputs: dict[str, dict[str, dict[str, str]]] = {}
     """By workflow, job and name. A job of a called workflow is named by its path of ids, "plan / plan";
     the calling job, by its id, has the outputs of the workflow."""
     results: dict[str, dict[str, Result]] = {}
     """By workflow and job. Other jobs that run succeed."""
-    changed: tuple[str, ...] | None = None
-    """The files that `paths` filters; None if no workflow filters them."""
 
     @model_validator(mode="after")
     def _has_context(self) -> Self:
@@ -81,7 +77,6 @@ class EvaluatedJob(_Model):
     name: str
     """The same path in the names that GitHub displays: "nvidia-4 / smoke"."""
     matrix: dict[str, Any]
-    caller_matrix: dict[str, Any]
     inputs: dict[str, str | bool | int | float]
     """The inputs of the dispatch or of the called workflow."""
     runs_on: RunsOn
@@ -94,7 +89,6 @@ class EvaluatedJob(_Model):
     timeout_minutes: int | float | None
     """None stands for GitHub's default."""
     concurrency: Concurrency | None
-    condition: str | None = Field(alias="if")
 
 
 class SkippedJob(_Model):
@@ -130,27 +124,33 @@ _CASES = TypeAdapter(list[EvaluatedCase])
 def evaluate(
     root: Path,
     cases: Sequence[EventCase],
-    node: Path | None = None,
     *,
     reusable: Mapping[str, str] | None = None,
-    folder: Path | None = None,
+    folder: Path = ROOT / FOLDER,
 ) -> list[EvaluatedCase]:
     """Evaluate the workflows below `root` for each case.
 
-    node: the program; None finds it on PATH.
     reusable: the texts of called workflows that are not below `root`, by the value of `uses`. Workflows of
         the repository itself are read from `root`, for any commit in `uses`.
-    folder: the installed packages; None for the folder of `nox -s runners`.
+    folder: the installed packages.
     Raises: UsageError if a workflow cannot be parsed, or a case names an unknown job; MachineError if
-        node or the packages are missing.
+        node crashes.
     """
     asked = {
         "workflows": read_workflows(root),
         "reusable": dict(reusable or {}),
         "cases": [case.model_dump(mode="json") for case in cases],
     }
-    answer = _run(_find_node(node), _find_bundle(folder or root / FOLDER), json.dumps(asked))
-    return _CASES.validate_python(json.loads(answer)["cases"])
+    ended = subprocess.run(
+        ["node", folder / BUNDLE],
+        input=json.dumps(asked), capture_output=True, encoding="utf-8", check=False,
+        timeout=_TIMEOUT_SECONDS,
+    )  # fmt: skip
+    if ended.returncode == _REFUSED:
+        raise UsageError(f"the workflows cannot be evaluated:\n{ended.stderr.strip()}")
+    if ended.returncode != 0:
+        raise MachineError(f"node {exit_in_words(ended.returncode)}:\n{ended.stderr.strip()}")
+    return _CASES.validate_python(json.loads(ended.stdout)["cases"])
 
 
 def read_workflows(root: Path) -> dict[str, str]:
@@ -161,43 +161,3 @@ def read_workflows(root: Path) -> dict[str, str]:
     if not files:
         raise UsageError(f"{root / WORKFLOWS} has no workflow; name a checkout of assay")
     return {file.name: file.read_text(encoding="utf-8") for file in files}
-
-
-def _find_node(node: Path | None) -> Path:
-    found = node or shutil.which("node")
-    if found is None or not Path(found).is_file():
-        raise MachineError(
-            f"node evaluates workflows, and there is no {node or 'node on the path'}\n"
-            "Next: nox -s runners, which installs it"
-        )
-    return Path(found)
-
-
-def _find_bundle(folder: Path) -> Path:
-    if not is_installed(folder):
-        raise MachineError(
-            f"{folder} lacks GitHub's packages, or has them for other sources than these\n"
-            "Next: nox -s runners, which installs them"
-        )
-    return folder / BUNDLE
-
-
-def _run(node: Path, bundle: Path, asked: str) -> str:
-    try:
-        ended = subprocess.run(
-            [str(node), str(bundle)],
-            input=asked,
-            capture_output=True,
-            encoding="utf-8",
-            timeout=_TIMEOUT_SECONDS,
-            check=False,
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise MachineError(f"{node} {bundle}: {error}") from error
-    if ended.returncode == _REFUSED:
-        raise UsageError(f"the workflows cannot be evaluated:\n{ended.stderr.strip()}")
-    if ended.returncode != 0:
-        raise MachineError(
-            f"{node} {bundle} {exit_in_words(ended.returncode)}:\n{ended.stderr.strip()}"
-        )
-    return ended.stdout

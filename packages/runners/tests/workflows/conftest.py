@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from packages.runners.tests.fleet import ROOT
 from packages.runners.tests.github_parser.installing import FOLDER, install
-
-ROOT = Path(__file__).resolve().parents[4]
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -12,9 +12,9 @@ from assay_runners.fleet.reading import RUNNERS_FILE, read_fleet
 from assay_runners.planning.rules import make_plan
 from assay_runners.rendering.files import find_outdated, write_rendered
 from packages.runners.tests.event_payloads import HEAD, labeled
+from packages.runners.tests.fleet import ROOT
 from packages.runners.tests.github_parser.workflows import EventCase, evaluate
 
-ROOT = Path(__file__).resolve().parents[4]
 ENTRY = """
 [tenstorrent]
 title = "Tenstorrent"
@@ -64,7 +64,7 @@ def test_the_label_of_a_new_vendor_starts_a_job_on_its_machine(root: Path, fleet
         name="new", event_name=event.name, event=event.payload, github=github,
         outputs={"smoke.yml": {"plan": lists, "plan / plan": lists}},
     )  # fmt: skip
-    (found,) = evaluate(root, [case], folder=ROOT / ".nox/evaluating")
+    (found,) = evaluate(root, [case])
     (job,) = (job for job in found.jobs if job.runs_on.group)
     assert job.runs_on.labels == ("assay-tenstorrent-8",)
     assert job.environment == "assay-tenstorrent-8"

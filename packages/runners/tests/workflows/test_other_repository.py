@@ -1,15 +1,15 @@
 """GitHub's own parser on the example of another repository that checks its models."""
 
-from pathlib import Path
-
 import pytest
+from ruamel.yaml import YAML
 
 from packages.runners.tests.event_payloads import HEAD, labeled, pull_request
+from packages.runners.tests.fleet import GITHUB, ROOT
 from packages.runners.tests.github_parser.workflows import EvaluatedCase, EventCase, evaluate
 
-ROOT = Path(__file__).resolve().parents[4]
 EXAMPLE = ROOT / "examples/other_repository"
-CALLED = f"assay-project/assay/.github/workflows/check.yml@{'0' * 40}"
+FILE = EXAMPLE / ".github/workflows/assay.yml"
+CALLED = YAML(typ="safe").load(FILE.read_text(encoding="utf-8"))["jobs"]["llama"]["uses"]
 
 
 def started(label: str, action: str = "labeled") -> EvaluatedCase:
@@ -17,7 +17,7 @@ def started(label: str, action: str = "labeled") -> EvaluatedCase:
     github = {"sha": event.sha, "ref": event.ref, "repository": "other/models", "run_id": "1"}
     case = EventCase(name=label, event_name=event.name, event=event.payload, github=github)
     text = (ROOT / ".github/workflows/check.yml").read_text(encoding="utf-8")
-    (found,) = evaluate(EXAMPLE, [case], reusable={CALLED: text}, folder=ROOT / ".nox/evaluating")
+    (found,) = evaluate(EXAMPLE, [case], reusable={CALLED: text})
     return found
 
 
@@ -29,6 +29,7 @@ def test_a_label_starts_one_job_for_the_labeled_commit() -> None:
     assert job.permissions == {"contents": "read"}
     assert job.timeout_minutes == 60
     assert job.inputs["golden"] == "goldens/llama"
+    assert f"{GITHUB.repository}/.github/workflows/check.yml@{'0' * 40}" == CALLED
 
 
 @pytest.mark.parametrize(("label", "action"), [("bug", "labeled"), ("assay", "synchronize")])
@@ -37,6 +38,6 @@ def test_no_other_event_starts_a_job(label: str, action: str) -> None:
 
 
 def test_the_example_has_ten_lines() -> None:
-    text = (EXAMPLE / ".github/workflows/assay.yml").read_text(encoding="utf-8")
+    text = FILE.read_text(encoding="utf-8")
     lines = [line for line in text.splitlines() if line and not line.startswith("#")]
     assert len(lines) == 10

@@ -161,6 +161,7 @@ class Runner(BaseModel):
 class GitHub(Entry):
     """The settings in runners/github.toml."""
 
+    server: Annotated[str, Field(pattern=r"^[\w.-]+$")]
     repository: Annotated[str, Field(pattern=r"^[\w.-]+/[\w.-]+$")]
     protected_ref: NonEmpty
     runner_group: NonEmpty
@@ -171,6 +172,38 @@ class GitHub(Entry):
     runner_digest: Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
     nightly: NonEmpty
     reaper: NonEmpty
+
+    @property
+    def organization(self) -> str:
+        """The owner of the repository."""
+        return self.repository.split("/")[0]
+
+    @property
+    def is_enterprise_server(self) -> bool:
+        """The organization has its own GitHub, which lacks some features of github.com."""
+        return self.server != "github.com"
+
+    @property
+    def api(self) -> str:
+        """The address of the REST API."""
+        return (
+            f"https://{self.server}/api/v3"
+            if self.is_enterprise_server
+            else "https://api.github.com"
+        )
+
+    @property
+    def own(self) -> str:
+        """The prefix of our own actions and workflows. GitHub Enterprise Server does not know "$/"."""
+        return "./" if self.is_enterprise_server else "$/"
+
+    @property
+    def check_action(self) -> str:
+        """The action of check.yml. "./" would be a file of the repository that calls it."""
+        action = ".github/actions/check"
+        if self.is_enterprise_server:
+            return f"{self.repository}/{action}@{self.protected_ref}"
+        return f"{self.own}{action}"
 
 
 class Fleet(BaseModel):

@@ -22,17 +22,20 @@ def read_fleet(root: Path) -> Fleet:
 
     Raises: UsageError with a line for each wrong table and field.
     """
-    github = _validated(GitHub, _read_toml(root / GITHUB_FILE), root / GITHUB_FILE)
+    github = validate_entry(GitHub, _read_toml(root / GITHUB_FILE), root / GITHUB_FILE)
+    return Fleet(github=github, vendors=tuple(read_vendors(root / RUNNERS_FILE)))
+
+
+def read_vendors(file: Path) -> list[Vendor]:
+    """Read the vendors of one file. Raises: as `read_fleet`."""
     vendors = []
-    for name, table in _read_toml(root / RUNNERS_FILE).items():
+    for name, table in _read_toml(file).items():
         if not isinstance(table, dict):
-            raise UsageError(f"{root / RUNNERS_FILE}: {name} is outside of a vendor's table")
-        vendors.append(
-            _validated(Vendor, {"name": name, **table}, root / RUNNERS_FILE, f" [{name}]")
-        )
+            raise UsageError(f"{file}: {name} is outside of a vendor's table")
+        vendors.append(validate_entry(Vendor, {"name": name, **table}, file, f" [{name}]"))
     if not vendors:
-        raise UsageError(f"{root / RUNNERS_FILE} has no vendor")
-    return Fleet(github=github, vendors=tuple(vendors))
+        raise UsageError(f"{file} has no vendor")
+    return vendors
 
 
 def _read_toml(file: Path) -> dict[str, Any]:
@@ -41,7 +44,10 @@ def _read_toml(file: Path) -> dict[str, Any]:
     return read_toml(file)
 
 
-def _validated(model: type[_Table], table: dict[str, Any], file: Path, name: str = "") -> _Table:
+def validate_entry(
+    model: type[_Table], table: dict[str, Any], file: Path, name: str = ""
+) -> _Table:
+    """Make an entry. Raises: UsageError with a line for each wrong field."""
     try:
         return model.model_validate(table)
     except ValidationError as error:

@@ -52,7 +52,9 @@ def render_fleet(fleet: Fleet) -> dict[PurePosixPath, str]:
     overview = _fill("overview.md", vendors=fleet.vendors, runners=list(fleet.runners()))
     files = {FOLDER / "README.md": overview}
     for name in _SHARED_FILES:
-        files[FOLDER / name] = _fill(name, sick=SICK, health_seconds=_HEALTH_SECONDS)
+        files[FOLDER / name] = _fill(
+            name, sick=SICK, health_seconds=_HEALTH_SECONDS, github=fleet.github
+        )
     for vendor in fleet.vendors:
         for name, text in _render_vendor(vendor, fleet.github):
             files[FOLDER / vendor.name / name] = text
@@ -64,7 +66,6 @@ def _render_vendor(vendor: Vendor, github: GitHub) -> Iterator[tuple[str, str]]:
     values = {
         "vendor": vendor,
         "github": github,
-        "organization": github.repository.split("/")[0],
         "runners": runners,
         "chart_version": _CHART_VERSION,
         "user_id": _USER_ID,

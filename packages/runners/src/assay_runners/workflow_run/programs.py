@@ -1,6 +1,7 @@
 """Calls of the programs git, gh and aws."""
 
 import json
+import os
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +16,11 @@ def run_program(*words: str, seconds: int = 60, env: Mapping[str, str] | None = 
     Raises: MachineError with its message if it is missing, fails or takes longer than `seconds`.
     """
     call = " ".join(words[:3])
+    if words[0] == "gh" and (server := os.environ.get("GITHUB_SERVER_URL")):
+        # Elsewhere than on github.com, gh reads these two and not GH_TOKEN.
+        token = os.environ.get("GH_TOKEN", "")
+        host = server.removeprefix("https://")
+        env = {**os.environ, "GH_HOST": host, "GH_ENTERPRISE_TOKEN": token}
     try:
         done = subprocess.run(
             words, capture_output=True, text=True, check=False, timeout=seconds, env=env

@@ -28,13 +28,11 @@ function leaves(value) {
  * place: the `run` of runWorkflow, with the path, the name and the permissions of this job.
  */
 export function describeJob(workflow, token, matrix, contexts, place) {
-  const condition = token.find("if");
   return {
     workflow: place.file,
     job: place.path.join(" / "),
     name: place.names.join(" / "),
     matrix: matrix ?? {},
-    caller_matrix: place.callerMatrix ?? {},
     inputs: place.inputs,
     runs_on: readRunsOn(resolve(token.find("runs-on"), contexts)),
     checkouts: readCheckouts(workflow, token, contexts, place),
@@ -46,7 +44,6 @@ export function describeJob(workflow, token, matrix, contexts, place) {
       "timeout-minutes",
     ),
     concurrency: readConcurrency(resolve(token.find("concurrency"), contexts)),
-    if: condition ? (condition.expression ?? condition.value) : null,
   };
 }
 

@@ -48,17 +48,15 @@ function startWorkflow(file, workflow, given, files, report) {
     path: [],
     names: [],
     ceiling: null,
-    callerMatrix: null,
     inputs: {},
     given: { outputs: given.outputs[file] ?? {}, results: given.results[file] ?? {} },
     report,
   };
   checkGiven(workflow, run);
-  const texts = { ...event.inputs, ...given.inputs };
   if (event_name === "workflow_dispatch") {
     try {
       const declared = findToken(workflow.root, "on", "workflow_dispatch", "inputs");
-      run.inputs = readDispatchInputs(resolve(declared, {}) ?? {}, texts);
+      run.inputs = readDispatchInputs(resolve(declared, {}) ?? {}, event.inputs ?? {});
     } catch (error) {
       if (!(error instanceof JobError)) {
         throw error;
@@ -68,16 +66,12 @@ function startWorkflow(file, workflow, given, files, report) {
       return;
     }
   }
-  // In the payload all inputs are strings, including the defaults.
-  const inputs = Object.fromEntries(
-    Object.entries(run.inputs).map(([key, one]) => [key, String(one)]),
-  );
   run.contexts = makeContexts({
     github: {
       event_name,
       workflow: findToken(workflow.root, "name")?.value ?? `.github/workflows/${file}`,
       ...github,
-      event: event_name === "workflow_dispatch" ? { ...event, inputs } : event,
+      event: event_name === "workflow_dispatch" ? { ...event, inputs: run.inputs } : event,
     },
     vars,
     inputs: run.inputs,
@@ -126,7 +120,7 @@ function isFromFork(name, event) {
 async function main() {
   const input = JSON.parse(readFileSync(0, "utf8"));
   const files = await parseFiles(input);
-  const empty = { vars: {}, inputs: {}, outputs: {}, results: {}, changed: null };
+  const empty = { vars: {}, outputs: {}, results: {} };
   return input.cases.map((given) => evaluateCase({ ...empty, ...given }, files));
 }
 

@@ -44,7 +44,7 @@ export function resolve(token, contexts) {
     return undefined;
   }
   if (isBasicExpression(token)) {
-    return toPlain(evaluate(token.expression, contexts, [HASH_FILES]));
+    return toPlain(evaluate(token.expression, contexts, []));
   }
   if (token.isExpression) {
     throw new JobError(`${token.toString()} is not supported here`);
@@ -70,16 +70,6 @@ export function toText(value) {
   }
   return toData(value ?? null).coerceString();
 }
-
-// The files are only known on the machine of the job.
-const HASH_FILES = {
-  name: "hashFiles",
-  minArgs: 1,
-  maxArgs: 255,
-  call: () => {
-    throw new JobError("the files of the job are not known before it runs");
-  },
-};
 
 function toData(plain) {
   return JSON.parse(JSON.stringify(plain), data.reviver);

@@ -27,21 +27,18 @@ export async function parseFiles({ workflows, reusable = {} }) {
   if (messages.length > 0) {
     throw new InputError(messages.join("\n"));
   }
-  for (const [uses, workflow] of Object.entries(others)) {
-    const [, repository, , ref] = ANY_COMMIT.exec(uses) ?? [];
-    workflow.origin = repository && { repository, ref };
-  }
   return { own, find: (uses, caller, repository) => find(uses, caller, repository, own, others) };
 }
 
 function find(uses, caller, repository, own, others) {
   const [, local] = SAME_COMMIT.exec(uses) ?? [];
-  const { repository: callers, ref } = caller.origin ?? {};
-  const name = local && callers ? `${callers}/${local}@${ref}` : local ? `./${local}` : uses;
-  const [, named, path = local] = ANY_COMMIT.exec(name) ?? [];
+  const [, named, path = local] = ANY_COMMIT.exec(uses) ?? [];
   // The files of the repository itself stand for any commit of it.
-  const isOwn = path && (named ?? repository).toLowerCase() === repository.toLowerCase();
-  const found = others[uses] ?? others[name] ?? (isOwn ? own[path.split("/").at(-1)] : undefined);
+  const isOwn =
+    path &&
+    (named ?? repository).toLowerCase() === repository.toLowerCase() &&
+    !(local && Object.values(others).includes(caller));
+  const found = others[uses] ?? (isOwn ? own[path.split("/").at(-1)] : undefined);
   if (!found) {
     throw new InputError(`${caller.file} uses ${uses}, which is not given`);
   }

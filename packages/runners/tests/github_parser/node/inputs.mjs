@@ -2,7 +2,7 @@
 
 import { JobError, toText } from "./expressions.mjs";
 
-const EMPTY = { string: "", boolean: false, number: 0, environment: "" };
+const EMPTY = { string: "", boolean: false, number: 0 };
 
 /**
  * Reads the `inputs` of a workflow that was started by hand.
@@ -12,27 +12,13 @@ const EMPTY = { string: "", boolean: false, number: 0, environment: "" };
  */
 export function readDispatchInputs(declared, given) {
   refuseUndeclared(declared, given);
-  return mapDeclared(declared, (name, { type = "string", required, options = [], ...rest }) => {
-    const value = given[name] ?? rest.default ?? (type === "choice" ? options[0] : EMPTY[type]);
-    const text = toText(value);
+  return mapDeclared(declared, (name, { type = "string", required, default: otherwise }) => {
+    if (type !== "string") {
+      throw new JobError(`the input ${name} is a ${type}, which none of our workflows has`);
+    }
+    const text = toText(given[name] ?? otherwise ?? "");
     if (required && text === "") {
       throw new JobError(`the input ${name} is required, and not given`);
-    }
-    if (type === "choice" && !options.map(toText).includes(text)) {
-      throw new JobError(
-        `the input ${name} is ${text}, and one of ${options.join(", ")} is expected`,
-      );
-    }
-    if (type === "boolean") {
-      return readText(name, { true: true, false: false }[text], text, "true or false");
-    }
-    if (type === "number") {
-      return readText(
-        name,
-        text.trim() && Number.isFinite(Number(text)) ? Number(text) : undefined,
-        text,
-        "a number",
-      );
     }
     return text;
   });
@@ -76,11 +62,4 @@ function refuseUndeclared(declared, given) {
       throw new JobError(`the input ${name} is not declared`);
     }
   }
-}
-
-function readText(name, value, text, expected) {
-  if (value === undefined) {
-    throw new JobError(`the input ${name} is ${JSON.stringify(text)}, and ${expected} is expected`);
-  }
-  return value;
 }

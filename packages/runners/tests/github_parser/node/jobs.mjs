@@ -48,9 +48,9 @@ export function* walkJobs(workflow, run) {
 /**
  * Runs the jobs of a workflow in the order of their `needs`.
  *
- * run: {file, files, repository, contexts, path, names, ceiling, callerMatrix, given, report}: the
- *     file of the workflow that the event started; the contexts; the ids, names, permissions and matrix
- *     combination of the calling jobs; the results and outputs of the case; and the report.
+ * run: {file, files, repository, contexts, path, names, ceiling, given, report}: the file of the workflow
+ *     that the event started; the contexts; the ids, names and permissions of the calling jobs; the
+ *     results and outputs of the case; and the report.
  * Returns: the result and the outputs of each job, by id.
  */
 export function runWorkflow(workflow, run) {
@@ -105,20 +105,8 @@ function runLegs(workflow, job, contexts, run) {
   const token = findToken(workflow.root, "jobs", job.id.value);
   const strategy = resolve(job.strategy, contexts) ?? {};
   const legs = strategy.matrix === undefined ? [null] : expandMatrix(strategy.matrix);
-  const ended = legs.map((matrix, index) => {
-    const leg = {
-      ...contexts,
-      ...makeContexts({
-        matrix,
-        secrets: {},
-        strategy: {
-          "fail-fast": strategy["fail-fast"] ?? true,
-          "job-index": index,
-          "job-total": legs.length,
-          "max-parallel": strategy["max-parallel"] ?? legs.length,
-        },
-      }),
-    };
+  const ended = legs.map((matrix) => {
+    const leg = { ...contexts, ...makeContexts({ matrix, secrets: {} }) };
     const place = {
       ...run,
       path: [...run.path, job.id.value],
@@ -126,7 +114,7 @@ function runLegs(workflow, job, contexts, run) {
       ceiling: effectivePermissions(workflow, token, run),
     };
     if (job.ref) {
-      return runCalled(workflow, job, matrix, leg, place);
+      return runCalled(workflow, job, leg, place);
     }
     run.report.jobs.push(describeJob(workflow, token, matrix, leg, place));
     return { result: "success", outputs: () => ({}) };
@@ -137,7 +125,7 @@ function runLegs(workflow, job, contexts, run) {
   };
 }
 
-function runCalled(caller, job, matrix, contexts, place) {
+function runCalled(caller, job, contexts, place) {
   const called = place.files.find(job.ref.value, caller, place.repository);
   const call = findToken(called.root, "on", "workflow_call");
   const { github, vars } = contexts;
@@ -146,7 +134,7 @@ function runCalled(caller, job, matrix, contexts, place) {
     resolve(job["input-values"], contexts) ?? {},
   );
   const known = { github, vars, ...makeContexts({ inputs }) };
-  const done = runWorkflow(called, { ...place, contexts: known, callerMatrix: matrix, inputs });
+  const done = runWorkflow(called, { ...place, contexts: known, inputs });
   const jobs = Object.fromEntries([...done].map(([id, ended]) => [id, asNeed(ended)]));
   return {
     result: summarize([...done.values()]),

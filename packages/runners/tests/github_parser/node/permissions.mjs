@@ -1,17 +1,15 @@
 // The permissions of a job's token. null stands for the repository's settings.
 
-import { getWorkflowSchema } from "@actions/workflow-parser/workflows/workflow-schema";
-
 import { resolve } from "./expressions.mjs";
+import { InputError } from "./files.mjs";
 
 const LEVELS = ["none", "read", "write"];
 
 /** Reads the declared permissions, without "none"; undefined if there are none. */
 export function readPermissions(token) {
   const declared = resolve(token, {});
-  if (declared === "read-all" || declared === "write-all") {
-    const level = declared.replace("-all", "");
-    return Object.fromEntries(allScopes().map((scope) => [scope, level]));
+  if (typeof declared === "string") {
+    throw new InputError(`permissions are ${declared}, which none of our workflows has`);
   }
   return declared && keepAbove(Object.entries(declared));
 }
@@ -52,8 +50,4 @@ function keepAbove(entries) {
 
 function lower(one, other) {
   return LEVELS[Math.min(LEVELS.indexOf(one), LEVELS.indexOf(other))];
-}
-
-function allScopes() {
-  return Object.keys(getWorkflowSchema().definitions["permissions-mapping"].properties);
 }

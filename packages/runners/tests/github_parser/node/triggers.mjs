@@ -12,104 +12,43 @@ const DEFAULT_TYPES = {
  * Checks that the event of the case `given` starts the workflow `file`.
  *
  * events: the value of `on` of the workflow.
+ * Throws: InputError for a filter that none of our workflows has.
  */
 export function isStarted(file, events, given) {
   const { event_name: name, event } = given;
   if (!Object.hasOwn(events, name) || name === "workflow_call") {
     return false;
   }
-  const filters = events[name];
   if (name === "schedule") {
-    return filters.some(({ cron }) => cron === event.schedule);
+    return events.schedule.some(({ cron }) => cron === event.schedule);
   }
   if (name === "workflow_dispatch") {
     return event.workflow === `.github/workflows/${file}`;
   }
-  const types = filters.types ?? DEFAULT_TYPES[name];
+  const { types = DEFAULT_TYPES[name], branches, ...others } = events[name];
+  const unknown = [
+    ...Object.keys(others),
+    ...(branches ?? []).filter((branch) => !/^[\w./-]+$/.test(branch)),
+  ];
+  if (unknown.length > 0) {
+    throw new InputError(`${file} filters by ${unknown.join(", ")}, which is not evaluated`);
+  }
   if (types && event.action === undefined) {
     throw new InputError(`${given.name}: the payload of ${name} lacks its action`);
   }
-  if (types && !types.includes(event.action)) {
-    return false;
-  }
-  if (name === "push") {
-    return isPushStarting(file, filters, given);
-  }
-  if (name === "workflow_run" && !(filters.workflows ?? []).includes(event.workflow_run?.name)) {
-    return false;
-  }
-  const branch = branchOf(name, event);
-  return isAmong(branch, filters, "branches") && arePathsAmong(file, filters, given);
-}
-
-/** Returns the branch that `branches` filters, usually the target of a merge. */
-function branchOf(name, event) {
-  return {
-    pull_request: event.pull_request?.base?.ref,
-    pull_request_target: event.pull_request?.base?.ref,
-    merge_group: event.merge_group?.base_ref?.replace(/^refs\/heads\//, ""),
-    workflow_run: event.workflow_run?.head_branch,
-  }[name];
-}
-
-function isPushStarting(file, filters, given) {
-  const ref = given.event.ref ?? given.github.ref;
-  const [, kind, name] = /^refs\/(heads|tags)\/(.+)$/s.exec(ref) ?? [];
-  if (!kind) {
-    throw new InputError(
-      `${given.name}: a push has a ref of refs/heads/ or refs/tags/, not ${ref}`,
-    );
-  }
-  const [own, other] = kind === "tags" ? ["tags", "branches"] : ["branches", "tags"];
-  // A workflow that filters only branches does not start for tags, and vice versa.
-  if (!hasFilter(filters, own) && hasFilter(filters, other)) {
-    return false;
-  }
-  // GitHub does not filter tags by paths.
-  return isAmong(name, filters, own) && (kind === "tags" || arePathsAmong(file, filters, given));
-}
-
-function hasFilter(filters, key) {
-  return key in filters || `${key}-ignore` in filters;
-}
-
-function isAmong(name, filters, key) {
-  if (!hasFilter(filters, key)) {
-    return true;
-  }
-  if (name === undefined) {
-    throw new InputError(`the payload lacks what ${key} filters`);
-  }
-  return key in filters
-    ? isMatched(name, filters[key])
-    : !isMatched(name, filters[`${key}-ignore`]);
-}
-
-function arePathsAmong(file, filters, given) {
-  if (!hasFilter(filters, "paths")) {
-    return true;
-  }
-  if (!given.changed) {
-    throw new InputError(`${given.name}: ${file} filters paths, and "changed" is not given`);
-  }
-  return given.changed.some((path) => isAmong(path, filters, "paths"));
-}
-
-/** The last matching pattern decides. A leading ! excludes. */
-function isMatched(name, patterns) {
-  return patterns.reduce((matched, pattern) => {
-    const takesOut = pattern.startsWith("!");
-    return toRegExp(takesOut ? pattern.slice(1) : pattern).test(name) ? !takesOut : matched;
-  }, false);
-}
-
-/** Unlike in a shell, `?` and `+` repeat the preceding character. */
-function toRegExp(pattern) {
-  const parts = { "**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "?", "+": "+" };
-  const source = pattern.replace(
-    /\\(.)|(\*\*\/|\*\*|\*|\?|\+)|(\[[^\]]*\])|([^])/g,
-    (_, escaped, wildcard, range, literal) =>
-      parts[wildcard] ?? range ?? (escaped ?? literal).replace(/[.*+?^${}()|[\]\\/-]/, "\\$&"),
+  return (
+    (types === undefined || types.includes(event.action)) &&
+    (branches === undefined || branches.includes(branchOf(name, event)))
   );
-  return new RegExp(`^${source}$`, "s");
+}
+
+/** Returns the branch that is pushed, or the target of a merge; undefined for a tag. */
+function branchOf(name, event) {
+  const ref = {
+    push: event.ref,
+    merge_group: event.merge_group?.base_ref,
+    pull_request: `refs/heads/${event.pull_request?.base?.ref}`,
+    pull_request_target: `refs/heads/${event.pull_request?.base?.ref}`,
+  }[name];
+  return /^refs\/heads\/(.+)$/s.exec(ref ?? "")?.[1];
 }

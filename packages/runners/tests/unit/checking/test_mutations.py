@@ -1,5 +1,6 @@
 """Single edits of the committed workflows: the rules find each, and nothing without an edit."""
 
+import re
 import shutil
 import tomllib
 from pathlib import Path
@@ -9,20 +10,20 @@ import pytest
 from assay.errors import UsageError
 from assay_runners.checking.checks import RULES, check_workflows, read_sessions
 from assay_runners.fleet.reading import read_fleet
+from packages.runners.tests.fleet import GITHUB, ROOT
 
-ROOT = Path(__file__).resolve().parents[5]
 MUTATIONS = tomllib.loads((Path(__file__).parent / "mutations.toml").read_text(encoding="utf-8"))
 
 NEW = """
 name: Slow suites
 on:
   push:
-    branches: [main]
+    branches: [<protected_ref>]
 permissions: {}
 jobs:
   suites:
     name: suites for ${{ github.sha }}
-    runs-on: ubuntu-24.04
+    runs-on: <hosted>
     timeout-minutes: 90
     permissions:
       contents: read
@@ -34,7 +35,7 @@ jobs:
         with:
           ref: ${{ github.sha }}
           persist-credentials: false
-      - uses: $/.github/actions/setup
+      - uses: <own>.github/actions/setup
         with:
           python: "3.11"
       - name: the suites
@@ -51,6 +52,13 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def fill(text: str) -> str:
+    """Replace the names of settings by their values in the repository under test."""
+    other = {"$/": "./", "./": "$/"}[GITHUB.own]
+    values = {**GITHUB.model_dump(), "own": GITHUB.own, "other": other}
+    return re.sub(r"<(\w+)>", lambda name: values[name[1]], text)
+
+
 def findings(root: Path) -> list[str]:
     return [str(found) for found in check_workflows(root, read_fleet(root), read_sessions(root))]
 
@@ -64,8 +72,9 @@ def test_a_mutation_is_found(root: Path, name: str) -> None:
     edit = MUTATIONS[name]
     path = (root / ".github/workflows" / edit["file"]).resolve()
     text = path.read_text(encoding="utf-8")
-    assert edit["old"] in text, "the workflow has changed: update the mutation"
-    path.write_text(text.replace(edit["old"], edit["new"]), encoding="utf-8")
+    old = fill(edit["old"])
+    assert old in text, "the workflow has changed: update the mutation"
+    path.write_text(text.replace(old, fill(edit["new"])), encoding="utf-8")
     found = check_workflows(root, read_fleet(root), read_sessions(root))
     assert edit["rule"] in {one.rule for one in found}, found
     assert all(
@@ -140,7 +149,7 @@ def test_events_of_another_type_are_found(root: Path, events: str) -> None:
 
 
 def test_a_new_workflow_with_known_words_passes(root: Path) -> None:
-    (root / ".github/workflows/new.yml").write_text(NEW)
+    (root / ".github/workflows/new.yml").write_text(fill(NEW))
     assert findings(root) == []
 
 
@@ -154,7 +163,9 @@ def test_a_workflow_without_jobs_is_found(root: Path) -> None:
 def test_an_entry_with_an_unknown_session_is_found(root: Path) -> None:
     file = root / "runners/runners.toml"
     file.write_text(file.read_text().replace('"expectations"', '"expectation"', 1))
-    message = "session: [cpu] cards = 0: nox has no session 'expectation'"
+    vendor, *_ = read_fleet(root).vendors
+    place = f"[{vendor.name}] cards = {vendor.runners[0].cards}"
+    message = f"session: {place}: nox has no session 'expectation'"
     assert f"runners/runners.toml:1: {message}" in findings(root)
 
 

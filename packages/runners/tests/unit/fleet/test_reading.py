@@ -42,7 +42,7 @@ def test_one_card_is_the_vendor_and_more_are_numbered(root: Path) -> None:
 
 def test_labels_fit_the_limit_of_the_chart() -> None:
     labels = [one.label for one in read_fleet(ROOT).runners()]
-    assert len(labels) == len(set(labels)) >= 14
+    assert len(labels) == len(set(labels)) > 0
     assert max(map(len, labels)) <= 45  # runnerScaleSetName
 
 

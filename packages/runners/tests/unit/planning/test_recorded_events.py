@@ -2,16 +2,15 @@ from pathlib import Path
 
 import pytest
 
-from assay_runners.fleet.reading import read_fleet
 from assay_runners.planning.rules import make_plan
 from assay_runners.workflow_run.events import read_event
+from packages.runners.tests.fleet import FLEET, ROOT
 
-ROOT = Path(__file__).resolve().parents[5]
 STARTS = {
     "dispatch-bench": (0, ["nvidia"]),
     "dispatch-recapture": (0, ["nvidia", "spyre"]),
     "documentation": (0, []),
-    "label-smoke-all": (3, [vendor.name for vendor in read_fleet(ROOT).vendors]),
+    "label-smoke-all": (3, [vendor.name for vendor in FLEET.vendors]),
     "label-smoke-nvidia": (3, ["nvidia"]),
     "label-unknown": (0, []),
     "opened": (12, []),
@@ -24,7 +23,7 @@ STARTS = {
     "file", sorted((ROOT / "examples/events").iterdir()), ids=lambda file: file.stem
 )
 def test_each_example_starts_the_jobs_of_its_name(file: Path) -> None:
-    plan = make_plan(read_event(file, None, {}), read_fleet(ROOT))
+    plan = make_plan(read_event(file, None, {}), FLEET)
     assert (len(plan.tiers), [job.target for job in plan.machines]) == STARTS[file.stem]
 
 

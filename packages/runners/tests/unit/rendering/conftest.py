@@ -51,6 +51,7 @@ runners = [
 ]
 """
 GITHUB = """
+server = "github.com"
 repository = "acme-org/assay"
 protected_ref = "main"
 runner_group = "rockets"

@@ -1,6 +1,5 @@
 """Rehearsals in a small repository with a fake nox."""
 
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,15 +12,15 @@ from assay_runners.planning.events import Event
 from assay_runners.running.rehearsal import Rehearsal, rehearse
 from packages.runners.tests.event_payloads import DOCUMENTS, dispatch, labeled, pull_request
 from packages.runners.tests.fake_programs import NOX, verdict
+from packages.runners.tests.fleet import write_fleet
 
-ROOT = Path(__file__).resolve().parents[5]
 SESSIONS = ("check", "smoke", "expectations")
 
 
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
     root = tmp_path / "repository"
-    shutil.copytree(ROOT / "runners", root / "runners")
+    write_fleet(root)
     (root / ".gitignore").write_text("runs/\n*.jsonl\n")
     (root / "README.md").write_text("read\n")
     (root / "nox.py").write_text(NOX.replace("made-by-{name}", "made-by-{name}-clean"))

@@ -1,7 +1,6 @@
 """`assay runners plan`, inside and outside a workflow run."""
 
 import json
-import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -24,15 +23,22 @@ from packages.runners.tests.event_payloads import (
     schedule,
 )
 from packages.runners.tests.fake_programs import Programs
+from packages.runners.tests.fleet import GITHUB, write_fleet
 
-ROOT = Path(__file__).resolve().parents[5]
 UNNAMED = {**labeled("x").payload, "label": {}}
 
 
 @pytest.fixture
 def outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
-    """Set the files for the outputs and the summary of a step."""
-    monkeypatch.chdir(ROOT)
+    """Enter a checkout, and set the files for the outputs and the summary of a step."""
+    root = tmp_path / "repository"
+    write_fleet(root)
+    for words in (
+        ("init", "-q", "-b", "main"), ("add", "."), ("commit", "-qm", "first"),
+        ("update-ref", "refs/remotes/origin/main", "HEAD"),
+    ):  # fmt: skip
+        git(root, *words)
+    monkeypatch.chdir(root)
     files = tmp_path / "output", tmp_path / "summary"
     for name, file in zip(("GITHUB_OUTPUT", "GITHUB_STEP_SUMMARY"), files, strict=True):
         monkeypatch.setenv(name, str(file))
@@ -81,19 +87,9 @@ def test_a_workflow_run_plans_its_own_event(run_of: Callable[..., dict[str, Any]
 
 
 def test_changes_are_counted_since_the_branch_left_main(
-    tmp_path: Path,
-    outputs: tuple[Path, Path],
-    run_of: Callable[..., dict[str, Any]],
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, run_of: Callable[..., dict[str, Any]]
 ) -> None:
     root = tmp_path / "repository"
-    shutil.copytree(ROOT / "runners", root / "runners")
-    for words in (
-        ("init", "-q", "-b", "main"), ("add", "."), ("commit", "-qm", "first"),
-        ("update-ref", "refs/remotes/origin/main", "HEAD"),
-    ):  # fmt: skip
-        git(root, *words)
-    monkeypatch.chdir(root)
     (root / "README.md").write_text("read")
     git(root, "add", ".")
     git(root, "commit", "-qm", "documents")
@@ -104,7 +100,7 @@ def test_changes_are_counted_since_the_branch_left_main(
     assert len(run_of(pull_request("opened"))["tiers"]) == 12
 
 
-NIGHT = "17 2 * * *"
+NIGHT = GITHUB.nightly
 
 
 @pytest.mark.parametrize(
@@ -140,8 +136,8 @@ def test_an_explanation_lists_sessions_with_their_pythons(
     actual = [line.strip() for line in stdout.splitlines() if "Python" in line]
     most = "faults, false-alarms, fuzz, perf, bench-rates, smoke-faults, suites"
     assert actual == [
-        f"without an accelerator, Python 3.11: {most}",
-        "without an accelerator, Python 3.11.7: bench",
+        f"without an accelerator, Python {GITHUB.pythons[0]}: {most}",
+        f"without an accelerator, Python {GITHUB.bench_python}: bench",
     ]
 
 
@@ -240,11 +236,11 @@ def test_a_model_full_of_shell_is_one_argument(tmp_path: Path, outputs: tuple[Pa
     ],
 )
 def test_a_file_that_is_not_an_event_is_refused(
-    tmp_path: Path, text: str, words: tuple[str, ...], message: str
+    tmp_path: Path, outputs: tuple[Path, Path], text: str, words: tuple[str, ...], message: str
 ) -> None:
     file = tmp_path / "event.json"
     file.write_text(text)
-    done = CliRunner().invoke(app, ["plan", str(file), "--root", str(ROOT), *words])
+    done = CliRunner().invoke(app, ["plan", str(file), *words])
     assert done.exit_code != 0
     assert message in str(done.exception)
 

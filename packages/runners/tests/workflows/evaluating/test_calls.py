@@ -70,7 +70,6 @@ def test_a_called_workflow_runs_once_for_each_combination(evaluate_event: Evalua
     assert first.inputs == {"target": "nvidia", "minutes": 30, "deep": False, "note": "77-note"}
     assert (first.runs_on.group, first.runs_on.labels) == ("accelerators", ("assay-nvidia",))
     assert first.timeout_minutes == 30
-    assert first.caller_matrix == {"target": "nvidia", "minutes": 30}
     assert first.matrix == {}
     assert first.checkouts == ("1" * 40,)
 
@@ -154,11 +153,6 @@ def test_inputs_of_a_called_workflow_are_checked(
     assert case.jobs == ()
 
 
-def test_a_number_is_converted_to_a_string_input(evaluate_event: Evaluate) -> None:
-    case = evaluate_event({"one": call("{target: 4, minutes: 5}"), "called": CALLED}, "push", PUSH)
-    assert case.jobs[0].inputs["target"] == "4"
-
-
 @pytest.mark.parametrize("uses", ["./", "$/"])
 def test_a_workflow_of_the_same_commit_has_two_spellings(
     evaluate_event: Evaluate, uses: str
@@ -174,34 +168,6 @@ def test_a_workflow_of_another_repository_must_be_given(evaluate_event: Evaluate
     assert [job.job for job in case.jobs] == ["machines / run", "machines / run"]
     with pytest.raises(UsageError, match=f"one.yml uses {uses}, which is not given"):
         evaluate_event({"one": caller}, "push", PUSH)
-
-
-def test_a_called_workflow_calls_workflows_of_its_repository(evaluate_event: Evaluate) -> None:
-    middle = """
-    on: workflow_call
-    jobs:
-      middle:
-        uses: ./.github/workflows/last.yml
-    """
-    last = """
-    on: workflow_call
-    jobs:
-      last: {runs-on: theirs, steps: [{run: id}]}
-    """
-    caller = """
-    on: push
-    jobs:
-      first:
-        uses: their/repo/.github/workflows/middle.yml@v1
-    """
-    reusable = {
-        "their/repo/.github/workflows/middle.yml@v1": middle,
-        "their/repo/.github/workflows/last.yml@v1": last,
-    }
-    case = evaluate_event({"one": caller}, "push", PUSH, reusable=reusable)
-    assert [(job.job, job.runs_on.labels) for job in case.jobs] == [
-        ("first / middle / last", ("theirs",))
-    ]
 
 
 def test_a_workflow_that_calls_itself_is_an_error(evaluate_event: Evaluate) -> None:

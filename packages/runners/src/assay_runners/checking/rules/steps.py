@@ -11,19 +11,21 @@ from assay_runners.planning.labels import TIER_SESSIONS
 
 _NOX = re.compile(r"(python3 -m )?nox -s (?P<names>[\w -]+?)( -- .+)?")
 _PINNED = re.compile(r"[\w.-]+/[\w./-]+@[0-9a-f]{40}")
-_OWN = "$/.github/"
 _VERSION = re.compile(r"# v\d+\.\d+\.\d+\s*$")
 
 
-def pinned_actions(document: Document, _: Context) -> Iterator[Problem]:
-    """Require the commit and the version of each foreign action, and `$/` for our own."""
+def pinned_actions(document: Document, context: Context) -> Iterator[Problem]:
+    """Require the commit and the version of each foreign action, and the running commit for our own."""
+    github = context.fleet.github
     used = [(step.uses, step.line_of("uses")) for step in document.steps if step.uses]
     used += [(job.uses, job.line_of("uses")) for job in document.jobs.values() if job.uses]
     for uses, line in used:
-        if uses.startswith(_OWN) or called_file(uses) == "accelerator.yml":
+        if uses == github.check_action or called_file(uses) == "accelerator.yml":
             continue  # the rule `machine-guard` checks the branch of accelerator.yml
-        if uses.startswith("./"):
-            message = f"{uses} is a file of the checkout; write $/ for that of the running workflow"
+        if uses.startswith(f"{github.own}.github/"):
+            continue
+        if uses.startswith(("./", "$/")):
+            message = f"{uses}: for the server {github.server}, {github.own} names our own files"
             yield line, message
         elif not _PINNED.fullmatch(uses):
             yield line, f"{uses} can become other code; write its commit, 40 digits"

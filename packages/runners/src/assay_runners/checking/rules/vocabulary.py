@@ -58,7 +58,12 @@ class _Words:
             (re.compile(re.escape(place).replace(r"\*", r"[^.\[\]]+")), allowed)
             for place, allowed in table.items()
         ]
-        self._names = context.fleet.github.model_dump()
+        github = context.fleet.github
+        self._names = {
+            **github.model_dump(),
+            "own": github.own,
+            "check_action": github.check_action,
+        }
         self._sessions = "|".join(map(re.escape, sorted(context.sessions)))
 
     def find_problem(self, scalar: Scalar) -> str:
