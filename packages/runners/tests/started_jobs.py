@@ -9,6 +9,7 @@ from assay_runners.planning.events import Event
 from assay_runners.planning.plan import Plan
 from packages.runners.tests.fleet import GITHUB
 from packages.runners.tests.trigger_rows import (
+    CONFLICTS,
     PROPOSE,
     PROTECTED,
     REAP,
@@ -62,9 +63,11 @@ def _of_ci(event: Event, plan: Plan) -> Iterator[Row]:
 
 
 def _of_pull_request_target(event: Event, _: Plan) -> Iterator[Row]:
-    """Remove the labels, in a job that checks nothing out."""
+    """Remove the labels, and say that GitHub starts nothing, in jobs that check nothing out."""
     if event.action == "synchronize":
         yield from withdrawn(len(event.pull_request.get("labels") or ()))
+    if event.action in ("opened", "synchronize", "reopened") or ":" in event.label:
+        yield CONFLICTS
 
 
 def _of_dispatch(event: Event, plan: Plan) -> Iterator[Row]:

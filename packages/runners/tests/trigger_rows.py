@@ -110,6 +110,7 @@ def night(count: int, ref: str = PROTECTED) -> tuple[Row, ...]:
 
 
 REAP = (Row("reaper.yml", "reap", HOSTED, MAIN, "contents:read id-token:write", "reaper"),)
+CONFLICTS = Row("labels.yml", "conflicts", HOSTED, permissions="pull-requests:write")
 
 
 def withdrawn(count: int) -> tuple[Row, ...]:

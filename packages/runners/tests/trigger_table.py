@@ -21,6 +21,7 @@ from packages.runners.tests.event_payloads import (
 )
 from packages.runners.tests.fleet import GITHUB
 from packages.runners.tests.trigger_rows import (
+    CONFLICTS,
     EVERY,
     FORK,
     PLAN_ALONE,
@@ -247,18 +248,20 @@ CASES = (
         pull_request("synchronize", labels=("smoke:nvidia",)),
         ci(MERGE),
     ),
-    Case("the labels are removed", new_commit("smoke:nvidia", "bug"), withdrawn(2)),
-    Case("no label to remove", new_commit()),
-    Case("a label full of shell is removed", new_commit(SHELL), withdrawn(1)),
+    Case("the labels are removed", new_commit("smoke:nvidia", "bug"), (*withdrawn(2), CONFLICTS)),
+    Case("no label to remove", new_commit(), (CONFLICTS,)),
+    Case("a label full of shell is removed", new_commit(SHELL), (*withdrawn(1), CONFLICTS)),
     Case(
         "opened, seen with write access",
         pull_request("opened", event="pull_request_target"),
+        (CONFLICTS,),
     ),
     Case(
         "labeled, seen with write access",
         pull_request(
             "labeled", label="smoke:all", labels=("smoke:all",), event="pull_request_target"
         ),
+        (CONFLICTS,),
     ),
     Case(
         "a topic, seen with write access",
