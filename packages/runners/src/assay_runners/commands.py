@@ -1,11 +1,13 @@
 """`assay runners`: plans and runs jobs, renders the files of machines, and checks workflows."""
 
 import os
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
+from assay.errors import UsageError
 from assay.output.streams import print_error, print_text, print_warning_command
 
 app = typer.Typer(
@@ -257,6 +259,63 @@ def reap(
     if expired and not dry_run:
         end_instances(expired)
     print_text(f"{len(expired)} {'would be terminated' if dry_run else 'terminated'}")
+
+
+@app.command()
+def init(
+    *,
+    repository: Annotated[
+        str | None, typer.Option(metavar="OWNER/NAME", help="Your repository on GitHub.")
+    ] = None,
+    vendor: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="A vendor of your machines; repeatable."),
+    ] = None,
+    cards: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="VENDOR=1,4",
+            help="The numbers of cards of its machines. Default: as in the file.",
+        ),
+    ] = None,
+    group: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The runner group. Default: as in the file.")
+    ] = None,
+    plan: Annotated[
+        Literal["free", "team", "enterprise"],
+        typer.Option(metavar="free|team|enterprise", help="Your plan, whose limits are listed."),
+    ] = "team",
+    ghes: Annotated[
+        str, typer.Option(metavar="HOST", help="The host of your GitHub Enterprise Server.")
+    ] = "github.com",
+    root: _Root = Path(),
+) -> None:
+    """Set this checkout up for your repository and machines.
+
+    Writes runners/, names your repository in .github/, and lists the settings to make on GitHub.
+
+    Example: assay runners init --repository acme-llm/assay --vendor nvidia --vendor amd
+
+    Exit code: 0; 1 if `assay runners check` finds something; 2 for wrong options, and nothing is written.
+    """
+    from assay_runners.initializing.editing import initialize, read_cards
+    from assay_runners.rendering.files import describe_settings
+
+    settings = {"server": ghes, "repository": repository or _ask("repository", "OWNER/NAME")}
+    if group:
+        settings["runner_group"] = group
+    vendors = vendor or _ask("vendor", "the vendors of your machines").split()
+    fleet = initialize(root, vendors, read_cards(cards or ()), settings)
+    print_text(describe_settings(fleet, plan))
+    check(root=root)
+
+
+def _ask(option: str, what: str) -> str:
+    """Ask a person. Raises: UsageError if nobody can answer."""
+    if not sys.stdin.isatty():
+        raise UsageError(f"--{option} is missing: {what}")
+    answer: str = typer.prompt(what)
+    return answer
 
 
 @app.command()

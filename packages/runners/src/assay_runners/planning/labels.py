@@ -67,6 +67,15 @@ def describe_no_runner(target: str, tier: str, fleet: Fleet, prefix: str = "") -
     return f"there is no machine {target!r}; there are {', '.join(known)}"
 
 
+def list_labels(fleet: Fleet) -> list[str]:
+    """List the labels that request a machine."""
+    return [
+        f"{tier}:{target}"
+        for tier in LABELED_TIERS
+        for target in (*(one.target for one in fleet.runners() if sessions_of(tier, one)), EVERY)
+    ]
+
+
 def sessions_of(tier: str, runner: Runner) -> tuple[str, ...]:
     """List the sessions of the tier that such a machine runs."""
     return tuple(name for name in TIER_SESSIONS[tier] if name in runner.kind.sessions)

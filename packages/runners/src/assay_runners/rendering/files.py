@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 import jinja2
 
 from assay_runners.fleet.entries import Fleet, GitHub, Runner, Vendor
-from assay_runners.planning.labels import LABELED_TIERS, TIER_SESSIONS
+from assay_runners.planning.labels import LABELED_TIERS, TIER_SESSIONS, list_labels
 from assay_runners.running.machine_job import SICK
 
 FOLDER = PurePosixPath("runners")
@@ -49,8 +49,7 @@ _LINES_WITH_HEADER = 3
 
 def render_fleet(fleet: Fleet) -> dict[PurePosixPath, str]:
     """Render every file. Returns: the texts, by path below the repository's root."""
-    overview = _fill("overview.md", vendors=fleet.vendors, runners=list(fleet.runners()))
-    files = {FOLDER / "README.md": overview}
+    files = {FOLDER / "README.md": _fill("overview.md", plan="", **_values(fleet))}
     for name in _SHARED_FILES:
         files[FOLDER / name] = _fill(
             name, sick=SICK, health_seconds=_HEALTH_SECONDS, github=fleet.github
@@ -59,6 +58,20 @@ def render_fleet(fleet: Fleet) -> dict[PurePosixPath, str]:
         for name, text in _render_vendor(vendor, fleet.github):
             files[FOLDER / vendor.name / name] = text
     return files
+
+
+def describe_settings(fleet: Fleet, plan: str) -> str:
+    """Write the settings to make on GitHub, after the limits of the plan."""
+    return _fill("settings.md", plan=plan, **_values(fleet))
+
+
+def _values(fleet: Fleet) -> dict[str, object]:
+    return {
+        "github": fleet.github,
+        "vendors": fleet.vendors,
+        "runners": list(fleet.runners()),
+        "labels": list_labels(fleet),
+    }
 
 
 def _render_vendor(vendor: Vendor, github: GitHub) -> Iterator[tuple[str, str]]:

@@ -1,0 +1,1 @@
+"""The settings that connect a checkout with an organization on GitHub."""

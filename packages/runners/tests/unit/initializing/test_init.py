@@ -1,0 +1,146 @@
+"""`assay runners init` on a copy of this repository with the vendors of the tests."""
+
+import io
+import shutil
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from assay.errors import UsageError
+from assay_runners.checking.checks import check_workflows, read_sessions
+from assay_runners.commands import app
+from assay_runners.fleet.reading import RUNNERS_FILE, read_fleet
+from assay_runners.rendering.files import find_outdated
+from packages.runners.tests.fleet import GITHUB, ROOT, write_fleet
+
+REPOSITORY = ("--repository", "new-owner/checks")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    write_fleet(tmp_path)
+    for name in (".github", "examples/other_repository"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    for name in ("noxfile.py", "docs/runners.md"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+    return tmp_path
+
+
+def init(root: Path, *words: str) -> Result:
+    return CliRunner().invoke(app, ["init", "--root", str(root), *words])
+
+
+def read_texts(root: Path) -> dict[str, str]:
+    files = (path for path in sorted(root.rglob("*")) if path.is_file())
+    return {path.relative_to(root).as_posix(): path.read_text("utf-8") for path in files}
+
+
+@pytest.mark.parametrize(
+    ("words", "own", "api"),
+    [
+        ((), "$/", "https://api.github.com"),
+        (("--ghes", "git.example.org"), "./", "https://git.example.org/api/v3"),
+    ],
+)
+def test_a_checkout_is_set_up_and_a_mutation_of_it_is_found(
+    root: Path, words: tuple[str, ...], own: str, api: str
+) -> None:
+    vendors = (
+        "--vendor",
+        "rocm",
+        "--vendor",
+        "nvidia",
+        "--cards",
+        "nvidia=2,1",
+        "--group",
+        "new-boxes",
+    )
+    done = init(root, *REPOSITORY, *vendors, *words)
+    assert done.exit_code == 0, done.output
+    fleet = read_fleet(root)
+    assert [one.target for one in fleet.runners()] == ["nvidia", "nvidia-2", "amd"]
+    texts = read_texts(root)
+    old = (GITHUB.repository, f"@{GITHUB.organization}/", f"group: {GITHUB.runner_group}\n")
+    assert [name for name, text in texts.items() if any(word in text for word in old)] == []
+    assert texts[str(RUNNERS_FILE)].startswith("# The vendors of the tests")
+    assert {path.name for path in (root / "runners").iterdir() if path.is_dir()} == {
+        "amd", "bare-metal", "nvidia",
+    }  # fmt: skip
+    assert f"api={api}/orgs/" in texts["runners/bare-metal/register.sh"]
+    assert find_outdated(root, fleet) == {}
+
+    called = "new-owner/checks/.github/workflows/accelerator.yml@main"
+    smoke = root / ".github/workflows/smoke.yml"
+    smoke.write_text(texts[".github/workflows/smoke.yml"].replace(called, f"{own}{called[17:-5]}"))
+    found = check_workflows(root, fleet, read_sessions(root))
+    assert {(one.file.rsplit("/")[-1], one.rule) for one in found} == {
+        ("smoke.yml", "machine-guard")
+    }
+
+
+def test_the_old_values_can_be_written_again(root: Path) -> None:
+    before = read_texts(root)
+    names = [vendor.name for vendor in read_fleet(root).vendors]
+    vendors = [word for name in names for word in ("--vendor", name)]
+    assert (
+        init(root, *REPOSITORY, *vendors, "--ghes", "git.example.org", "--group", "x").exit_code
+        == 0
+    )
+    assert read_texts(root) != before
+    settings = ("--repository", GITHUB.repository, "--group", GITHUB.runner_group)
+    assert init(root, *settings, *vendors, "--ghes", GITHUB.server).exit_code == 0
+    assert read_texts(root) == before
+
+
+def test_the_settings_are_listed_after_the_limits_of_the_plan(root: Path) -> None:
+    printed = init(root, *REPOSITORY, "--vendor", "amd", "--plan", "team").stdout
+    assert printed.startswith(
+        "A private repository with the plan team lacks:\n\n- required reviewers"
+    )
+    settings = printed[printed.index("1. <") :]
+    assert settings.startswith(
+        "1. <https://github.com/organizations/new-owner/settings/actions/runner-groups>: create the"
+    )
+    assert "create `assay-amd` `bench` `recapture`, each with" in settings
+    assert "create `smoke:amd` `smoke:all` `expectations:amd` `expectations:all`." in settings
+    for plan, start in (
+        ("free", "A private repository with the plan free"),
+        ("enterprise", "1. <"),
+    ):
+        done = init(root, *REPOSITORY, "--vendor", "amd", "--plan", plan)
+        assert done.stdout.startswith(start)
+        assert settings.partition("checks")[0] in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--vendor", "amd"), "--repository is missing: OWNER/NAME"),
+        (REPOSITORY, "--vendor is missing"),
+        ((*REPOSITORY, "--vendor", "tpu"), "has no vendor tpu; it has cpu, nvidia, amd"),
+        (("--repository", "checks", "--vendor", "amd"), "repository: String should match"),
+        ((*REPOSITORY, "--vendor", "amd", "--ghes", "https://x"), "server: String should match"),
+        ((*REPOSITORY, "--vendor", "amd", "--cards", "amd"), "write VENDOR=NUMBERS, such as"),
+        ((*REPOSITORY, "--vendor", "amd", "--cards", "amd=0,1"), "0 cards and 1 card"),
+        ((*REPOSITORY, "--vendor", "amd", "--cards", "cpu=0"), "also name the vendor"),
+    ],
+)
+def test_wrong_options_write_nothing(root: Path, words: tuple[str, ...], message: str) -> None:
+    before = read_texts(root)
+    done = init(root, *words)
+    assert isinstance(done.exception, UsageError)
+    assert message in str(done.exception)
+    assert read_texts(root) == before
+
+
+def test_a_person_is_asked(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = io.StringIO("new-owner/checks\nnvidia amd\n")
+    monkeypatch.setattr(answers, "isatty", lambda: True)
+    monkeypatch.setattr("sys.stdin", answers)
+    with pytest.raises(SystemExit) as ended:
+        app(["init", "--root", str(root)])
+    assert ended.value.code == 0
+    assert [vendor.name for vendor in read_fleet(root).vendors] == ["nvidia", "amd"]
