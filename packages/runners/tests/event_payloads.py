@@ -154,3 +154,11 @@ def other(name: str, **payload: Any) -> Event:
     """Make an event that starts no workflow."""
     whole = {"repository": repository(), "sender": MAINTAINER, **payload}
     return Event(name=name, payload=whole, sha=MAIN, ref="refs/heads/main")
+
+
+def recorded(event: Event) -> dict[str, Any]:
+    """Make the content of a recorded event, as in examples/events."""
+    return {
+        "event_name": event.name, "event": event.payload, "sha": event.sha, "ref": event.ref,
+        "changed": event.changed,
+    }  # fmt: skip

@@ -45,8 +45,9 @@ def verdict(outcome: str) -> str:
     return json.dumps(whole)
 
 
-# Records its arguments, and prints the content of the file `answer`. If the file `refuse` is empty or contains
-# one of the arguments, it exits with 4.
+# Records its arguments, and prints the content of the file `answer`, or for a path in the file
+# `answers` its answer; null is HTTP 404. If the file `refuse` is empty or contains one of
+# the arguments, it exits with 4.
 PROGRAM = f"""#!{sys.executable}
 import json, sys
 from pathlib import Path
@@ -57,6 +58,14 @@ refuse = here / "refuse"
 if refuse.exists() and refuse.read_text() in ("", *sys.argv):
     print("HTTP 403: not allowed", file=sys.stderr)
     sys.exit(4)
+answers = here / "answers"
+for word in sys.argv if answers.exists() else ():
+    path, _, _ = word.partition("?")
+    if path in (known := json.loads(answers.read_text())):
+        if known[path] is None:
+            sys.exit("gh: Not Found (HTTP 404)")
+        print(json.dumps([known[path]] if "--slurp" in sys.argv else known[path]))
+        sys.exit()
 answer = here / "answer"
 asked = bool({{"list", "api", "describe-instances"}} & set(sys.argv))
 print(answer.read_text() if answer.exists() and asked else "")
@@ -71,6 +80,9 @@ class Programs:
 
     def answers(self, value: object) -> None:
         (self.folder / "answer").write_text(json.dumps(value))
+
+    def answers_by_path(self, answers: dict[str, object]) -> None:
+        (self.folder / "answers").write_text(json.dumps(answers))
 
     def refuse(self, word: str = "") -> None:
         (self.folder / "refuse").write_text(word)

@@ -11,7 +11,7 @@ from assay_runners.planning.rules import make_plan
 from assay_runners.rendering.files import render_fleet
 from assay_runners.workflow_run.events import read_event
 from packages.core.tests.fuzz.reader import Reader
-from packages.runners.tests.event_payloads import pull_request
+from packages.runners.tests.event_payloads import pull_request, recorded
 from packages.runners.tests.fleet import FLEET
 
 _ROOT = Path(__file__).resolve().parents[3]
@@ -32,14 +32,7 @@ def _read_fleet(folder: Path) -> object:
 
 def _write_event(folder: Path) -> None:
     event = pull_request("labeled", label="smoke:nvidia", labels=["smoke:nvidia"])
-    recorded = {
-        "event_name": event.name,
-        "event": event.payload,
-        "changed": list(event.changed or ()),
-        "sha": event.sha,
-        "ref": event.ref,
-    }
-    (folder / "event.json").write_text(json.dumps(recorded))
+    (folder / "event.json").write_text(json.dumps(recorded(event)))
 
 
 def _plan(folder: Path) -> object:

@@ -286,8 +286,12 @@ def init(
         typer.Option(metavar="free|team|enterprise", help="Your plan, whose limits are listed."),
     ] = "team",
     ghes: Annotated[
-        str, typer.Option(metavar="HOST", help="The host of your GitHub Enterprise Server.")
-    ] = "github.com",
+        str | None,
+        typer.Option(
+            metavar="HOST",
+            help="Your GitHub Enterprise Server. Default: as in the file, github.com.",
+        ),
+    ] = None,
     root: _Root = Path(),
 ) -> None:
     """Set this checkout up for your repository and machines.
@@ -301,9 +305,12 @@ def init(
     from assay_runners.initializing.editing import initialize, read_cards
     from assay_runners.rendering.files import describe_settings
 
-    settings = {"server": ghes, "repository": repository or _ask("repository", "OWNER/NAME")}
-    if group:
-        settings["runner_group"] = group
+    asked = {
+        "repository": repository or _ask("repository", "OWNER/NAME"),
+        "runner_group": group,
+        "server": ghes,
+    }
+    settings = {name: value for name, value in asked.items() if value}
     vendors = vendor or _ask("vendor", "the vendors of your machines").split()
     fleet = initialize(root, vendors, read_cards(cards or ()), settings)
     print_text(describe_settings(fleet, plan))
@@ -347,6 +354,28 @@ def check(*, root: _Root = Path(), as_json: _AsJson = False) -> None:
             or "the workflows keep the rules; all rendered files are up to date"
         )
     raise typer.Exit(int(bool(found)))
+
+
+@app.command()
+def verify(*, root: _Root = Path()) -> None:
+    """Compare the settings on GitHub with those in runners/README.md.
+
+    Reads them with `gh api`, as an owner of the organization, and changes nothing.
+
+    Example: assay runners verify
+
+    Exit code: 0; 1 with a line for each wrong setting; 2 if gh is missing or may not read one.
+    """
+    from assay_runners.fleet.reading import read_fleet
+    from assay_runners.initializing.verifying import find_wrong_settings
+
+    are_right = True
+    for line in find_wrong_settings(read_fleet(root)):
+        are_right = False
+        print_text(line)
+    if not are_right:
+        raise typer.Exit(1)
+    print_text("all settings are right")
 
 
 @app.command()

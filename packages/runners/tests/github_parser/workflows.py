@@ -133,8 +133,7 @@ def evaluate(
     reusable: the texts of called workflows that are not below `root`, by the value of `uses`. Workflows of
         the repository itself are read from `root`, for any commit in `uses`.
     folder: the installed packages.
-    Raises: UsageError if a workflow cannot be parsed, or a case names an unknown job; MachineError if
-        node crashes.
+    Raises: UsageError if a workflow cannot be parsed; MachineError if node crashes.
     """
     asked = {
         "workflows": read_workflows(root),

@@ -10,7 +10,6 @@ from assay_runners.checking.checks import check_workflows, read_sessions
 from assay_runners.fleet.entries import Fleet
 from assay_runners.fleet.reading import RUNNERS_FILE, read_fleet
 from assay_runners.planning.rules import make_plan
-from assay_runners.rendering.files import find_outdated, write_rendered
 from packages.runners.tests.event_payloads import HEAD, labeled
 from packages.runners.tests.fleet import ROOT
 from packages.runners.tests.github_parser.workflows import EventCase, evaluate
@@ -69,16 +68,6 @@ def test_the_label_of_a_new_vendor_starts_a_job_on_its_machine(root: Path, fleet
     assert job.runs_on.labels == ("assay-tenstorrent-8",)
     assert job.environment == "assay-tenstorrent-8"
     assert (job.checkouts, job.timeout_minutes) == ((HEAD,), 90)
-
-
-def test_the_files_and_the_overview_of_a_new_vendor_are_rendered(root: Path, fleet: Fleet) -> None:
-    assert {path.parts[1] for path in find_outdated(root, fleet)} == {"tenstorrent", "README.md"}
-    write_rendered(root, fleet)
-    assert find_outdated(root, fleet) == {}
-    overview = (root / "runners/README.md").read_text(encoding="utf-8")
-    assert "[Tenstorrent](tenstorrent/README.md) | `smoke:tenstorrent`" in overview
-    names = {file.name for file in (root / "runners/tenstorrent").iterdir()}
-    assert {"README.md", "values-8.yaml", "pod.yaml", "Containerfile", "health.json"} <= names
 
 
 def test_a_new_vendor_needs_no_edit_of_a_workflow(root: Path, fleet: Fleet) -> None:

@@ -11,15 +11,8 @@ import { readDispatchInputs } from "./inputs.mjs";
 import { runWorkflow, walkJobs } from "./jobs.mjs";
 import { isStarted } from "./triggers.mjs";
 
-const RESULTS = ["success", "failure", "cancelled", "skipped"];
-
 function evaluateCase(given, files) {
   const report = { name: given.name, workflows: {}, jobs: [], skipped: [], errors: [] };
-  for (const file of [...Object.keys(given.outputs), ...Object.keys(given.results)]) {
-    if (!Object.hasOwn(files.own, file)) {
-      throw new InputError(`${given.name}: there is no workflow ${file}`);
-    }
-  }
   if (given.event_name === "workflow_dispatch") {
     const known = Object.keys(files.own).map((file) => `.github/workflows/${file}`);
     if (!known.includes(given.event.workflow)) {
@@ -52,7 +45,7 @@ function startWorkflow(file, workflow, given, files, report) {
     given: { outputs: given.outputs[file] ?? {}, results: given.results[file] ?? {} },
     report,
   };
-  checkGiven(workflow, run);
+  checkPermissions(workflow, run);
   if (event_name === "workflow_dispatch") {
     try {
       const declared = findToken(workflow.root, "on", "workflow_dispatch", "inputs");
@@ -79,32 +72,12 @@ function startWorkflow(file, workflow, given, files, report) {
   runWorkflow(workflow, run);
 }
 
-/** Refuses a case that names unknown jobs, outputs or results. */
-function checkGiven(workflow, run) {
-  const declared = new Map();
-  for (const { path, outputs, excess } of walkJobs(workflow, run)) {
-    declared.set(path, outputs);
+/** Reports the jobs that ask for more permissions than their callers have. */
+function checkPermissions(workflow, run) {
+  for (const { path, excess } of walkJobs(workflow, run)) {
     if (excess.length > 0) {
       const message = `asks for ${excess.join(", ")}, which its caller does not have`;
       run.report.errors.push({ workflow: run.file, job: path, message });
-    }
-  }
-  for (const path of [...Object.keys(run.given.outputs), ...Object.keys(run.given.results)]) {
-    if (!declared.has(path)) {
-      throw new InputError(`${run.report.name}: ${run.file} has no job ${path}`);
-    }
-  }
-  for (const [path, outputs] of Object.entries(run.given.outputs)) {
-    const unknown = Object.keys(outputs).filter((name) => !declared.get(path).includes(name));
-    if (unknown.length > 0) {
-      throw new InputError(
-        `${run.report.name}: ${run.file}: ${path} declares no output ${unknown.join(", ")}`,
-      );
-    }
-  }
-  for (const [path, result] of Object.entries(run.given.results)) {
-    if (!RESULTS.includes(result)) {
-      throw new InputError(`${run.report.name}: ${run.file}: ${path} cannot end as ${result}`);
     }
   }
 }

@@ -16,7 +16,7 @@ const MAX_LEVELS = 4;
  * Yields every job of a workflow and of the workflows that it calls, also those that do not run.
  *
  * run: see runWorkflow.
- * Yields: its path, the names of its outputs, and the permissions that its caller does not have.
+ * Yields: its path, and the permissions that its caller does not have.
  */
 export function* walkJobs(workflow, run) {
   if (run.path.length >= MAX_LEVELS) {
@@ -27,14 +27,8 @@ export function* walkJobs(workflow, run) {
     const token = findToken(workflow.root, "jobs", job.id.value);
     const path = [...run.path, job.id.value];
     const called = job.ref && run.files.find(job.ref.value, workflow, run.repository);
-    const outputs = called
-      ? findToken(called.root, "on", "workflow_call", "outputs")
-      : findToken(token, "outputs");
-    yield {
-      path: path.join(" / "),
-      outputs: [...(outputs ?? [])].map(({ key }) => key.value),
-      excess: findExcess(declaredPermissions(workflow, token), run.ceiling),
-    };
+    const excess = findExcess(declaredPermissions(workflow, token), run.ceiling);
+    yield { path: path.join(" / "), excess };
     if (called) {
       yield* walkJobs(called, {
         ...run,

@@ -33,9 +33,6 @@ export function isStarted(file, events, given) {
   if (unknown.length > 0) {
     throw new InputError(`${file} filters by ${unknown.join(", ")}, which is not evaluated`);
   }
-  if (types && event.action === undefined) {
-    throw new InputError(`${given.name}: the payload of ${name} lacks its action`);
-  }
   return (
     (types === undefined || types.includes(event.action)) &&
     (branches === undefined || branches.includes(branchOf(name, event)))

@@ -77,6 +77,7 @@ def test_labels_fit_the_limit_of_the_chart() -> None:
         ("shown.by = [", 'shown.pci_vendor = "1002"\nshown.by = [', "[acme]: shown.pci_vendor: "),
         ("[acme]", "[Acme-1]", "[Acme-1]: name: String should match pattern"),
         ('"acme.com/rocket"', '"rocket"', "'rocket' is not a qualified name"),
+        ("health = {", "variables = {} #", "health is missing, and a runner has cards"),
         ("cards = 8", "cards = 1", "cards [1, 1] must rise, each number once"),
         ("cards = 8", "cards = 0", "cards [1, 0] must rise, each number once"),
         ("cards = 8", "cards = -1", "[acme]: runners[2].cards: Input should be greater"),
@@ -118,20 +119,6 @@ def test_all_mistakes_of_an_entry_are_reported_at_once(root: Path) -> None:
     ]
 
 
-def test_health_is_required_for_cards(root: Path) -> None:
-    lines = [line for line in ENTRY.splitlines() if not line.startswith("health")]
-    (root / RUNNERS_FILE).write_text("\n".join(lines))
-    with pytest.raises(UsageError, match="health is missing, and a runner has cards"):
-        read_fleet(root)
-
-
 def test_a_folder_that_is_not_a_checkout_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no such file; name a checkout of assay with --root"):
         read_fleet(tmp_path)
-
-
-def test_zero_cards_and_one_card_of_a_vendor_are_refused(root: Path) -> None:
-    entry = ENTRY.replace("cards = 1,", "cards = 0,").replace("cards = 8,", "cards = 1,")
-    (root / RUNNERS_FILE).write_text(entry)
-    with pytest.raises(UsageError, match="0 cards and 1 card would have the same label"):
-        read_fleet(root)

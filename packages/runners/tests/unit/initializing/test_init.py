@@ -5,8 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from click.testing import Result
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from assay.errors import UsageError
 from assay_runners.checking.checks import check_workflows, read_sessions

@@ -103,11 +103,22 @@ def test_an_archive_with_another_digest_changes_nothing(metal: Metal) -> None:
     assert called(metal) == []
 
 
-@pytest.mark.parametrize("checksum", ["", "latest", "A" * 64, "0" * 63])
-def test_nothing_is_downloaded_without_a_digest(metal: Metal, checksum: str) -> None:
-    done = metal.bootstrap(str(metal.settings), "https://example.org/runner.tar.gz", checksum)
+@pytest.mark.parametrize(
+    ("words", "destdir", "message"),
+    [
+        (("https://example.org/x.tar.gz", "latest"), "", "is not a SHA-256"),
+        (("https://example.org/x.tar.gz", "A" * 64), "", "is not a SHA-256"),
+        (("https://example.org/x.tar.gz", "0" * 63), "", "is not a SHA-256"),
+        (("https://example.org/x.tar.gz", "0" * 64), "image", "DESTDIR must start with a slash"),
+        ((), "", "usage: sudo "),
+    ],
+)
+def test_nothing_is_downloaded_for_wrong_arguments(
+    metal: Metal, words: tuple[str, ...], destdir: str, message: str
+) -> None:
+    done = metal.bootstrap(str(metal.settings), *words, **({"DESTDIR": destdir} if destdir else {}))
     assert done.returncode == 2
-    assert "is not a SHA-256" in done.stderr
+    assert message in done.stderr
     assert called(metal) == []
 
 
@@ -223,15 +234,3 @@ def test_a_daemon_with_another_plist_ends_before_the_new_one_starts(
     bootstrap_mac()
     (metal.root / "Library/LaunchDaemons/org.assay.runner.acme-8.plist").write_text("old")
     assert bootstrap_mac() == ["bootout", "print", "print", "print", "print", "bootstrap"]
-
-
-def test_a_relative_destdir_is_refused(metal: Metal) -> None:
-    done = metal.bootstrap(str(metal.settings), str(metal.archive), metal.checksum, DESTDIR="image")
-    assert done.returncode == 2
-    assert "DESTDIR must start with a slash" in done.stderr
-
-
-def test_too_few_arguments_print_the_usage(metal: Metal) -> None:
-    done = metal.bootstrap(str(metal.settings))
-    assert done.returncode == 2
-    assert "usage: sudo " in done.stderr

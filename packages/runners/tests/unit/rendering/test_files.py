@@ -1,30 +1,18 @@
-import os
 import plistlib
-import shutil
 import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from assay_runners.fleet.entries import Fleet
 from assay_runners.fleet.reading import read_fleet
-from assay_runners.rendering.files import HEADER, find_outdated, render_fleet
+from assay_runners.rendering.files import HEADER, find_outdated
 
 ROOT = Path(__file__).resolve().parents[5]
 
 
 def test_the_committed_files_are_up_to_date() -> None:
     assert find_outdated(ROOT, read_fleet(ROOT)) == {}
-
-
-def test_rendering_twice_gives_the_same_bytes(fleet: Fleet, root: Path) -> None:
-    first, second = render_fleet(fleet), render_fleet(read_fleet(root))
-    assert {path: text.encode() for path, text in first.items()} == {
-        path: text.encode() for path, text in second.items()
-    }
-    assert list(first) == list(second)
 
 
 def test_each_vendor_gets_the_files_that_its_entry_allows(rendered: Mapping[str, str]) -> None:
@@ -206,21 +194,3 @@ def test_systemd_keeps_a_sick_machine_down_and_hides_the_token(
     assert "LoadCredential=token:/etc/assay-runner/token" in lines
     # With User=, that user and so the job could read the credential.
     assert not [line for line in lines if line.startswith(("User=", "DynamicUser=", "RuntimeMax"))]
-
-
-def shellcheck(*scripts: Path) -> subprocess.CompletedProcess[str]:
-    # Its package installs the program next to Python.
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    program = shutil.which("shellcheck", path=path)
-    assert program, "shellcheck is missing: it is in the group `runners` of pyproject.toml"
-    return subprocess.run([program, *scripts], capture_output=True, text=True, check=False)
-
-
-def test_shellcheck_finds_nothing_in_any_script(written: Path, tmp_path: Path) -> None:
-    scripts = sorted(written.rglob("*.sh"))
-    assert len(scripts) == 3
-    checked = shellcheck(*scripts)
-    assert (checked.returncode, checked.stdout) == (0, "")
-    planted = tmp_path / "planted.sh"
-    planted.write_text("#!/bin/bash\nrm -rf $1/x\n")
-    assert "SC2086" in shellcheck(planted).stdout

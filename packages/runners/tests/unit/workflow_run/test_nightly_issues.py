@@ -16,6 +16,7 @@ from assay_runners.workflow_run.nightly_issues import (
     read_failures,
     update_issue,
 )
+from assay_runners.workflow_run.programs import run_program
 from packages.runners.tests.fake_programs import Programs
 
 ROOT = Path(__file__).resolve().parents[5]
@@ -49,34 +50,39 @@ def test_results_without_jobs_are_refused(text: str) -> None:
         read_failures(text)
 
 
-def test_a_first_failure_opens_an_issue(programs: Programs) -> None:
-    programs.answers([{"number": 3, "title": "Another"}])
-    assert update_issue(NIGHT_FAILS, ["tests: failure"], RUN) == f"{NIGHT_FAILS}: opened an issue"
-    assert programs.heard[1] == ["label", "create", "nightly", "--force"]
-    body = programs.heard[2][-1]
-    assert programs.heard[2][:4] == ["issue", "create", "--title", NIGHT_FAILS]
-    assert "https://github.example/o/r/actions/runs/5" in body
-    assert "- tests: failure" in body
+OPEN = {"number": 9, "title": NIGHT_FAILS}
 
 
-def test_a_further_failure_comments_on_the_issue(programs: Programs) -> None:
-    programs.answers([{"number": 9, "title": NIGHT_FAILS}])
-    assert (
-        update_issue(NIGHT_FAILS, ["tests: failure"], RUN) == f"{NIGHT_FAILS}: commented on issue 9"
-    )
-    assert programs.heard[1][:3] == ["issue", "comment", "9"]
-
-
-def test_a_success_closes_the_issue(programs: Programs) -> None:
-    programs.answers([{"number": 9, "title": NIGHT_FAILS}])
-    assert update_issue(NIGHT_FAILS, [], RUN) == f"{NIGHT_FAILS}: closed 9"
-    assert programs.heard[1][:3] == ["issue", "close", "9"]
-
-
-def test_a_success_without_an_issue_changes_nothing(programs: Programs) -> None:
-    programs.answers([])
-    assert update_issue(NIGHT_FAILS, [], RUN) == f"{NIGHT_FAILS}: no"
-    assert len(programs.heard) == 1
+@pytest.mark.parametrize(
+    ("title", "reasons", "listed", "expected", "words"),
+    [
+        (
+            NIGHT_FAILS,
+            ["tests: failure"],
+            [],
+            "opened an issue",
+            ["create", "--title", NIGHT_FAILS],
+        ),
+        (NIGHT_FAILS, ["tests: failure"], [OPEN], "commented on issue 9", ["comment", "9"]),
+        (NIGHT_FAILS, [], [OPEN], "closed 9", ["close", "9"]),
+        (NIGHT_FAILS, [], [], "no", ["list"]),
+        (RUNNER_IS_OLD, ["x"], [OPEN], "opened an issue", ["create", "--title", RUNNER_IS_OLD]),
+    ],
+)
+def test_an_issue_is_opened_commented_on_or_closed(
+    programs: Programs,
+    title: str,
+    reasons: list[str],
+    listed: list[dict[str, object]],
+    expected: str,
+    words: list[str],
+) -> None:
+    programs.answers(listed)
+    assert update_issue(title, reasons, RUN) == f"{title}: {expected}"
+    assert programs.heard[-1][: len(words) + 1] == ["issue", *words]
+    if reasons:
+        assert "https://github.example/o/r/actions/runs/5" in programs.heard[-1][-1]
+        assert f"- {reasons[0]}" in programs.heard[-1][-1]
 
 
 def test_a_refusal_of_github_is_an_error(programs: Programs) -> None:
@@ -85,10 +91,13 @@ def test_a_refusal_of_github_is_an_error(programs: Programs) -> None:
         update_issue(NIGHT_FAILS, [], RUN)
 
 
-def test_another_title_is_another_issue(programs: Programs) -> None:
-    programs.answers([{"number": 9, "title": NIGHT_FAILS}])
-    assert update_issue(RUNNER_IS_OLD, ["x"], RUN) == f"{RUNNER_IS_OLD}: opened an issue"
-    assert programs.heard[2][:4] == ["issue", "create", "--title", RUNNER_IS_OLD]
+def test_gh_gets_the_server_of_the_workflow_run(
+    programs: Programs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (programs.folder / "gh").write_text('#!/bin/sh\necho "$GH_HOST $GH_ENTERPRISE_TOKEN"\n')
+    monkeypatch.setenv("GITHUB_SERVER_URL", "https://git.example")
+    monkeypatch.setenv("GH_TOKEN", "token")
+    assert run_program("gh", "api", "x") == "git.example token\n"
 
 
 def test_outside_a_workflow_run_nothing_is_sent(programs: Programs) -> None:

@@ -20,6 +20,7 @@ from packages.runners.tests.event_payloads import (
     merge_group,
     pull_request,
     push,
+    recorded,
     schedule,
 )
 from packages.runners.tests.fake_programs import Programs
@@ -50,14 +51,6 @@ def plan(tmp_path: Path, event: object, *words: str) -> tuple[int, str, str]:
     file.write_text(json.dumps(event))
     done = CliRunner().invoke(app, ["plan", str(file), *words])
     return done.exit_code, done.stdout, done.stderr
-
-
-def recorded(event: object) -> dict[str, object]:
-    dumped = event.model_dump()  # type: ignore[attr-defined]
-    return {
-        "event_name": dumped["name"], "event": dumped["payload"], "sha": dumped["sha"],
-        "ref": dumped["ref"], "changed": dumped["changed"],
-    }  # fmt: skip
 
 
 @pytest.fixture
@@ -255,25 +248,20 @@ def test_the_commit_of_a_bare_payload_is_read(
     assert json.loads(alone)["sha"] == event.sha != ""
 
 
-def test_changed_files_are_those_since_the_branch_started(tmp_path: Path) -> None:
-    def git(*words: str) -> str:
-        command = ["git", "-C", str(tmp_path), "-c", "user.name=x", "-c", "user.email=x@localhost"]
-        done = subprocess.run([*command, *words], check=True, capture_output=True, text=True)
-        return done.stdout.strip()
-
-    git("init", "-q", "-b", "main")
-    (tmp_path / "a.py").write_text("1")
-    git("add", "."), git("commit", "-qm", "first")
-    git("checkout", "-q", "-b", "topic")
-    (tmp_path / "ü b.md").write_text("text")
-    git("add", "."), git("commit", "-qm", "topic")
-    git("checkout", "-q", "main")
-    (tmp_path / "a.py").write_text("2")
-    git("commit", "-qam", "second")
-    main = git("rev-parse", "main")
-    git("checkout", "-q", "topic")
-    assert files_changed_since(main, tmp_path) == ("ü b.md",)
+def test_changed_files_are_those_since_the_branch_started(
+    tmp_path: Path, outputs: tuple[Path, Path]
+) -> None:
+    root = tmp_path / "repository"
+    git(root, "checkout", "-q", "-b", "topic")
+    (root / "ü b.md").write_text("text")
+    git(root, "add", ".")
+    git(root, "commit", "-qm", "topic")
+    git(root, "checkout", "-q", "main")
+    (root / "a.py").write_text("2")
+    git(root, "add", ".")
+    git(root, "commit", "-qm", "second")
+    git(root, "checkout", "-q", "topic")
+    assert files_changed_since("main", root) == ("ü b.md",)
     # An unknown commit does not count as "nothing changed".
-    assert files_changed_since("0" * 40, tmp_path) is None
-    assert files_changed_since("--output=/tmp/x", tmp_path) is None
-    assert files_changed_since("", tmp_path) is None
+    for unknown in ("0" * 40, "--output=/tmp/x", ""):
+        assert files_changed_since(unknown, root) is None

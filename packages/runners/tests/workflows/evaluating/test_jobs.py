@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from assay.errors import UsageError
 from packages.runners.tests.github_parser.workflows import EvaluatedCase, EvaluatedJob
 
 Evaluate = Callable[..., EvaluatedCase]
@@ -94,43 +93,10 @@ def test_jobs_after_a_skipped_job_are_skipped(evaluate_event: Evaluate) -> None:
     assert skipped(case) == ["first", "second", "after-anyway", "after-second", "on-failure"]
 
 
-def test_jobs_succeed_by_default(evaluate_event: Evaluate) -> None:
-    case = evaluate_event({"one": CHAIN}, "push", PUSH, vars={"RUN": "yes"})
-    assert started(case) == ["first", "second", "anyway", "after-anyway", "after-second"]
-
-
 def test_all_later_jobs_see_a_failure(evaluate_event: Evaluate) -> None:
     results = {"one.yml": {"first": "failure"}}
     case = evaluate_event({"one": CHAIN}, "push", PUSH, vars={"RUN": "yes"}, results=results)
     assert started(case) == ["first", "anyway", "on-failure", "not-cancelled"]
-
-
-def test_a_canceled_job_starts_jobs_that_test_for_it(evaluate_event: Evaluate) -> None:
-    results = {"one.yml": {"first": "cancelled"}}
-    case = evaluate_event({"one": CHAIN}, "push", PUSH, vars={"RUN": "yes"}, results=results)
-    assert started(case) == ["first", "anyway"]
-
-
-def test_a_skipped_job_has_no_outputs(evaluate_event: Evaluate) -> None:
-    text = """
-        on: push
-        jobs:
-          plan:
-            runs-on: x
-            outputs: {found: '${{ steps.x.outputs.found }}'}
-            steps: [{run: id}]
-          report:
-            if: always()
-            needs: plan
-            runs-on: found-${{ needs.plan.outputs.found }}
-            steps: [{run: id}]
-    """
-    given: dict[str, Any] = {"outputs": {"one.yml": {"plan": {"found": "it"}}}}
-    case = evaluate_event({"one": text}, "push", PUSH, **given)
-    assert case.jobs[-1].runs_on.labels == ("found-it",)
-    given["results"] = {"one.yml": {"plan": "skipped"}}
-    case = evaluate_event({"one": text}, "push", PUSH, **given)
-    assert case.jobs[-1].runs_on.labels == ("found-",)
 
 
 @pytest.mark.parametrize(
@@ -139,9 +105,6 @@ def test_a_skipped_job_has_no_outputs(evaluate_event: Evaluate) -> None:
         ("ubuntu-24.04", None, ("ubuntu-24.04",)),
         ("[self-hosted, '${{ vars.LABEL }}']", None, ("self-hosted", "gpu")),
         ("{group: big, labels: gpu}", "big", ("gpu",)),
-        ("{group: '${{ vars.LABEL }}-group', labels: [a, b]}", "gpu-group", ("a", "b")),
-        ("{group: big}", "big", ()),
-        ('${{ fromJSON(\'["a", "b"]\') }}', None, ("a", "b")),
     ],
 )
 def test_runs_on_has_three_forms(
@@ -200,22 +163,6 @@ def test_a_job_is_described_completely(evaluate_event: Evaluate) -> None:
         "timeout_minutes": 7,
         "concurrency": {"group": f"g-{'1' * 40}", "cancel-in-progress": True},
     }
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"outputs": {"two.yml": {}}}, "there is no workflow two.yml"),
-        ({"outputs": {"one.yml": {"absent": {}}}}, "one.yml has no job absent"),
-        ({"results": {"one.yml": {"absent": "success"}}}, "one.yml has no job absent"),
-        ({"outputs": {"one.yml": {"only": {"x": "1"}}}}, "one.yml: only declares no output x"),
-    ],
-)
-def test_a_case_that_names_unknown_jobs_is_an_error(
-    evaluate_event: Evaluate, given: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(UsageError, match=message):
-        evaluate_event(one_job("runs-on: x"), "push", PUSH, **given)
 
 
 def test_a_pull_request_of_a_fork_has_no_write_permission(

@@ -120,13 +120,6 @@ def test_a_merge_group_starts(evaluate_event: Evaluate) -> None:
     assert evaluate_event(on(text), "merge_group", event).workflows["one.yml"]
 
 
-def test_a_payload_without_its_action_is_an_error(
-    evaluate_event: Evaluate, pull_request: dict[str, Any]
-) -> None:
-    with pytest.raises(UsageError, match="the payload of pull_request lacks its action"):
-        evaluate_event(on("pull_request"), "pull_request", {"pull_request": pull_request})
-
-
 DISPATCH = f"""
 on:
   workflow_dispatch:

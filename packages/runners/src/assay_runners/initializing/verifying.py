@@ -1,0 +1,174 @@
+"""Compares the settings on GitHub with those that runners/README.md lists."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from assay.errors import MachineError
+from assay_runners.fleet.entries import Fleet, GitHub
+from assay_runners.planning.labels import list_labels
+from assay_runners.workflow_run.programs import run_program
+
+_Object = dict[str, Any]
+# https://docs.github.com/graphql/reference/objects#repository; the REST API lists only queues of rulesets.
+_QUEUE = "query($owner: String!, $name: String!, $branch: String!) { repository(owner: $owner, name: $name) { mergeQueue(branch: $branch) { id } } }"
+
+
+@dataclass(frozen=True)
+class _Api:
+    """The REST API of the server, which only answers questions here."""
+
+    github: GitHub
+
+    @property
+    def repository(self) -> str:
+        """The path of the repository."""
+        return f"repos/{self.github.repository}"
+
+    def ask(self, *words: str) -> Any:  # noqa: ANN401 - JSON
+        return json.loads(run_program("gh", "api", "--hostname", self.github.server, *words))
+
+    def list_all(self, path: str, key: str = "") -> list[_Object]:
+        """List the objects of all pages, which are below `key` if the pages are objects."""
+        pages = self.ask("--paginate", "--slurp", f"{path}?per_page=100")
+        return [one for page in pages for one in (page[key] if key else page)]
+
+
+def find_wrong_settings(fleet: Fleet) -> Iterator[str]:
+    """Yield a sentence for each wrong setting, with the page on which to change it.
+
+    Raises: MachineError if gh is missing or may not read a setting.
+    """
+    api = _Api(fleet.github)
+    repository = f"https://{fleet.github.server}/{fleet.github.repository}"
+    organization = (
+        f"https://{fleet.github.server}/organizations/{fleet.github.organization}/settings/actions"
+    )
+    for place, problems in (
+        (f"{organization}/runner-groups", _find_group_problems(api, fleet)),
+        (f"{repository}/settings/environments", _find_environment_problems(api, fleet)),
+        (f"{repository}/settings/access", _find_team_problems(api)),
+        (f"{repository}/settings/branches", _find_branch_problems(api)),
+        (f"{repository}/settings/actions", _find_permission_problems(api)),
+        (f"{repository}/labels", _find_label_problems(api, fleet)),
+        (f"{repository}/settings/variables/actions", _find_variable_problems(api)),
+    ):
+        for problem in problems:
+            yield f"{place}: {problem}"
+
+
+def _find_group_problems(api: _Api, fleet: Fleet) -> Iterator[str]:
+    github = fleet.github
+    groups = api.list_all(f"orgs/{github.organization}/actions/runner-groups", "runner_groups")
+    group = next((one for one in groups if one["name"] == github.runner_group), None)
+    if group is None:
+        yield f"there is no group {github.runner_group}"
+        return
+    path = f"orgs/{github.organization}/actions/runner-groups/{group['id']}"
+    if group["visibility"] == "selected":
+        allowed = api.list_all(f"{path}/repositories", "repositories")
+        if github.repository not in {one["full_name"] for one in allowed}:
+            yield f"the group {github.runner_group} is not for {github.repository}"
+    if not group["allows_public_repositories"] and not api.ask(api.repository)["private"]:
+        yield f"the group {github.runner_group} is not for public repositories"
+    workflow = (
+        f"{github.repository}/.github/workflows/accelerator.yml@refs/heads/{github.protected_ref}"
+    )
+    if not group["restricted_to_workflows"] or group["selected_workflows"] != [workflow]:
+        yield f"the group {github.runner_group} accepts other workflows than {workflow}"
+    runners = api.list_all(f"{path}/runners", "runners")
+    for label in (one.label for one in fleet.runners()):
+        own = [one for one in runners if label in {each["name"] for each in one["labels"]}]
+        # A scale set without a job has no runner.
+        if own and all(one["status"] != "online" for one in own):
+            yield f"no runner with the label {label} is online: {', '.join(one['name'] for one in own)}"
+        for one in own:
+            if _is_older(one.get("version") or "", github.runner_version):
+                yield f"{one['name']} has version {one['version']}, older than {github.runner_version}"
+
+
+def _is_older(version: str, pinned: str) -> bool:
+    """Compare versions such as "2.338.0". False for "": the REST API need not name it."""
+    return bool(version) and tuple(map(int, version.split("."))) < tuple(
+        map(int, pinned.split("."))
+    )
+
+
+def _find_environment_problems(api: _Api, fleet: Fleet) -> Iterator[str]:
+    listed = api.list_all(f"{api.repository}/environments", "environments")
+    environments = {one["name"]: one for one in listed}
+    for name in (*(one.label for one in fleet.runners()), "bench", "recapture"):
+        rules = environments.get(name, {}).get("protection_rules", ())
+        if not any(rule["type"] == "required_reviewers" and rule["reviewers"] for rule in rules):
+            yield f"the environment {name} has no required reviewers"
+    protected = api.github.protected_ref
+    policy = environments.get("reaper", {}).get("deployment_branch_policy") or {}
+    branches: list[_Object] = []
+    if policy.get("custom_branch_policies"):
+        path = f"{api.repository}/environments/reaper/deployment-branch-policies"
+        branches = api.list_all(path, "branch_policies")
+    if [one["name"] for one in branches] != [protected] and not policy.get("protected_branches"):
+        yield f"the environment reaper is not restricted to {protected}"
+
+
+def _find_team_problems(api: _Api) -> Iterator[str]:
+    teams = api.list_all(f"{api.repository}/teams")
+    writers = {one["slug"] for one in teams if one["permission"] not in ("pull", "triage")}
+    if "maintainers" not in writers:
+        yield "the team maintainers of CODEOWNERS may not write"
+
+
+def _find_branch_problems(api: _Api) -> Iterator[str]:
+    branch = api.github.protected_ref
+    rules: dict[str, list[_Object]] = {}
+    for rule in api.list_all(f"{api.repository}/rules/branches/{branch}"):
+        rules.setdefault(rule["type"], []).append(rule.get("parameters") or {})
+    try:
+        classic = api.ask(f"{api.repository}/branches/{branch}/protection")
+    except MachineError as error:
+        if "HTTP 404" not in str(error):
+            raise
+        classic = {}
+    checks = {
+        check["context"]
+        for rule in rules.get("required_status_checks", ())
+        for check in rule["required_status_checks"]
+    }.union(classic.get("required_status_checks", {}).get("contexts", ()))
+    if "required" not in checks:
+        yield f"{branch} does not require the check required"
+    reviews = [*rules.get("pull_request", ()), classic.get("required_pull_request_reviews", {})]
+    names = ("require_code_owner_review", "require_code_owner_reviews")
+    if not any(review.get(name) for review in reviews for name in names):
+        yield f"{branch} does not require a review from code owners"
+    owner, name = api.github.repository.split("/")
+    given = (f"query={_QUEUE}", f"owner={owner}", f"name={name}", f"branch={branch}")
+    answer = api.ask("graphql", *(word for one in given for word in ("-f", one)))
+    if not answer["data"]["repository"]["mergeQueue"]:
+        yield f"{branch} has no merge queue"
+
+
+def _find_permission_problems(api: _Api) -> Iterator[str]:
+    if not api.ask(f"{api.repository}/actions/permissions/workflow")[
+        "can_approve_pull_request_reviews"
+    ]:
+        yield "GitHub Actions may not create pull requests"
+
+
+def _find_label_problems(api: _Api, fleet: Fleet) -> Iterator[str]:
+    known = {one["name"].casefold() for one in api.list_all(f"{api.repository}/labels")}
+    if missing := [label for label in list_labels(fleet) if label not in known]:
+        yield f"there is no {', '.join(missing)}"
+
+
+def _find_variable_problems(api: _Api) -> Iterator[str]:
+    known = {
+        one["name"]
+        for kind in ("variables", "organization-variables")
+        for one in api.list_all(f"{api.repository}/actions/{kind}", "variables")
+    }
+    if "ASSAY_TORCH_INDEX" not in known:
+        yield "ASSAY_TORCH_INDEX is not set"
+    reaper = {"ASSAY_REAPER_ROLE", "ASSAY_REAPER_REGION"}
+    if reaper & known and reaper - known:
+        yield f"{', '.join(reaper - known)} is not set"
