@@ -16,6 +16,8 @@ _LIBRARIES = (
 )
 # Functions that only call the function that the body means.
 _WRAPPERS = {"wrapper", "inner", "_wrapped_call_impl", "_call_impl", "decorate_context", "_fn"}
+# Modes around the body stand above the function that it called.
+_MODES = {"__torch_function__", "__torch_dispatch__"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,8 @@ def describe_place(frames: list[Frame]) -> str:
     """
     if not frames:
         return ""
-    own = next((frame for frame in frames if not frame.file.startswith(_LIBRARIES)), None)
+    bodies = (frame for frame in frames if frame.function not in _MODES)
+    own = next((frame for frame in bodies if not frame.file.startswith(_LIBRARIES)), None)
     if own is None:
         return str(frames[0])
     inside = [frame for frame in frames[: frames.index(own)] if frame.function not in _WRAPPERS]

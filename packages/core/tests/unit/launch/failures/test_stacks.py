@@ -45,6 +45,16 @@ def test_place_is_the_line_of_the_body_and_the_function_it_called() -> None:
     assert describe_place(read_stack(DUMP)) == "/tests/test_x.py:7 in test_sum, in all_reduce"
 
 
+def test_modes_around_the_body_are_not_the_place() -> None:
+    mode = f"""\
+  File "{TORCH}/_ops.py", line 841 in __call__
+  File "/modes.py", line 61 in __torch_function__
+"""
+    before, marker, after = DUMP.partition(f'  File "{TORCH}/distributed_c10d.py"')
+    within = read_stack(before + mode + marker + after)
+    assert describe_place(within) == "/tests/test_x.py:7 in test_sum, in all_reduce"
+
+
 def test_place_in_the_body_itself_names_no_called_function() -> None:
     dump = '0x01\nCurrent thread 0x01 (most recent call first):\n  File "/a.py", line 2 in f\n'
     assert describe_place(read_stack(dump)) == "/a.py:2 in f"
