@@ -60,11 +60,22 @@ _WITHOUT_TORCH = ("runners",)
 @nox.session
 def subsystem(session: nox.Session) -> None:
     """Test rooms together: whole commands, processes and reports on micro models."""
+    _run_subsystem_tests(session, "not long")
+
+
+@nox.session(name="subsystem-long", default=False)
+def subsystem_long(session: nox.Session) -> None:
+    """Repeat whole commands for further models, trainers, meshes, libraries and faults."""
+    _run_subsystem_tests(session, "long")
+
+
+def _run_subsystem_tests(session: nox.Session, marks: str) -> None:
     folders = [str(path) for path in sorted(Path("packages").glob("*/tests/subsystem"))]
     # Most tests wait for a process of their own: two at a time take half as long. Three take as long
     # as two on two cores, and some then run into their limits.
     at_a_time = ("-n", "2", "--dist", "loadfile", "--durations=15")
-    torch_environment(session).run(session, "pytest", *at_a_time, *folders, *session.posargs)
+    words = ["-m", marks, *folders, *session.posargs]
+    torch_environment(session).run(session, "pytest", *at_a_time, *words)
 
 
 @nox.session

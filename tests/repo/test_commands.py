@@ -122,7 +122,7 @@ def test_every_session_says_what_it_does(sessions: Mapping[str, Any]) -> None:
 
 def test_the_sessions_that_are_promised_exist(sessions: Mapping[str, Any]) -> None:
     promised = {
-        "lint", "types", "unit", "subsystem", "repo", "check", "faults", "false-alarms", "perf",
+        "lint", "types", "unit", "subsystem", "subsystem-long", "repo", "check", "faults", "false-alarms", "perf",
         "smoke", "expectations", "bench",
     }  # fmt: skip
     assert promised <= set(sessions)

@@ -36,9 +36,9 @@ def sessions_of_steps(root: Path) -> set[str]:
     return found
 
 
-def test_the_first_tiers_are_what_nox_alone_runs() -> None:
+def test_the_first_tiers_are_what_nox_alone_runs_and_the_long_tests() -> None:
     noxfile = importlib.import_module("noxfile")
-    assert list(FIRST_TIERS) == noxfile.nox.options.sessions
+    assert set(FIRST_TIERS) == {*noxfile.nox.options.sessions, "subsystem-long"}
     assert set(BEFORE_MACHINES) < set(FIRST_TIERS)
 
 

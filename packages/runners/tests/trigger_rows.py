@@ -58,8 +58,8 @@ def training(sha: str) -> Row:
 
 
 def ci(sha: str) -> tuple[Row, ...]:
-    """Make six sessions on each version of Python, a training on the CPU, and the required check."""
-    sessions = tests("ci.yml", sha, 6 * len(GITHUB.pythons))
+    """Make seven sessions on each version of Python, a training on the CPU, and the required check."""
+    sessions = tests("ci.yml", sha, 7 * len(GITHUB.pythons))
     return (planned("ci.yml", sha), *sessions, training(sha), REQUIRED)
 
 

@@ -112,6 +112,7 @@ def environments(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("side", "suites", "code", "verdict", "speeds"),
     [
@@ -158,6 +159,7 @@ def read_performance(folder: Path) -> PerformanceResult:
     return read_sealed(PerformanceResult, folder / RESULT_FILE)
 
 
+@pytest.mark.long
 def test_perf_stores_every_round_with_its_controls(measured: dict[str, Path]) -> None:
     result = read_performance(measured["clean"])
     assert [suite.suite for suite in result.suites] == ["prefill", "compare"]
@@ -172,6 +174,7 @@ def test_perf_stores_every_round_with_its_controls(measured: dict[str, Path]) ->
     assert result.provenance["versions"]["torch"] == result.versions["torch"]
 
 
+@pytest.mark.long
 def test_planted_slow_down_shows_in_its_suite(measured: dict[str, Path]) -> None:
     clean, planted = (
         {suite.suite: suite.ratio for suite in read_performance(measured[name]).suites}

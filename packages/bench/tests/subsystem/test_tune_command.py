@@ -12,7 +12,7 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 # Two tunings take 15 s on an idle machine.
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
 STEPS, CHECKPOINT_EVERY = 40, 6
 

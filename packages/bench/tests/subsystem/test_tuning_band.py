@@ -60,6 +60,7 @@ def judged(trainer: ReferenceTrainer) -> Level:
     return judge_losses(curve(trainer, OTHER_SEED), band())
 
 
+@pytest.mark.long
 def test_seeds_rarely_leave_the_band_of_the_others() -> None:
     curves = clean_curves()
     levels = [

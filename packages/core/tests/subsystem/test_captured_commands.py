@@ -63,6 +63,7 @@ def judged(expected: Path, actual: Path) -> Verdict:
     return compare_dumps(CompareOptions("a", "b"), *sides, SilentProgress()).verdict
 
 
+@pytest.mark.long
 def test_a_script_runs_as_always_and_leaves_a_trace(script: Path, tmp_path: Path) -> None:
     done = {
         name: capture(tmp_path / name, sys.executable, script, "--help", "--", name)
@@ -91,6 +92,7 @@ def test_noise_and_operations_of_a_script_are_recorded(script: Path, tmp_path: P
     assert any("bfloat16" in one.noise for one in dump.tensors if one.site.port == "output")
 
 
+@pytest.mark.long
 def test_every_rank_leaves_a_trace(script: Path, tmp_path: Path) -> None:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     done = capture(tmp_path / "t", *launcher, "--nproc-per-node", "2", script, "ranks")
@@ -113,6 +115,7 @@ def test_what_was_not_captured_is_said(tmp_path: Path) -> None:
     assert "assay: nothing was captured: no module with 100 parameters" in done.stderr
 
 
+@pytest.mark.long
 def test_the_trace_of_a_crash_is_incomplete(script: Path, tmp_path: Path) -> None:
     done = capture(tmp_path / "t", sys.executable, script, "crash")
 
@@ -121,6 +124,7 @@ def test_the_trace_of_a_crash_is_incomplete(script: Path, tmp_path: Path) -> Non
     assert any("cut off" in one for one in open_dump(str(tmp_path / "t")).problems)
 
 
+@pytest.mark.long
 def test_a_glob_without_a_match_does_not_stop_the_script(script: Path, tmp_path: Path) -> None:
     done = capture(tmp_path / "t", sys.executable, script, options=("--include", "layer.*"))
 

@@ -16,6 +16,8 @@ from assay.offline.check import CompareOptions, compare_dumps
 from assay.runs import SilentProgress
 from assay.verdicts import Outcome, Verdict
 
+pytestmark = pytest.mark.long
+
 SCRIPTS = Path(__file__).with_name("captured_scripts")
 LAUNCH = (
     "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes=2", "--num_machines=1",

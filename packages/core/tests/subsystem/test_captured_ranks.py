@@ -12,6 +12,8 @@ from assay.offline.check import CompareOptions, compare_dumps
 from assay.runs import SilentProgress
 from assay.verdicts import Outcome, Verdict
 
+pytestmark = pytest.mark.long
+
 SCRIPT = Path(__file__).with_name("captured_scripts") / "sharded.py"
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 

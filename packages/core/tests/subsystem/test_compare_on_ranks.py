@@ -13,6 +13,8 @@ import pytest
 
 from packages.core.tests.unit.offline.small_dumps import write
 
+pytestmark = pytest.mark.long
+
 NUM_RANKS = 3
 
 # Every pair of tensors is a share of its own; the rank that a variable names dies in its first one.

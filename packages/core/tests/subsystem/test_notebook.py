@@ -10,6 +10,8 @@ from nbclient import NotebookClient
 
 import assay
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[4]
 
 

@@ -72,6 +72,7 @@ def test_phases_of_a_generation_check(
     assert progress.incomplete() == []
 
 
+@pytest.mark.long
 def test_phases_of_a_training_check(tmp_path: Path) -> None:
     progress = Recorded()
     check = TrainCheck(TrainOptions(model="micro:llama"), "cpu/float32", "cpu/bfloat16")
@@ -82,6 +83,7 @@ def test_phases_of_a_training_check(tmp_path: Path) -> None:
     assert progress.incomplete() == []
 
 
+@pytest.mark.long
 def test_the_first_of_several_ranks_shows_its_phases(tmp_path: Path) -> None:
     progress = Recorded()
     check = TrainCheck(

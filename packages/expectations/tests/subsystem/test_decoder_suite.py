@@ -58,6 +58,7 @@ def run_suite(tmp_path: Path, *options: str, **variables: str) -> tuple[int, str
     return done.returncode, done.stdout + done.stderr
 
 
+@pytest.mark.long
 def test_the_published_variables_run_the_suite(tmp_path: Path) -> None:
     code, output = run_suite(tmp_path, METRICS_THRESHOLD="1e-9,1000")
     assert code == 1
@@ -65,6 +66,7 @@ def test_the_published_variables_run_the_suite(tmp_path: Path) -> None:
     assert re.search(r"cross_entropy: 100\.00% of the tokens are at or over 1e-09", output), output
 
 
+@pytest.mark.long
 def test_usage_error_is_one_message(tmp_path: Path) -> None:
     code, output = run_suite(tmp_path, COMMON_BATCH_SIZES="four")
     assert code != 0
@@ -72,6 +74,7 @@ def test_usage_error_is_one_message(tmp_path: Path) -> None:
     assert "passed" not in output
 
 
+@pytest.mark.long
 def test_torchrun_shards_models_and_every_process_reports(
     tmp_path: Path,
 ) -> None:
@@ -121,6 +124,7 @@ def check(tmp_path: Path) -> Check:
     return run
 
 
+@pytest.mark.long
 def test_reference_is_reused_only_for_the_same_prompts(tmp_path: Path, check: Check) -> None:
     assert check("clean", attention="eager").verdict is Outcome.PASS
     (first,) = (tmp_path / "references").iterdir()
@@ -138,6 +142,7 @@ def test_reference_is_reused_only_for_the_same_prompts(tmp_path: Path, check: Ch
     assert len([*first.parent.iterdir()]) == 2
 
 
+@pytest.mark.long
 def test_trusted_device_passes_its_calibrated_thresholds(tmp_path: Path) -> None:
     shape = Shape(2, 16, 4)
     files = list(
@@ -159,6 +164,7 @@ def test_trusted_device_passes_its_calibrated_thresholds(tmp_path: Path) -> None
     assert len([*kept.iterdir()]) == 2
 
 
+@pytest.mark.long
 def test_wrong_device_is_not_calibrated(tmp_path: Path) -> None:
     files = capture_metrics(
         "micro:llama", "sim:fp8/bfloat16", [Shape(1, 16, 2)], 1, tmp_path, SilentProgress()

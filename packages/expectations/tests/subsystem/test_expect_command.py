@@ -58,6 +58,7 @@ def captured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.long
 def test_new_capture_passes(captured: Path, tmp_path: Path) -> None:
     code, verdict = verify(tmp_path / "run", str(captured))
     assert (code, verdict["verdict"]) == (0, "PASS")
@@ -90,6 +91,7 @@ def test_a_planted_fault_fails(
     assert (code, verdict["verdict"], verdict["diagnosis"]) == (1, "FAIL", diagnosis)
 
 
+@pytest.mark.long
 def test_model_that_does_not_generate_is_verified(tmp_path: Path) -> None:
     captures = ("--captures", "2", "--output", str(tmp_path / "e"))
     done = assay("capture", "micro:bert", "--run", "cpu/float32", *captures)
@@ -108,6 +110,7 @@ def test_model_that_does_not_generate_is_verified(tmp_path: Path) -> None:
     assert clean[1]["compared"] == scaled[1]["compared"] == 80
 
 
+@pytest.mark.long
 def test_changed_weights_make_it_stale(captured: Path, tmp_path: Path) -> None:
     model = tmp_path / "model"
     shutil.copytree(RECIPES["llama"].folder, model)
@@ -126,12 +129,14 @@ def test_changed_weights_make_it_stale(captured: Path, tmp_path: Path) -> None:
     assert re.fullmatch(changed, level["reason"])
 
 
+@pytest.mark.long
 def test_different_run_is_not_compared(captured: Path, tmp_path: Path) -> None:
     code, verdict = verify(tmp_path / "run", str(captured), "--run", "cpu/bfloat16")
     assert (code, verdict["verdict"], verdict["compared"]) == (3, "NOT_COMPARED", 0)
     assert "dtype is bfloat16, expected float32" in verdict["levels"]["expectations"]["reason"]
 
 
+@pytest.mark.long
 def test_shipped_expectation_passes_with_installed_software(tmp_path: Path) -> None:
     code, verdict = verify(tmp_path / "run")
     shipped = SHIPPED.glob("cpu-*-float32-*.json")
@@ -144,6 +149,7 @@ def test_shipped_expectation_passes_with_installed_software(tmp_path: Path) -> N
         assert "architecture is " in verdict["levels"]["expectations"]["reason"]
 
 
+@pytest.mark.long
 def test_new_capture_agrees_with_the_shipped_one(captured: Path, tmp_path: Path) -> None:
     shipped = SHIPPED / "cpu-x86_64-float32-micro-llama.json"
     done = assay("diff", str(shipped), str(captured), "--output", str(tmp_path / "run"), "--json")

@@ -27,6 +27,7 @@ def run_suite(tmp_path: Path, *options: str, **variables: str) -> tuple[int, str
     return done.returncode, done.stdout + done.stderr
 
 
+@pytest.mark.long
 def test_captured_model_is_verified_in_every_test(tmp_path: Path) -> None:
     model, kept = tmp_path / "model", tmp_path / "kept"
     shutil.copytree(RECIPES["bert"].folder, model)

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 from ruamel.yaml import YAML
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -52,6 +53,7 @@ def holds(condition: str, inputs: dict[str, str], *, failed: bool) -> bool:
     return wanted and not failed
 
 
+@pytest.mark.long
 def test_a_model_is_checked_and_the_summary_says_so(tmp_path: Path) -> None:
     model = "micro:llama"
     codes, summary = run_action(tmp_path, model=model, run="sim/bfloat16", output="runs/assay")

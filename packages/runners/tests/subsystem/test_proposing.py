@@ -24,6 +24,7 @@ def put(file: Path) -> None:
     file.write_bytes(EXPECTATION.read_bytes())
 
 
+@pytest.mark.long
 def test_a_proposal_lists_captured_files_and_the_reason_on_one_line(tmp_path: Path) -> None:
     for artifact, name in (("expectations-a-1", "a.json"), ("expectations-b-1", "b.json")):
         put(tmp_path / artifact / "captured" / name)
@@ -38,6 +39,7 @@ def test_a_proposal_lists_captured_files_and_the_reason_on_one_line(tmp_path: Pa
     assert [target.name for target in proposal.files.values()] == ["a.json", "b.json"]
 
 
+@pytest.mark.long
 def test_the_newest_attempt_of_a_machine_counts(tmp_path: Path) -> None:
     for artifact in ("expectations-a-4-2", "expectations-a-4-10", "expectations-a-1"):
         put(tmp_path / artifact / "captured" / f"{artifact}.json")

@@ -26,6 +26,7 @@ def own(option: str, file: str, name: str) -> list[str]:
     return [f"--{option}", f"{PLANTS / file}:{name}"]
 
 
+@pytest.mark.long
 def test_right_code_passes_and_a_wrong_collator_fails_by_name(tmp_path: Path) -> None:
     right = [
         *own("render", "renders.py", "keeping_the_end"),

@@ -2,8 +2,12 @@
 
 from pathlib import Path
 
+import pytest
+
 from assay.verdicts import Outcome
 from packages.smoke.tests.checking_deepspeed import check_zero2
+
+pytestmark = pytest.mark.long
 
 
 def test_zero2_trains_as_the_reference_does(tmp_path: Path) -> None:

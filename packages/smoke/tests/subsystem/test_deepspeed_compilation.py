@@ -11,6 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+pytestmark = pytest.mark.long
+
 pytest.importorskip("deepspeed", reason="the extra of this package is not installed")
 
 _HANGS = """#!/bin/sh

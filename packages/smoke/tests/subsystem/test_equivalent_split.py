@@ -34,6 +34,7 @@ def run(folder: Path, fault: str = "", *, split: str = SPLIT, keys: str = "") ->
     return run_external(toml, results, SilentProgress())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("clip", ["", " --clip 20"])
 def test_a_clean_script_passes_with_every_loss_and_the_last_checkpoint_compared(
     tmp_path: Path, clip: str
@@ -47,6 +48,7 @@ def test_a_clean_script_passes_with_every_loss_and_the_last_checkpoint_compared(
     assert 0 < (level.model_extra or {})["apart"] < 1e-5
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
@@ -81,6 +83,7 @@ def test_training_that_depends_on_the_split_fails(tmp_path: Path, fault: str, wo
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("fault", "keys", "words"),
     [

@@ -212,6 +212,7 @@ def test_an_adapter_that_holds_nothing_fails(
     assert words in str(verdict.levels[level].reason)
 
 
+@pytest.mark.long
 def test_a_hang_in_tear_down_is_ended_with_its_stack(tmp_path: Path) -> None:
     verdict = run(tmp_path, "hang in tear-down", keys="end_limit_seconds = 3")
 
@@ -222,6 +223,7 @@ def test_a_hang_in_tear_down_is_ended_with_its_stack(tmp_path: Path) -> None:
     assert " in end" in reason
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
@@ -316,6 +318,7 @@ def test_what_cannot_be_judged_is_one_message_and_exit_code_2(
     assert "Traceback" not in said.partition("Its last lines")[0]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_the_example_passes(tmp_path: Path) -> None:
     verdict = run_external(EXAMPLE, tmp_path, SilentProgress())

@@ -83,6 +83,7 @@ print(found)
 """
 
 
+@pytest.mark.long
 def test_what_stays_for_later_worlds_is_not_left_behind_by_the_first(tmp_path: Path) -> None:
     command = [sys.executable, "-c", _FIRST_WORLD, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)

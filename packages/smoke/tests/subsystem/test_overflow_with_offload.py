@@ -12,6 +12,8 @@ from assay.training.processes.requests import TrainOptions
 from assay.training.protocol import TrainingPlan
 from assay_smoke.trainers.deepspeed.trainer import DeepSpeedTrainer, Zero1Trainer
 
+pytestmark = pytest.mark.long
+
 LIMITS = TimeLimits(start_seconds=120.0, collective_seconds=60.0, body_seconds=120.0)
 TRAINERS = {"deepspeed-zero1": Zero1Trainer, "deepspeed-zero2": DeepSpeedTrainer}
 # Gradients of the first step overflow with 2**22, and do not with 2**12.

@@ -55,6 +55,7 @@ def test_a_plan_that_means_nothing_exits_with_2_and_one_message() -> None:
     assert done.stdout == ""
 
 
+@pytest.mark.long
 def test_a_case_passes_and_a_planted_one_fails_by_name(tmp_path: Path) -> None:
     clean, planted = tmp_path / "clean", tmp_path / "planted"
 
@@ -85,6 +86,7 @@ def test_a_case_passes_and_a_planted_one_fails_by_name(tmp_path: Path) -> None:
     assert report == f"report: {planted / 'index.html'}"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -28,6 +28,7 @@ def check(trainer: str, dtype: str, folder: Path, num_ranks: int = 1) -> Verdict
     )
 
 
+@pytest.mark.long
 def test_it_trains_on_two_ranks_as_the_reference_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -47,6 +48,7 @@ def test_it_trains_on_two_ranks_as_the_reference_does(
     assert list(here.iterdir()) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("trainer", "dtype", "phase", "diagnosis"),
     [

@@ -46,6 +46,7 @@ def model(saved_model: Path, tmp_path: Path) -> Path:
 # Models
 
 
+@pytest.mark.long
 def test_saved_folder_works_like_a_recipe(
     assay: Run, model: Path, prompt_file: Callable[[str], Path]
 ) -> None:
@@ -275,6 +276,7 @@ def test_output_folder_that_holds_something(check: Run, tmp_path: Path) -> None:
     assert sorted(path.name for path in folder.iterdir()) == ["thesis.txt"]
 
 
+@pytest.mark.long
 def test_second_run_into_one_folder(check: Run, clean: Run) -> None:
     before = (clean.folder / "verdict.json").read_bytes()
 

@@ -10,6 +10,8 @@ from assay.models.transformers_logging import quiet_transformers
 from packages.core.tests.subsystem.commands import run_in_process
 from packages.core.tests.subsystem.generate import router_plants
 
+pytestmark = pytest.mark.long
+
 PLANTS = Path(router_plants.__file__)
 SIZES = ("--max-new-tokens", "4", "--prompt-length", "12:24")
 

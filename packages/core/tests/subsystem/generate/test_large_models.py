@@ -10,6 +10,8 @@ from assay.generate.processes.requests import GoldenRequest, InputOptions
 from assay.runs import SilentProgress
 from packages.core.tests.subsystem.generate.conftest import MODEL, RunAssay
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 def golden_in_float32(prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -37,6 +37,7 @@ def test_json_is_all_that_goes_to_standard_output(golden: Path, tmp_path: Path) 
     assert not {"\r", "\x1b"} & set(result.stderr)  # plain lines, no bars
 
 
+@pytest.mark.long
 def test_what_the_candidate_prints_is_in_its_log_alone(golden: Path, tmp_path: Path) -> None:
     setup = tmp_path / "loud.py"
     setup.write_text(
@@ -162,6 +163,7 @@ def _wait_for_end_of_group(group: int) -> None:
         time.sleep(0.1)
 
 
+@pytest.mark.long
 def test_full_disk_is_one_error_and_exit_code_2(tmp_path: Path) -> None:
     def limit() -> None:
         # Every write beyond is refused, as on a full disk.

@@ -62,6 +62,7 @@ def faults(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.long
 def test_a_model_divided_over_ranks_passes(check: Run) -> None:
     run = check("--mesh", "tp=2")
 
@@ -72,6 +73,7 @@ def test_a_model_divided_over_ranks_passes(check: Run) -> None:
     assert "each of 2 ranks is judged; PASS: all" in run.verdict["notes"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("fault", "module", "rank", "diagnosis"),
     [

@@ -75,6 +75,7 @@ def plant(folder: Path, text: str, name: str) -> str:
     return f"{path}:{name}"
 
 
+@pytest.mark.long
 def test_a_fault_in_an_unreached_part_is_no_pass(
     unreached: UnreachedModel, assay: RunAssay, tmp_path: Path
 ) -> None:
@@ -101,6 +102,7 @@ def test_a_fault_in_an_unreached_part_is_no_pass(
     assert any("as --allow-unused allows" in note for note in passed.verdict["notes"])
 
 
+@pytest.mark.long
 def test_swapped_position_sections_are_told_where_all_rows_are_equal(
     assay: RunAssay, tmp_path: Path
 ) -> None:
@@ -123,6 +125,7 @@ def test_heads_and_parameters_that_nothing_uses_are_named(assay: RunAssay, tmp_p
     assert run.verdict["coverage"]["unused_parameters"] == ["logit_scale"]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("level", ["auto", "logits", "tokens"])
 def test_an_adapter_that_is_switched_off_is_named(
     level: str, assay: RunAssay, tmp_path: Path
@@ -142,6 +145,7 @@ def test_an_adapter_that_is_switched_off_is_named(
     assert (coverage["modules_run"], coverage["modules"]) == (21, 21)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("level", ["auto", "logits"])
 def test_a_plain_model_is_covered_whole(level: str, assay: RunAssay, tmp_path: Path) -> None:
     model = save_llama(tmp_path / "model")

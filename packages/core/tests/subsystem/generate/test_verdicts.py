@@ -56,6 +56,7 @@ def test_scaled_weights_fail_at_their_module(check: Run, setups: Path) -> None:
     assert verdict["first_bad_token"]["phase"] == "prefill"
 
 
+@pytest.mark.long
 def test_scaled_outputs_fail_by_a_systematic_statistic_alone(check: Run, setups: Path) -> None:
     run = check("--candidate-setup", f"{setups}:outputs_1001")
 
@@ -80,12 +81,14 @@ def test_fault_in_decode_alone_is_headed_by_the_decode_step(check: Run, setups: 
     assert f"(forward, step {step}) differs from the reference." in run.stdout
 
 
+@pytest.mark.long
 def test_same_outputs_computed_in_another_way_pass(check: Run, setups: Path) -> None:
     run = check("--candidate-setup", f"{setups}:outputs_1")
 
     assert (run.code, run.verdict["verdict"]) == (0, "PASS")
 
 
+@pytest.mark.long
 def test_fault_below_the_resolution_passes_and_the_resolution_says_so(
     check: Run, setups: Path
 ) -> None:
@@ -98,6 +101,7 @@ def test_fault_below_the_resolution_passes_and_the_resolution_says_so(
     assert all(value > 1e-5 for value in resolution.values())
 
 
+@pytest.mark.long
 def test_small_fault_in_float32_fails_against_the_float64_yardstick(
     check: Run, setups: Path
 ) -> None:
@@ -114,6 +118,7 @@ def test_healthy_float32_passes_against_the_float64_yardstick(check: Run) -> Non
     assert run.verdict["resolution"] < 1e-5
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("setup", ["nan_logits", "inf_logits"])
 def test_logits_that_are_not_finite_fail_at_the_head(check: Run, setups: Path, setup: str) -> None:
     run = check("--candidate-setup", f"{setups}:{setup}")
@@ -126,6 +131,7 @@ def test_logits_that_are_not_finite_fail_at_the_head(check: Run, setups: Path, s
     assert verdict["levels"]["logits"]["kl_mean"] == "nan"
 
 
+@pytest.mark.long
 def test_logits_made_non_finite_by_padding_fail_where_the_padding_is_written(
     check: Run, setups: Path
 ) -> None:
@@ -136,6 +142,7 @@ def test_logits_made_non_finite_by_padding_fail_where_the_padding_is_written(
     assert verdict["location"]["module"] == "model.layers.1"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("candidate", ["cpu/bfloat16", "cpu/float32"])
 @pytest.mark.parametrize("setup", ["positions_shifted", "hidden_units_permuted"])
 def test_other_representation_of_the_same_model_passes(
@@ -150,6 +157,7 @@ def test_other_representation_of_the_same_model_passes(
     assert verdict["noise_ratio"] is None
 
 
+@pytest.mark.long
 def test_fault_that_the_text_does_not_show_is_no_representation(check: Run, setups: Path) -> None:
     run = check("--candidate-setup", f"{setups}:keys_102")
 
@@ -159,6 +167,7 @@ def test_fault_that_the_text_does_not_show_is_no_representation(check: Run, setu
     assert verdict["location"]["module"] == "model.layers.1.self_attn.k_proj"
 
 
+@pytest.mark.long
 def test_rows_that_no_prompt_reaches_fail_all_the_same(check: Run, setups: Path) -> None:
     run = check("--candidate-setup", f"{setups}:rows_zeroed")
 
@@ -171,6 +180,7 @@ def test_rows_that_no_prompt_reaches_fail_all_the_same(check: Run, setups: Path)
     assert "it counts even if no input uses it" in run.stdout
 
 
+@pytest.mark.long
 def test_rows_zeroed_beside_permuted_units_are_no_representation(check: Run, setups: Path) -> None:
     run = check("--candidate-setup", f"{setups}:rows_zeroed_and_units_permuted")
 
@@ -184,11 +194,13 @@ def test_zero_comparisons_exit_3(check: Run, setups: Path) -> None:
     assert (run.code, run.verdict["verdict"]) == (3, "NOT_COMPARED")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("setup", ["nothing", "same"])
 def test_setup_may_return_nothing_or_the_model(check: Run, setups: Path, setup: str) -> None:
     assert check("--candidate-setup", f"{setups}:{setup}").code == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "option", ["threads=2", "attention=eager", "attention=sdpa", "batch-size=1", "padding=left"]
 )
@@ -200,6 +212,7 @@ def test_other_ways_to_run_the_same_model_pass(check: Run, option: str) -> None:
     assert run.verdict["candidate"]["options"] == {name: value}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("candidate", ["sim/bfloat16", "sim:truncate/bfloat16"])
 def test_simulated_devices_pass(check: Run, candidate: str) -> None:
     run = check(candidate=candidate)
@@ -215,6 +228,7 @@ def numbers(run: Any) -> tuple[Any, Any]:
     return {key: verdict[key] for key in keys}, run.measurements
 
 
+@pytest.mark.long
 def test_live_check_and_golden_from_elsewhere_agree_bit_for_bit(
     assay: Run, setups: Path, tmp_path: Path, prompts: Path
 ) -> None:
@@ -242,6 +256,7 @@ def test_live_check_and_golden_from_elsewhere_agree_bit_for_bit(
     assert (later.folder / "report.html").is_file()
 
 
+@pytest.mark.long
 def test_golden_says_nothing_of_levels_that_it_does_not_hold(
     assay: Run, prompts: Path, tmp_path: Path
 ) -> None:
@@ -270,6 +285,7 @@ def test_shallow_check_of_a_deep_golden_stays_shallow(check: Run) -> None:
     assert {name for name, level in levels.items() if level["verdict"]} == {"load", "tokens"}
 
 
+@pytest.mark.long
 def test_failure_stays_a_verdict_where_the_reference_s_device_is_not_here(
     assay: Run, golden: Path, setups: Path, tmp_path: Path
 ) -> None:

@@ -134,6 +134,7 @@ def test_hang_in_python_names_both_ranks_and_their_lines(pids: Path) -> None:
     assert lines[2] == f"  rank 1 waited at {line_of('sleeps')} in <lambda>"
 
 
+@pytest.mark.long
 def test_rank_that_does_not_end_after_its_body_is_named() -> None:
     launch_world(
         bodies.sum_of_ranks, World({"dp": 2})
@@ -221,6 +222,7 @@ def test_failure_ends_neither_the_session_nor_the_next_world(pids: Path) -> None
     assert launch_world(bodies.sum_of_ranks, World({"dp": 2})) == [1.0, 1.0]
 
 
+@pytest.mark.long
 def test_next_world_starts_after_the_fork_server_was_killed() -> None:
     launch_world(bodies.sum_of_ranks, World({"dp": 2}))
     assert FORK_SERVER.pid is not None
@@ -270,6 +272,7 @@ def test_ctrl_c_ends_all_ranks(pids: Path) -> None:
     assert len(noted(pids)) == 4
 
 
+@pytest.mark.long
 def test_killing_the_launching_process_ends_ranks_that_hold_the_interpreter(
     pids: Path, tmp_path: Path
 ) -> None:

@@ -4,6 +4,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+pytestmark = pytest.mark.long
+
 LAST_WORDS = """
 import os, sys, time
 from assay.launch import leave_together, on_first_rank

@@ -221,6 +221,7 @@ def test_warning_filters_apply_in_the_ranks(pytester: pytest.Pytester) -> None:
     result.stdout.fnmatch_lines(["*raised UserWarning: careful"])
 
 
+@pytest.mark.long
 def test_hang_fails_its_test_before_the_timeout_of_the_session(pytester: pytest.Pytester) -> None:
     pytester.makepyfile("""
         import time
@@ -285,6 +286,7 @@ def test_preloaded_module_is_imported_once_for_all_ranks(
     run(pytester).assert_outcomes(passed=1)
 
 
+@pytest.mark.long
 def test_xdist_workers_launch_separate_worlds_and_import_no_torch(
     pytester: pytest.Pytester,
 ) -> None:
@@ -346,6 +348,7 @@ TORCHRUN = """
 """
 
 
+@pytest.mark.long
 def test_same_tests_run_under_torchrun(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(TORCHRUN)
     launcher = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2")

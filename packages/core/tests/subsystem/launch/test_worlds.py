@@ -105,6 +105,7 @@ def test_preloaded_module_is_imported_in_every_later_world() -> None:
     assert launch_world(bodies.show_modules, PAIR, "this") == [True, True]
 
 
+@pytest.mark.long
 def test_module_that_cannot_be_preloaded_is_an_error_and_the_next_world_runs() -> None:
     with pytest.raises(ForkServerError, match="No module named 'no_such_module'"):
         launch_world(bodies.sum_of_ranks, World({"dp": 2}, preload=("no_such_module",)))
@@ -156,6 +157,7 @@ def test_idle_fork_server_has_one_thread_and_no_world(pids: Path) -> None:
     assert worlds_of_the_fork_server() == []
 
 
+@pytest.mark.long
 def test_a_script_needs_no_guard_and_imports_no_torch(tmp_path: Path) -> None:
     (tmp_path / "my_bodies.py").write_text("def number(rank): return rank.number\n")
     script = tmp_path / "script.py"

@@ -64,6 +64,7 @@ def test_two_shards_train_as_one_process(mesh: DeviceMesh, case: Case) -> None:
     assert disagreements(actual, case.expected) == []
 
 
+@pytest.mark.long
 @pytest.mark.world(dp=4)
 def test_four_shards_train_as_one_process(mesh: DeviceMesh, case: Case) -> None:
     actual = _train(shard_parameters(load_whole(case.folder, mesh.device_type), mesh), mesh)
@@ -306,6 +307,7 @@ def test_sharded_adapter_trains_as_on_one_process(mesh: DeviceMesh, folder: Path
     assert disagreements(actual, expected) == []
 
 
+@pytest.mark.long
 @pytest.mark.world(dp=2)
 def test_base_that_is_trained_with_its_adapter_is_detected(mesh: DeviceMesh, folder: Path) -> None:
     expected = train_alone(add_lora(load_whole(folder)))

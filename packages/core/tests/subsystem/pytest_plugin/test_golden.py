@@ -40,6 +40,7 @@ def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytes
     return pytester
 
 
+@pytest.mark.long
 def test_a_golden_is_asked_for_captured_and_held_to(project: pytest.Pytester) -> None:
     folder = project.path / "goldens/test_model/test_llama"
     absent = run(project)
@@ -78,6 +79,7 @@ def test_a_golden_is_asked_for_captured_and_held_to(project: pytest.Pytester) ->
     other.stdout.no_fnmatch_line("*Error*")  # a line, and no traceback
 
 
+@pytest.mark.long
 def test_prompts_that_changed_since_the_capture_fail(project: pytest.Pytester) -> None:
     run(project, "--capture-expectation")
     prompts = project.path / "prompts.jsonl"
@@ -89,6 +91,7 @@ def test_prompts_that_changed_since_the_capture_fail(project: pytest.Pytester) -
     result.stdout.fnmatch_lines(["the golden has other inputs: the prompts have changed since; *"])
 
 
+@pytest.mark.long
 def test_a_golden_of_no_test_fails_the_others(project: pytest.Pytester) -> None:
     stale = project.path / "goldens/test_model/test_gone"
     stale.mkdir(parents=True)

@@ -28,6 +28,7 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return publish_one(read_report(write_sample(tmp_path_factory.mktemp("large"), sample)))
 
 
+@pytest.mark.long
 def test_large_run_is_small_and_quick(chromium: Chromium, large: Path) -> None:
     assert large.stat().st_size < MAX_BYTES
     seconds = []
@@ -47,6 +48,7 @@ def test_large_run_is_small_and_quick(chromium: Chromium, large: Path) -> None:
     assert opened.complaints == []
 
 
+@pytest.mark.long
 def test_table_of_100_000_rows_sorts_and_filters_without_freezing(
     chromium: Chromium, large: Path
 ) -> None:
@@ -70,6 +72,7 @@ def test_table_of_100_000_rows_sorts_and_filters_without_freezing(
     assert max(filtering) < 500
 
 
+@pytest.mark.long
 def test_table_scrolls_through_all_of_its_rows(chromium: Chromium, large: Path) -> None:
     page = chromium.open(large).page
     table = page.locator("#table")

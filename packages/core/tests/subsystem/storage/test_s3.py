@@ -16,6 +16,8 @@ from assay.offline.contents import describe_contents
 from assay.trace import RemoteCopy, Trace, list_names
 from assay.verdicts import Outcome
 
+pytestmark = pytest.mark.long
+
 SERVER = """
 import sys, threading
 from moto.server import ThreadedMotoServer

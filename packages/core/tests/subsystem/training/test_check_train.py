@@ -21,6 +21,7 @@ def place(verdict: Verdict) -> tuple[Any, ...]:
     return location.phase, location.module, location.parameter, verdict.diagnosis
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_clean_run_passes_at_every_level(train: RunTrain, dtype: str) -> None:
     run = train("--candidate", f"cpu/{dtype}", "--json")
@@ -105,6 +106,7 @@ def test_planted_fault_is_found_in_its_phase(
     assert place(check_plant(**plant)) == expected
 
 
+@pytest.mark.long
 def test_recompute_that_loses_the_generator_is_found_in_backward(check_plant: CheckPlant) -> None:
     verdict = check_plant(trainer="RecomputeLosesGenerator", lora=True)
 
@@ -113,6 +115,7 @@ def test_recompute_that_loses_the_generator_is_found_in_backward(check_plant: Ch
     assert "lora_dropout" in module
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "trainer", ["Recomputes", "RecomputesReentrantly", "RecomputesAsAnAccelerator"]
 )
@@ -122,6 +125,7 @@ def test_recompute_by_itself_passes(check_plant: CheckPlant, trainer: str) -> No
     assert verdict.verdict is Outcome.PASS, verdict.location
 
 
+@pytest.mark.long
 def test_stage_that_the_trainer_declares_invisible_is_named(check_plant: CheckPlant) -> None:
     verdict = check_plant(trainer="ReducesInBackward")
 
@@ -129,12 +133,14 @@ def test_stage_that_the_trainer_declares_invisible_is_named(check_plant: CheckPl
     assert any("reduce is not visible: fused into backward" in note for note in verdict.notes)
 
 
+@pytest.mark.long
 def test_a_model_that_computes_its_loss_itself_passes(check_plant: CheckPlant) -> None:
     verdict = check_plant(trainer=f"{FALSE_ALARMS / 'trainers.py'}:LossOfTheModel")
 
     assert verdict.verdict is Outcome.PASS, verdict.location
 
 
+@pytest.mark.long
 def test_a_loss_beside_the_models_own_passes(train: RunTrain) -> None:
     trainer = f"{FALSE_ALARMS / 'trainers.py'}:LossBesideTheModels"
     # Its logits are made behind the head: only a crossing of their own keeps them in the graph.
@@ -143,6 +149,7 @@ def test_a_loss_beside_the_models_own_passes(train: RunTrain) -> None:
     assert run.code == 0, run.stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "diagnosis", "phase", "lora"),
     [
@@ -168,6 +175,7 @@ def test_what_a_trainer_does_not_tell_is_found(
     assert (verdict.diagnosis, verdict.location.phase) == (diagnosis, phase)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "diagnosis", "phase", "options"),
     [
@@ -197,6 +205,7 @@ def test_what_happens_between_the_steps_is_found(
     assert (verdict.diagnosis, verdict.location.phase) == (diagnosis, phase)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["input_kept_in_8_bits", "mask_left_out"])
 def test_layer_computed_again_from_something_else_is_found(
     check_plant: CheckPlant, name: str
@@ -208,6 +217,7 @@ def test_layer_computed_again_from_something_else_is_found(
     assert (verdict.location.phase, verdict.location.module) == ("backward", "model.layers.1")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "module"),
     [
@@ -224,6 +234,7 @@ def test_what_shows_in_unequal_rows_alone_is_found(
     assert (phase, found, diagnosis) == ("forward", module, "module-error")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("trainer", "setup"),
     [
@@ -247,6 +258,7 @@ def test_unusual_and_correct_training_passes(
     assert verdict.verdict is Outcome.PASS, verdict.location
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["StepsOnCopies", "HasNoOptimizerStep"])
 def test_updates_that_cannot_be_seen_are_no_pass(check_plant: CheckPlant, name: str) -> None:
     verdict = check_plant(trainer=f"{FALSE_ALARMS / 'trainers.py'}:{name}")
@@ -255,6 +267,7 @@ def test_updates_that_cannot_be_seen_are_no_pass(check_plant: CheckPlant, name: 
     assert verdict.levels["updates"].verdict is Outcome.NOT_COMPARED
 
 
+@pytest.mark.long
 def test_a_checkpoint_that_users_cannot_load_is_not_a_pass(check_plant: CheckPlant) -> None:
     verdict = check_plant(trainer="SavesElsewhere")
 
@@ -264,6 +277,7 @@ def test_a_checkpoint_that_users_cannot_load_is_not_a_pass(check_plant: CheckPla
     )
 
 
+@pytest.mark.long
 def test_stage_that_is_never_seen_is_not_a_pass(check_plant: CheckPlant) -> None:
     verdict = check_plant(trainer="StepsByItself")
 

@@ -25,6 +25,7 @@ DP = {"dp": 2}
 pytestmark = pytest.mark.timeout(400)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("trainer", "mesh", "dtype", "lora", "features"),
     [
@@ -57,6 +58,7 @@ def test_features_train_as_the_reference_does(
     assert ("was skipped" in notes) == (dtype == "float16" and not lora)
 
 
+@pytest.mark.long
 def test_dropout_for_rows_that_a_trainer_lays_otherwise_is_refused(check_plant: CheckPlant) -> None:
     with pytest.raises(UsageError, match=r"runs micro-batches as one, and dropout .* by --packed$"):
         check_plant(trainer=f"{LIBRARIES}:Concatenated", lora=True)
@@ -79,6 +81,7 @@ def test_features_that_are_ignored_are_not_compared(check_plant: CheckPlant) -> 
     }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "features", "phase", "diagnosis"),
     [

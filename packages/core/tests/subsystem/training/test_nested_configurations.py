@@ -17,6 +17,8 @@ from transformers import (
 from assay.models.transformers_logging import quiet_transformers
 from packages.core.tests.subsystem.training.conftest import RunTrain
 
+pytestmark = pytest.mark.long
+
 _TEXT: dict[str, Any] = {
     "vocab_size": 384, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "bos_token_id": 1, "eos_token_id": 2,

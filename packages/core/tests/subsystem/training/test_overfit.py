@@ -82,12 +82,14 @@ def test_clean_trainer_passes_and_leaves_both_curves(overfit: Overfit, tmp_path:
     assert len([row for row in rows if row["statistic"] == "noise-grad-norm"]) == STEPS
 
 
+@pytest.mark.long
 def test_clean_bfloat16_passes(overfit: Overfit) -> None:
     verdict = overfit(dtype="bfloat16")
 
     assert verdict.verdict is Outcome.PASS, reason_of(verdict)
 
 
+@pytest.mark.long
 def test_clean_ranks_pass(overfit: Overfit) -> None:
     verdict = overfit("fsdp", mesh={"dp": 2})
 
@@ -135,6 +137,7 @@ def test_half_of_the_parameters_frozen_is_found_in_bfloat16(overfit: Overfit) ->
     assert verdict.diagnosis == "frozen-parameters"
 
 
+@pytest.mark.long
 def test_adapter_is_learned(overfit: Overfit) -> None:
     verdict = overfit(lora=True)
 
@@ -148,6 +151,7 @@ def test_adapter_that_is_not_attached_fails(overfit: Overfit) -> None:
     assert reason_of(verdict) == "nothing is trained: no step changes a bit of the adapter"
 
 
+@pytest.mark.long
 def test_reference_that_does_not_overfit_is_not_compared(train: RunTrain) -> None:
     pytest.importorskip("tensorboard", reason="tensorboard is not installed")
     options = ("--overfit", "--overfit-steps", "10", "--track", "tensorboard", "--json")

@@ -7,6 +7,8 @@ import pytest
 from assay.verdicts import Outcome
 from packages.core.tests.subsystem.training.conftest import CheckPlant
 
+pytestmark = pytest.mark.long
+
 EXAMPLE = Path(__file__).parents[5] / "examples" / "own_trainer.py"
 TRAINERS = Path(__file__).with_name("own_trainers.py")
 

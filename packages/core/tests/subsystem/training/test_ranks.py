@@ -12,6 +12,7 @@ MESH = {"dp": 2}
 LEVELS = {"load", "inputs", "loss", "activations", "gradients", "updates", "checkpoint"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("trainer", "mesh", "levels"),
     [
@@ -46,6 +47,7 @@ def test_a_stage_that_loses_its_gradients_for_another_length_is_found(
     assert verdict.diagnosis == "missing-reduction"
 
 
+@pytest.mark.long
 def test_stages_with_adapters_train_as_one_process_does(check_plant: CheckPlant) -> None:
     verdict = check_plant(trainer="pipeline", mesh={"pp": 2}, lora=True)
 
@@ -54,6 +56,7 @@ def test_stages_with_adapters_train_as_one_process_does(check_plant: CheckPlant)
     assert "lora" in verdict.candidate["features"]
 
 
+@pytest.mark.long
 def test_an_adapter_scaled_on_one_stage_is_found_there(check_plant: CheckPlant) -> None:
     trainer = f"{PLANTS / 'ranks.py'}:AdapterOfOneStageScaled"
     verdict = check_plant(trainer=trainer, mesh={"pp": 2}, lora=True)
@@ -66,6 +69,7 @@ def test_an_adapter_scaled_on_one_stage_is_found_there(check_plant: CheckPlant) 
     assert verdict.diagnosis == "module-error"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "phase", "diagnosis", "parameter"),
     [

@@ -92,12 +92,14 @@ def test_setup_function_that_is_not_there_is_refused_before_the_reference_runs(
     assert not (run.folder / "golden").exists()
 
 
+@pytest.mark.long
 def test_trainer_that_raises_in_a_step(train: RunTrain, trainers: Path) -> None:
     run = train(*CPU, "--candidate-trainer", f"{trainers}:TwoNumbers")
 
     assert "TwoNumbers, in step, raised RuntimeError: " in error_of(run)
 
 
+@pytest.mark.long
 def test_trainer_that_forgets_the_setup_function(train: RunTrain, trainers: Path) -> None:
     run = train(
         *CPU, "--candidate-trainer", f"{trainers}:Stubborn", "--candidate-setup",

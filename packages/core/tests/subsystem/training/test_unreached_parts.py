@@ -11,6 +11,8 @@ from packages.core.tests.subsystem.generate.unreached_models import (
     save_model_with_heads,
 )
 
+pytestmark = pytest.mark.long
+
 RUNS = ("--reference", "cpu/float32", "--candidate", "cpu/float32")
 
 

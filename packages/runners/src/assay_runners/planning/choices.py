@@ -7,8 +7,8 @@ from assay_runners.planning.events import Event
 from assay_runners.planning.labels import sessions_of
 from assay_runners.planning.plan import MachineJob, Plan, Refusal, SessionCall, TierJob
 
-# Every pull request runs these first. They are also what `nox` alone runs.
-FIRST_TIERS = ("lint", "types", "unit", "subsystem", "runners", "repo")
+# Every pull request runs these first, each in a job of its own. `nox` alone leaves out subsystem-long.
+FIRST_TIERS = ("lint", "types", "unit", "subsystem", "subsystem-long", "runners", "repo")
 # Run after them on the same commit. The job `smoke` of ci.yml has the same lines.
 ON_THE_CPU = (
     SessionCall(session="smoke", arguments=("--coverage", "one")),

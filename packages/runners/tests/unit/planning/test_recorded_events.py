@@ -13,8 +13,8 @@ STARTS = {
     "label-smoke-all": (3, [vendor.name for vendor in FLEET.vendors]),
     "label-smoke-nvidia": (3, ["nvidia"]),
     "label-unknown": (0, []),
-    "opened": (12, []),
-    "push-main": (12, []),
+    "opened": (14, []),
+    "push-main": (14, []),
     "schedule-nightly": (8, []),
 }
 

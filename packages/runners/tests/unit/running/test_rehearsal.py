@@ -95,7 +95,7 @@ def test_a_change_of_documentation_has_nothing_to_do(repository: Path) -> None:
 def test_a_pull_request_runs_all_tiers_then_trains(repository: Path) -> None:
     found = rehearsed(repository, pull_request("opened"))
     assert found.exit_code == 0
-    tiers = ["lint", "types", "unit", "subsystem", "runners", "repo"]
+    tiers = ["lint", "types", "unit", "subsystem", "subsystem-long", "runners", "repo"]
     assert asked_of_nox(repository) == [*tiers, "smoke", "expectations", "check"]
 
 

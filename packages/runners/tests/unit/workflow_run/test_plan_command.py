@@ -76,7 +76,7 @@ def run_of(
 def test_a_workflow_run_plans_its_own_event(run_of: Callable[..., dict[str, Any]]) -> None:
     made = run_of(push("refs/heads/main"))
     assert made["sha"] == push("refs/heads/main").sha
-    assert len(made["tiers"]) == 12
+    assert len(made["tiers"]) == 14
 
 
 def test_changes_are_counted_since_the_branch_left_main(
@@ -90,7 +90,7 @@ def test_changes_are_counted_since_the_branch_left_main(
     (root / "code.py").touch()
     git(root, "add", ".")
     git(root, "commit", "-qm", "code")
-    assert len(run_of(pull_request("opened"))["tiers"]) == 12
+    assert len(run_of(pull_request("opened"))["tiers"]) == 14
 
 
 NIGHT = GITHUB.nightly
@@ -138,10 +138,10 @@ def test_changed_since_overrides_recorded_files(tmp_path: Path, outputs: tuple[P
     event = recorded(pull_request("opened", changed=("code.py",)))
     code, stdout, _ = plan(tmp_path, event, "--changed-since", "HEAD")
     assert code == 0
-    assert len(json.loads(stdout)["tiers"]) == 12  # no file changed: everything runs
+    assert len(json.loads(stdout)["tiers"]) == 14  # no file changed: everything runs
     event = recorded(pull_request("opened", changed=DOCUMENTS))
     _, stdout, _ = plan(tmp_path, event, "--changed-since", "HEAD")
-    assert len(json.loads(stdout)["tiers"]) == 12
+    assert len(json.loads(stdout)["tiers"]) == 14
 
 
 def git(folder: Path, *words: str) -> None:

@@ -112,6 +112,7 @@ def _differences(actual: Record, expected: Record) -> list[str]:
 FOUR_TO_TWO = [("llama", "dp4"), ("granite", "dp4"), ("mixtral", "dp4")]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("checkpoint", FOUR_TO_TWO, indirect=True, ids=ARCHITECTURES)
 @pytest.mark.world(dp=2)
 def test_run_saved_by_four_ranks_resumes_on_two(
@@ -128,6 +129,7 @@ def test_run_saved_by_shards_resumes_in_stages(
     assert _differences(_resumed(mesh, folders_of, checkpoint[1]), uninterrupted) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("checkpoint", [("granite", "pp2")], indirect=True, ids=["granite"])
 @pytest.mark.world(dp=4)
 def test_run_saved_by_stages_resumes_on_four_ranks(

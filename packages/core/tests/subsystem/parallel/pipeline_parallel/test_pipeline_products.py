@@ -37,18 +37,21 @@ def test_sharded_stages_train_as_one_process(mesh: DeviceMesh, case: Case) -> No
     assert disagreements(train_stages(case.folder, mesh), case.expected) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", ARCHITECTURES, indirect=True)
 @pytest.mark.world(pp=2, tp=2)
 def test_divided_stages_train_as_one_process(mesh: DeviceMesh, case: Case) -> None:
     assert disagreements(train_stages(case.folder, mesh), case.expected) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", ["granite"], indirect=True)
 @pytest.mark.world(dp=2, tp=2, pp=2)
 def test_all_three_axes_train_as_one_process(mesh: DeviceMesh, case: Case) -> None:
     assert disagreements(train_stages(case.folder, mesh), case.expected) == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", ["granite"], indirect=True)
 @pytest.mark.world(dp=4, tp=2, pp=4)
 def test_32_ranks_train_as_one_process(
@@ -79,6 +82,7 @@ class _OneByOne(Pipeline):
         return torch.stack(losses).sum()
 
 
+@pytest.mark.long
 @pytest.mark.world(pp=2, dp=2)
 def test_sharded_stages_keep_their_gradients_from_one_length_to_the_next(
     mesh: DeviceMesh, case: Case
@@ -95,6 +99,7 @@ class _Unchecked(Pipeline):
         self.schedule = find_schedule(schedule)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("schedule", ["InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"])
 @pytest.mark.world(pp=2, dp=2)
 def test_sharded_stages_refuse_schedules_under_which_they_lose_gradients(
@@ -117,6 +122,7 @@ def test_replicas_whose_gradients_are_not_reduced_are_detected(
     assert "loss of step 0" not in found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", ["granite"], indirect=True)
 @pytest.mark.world(pp=2, tp=2)
 def test_tied_parts_of_a_vocabulary_that_are_not_summed_are_detected(
@@ -155,6 +161,7 @@ def _largest_ratio(
     return max(found.values())
 
 
+@pytest.mark.long
 @pytest.mark.world(pp=2, dp=2)
 def test_stages_in_bfloat16_have_the_error_of_one_process(
     mesh: DeviceMesh, case: Case, expected_in_bfloat16: Record
@@ -170,6 +177,7 @@ def _round_what_travels(stages: Stages) -> None:
         )
 
 
+@pytest.mark.long
 @pytest.mark.world(pp=2, dp=2)
 def test_hidden_states_that_lose_more_bits_are_detected(
     mesh: DeviceMesh, case: Case, expected_in_bfloat16: Record
