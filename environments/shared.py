@@ -8,6 +8,7 @@ names what it was made of. While the stamp is current, pip does not run.
 import hashlib
 import json
 import os
+import re
 import sys
 import sysconfig
 from collections.abc import Iterable
@@ -79,6 +80,8 @@ class Environment:
             "--quiet",
             "--disable-pip-version-check",
             *arguments,
+            # Pins of an image are for its own Python, and contradict those of these environments.
+            env={"PIP_CONSTRAINT": ""},
         )
 
     def is_made_of(self, foundation: str) -> bool:
@@ -217,10 +220,13 @@ def _install_cpu_build(session: nox.Session, environment: Environment) -> None:
 def _install_packages(
     session: nox.Session, environment: Environment, choice: TorchChoice, extent: Extent
 ) -> None:
-    # A machine with a torch of its own comes with versions that fit it: pip keeps what satisfies
-    # the packages, instead of moving everything to the versions that CI runs.
-    pins = [] if choice.build is TorchBuild.MACHINE else [f"--constraint={_CONSTRAINTS}"]
-    pins.append(f"--constraint={_torch_constraint(environment)}")
+    ours = _CONSTRAINTS
+    if choice.build is TorchBuild.MACHINE:
+        # Its Python holds versions that fit its torch, which pip keeps where they satisfy the packages.
+        held = json.loads(environment.read(session, "pip", "list", "--format=json"))
+        ours = environment.folder / "other-constraints.txt"
+        ours.write_text(_pins_without(one["name"] for one in held), encoding="utf-8")
+    pins = [f"--constraint={ours}", f"--constraint={_torch_constraint(environment)}"]
     if extent == "core":
         environment.install(session, *pins, *_group("build"))
         environment.install(session, "--no-build-isolation", *pins, *_CORE)
@@ -269,6 +275,17 @@ def _see_packages_of_nox(environment: Environment) -> None:
 
 def _torch_constraint(environment: Environment) -> Path:
     return environment.folder / "torch-constraint.txt"
+
+
+def _pins_without(held: Iterable[str]) -> str:
+    """Return the lines of `constraints.txt` for packages other than those that are held."""
+    names = {_normalized(name) for name in held}
+    lines = _CONSTRAINTS.read_text(encoding="utf-8").splitlines(keepends=True)
+    return "".join(line for line in lines if _normalized(line.partition("==")[0]) not in names)
+
+
+def _normalized(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def _torch_pin() -> str:
