@@ -4,8 +4,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from assay.devices.registry import open_run
 from assay.devices.run_string import parse_run
 from assay.errors import UsageError
@@ -48,8 +46,8 @@ def trace_operations(request: OperationsRequest, progress: Progress) -> None:
         device = open_run(run)
         yardstick_dtype = golden.sections[request.dtype].yardstick_dtype
         dtype, remote_code = request.dtype, request.remote_code
-        num_bytes = getattr(torch, yardstick_dtype).itemsize * golden.model.num_parameters
-        widening = widening_within(num_bytes, allowed_memory(device, request.max_memory))
+        allowed = allowed_memory(device, request.max_memory)
+        widening = widening_within(golden.model.num_parameters, yardstick_dtype, allowed)
 
         def load(name: str) -> LoadedModel:
             if name == NOISE_RUN:

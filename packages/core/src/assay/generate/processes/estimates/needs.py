@@ -99,9 +99,10 @@ def allowed_memory(device: Device, max_memory: int | None) -> int:
     return free if max_memory is None else min(free, max_memory)
 
 
-def widening_within(num_weight_bytes: int, allowed: int) -> Widening:
-    """Return the widening for one call of a yardstick, in at most `allowed` bytes."""
-    return "on use" if num_weight_bytes + _BASE_BYTES > allowed else "at once"
+def widening_within(num_weights: int, dtype: str, allowed: int) -> Widening:
+    """Return the widening to `dtype` for one call of a yardstick, in at most `allowed` bytes."""
+    num_bytes = num_weights * getattr(torch, dtype).itemsize
+    return "on use" if num_bytes + _BASE_BYTES > allowed else "at once"
 
 
 def choose_widening(needs: Needs, allowed: int) -> Widening:

@@ -16,6 +16,7 @@ from assay.generate.processes.estimates.needs import (
     choose_widening,
     estimate_needs,
     require_disk,
+    widening_within,
 )
 from assay.generate.processes.golden import capture_golden
 from assay.generate.processes.input_plans import plan_inputs
@@ -119,6 +120,11 @@ def test_estimated_memory_is_that_of_all_weights_or_of_one_module() -> None:
     counts = [sum(p.numel() for p in m.parameters(recurse=False)) for m in outline.model.modules()]
 
     assert needs.memory - needs.memory_on_use == (8 - 2) * sum(counts) - 8 * max(counts)
+
+
+@pytest.mark.parametrize(("dtype", "widening"), [("float64", "on use"), ("float32", "at once")])
+def test_one_call_widens_on_use_what_does_not_fit(dtype: str, widening: str) -> None:
+    assert widening_within(1_000_000_000, dtype, 8 * 10**9) == widening
 
 
 def test_golden_of_weights_that_are_widened_on_use_is_the_same(tmp_path: Path) -> None:
