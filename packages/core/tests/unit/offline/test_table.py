@@ -1,6 +1,7 @@
 """The table of all tensors: rows, order and columns."""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -24,7 +25,9 @@ X = torch.tensor([[[3.0, 4.0]]])
 Y = torch.tensor([[[3.0, 2.0]]])
 
 
-def tabulate(expected: Dump, actual: Dump) -> list[dict[str, Cell]]:
+def tabulate(
+    expected: Dump, actual: Dump, judge: Callable[..., list[JudgedPort]] = judge_ports
+) -> list[dict[str, Cell]]:
     """Compare two dumps, and return the rows of the table by column."""
     matching = match_lanes(collect_lanes(expected), collect_lanes(actual))
     alignment = align_passes(find_passes(expected), find_passes(actual))
@@ -33,7 +36,7 @@ def tabulate(expected: Dump, actual: Dump) -> list[dict[str, Cell]]:
     )
     measured = measurer.measure(matching)
     ports = [pair.port for pair in matching.pairs]
-    judged: list[JudgedPort] = judge_ports(ports, measured, None, load_limits(), 2**-24, {})
+    judged = judge(ports, measured, None, load_limits(), 2**-24, {})
     table = make_table(measured.pairs, collect_lanes(expected), collect_lanes(actual), judged)
     return [dict(zip(table.columns, row, strict=True)) for row in table.rows]
 
@@ -134,6 +137,15 @@ def test_statistics_have_a_verdict_and_no_metrics(
     (row,) = tabulate(dump, replace(dump, tensors=tensors))
     assert (row["statistic"], row["noise_ratio"], row["verdict"], row["reason"]) == judged
     assert row["cosine_similarity"] is None
+
+
+def test_a_pair_that_was_not_judged_has_metrics_and_no_verdict() -> None:
+    dump = make_dump({("a", "output", 0): X})
+    (row,) = tabulate(dump, dump, lambda *_: [])
+    assert row["cosine_similarity"] == 1
+    assert [row[name] for name in ("statistic", "noise_ratio", "limit", "verdict", "reason")] == [
+        None, None, None, None, None,
+    ]  # fmt: skip
 
 
 def test_a_nan_is_shown_and_fails() -> None:
