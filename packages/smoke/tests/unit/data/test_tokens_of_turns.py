@@ -6,10 +6,10 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from assay_smoke.data.properties import PropertyLog, Subject
+from assay_smoke.data.properties import PropertyLog, RaisedError, Subject
 from assay_smoke.data.protocols import Message, RenderedChat
 from assay_smoke.data.text.rendering import render_all, turn_end
-from assay_smoke.data.tokens.chats import Conversation
+from assay_smoke.data.tokens.chats import WITH_SYSTEM, Conversation
 from assay_smoke.data.tokens.micro_tokenizer import micro_tokenizer
 
 
@@ -48,3 +48,25 @@ def test_all_bytes_of_a_letter_are_of_its_turn(tokenizer: Any) -> None:
         (12, 13, 14, 15),
     ]
     assert [turn_end(chat, turn) for turn in chat.turns] == [7, 11, 16]
+
+
+def refuse_systems(tokenizer: Any, messages: Any, length: int | None) -> RenderedChat:
+    if messages[0]["role"] == "system":
+        raise ValueError("roles must alternate")
+    return render(tokenizer, messages, length)
+
+
+def test_a_template_may_refuse_the_turn_of_a_system() -> None:
+    log = PropertyLog("it", ())
+    chats = [WITH_SYSTEM, Conversation("letters", (Message(role="user", content="a"),))]
+    (chat,) = render_all(log, Subject("it"), refuse_systems, micro_tokenizer(), lambda _: chats)
+    assert chat.conversation is chats[1]
+    (note,) = log.report().notes
+    assert note == "refuses a system's turn: it raised ValueError: roles must alternate"
+
+
+def test_a_template_may_refuse_no_other_turn() -> None:
+    log = PropertyLog("it", ())
+    chats = [Conversation("another", WITH_SYSTEM.messages)]
+    with pytest.raises(RaisedError, match="roles must alternate"):
+        list(render_all(log, Subject("it"), refuse_systems, micro_tokenizer(), lambda _: chats))
