@@ -104,6 +104,14 @@ def repo(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def docs(session: nox.Session) -> None:
+    """Build the documentation site into .nox/site. A broken link or anchor is an error."""
+    words = ["-W", "--keep-going", "--quiet", "-c", "docs/site", ".", ".nox/site"]
+    torch_environment(session).run(session, "sphinx", *words, *session.posargs)
+    session.log("open .nox/site/index.html")
+
+
+@nox.session(default=False)
 def check(session: nox.Session) -> None:
     """Check a model on the best device here, then show how a planted fault is found."""
     environment = core_environment(session)

@@ -239,7 +239,7 @@ def _install_packages(
         "--no-build-isolation",
         *pins,
         *_EDITABLE,
-        *_group("libraries", "storage", "tables", "test", "tracking", "types"),
+        *_group("docs", "libraries", "storage", "tables", "test", "tracking", "types"),
     )
 
 

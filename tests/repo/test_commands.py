@@ -2,8 +2,7 @@
 
 import importlib
 import re
-import shlex
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,27 +12,9 @@ import pytest
 import typer.main
 
 from assay.cli import application
+from tests.repo.documented_commands import shell_commands
 
 DOCUMENTS = ("README.md", "CONTRIBUTING.md", "docs/*.md")
-
-
-def shell_commands(document: str) -> Iterator[list[str]]:
-    """The words of every command in the shell blocks of a Markdown text."""
-    for block in re.findall(
-        r"^```(?:bash|sh|shell|console)\n(.*?)^```", document, re.MULTILINE | re.DOTALL
-    ):
-        for line in block.replace("\\\n", " ").splitlines():
-            words = shlex.split(line.removeprefix("$ "), comments=True)
-            yield from split_list(words)
-
-
-def split_list(words: list[str]) -> Iterator[list[str]]:
-    """The single commands of `a && b`."""
-    while "&&" in words:
-        yield words[: words.index("&&")]
-        words = words[words.index("&&") + 1 :]
-    if words:
-        yield words
 
 
 def parse_assay(application: Any, arguments: list[str]) -> str:

@@ -1,0 +1,47 @@
+"""docs/first-ten-minutes.md, as a reader would type it."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.repo.documented_commands import shell_commands
+
+PAGE = Path(__file__).parents[4] / "docs" / "first-ten-minutes.md"
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def blocks() -> list[tuple[str, str]]:
+    return BLOCK.findall(PAGE.read_text(encoding="utf-8"))
+
+
+def test_every_command_has_its_output(blocks: list[tuple[str, str]]) -> None:
+    kinds = [kind for kind, _ in blocks if kind != "python"]
+    assert kinds == ["bash", "text"] * 3
+
+
+@pytest.mark.timeout(300)
+def test_the_commands_print_what_the_page_shows(
+    blocks: list[tuple[str, str]], tmp_path: Path
+) -> None:
+    (tmp_path / "plant.py").write_text(dict(blocks)["python"], encoding="utf-8")
+    typed = [f"```bash\n{text}```" for kind, text in blocks if kind == "bash"]
+    shown = [text.splitlines() for kind, text in blocks if kind == "text"]
+    for block, lines in zip(typed, shown, strict=True):
+        ((program, *arguments),) = shell_commands(block)
+        assert program == "assay"
+        ended = subprocess.run(
+            [sys.executable, "-m", "assay.cli", *arguments],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert ended.returncode == (1 if lines[0].startswith("✗") else 0), ended.stderr
+        # Machines differ in the numbers of the lines after the second one.
+        same = [line for line in lines[:2] if line != "[...]"]
+        assert ended.stdout.splitlines()[: len(same)] == same
+    assert (tmp_path / "runs/planted/report.html").is_file()

@@ -1,0 +1,69 @@
+"""The documentation site builds without a warning, and a fault of a page is one."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[4]
+README = (
+    "# assay\n\n## Documentation\n\n### Reference\n\n| | |\n|---|---|\n| [a](docs/a.md) | a |\n"
+)
+
+
+def build(source: Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    """As `nox -s docs`."""
+    options = ("-q", "-W", "--keep-going", "-c", str(ROOT / "docs/site"))
+    return subprocess.run(
+        [sys.executable, "-m", "sphinx", *options, str(source), str(folder)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_the_site_has_the_documents_and_the_api(tmp_path: Path) -> None:
+    ended = build(ROOT, tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    pages = [*ROOT.glob("docs/*.md"), *ROOT.glob("*.md")]
+    built = {page.relative_to(tmp_path) for page in tmp_path.rglob("*.html")}
+    assert {page.relative_to(ROOT).with_suffix(".html") for page in pages} <= built
+    assert (tmp_path / "index.html").read_bytes() == (tmp_path / "README.html").read_bytes()
+    api = (tmp_path / "docs/site/api.html").read_text(encoding="utf-8")
+    for name in ("check_generate", "check_train", "check_load", "compare", "capture", "seed_all"):
+        assert f'id="assay.{name}"' in api
+    assert "Divide the candidate's heads, features, vocabulary over N ranks." in api
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[b](b.md)", ""),
+        ("[b](../examples)", ""),
+        ("[b](absent.md)", "xref_missing"),
+        ("[b](b.md#no-such)", "xref_missing"),
+        ("[b](#no-such)", "xref_missing"),
+        ("![b](absent.png)", "image.not_readable"),
+    ],
+)
+def test_a_broken_link_is_found(tmp_path: Path, text: str, message: str) -> None:
+    source = tmp_path / "source"
+    (source / "docs/site").mkdir(parents=True)
+    (source / "examples").mkdir()
+    (source / "README.md").write_text(README + "| [b](docs/b.md) | b |\n")
+    (source / "docs/a.md").write_text(f"# A\n\n{text}\n")
+    (source / "docs/b.md").write_text("# B\n")
+    (source / "docs/site/api.md").write_text("# API\n")
+    ended = build(source, tmp_path / "site")
+    assert (ended.returncode, message in ended.stderr) == (bool(message), True), ended.stderr
+
+
+def test_a_page_that_the_readme_does_not_list_is_found(tmp_path: Path) -> None:
+    (tmp_path / "docs/site").mkdir(parents=True)
+    (tmp_path / "README.md").write_text(README)
+    for name in ("a", "b", "site/api"):
+        (tmp_path / f"docs/{name}.md").write_text("# A\n")
+    ended = build(tmp_path, tmp_path / "site")
+    assert ended.returncode == 1
+    assert "docs/b.md: WARNING: document isn't included in any toctree" in ended.stderr
