@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import sys
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import nox
 # nox runs this file by its path, which does not make its folder importable.
 sys.path.insert(0, str(Path(__file__).parent))
 
+from environments.release import release_packages
 from environments.shared import (
     PACKAGES,
     ROOT,
@@ -82,7 +84,7 @@ def _run_subsystem_tests(session: nox.Session, marks: str) -> None:
 def runners(session: nox.Session) -> None:
     """Check the runner layer: workflows by GitHub's own parser, their security, rendered files."""
     tools = tools_environment(session)
-    yaml = [str(path.relative_to(ROOT)) for path in _workflows()]
+    yaml = [str(path.relative_to(ROOT)) for path in sorted(ROOT.glob(".github/workflows/*.yml"))]
     actions = [str(path.relative_to(ROOT)) for path in sorted(ROOT.glob(".github/actions/*/*.yml"))]
     scripts = [str(path.relative_to(ROOT)) for path in sorted(ROOT.glob("runners/**/*.sh"))]
     tools.run_program(
@@ -90,6 +92,8 @@ def runners(session: nox.Session) -> None:
     )
     tools.run(session, "check_jsonschema", "--builtin-schema", "vendor.github-workflows", *yaml)
     tools.run(session, "check_jsonschema", "--builtin-schema", "vendor.github-actions", *actions)
+    dependabot = ("vendor.dependabot", ".github/dependabot.yml")
+    tools.run(session, "check_jsonschema", "--builtin-schema", *dependabot)
     tools.run_program(session, "shellcheck", *scripts)
     tools.run(session, "assay.cli", "runners", "check")
     # The first test waits for the download of GitHub's packages.
@@ -108,16 +112,21 @@ def docs(session: nox.Session) -> None:
     """Build the documentation site into .nox/site. A broken link or anchor is an error."""
     words = ["-W", "--keep-going", "--quiet", "-c", "docs/site", ".", ".nox/site"]
     torch_environment(session).run(session, "sphinx", *words, *session.posargs)
-    session.log("open .nox/site/index.html")
 
 
 @nox.session(default=False)
 def check(session: nox.Session) -> None:
     """Check a model on the best device here, then show how a planted fault is found."""
-    environment = core_environment(session)
+    _check_and_plant(session, core_environment(session), session.posargs)
+
+
+def _check_and_plant(
+    session: nox.Session, environment: Environment, options: Sequence[str]
+) -> None:
+    """Check a model, then plant a fault. Fail unless the model passes and the fault is found."""
     candidate = _run_option(session, environment, "--candidate", otherwise="sim/bfloat16")
     started = f"{datetime.now():%Y%m%d-%H%M%S}"  # noqa: DTZ005 - a folder name, in local time
-    command = ["assay.cli", "check", "generate", "micro:llama", *candidate, *session.posargs]
+    command = ["assay.cli", "check", "generate", "micro:llama", *candidate, *options]
     if not _is_given(session, "--max-new-tokens"):
         # Half of the usual: enough steps to show a verdict, and a second run within 30 s.
         command += ["--max-new-tokens", "16"]
@@ -144,6 +153,12 @@ def check(session: nox.Session) -> None:
     verdict = json.loads((planted / "verdict.json").read_text(encoding="utf-8"))
     if verdict["location"]["module"] != "model.layers.1.mlp.down_proj":
         session.error(f"the planted fault was found at the wrong place: {verdict['location']}")
+
+
+@nox.session(default=False)
+def release(session: nox.Session) -> None:
+    """Build all packages into dist, then check a model with the wheels alone. `-- 3.11 3.14`."""
+    release_packages(session, _check_and_plant)
 
 
 @nox.session(default=False)
@@ -394,7 +409,3 @@ def _run_heavy_tests(session: nox.Session, folder: str) -> None:
         "--timeout=14400",
         *session.posargs,
     )
-
-
-def _workflows() -> list[Path]:
-    return sorted(ROOT.glob(".github/workflows/*.yml"))

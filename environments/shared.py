@@ -147,6 +147,25 @@ def core_environment(session: nox.Session) -> Environment:
     return _open_torch_environment(session, "core")
 
 
+def install_release_tools(session: nox.Session) -> Environment:
+    """Return the environment without torch, with what builds and checks distributions."""
+    environment = tools_environment(session)
+    environment.install(session, f"--constraint={_CONSTRAINTS}", *_group("release"))
+    return environment
+
+
+def wheel_environment(session: nox.Session, python: str, wheels: Iterable[Path]) -> Environment:
+    """Make a new environment with the CPU build of torch, `wheels`, and the newest of their dependencies.
+
+    python: a version such as 3.12, whose interpreter is on the path.
+    """
+    environment = Environment(ROOT / ".nox" / f"release-{python}")
+    _create(session, environment, "--python", python)
+    _install_cpu_build(session, environment)
+    environment.install(session, *map(str, wheels))
+    return environment
+
+
 def _open_torch_environment(session: nox.Session, extent: Extent) -> Environment:
     try:
         return _torch_environment(session, extent)

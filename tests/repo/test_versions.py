@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from environments.release import require_release
+
 
 def requirement_name(requirement: str) -> str:
     """The normalised name of a requirement, PEP 503."""
@@ -50,6 +52,36 @@ def test_packages_need_each_other_in_that_version(packages: list[dict[str, Any]]
     ]
     assert siblings
     assert [sibling for sibling in siblings if not sibling.endswith(f"=={version}")] == []
+
+
+def test_the_readme_installs_what_exists(root: Path) -> None:
+    version, changelog, readme = (
+        (root / name).read_text(encoding="utf-8")
+        for name in ("VERSION", "CHANGELOG.md", "README.md")
+    )
+    is_released = f"\n## {version.strip()} (" in changelog
+    assert ("pip install assay-core" in readme, "pip install dist/" in readme) == (
+        is_released, not is_released
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("ref", ["refs/tags/v1.2.0", "refs/heads/main", ""])
+def test_the_tag_of_the_version_and_a_dry_run_are_released(ref: str) -> None:
+    require_release(ref, "1.2.0", "# Changelog\n\n## 1.2.0 (2026-01-01)\n")
+    assert ref != "refs/tags/v1.2.1"
+
+
+@pytest.mark.parametrize(
+    ("ref", "changelog", "message"),
+    [
+        ("refs/tags/v1.2.1", "", "the tag is v1.2.1, and VERSION says 1.2.0"),
+        ("refs/tags/1.2.0", "", "the tag is 1.2.0, and VERSION says 1.2.0"),
+        ("refs/tags/v1.2.0", "\n## 1.2.0rc1 (x)", "CHANGELOG.md has no section '## 1.2.0"),
+    ],
+)
+def test_another_tag_is_refused(ref: str, changelog: str, message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        require_release(ref, "1.2.0", changelog)
 
 
 def test_packages_support_the_same_pythons(packages: list[dict[str, Any]]) -> None:

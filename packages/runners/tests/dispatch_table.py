@@ -3,6 +3,7 @@
 from packages.runners.tests.event_payloads import SHELL, dispatch
 from packages.runners.tests.trigger_rows import (
     BRANCH,
+    BUILD,
     EVERY,
     REAP,
     Case,
@@ -106,4 +107,11 @@ BY_HAND = (
         says="start it from refs/heads/main",
     ),
     Case("the reaper by hand", dispatch("reaper.yml"), REAP),
+    Case("a release by hand", dispatch("release.yml"), (BUILD,), says="has its own jobs"),
+    Case(
+        "a release by hand, of a tag",
+        dispatch("release.yml", ref="refs/tags/v1.0.0"),
+        (BUILD,),
+        says="has its own jobs",
+    ),
 )

@@ -9,9 +9,11 @@ from assay_runners.planning.events import Event
 from assay_runners.planning.plan import Plan
 from packages.runners.tests.fleet import GITHUB
 from packages.runners.tests.trigger_rows import (
+    BUILD,
     CONFLICTS,
     PROPOSE,
     PROTECTED,
+    PUBLISH,
     REAP,
     REQUIRED,
     Row,
@@ -47,6 +49,8 @@ def _may_ask_for_a_machine(label: str) -> bool:
 def _of_push(event: Event, plan: Plan) -> Iterator[Row]:
     if event.ref == PROTECTED:
         yield from _of_ci(event, plan)
+    elif event.ref.startswith("refs/tags/v"):
+        yield from (BUILD, PUBLISH)
 
 
 def _of_merge_group(event: Event, plan: Plan) -> Iterator[Row]:
@@ -75,6 +79,8 @@ def _of_dispatch(event: Event, plan: Plan) -> Iterator[Row]:
         yield from night(len(plan.tiers), event.ref)
     elif event.workflow == "reaper.yml":
         yield from REAP
+    elif event.workflow == "release.yml":
+        yield BUILD
     elif event.workflow in ("bench.yml", "recapture.yml"):
         yield approval(event.workflow)
         yield planned(event.workflow, event.sha)

@@ -112,6 +112,9 @@ def night(count: int, ref: str = PROTECTED) -> tuple[Row, ...]:
 REAP = (Row("reaper.yml", "reap", HOSTED, MAIN, "contents:read id-token:write", "reaper"),)
 CONFLICTS = Row("labels.yml", "conflicts", HOSTED, permissions="pull-requests:write")
 
+BUILD = Row("release.yml", "build", HOSTED, MAIN, READ)
+PUBLISH = Row("release.yml", "publish", HOSTED, "", "id-token:write", "release")
+
 
 def withdrawn(count: int) -> tuple[Row, ...]:
     return (Row("labels.yml", "withdraw", HOSTED, permissions="pull-requests:write"),) * count

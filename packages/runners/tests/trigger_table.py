@@ -23,10 +23,12 @@ from packages.runners.tests.event_payloads import (
 )
 from packages.runners.tests.fleet import GITHUB
 from packages.runners.tests.trigger_rows import (
+    BUILD,
     CONFLICTS,
     EVERY,
     FORK,
     PLAN_ALONE,
+    PUBLISH,
     REAP,
     Case,
     ci,
@@ -212,7 +214,11 @@ CASES = (
         "a push to another branch", push("refs/heads/faster"), says="no workflow waits for a push"
     ),
     Case("a push to a branch named like main", push("refs/heads/main/2"), says="no workflow waits"),
-    Case("a tag", push("refs/tags/v1.0.0"), says="no workflow waits for a push"),
+    Case(
+        "the tag of a version", push("refs/tags/v1.0.0"), (BUILD, PUBLISH), says="has its own jobs"
+    ),
+    Case("another tag", push("refs/tags/1.0.0"), says="no workflow waits for a push"),
+    Case("a branch named like a release", push("refs/heads/v1.0.0"), says="no workflow waits"),
     Case("a tag named main", push("refs/tags/main"), says="no workflow waits for a push"),
     Case("a merge group", merge_group(), ci(MAIN)),
     Case("a merge group that is dissolved", merge_group("destroyed"), says="is destroyed"),

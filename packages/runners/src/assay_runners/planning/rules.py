@@ -1,6 +1,7 @@
 """The rule of each event: which jobs it starts."""
 
 from collections.abc import Callable, Sequence
+from fnmatch import fnmatchcase
 from pathlib import PurePosixPath
 
 from assay_runners.fleet.entries import Fleet
@@ -18,6 +19,8 @@ from assay_runners.planning.choices import (
 from assay_runners.planning.events import Event
 from assay_runners.planning.labels import EVERY, describe_no_runner, find_able_runners, read_label
 from assay_runners.planning.plan import Plan, Refusal, SessionCall
+
+RELEASE, RELEASE_TAGS = "release.yml", "v*"
 
 _DOCUMENTATION = "nothing to do: only documentation changed"
 
@@ -95,6 +98,8 @@ def _keep_from_machines(event: Event) -> str:
 
 
 def _plan_push(event: Event, fleet: Fleet) -> Plan:
+    if fnmatchcase(event.ref, f"refs/tags/{RELEASE_TAGS}"):
+        return _plan_release(event, fleet)
     if event.ref != f"refs/heads/{fleet.github.protected_ref}":
         return plan_nothing(event, f"no workflow waits for a push to {event.ref}")
     return _plan_first_tiers(event, fleet)
@@ -199,6 +204,11 @@ def _plan_reaper(event: Event, _: Fleet) -> Plan:
     return plan_nothing(event, "the reaper has no sessions")
 
 
+def _plan_release(event: Event, _: Fleet) -> Plan:
+    """Plan nothing: release.yml builds, tries and publishes in jobs of its own."""
+    return plan_nothing(event, f"{RELEASE} has its own jobs")
+
+
 def _refuse_target(target: str, tier: str, fleet: Fleet) -> Refusal | None:
     if find_able_runners(target, tier, fleet):
         return None
@@ -225,4 +235,5 @@ _BY_HAND: dict[str, _Rule] = {
     "recapture.yml": _plan_recapture,
     "nightly.yml": _plan_night,
     "reaper.yml": _plan_reaper,
+    RELEASE: _plan_release,
 }

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from assay_runners.checking.context import Context, Problem, expressions_of
 from assay_runners.checking.workflow_files.documents import Document
 from assay_runners.checking.workflow_files.scalars import mentions
+from assay_runners.planning.rules import RELEASE, RELEASE_TAGS
 
 # The events that the planner has rules for.
 _PLANNED = {
@@ -19,10 +20,12 @@ def known_events(document: Document, context: Context) -> Iterator[Problem]:
         if event not in _PLANNED:
             message = f"the planner has no rule for {event}, only for {', '.join(sorted(_PLANNED))}"
             yield document.line_of("on"), message
+    branches = {"branches": [context.fleet.github.protected_ref]}
+    allowed = {"tags": [RELEASE_TAGS]} if document.name == RELEASE else branches
     push = document.events.get("push")
-    if push is not None and push.get("branches") != [context.fleet.github.protected_ref]:
-        message = f"a push to any branch starts this; write branches: [{context.fleet.github.protected_ref}]"
-        yield document.line_of("on"), message
+    if push is not None and push != allowed:
+        ((key, names),) = allowed.items()
+        yield document.line_of("on"), f"other pushes start this; write {key}: [{', '.join(names)}]"
 
 
 def schedules(document: Document, context: Context) -> Iterator[Problem]:
