@@ -138,18 +138,9 @@ def _check_and_plant(
 
     session.log("Now with a planted fault: this one has to FAIL.")
     planted = Path("runs") / f"{started}-planted"
-    setup = "examples/down_proj_scaled.py:plant"
-    environment.run(
-        session,
-        *command,
-        "--golden",
-        f"{clean}/golden",
-        "--candidate-setup",
-        setup,
-        "--output",
-        str(planted),
-        success_codes=[1],
-    )
+    command += ["--golden", f"{clean}/golden", "--output", str(planted)]
+    plant = ["--candidate-setup", "examples/down_proj_scaled.py:plant"]
+    environment.run(session, *command, *plant, success_codes=[1])
     verdict = json.loads((planted / "verdict.json").read_text(encoding="utf-8"))
     if verdict["location"]["module"] != "model.layers.1.mlp.down_proj":
         session.error(f"the planted fault was found at the wrong place: {verdict['location']}")
@@ -401,11 +392,5 @@ def _hardware_promised(session: nox.Session) -> bool:
 def _run_heavy_tests(session: nox.Session, folder: str) -> None:
     # Tables are what these sessions are run for: they are printed, not captured. One test is a
     # whole corpus, an hour beside other work; what can hang has a limit of its own.
-    torch_environment(session).run(
-        session,
-        "pytest",
-        f"packages/core/tests/{folder}",
-        "--capture=no",
-        "--timeout=14400",
-        *session.posargs,
-    )
+    words = [f"packages/core/tests/{folder}", "--capture=no", "--timeout=14400"]
+    torch_environment(session).run(session, "pytest", *words, *session.posargs)

@@ -29,11 +29,10 @@ def release_packages(
 
     The session's arguments are versions of Python; by default the one that runs nox.
     """
-    version, changelog = (
-        (ROOT / name).read_text(encoding="utf-8") for name in ("VERSION", "CHANGELOG.md")
-    )
+    manifest = nox.project.load_toml(ROOT / "packages" / "core" / "pyproject.toml")
+    changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     try:
-        require_release(os.environ.get("GITHUB_REF", ""), version.strip(), changelog)
+        require_release(os.environ.get("GITHUB_REF", ""), manifest["project"]["version"], changelog)
     except ValueError as error:
         session.error(str(error))
     build_distributions(session, install_release_tools(session))
@@ -55,7 +54,9 @@ def require_release(ref: str, version: str, changelog: str) -> None:
     if not ref.startswith(_TAG):
         return
     if ref != f"{_TAG}v{version}":
-        raise ValueError(f"the tag is {ref.removeprefix(_TAG)}, and VERSION says {version}")
+        raise ValueError(
+            f"the tag is {ref.removeprefix(_TAG)}, and the packages have version {version}"
+        )
     if f"\n## {version} (" not in changelog:
         raise ValueError(f"CHANGELOG.md has no section '## {version} (DATE)'")
 

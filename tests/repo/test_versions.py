@@ -54,12 +54,12 @@ def test_packages_need_each_other_in_that_version(packages: list[dict[str, Any]]
     assert [sibling for sibling in siblings if not sibling.endswith(f"=={version}")] == []
 
 
-def test_the_readme_installs_what_exists(root: Path) -> None:
-    version, changelog, readme = (
-        (root / name).read_text(encoding="utf-8")
-        for name in ("VERSION", "CHANGELOG.md", "README.md")
+def test_the_readme_installs_what_exists(root: Path, packages: list[dict[str, Any]]) -> None:
+    version = packages[0]["version"]
+    changelog, readme = (
+        (root / name).read_text(encoding="utf-8") for name in ("CHANGELOG.md", "README.md")
     )
-    is_released = f"\n## {version.strip()} (" in changelog
+    is_released = f"\n## {version} (" in changelog
     assert ("pip install assay-core" in readme, "pip install dist/" in readme) == (
         is_released, not is_released
     )  # fmt: skip
@@ -74,8 +74,8 @@ def test_the_tag_of_the_version_and_a_dry_run_are_released(ref: str) -> None:
 @pytest.mark.parametrize(
     ("ref", "changelog", "message"),
     [
-        ("refs/tags/v1.2.1", "", "the tag is v1.2.1, and VERSION says 1.2.0"),
-        ("refs/tags/1.2.0", "", "the tag is 1.2.0, and VERSION says 1.2.0"),
+        ("refs/tags/v1.2.1", "", "the tag is v1.2.1, and the packages have version 1.2.0"),
+        ("refs/tags/1.2.0", "", "the tag is 1.2.0, and the packages have version 1.2.0"),
         ("refs/tags/v1.2.0", "\n## 1.2.0rc1 (x)", "CHANGELOG.md has no section '## 1.2.0"),
     ],
 )

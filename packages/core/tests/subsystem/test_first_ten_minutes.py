@@ -23,6 +23,7 @@ def test_every_command_has_its_output(blocks: list[tuple[str, str]]) -> None:
     assert kinds == ["bash", "text"] * 3
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_the_commands_print_what_the_page_shows(
     blocks: list[tuple[str, str]], tmp_path: Path
