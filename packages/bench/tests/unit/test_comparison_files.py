@@ -16,8 +16,8 @@ SHIPPED = Path(str(files("assay_bench"))) / "baselines" / "shipped"
 def test_a_comparison_leaves_its_verdict_as_json_and_as_text(
     candidate: str, judged: str, tmp_path: Path
 ) -> None:
-    sides = [SHIPPED / f"micro-llama-{name}.json" for name in ("full", candidate)]
-    compare_folders(*sides, Terms(), {}, tmp_path)
+    base, other = (SHIPPED / f"micro-llama-{name}.json" for name in ("full", candidate))
+    compare_folders(base, other, Terms(), {}, tmp_path)
     found = json.loads((tmp_path / "comparison.json").read_text())
     verdict = json.loads((tmp_path / "verdict.json").read_text())
     assert found["judged"] == judged
