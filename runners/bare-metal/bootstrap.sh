@@ -34,6 +34,7 @@ settings=$1 archive=$2 checksum=$3
 target=$(sed -n 's/^ASSAY_TARGET=//p' "$settings")
 [[ $target =~ ^[a-z0-9-]+$ ]] || fail "$settings does not set ASSAY_TARGET"
 [[ -z $root || $root == /* ]] || fail "DESTDIR must start with a slash"
+[ -n "$root" ] || "$here/register.sh" --check "$settings" || fail "this machine lacks what the lines above name"
 [ -n "$root" ] || (($(id -u) == 0)) || fail "only root can do this: sudo $0 ..."
 for other in "$root/etc/assay-runner"/*.env; do
     [ ! -e "$other" ] || [ "${other##*/}" = "$target.env" ] ||

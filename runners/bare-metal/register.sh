@@ -5,6 +5,11 @@
 # or launchd starts this as root, and again after each job. Only root reads the token; the job runs as
 # ASSAY_USER, in new folders.
 #
+#   register.sh --check runners/VENDOR/runner.env
+#
+# This names everything that a job needs and this machine lacks. It runs in a checkout, without root or a
+# token. Exit code: 0 if nothing is missing, else 1.
+#
 # ASSAY_*                from the environment file
 # STATE_DIRECTORY        contains the folders of the job
 # CREDENTIALS_DIRECTORY  contains the file `token`, which may write the organization's self-hosted runners
@@ -18,6 +23,54 @@
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+
+require() { # FIX COMMAND...
+    local fix=$1
+    shift
+    "$@" >/dev/null 2>&1 && return
+    echo "assay: install $fix" >&2
+    complete=false
+}
+
+has_device_node() {
+    local patterns pattern
+    read -ra patterns <<<"$ASSAY_DEVICE_NODES"
+    for pattern in ${patterns[@]+"${patterns[@]}"}; do
+        ! compgen -G "/$pattern" || return 0
+    done
+    return 1
+}
+
+# -I: jobs do not see the packages of the person who checks.
+check_machine() { # SETTINGS
+    local complete=true python=(python3 -I -c) module sickness
+    set -a
+    # shellcheck source=/dev/null
+    . "$1"
+    require git command -v git
+    require curl command -v curl
+    require "a C++ compiler (g++): DeepSpeed compiles its CPU Adam at the first use" command -v c++
+    require "Python 3.11 or newer, as python3" "${python[@]}" 'import sys; sys.exit(sys.version_info < (3, 11))'
+    require "pip for python3 (python3-pip)" "${python[@]}" 'import pip'
+    require "venv for python3 (python3-venv)" "${python[@]}" 'import ensurepip, venv'
+    require "the headers of python3 (python3-dev), for the C++ compiler" "${python[@]}" \
+        'import os, sysconfig; os.stat(sysconfig.get_path("include") + "/Python.h")'
+    for module in ${ASSAY_TORCH_MODULES:-}; do
+        require "the vendor's torch for python3, which cannot import $module" "${python[@]}" "import $module"
+    done
+    if ((ASSAY_CARDS > 0)); then
+        sickness=$("$here/../health.sh" "$(dirname "$1")/health.json" 2>&1 >/dev/null) || true
+        require "the vendor's driver and health program: ${sickness#*used: }" [ -z "$sickness" ]
+        require "the vendor's driver, which makes one of: $ASSAY_DEVICE_NODES" has_device_node
+    fi
+    $complete
+}
+
+if [ "${1:-}" = --check ]; then
+    check_machine "${2:?runners/VENDOR/runner.env}"
+    exit
+fi
+
 work=${STATE_DIRECTORY:?}
 api=https://api.github.com/orgs/${ASSAY_ORGANISATION:?}/actions
 

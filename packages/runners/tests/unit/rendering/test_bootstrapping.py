@@ -205,6 +205,7 @@ def bootstrap_mac(
     put_program("id", "echo 0")
     put_program("sleep", "true")
     folder = metal.settings.parents[1] / "bare-metal"
+    (folder / "register.sh").write_text('echo "$1" >>"$STATE/heard"\n[ ! -e "$STATE/lacking" ]\n')
     text = (folder / "bootstrap.sh").read_text()
     text = text.replace("$root/", f"{metal.root}/").replace("=/Library", f"={metal.root}/Library")
     (folder / "on_a_mac.sh").write_text(text)
@@ -214,8 +215,11 @@ def bootstrap_mac(
         (state / "heard").write_text("")
         words = (str(metal.settings), str(metal.archive), metal.checksum)
         done = call(folder / "on_a_mac.sh", *words, SYSTEM="Darwin", STATE=str(state))
-        assert (done.returncode, done.stderr) == (0, "")
-        assert (state / "loaded").exists()
+        assert (done.returncode, done.stderr) == (
+            (2, "assay: this machine lacks what the lines above name\n")
+            if (state / "lacking").exists()
+            else (0, "")
+        )
         return (state / "heard").read_text().split()
 
     return bootstrap
@@ -224,8 +228,17 @@ def bootstrap_mac(
 def test_a_loaded_daemon_is_started_and_not_replaced(
     bootstrap_mac: Callable[[], list[str]],
 ) -> None:
-    assert bootstrap_mac() == ["bootout", "print", "bootstrap"]
-    assert bootstrap_mac() == ["print", "kickstart"]
+    assert bootstrap_mac() == ["--check", "bootout", "print", "bootstrap"]
+    assert bootstrap_mac() == ["--check", "print", "kickstart"]
+
+
+def test_a_machine_that_lacks_something_is_left_alone(
+    bootstrap_mac: Callable[[], list[str]], metal: Metal, tmp_path: Path
+) -> None:
+    (tmp_path / "launchd/lacking").touch()
+    before = metal.files()
+    assert bootstrap_mac() == ["--check"]
+    assert metal.files() == before
 
 
 def test_a_daemon_with_another_plist_ends_before_the_new_one_starts(
@@ -233,4 +246,4 @@ def test_a_daemon_with_another_plist_ends_before_the_new_one_starts(
 ) -> None:
     bootstrap_mac()
     (metal.root / "Library/LaunchDaemons/org.assay.runner.acme-8.plist").write_text("old")
-    assert bootstrap_mac() == ["bootout", "print", "print", "print", "print", "bootstrap"]
+    assert bootstrap_mac() == ["--check", "bootout", *["print"] * 4, "bootstrap"]
