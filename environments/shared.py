@@ -3,6 +3,9 @@
 Sessions that need torch use `.nox/torch`, others `.nox/tools`. The first command of a new user needs
 assay-core alone; `.nox/torch` gets the rest when a session asks for it. A stamp in each environment
 names what it was made of. While the stamp is current, pip does not run.
+
+`ASSAY_PACKAGES` names a read-only `.nox/torch` of another checkout on a runner. A new one sees its packages,
+and pip installs only what it lacks.
 """
 
 import hashlib
@@ -103,7 +106,8 @@ class Environment:
     @property
     def _variables(self) -> dict[str, str]:
         programs = self.folder / "bin"
-        path = f"{programs}{os.pathsep}{os.environ.get('PATH', '')}"
+        seen = [str(Path(cached) / "bin")] if (cached := _cached_environment()) else []
+        path = os.pathsep.join([str(programs), *seen, os.environ.get("PATH", "")])
         return {"PATH": path, "VIRTUAL_ENV": str(self.folder)}
 
     @property
@@ -178,7 +182,10 @@ def _torch_environment(session: nox.Session, extent: Extent) -> Environment:
     environment = Environment(ROOT / ".nox" / "torch")
     request = os.environ.get("ASSAY_TORCH", "auto")
     accelerators = visible_accelerators(Path("/"), read_vendors(ROOT / "runners" / "runners.toml"))
-    foundation = _digest([*_python_identity(), request, *map(str, accelerators), _torch_pin()])
+    cached = _cached_environment()
+    foundation = _digest(
+        [*_python_identity(), request, *map(str, accelerators), _torch_pin(), cached]
+    )
     packages = _digest(_package_identity())
     if environment.is_current(foundation, packages, extent):
         return environment
@@ -201,11 +208,14 @@ def _create_with_torch(
         case TorchBuild.MACHINE:
             _create(session, environment, "--system-site-packages")
             _see_packages_of_nox(environment)
+            see_cached_packages(environment)
         case TorchBuild.REGISTRY:
             _create(session, environment)
+            see_cached_packages(environment)
             environment.install(session, *_index_options(), _torch_pin())
         case TorchBuild.CPU:
             _create(session, environment)
+            see_cached_packages(environment)
             _install_cpu_build(session, environment)
     torch = probe_torch(environment.python, accelerators)
     if torch is None:
@@ -285,11 +295,31 @@ def _see_packages_of_nox(environment: Environment) -> None:
     """
     if sys.prefix == sys.base_prefix:
         return
-    scheme = {"base": str(environment.folder), "platbase": str(environment.folder)}
-    purelib = Path(sysconfig.get_path("purelib", "venv", vars=scheme))
     folders = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
     lines = [f"import site; site.addsitedir({folder!r})\n" for folder in sorted(folders)]
-    (purelib / "packages_of_nox.pth").write_text("".join(lines), encoding="utf-8")
+    file = packages_folder(environment.folder) / "packages_of_nox.pth"
+    file.write_text("".join(lines), encoding="utf-8")
+
+
+def see_cached_packages(environment: Environment) -> None:
+    """Let the environment see the packages of the cached one, if it is of this version of Python.
+
+    Python reads no .pth file of the cached one, and so finds none of its editable packages.
+    """
+    if cached := _cached_environment():
+        line = f"{packages_folder(Path(cached))}\n"
+        file = packages_folder(environment.folder) / "cached_packages.pth"
+        file.write_text(line, encoding="utf-8")
+
+
+def _cached_environment() -> str:
+    return os.environ.get("ASSAY_PACKAGES", "")
+
+
+def packages_folder(environment: Path) -> Path:
+    """Return the site-packages folder of an environment of this version of Python."""
+    scheme = {"base": str(environment), "platbase": str(environment)}
+    return Path(sysconfig.get_path("purelib", "venv", vars=scheme))
 
 
 def _torch_constraint(environment: Environment) -> Path:
