@@ -22,6 +22,8 @@ _EXTRA_MINUTES = 30
 _HEALTH_SECONDS = 60
 # The user of GitHub's own runner image: images/Dockerfile of github.com/actions/runner.
 _USER_ID = 1001
+# An environment with torch, from which each job takes what it would install.
+_PACKAGES = "/var/cache/assay/packages"
 
 _SHARED_FILES = (
     "health.sh",
@@ -82,6 +84,7 @@ def _render_vendor(vendor: Vendor, github: GitHub) -> Iterator[tuple[str, str]]:
         "runners": runners,
         "chart_version": _CHART_VERSION,
         "user_id": _USER_ID,
+        "mounts": {"models": vendor.model_cache, "packages": _PACKAGES},
         "sick": SICK,
         "extra_minutes": _EXTRA_MINUTES,
         "tiers": {tier: TIER_SESSIONS[tier] for tier in LABELED_TIERS},

@@ -122,6 +122,7 @@ def test_the_environment_file_is_shell_syntax_without_secrets(
         "ASSAY_JOB_MINUTES": "120",
         "ASSAY_DEVICE_NODES": "dev/rocket[0-9]* dev/launch pad",
         "ASSAY_TORCH_MODULES": "torch torch_rocket",
+        "ASSAY_PACKAGES": "/var/cache/assay/packages",
         "PIP_BREAK_SYSTEM_PACKAGES": "1",
         "HF_HUB_CACHE": "/srv/models",
         "HF_HUB_OFFLINE": "1",
