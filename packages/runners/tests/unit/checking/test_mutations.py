@@ -12,7 +12,8 @@ from assay_runners.checking.checks import RULES, check_workflows, read_sessions
 from assay_runners.fleet.reading import read_fleet
 from packages.runners.tests.fleet import GITHUB, ROOT
 
-MUTATIONS = tomllib.loads((Path(__file__).parent / "mutations.toml").read_text(encoding="utf-8"))
+FILES = tomllib.loads((Path(__file__).parent / "mutations.toml").read_text(encoding="utf-8"))
+MUTATIONS = {(file, name): edit for file, edits in FILES.items() for name, edit in edits.items()}
 
 NEW = """
 name: Slow suites
@@ -67,10 +68,10 @@ def test_the_committed_workflows_keep_the_rules(root: Path) -> None:
     assert findings(root) == []
 
 
-@pytest.mark.parametrize("name", MUTATIONS)
-def test_a_mutation_is_found(root: Path, name: str) -> None:
-    edit = MUTATIONS[name]
-    path = (root / ".github/workflows" / edit["file"]).resolve()
+@pytest.mark.parametrize(("file", "name"), MUTATIONS)
+def test_a_mutation_is_found(root: Path, file: str, name: str) -> None:
+    edit = MUTATIONS[file, name]
+    path = (root / ".github/workflows" / file).resolve()
     text = path.read_text(encoding="utf-8")
     old = fill(edit["old"])
     assert old in text, "the workflow has changed: update the mutation"
