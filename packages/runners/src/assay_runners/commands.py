@@ -139,14 +139,16 @@ def rehearse(
 ) -> None:
     """Run the jobs of an event here, in a clean clone.
 
-    The CPU replaces every accelerator, one Python runs everything, and the summary is printed.
+    The CPU replaces every accelerator, one Python runs everything, and the summary is printed. A page
+    has the jobs, the sessions with their times and reports, and the summaries.
 
     Example: nox -s rehearse -- examples/events/label-smoke-nvidia.json --only expectations
 
     Exit code: 0; 1 a session failed; 2 a request is refused, or the event cannot be read.
     """
     from assay.runs import RunFolder, open_progress
-    from assay_runners.running.rehearsal import SUMMARY_FILE, rehearse
+    from assay_runners.running.rehearsal import rehearse
+    from assay_runners.running.rehearsal_page import PAGE_FILE
     from assay_runners.workflow_run.events import read_event
 
     read = read_event(payload, event, {})
@@ -157,7 +159,7 @@ def rehearse(
             (nox, "-m", "nox"), progress,
         )  # fmt: skip
     print_text(rehearsal.summary)
-    print_error(f"The summary: {folder / SUMMARY_FILE}")
+    print_error(f"The page: {folder / PAGE_FILE}")
     if rehearsal.exit_code:
         print_error(f"Repeat a failure in the clone; then remove {folder}")
     raise typer.Exit(rehearsal.exit_code)

@@ -9,11 +9,19 @@ from pathlib import Path
 
 from assay.errors import UsageError
 from assay.runs import Progress
+from assay.verdicts import Outcome
 from assay_runners.fleet.reading import read_fleet
 from assay_runners.planning.events import Event
-from assay_runners.planning.plan import MachineJob, Plan, SessionCall, summarize_plan
+from assay_runners.planning.plan import (
+    MachineJob,
+    Plan,
+    SessionCall,
+    explain_plan,
+    summarize_plan,
+)
 from assay_runners.planning.rules import make_plan
 from assay_runners.running.machine_job import Checkout, JobResult, SessionResult, run_machine_job
+from assay_runners.running.rehearsal_page import RehearsedJob, write_page
 from assay_runners.running.summary import summarize_job
 from assay_runners.workflow_run.programs import files_changed_since, run_git
 
@@ -28,6 +36,7 @@ class Rehearsal:
     """The Markdown that GitHub would show."""
     exit_code: int
     """0; 1 if a session failed; 2 if a request was refused."""
+    jobs: Sequence[RehearsedJob]
 
 
 def rehearse(
@@ -64,6 +73,7 @@ def rehearse(
     run = _PlannedRun(plan, sha, only, Checkout(clone, nox, _variables()), progress)
     rehearsal = run.execute()
     (folder / SUMMARY_FILE).write_text(rehearsal.summary, encoding="utf-8")
+    write_page(rehearsal.jobs, explain_plan(plan), rehearsal.exit_code, folder)
     if not rehearsal.exit_code:
         shutil.rmtree(clone / ".nox", ignore_errors=True)
     return rehearsal
@@ -99,26 +109,34 @@ class _PlannedRun:
         blocks = [summarize_plan(self.plan), *self._describe_differences()]
         # Each session runs once: this machine has one Python.
         names = dict.fromkeys(job.session for job in self.plan.tiers)
-        tiers = self._run_calls([SessionCall(session=name) for name in names])
-        hosted = [
-            (session, f"exit code {session.code}" if session.code else "") for session in tiers
-        ]
-        if not any(failure for _, failure in hosted):
-            after = self._run_calls(self.plan.afterwards)
-            hosted += [(session, session.failure) for session in after]
+        jobs = []
+        for session in self._run_calls([SessionCall(session=name) for name in names]):
+            failure = f"exit code {session.code}" if session.code else ""
+            jobs.append(RehearsedJob(session.call.session, sessions=[(session, failure)]))
+        before = [job.name for job in jobs]
+        failed = Outcome.FAIL in (job.outcome for job in jobs)
+        if self.plan.afterwards:
+            after = [] if failed else self._run_calls(self.plan.afterwards)
+            sessions = [(session, session.failure) for session in after]
+            jobs.append(RehearsedJob("training on the CPU", before, sessions))
+        hosted = [session for job in jobs for session in job.sessions]
         failed = any(failure for _, failure in hosted)
         if hosted:
             blocks.append(_summarize_hosted(hosted))
         results: list[JobResult] = []
         if failed and self.plan.machines:
             blocks.append("The jobs on machines would not start: a session before them failed.")
+            jobs += [RehearsedJob(_name_job(machine), before) for machine in self.plan.machines]
         elif not failed:
             results = self._run_machines()
             enter = f"cd {shlex.quote(str(self.checkout.root))}"
-            blocks += [summarize_job(result, self.sha, enter) for result in results]
-            blocks += self._proposal(results)
+            summaries = [summarize_job(result, self.sha, enter) for result in results]
+            for result, summary in zip(results, summaries, strict=True):
+                sessions = [(session, session.failure) for session in result.sessions]
+                jobs.append(RehearsedJob(_name_job(result.job), before, sessions, summary))
+            blocks += [*summaries, *self._proposal(results)]
         red = failed or any(result.exit_code for result in results)
-        return Rehearsal("\n".join(blocks), 2 if self.plan.refused else int(red))
+        return Rehearsal("\n".join(blocks), 2 if self.plan.refused else int(red), jobs)
 
     def _describe_differences(self) -> list[str]:
         """Describe the differences from a run on GitHub; [] if nothing runs."""
@@ -149,8 +167,7 @@ class _PlannedRun:
             calls = tuple(call for call in machine.calls if self._is_selected(call.session))
             job: MachineJob = machine.model_copy(update={"cards": 0, "calls": calls})
             if calls:
-                task = f"runs {machine.tier} of assay-{machine.target} on the CPU"
-                with self.progress.step(task):
+                with self.progress.step(f"runs {_name_job(machine)}"):
                     results.append(run_machine_job(job, fleet, self.checkout))
         return results
 
@@ -172,6 +189,10 @@ class _PlannedRun:
         if proposed.code:
             return [f"The pull request cannot be opened: `{call}` fails.\n"]
         return [f"# The pull request\n\n{file.read_text(encoding='utf-8')}"]
+
+
+def _name_job(machine: MachineJob) -> str:
+    return f"{machine.tier} of assay-{machine.target} on the CPU"
 
 
 def _variables() -> dict[str, str]:

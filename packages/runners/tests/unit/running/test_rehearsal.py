@@ -1,8 +1,10 @@
 """Rehearsals in a small repository with a fake nox."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 
@@ -73,6 +75,28 @@ def test_a_label_runs_the_same_sessions_as_on_github(repository: Path) -> None:
     assert not (repository / "asked.jsonl").exists(), "the checkout itself is left alone"
 
 
+def test_the_page_has_every_job_with_its_needs_sessions_and_reports(repository: Path) -> None:
+    patch = patch_of(repository, **{"smoke.left": verdict("FAIL")})
+    (repository / "nox.py").write_text(
+        NOX.replace("made-by-{name}", "made by {name}-clean").replace(
+            '(folder / "verdict', '(folder / "report.html").touch(); (folder / "verdict', 1
+        )
+    )
+    git(repository, "commit", "-qam", "sessions write pages")
+    assert rehearsed(repository, labeled("smoke:nvidia"), patch).exit_code == 1
+    folder = repository.parent / "rehearsal"
+    page = (folder / "index.html").read_text()
+    jobs = re.findall(r"<h2><span.*>. (.*)</span> (.*)</h2>\n(?:<p.*>(.*)</p>)?", page)
+    needs = "needs lint, types, unit"
+    tiers = [("PASS", name, "") for name in ("lint", "types", "unit")]
+    assert jobs == [*tiers, ("FAIL", "smoke of assay-nvidia on the CPU", needs)]
+    assert re.findall(r"</span> (.+)</td>", page) == ["made by smoke-clean says FAIL"]
+    links = [unquote(link) for link in re.findall(r'<a href="(.*?)">', page)]
+    assert len(links) == 3
+    assert all((folder / link).is_file() for link in links)
+    assert "model.layers.1.mlp.down_proj" in page
+
+
 def test_a_broken_model_fails_and_its_module_is_named(repository: Path) -> None:
     patch = patch_of(repository, **{"check.left": verdict("FAIL"), "check.code": "1"})
     found = rehearsed(repository, labeled("smoke:nvidia"), patch)
@@ -113,6 +137,8 @@ def test_machines_do_not_start_after_a_failed_session(repository: Path) -> None:
     assert found.exit_code == 1
     assert asked_of_nox(repository) == ["lint", "types", "unit"]
     assert "`nox -s unit` repeats it" in found.summary
+    page = (repository.parent / "rehearsal/index.html").read_text()
+    assert "not run</span> smoke of assay-nvidia on the CPU</h2>" in page
     assert "The jobs on machines would not start" in found.summary
 
 

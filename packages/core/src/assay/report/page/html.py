@@ -6,7 +6,7 @@ import shlex
 from functools import cache
 from pathlib import Path
 
-from jinja2 import Environment
+from jinja2 import Environment, Template
 
 from assay.comparing.wording import phrases
 from assay.comparing.wording.deciding_rows import over_limit
@@ -56,6 +56,11 @@ def render_index(reports: list[Report], link_of: dict[Path, str]) -> str:
     return _render("index.html.j2", reports=reports, link_of=link_of)
 
 
+def render_page(template: Path, **context: object) -> str:
+    """Render a template of another package, which extends `frame.html.j2`."""
+    return _render(_environment().from_string(template.read_text(encoding="utf-8")), **context)
+
+
 def _render_report(report: Report, max_cells: int, max_rows: int) -> str:
     heat_map, table = draw_heat_map(report, max_cells), draw_table(report, max_rows)
     depth, kl = draw_depth(report), draw_kl(report)
@@ -96,7 +101,7 @@ def _environment() -> Environment:
     return environment
 
 
-def _render(template: str, **context: object) -> str:
+def _render(template: str | Template, **context: object) -> str:
     # A page contains strings from the run, so its policy allows only this script, and no request.
     script = (_TEMPLATES / "report.js").read_text(encoding="utf-8")
     style = (_TEMPLATES / "report.css").read_text(encoding="utf-8")
