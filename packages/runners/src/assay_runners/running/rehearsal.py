@@ -73,7 +73,8 @@ def rehearse(
     run = _PlannedRun(plan, sha, only, Checkout(clone, nox, _variables()), progress)
     rehearsal = run.execute()
     (folder / SUMMARY_FILE).write_text(rehearsal.summary, encoding="utf-8")
-    write_page(rehearsal.jobs, explain_plan(plan), rehearsal.exit_code, folder)
+    explained = "\n".join([explain_plan(plan), *run.describe_differences()])
+    write_page(rehearsal.jobs, explained, rehearsal.exit_code, folder)
     if not rehearsal.exit_code:
         shutil.rmtree(clone / ".nox", ignore_errors=True)
     return rehearsal
@@ -106,7 +107,7 @@ class _PlannedRun:
 
     def execute(self) -> Rehearsal:
         """Run all jobs whose predecessors pass."""
-        blocks = [summarize_plan(self.plan), *self._describe_differences()]
+        blocks = [summarize_plan(self.plan), *self.describe_differences()]
         # Each session runs once: this machine has one Python.
         names = dict.fromkeys(job.session for job in self.plan.tiers)
         jobs = []
@@ -138,7 +139,7 @@ class _PlannedRun:
         red = failed or any(result.exit_code for result in results)
         return Rehearsal("\n".join(blocks), 2 if self.plan.refused else int(red), jobs)
 
-    def _describe_differences(self) -> list[str]:
+    def describe_differences(self) -> list[str]:
         """Describe the differences from a run on GitHub; [] if nothing runs."""
         chosen = _planned_sessions(self.plan)
         if not chosen:
