@@ -29,6 +29,19 @@ def test_what_cannot_be_compiled_is_one_sentence_and_leaves_nothing(
     assert list(extension_file().parent.iterdir()) == []
 
 
+def test_the_file_of_the_runner_comes_before_the_cache(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    cached = extension_file()
+    monkeypatch.setenv("ASSAY_PACKAGES", str(tmp_path / "packages"))
+    assert extension_file() == cached
+    kept = tmp_path / "packages" / cached.relative_to(tmp_path / "cache")
+    kept.parent.mkdir(parents=True)
+    kept.touch()
+    assert extension_file() == kept
+
+
 def test_a_file_that_is_no_extension_is_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

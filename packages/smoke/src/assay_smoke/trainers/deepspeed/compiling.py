@@ -85,11 +85,16 @@ def load_extension() -> None:
 
 
 def extension_file() -> Path:
-    """Return the cache file for these versions and CPU instructions."""
+    """Return the file for these versions and CPU instructions: of the runner if it has one, else in the cache."""
     python = f"python-{sys.version_info.major}.{sys.version_info.minor}"
     instructions = torch.backends.cpu.get_cpu_capability().replace(" ", "_")
     made_of = (version("deepspeed"), "torch", torch.__version__, python, instructions)
-    return cache_folder() / f"deepspeed-{'-'.join(made_of)}" / f"{_NAME}.so"
+    file = Path(f"deepspeed-{'-'.join(made_of)}", f"{_NAME}.so")
+    if packages := os.environ.get("ASSAY_PACKAGES"):
+        compiled = Path(packages, "assay") / file
+        if compiled.is_file():
+            return compiled
+    return cache_folder() / file
 
 
 def _compile(file: Path) -> None:
