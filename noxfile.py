@@ -303,7 +303,8 @@ def rehearse(session: nox.Session) -> None:
 def machine_job(session: nox.Session) -> None:
     """Run a planned job on this machine: the sessions that ASSAY_JOB names, and its summary."""
     words = ["runners", "run", "--nox", sys.executable, *session.posargs]
-    tools_environment(session).run(session, "assay.cli", *words)
+    # The sessions need this environment anyway, and making another one takes a minute of every job.
+    torch_environment(session).run(session, "assay.cli", *words)
 
 
 @nox.session(default=False)
