@@ -150,32 +150,19 @@ def test_a_new_commit_with_a_forged_plan_reaches_no_machine() -> None:
 
 def test_planner_and_workflows_agree_on_every_combination() -> None:
     labels = (
-        "smoke:nvidia",
-        "smoke:gaudi-8",
-        "EXPECTATIONS:all",
-        "smoke:none",
-        "x:y",
-        "bug",
-        "bench:cpu",
+        "smoke:nvidia", "smoke:gaudi-8", "EXPECTATIONS:all", "smoke:none", "x:y", "bug", "bench:cpu",
         "smoke: nvidia",
-    )
-    actions = ("labeled", "unlabeled", "opened", "synchronize", "closed")
+    )  # fmt: skip
     facts = itertools.product(
-        actions, labels, (REPOSITORY, FORK, None), (MAINTAINER, AUTHOR, BOT), ("open", "closed"),
-        (CODE, DOCUMENTS, None),
+        ("labeled", "unlabeled", "opened", "synchronize", "closed"), labels, (REPOSITORY, FORK, None),
+        (MAINTAINER, AUTHOR, BOT), ("open", "closed"), (CODE, DOCUMENTS, None),
     )  # fmt: skip
     events = [
         pull_request(
-            action,
-            label=label,
-            labels=(label,),
-            head=head,
-            sender=sender,
-            state=state,
-            changed=changed,
+            action, label=label, labels=(label,), head=head, sender=sender, state=state, changed=changed
         )
         for action, label, head, sender, state, changed in facts
-    ]
+    ]  # fmt: skip
     found = evaluate(ROOT, [asked(str(number), event) for number, event in enumerate(events)])
     unlike = [
         event

@@ -134,10 +134,10 @@ def _find_branch_problems(api: _Api) -> Iterator[str]:
         check["context"]
         for rule in rules.get("required_status_checks", ())
         for check in rule["required_status_checks"]
-    }.union(classic.get("required_status_checks", {}).get("contexts", ()))
+    }.union((classic.get("required_status_checks") or {}).get("contexts", ()))
     if "required" not in checks:
         yield f"{branch} does not require the check required"
-    reviews = [*rules.get("pull_request", ()), classic.get("required_pull_request_reviews", {})]
+    reviews = [*rules.get("pull_request", ()), classic.get("required_pull_request_reviews") or {}]
     names = ("require_code_owner_review", "require_code_owner_reviews")
     if not any(review.get(name) for review in reviews for name in names):
         yield f"{branch} does not require a review from code owners"

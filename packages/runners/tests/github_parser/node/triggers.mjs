@@ -25,27 +25,38 @@ export function isStarted(file, events, given) {
   if (name === "workflow_dispatch") {
     return event.workflow === `.github/workflows/${file}`;
   }
-  const { types = DEFAULT_TYPES[name], branches, ...others } = events[name];
+  const { types = DEFAULT_TYPES[name], branches, tags, ...others } = events[name];
   const unknown = [
     ...Object.keys(others),
-    ...(branches ?? []).filter((branch) => !/^[\w./-]+$/.test(branch)),
+    ...[...(branches ?? []), ...(tags ?? [])].filter((one) => !/^[\w./-]+\*?$/.test(one)),
   ];
   if (unknown.length > 0) {
     throw new InputError(`${file} filters by ${unknown.join(", ")}, which is not evaluated`);
   }
   return (
     (types === undefined || types.includes(event.action)) &&
-    (branches === undefined || branches.includes(branchOf(name, event)))
+    ((branches === undefined && tags === undefined) ||
+      matches(branches, /^refs\/heads\/(.+)$/s, refOf(name, event)) ||
+      matches(tags, /^refs\/tags\/(.+)$/s, refOf(name, event)))
   );
 }
 
-/** Returns the branch that is pushed, or the target of a merge; undefined for a tag. */
-function branchOf(name, event) {
-  const ref = {
+/** Checks that `ref` has the form `kind`, and a name that one of `patterns` matches. */
+function matches(patterns = [], kind, ref) {
+  const name = kind.exec(ref ?? "")?.[1];
+  return patterns.some((pattern) =>
+    pattern.endsWith("*")
+      ? name?.startsWith(pattern.slice(0, -1)) && !name.slice(pattern.length - 1).includes("/")
+      : name === pattern,
+  );
+}
+
+/** Returns what is pushed, or the target of a merge. */
+function refOf(name, event) {
+  return {
     push: event.ref,
     merge_group: event.merge_group?.base_ref,
     pull_request: `refs/heads/${event.pull_request?.base?.ref}`,
     pull_request_target: `refs/heads/${event.pull_request?.base?.ref}`,
   }[name];
-  return /^refs\/heads\/(.+)$/s.exec(ref ?? "")?.[1];
 }

@@ -14,7 +14,7 @@ from assay_runners.fleet.reading import RUNNERS_FILE, read_fleet
 from assay_runners.rendering.files import find_outdated
 from packages.runners.tests.fleet import GITHUB, ROOT, write_fleet
 
-REPOSITORY = ("--repository", "new-owner/checks")
+REPOSITORY = ("--repository", "new-owner/checks", "--ghes", "github.com")
 
 
 @pytest.fixture
@@ -47,16 +47,8 @@ def read_texts(root: Path) -> dict[str, str]:
 def test_a_checkout_is_set_up_and_a_mutation_of_it_is_found(
     root: Path, words: tuple[str, ...], own: str, api: str
 ) -> None:
-    vendors = (
-        "--vendor",
-        "rocm",
-        "--vendor",
-        "nvidia",
-        "--cards",
-        "nvidia=2,1",
-        "--group",
-        "new-boxes",
-    )
+    others = ("--cards", "nvidia=2,1", "--group", "new-boxes")
+    vendors = ("--vendor", "rocm", "--vendor", "nvidia", *others)
     done = init(root, *REPOSITORY, *vendors, *words)
     assert done.exit_code == 0, done.output
     fleet = read_fleet(root)

@@ -63,9 +63,14 @@ def test_types_and_branches_select_pull_requests(
         ("{push: {branches: [main]}}", "refs/heads/main2", False),
         ("{push: {branches: [main]}}", "refs/heads/a/main", False),
         ("{push: {branches: [main]}}", "refs/tags/main", False),
+        ("{push: {tags: ['v*']}}", "refs/tags/v1.0", True),
+        ("{push: {tags: ['v*']}}", "refs/tags/v1/x", False),
+        ("{push: {tags: ['v*']}}", "refs/tags/1.0", False),
+        ("{push: {tags: ['v*']}}", "refs/heads/v1.0", False),
+        ("{push: {branches: [main], tags: ['v*']}}", "refs/heads/main", True),
     ],
 )
-def test_a_push_is_filtered_by_its_branch(
+def test_a_push_is_filtered_by_its_branch_or_tag(
     evaluate_event: Evaluate, filters: str, ref: str, starts: bool
 ) -> None:
     assert evaluate_event(on(filters), "push", {"ref": ref}).workflows == {"one.yml": starts}
@@ -75,7 +80,7 @@ def test_a_push_is_filtered_by_its_branch(
     ("filters", "message"),
     [
         ("{push: {paths: ['**.py']}}", "one.yml filters by paths, which is not evaluated"),
-        ("{push: {tags: ['v*']}}", "one.yml filters by tags, which"),
+        ("{push: {tags-ignore: [v1]}}", "one.yml filters by tags-ignore, which"),
         ("{push: {branches: ['r/**', '!r/1']}}", r"one.yml filters by r/\*\*, !r/1, which"),
         ("{push: {branches-ignore: [wip]}}", "one.yml filters by branches-ignore, which"),
     ],
