@@ -275,23 +275,23 @@ def init(
     ] = None,
     cards: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="VENDOR=1,4",
-            help="The numbers of cards of its machines. Default: as in the file.",
-        ),
+        typer.Option(metavar="VENDOR=1,4", help="Their numbers of cards. Default: as in the file."),
     ] = None,
     group: Annotated[
         str | None, typer.Option(metavar="NAME", help="The runner group. Default: as in the file.")
     ] = None,
     plan: Annotated[
-        Literal["free", "team", "enterprise"],
-        typer.Option(metavar="free|team|enterprise", help="Your plan, whose limits are listed."),
-    ] = "team",
+        Literal["public", "free", "team", "enterprise"] | None,
+        typer.Option(
+            metavar="PLAN",
+            help="public, or your plan if the repository is private: free, team or enterprise."
+            " Default: as in the file.",
+        ),
+    ] = None,
     ghes: Annotated[
         str | None,
         typer.Option(
-            metavar="HOST",
-            help="Your GitHub Enterprise Server. Default: as in the file, github.com.",
+            metavar="HOST", help="Your GitHub Enterprise Server. Default: as in the file."
         ),
     ] = None,
     root: _Root = Path(),
@@ -300,7 +300,7 @@ def init(
 
     Writes runners/, names your repository in .github/, and lists the settings to make on GitHub.
 
-    Example: assay runners init --repository acme-llm/assay --vendor nvidia --vendor amd
+    Example: assay runners init --repository acme-llm/assay --plan team --vendor nvidia --cards nvidia=1,4
 
     Exit code: 0; 1 if `assay runners check` finds something; 2 for wrong options, and nothing is written.
     """
@@ -309,13 +309,16 @@ def init(
 
     asked = {
         "repository": repository or _ask("repository", "OWNER/NAME"),
+        "plan": plan,
         "runner_group": group,
         "server": ghes,
     }
     settings = {name: value for name, value in asked.items() if value}
     vendors = vendor or _ask("vendor", "the vendors of your machines").split()
-    fleet = initialize(root, vendors, read_cards(cards or ()), settings)
-    print_text(describe_settings(fleet, plan))
+    fleet, removed = initialize(root, vendors, read_cards(cards or ()), settings)
+    if removed:
+        print_text(f"removed from runners/, which git brings back: {', '.join(removed)}\n")
+    print_text(describe_settings(fleet))
     check(root=root)
 
 

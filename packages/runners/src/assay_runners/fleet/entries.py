@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
@@ -158,11 +158,15 @@ class Runner(BaseModel):
         return f"assay-{self.target}"
 
 
+Plan = Literal["public", "free", "team", "enterprise"]
+
+
 class GitHub(Entry):
     """The settings in runners/github.toml."""
 
     server: Annotated[str, Field(pattern=r"^[\w.-]+$")]
     repository: Annotated[str, Field(pattern=r"^[\w.-]+/[\w.-]+$")]
+    plan: Plan = "public"
     protected_ref: NonEmpty
     runner_group: NonEmpty
     hosted: NonEmpty
@@ -182,6 +186,16 @@ class GitHub(Entry):
     def is_enterprise_server(self) -> bool:
         """The organization has its own GitHub, which lacks some features of github.com."""
         return self.server != "github.com"
+
+    @property
+    def has_reviewers(self) -> bool:
+        """Environments may have required reviewers, and branches a merge queue."""
+        return self.plan in ("public", "enterprise")
+
+    @property
+    def has_protection(self) -> bool:
+        """There are environments and protected branches."""
+        return self.plan != "free"
 
     @property
     def api(self) -> str:

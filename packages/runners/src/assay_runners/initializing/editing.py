@@ -38,18 +38,18 @@ def initialize(
     vendors: Sequence[str],
     cards: Mapping[str, Sequence[int]],
     settings: Mapping[str, str],
-) -> Fleet:
+) -> tuple[Fleet, list[str]]:
     """Write the settings, the chosen vendors, and everything that depends on them.
 
     vendors: the entries of runners.toml to keep.
     cards: the numbers of cards by vendor; other vendors keep theirs.
     settings: new values of github.toml.
-    Returns: the new fleet.
+    Returns: the new fleet, and the removed vendors.
     Raises: UsageError, before anything is written, if a value is wrong or a vendor has no entry.
     """
     old = read_fleet(root)
     table = {**old.github.model_dump(), **settings}
-    new = validate_entry(GitHub, table, root / GITHUB_FILE)
+    new = validate_entry(GitHub, table, Path("assay runners init"))
     entries = _choose_entries(
         read_text(root / RUNNERS_FILE),
         list(map(find_vendor_name, vendors)),
@@ -64,8 +64,7 @@ def initialize(
         edits[rf"(?<=default: )({'|'.join(removed)})$"] = kept[0]
     named = (file for pattern in _NAMING_FILES for file in sorted(root.glob(pattern)))
     texts = {file: _edit(read_text(file), edits) for file in named}
-    values = {f"^{name} = .*$": f"{name} = {json.dumps(value)}" for name, value in settings.items()}
-    texts[root / GITHUB_FILE] = _edit(read_text(root / GITHUB_FILE), values)
+    texts[root / GITHUB_FILE] = _with_settings(read_text(root / GITHUB_FILE), settings)
     texts[root / RUNNERS_FILE] = entries
     if new.is_enterprise_server:
         texts[root / _ZIZMOR_FILE] = _ZIZMOR_CONFIGURATION
@@ -75,7 +74,7 @@ def initialize(
         file.write_text(text, encoding="utf-8", newline="\n")
     fleet = read_fleet(root)
     write_rendered(root, fleet)
-    return fleet
+    return fleet, removed
 
 
 def read_cards(options: Sequence[str]) -> dict[str, list[int]]:
@@ -107,13 +106,25 @@ def _edit(text: str, edits: Mapping[str, str]) -> str:
     return text
 
 
+def _with_settings(text: str, settings: Mapping[str, str]) -> str:
+    """Return github.toml with these values, the ones that it lacks at its end."""
+    for name, value in settings.items():
+        line = f"{name} = {json.dumps(value)}"
+        text, count = re.subn(f"(?m)^{name} = .*$", lambda _, line=line: line, text)  # type: ignore[misc]
+        text += "" if count else f"{line}\n"
+    return text
+
+
 def _choose_entries(text: str, vendors: Sequence[str], cards: Mapping[str, Sequence[int]]) -> str:
     """Return the head of runners.toml, and the entries of the chosen vendors in its order."""
     head, *parts = re.split(r"^(?=\[\w)", text, flags=re.MULTILINE)
     entries = {part[1 : part.index("]")]: part for part in parts}
     for name in vendors:
         if name not in entries:
-            raise UsageError(f"{RUNNERS_FILE} has no vendor {name}; it has {', '.join(entries)}")
+            raise UsageError(
+                f"{RUNNERS_FILE} has no vendor {name}; it has {', '.join(entries)}. The file's history"
+                " has the entries that an earlier `init` removed"
+            )
     for name in cards:
         if name not in vendors:
             raise UsageError(f"--cards {name}=...: also name the vendor with --vendor {name}")

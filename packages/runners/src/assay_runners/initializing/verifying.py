@@ -100,7 +100,9 @@ def _find_environment_problems(api: _Api, fleet: Fleet) -> Iterator[str]:
     environments = {one["name"]: one for one in listed}
     for name in (*(one.label for one in fleet.runners()), "bench", "recapture"):
         rules = environments.get(name, {}).get("protection_rules", ())
-        if not any(rule["type"] == "required_reviewers" and rule["reviewers"] for rule in rules):
+        if fleet.github.has_reviewers and not any(
+            rule["type"] == "required_reviewers" and rule["reviewers"] for rule in rules
+        ):
             yield f"the environment {name} has no required reviewers"
     protected = api.github.protected_ref
     policy = environments.get("reaper", {}).get("deployment_branch_policy") or {}
@@ -144,7 +146,7 @@ def _find_branch_problems(api: _Api) -> Iterator[str]:
     owner, name = api.github.repository.split("/")
     given = (f"query={_QUEUE}", f"owner={owner}", f"name={name}", f"branch={branch}")
     answer = api.ask("graphql", *(word for one in given for word in ("-f", one)))
-    if not answer["data"]["repository"]["mergeQueue"]:
+    if api.github.has_reviewers and not answer["data"]["repository"]["mergeQueue"]:
         yield f"{branch} has no merge queue"
 
 

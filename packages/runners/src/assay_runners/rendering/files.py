@@ -51,7 +51,7 @@ _LINES_WITH_HEADER = 3
 
 def render_fleet(fleet: Fleet) -> dict[PurePosixPath, str]:
     """Render every file. Returns: the texts, by path below the repository's root."""
-    files = {FOLDER / "README.md": _fill("overview.md", plan="", **_values(fleet))}
+    files = {FOLDER / "README.md": _fill("overview.md", **_values(fleet))}
     for name in _SHARED_FILES:
         files[FOLDER / name] = _fill(
             name, sick=SICK, health_seconds=_HEALTH_SECONDS, github=fleet.github
@@ -62,9 +62,9 @@ def render_fleet(fleet: Fleet) -> dict[PurePosixPath, str]:
     return files
 
 
-def describe_settings(fleet: Fleet, plan: str) -> str:
+def describe_settings(fleet: Fleet) -> str:
     """Write the settings to make on GitHub, after the limits of the plan."""
-    return _fill("settings.md", plan=plan, **_values(fleet))
+    return _fill("settings.md", **_values(fleet))
 
 
 def _values(fleet: Fleet) -> dict[str, object]:

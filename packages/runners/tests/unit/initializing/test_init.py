@@ -1,6 +1,7 @@
 """`assay runners init` on a copy of this repository with the vendors of the tests."""
 
 import io
+import re
 import shutil
 from pathlib import Path
 
@@ -86,24 +87,50 @@ def test_the_old_values_can_be_written_again(root: Path) -> None:
     assert read_texts(root) == before
 
 
-def test_the_settings_are_listed_after_the_limits_of_the_plan(root: Path) -> None:
-    printed = init(root, *REPOSITORY, "--vendor", "amd", "--plan", "team").stdout
-    assert printed.startswith(
-        "A private repository with the plan team lacks:\n\n- required reviewers"
-    )
-    settings = printed[printed.index("1. <") :]
+def test_the_settings_are_those_of_the_plan(root: Path) -> None:
+    printed = {
+        plan: init(root, *REPOSITORY, "--vendor", "amd", "--plan", plan).stdout
+        for plan in ("public", "enterprise", "team", "free")
+    }
+    settings = printed["public"][printed["public"].index("1. <") :]
     assert settings.startswith(
         "1. <https://github.com/organizations/new-owner/settings/actions/runner-groups>: create the"
     )
-    assert "create `assay-amd` `bench` `recapture`, each with" in settings
+    assert (
+        "3. <https://github.com/new-owner/checks/settings/environments>: create `assay-amd`"
+        in settings
+    )
     assert "create `smoke:amd` `smoke:all` `expectations:amd` `expectations:all`." in settings
-    for plan, start in (
-        ("free", "A private repository with the plan free"),
-        ("enterprise", "1. <"),
+    assert printed["enterprise"] == settings
+    assert printed["team"].startswith("A private repository with the plan team lacks:")
+    assert printed["free"].startswith("A private repository with the plan free lacks:")
+    steps = {plan: re.findall(r"^(\d+)\. ", text, re.MULTILINE) for plan, text in printed.items()}
+    assert {plan: len(found) for plan, found in steps.items()} == {
+        "public": 10, "enterprise": 10, "team": 9, "free": 7,
+    }  # fmt: skip
+    assert steps["free"] == [*"1234567"]
+    for word, plans in (
+        ('merge queue"', ("public",)),
+        ("`reaper`, restricted", ("public", "team")),
     ):
-        done = init(root, *REPOSITORY, "--vendor", "amd", "--plan", plan)
-        assert done.stdout.startswith(start)
-        assert settings.partition("checks")[0] in done.stdout
+        assert [plan for plan in ("public", "team", "free") if word in printed[plan]] == [*plans]
+
+
+def test_a_setting_that_the_file_lacks_is_added(root: Path) -> None:
+    file = root / "runners/github.toml"
+    file.write_text(re.sub(r"(?m)^plan = .*\n", "", file.read_text()))
+    assert read_fleet(root).github.plan == "public"
+    assert init(root, *REPOSITORY, "--vendor", "amd", "--plan", "team").exit_code == 0
+    assert read_fleet(root).github.plan == "team"
+
+
+def test_removed_vendors_are_named(root: Path) -> None:
+    removed = [one.name for one in read_fleet(root).vendors if one.name != "amd"]
+    printed = init(root, *REPOSITORY, "--vendor", "amd").stdout
+    assert printed.startswith(
+        f"removed from runners/, which git brings back: {', '.join(removed)}\n\n"
+    )
+    assert "removed" not in init(root, *REPOSITORY, "--vendor", "amd").stdout
 
 
 @pytest.mark.parametrize(
@@ -112,7 +139,10 @@ def test_the_settings_are_listed_after_the_limits_of_the_plan(root: Path) -> Non
         (("--vendor", "amd"), "--repository is missing: OWNER/NAME"),
         (REPOSITORY, "--vendor is missing"),
         ((*REPOSITORY, "--vendor", "tpu"), "has no vendor tpu; it has cpu, nvidia, amd"),
-        (("--repository", "checks", "--vendor", "amd"), "repository: String should match"),
+        (
+            ("--repository", "checks", "--vendor", "amd"),
+            "assay runners init: repository: String should match",
+        ),
         ((*REPOSITORY, "--vendor", "amd", "--ghes", "https://x"), "server: String should match"),
         ((*REPOSITORY, "--vendor", "amd", "--cards", "amd"), "write VENDOR=NUMBERS, such as"),
         ((*REPOSITORY, "--vendor", "amd", "--cards", "amd=0,1"), "0 cards and 1 card"),

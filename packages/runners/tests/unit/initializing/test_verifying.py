@@ -1,5 +1,6 @@
 """`assay runners verify` on recorded answers of GitHub: an organization with right settings, and others."""
 
+import re
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -152,6 +153,21 @@ def test_each_wrong_setting_is_one_line_with_its_page(
     assert line.startswith("https://")
     assert f"/{page}: " in line
     assert sentence in line
+
+
+@pytest.mark.parametrize(("plan", "num_lines"), [("team", 0), ("public", 1 + len(LABELS) + 2)])
+def test_what_the_plan_lacks_is_not_wrong(
+    root: Path, programs: Programs, plan: str, num_lines: int
+) -> None:
+    file = root / "runners/github.toml"
+    file.write_text(re.sub("(?m)^plan = .*", f'plan = "{plan}"', file.read_text()))
+    answers: Any = deepcopy(RIGHT)
+    answers["graphql"]["data"]["repository"]["mergeQueue"] = None
+    for one in answers[f"{REPOSITORY}/environments"]["environments"]:
+        one["protection_rules"] = []
+    programs.answers_by_path(answers)
+    code, lines = verify(root)
+    assert (code, len(lines)) == ((1, num_lines) if num_lines else (0, 1))
 
 
 def test_a_setting_that_gh_may_not_read_is_an_error(root: Path, programs: Programs) -> None:
