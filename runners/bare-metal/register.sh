@@ -67,7 +67,11 @@ check_machine() { # SETTINGS
 }
 
 if [ "${1:-}" = --check ]; then
-    check_machine "${2:?runners/VENDOR/runner.env}"
+    if [ ! -f "${2:-}" ]; then
+        echo "assay: usage: $0 --check runners/VENDOR/runner.env" >&2
+        exit 2
+    fi
+    check_machine "$2"
     exit
 fi
 

@@ -317,7 +317,7 @@ def init(
     vendors = vendor or _ask("vendor", "the vendors of your machines").split()
     fleet, removed = initialize(root, vendors, read_cards(cards or ()), settings)
     if removed:
-        print_text(f"removed from runners/, which git brings back: {', '.join(removed)}\n")
+        print_text(f"removed {', '.join(removed)}; they are in the last commit of runners/\n")
     print_text(describe_settings(fleet))
     check(root=root)
 

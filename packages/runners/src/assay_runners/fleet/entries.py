@@ -21,6 +21,12 @@ def _is_free(name: str) -> str:
     return name
 
 
+def _is_repository(name: str) -> str:
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+(?<!\.git)", name):
+        raise ValueError(f"{name!r} is not OWNER/NAME, such as acme-llm/assay")
+    return name
+
+
 def _sets_no_reserved_variable(names: dict[str, str]) -> dict[str, str]:
     if taken := sorted(names.keys() & {"PATH", "HOME", "PYTHONPATH", "ASSAY_TORCH"}):
         raise ValueError(f"{', '.join(taken)}: the runner sets it, and jobs rely on it")
@@ -165,7 +171,7 @@ class GitHub(Entry):
     """The settings in runners/github.toml."""
 
     server: Annotated[str, Field(pattern=r"^[\w.-]+$")]
-    repository: Annotated[str, Field(pattern=r"^[\w.-]+/[\w.-]+$")]
+    repository: Annotated[str, AfterValidator(_is_repository)]
     plan: Plan = "public"
     protected_ref: NonEmpty
     runner_group: NonEmpty
@@ -189,7 +195,7 @@ class GitHub(Entry):
 
     @property
     def has_reviewers(self) -> bool:
-        """Environments may have required reviewers, and branches a merge queue."""
+        """Environments may have reviewers, runner groups selected workflows, and branches a merge queue."""
         return self.plan in ("public", "enterprise")
 
     @property

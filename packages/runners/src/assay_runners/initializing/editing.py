@@ -58,7 +58,10 @@ def initialize(
     with TemporaryDirectory() as folder:
         tried = Path(folder, RUNNERS_FILE.name)
         tried.write_text(entries, encoding="utf-8")
-        kept = [vendor.name for vendor in read_vendors(tried)]
+        try:
+            kept = [vendor.name for vendor in read_vendors(tried)]
+        except UsageError as error:
+            raise UsageError(str(error).replace(str(tried), "assay runners init")) from None
     edits = _list_edits(old.github, new)
     if removed := [vendor.name for vendor in old.vendors if vendor.name not in kept]:
         edits[rf"(?<=default: )({'|'.join(removed)})$"] = kept[0]

@@ -75,7 +75,8 @@ def _find_group_problems(api: _Api, fleet: Fleet) -> Iterator[str]:
     workflow = (
         f"{github.repository}/.github/workflows/accelerator.yml@refs/heads/{github.protected_ref}"
     )
-    if not group["restricted_to_workflows"] or group["selected_workflows"] != [workflow]:
+    is_restricted = group["restricted_to_workflows"] and group["selected_workflows"] == [workflow]
+    if github.has_reviewers and not is_restricted:
         yield f"the group {github.runner_group} accepts other workflows than {workflow}"
     runners = api.list_all(f"{path}/runners", "runners")
     for label in (one.label for one in fleet.runners()):

@@ -155,7 +155,7 @@ def test_each_wrong_setting_is_one_line_with_its_page(
     assert sentence in line
 
 
-@pytest.mark.parametrize(("plan", "num_lines"), [("team", 0), ("public", 1 + len(LABELS) + 2)])
+@pytest.mark.parametrize(("plan", "num_lines"), [("team", 0), ("public", 2 + len(LABELS) + 2)])
 def test_what_the_plan_lacks_is_not_wrong(
     root: Path, programs: Programs, plan: str, num_lines: int
 ) -> None:
@@ -163,6 +163,7 @@ def test_what_the_plan_lacks_is_not_wrong(
     file.write_text(re.sub("(?m)^plan = .*", f'plan = "{plan}"', file.read_text()))
     answers: Any = deepcopy(RIGHT)
     answers["graphql"]["data"]["repository"]["mergeQueue"] = None
+    answers[GROUP]["runner_groups"][1]["restricted_to_workflows"] = False
     for one in answers[f"{REPOSITORY}/environments"]["environments"]:
         one["protection_rules"] = []
     programs.answers_by_path(answers)
