@@ -78,7 +78,13 @@ def verify(root: Path) -> tuple[int, list[str]]:
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     write_fleet(tmp_path / "checkout")
+    set_plan(tmp_path / "checkout", "public")
     return tmp_path / "checkout"
+
+
+def set_plan(root: Path, plan: str) -> None:
+    file = root / "runners/github.toml"
+    file.write_text(re.sub("(?m)^plan = .*", f'plan = "{plan}"', file.read_text()))
 
 
 def test_right_settings_are_green_and_only_read(root: Path, programs: Programs) -> None:
@@ -159,8 +165,7 @@ def test_each_wrong_setting_is_one_line_with_its_page(
 def test_what_the_plan_lacks_is_not_wrong(
     root: Path, programs: Programs, plan: str, num_lines: int
 ) -> None:
-    file = root / "runners/github.toml"
-    file.write_text(re.sub("(?m)^plan = .*", f'plan = "{plan}"', file.read_text()))
+    set_plan(root, plan)
     answers: Any = deepcopy(RIGHT)
     answers["graphql"]["data"]["repository"]["mergeQueue"] = None
     answers[GROUP]["runner_groups"][1]["restricted_to_workflows"] = False
