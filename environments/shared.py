@@ -11,7 +11,6 @@ and pip installs only what it lacks.
 import hashlib
 import json
 import os
-import re
 import sys
 import sysconfig
 from collections.abc import Iterable
@@ -21,6 +20,7 @@ from typing import Literal
 
 import nox
 from nox.command import CommandFailed
+from packaging.utils import canonicalize_name
 
 from environments.machine import Accelerator, read_vendors, visible_accelerators
 from environments.torch_choice import (
@@ -252,9 +252,12 @@ def _install_packages(
     ours = _CONSTRAINTS
     if choice.build is TorchBuild.MACHINE:
         # Its Python holds versions that fit its torch, which pip keeps where they satisfy the packages.
-        held = json.loads(environment.read(session, "pip", "list", "--format=json"))
+        words = ("pip", "list", "--verbose", "--format=json")
+        seen = json.loads(environment.read(session, *words))
+        cached = _cached_environment() or os.devnull
+        held = [one["name"] for one in seen if not Path(one["location"]).is_relative_to(cached)]
         ours = environment.folder / "other-constraints.txt"
-        ours.write_text(_pins_without(one["name"] for one in held), encoding="utf-8")
+        ours.write_text(_pins_without(held), encoding="utf-8")
     pins = [f"--constraint={ours}", f"--constraint={_torch_constraint(environment)}"]
     if extent == "core":
         environment.install(session, *pins, *_group("build"))
@@ -328,13 +331,11 @@ def _torch_constraint(environment: Environment) -> Path:
 
 def _pins_without(held: Iterable[str]) -> str:
     """Return the lines of `constraints.txt` for packages other than those that are held."""
-    names = {_normalized(name) for name in held}
+    names = {canonicalize_name(name) for name in held}
     lines = _CONSTRAINTS.read_text(encoding="utf-8").splitlines(keepends=True)
-    return "".join(line for line in lines if _normalized(line.partition("==")[0]) not in names)
-
-
-def _normalized(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
+    return "".join(
+        line for line in lines if canonicalize_name(line.partition("==")[0]) not in names
+    )
 
 
 def _torch_pin() -> str:

@@ -25,7 +25,9 @@ class Session:
         self.pip.append(([*words], env))
 
     def run(self, *_words: str, **_options: Any) -> str:
-        return json.dumps([{"name": name, "version": "1"} for name in self.held])
+        cached = {"name": "numpy", "location": "/cached/lib"}
+        held = [{"name": name, "location": "/usr/lib"} for name in self.held]
+        return json.dumps([cached, *held])
 
 
 def pins_of(folder: Path, choice: TorchChoice, *held: str) -> list[str]:
@@ -39,7 +41,11 @@ def pins_of(folder: Path, choice: TorchChoice, *held: str) -> list[str]:
     return Path(ours.partition("=")[2]).read_text(encoding="utf-8").splitlines()
 
 
-def test_our_pins_hold_for_packages_that_the_machine_lacks(tmp_path: Path) -> None:
+def test_our_pins_hold_for_packages_that_the_machine_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A cached package may be of an older commit.
+    monkeypatch.setenv("ASSAY_PACKAGES", "/cached")
     machine = TorchChoice(TorchBuild.MACHINE, "its own")
     pins = pins_of(tmp_path, machine, "torch", "Typing.Extensions")
     names = {line.partition("==")[0] for line in pins}

@@ -3,7 +3,7 @@
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -281,7 +281,7 @@ def init(
         str | None, typer.Option(metavar="NAME", help="The runner group. Default: as in the file.")
     ] = None,
     plan: Annotated[
-        Literal["public", "free", "team", "enterprise"] | None,
+        str | None,
         typer.Option(
             metavar="PLAN",
             help="public, or your plan if the repository is private: free, team or enterprise."
@@ -369,18 +369,18 @@ def verify(*, root: _Root = Path()) -> None:
 
     Example: assay runners verify
 
-    Exit code: 0; 1 with a line for each wrong setting; 2 if gh is missing or may not read one.
+    Exit code: 0, also if GitHub does not show a runner; 1 with a line for each wrong setting; 2 if gh is missing
+    or may not read one.
     """
     from assay_runners.fleet.reading import read_fleet
-    from assay_runners.initializing.verifying import find_wrong_settings
+    from assay_runners.initializing.verifying import compare_settings
 
-    are_right = True
-    for line in find_wrong_settings(read_fleet(root)):
-        are_right = False
-        print_text(line)
-    if not are_right:
-        raise typer.Exit(1)
-    print_text("all settings are right")
+    compared = compare_settings(read_fleet(root))
+    lines = [*compared.wrong, *(f"not verified: {one}" for one in compared.unseen)]
+    if not compared.wrong:
+        lines.append(f"all {'other ' if compared.unseen else ''}settings are right")
+    print_text("\n".join(lines))
+    raise typer.Exit(int(bool(compared.wrong)))
 
 
 @app.command()

@@ -164,15 +164,12 @@ class Runner(BaseModel):
         return f"assay-{self.target}"
 
 
-Plan = Literal["public", "free", "team", "enterprise"]
-
-
 class GitHub(Entry):
     """The settings in runners/github.toml."""
 
     server: Annotated[str, Field(pattern=r"^[\w.-]+$")]
     repository: Annotated[str, AfterValidator(_is_repository)]
-    plan: Plan = "public"
+    plan: Literal["public", "free", "team", "enterprise"] = "public"
     protected_ref: NonEmpty
     runner_group: NonEmpty
     hosted: NonEmpty
@@ -196,12 +193,12 @@ class GitHub(Entry):
     @property
     def has_reviewers(self) -> bool:
         """Environments may have reviewers, runner groups selected workflows, and branches a merge queue."""
-        return self.plan in ("public", "enterprise")
+        return self.is_enterprise_server or self.plan in ("public", "enterprise")
 
     @property
     def has_protection(self) -> bool:
         """There are environments and protected branches."""
-        return self.plan != "free"
+        return self.is_enterprise_server or self.plan != "free"
 
     @property
     def api(self) -> str:

@@ -105,15 +105,20 @@ def _list_edits(old: GitHub, new: GitHub) -> dict[str, str]:
 
 def _edit(text: str, edits: Mapping[str, str]) -> str:
     for pattern, new in edits.items():
-        text = re.sub(pattern, lambda _, new=new: new, text, flags=re.MULTILINE)  # type: ignore[misc]
+        text = re.sub(pattern, _as_replacement(new), text, flags=re.MULTILINE)
     return text
+
+
+def _as_replacement(text: str) -> str:
+    """Escape a text for `re.sub`, which reads a backslash as the start of an escape."""
+    return text.replace("\\", r"\\")
 
 
 def _with_settings(text: str, settings: Mapping[str, str]) -> str:
     """Return github.toml with these values, the ones that it lacks at its end."""
     for name, value in settings.items():
         line = f"{name} = {json.dumps(value)}"
-        text, count = re.subn(f"(?m)^{name} = .*$", lambda _, line=line: line, text)  # type: ignore[misc]
+        text, count = re.subn(f"(?m)^{name} = .*$", _as_replacement(line), text)
         text += "" if count else f"{line}\n"
     return text
 
@@ -142,9 +147,10 @@ def _choose_entries(text: str, vendors: Sequence[str], cards: Mapping[str, Seque
 def _with_cards(entry: str, numbers: Sequence[int]) -> str:
     """Return the entry with a line for each number of cards, a copy of the line with the nearest."""
     lines = {int(found[1]): found[0] for found in _RUNNER_LINE.finditer(entry)}
-    new = ""
-    for number in numbers:
-        nearest = min(lines, key=lambda known, number=number: abs(known - number))  # type: ignore[misc]
-        new += lines[nearest].replace(f"cards = {nearest},", f"cards = {number},")
+
+    def make(number: int) -> str:
+        nearest = min(lines, key=lambda known: abs(known - number))
+        return lines[nearest].replace(f"cards = {nearest},", f"cards = {number},")
+
     before, after = entry.split("".join(lines.values()))
-    return before + new + after
+    return before + "".join(map(make, numbers)) + after

@@ -35,35 +35,43 @@ class _Api:
         return [one for page in pages for one in (page[key] if key else page)]
 
 
-def find_wrong_settings(fleet: Fleet) -> Iterator[str]:
-    """Yield a sentence for each wrong setting, with the page on which to change it.
+@dataclass(frozen=True)
+class ComparedSettings:
+    """The settings that GitHub shows, compared with the listed ones."""
 
-    Raises: MachineError if gh is missing or may not read a setting.
-    """
+    wrong: list[str]
+    """A sentence for each, with the page on which to change it."""
+    unseen: list[str]
+    """A sentence for each fact about a runner that GitHub does not show."""
+
+
+def compare_settings(fleet: Fleet) -> ComparedSettings:
+    """Compare all settings. Raises: MachineError if gh is missing or may not read one."""
     api = _Api(fleet.github)
+    unseen: list[str] = []
     repository = f"https://{fleet.github.server}/{fleet.github.repository}"
     organization = (
         f"https://{fleet.github.server}/organizations/{fleet.github.organization}/settings/actions"
     )
-    for place, problems in (
-        (f"{organization}/runner-groups", _find_group_problems(api, fleet)),
+    found = (
+        (f"{organization}/runner-groups", _find_group_problems(api, fleet, unseen)),
         (f"{repository}/settings/environments", _find_environment_problems(api, fleet)),
         (f"{repository}/settings/access", _find_team_problems(api)),
         (f"{repository}/settings/branches", _find_branch_problems(api)),
         (f"{repository}/settings/actions", _find_permission_problems(api)),
         (f"{repository}/labels", _find_label_problems(api, fleet)),
         (f"{repository}/settings/variables/actions", _find_variable_problems(api)),
-    ):
-        for problem in problems:
-            yield f"{place}: {problem}"
+    )
+    wrong = [f"{place}: {problem}" for place, problems in found for problem in problems]
+    return ComparedSettings(wrong, unseen)
 
 
-def _find_group_problems(api: _Api, fleet: Fleet) -> Iterator[str]:
+def _find_group_problems(api: _Api, fleet: Fleet, unseen: list[str]) -> Iterator[str]:
     github = fleet.github
     groups = api.list_all(f"orgs/{github.organization}/actions/runner-groups", "runner_groups")
     group = next((one for one in groups if one["name"] == github.runner_group), None)
     if group is None:
-        yield f"there is no group {github.runner_group}"
+        yield f"the group {github.runner_group} does not exist"
         return
     path = f"orgs/{github.organization}/actions/runner-groups/{group['id']}"
     if group["visibility"] == "selected":
@@ -78,22 +86,27 @@ def _find_group_problems(api: _Api, fleet: Fleet) -> Iterator[str]:
     is_restricted = group["restricted_to_workflows"] and group["selected_workflows"] == [workflow]
     if github.has_reviewers and not is_restricted:
         yield f"the group {github.runner_group} accepts other workflows than {workflow}"
-    runners = api.list_all(f"{path}/runners", "runners")
+    yield from _find_runner_problems(api.list_all(f"{path}/runners", "runners"), fleet, unseen)
+
+
+def _find_runner_problems(runners: list[_Object], fleet: Fleet, unseen: list[str]) -> Iterator[str]:
+    pinned = fleet.github.runner_version
     for label in (one.label for one in fleet.runners()):
         own = [one for one in runners if label in {each["name"] for each in one["labels"]}]
-        # A scale set without a job has no runner.
-        if own and all(one["status"] != "online" for one in own):
+        if not own:
+            unseen.append(f"{label} has no registered runner, as a scale set without a job")
+        elif all(one["status"] != "online" for one in own):
             yield f"no runner with the label {label} is online: {', '.join(one['name'] for one in own)}"
         for one in own:
-            if _is_older(one.get("version") or "", github.runner_version):
-                yield f"{one['name']} has version {one['version']}, older than {github.runner_version}"
+            # The documentation of the REST API does not promise the field.
+            if not (version := one.get("version")):
+                unseen.append(f"the version of {one['name']}")
+            elif _numbers_of(version) < _numbers_of(pinned):
+                yield f"{one['name']} has version {version}, older than {pinned}"
 
 
-def _is_older(version: str, pinned: str) -> bool:
-    """Compare versions such as "2.338.0". False for "": the REST API need not name it."""
-    return bool(version) and tuple(map(int, version.split("."))) < tuple(
-        map(int, pinned.split("."))
-    )
+def _numbers_of(version: str) -> list[int]:
+    return [int(part) for part in version.split(".")]
 
 
 def _find_environment_problems(api: _Api, fleet: Fleet) -> Iterator[str]:
@@ -161,7 +174,7 @@ def _find_permission_problems(api: _Api) -> Iterator[str]:
 def _find_label_problems(api: _Api, fleet: Fleet) -> Iterator[str]:
     known = {one["name"].casefold() for one in api.list_all(f"{api.repository}/labels")}
     if missing := [label for label in list_labels(fleet) if label not in known]:
-        yield f"there is no {', '.join(missing)}"
+        yield f"these labels do not exist: {', '.join(missing)}"
 
 
 def _find_variable_problems(api: _Api) -> Iterator[str]:

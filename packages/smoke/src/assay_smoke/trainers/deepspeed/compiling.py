@@ -85,7 +85,10 @@ def load_extension() -> None:
 
 
 def extension_file() -> Path:
-    """Return the file for these versions and CPU instructions: of the runner if it has one, else in the cache."""
+    """Return the compiled file for these versions and CPU instructions.
+
+    The folder of packages of a runner goes before the cache.
+    """
     python = f"python-{sys.version_info.major}.{sys.version_info.minor}"
     instructions = torch.backends.cpu.get_cpu_capability().replace(" ", "_")
     made_of = (version("deepspeed"), "torch", torch.__version__, python, instructions)
