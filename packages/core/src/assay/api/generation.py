@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from assay.api import options
 from assay.api.options import Option, command_line, run_and_publish
 from assay.errors import UsageError
-from assay.sites import CheckLevel, KeptFiles
+from assay.sites import CheckLevel
 
 if TYPE_CHECKING:
     from torch import nn
@@ -57,9 +57,7 @@ def check_generate(  # noqa: PLR0913 - one for each option
     limits: options.Limits = "noise",
     allow_unused: options.AllowUnused = None,
     seed: options.Seed = None,
-    disk: Annotated[
-        str | None, Option("Largest golden: 10G. A larger one is refused.", "SIZE")
-    ] = None,
+    disk: options.Disk = None,
     memory: Annotated[
         str | None,
         Option(
@@ -70,10 +68,7 @@ def check_generate(  # noqa: PLR0913 - one for each option
         str | None,
         Option("Time for both sides: 5m. Fewer tokens are generated where needed.", "TIME"),
     ] = None,
-    keep: Annotated[
-        KeptFiles,
-        Option("replay omits the candidate's trace, verdict also the golden."),
-    ] = "full",
+    keep: options.Keep = "full",
     trust_remote_code: options.TrustRemoteCode = False,
     output: options.Output = None,
 ) -> "CheckedVerdict":

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from assay.sites import KeptFiles
+
 if TYPE_CHECKING:
     from assay.api.verdict import CheckedVerdict
     from assay.runs import Progress
@@ -48,6 +50,10 @@ AllowUnused = Annotated[
     Option("Modules, parameters or experts that may stay uncompared: model.visual.", "GLOB"),
 ]
 TrustRemoteCode = Annotated[bool, Option("Run code that comes with the model.")]
+Disk = Annotated[str | None, Option("Largest golden: 10G. A larger one is refused.", "SIZE")]
+Keep = Annotated[
+    KeptFiles, Option("replay omits what the candidate wrote, verdict also the golden.")
+]
 Output = Annotated[str | Path | None, Option("Default: runs/<time>-<command>.", "DIR")]
 
 

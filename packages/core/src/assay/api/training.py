@@ -73,6 +73,8 @@ def check_train(  # noqa: PLR0913 - one for each option
     seed: Annotated[int, Option("Chooses texts, their lengths and random numbers.")] = 0,
     limits: options.Limits = "training",
     allow_unused: options.AllowUnused = None,
+    disk: options.Disk = None,
+    keep: options.Keep = "full",
     trust_remote_code: options.TrustRemoteCode = False,
     output: options.Output = None,
 ) -> "CheckedVerdict":
@@ -88,6 +90,7 @@ def check_train(  # noqa: PLR0913 - one for each option
     from assay.launch.mesh_string import parse_mesh
     from assay.models.candidate_code import candidate_code
     from assay.models.remote_code import remote_code_of
+    from assay.recording.capturing.budget import parse_size
     from assay.runs import RunFolder
     from assay.training.check import TrainCheck
     from assay.training.check import check_train as run_check
@@ -95,7 +98,8 @@ def check_train(  # noqa: PLR0913 - one for each option
     from assay.training.processes.requests import TrainOptions
 
     of_overfit = {"--overfit-steps": overfit_steps, "--track": track}
-    refuse_other_mode({"--steps": steps, "--resume-at": resume_at}, of_overfit, overfit=overfit)
+    of_steps = {"--steps": steps, "--resume-at": resume_at, "--disk": disk}
+    refuse_other_mode(of_steps, of_overfit, overfit=overfit)
     ranks = parse_mesh(mesh) if mesh else {}
     if world is not None and world != prod(ranks.values()):
         if mesh:
@@ -129,6 +133,8 @@ def check_train(  # noqa: PLR0913 - one for each option
         setup=setup,
         limits=limits,
         allow_unused=globs(allow_unused),
+        max_disk=None if disk is None else parse_size(disk),
+        keep=keep,
         mesh=ranks,
         features=tuple(name for name, wanted in features.items() if wanted),
         command=command_line(check_train, arguments),
@@ -150,7 +156,7 @@ def refuse_other_mode(
     given = " and ".join(name for name, value in others.items() if value is not None)
     if given and overfit:
         raise UsageError(
-            f"{given} with --overfit: it trains for --overfit-steps, and resumes from no checkpoint"
+            f"{given} with --overfit: it trains for --overfit-steps, without a checkpoint or a recording"
         )
     if given:
         raise UsageError(f"{given} without --overfit: nothing would come of it")

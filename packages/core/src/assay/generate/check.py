@@ -1,7 +1,6 @@
 """`assay check generate`: run both sides in processes, judge, and write the verdict."""
 
 import importlib
-import shutil
 import threading
 from contextlib import suppress
 from pathlib import Path
@@ -29,10 +28,10 @@ from assay.runs.results import (
     CANDIDATE_FOLDER,
     GOLDEN_FOLDER,
     rank_folder,
+    remove_recordings,
     write_results,
     write_verdict,
 )
-from assay.sites import KeptFiles
 from assay.verdicts import Verdict
 
 if TYPE_CHECKING:
@@ -106,18 +105,8 @@ def check_generate(check: GenerateCheck, folder: Path, progress: Progress) -> Ve
 
         judgement = follow_up(judgement, check, candidate, folder, progress)
         verdict = write_verdict(judgement.verdict, folder, check.command)
-    _remove_traces(folder, check.keep)
+    remove_recordings(folder, check.keep)
     return verdict
-
-
-def _remove_traces(folder: Path, keep: KeptFiles) -> None:
-    """Remove the traces of a check that are not kept."""
-    if keep == "full":
-        return
-    golden = [folder / GOLDEN_FOLDER] if keep == "verdict" else []
-    for path in (*golden, folder / CANDIDATE_FOLDER, *folder.glob("operations-*")):
-        if path.is_dir():
-            shutil.rmtree(path)
 
 
 def _import_meanwhile(*modules: str) -> None:

@@ -1,6 +1,7 @@
 """Write and read the verdict and the measurements in the folder of a run."""
 
 import json
+import shutil
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from assay.files import (
     write_whole,
 )
 from assay.runs.provenance import provenance, redact
+from assay.sites import KeptFiles
 from assay.verdicts import Measurement, Verdict, find_contradiction
 
 VERDICT_FILE = "verdict.json"
@@ -26,6 +28,8 @@ MEASUREMENTS_FILE = "measurements.jsonl"
 # Folders in the folder of a run: the reference's recording, the candidate's results.
 GOLDEN_FOLDER = "golden"
 CANDIDATE_FOLDER = "candidate"
+# The checkpoint that a trained candidate resumes from.
+CHECKPOINT_FOLDER = "checkpoint"
 
 _UNSEALED = "{} has no digest: a change of it cannot be seen"
 
@@ -33,6 +37,17 @@ _UNSEALED = "{} has no digest: a change of it cannot be seen"
 def rank_folder(folder: Path, number: int) -> Path:
     """Return the results folder of a rank; `folder`: the candidate's."""
     return folder / f"rank-{number}"
+
+
+def remove_recordings(folder: Path, keep: KeptFiles) -> None:
+    """Remove from the folder of a run what is not kept."""
+    if keep == "full":
+        return
+    golden = [folder / GOLDEN_FOLDER] if keep == "verdict" else []
+    of_candidate = (folder / CANDIDATE_FOLDER, folder / CHECKPOINT_FOLDER)
+    for path in (*golden, *of_candidate, *folder.glob("operations-*")):
+        if path.is_dir():
+            shutil.rmtree(path)
 
 
 def write_results(

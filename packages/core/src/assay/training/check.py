@@ -16,7 +16,14 @@ from assay.files import read_sealed, write_sealed
 from assay.launch import ask_side
 from assay.models.sources import resolve_model
 from assay.runs import Progress, RemoteFunction, ask
-from assay.runs.results import CANDIDATE_FOLDER, GOLDEN_FOLDER, rank_folder, write_results
+from assay.runs.results import (
+    CANDIDATE_FOLDER,
+    GOLDEN_FOLDER,
+    rank_folder,
+    remove_recordings,
+    write_results,
+)
+from assay.sites import KeptFiles
 from assay.training.processes.remote_functions import CANDIDATE, PRELOAD, REFERENCE, USER_CODE
 from assay.training.processes.requests import (
     ReferenceReport,
@@ -60,6 +67,9 @@ class TrainCheck:
     features: tuple[str, ...] = ()
     allow_unused: tuple[str, ...] = ()
     """GLOBs of modules, parameters and experts that need not be compared."""
+    max_disk: int | None = None
+    """Bytes that the golden may take; None for the free space."""
+    keep: KeptFiles = "full"
     command: tuple[str, ...] = ()
     """The command line that repeats the check."""
 
@@ -78,7 +88,9 @@ def check_train(check: TrainCheck, folder: Path, progress: Progress) -> Verdict:
     shapes = load_user_code(check, folder, progress).pipeline_shapes
     check = replace(check, options=options_for(check.options, check.mesh, check.features, shapes))
     record_golden(check, golden, progress)
-    return check_candidate(check, golden, folder, progress)
+    verdict = check_candidate(check, golden, folder, progress)
+    remove_recordings(folder, check.keep)
+    return verdict
 
 
 def load_user_code(check: TrainCheck, folder: Path, progress: Progress) -> UserCodeReport:
@@ -113,7 +125,11 @@ def record_report(
     """Have the trusted process, called `name`, call `function`, and write its report into `golden`."""
     golden.mkdir(parents=True, exist_ok=True)
     request = ReferenceRequest(
-        options=check.options, reference=check.reference, dtype=check.dtype, folder=str(golden)
+        options=check.options,
+        reference=check.reference,
+        dtype=check.dtype,
+        folder=str(golden),
+        max_disk=check.max_disk,
     )
     answer = ask(function, request, golden.parent, name=name, progress=progress, preload=PRELOAD)
     write_sealed(golden / REPORT_FILE, answer.result)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from assay.comparing.results import attach_results
 from assay.devices.registry import describe_run, open_run
 from assay.devices.run_string import parse_run
+from assay.estimates.expected_seconds import read_expected_seconds
 from assay.generate.passes.batch_attachments import attach_batch
 from assay.generate.passes.choices import (
     RecordedChoices,
@@ -38,11 +39,7 @@ from assay.generate.processes.fitting_golden import (
     check_same_inputs,
     check_same_model,
 )
-from assay.generate.processes.golden_folder import (
-    GoldenSection,
-    read_expected_seconds,
-    read_golden,
-)
+from assay.generate.processes.golden_folder import GoldenSection, read_golden
 from assay.generate.processes.options import CandidateOptions
 from assay.generate.processes.requests import (
     REPLAY,

@@ -10,6 +10,7 @@ from assay.comparing.results import attach_results
 from assay.devices.base import Device
 from assay.devices.registry import describe_run, open_run
 from assay.errors import UsageError
+from assay.estimates.expected_seconds import write_expected_seconds
 from assay.files import write_whole
 from assay.generate.passes.batch_attachments import attach_batch, attached_batches
 from assay.generate.passes.choices import (
@@ -39,7 +40,7 @@ from assay.generate.passes.whole_texts import (
 )
 from assay.generate.processes.estimates.needs import Widening
 from assay.generate.processes.estimates.run_plan import RunPlan, plan_run
-from assay.generate.processes.golden_folder import MANIFEST, write_expected_seconds
+from assay.generate.processes.golden_folder import MANIFEST
 from assay.generate.processes.input_plans import plan_inputs
 from assay.generate.processes.requests import (
     LOAD,

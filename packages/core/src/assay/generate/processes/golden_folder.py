@@ -5,7 +5,6 @@ calls. Its attachments are the inputs, the yardstick's tokens and logits, and th
 noise run in this dtype.
 """
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,11 +18,9 @@ from assay.comparing.coverage import Usage
 from assay.comparing.results import ReplayResults, read_results
 from assay.errors import UsageError
 from assay.files import (
-    UnreadableFileError,
     read_json_object,
     refuse_link,
     validate_record,
-    write_whole,
 )
 from assay.foreign_text import shorten
 from assay.generate.passes.batch_attachments import attached_batches
@@ -35,7 +32,6 @@ from assay.models.loaded.report import LoadReport
 from assay.trace import Trace
 
 MANIFEST = "golden.json"
-_SECONDS = "seconds.json"
 _DAMAGE_SHOWN = 8
 
 
@@ -147,19 +143,3 @@ def verify_golden(folder: Path, dtype: str) -> None:
         damage.insert(0, f"{dtype}: all of it belongs to another golden")
     if damage:
         raise make_golden_error(folder, damage)
-
-
-def write_expected_seconds(folder: Path, seconds: Sequence[float]) -> None:
-    """Write the expected seconds of each phase of a candidate on the reference's device.
-
-    They are not a part of the golden, whose content does not depend on time.
-    """
-    write_whole(folder / _SECONDS, json.dumps({"phases": list(seconds)}))
-
-
-def read_expected_seconds(folder: Path) -> list[float]:
-    """Read the seconds that `write_expected_seconds` wrote; none without a readable file."""
-    try:
-        return [float(one) for one in read_json_object(folder / _SECONDS)["phases"]]
-    except (UnreadableFileError, OSError, KeyError, ValueError, TypeError):
-        return []

@@ -12,7 +12,12 @@ from typing import Any
 from assay.errors import UsageError
 from assay.files import read_sealed
 from assay.runs import Progress, RemoteFunction, ask
-from assay.runs.results import CANDIDATE_FOLDER, GOLDEN_FOLDER, write_results
+from assay.runs.results import (
+    CANDIDATE_FOLDER,
+    GOLDEN_FOLDER,
+    remove_recordings,
+    write_results,
+)
 from assay.training.check import (
     REPORT_FILE,
     TrainCheck,
@@ -209,4 +214,5 @@ def check_overfit_candidate(
             curves = {"candidate": evidence.curve} | curves
         where = track(tracker, curves, folder, facts)
         progress.note(f"curves for {tracker}: {where}")
+    remove_recordings(folder, check.keep)
     return verdict

@@ -20,6 +20,7 @@ from assay.errors import AssayError
 from assay.files import read_json_object
 from assay.models import load_model
 from assay.progress import advance_task, subtask
+from assay.runs.results import CHECKPOINT_FOLDER
 from assay.sites import unwrapped_path
 from assay.training.batches import MicroBatch, copied
 from assay.training.processes.requests import StepRecord, TrainerRequest
@@ -88,7 +89,7 @@ def run_freely(
     golden_end: state after the last recorded step.
     """
     resume_at, trainer = request.options.resume_at, opened.trainer
-    folder = Path(request.folder).parent / "checkpoint"
+    folder = Path(request.folder).parent / CHECKPOINT_FOLDER
     run, drawn = FreeRun(), DrawnGenerators(torch_device)
     inject_state(trainer, start, torch_device)
     first = folder.with_name("first-checkpoint") if resume_at > 1 else None

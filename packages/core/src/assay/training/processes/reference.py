@@ -12,6 +12,7 @@ from assay.devices.base import Device
 from assay.devices.registry import describe_run, open_run
 from assay.devices.run_string import parse_run
 from assay.dtypes import float_format
+from assay.estimates.expected_seconds import write_expected_seconds
 from assay.hooks.gradient_taps import GradientTaps
 from assay.hooks.module_tracer import ModuleTracer, NullHandler
 from assay.hooks.usage import UsageWatch
@@ -36,6 +37,7 @@ from assay.training.processes.golden import (
 )
 from assay.training.processes.optimizer_noise import measure_in_float32
 from assay.training.processes.requests import ReferenceReport, ReferenceRequest
+from assay.training.processes.run_estimate import plan_training
 from assay.training.processes.trusted import TrustedSide, describe_model, wide_dtype
 from assay.training.protocol import StepReport
 from assay.training.replay.conditions import comparable
@@ -64,7 +66,8 @@ def record_reference(request: ReferenceRequest, progress: Progress) -> Reference
     device = open_run(run)
     batches = plan_batches(options)
     wide = wide_dtype(options.model, device)
-    progress.number_phases(5)
+    estimate = plan_training(request, batches, device, wide, progress)
+    progress.number_phases(5, estimate.reference if estimate else ())
     num_steps = len(batches)
     with progress.step(f"loads {options.model} in {wide}, for {request.dtype}"):
         yardstick = _RecordedSide(request, device, wide)
@@ -77,6 +80,8 @@ def record_reference(request: ReferenceRequest, progress: Progress) -> Reference
     with progress.task("trains, and records every stage", num_steps, "steps"):
         recorded = yardstick.record(batches, initial, folder)
     draws = not torch.equal(drawn, torch.get_rng_state())
+    max_grad_norm = yardstick.trainer.plan.max_grad_norm
+    yardstick.trainer.teardown()  # four wide numbers for each weight
     with progress.step(f"noise run: loads {options.model} in {request.dtype}"):
         noise = _RecordedSide(request, device, None)
     with progress.task("noise run: trains freely", num_steps, "steps"):
@@ -85,6 +90,8 @@ def record_reference(request: ReferenceRequest, progress: Progress) -> Reference
     with progress.task("noise run: measures every stage", num_steps, "steps"):
         noise.replay(batches, folder)
         shared = shared_parameters(noise.trainer.model)
+    if estimate is not None:
+        write_expected_seconds(folder, [progress.slowdown * one for one in estimate.candidate])
     return ReferenceReport(
         model=facts,
         reference=describe_run(device, run) | {"yardstick": wide},
@@ -98,9 +105,7 @@ def record_reference(request: ReferenceRequest, progress: Progress) -> Reference
         draws=draws,
         load=noise.trainer.load_report,
         notes=[
-            *_notes_on_clipping(
-                [step.grad_norm for step in recorded], yardstick.trainer.plan.max_grad_norm
-            ),
+            *_notes_on_clipping([step.grad_norm for step in recorded], max_grad_norm),
             *([_EQUAL_SHAPES] if options.shapes in EQUAL_IN_A_STEP else []),
         ],
         usage=yardstick.usage,
@@ -146,6 +151,7 @@ class _RecordedSide(TrustedSide):
             with observer.attached(), comparable(self.dtype, self.device), watch.reading():
                 for step, batch in enumerate(batches):
                     inject_state(self.trainer, state, self.device.torch_device)
+                    del state
                     reports.append(observer.run_step(step, batch))
                     self.untouched.add(self.trainer.model)
                     state = self.rounded_state()

@@ -64,6 +64,8 @@ class ReferenceRequest(Record):
     dtype: str
     folder: str
     """The golden, to write into; to measure memorization, the candidate's trained weights."""
+    max_disk: int | None = None
+    """Bytes that the golden may take; None for the free space."""
 
 
 class TrainerRequest(Record):

@@ -29,6 +29,7 @@ def write_state(path: Path, state: Mapping[str, Any]) -> None:
     tensors: dict[str, Tensor] = {}
     structure = _to_json(state, tensors)
     file = path.with_suffix(".safetensors")
+    _copy_shared(tensors)
     save_file(tensors, file)
     text = seal({"state": structure, _TENSORS: file_digest(file)})
     write_whole(path.with_suffix(".json"), text)
@@ -83,13 +84,22 @@ def _is_plain(value: object) -> bool:
     return not isinstance(value, Mapping | Tensor)
 
 
+def _copy_shared(tensors: dict[str, Tensor]) -> None:
+    """Copy tensors that share memory, as tied weights do: safetensors refuses them."""
+    seen = set()
+    for name, tensor in tensors.items():
+        memory = tensor.untyped_storage().data_ptr()
+        if memory in seen:
+            tensors[name] = tensor.clone()
+        seen.add(memory)
+
+
 # Values that JSON lacks become an object with one key, "tensor", "tuple" or "pairs". Dictionaries are
 # pairs because their keys may be numbers.
 def _to_json(value: object, tensors: dict[str, Tensor]) -> object:
     if isinstance(value, Tensor):
         name = str(len(tensors))
-        # A copy: safetensors refuses tensors that share memory, as tied weights do.
-        tensors[name] = value.detach().cpu().clone().contiguous()
+        tensors[name] = value.detach().cpu().contiguous()
         return {"tensor": name}
     if isinstance(value, Mapping):
         return {"pairs": [[key, _to_json(item, tensors)] for key, item in value.items()]}

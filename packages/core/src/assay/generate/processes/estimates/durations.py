@@ -1,64 +1,25 @@
 """The time of the phases of a check, estimated from the model's sizes and a probe of the device."""
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-from torch.nn.functional import linear
-
-from assay.devices.base import Device
+from assay.estimates.speed import (
+    SECONDS_PER_COMPARED_VALUE,
+    SECONDS_PER_LOADED_WEIGHT,
+    SECONDS_PER_STORED_BYTE,
+    SECONDS_TO_LOAD,
+    Speed,
+)
 from assay.generate.passes.generation_loop import count_tokens
 from assay.inputs import Batch
 
-# The probe multiplies a matrix of this many rows and columns by few and by many tokens.
-_PROBED_SHAPE = (4096, 4096)
-_FEW_TOKENS, _MANY_TOKENS = 4, 256
-_PROBED_TIMES = 3
-
-# Costs that `nox -s perf -- -k estimates` holds to measured times: multiples of one call without values,
-# and seconds.
+# Multiples of one call without values.
 _CALL = 0.5
 _RECORDED_CALL = 2.0
 _REPLAYED_CALL = 1.6
-_SECONDS_TO_LOAD = 0.3
-_SECONDS_PER_LOADED_WEIGHT = 3e-9
-_SECONDS_PER_STORED_BYTE = 2e-9
-_SECONDS_PER_COMPARED_VALUE = 1.3e-8
 
 # Decode steps of each batch that are repeated, and steps of the trial.
 _REPEATED_STEPS = 7
-
-
-@dataclass(frozen=True, slots=True)
-class Speed:
-    """Seconds that a device takes for the smallest parts of the work in one dtype."""
-
-    weight: float
-    """To read a weight for a few tokens."""
-    product: float
-    """To multiply a weight by one of many tokens."""
-
-    @classmethod
-    def probe(cls, device: Device, dtype: str) -> "Speed":
-        """Measure the speed in a few tenths of a second."""
-        matrix = torch.rand(_PROBED_SHAPE, dtype=getattr(torch, dtype), device=device.torch_device)
-        few, many = (
-            _time_of_product(device, matrix, tokens) / matrix.numel()
-            for tokens in (_FEW_TOKENS, _MANY_TOKENS)
-        )
-        return cls(few, max(0.0, many - few) / (_MANY_TOKENS - _FEW_TOKENS))
-
-
-def _time_of_product(device: Device, matrix: torch.Tensor, num_tokens: int) -> float:
-    tokens = torch.ones(num_tokens, matrix.shape[1], dtype=matrix.dtype, device=matrix.device)
-    times = []
-    for _ in range(_PROBED_TIMES):
-        begin = time.perf_counter()
-        linear(tokens, matrix)
-        device.synchronize()
-        times.append(time.perf_counter() - begin)
-    return min(times)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +42,8 @@ class Durations:
 
         wide, narrow: of the yardstick and of the noise run.
         """
-        load = _SECONDS_TO_LOAD + self.num_weights * _SECONDS_PER_LOADED_WEIGHT
-        stored = self.stored_bytes * _SECONDS_PER_STORED_BYTE
+        load = SECONDS_TO_LOAD + self.num_weights * SECONDS_PER_LOADED_WEIGHT
+        stored = self.stored_bytes * SECONDS_PER_STORED_BYTE
         forced = self._texts(narrow) if self.reads_texts else self._steps(narrow, _CALL)
         return [
             load,
@@ -101,7 +62,7 @@ class Durations:
 
     def of_candidate(self, speed: Speed) -> list[float]:
         """Return the seconds of each phase of a candidate whose modules are measured."""
-        load = _SECONDS_TO_LOAD + self.num_weights * _SECONDS_PER_LOADED_WEIGHT / 2
+        load = SECONDS_TO_LOAD + self.num_weights * SECONDS_PER_LOADED_WEIGHT / 2
         return [
             load,
             load / 2,
@@ -134,4 +95,4 @@ class Durations:
         return min(1.0, share) * self._steps(speed, _CALL)
 
     def _compared(self) -> float:
-        return count_tokens(self.batches) * self.num_values * _SECONDS_PER_COMPARED_VALUE
+        return count_tokens(self.batches) * self.num_values * SECONDS_PER_COMPARED_VALUE

@@ -6,20 +6,19 @@ from pathlib import Path
 
 from assay.devices.base import Device
 from assay.errors import MachineError, UsageError
+from assay.estimates.limits import allowed_memory, note_unknown, require_disk
+from assay.estimates.speed import Speed
+from assay.estimates.trial_call import TrialCall
 from assay.generate.passes.whole_texts import steps_of_texts
-from assay.generate.processes.estimates.durations import Durations, Speed
+from assay.generate.processes.estimates.durations import Durations
 from assay.generate.processes.estimates.needs import (
     Needs,
-    TrialCall,
     Widening,
-    allowed_memory,
     choose_widening,
     estimate_needs,
-    require_disk,
 )
 from assay.generate.processes.input_plans import plan_inputs
 from assay.generate.processes.requests import GoldenRequest, InputOptions
-from assay.models.loading.configs import first_line
 from assay.models.loading.loaded_model import load_outline
 from assay.progress import format_duration
 from assay.runs import Progress
@@ -52,22 +51,19 @@ def plan_run(
         estimate = estimator.of(request.inputs)
     except UsageError:
         raise
-    except Exception as error:
-        problem = f"time, memory and disk cannot be estimated for this model: {first_line(error)}"
+    except Exception as error:  # noqa: BLE001 - a model's own code may raise anything without values
         limits = {
             "--disk": request.max_disk,
             "--memory": request.max_memory,
             "--budget": request.max_seconds,
         }
-        for name, limit in limits.items():
-            if limit is not None:
-                raise MachineError(f"{name}: {problem}") from error
-        progress.note(problem)
+        note_unknown(error, limits, progress)
         return RunPlan(request.inputs)
     if request.max_seconds is not None:
         estimate = estimator.within(request.max_seconds, estimate)
     needs = estimate.needs
-    require_disk(needs, Path(request.folder), request.max_disk)
+    advice = "shorter --prompts, fewer --max-new-tokens, or --level logits"
+    require_disk(needs.disk, Path(request.folder), request.max_disk, advice)
     widening = choose_widening(needs, allowed_memory(device, request.max_memory))
     progress.note(f"the reference needs {needs.describe(widening)}")
     if request.level != "module":

@@ -1,17 +1,11 @@
 """The estimated time of the phases of a check."""
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-from assay.devices.registry import open_run
-from assay.devices.run_string import parse_run
-from assay.generate.processes.estimates.durations import Durations, Speed
-from assay.generate.processes.golden_folder import (
-    read_expected_seconds,
-    write_expected_seconds,
-)
+from assay.estimates.speed import Speed
+from assay.generate.processes.estimates.durations import Durations
 from assay.inputs import Batch
 
 WIDE, NARROW = Speed(weight=4e-9, product=4e-11), Speed(weight=1e-9, product=1e-11)
@@ -50,19 +44,3 @@ def test_candidate_replays_every_step() -> None:
 
     assert of_steps > of_texts
     assert len(DURATIONS.of_candidate(NARROW)) == 9
-
-
-def test_expected_seconds_are_read_where_there_are_any(tmp_path: Path) -> None:
-    assert read_expected_seconds(tmp_path) == []
-    write_expected_seconds(tmp_path, [1.0, 2.5])
-    assert read_expected_seconds(tmp_path) == [1.0, 2.5]
-    (tmp_path / "seconds.json").write_text("[")
-    assert read_expected_seconds(tmp_path) == []
-
-
-@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
-def test_probe_measures_a_positive_speed(dtype: str) -> None:
-    speed = Speed.probe(open_run(parse_run("cpu/float32")), dtype)
-
-    assert 0 < speed.weight < 1e-6
-    assert 0 <= speed.product < 1e-7

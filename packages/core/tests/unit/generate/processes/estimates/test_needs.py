@@ -1,21 +1,17 @@
-import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel
 
 from assay.devices.registry import open_run
 from assay.devices.run_string import parse_run
 from assay.errors import MachineError
+from assay.estimates.limits import allowed_memory
+from assay.estimates.trial_call import TrialCall
 from assay.generate.processes.estimates.needs import (
     Needs,
-    TrialCall,
-    allowed_memory,
     choose_widening,
     estimate_needs,
-    require_disk,
     widening_within,
 )
 from assay.generate.processes.golden import capture_golden
@@ -52,31 +48,6 @@ def test_outline_has_the_shapes_of_the_model_and_no_values() -> None:
     assert outline.encode("ab") == [256, 97, 98]
 
 
-def test_values_of_a_decoder_are_counted_by_hand() -> None:
-    outline = load_outline("micro:llama")
-    config = outline.config
-    hidden, inner, heads = config.hidden_size, config.intermediate_size, config.head_dim
-    kept = 2 * config.num_key_value_heads * heads
-    # Norm, attention (queries, keys, values; its result before and after the last projection; cache),
-    # sum, norm, MLP (four inner values and its result), sum.
-    layer = hidden + (hidden + kept) + 2 * hidden + kept + 2 * hidden + 4 * inner + 2 * hidden
-    # Embedding, last norm, what the head reads of it, cosines and sines.
-    around = 3 * hidden + 2 * heads
-
-    assert TrialCall.of(outline.model).num_values == config.num_hidden_layers * layer + around
-
-
-def test_padding_changes_no_count(tmp_path: Path) -> None:
-    """GPT-2 searches its token ids for padding, if there is a token for it."""
-    counts = []
-    for token in (None, 0):
-        config = GPT2Config(n_layer=1, n_embd=32, n_head=2, vocab_size=64, pad_token_id=token)
-        GPT2LMHeadModel(config).save_pretrained(tmp_path)
-        counts.append(TrialCall.of(load_outline(str(tmp_path)).model).num_values)
-
-    assert counts[0] == counts[1] > 0
-
-
 @pytest.mark.parametrize("model", ["micro:llama", "micro:mixtral", "micro:gemma2", "micro:bert"])
 def test_estimated_disk_is_that_of_the_golden(model: str, tmp_path: Path) -> None:
     request = GOLDEN.model_copy(update={"model": model, "folder": str(tmp_path / "golden")})
@@ -87,19 +58,6 @@ def test_estimated_disk_is_that_of_the_golden(model: str, tmp_path: Path) -> Non
     written = sum(path.stat().st_size for path in files)
     assert Trace.open(tmp_path / "golden" / "bfloat16").calls
     assert written / 1.5 < needs.disk < written * 1.5
-
-
-def test_golden_beyond_the_allowed_disk_is_refused_with_the_numbers(tmp_path: Path) -> None:
-    with pytest.raises(MachineError) as raised:
-        require_disk(NEEDS, tmp_path / "new" / "golden", 10**9)
-
-    assert "needs about 3.0 GB of disk, and --disk allows 1.0 GB" in str(raised.value)
-    require_disk(replace(NEEDS, disk=10**6), tmp_path, 10**9)
-
-
-def test_golden_beyond_the_free_disk_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(MachineError, match=re.escape(f"{tmp_path} has ")):
-        require_disk(replace(NEEDS, disk=10**18), tmp_path, None)
 
 
 def test_model_beyond_the_allowed_memory_is_refused_with_the_numbers() -> None:

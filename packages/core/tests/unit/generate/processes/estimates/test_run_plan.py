@@ -7,8 +7,8 @@ import pytest
 from assay.devices.registry import open_run
 from assay.devices.run_string import parse_run
 from assay.errors import MachineError
-from assay.generate.processes.estimates.durations import Speed
-from assay.generate.processes.estimates.needs import TrialCall
+from assay.estimates.speed import Speed
+from assay.estimates.trial_call import TrialCall
 from assay.generate.processes.estimates.run_plan import plan_run
 from assay.generate.processes.golden import capture_golden
 from assay.generate.processes.requests import GoldenRequest, InputOptions

@@ -1,0 +1,1 @@
+"""What a model needs on this machine, estimated before its weights are loaded."""

@@ -1,0 +1,45 @@
+"""The memory and disk that a check may take."""
+
+import shutil
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from assay.devices.base import Device
+from assay.errors import MachineError
+from assay.models.loading.configs import first_line
+from assay.runs import Progress
+
+
+def allowed_memory(device: Device, max_memory: int | None = None) -> int:
+    """Return the bytes that a model on `device` may take; max_memory: what the user allows."""
+    free = device.free_memory_bytes() or sys.maxsize  # 0 if unknown
+    return free if max_memory is None else min(free, max_memory)
+
+
+def require_disk(needed: int, folder: Path, max_disk: int | None, advice: str) -> None:
+    """Raise MachineError, with the numbers, if `needed` bytes do not fit on the disk of `folder`.
+
+    max_disk: the bytes that the user allows; None for the free space. advice: options that need less.
+    """
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    free = shutil.disk_usage(existing).free
+    allowed, where = (free, f"{folder} has {free / 1e9:.1f} GB free")
+    if max_disk is not None and max_disk < free:
+        allowed, where = max_disk, f"--disk allows {max_disk / 1e9:.1f} GB"
+    if needed > allowed:
+        raise MachineError(
+            f"the golden needs about {needed / 1e9:.1f} GB of disk, and {where}: take {advice}"
+        )
+
+
+def note_unknown(error: Exception, limits: Mapping[str, object], progress: Progress) -> None:
+    """Note that `error` prevents an estimate.
+
+    limits: by option, None without a limit. Raises: MachineError if there is any.
+    """
+    problem = f"time, memory and disk cannot be estimated for this model: {first_line(error)}"
+    for name, limit in limits.items():
+        if limit is not None:
+            raise MachineError(f"{name}: {problem}") from error
+    progress.note(problem)
