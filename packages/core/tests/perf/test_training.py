@@ -29,10 +29,9 @@ from assay.training.protocol import StepReport
 from assay.training.replay.conditions import comparable
 from assay.training.replay.observing.step_observer import StepObserver
 from assay.training.replay.observing.update_watch import UpdateWatch
-from assay.training.replay.replayed_steps import TRACE
 from assay.training.replay.run_rows import RunRows
 from assay.training.replay.stage_handlers import StageRecorder, StageReplayer
-from assay.training.replay.stage_values import StepValueHandler
+from assay.training.replay.stage_values import TRACE, StepValueHandler
 from assay.training.trainers.reference import ReferenceTrainer
 from assay.training.trainers.registry import OpenedTrainer
 from packages.core.tests.perf.conftest import Table
@@ -98,10 +97,10 @@ class Sides:
     def train_observed(self, folder: Path) -> StageReplayer:
         """The same steps; what lies between their phases is recorded, then measured."""
         boundary = Boundary.exact_inputs_for(getattr(torch, DTYPE))
-        with TraceWriter(folder, {}) as writer:
+        with TraceWriter(folder / TRACE, {}) as writer:
             self._observe(self.yardstick, "float64", StageRecorder(writer, boundary))
         rows = RunRows.of_batches(self.batches)
-        replayer = StageReplayer(Trace.open(folder), boundary, rows)
+        replayer = StageReplayer(folder, boundary, rows)
         self._observe(self.candidate, DTYPE, replayer)
         for results in replayer.results.values():
             results.flush()

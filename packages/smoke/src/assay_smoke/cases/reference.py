@@ -12,12 +12,12 @@ from assay.devices.run_string import parse_run
 from assay.models import count_parameters
 from assay.models.size import choose_threads, yardstick_dtype
 from assay.training.batches import MicroBatch
-from assay.training.processes.golden import Batches, plan_batches, state_file
+from assay.training.processes.golden import Batches, plan_batches
 from assay.training.processes.requests import ReferenceReport, ReferenceRequest
 from assay.training.processes.trusted import TrustedSide, describe_model
 from assay.training.replay.conditions import comparable
 from assay.training.replay.run_rows import count_rows
-from assay.training.state.files import write_state
+from assay.training.state.files import state_file, write_state
 from assay.training.state.parameter_records import trajectory_of
 from assay.training.state.states import collect_state, shared_parameters
 from assay_smoke.cases.requests import ReferenceAnswer

@@ -14,11 +14,11 @@ from assay.devices.registry import describe_run
 from assay.errors import AssayError
 from assay.launch import Rank
 from assay.training.batches import MicroBatch, copied
-from assay.training.processes.golden import read_golden_state
 from assay.training.processes.requests import ReferenceRequest, StepRecord
 from assay.training.processes.skipped_steps import step_until_made
 from assay.training.processes.trainer_report import ModelReport, TrainerReport, declared_traits
 from assay.training.replay.conditions import comparable
+from assay.training.state.files import read_golden_state
 from assay.training.state.parameter_records import trajectory_of
 from assay.training.state.states import differing_parameters, inject_state
 from assay.training.trainers.reference import MODEL_FOLDER

@@ -30,12 +30,12 @@ from assay.training.overfit.requests import (
     OverfitReference,
 )
 from assay.training.processes.candidate_side import CandidateSide
-from assay.training.processes.golden import plan_batches, read_golden_state, state_file
+from assay.training.processes.golden import plan_batches
 from assay.training.processes.requests import ReferenceRequest, TrainerRequest, TrainOptions
 from assay.training.processes.trusted import TrustedSide, describe_model, wide_dtype
 from assay.training.protocol import Trainer
 from assay.training.replay.conditions import comparable, keep_no_cache
-from assay.training.state.files import write_state
+from assay.training.state.files import read_golden_state, state_file, write_state
 from assay.training.state.generators import restore_generators
 from assay.training.state.states import State, collect_state, differing_parameters, inject_state
 from assay.training.trainers.registry import OpenedTrainer, describe_trainer

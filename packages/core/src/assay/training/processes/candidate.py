@@ -26,7 +26,7 @@ from assay.runs import Progress
 from assay.runs.results import rank_folder
 from assay.trace import TraceWriter
 from assay.training.processes.candidate_side import CandidateSide
-from assay.training.processes.golden import POINTWISE, UNTRAINED, read_golden_state, read_names
+from assay.training.processes.golden import POINTWISE, UNTRAINED, read_names
 from assay.training.processes.requests import TrainerRequest, scaled_folder
 from assay.training.processes.skipped_steps import step_until_made
 from assay.training.processes.trainer_report import (
@@ -42,6 +42,7 @@ from assay.training.processes.unapplied_features import count_compiled_graphs, f
 from assay.training.replay.conditions import comparable, keep_no_cache
 from assay.training.replay.replayed_steps import ReplayedModel, ReplayedSteps
 from assay.training.replay.run_rows import RunRows
+from assay.training.state.files import read_golden_state
 from assay.training.state.parameters import named_parameters
 from assay.training.state.records import StateValue
 from assay.training.state.sharding import whole

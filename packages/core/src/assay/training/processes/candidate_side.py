@@ -12,12 +12,13 @@ from assay.models.size import choose_threads
 from assay.sites import unwrapped_path
 from assay.training.batches import with_first_labels
 from assay.training.processes.free_run import run_freely
-from assay.training.processes.golden import Batches, plan_batches, read_golden_state
+from assay.training.processes.golden import Batches, plan_batches
 from assay.training.processes.requests import TrainerRequest
 from assay.training.processes.trainer_report import FreeRun
 from assay.training.protocol import PACKED
 from assay.training.replay.conditions import comparable
 from assay.training.replay.rank_scope import RankScope
+from assay.training.state.files import read_golden_state
 from assay.training.state.generators import generator_states
 from assay.training.state.sharding import PartialSums
 from assay.training.state.states import State, collect_state

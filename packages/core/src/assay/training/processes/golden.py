@@ -7,12 +7,10 @@ from typing import Any
 from assay.trace import Trace
 from assay.training.batches import MicroBatch, check_batch, coder_of, training_batches
 from assay.training.processes.requests import TrainOptions
-from assay.training.state.files import read_state
-from assay.training.state.states import State
 
 NOISE = "noise"
 # In the noise run's trace: modules whose own code only rounded element by element; buffers and frozen
-# parameters of the reference's model; rounding of an optimizer in float32, see optimizer_noise.py.
+# parameters of the reference's model; under mixed precision, rounding of an optimizer in float32.
 POINTWISE, UNTRAINED = "pointwise", "untrained"
 OPTIMIZER_IN_FLOAT32 = "stage-optimizer-in-float32"
 
@@ -31,16 +29,6 @@ def plan_batches(options: TrainOptions) -> Batches:
     for batch in batches:
         check_batch(batch)
     return batches
-
-
-def state_file(golden: Path, step: int) -> Path:
-    """Return the path of the state before a step."""
-    return golden / f"state-{step}"
-
-
-def read_golden_state(golden: Path, step: int) -> State:
-    """Read the state before a step, rounded to the candidate's dtype."""
-    return read_state(state_file(golden, step))
 
 
 def read_names(golden: Path, kind: str) -> frozenset[str]:

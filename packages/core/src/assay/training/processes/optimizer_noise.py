@@ -5,19 +5,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from assay.comparing.results import ReplayResults
 from assay.hooks.values.boundary import Boundary
 from assay.stages import Stage
-from assay.trace import Trace
-from assay.training.processes.golden import read_golden_state
 from assay.training.processes.requests import TrainOptions
 from assay.training.replay.observing.update_watch import observe_update
-from assay.training.replay.replayed_steps import TRACE
+from assay.training.replay.optimizer_results import step_adamw
 from assay.training.replay.run_rows import RunRows
 from assay.training.replay.stage_handlers import StageReplayer
 from assay.training.replay.stage_values import ValueAddress
+from assay.training.state.files import read_golden_state
 from assay.training.state.parameters import NamedParameter
 
 
@@ -29,7 +28,7 @@ def measure_in_float32(
     They are the noise for a run under mixed precision. Like the noise run, they are measured against
     the golden, parameter by parameter and without a model.
     """
-    handler = StageReplayer(Trace.open(golden / TRACE), boundary, rows)
+    handler = StageReplayer(golden, boundary, rows)
     for step in range(options.steps):
         handler.begin_step(step)
         state = read_golden_state(golden, step)
@@ -40,7 +39,9 @@ def measure_in_float32(
             if gradient is None:
                 continue  # the reference has none
             before, moments = state["model"][name], state["moments"].get(name, {})
-            weight, moments = _step(before, gradient, moments, options.learning_rate)
+            weight, moments = step_adamw(
+                before, gradient, moments, options.learning_rate, torch.float32
+            )
             update = weight.detach().double() - before.double()
             observe_update(handler, NamedParameter(name, module, "", weight), update, moments)
     results = handler.results["optimizer"]
@@ -62,8 +63,8 @@ class AdamWInFloat32(torch.optim.AdamW):
             for parameter in group["params"]:
                 if parameter.grad is not None:
                     moments = self.state.get(parameter, {})
-                    new, self.state[parameter] = _step(
-                        parameter, parameter.grad, moments, group["lr"]
+                    new, self.state[parameter] = step_adamw(
+                        parameter, parameter.grad, moments, group["lr"], torch.float32
                     )
                     parameter.copy_(new)
 
@@ -73,19 +74,6 @@ class AdamWInFloat32(torch.optim.AdamW):
         parameters = [one for group in self.param_groups for one in group["params"]]
         for number, moments in state_dict["state"].items():
             self.state[parameters[number]] = _in_float32(moments)
-
-
-def _step(
-    weight: Tensor, gradient: Tensor, moments: Mapping[str, Tensor], learning_rate: float
-) -> tuple[nn.Parameter, dict[str, Tensor]]:
-    """Return a parameter after a step of AdamW in float32, and its moments, without side effects."""
-    wide = nn.Parameter(weight.detach().to(torch.float32, copy=True))
-    wide.grad = gradient.to(torch.float32)
-    optimizer = torch.optim.AdamW([wide], lr=learning_rate)
-    if moments:
-        optimizer.state[wide] = _in_float32(moments)
-    optimizer.step()
-    return wide, optimizer.state[wide]
 
 
 def _in_float32(moments: Mapping[str, Tensor]) -> dict[str, Tensor]:

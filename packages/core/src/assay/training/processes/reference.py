@@ -1,10 +1,12 @@
 """Trains as yardstick and as noise run, in the trusted process, and records a golden."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from assay.comparing.coverage import Usage
 from assay.comparing.results import attach_results
@@ -32,8 +34,6 @@ from assay.training.processes.golden import (
     UNTRAINED,
     Batches,
     plan_batches,
-    read_golden_state,
-    state_file,
 )
 from assay.training.processes.optimizer_noise import measure_in_float32
 from assay.training.processes.requests import ReferenceReport, ReferenceRequest
@@ -43,13 +43,15 @@ from assay.training.protocol import StepReport
 from assay.training.replay.conditions import comparable
 from assay.training.replay.observing.step_observer import StepObserver
 from assay.training.replay.observing.update_watch import UpdateWatch
-from assay.training.replay.replayed_steps import TRACE, ReplayedModel, ReplayedSteps
+from assay.training.replay.optimizer_results import OptimizerResults
+from assay.training.replay.replayed_steps import ReplayedModel, ReplayedSteps
 from assay.training.replay.run_rows import RunRows, count_rows
 from assay.training.replay.stage_handlers import StageRecorder
+from assay.training.replay.stage_values import TRACE, YardstickRules
 from assay.training.shapes import EQUAL_IN_A_STEP
-from assay.training.state.files import write_state
+from assay.training.state.files import read_golden_state, state_file, write_state
 from assay.training.state.parameter_records import Untouched, trajectory_of
-from assay.training.state.parameters import untrained_values
+from assay.training.state.parameters import named_parameters, untrained_values
 from assay.training.state.states import State, inject_state, shared_parameters
 from assay.training.trainers.registry import OpenedTrainer
 
@@ -140,7 +142,9 @@ class _RecordedSide(TrustedSide):
         with TraceWriter(folder / TRACE, manifest) as writer:
             recorder = Recorder(writer, self.boundary)
             gradients = GradientTaps(recorder, GradientRecorder(writer, self.boundary))
-            handler = StageRecorder(writer, self.boundary)
+            plan = self.trainer.plan
+            rules = YardstickRules(self.dtype, plan.learning_rate, plan.max_grad_norm)
+            handler = StageRecorder(writer, self.boundary, rules)
             opened = OpenedTrainer.of(self.trainer, "reference")
             updates = UpdateWatch(self.trainer, handler)
             rows = RunRows.of_batches(batches)
@@ -151,6 +155,7 @@ class _RecordedSide(TrustedSide):
             with observer.attached(), comparable(self.dtype, self.device), watch.reading():
                 for step, batch in enumerate(batches):
                     inject_state(self.trainer, state, self.device.torch_device)
+                    handler.optimizer = self._optimizer_results(rules, folder, step)
                     del state
                     reports.append(observer.run_step(step, batch))
                     self.untouched.add(self.trainer.model)
@@ -159,6 +164,21 @@ class _RecordedSide(TrustedSide):
                     advance_task("steps")
         self.usage = Usage.model_validate(watch.to_json())
         return reports
+
+    def _optimizer_results(
+        self, rules: YardstickRules, golden: Path, step: int
+    ) -> OptimizerResults:
+        """Return what AdamW makes of the state before `step`, and of the gradients of then."""
+        parameters = {
+            (one.module, one.name.removeprefix(one.module).removeprefix(".")): one.tensor
+            for one in named_parameters(self.trainer.model)
+        }
+
+        def gradient_of(module: str, name: str) -> Tensor | None:
+            gradient = parameters[module, name].grad
+            return None if gradient is None else gradient.cpu()
+
+        return OptimizerResults(rules, partial(read_golden_state, golden, step), gradient_of)
 
     def replay(self, batches: Batches, folder: Path) -> None:
         """Measure this trainer against the recorded yardstick."""
@@ -175,7 +195,8 @@ class _RecordedSide(TrustedSide):
                 advance_task("steps")
         with TraceWriter(folder / NOISE, {"kind": "training-noise"}) as writer:
             observer.write(writer)
-            if float_format(self.request.dtype).is_narrow:
+            is_narrow = float_format(self.request.dtype).is_narrow
+            if is_narrow and self.request.options.mixed_precision:
                 with subtask("measures the optimizer in float32"):
                     kept = measure_in_float32(folder, self.request.options, rows, self.boundary)
                 attach_results(writer, OPTIMIZER_IN_FLOAT32, kept)

@@ -24,10 +24,8 @@ from assay.training.replay.observing.update_watch import UpdateWatch
 from assay.training.replay.rank_scope import RankScope
 from assay.training.replay.run_rows import RunRows
 from assay.training.replay.stage_handlers import StageReplayer
-from assay.training.replay.stage_values import PHASES
+from assay.training.replay.stage_values import PHASES, TRACE
 from assay.training.trainers.registry import OpenedTrainer
-
-TRACE = "trace"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +59,7 @@ class ReplayedSteps:
         packed = PackedTrace(trace)
         self._replayer = Replayer(packed, boundary, model.attention, model.pointwise)
         self.gradients = GradientReplayer(packed, boundary, loss_scale=loss_scale)
-        self._handler = StageReplayer(trace, boundary, rows, scope=scope)
+        self._handler = StageReplayer(golden, boundary, rows, scope=scope)
         self._replayer.unmeasured = self.gradients.unmeasured = opened.traits.unmeasured_ports
         self._scope = scope
         if scope is not None:

@@ -6,6 +6,8 @@ replaces them.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property, partial
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -14,11 +16,22 @@ from assay.comparing.results import PortResult, ReplayResults
 from assay.hooks.suspension import suspended
 from assay.hooks.values.boundary import Boundary
 from assay.sites import Phase
+from assay.stages import Stage
 from assay.trace import Trace, TraceWriter
+from assay.training.replay.optimizer_results import OptimizerResults
 from assay.training.replay.rank_scope import RankScope
 from assay.training.replay.run_rows import RunRows
-from assay.training.replay.stage_values import COUNT, PHASES, StepValues, StepWriter, ValueAddress
-from assay.training.state.files import hash_value
+from assay.training.replay.stage_values import (
+    COUNT,
+    NORM,
+    PHASES,
+    TRACE,
+    StepValues,
+    StepWriter,
+    ValueAddress,
+    YardstickRules,
+)
+from assay.training.state.files import hash_value, read_golden_state
 
 
 @dataclass
@@ -27,32 +40,66 @@ class StageRecorder:
 
     writer: TraceWriter
     boundary: Boundary
+    rules: YardstickRules | None = None
+    """Rules by which values are left out; None to store all."""
+    optimizer: OptimizerResults | None = None
+    """Of the next step; None to store them."""
     _values: StepWriter = field(init=False)
     # By module, port and index: a hash of the injected value, and the address of the value it was
     # rounded from.
     _injected: dict[tuple[str, str, int], tuple[str, ValueAddress]] = field(default_factory=dict)
+    _clip_factor: float = 1.0
 
     def begin_step(self, step: int) -> None:
         """Begin a step."""
-        self._values = StepWriter(self.writer, step)
+        self._values = StepWriter(self.writer, step, self.rules)
         self._injected.clear()
+        self._clip_factor = 1.0
 
     def observe(self, address: ValueAddress, value: Tensor) -> Tensor:
-        """Store the value, and return it rounded."""
+        """Store the value unless it follows from others, and return it rounded."""
         name = (address.stage.module, address.port, address.index)
         with suspended():
-            if name in self._injected:
-                digest, source = self._injected[name]
-                if hash_value(value) == digest:
-                    self._values.repeat(address, source)
-                    return value
+            if address.port == NORM and self.rules is not None:
+                self._clip_factor = self.rules.clip_factor(value)
+            source, factor = self._find_source(address, value)
+            if source is not None and factor == 1:
+                self._values.scale(address, source, factor)
+                return value
             stored = self.boundary.store(value.detach())
-            self._values.store(address, stored)
+            if source is not None:
+                self._values.scale(address, source, factor)
+                self._injected.pop(name)  # a value that is scaled twice is stored
+            elif self._is_computed(address, value):
+                self._values.compute(address)
+            else:
+                self._values.store(address, stored)
             if not value.is_floating_point():
                 return value
             injected = self.boundary.injected(stored, value.dtype)
-            self._injected[name] = hash_value(injected), address
+            if source is None and address.stage.phase != "optimizer":
+                self._injected[name] = hash_value(injected), address
             return injected
+
+    def _find_source(
+        self, address: ValueAddress, value: Tensor
+    ) -> tuple[ValueAddress | None, float]:
+        """Return the address of a stored value, and the factor of its injected one that makes `value`."""
+        name = (address.stage.module, address.port, address.index)
+        if name not in self._injected:
+            return None, 1.0
+        digest, source = self._injected[name]
+        factor = self._clip_factor if address.stage.phase == "clip" else 1.0
+        if factor == 1:
+            return (source if hash_value(value) == digest else None), factor
+        injected = self.boundary.injected(self.boundary.store(value.detach() / factor), value.dtype)
+        is_scaled = torch.equal(injected * factor, value) and hash_value(injected) == digest
+        return (source if is_scaled else None), factor
+
+    def _is_computed(self, address: ValueAddress, value: Tensor) -> bool:
+        """Return True if the optimizer's rule makes exactly `value`."""
+        known = None if self.optimizer is None else self.optimizer.find(address)
+        return known is not None and known.dtype == value.dtype and torch.equal(known, value.cpu())
 
     def observe_sum(self, addresses: Sequence[ValueAddress], value: Tensor) -> None:
         """Raise NotImplementedError: the reference runs each micro-batch separately."""
@@ -80,7 +127,7 @@ class StageRecorder:
 class StageReplayer:
     """A handler that measures the values of each step against those in a trace."""
 
-    trace: Trace
+    golden: Path
     boundary: Boundary
     rows: RunRows
     results: dict[Phase, ReplayResults] = field(
@@ -90,12 +137,27 @@ class StageReplayer:
     """The values that this rank has to show; None for all."""
     _step: int = 0
     _values: StepValues = field(default_factory=StepValues)
+    _optimizer: OptimizerResults | None = None
     _missing: set[ValueAddress] = field(default_factory=set)
+
+    @cached_property
+    def _trace(self) -> Trace:
+        return Trace.open(self.golden / TRACE)
 
     def begin_step(self, step: int) -> None:
         """Read the reference's values for the step."""
         self._step = step
-        self._values = StepValues.read(self.trace, step)
+        self._values = StepValues.read(self._trace, step)
+        rules = self._values.rules
+        if rules is not None:
+            dtype = getattr(torch, rules.dtype)
+            self._optimizer = OptimizerResults(
+                rules,
+                partial(read_golden_state, self.golden, step),
+                lambda module, name: self.injected(
+                    ValueAddress(Stage(module, "clip"), f"gradient.{name}"), dtype
+                ),
+            )
         self._missing = set(self._values.addresses)
 
     def observe(self, address: ValueAddress, value: Tensor) -> Tensor:
@@ -149,12 +211,19 @@ class StageReplayer:
 
     def find(self, address: ValueAddress) -> Tensor | None:
         """Return the reference's value, if there is one."""
-        source = self._values.unchanged.get(address)
-        if source is None:
-            return self._values.stored.get(address)
-        stored = self._values.stored[source]
+        values = self._values
         with suspended():
-            return self.boundary.injected(stored, stored.dtype)
+            if address in values.scaled:
+                source, factor = values.scaled[address]
+                stored = values.stored[source]
+                if values.rules is None or factor == 1:
+                    return self.boundary.injected(stored, stored.dtype)
+                injected = self.boundary.injected(stored, getattr(torch, values.rules.dtype))
+                return self.boundary.store(injected * factor)
+            if address in values.computed and self._optimizer is not None:
+                made = self._optimizer.find(address)
+                return None if made is None else self.boundary.store(made)
+        return values.stored.get(address)
 
     def expected(self, phase: Phase) -> Iterable[ValueAddress]:
         """Return the addresses of the reference's values of `phase` in this step."""

@@ -5,9 +5,10 @@ phase, so that an error stays in the phase that makes it.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol, Self, cast
 
+import torch
 from torch import Tensor
 
 from assay.sites import Phase
@@ -22,8 +23,18 @@ PHASES: tuple[Phase, ...] = ("inputs", "forward", "backward", "reduce", "clip", 
 # Ports with a value for each micro-batch; all others have one value per step.
 PER_MICRO_BATCH = frozenset({"labels", "loss"})
 
+# The port of the gradients' norm before clipping.
+NORM = "norm"
+
+# The folder of all values in a golden.
+TRACE = "trace"
+
 # Prefix of an optimizer's counters. An optimizer without counters, or with others, is not wrong.
 COUNT = "count-"
+
+
+# Added to the norm before it divides. Source: torch.nn.utils.clip_grad_norm_.
+_CLIP_EPS = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,24 +85,43 @@ class StepValueHandler(Protocol):
         """Finish the step."""
 
 
+@dataclass(frozen=True, slots=True)
+class YardstickRules:
+    """Rules of the yardstick, by which some values of a step follow from others."""
+
+    dtype: str
+    learning_rate: float
+    max_grad_norm: float
+
+    def clip_factor(self, norm: Tensor) -> float:
+        """Return the factor of gradients with this norm."""
+        norm = norm.to(getattr(torch, self.dtype))
+        return float((self.max_grad_norm / (norm + _CLIP_EPS)).clamp(max=1.0))
+
+
 @dataclass(slots=True)
 class StepValues:
     """All values of one step, as a trace has them."""
 
     stored: dict[ValueAddress, Tensor] = field(default_factory=dict)
     """The exact values."""
-    unchanged: dict[ValueAddress, ValueAddress] = field(default_factory=dict)
-    """Values that a phase left as injected, each with the stored value it was rounded from.
+    scaled: dict[ValueAddress, tuple[ValueAddress, float]] = field(default_factory=dict)
+    """Injected values times a factor, each with the stored value that the injected one was rounded from.
 
-    In a single process these are all gradients after the reduction.
+    With the factor 1 these are the gradients that a phase leaves unchanged, as the reduction in a single
+    process; with others they are clipped gradients.
     """
+    computed: set[ValueAddress] = field(default_factory=set)
+    """The optimizer's results, which follow from the state before the step and its gradients."""
+    rules: YardstickRules | None = None
+    """None if all values are stored."""
     states: dict[str, Tensor] = field(default_factory=dict)
     """Injected states that are not judged."""
 
     @property
     def addresses(self) -> tuple[ValueAddress, ...]:
         """Addresses of all judged values."""
-        return (*self.stored, *self.unchanged)
+        return (*self.stored, *self.scaled, *self.computed)
 
     @classmethod
     def read(cls, trace: Trace, step: int) -> Self:
@@ -101,12 +131,15 @@ class StepValues:
         for name in table["attachments"]:
             tensors |= trace.attachment(name)
         owners: dict[int, ValueAddress] = {}
-        values = cls()
+        rules = table["rules"]
+        values = cls(rules=None if rules is None else YardstickRules(**rules))
         for row in table["values"]:
             stage, number = Stage(row["module"], row["phase"]), row["tensor"]
             address = ValueAddress(stage, row["port"], row["index"])
-            if number in owners:
-                values.unchanged[address] = owners[number]
+            if number is None:
+                values.computed.add(address)
+            elif number in owners:
+                values.scaled[address] = owners[number], row["factor"]
             else:
                 owners[number] = address
                 values.stored[address] = tensors[str(number)]
@@ -121,9 +154,10 @@ _PART_BYTES = 256 << 20
 class StepWriter:
     """Attaches the values of one step to a trace in parts: numbered tensors, and one table."""
 
-    def __init__(self, writer: TraceWriter, step: int) -> None:
-        self._writer, self._step = writer, step
-        self._numbers: dict[ValueAddress, int] = {}
+    def __init__(self, writer: TraceWriter, step: int, rules: YardstickRules | None = None) -> None:
+        self._writer, self._step, self._rules = writer, step, rules
+        self._numbers: dict[ValueAddress, int | None] = {}
+        self._factors: dict[ValueAddress, float] = {}
         self._states: list[str] = []
         self._kept: dict[str, Tensor] = {}
         self._attachments: list[str] = []
@@ -135,9 +169,13 @@ class StepWriter:
         self._keep(str(self._num_stored), value)
         self._num_stored += 1
 
-    def repeat(self, address: ValueAddress, source: ValueAddress) -> None:
-        """Note that a value is the stored value of `source`, rounded."""
-        self._numbers[address] = self._numbers[source]
+    def scale(self, address: ValueAddress, source: ValueAddress, factor: float) -> None:
+        """Note that a value is the stored value of `source`, rounded, times `factor`."""
+        self._numbers[address], self._factors[address] = self._numbers[source], factor
+
+    def compute(self, address: ValueAddress) -> None:
+        """Note that a value is what the optimizer makes of the state before and the gradients."""
+        self._numbers[address] = None
 
     def store_state(self, name: str, state: Tensor) -> None:
         """Store a state that is not judged."""
@@ -156,10 +194,12 @@ class StepWriter:
                     "port": address.port,
                     "index": address.index,
                     "tensor": number,
+                    "factor": self._factors.get(address, 1.0),
                 }
                 for address, number in self._numbers.items()
             ],
             "states": self._states,
+            "rules": None if self._rules is None else asdict(self._rules),
             "attachments": self._attachments,
         }
         self._writer.attach_json(f"step-{self._step}-table", cast("Any", table))

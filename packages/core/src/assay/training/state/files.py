@@ -52,6 +52,16 @@ def read_state(path: Path) -> dict[str, Any]:
         raise UnreadableFileError.of(file, error) from error
 
 
+def state_file(golden: Path, step: int) -> Path:
+    """Return the path of the state before a step."""
+    return golden / f"state-{step}"
+
+
+def read_golden_state(golden: Path, step: int) -> dict[str, Any]:
+    """Read the state before a step, rounded to the candidate's dtype."""
+    return read_state(state_file(golden, step))
+
+
 def fingerprint(state: Mapping[str, Any]) -> dict[str, str]:
     """Return a hash of each leaf of `state` by its path: equal exactly if all bits are.
 

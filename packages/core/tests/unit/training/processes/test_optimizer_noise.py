@@ -9,15 +9,13 @@ from torch import Tensor, nn
 from assay.hooks.values.boundary import Boundary
 from assay.stages import Stage
 from assay.trace import TraceWriter
-from assay.training.processes.golden import state_file
 from assay.training.processes.optimizer_noise import measure_in_float32
 from assay.training.processes.requests import TrainOptions
 from assay.training.replay.observing.update_watch import observe_update
-from assay.training.replay.replayed_steps import TRACE
 from assay.training.replay.run_rows import RunRows
 from assay.training.replay.stage_handlers import StageRecorder
-from assay.training.replay.stage_values import ValueAddress
-from assay.training.state.files import write_state
+from assay.training.replay.stage_values import TRACE, ValueAddress
+from assay.training.state.files import state_file, write_state
 from assay.training.state.parameters import NamedParameter
 
 BOUNDARY = Boundary.exact_inputs_for(torch.bfloat16)

@@ -29,9 +29,10 @@ from assay.training.replay.conditions import comparable
 from assay.training.replay.observing.step_observer import StepObserver
 from assay.training.replay.observing.update_watch import UpdateWatch
 from assay.training.replay.rank_scope import RankScope
-from assay.training.replay.replayed_steps import TRACE, ReplayedModel, ReplayedSteps
+from assay.training.replay.replayed_steps import ReplayedModel, ReplayedSteps
 from assay.training.replay.run_rows import RunRows
 from assay.training.replay.stage_handlers import StageRecorder
+from assay.training.replay.stage_values import TRACE
 from assay.training.state.sharding import PartialSums
 from assay.training.state.states import collect_state, inject_state
 from assay.training.trainers.reference import ReferenceTrainer

@@ -10,7 +10,7 @@ from assay.stages import Stage
 from assay.trace import Trace, TraceWriter
 from assay.training.replay.run_rows import RunRows
 from assay.training.replay.stage_handlers import StageRecorder, StageReplayer
-from assay.training.replay.stage_values import ValueAddress
+from assay.training.replay.stage_values import TRACE, ValueAddress
 
 BOUNDARY = Boundary.exact_inputs_for(torch.bfloat16)
 ROWS = RunRows.of_counts([[2]])
@@ -33,7 +33,7 @@ def recorded(tmp_path: Path) -> StageReplayer:
         handler.observe(address("inputs", "labels"), torch.tensor([[1, 2, -100]]))
         handler.observe_state("generator.0", torch.get_rng_state())
         handler.end_step()
-    return StageReplayer(Trace.open(tmp_path / "trace"), BOUNDARY, ROWS)
+    return StageReplayer(tmp_path, BOUNDARY, ROWS)
 
 
 def observe(replayer: StageReplayer, value: Tensor) -> Tensor:
@@ -57,7 +57,7 @@ def test_error_is_against_the_exact_value_and_the_rounded_one_is_injected(
 def test_what_a_phase_leaves_as_it_was_is_stored_once_and_compared_all_the_same(
     recorded: StageReplayer, actual: float, error: float
 ) -> None:
-    stored = recorded.trace.attachment("step-0-0").values()
+    stored = Trace.open(recorded.golden / TRACE).attachment("step-0-0").values()
     assert [tuple(tensor.shape) for tensor in stored if tensor.is_floating_point()] == [(2, 4)]
 
     recorded.begin_step(0)
@@ -128,7 +128,7 @@ def test_sum_over_micro_batches_is_measured_as_one_value(tmp_path: Path) -> None
         for part, value in zip(parts, (1.0, 3.0), strict=True):
             handler.observe(part, torch.tensor([[value]], dtype=torch.float64))
         handler.end_step()
-    replayer = StageReplayer(Trace.open(tmp_path / "trace"), BOUNDARY, ROWS)
+    replayer = StageReplayer(tmp_path, BOUNDARY, ROWS)
     replayer.begin_step(0)
 
     replayer.observe_sum(parts, torch.tensor([[5.0]]))

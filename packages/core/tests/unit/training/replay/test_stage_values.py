@@ -23,7 +23,7 @@ def test_values_of_a_step_are_read_back_as_they_were_written(
         step = StepWriter(writer, 3)
         for address, value in tensors.items():
             step.store(address, value)
-        step.repeat(left, made)
+        step.scale(left, made, 1)
         for name, state in states.items():
             step.store_state(name, state)
         step.finish()
@@ -31,6 +31,6 @@ def test_values_of_a_step_are_read_back_as_they_were_written(
     read = StepValues.read(Trace.open(tmp_path / "trace"), 3)
 
     assert read.addresses == (made, loss, left)
-    assert read.unchanged == {left: made}
+    assert read.scaled == {left: (made, 1)}
     assert all(torch.equal(read.stored[address], value) for address, value in tensors.items())
     assert all(torch.equal(read.states[name], state) for name, state in states.items())

@@ -32,7 +32,7 @@ from assay.training.replay.observing.observed_gradients import ObservedGradients
 from assay.training.replay.observing.update_watch import UpdateWatch
 from assay.training.replay.rank_scope import RankScope
 from assay.training.replay.run_rows import RunRows
-from assay.training.replay.stage_values import StepValueHandler, ValueAddress
+from assay.training.replay.stage_values import NORM, StepValueHandler, ValueAddress
 from assay.training.state.sharding import whole
 from assay.training.trainers.registry import OpenedTrainer
 
@@ -253,8 +253,8 @@ class StepObserver:
         if "clip" in self._late:
             return norm
         with suspended_modes():
-            value = whole(norm) if isinstance(norm, Tensor) else torch.tensor(float(norm))
-            value = value.detach().double().reshape(1, 1)
+            value = whole(norm.detach()) if isinstance(norm, Tensor) else norm
+            value = torch.as_tensor(value, dtype=torch.float64).reshape(1, 1)
             self._note_norm(value)
             self.handler.observe(self._address_of_norm, value)
         self._observe_gradients("clip")
@@ -271,7 +271,7 @@ class StepObserver:
     def _address_of_norm(self) -> ValueAddress:
         first = next(p for p in self.opened.trainer.model.parameters() if p.is_floating_point())
         dtype = str(first.dtype).removeprefix("torch.")
-        return ValueAddress(Stage("", "clip"), "norm", dtype=dtype)
+        return ValueAddress(Stage("", "clip"), NORM, dtype=dtype)
 
     def _optimize(self, original: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         self.seen.add("optimizer")
