@@ -28,11 +28,12 @@ from assay.training.processes.requests import ReferenceRequest
 from assay.training.protocol import can_keep_moments
 from assay.training.trainers.adapters import add_lora
 
-# Recorded of each trained weight in a step: its gradient before and after clipping, its update, two moments.
-_RECORDED_PER_WEIGHT = 5
+# Compared for each trained weight in a step: its gradient before and after clipping; its update and moments.
+# Only the first is recorded: the others follow from it.
+_GRADIENTS, _RESULTS = 2, 3
 _MOMENTS = 2
 
-# Recorded at a module boundary for each value of the forward pass: itself, and gradients of inputs and results.
+# Recorded for each value of the forward pass: itself, and gradients of inputs and results of modules.
 _RECORDED_PER_VALUE = 3
 
 # Matrix products of a step for each of the forward pass: gradients of inputs and of weights.
@@ -41,7 +42,7 @@ _PRODUCTS = 3
 # Values that AdamW reads or writes for each trained weight.
 _TOUCHED_BY_ADAMW = 12
 
-# Wide values of each trained weight in memory: gradient, moments, and the weight before the step.
+# Wide numbers of each trained weight in memory: gradient, moments, the weight before the step.
 _WIDE_PER_TRAINED = 4
 
 # Imports, the tensors of a call, and values that wait to be written.
@@ -50,10 +51,13 @@ _BASE_BYTES = 1000 << 20
 # Seconds of Python in a micro-batch, in calls of the model without values: forward and backward.
 _PLAIN_CALLS, _RECORDED_CALLS, _REPLAYED_CALLS = 1.5, 8.0, 12.0
 
+# States that a candidate writes and reads again as checkpoints.
+_CHECKPOINTS = 2
+
 
 @dataclass(frozen=True, slots=True)
 class TrainingSizes:
-    """The sizes of a model and its batches."""
+    """The sizes of a model, its batches and its dtypes."""
 
     num_weights: int
     num_trained: int
@@ -61,18 +65,18 @@ class TrainingSizes:
     """Numbers at all module boundaries for each token of the forward pass, with logits."""
     call: float
     """Seconds of one call of the model without values, which is the time of its Python."""
-    num_tokens: int
-    """Of all steps."""
-    longest: int
-    """Tokens of the largest micro-batch."""
+    tokens: Sequence[int]
+    """Of each micro-batch of the run."""
     num_steps: int
-    num_micro_batches: int
-    """Of all steps."""
     resumed_steps: int
+    dtype: torch.dtype
+    wide: torch.dtype
+    moments: torch.dtype
+    mixed_precision: bool
 
     @classmethod
-    def of(cls, request: ReferenceRequest, batches: Batches) -> "TrainingSizes":
-        """Measure the model of `request`, without its weights."""
+    def of(cls, request: ReferenceRequest, batches: Batches, wide: str) -> "TrainingSizes":
+        """Measure the model of `request`, without its weights; wide: the dtype of the yardstick."""
         options = request.options
         outline = load_outline(options.model, options.remote_code)
         model = outline.model
@@ -80,82 +84,91 @@ class TrainingSizes:
             with torch.device("meta"):
                 model = add_lora(model, options.adapter_dropout)
         trial, parameters = TrialCall.of(model), list(model.parameters())
-        tokens = [one["input_ids"].numel() for step in batches for one in step]
+        moments = request.dtype if can_keep_moments(request.dtype) else "float32"
         return cls(
             num_weights=sum(one.numel() for one in parameters),
             num_trained=sum(one.numel() for one in parameters if one.requires_grad),
             num_values=trial.num_values + outline.vocab_size,
             call=trial.seconds,
-            num_tokens=sum(tokens),
-            longest=max(tokens),
+            tokens=[one["input_ids"].numel() for step in batches for one in step],
             num_steps=len(batches),
-            num_micro_batches=len(tokens),
             resumed_steps=len(batches) - options.resume_at,
+            dtype=getattr(torch, request.dtype),
+            wide=getattr(torch, wide),
+            moments=getattr(torch, moments),
+            mixed_precision=options.mixed_precision and float_format(request.dtype).is_narrow,
         )
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of weights and moments, rounded to the candidate's dtype."""
+        moments = _MOMENTS * self.num_trained * self.moments.itemsize
+        return self.num_weights * self.dtype.itemsize + moments
+
+    @property
+    def golden_bytes(self) -> int:
+        """Bytes of the golden: values at module boundaries, gradients of weights, states."""
+        stored = Boundary.exact_inputs_for(self.dtype).stored or torch.float64
+        num_recorded = self.boundary_values + self.num_steps * self.num_trained
+        return int(num_recorded * stored.itemsize) + (self.num_steps + 1) * self.state_bytes
+
+    @property
+    def memory_bytes(self) -> int:
+        """Peak memory of the yardstick."""
+        weights = self.num_weights + _WIDE_PER_TRAINED * self.num_trained
+        graph = max(self.tokens) * self.num_values * _RECORDED_PER_VALUE
+        return int((weights + graph) * self.wide.itemsize) + self.state_bytes + _BASE_BYTES
+
+    @property
+    def boundary_values(self) -> float:
+        """Number of recorded values at module boundaries, over all steps."""
+        return sum(self.tokens) * self.num_values * _RECORDED_PER_VALUE
 
 
 @dataclass(frozen=True, slots=True)
-class TrainingEstimate:
-    """What a training check needs. Memory and disk are in bytes; one number of seconds for each phase."""
+class Durations:
+    """The seconds of each phase of both sides."""
 
-    memory: int
-    disk: int
     reference: Sequence[float]
     candidate: Sequence[float]
     """On the reference's device."""
 
     @classmethod
-    def of(
-        cls, sizes: TrainingSizes, dtype: str, wide: str, speeds: "tuple[Speed, Speed]"
-    ) -> "TrainingEstimate":
-        """Estimate a check of candidates in `dtype` with a yardstick in `wide`; speeds: of both."""
-        narrow_itemsize, wide_itemsize = (getattr(torch, one).itemsize for one in (dtype, wide))
-        of_moment = narrow_itemsize if can_keep_moments(dtype) else 4
-        stored = (Boundary.exact_inputs_for(getattr(torch, dtype)).stored or torch.float64).itemsize
-        state = sizes.num_weights * narrow_itemsize + sizes.num_trained * _MOMENTS * of_moment
-        num_values = sizes.num_tokens * sizes.num_values * _RECORDED_PER_VALUE
-        of_weights = sizes.num_steps * sizes.num_trained * _RECORDED_PER_WEIGHT
-        golden = int(num_values + of_weights) * stored + (sizes.num_steps + 1) * state
-        graph = sizes.longest * sizes.num_values * _RECORDED_PER_VALUE * wide_itemsize
-        weights = sizes.num_weights + sizes.num_trained * _WIDE_PER_TRAINED
+    def of(cls, sizes: TrainingSizes, wide: Speed, narrow: Speed) -> "Durations":
+        """Estimate the phases; wide, narrow: the speed in the dtypes of yardstick and candidate."""
         load = SECONDS_TO_LOAD + sizes.num_weights * SECONDS_PER_LOADED_WEIGHT
-        of_narrow, of_wide = (_training(sizes, one) for one in speeds)
-        python = sizes.num_micro_batches * sizes.call
-        compared = (num_values + of_weights) * SECONDS_PER_COMPARED_VALUE
-        replayed = of_narrow + _REPLAYED_CALLS * python + compared
-        in_float32 = 0.0
-        if float_format(dtype).is_narrow:
-            in_float32 = 0.8 * of_weights * SECONDS_PER_COMPARED_VALUE
+        python = len(sizes.tokens) * sizes.call
+        trained = sizes.num_steps * sizes.num_trained
+        of_results = _RESULTS * trained * SECONDS_PER_COMPARED_VALUE
+        compared = (sizes.boundary_values + _GRADIENTS * trained) * SECONDS_PER_COMPARED_VALUE
+        plain = _time_training(sizes, narrow)
+        replayed = plain + _REPLAYED_CALLS * python + compared + of_results
+        stored = sizes.golden_bytes * SECONDS_PER_STORED_BYTE
+        saved = 2 * _CHECKPOINTS * sizes.state_bytes * SECONDS_PER_STORED_BYTE
         again = 1 + sizes.resumed_steps / sizes.num_steps
         return cls(
-            memory=int(weights * wide_itemsize + state + graph) + _BASE_BYTES,
-            disk=golden + 2 * state,
             reference=[
                 load,
-                of_wide + _RECORDED_CALLS * python + golden * SECONDS_PER_STORED_BYTE,
+                _time_training(sizes, wide) + _RECORDED_CALLS * python + stored + of_results / 2,
                 load,
-                of_narrow,
-                replayed + in_float32,
+                plain,
+                replayed + (of_results if sizes.mixed_precision else 0.0),
             ],
-            candidate=[
-                load,
-                load + again * of_narrow + 4 * state * SECONDS_PER_STORED_BYTE,
-                replayed,
-            ],
+            candidate=[load, load + again * plain + saved, replayed],
         )
 
 
-def _training(sizes: TrainingSizes, speed: Speed) -> float:
+def _time_training(sizes: TrainingSizes, speed: Speed) -> float:
     """Return the seconds of all steps of a plain run."""
-    products = _PRODUCTS * sizes.num_tokens * sizes.num_weights * speed.product
-    reads = sizes.num_micro_batches * _PRODUCTS * sizes.num_weights * speed.weight
+    products = _PRODUCTS * sum(sizes.tokens) * sizes.num_weights * speed.product
+    reads = _PRODUCTS * len(sizes.tokens) * sizes.num_weights * speed.weight
     updates = sizes.num_steps * sizes.num_trained * _TOUCHED_BY_ADAMW * speed.weight
-    return products + reads + updates + sizes.num_micro_batches * _PLAIN_CALLS * sizes.call
+    return products + reads + updates + len(sizes.tokens) * _PLAIN_CALLS * sizes.call
 
 
 def plan_training(
     request: ReferenceRequest, batches: Batches, device: Device, wide: str, progress: Progress
-) -> TrainingEstimate | None:
+) -> Durations | None:
     """Estimate the check of `request`, and note the numbers.
 
     Returns: None for a small model without a limit, as the estimate takes as long as a part of its check,
@@ -166,28 +179,24 @@ def plan_training(
     if is_small and request.max_disk is None:
         return None
     try:
-        sizes = TrainingSizes.of(request, batches)
-        speeds = Speed.probe(device, request.dtype), Speed.probe(device, wide)
-        estimate = TrainingEstimate.of(sizes, request.dtype, wide, speeds)
+        sizes = TrainingSizes.of(request, batches, wide)
+        speeds = (Speed.probe(device, dtype) for dtype in (wide, request.dtype))
+        durations = Durations.of(sizes, *speeds)
     except Exception as error:  # noqa: BLE001 - a model's own code may raise anything without values
         note_unknown(error, {"--disk": request.max_disk}, progress)
         return None
-    require_disk(
-        estimate.disk,
-        Path(request.folder),
-        request.max_disk,
-        "fewer --steps, --lora, or a smaller model",
-    )
-    allowed = allowed_memory(device)
-    if estimate.memory > allowed:
+    disk = sizes.golden_bytes + _CHECKPOINTS * sizes.state_bytes
+    advice = "fewer --steps, --lora, or a smaller model"
+    require_disk(disk, Path(request.folder), request.max_disk, advice)
+    memory, allowed = sizes.memory_bytes, allowed_memory(device)
+    if memory > allowed:
         raise MachineError(
-            f"the reference needs about {estimate.memory / 1e9:.1f} GB of memory, and"
-            f" {request.reference} has {allowed / 1e9:.1f} GB free: take --lora, or a smaller model"
+            f"the reference needs about {memory / 1e9:.1f} GB of memory, and {request.reference} has"
+            f" {allowed / 1e9:.1f} GB free: take --lora, or a smaller model"
         )
     progress.note(
-        f"the reference needs about {estimate.memory / 1e9:.1f} GB of memory and"
-        f" {estimate.disk / 1e9:.1f} GB of disk; it takes about"
-        f" {format_duration(sum(estimate.reference))}, and a candidate on"
-        f" {request.reference} {format_duration(sum(estimate.candidate))}"
+        f"the reference needs about {memory / 1e9:.1f} GB of memory, and the check {disk / 1e9:.1f} GB"
+        f" of disk; the reference takes about {format_duration(sum(durations.reference))}, and a"
+        f" candidate on {device.name} {format_duration(sum(durations.candidate))}"
     )
-    return estimate
+    return durations

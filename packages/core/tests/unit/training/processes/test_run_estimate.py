@@ -1,0 +1,123 @@
+"""What a training check needs, estimated before it loads a model."""
+
+from pathlib import Path
+
+import pytest
+
+from assay.devices.cpu import CpuDevice
+from assay.devices.registry import open_run
+from assay.devices.run_string import parse_run
+from assay.errors import MachineError
+from assay.estimates.speed import Speed
+from assay.estimates.trial_call import TrialCall
+from assay.runs import SilentProgress
+from assay.training.processes.golden import plan_batches
+from assay.training.processes.reference import record_reference
+from assay.training.processes.requests import ReferenceRequest, TrainOptions
+from assay.training.processes.run_estimate import Durations, TrainingSizes, plan_training
+
+OPTIONS = TrainOptions(model="micro:llama?trained=0", steps=2, resume_at=1)
+
+
+class Noted(SilentProgress):
+    def __init__(self) -> None:
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+
+def request(folder: Path, max_disk: int | None = 10**9, **options: object) -> ReferenceRequest:
+    return ReferenceRequest(
+        options=OPTIONS.model_copy(update=options),
+        reference="cpu/float32",
+        dtype="bfloat16",
+        folder=str(folder),
+        max_disk=max_disk,
+    )
+
+
+def sizes_of(wanted: ReferenceRequest) -> TrainingSizes:
+    return TrainingSizes.of(wanted, plan_batches(wanted.options), "float64")
+
+
+def plan(wanted: ReferenceRequest, progress: SilentProgress) -> Durations | None:
+    device = open_run(parse_run(wanted.reference))
+    return plan_training(wanted, plan_batches(wanted.options), device, "float64", progress)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"lora": True}, {"model": "micro:mixtral?trained=0"}],
+    ids=["all", "lora", "experts"],
+)
+def test_estimated_disk_is_that_of_the_golden(options: dict[str, object], tmp_path: Path) -> None:
+    wanted = request(tmp_path, **options)
+    golden = sizes_of(wanted).golden_bytes
+    record_reference(wanted, SilentProgress())
+
+    written = sum(path.stat().st_size for path in tmp_path.rglob("*.safetensors"))
+    assert written / 1.5 < golden < written * 1.5
+
+
+def test_needs_are_noted_with_the_time_of_every_phase(tmp_path: Path) -> None:
+    progress = Noted()
+    durations = plan(request(tmp_path), progress)
+
+    assert durations is not None
+    (note,) = progress.notes
+    assert note.startswith("the reference needs about ")
+    assert "GB of memory, and the check 0.1 GB of disk; the reference takes about " in note
+    assert (len(durations.reference), len(durations.candidate)) == (5, 3)
+    assert min(*durations.reference, *durations.candidate) > 0
+
+
+def test_more_steps_need_more_disk_and_time_and_an_adapter_has_a_smaller_state(
+    tmp_path: Path,
+) -> None:
+    some, more, adapter = (
+        sizes_of(request(tmp_path, **options)) for options in ({}, {"steps": 4}, {"lora": True})
+    )
+    speed = Speed(weight=1e-9, product=1e-11)
+
+    assert more.golden_bytes > 1.5 * some.golden_bytes
+    assert adapter.state_bytes < some.state_bytes
+    of_some, of_more = (Durations.of(one, speed, speed) for one in (some, more))
+    assert sum(of_more.reference) > sum(of_some.reference)
+    assert sum(of_more.candidate) > sum(of_some.candidate)
+
+
+def test_golden_beyond_the_allowed_disk_is_refused_before_anything_is_written(
+    tmp_path: Path,
+) -> None:
+    with pytest.raises(
+        MachineError, match=r"needs about .* --disk allows 0\.0 GB.*: take fewer --steps"
+    ):
+        record_reference(request(tmp_path, max_disk=1000), SilentProgress())
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_model_beyond_the_free_memory_is_refused_with_the_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(CpuDevice, "free_memory_bytes", lambda _: 5 * 10**8)
+
+    with pytest.raises(MachineError, match=r"GB of memory, and cpu/float32 has 0\.5 GB free"):
+        plan(request(tmp_path), SilentProgress())
+
+
+def test_model_that_cannot_be_estimated_is_noted_or_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def needs_values(*_: object) -> TrialCall:
+        raise RuntimeError("no values on meta")
+
+    monkeypatch.setattr(TrialCall, "of", needs_values)
+    with pytest.raises(MachineError, match="--disk: time, memory and disk cannot be estimated"):
+        plan(request(tmp_path), SilentProgress())
+    progress, unlimited = Noted(), request(tmp_path, max_disk=None)
+    monkeypatch.setattr("assay.training.processes.run_estimate.SMALL_MODEL_PARAMETERS", 0)
+
+    assert plan(unlimited, progress) is None
+    assert ["cannot be estimated" in note for note in progress.notes] == [True]

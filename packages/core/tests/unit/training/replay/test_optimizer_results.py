@@ -1,0 +1,98 @@
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from assay.hooks.values.boundary import Boundary
+from assay.stages import Stage
+from assay.trace import Trace, TraceWriter
+from assay.training.replay.optimizer_results import OptimizerResults
+from assay.training.replay.run_rows import RunRows
+from assay.training.replay.stage_handlers import StageRecorder, StageReplayer
+from assay.training.replay.stage_values import NORM, TRACE, StepValues, ValueAddress, YardstickRules
+from assay.training.state.files import state_file, write_state
+
+BOUNDARY = Boundary.exact_inputs_for(torch.bfloat16)
+RULES = YardstickRules("float64", learning_rate=0.125, max_grad_norm=1.0)
+# A step of AdamW from zero moments: decay by 1% of the learning rate, and a step of the learning rate
+# against the sign of the gradient. Source: Loshchilov and Hutter, Decoupled Weight Decay, 2019.
+WEIGHT, GRADIENT = torch.tensor([1.0, -2.0]).double(), torch.tensor([0.5, 0.25]).double()
+UPDATE = -0.125 * (0.01 * WEIGHT + GRADIENT / (GRADIENT + 1e-8))
+MOMENTS = {"exp_avg": 0.1 * GRADIENT, "exp_avg_sq": 0.001 * GRADIENT**2}
+STATE = {"model": {"norm.weight": WEIGHT.bfloat16()}, "moments": {}}
+
+
+def of_optimizer(what: str) -> ValueAddress:
+    return ValueAddress(Stage("norm", "optimizer"), f"{what}.weight")
+
+
+def results(rules: YardstickRules = RULES, gradient: Tensor | None = GRADIENT) -> OptimizerResults:
+    return OptimizerResults(rules, lambda: STATE, lambda module, name: gradient)
+
+
+def test_first_step_follows_from_weight_and_gradient() -> None:
+    found = results()
+
+    update = found.find(of_optimizer("update"))
+    assert update is not None
+    assert torch.allclose(update, UPDATE, rtol=1e-12)
+    for name, expected in MOMENTS.items():
+        moment = found.find(of_optimizer(name))
+        assert moment is not None
+        assert torch.allclose(moment, expected, rtol=1e-12)
+
+
+def test_values_that_do_not_follow_are_not_found() -> None:
+    assert results(gradient=None).find(of_optimizer("update")) is None
+    assert results().find(of_optimizer("count-step")) is None
+    other = ValueAddress(Stage("other", "optimizer"), "update.weight")
+    assert results().find(other) is None
+
+
+def record(folder: Path, optimizer: OptimizerResults, clipped: Tensor) -> StepValues:
+    """Record a gradient of norm 4, what clipping makes of it, and one update of AdamW."""
+    gradient = torch.tensor([[4.0, 2.0**-10]]).double()
+    with TraceWriter(folder / TRACE, {}) as writer:
+        handler = StageRecorder(writer, BOUNDARY, RULES, optimizer)
+        handler.begin_step(0)
+        handler.observe(ValueAddress(Stage("norm", "backward"), "gradient.weight"), gradient)
+        norm = ValueAddress(Stage("", "clip"), NORM)
+        handler.observe(norm, torch.tensor([[4.0]]).double())
+        handler.observe(ValueAddress(Stage("norm", "clip"), "gradient.weight"), clipped)
+        found = results().find(of_optimizer("update"))
+        assert found is not None
+        handler.observe(of_optimizer("update"), found)
+        handler.end_step()
+    return StepValues.read(Trace.open(folder / TRACE), 0)
+
+
+CLIPPED = torch.tensor([[4.0, 2.0**-10]]).double() * (1 / (4 + 1e-6))
+
+
+def test_values_that_follow_are_left_out_and_read_all_the_same(tmp_path: Path) -> None:
+    values = record(tmp_path, results(), CLIPPED)
+
+    clip = ValueAddress(Stage("norm", "clip"), "gradient.weight")
+    assert values.computed == {of_optimizer("update")}
+    assert values.scaled[clip][1] == pytest.approx(0.25, rel=1e-6)
+    assert {address.stage.phase for address in values.stored} == {"backward", "clip"}
+    assert clip not in values.stored
+    write_state(state_file(tmp_path, 0), STATE)
+    replayer = StageReplayer(tmp_path, BOUNDARY, RunRows.of_counts([[1]]))
+    replayer.begin_step(0)
+    found = replayer.find(clip)
+    assert found is not None
+    assert torch.equal(found, CLIPPED.float())
+
+
+def test_values_that_another_rule_made_are_stored(tmp_path: Path) -> None:
+    """A golden holds what its yardstick computed, also where this code expects other values."""
+    wrong = results(replace(RULES, learning_rate=0.25))
+    values = record(tmp_path, wrong, CLIPPED * (1 + 2.0**-40))
+
+    assert not values.computed
+    assert not values.scaled
+    assert of_optimizer("update") in values.stored
+    assert ValueAddress(Stage("norm", "clip"), "gradient.weight") in values.stored
