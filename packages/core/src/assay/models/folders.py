@@ -11,7 +11,8 @@ from assay.models.remote_code import RemoteCode
 from assay.models.sources import ModelSource
 from assay.watchdog import temporary_folder
 
-_PATTERNS = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja"]
+_DESCRIPTION = ["*.json", "*.model", "*.txt", "*.jinja"]
+_WEIGHTS = "*.safetensors"
 
 
 @contextmanager
@@ -27,6 +28,16 @@ def local_folder(source: ModelSource, remote_code: RemoteCode) -> Iterator[Path]
         with temporary_folder("assay-micro-") as scratch:
             write_untrained(source.recipe, source.seed, scratch)
             yield scratch
+
+
+@contextmanager
+def weightless_folder(source: ModelSource, remote_code: RemoteCode) -> Iterator[Path]:
+    """Provide the folder of `local_folder`; weights on the hub are not downloaded."""
+    if source.kind == "folder" or source.recipe is not None:
+        with local_folder(source, remote_code) as folder:
+            yield folder
+    else:
+        yield _download_description(source.reference, remote_code)
 
 
 def _verified_folder(recipe: MicroRecipe) -> Path:
@@ -75,12 +86,20 @@ def fetch_config(name: str) -> Path:
 def _download(name: str, remote_code: RemoteCode) -> Path:
     from huggingface_hub import snapshot_download
 
-    patterns = _PATTERNS + (["*.py"] if remote_code == "trust" else [])
-    with _hub_errors(name):
-        folder = Path(snapshot_download(name, allow_patterns=patterns, ignore_patterns=["*/*"]))
-        if not any(folder.glob("*.safetensors")):
+    folder = _download_description(name, remote_code, _WEIGHTS)
+    if not any(folder.glob(_WEIGHTS)):
+        with _hub_errors(name):
             snapshot_download(name, allow_patterns=["*.bin"], ignore_patterns=["*/*"])
     return folder
+
+
+def _download_description(name: str, remote_code: RemoteCode, *more: str) -> Path:
+    """Download configuration, tokenizer and trusted code, and files that match `more`."""
+    from huggingface_hub import snapshot_download
+
+    patterns = [*_DESCRIPTION, *more, *(["*.py"] if remote_code == "trust" else [])]
+    with _hub_errors(name):
+        return Path(snapshot_download(name, allow_patterns=patterns, ignore_patterns=["*/*"]))
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from assay.errors import UsageError
 from assay.inputs import built_in_texts
-from assay.models.folders import local_folder
+from assay.models.folders import weightless_folder
 from assay.models.loading.configs import load_config
 from assay.models.loading.tokenizing import find_tokenizing
 from assay.models.remote_code import RemoteCode
@@ -57,7 +57,7 @@ class TextCoder:
 def coder_of(model: str, remote_code: RemoteCode = "refuse") -> TextCoder:
     """Return the coder of MODEL, without loading its weights."""
     source = resolve_model(model)
-    with local_folder(source, remote_code) as folder:
+    with weightless_folder(source, remote_code) as folder:
         config = load_config(folder, remote_code).get_text_config()
         tokenizing = find_tokenizing(
             folder,

@@ -9,6 +9,8 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 
 from assay.errors import MachineError
 from assay.models import count_parameters, load_model
+from assay.models.loading.loaded_model import load_outline
+from assay.training.batches import coder_of
 
 
 class Hub:
@@ -68,6 +70,15 @@ def test_pickled_weights_are_fetched_only_where_there_are_no_others(hub: Hub) ->
 
 def test_hub_model_is_sized_by_its_configuration(hub: Hub) -> None:
     assert count_parameters("owner/tiny") == 13520
+    assert not (hub.folder / "model.safetensors").exists()
+
+
+def test_outline_and_batches_need_no_weights(hub: Hub) -> None:
+    outline = load_outline("owner/tiny")
+    coder = coder_of("owner/tiny")
+
+    assert coder.encode("ab") == outline.encode("ab") != []
+    assert sum(one.numel() for one in outline.model.parameters()) == 13520
     assert not (hub.folder / "model.safetensors").exists()
 
 

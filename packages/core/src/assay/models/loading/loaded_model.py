@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from assay.errors import MachineError, UsageError, name_some
-from assay.models.folders import local_folder
+from assay.models.folders import local_folder, weightless_folder
 from assay.models.loading.configs import find_model_class, first_line, load_config
 from assay.models.loading.tokenizing import Message, find_tokenizing
 from assay.models.remote_code import RemoteCode, transformers_option
@@ -125,7 +125,7 @@ def load_outline(model: ModelSource | str, remote_code: RemoteCode = "refuse") -
     Raises: UsageError as `load_model`; whatever the model's code raises without values.
     """
     source = resolve_model(model) if isinstance(model, str) else model
-    with local_folder(source, remote_code) as folder, quiet_transformers():
+    with weightless_folder(source, remote_code) as folder, quiet_transformers():
         config = load_config(folder, remote_code)
         config._attn_implementation = "eager"  # noqa: SLF001 - there is no public name
         config._experts_implementation = "batched_mm"  # noqa: SLF001 - others read values
