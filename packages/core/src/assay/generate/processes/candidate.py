@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from assay.comparing.results import attach_results
 from assay.devices.registry import describe_run, open_run
-from assay.devices.run_string import parse_run
 from assay.estimates.expected_seconds import read_expected_seconds
 from assay.generate.passes.batch_attachments import attach_batch
 from assay.generate.passes.choices import (
@@ -139,9 +138,8 @@ def run_candidate(
     run = request.candidate
     options = CandidateOptions.parse(request.options)
     section = GoldenSection.open(Path(request.golden), run.dtype)
-    same_device = parse_run(golden.reference["run"]).device == run.device
-    alike = same_device and request.level == "modules" and not request.setup and not request.mesh
-    expected = read_expected_seconds(Path(request.golden)) if alike else []
+    alike = request.level == "modules" and not request.setup and not request.mesh
+    expected = read_expected_seconds(Path(request.golden), run.device) if alike else []
     progress.number_phases(_NUM_PHASES[request.level] + bool(request.setup), expected)
     with progress.step(f"loads {request.model} on {run}"):
         side = _load(request, options, golden, rank)

@@ -93,7 +93,8 @@ def record_reference(request: ReferenceRequest, progress: Progress) -> Reference
         noise.replay(batches, folder)
         shared = shared_parameters(noise.trainer.model)
     if estimate is not None:
-        write_expected_seconds(folder, [progress.slowdown * one for one in estimate.candidate])
+        seconds = [progress.slowdown * one for one in estimate.candidate]
+        write_expected_seconds(folder, run.device, seconds)
     return ReferenceReport(
         model=facts,
         reference=describe_run(device, run) | {"yardstick": wide},
