@@ -17,6 +17,9 @@ from assay.generate.processes.golden import capture_golden
 from assay.generate.processes.requests import CandidateRequest, GoldenRequest
 from assay.progress import Progress, Task
 from assay.runs import SilentProgress
+from assay.training.processes.candidate import run_candidate as run_trainer
+from assay.training.processes.reference import record_reference
+from assay.training.processes.requests import ReferenceRequest, TrainerRequest, TrainOptions
 from packages.core.tests.perf.conftest import Table
 from packages.core.tests.perf.stopwatch import Times
 
@@ -40,6 +43,9 @@ CONFIGS: dict[str, PretrainedConfig] = {
 }  # fmt: skip
 
 _LEFT = re.compile(r"\[\d+ of \d+, (?:(\d+) min )?(\d+) s left\]")
+
+
+Work = Callable[[Progress], None]
 
 
 class Told(SilentProgress):
@@ -98,10 +104,43 @@ def test_time_is_told_within_its_bounds(
         )
         run_candidate(request, progress)
 
+    require_told_times(architecture, of_reference, of_candidate, table)
+
+
+@pytest.mark.parametrize("architecture", [name for name in CONFIGS if "Masked" not in name])
+def test_time_of_training_is_told_within_its_bounds(
+    architecture: str, new_folder: Callable[[], Path], table: Table
+) -> None:
+    folder = new_folder()
+    golden, options = folder / "golden", TrainOptions(model=str(folder / "model"))
+    getattr(transformers, architecture)(CONFIGS[architecture]).save_pretrained(options.model)
+    golden.mkdir()
+
+    def of_reference(progress: Progress) -> None:
+        request = ReferenceRequest(
+            options=options, reference="cpu/float32", dtype="bfloat16", folder=str(golden)
+        )
+        record_reference(request, progress)
+
+    def of_candidate(progress: Progress) -> None:
+        request = TrainerRequest(
+            options=options,
+            candidate="cpu/bfloat16",
+            golden=str(golden),
+            folder=str(folder / "candidate"),
+            trainer="reference",
+        )
+        run_trainer(request, progress)
+
+    require_told_times(f"training of {architecture}", of_reference, of_candidate, table)
+
+
+def require_told_times(name: str, of_reference: Work, of_candidate: Work, table: Table) -> None:
+    """Run both sides, and compare the times that they tell with those that they take."""
     for side, work in (("reference", of_reference), ("candidate", of_candidate)):
         told = Told()
         work(told)
         first, later = told.errors()
-        name = f"{side} of {architecture}"
-        table.at_most(f"{name}: estimate", Times(first, first), 1.5, "or its inverse, of the time")
-        table.at_most(f"{name}: after a quarter", Times(later, later), 0.3, "of the time, off")
+        row = f"{side} of {name}"
+        table.at_most(f"{row}: estimate", Times(first, first), 1.5, "or its inverse, of the time")
+        table.at_most(f"{row}: after a quarter", Times(later, later), 0.3, "of the time, off")

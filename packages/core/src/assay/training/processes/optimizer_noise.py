@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from assay.comparing.results import ReplayResults
 from assay.hooks.values.boundary import Boundary
@@ -42,8 +42,8 @@ def measure_in_float32(
             weight, moments = step_adamw(
                 before, gradient, moments, options.learning_rate, torch.float32
             )
-            update = weight.detach().double() - before.double()
-            observe_update(handler, NamedParameter(name, module, "", weight), update, moments)
+            item = NamedParameter(name, module, "", nn.Parameter(weight))
+            observe_update(handler, item, weight.double() - before.double(), moments)
     results = handler.results["optimizer"]
     results.flush()
     return results

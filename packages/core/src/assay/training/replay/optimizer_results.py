@@ -3,16 +3,19 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from assay.training.protocol import ADAMW_EPS
 from assay.training.replay.stage_values import ValueAddress, YardstickRules
 from assay.training.state.states import State
 
 _UPDATE = "update"
 _MOMENTS = ("exp_avg", "exp_avg_sq")
+
+# Defaults of torch.optim.AdamW.
+_BETAS, _WEIGHT_DECAY = (0.9, 0.999), 0.01
 
 
 @dataclass
@@ -48,7 +51,7 @@ class OptimizerResults:
         before, moments = self._state["model"][name], self._state["moments"].get(name, {})
         dtype = getattr(torch, self.rules.dtype)
         weight, made = step_adamw(before, gradient, moments, self.rules.learning_rate, dtype)
-        update = weight.detach().double() - before.double()
+        update = weight.double() - before.double()
         return {_UPDATE: update} | {name: made[name] for name in _MOMENTS}
 
 
@@ -58,15 +61,26 @@ def step_adamw(
     moments: Mapping[str, Tensor],
     learning_rate: float,
     dtype: torch.dtype,
-) -> tuple[nn.Parameter, dict[str, Tensor]]:
-    """Return a parameter after a step of AdamW in `dtype`, and its moments, without side effects."""
-    wide = nn.Parameter(weight.detach().to(dtype, copy=True))
-    wide.grad = gradient.to(dtype)
-    optimizer: Any = torch.optim.AdamW([wide], lr=learning_rate)
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return a weight after a step of AdamW in `dtype`, and its moments, without side effects.
+
+    It is computed as torch.optim.AdamW does with its default options, but not by it: in the process of a
+    candidate that class may be patched.
+
+    moments: those before the step; empty at the first.
+    Source: Loshchilov and Hutter, Decoupled Weight Decay Regularization, 2019, algorithm 2.
+    """
+    wide, gradient = weight.detach().to(dtype, copy=True), gradient.detach().to(dtype)
     if moments:
-        optimizer.state[wide] = {
-            name: value.to(dtype if value.ndim else torch.float32, copy=True)
-            for name, value in moments.items()
-        }
-    optimizer.step()
-    return wide, optimizer.state[wide]
+        step = moments["step"].to(torch.float32) + 1
+        first, second = (moments[name].to(dtype, copy=True) for name in _MOMENTS)
+    else:
+        step = torch.ones((), dtype=torch.float32, device="cpu")
+        first, second = torch.zeros_like(wide), torch.zeros_like(wide)
+    wide.mul_(1 - learning_rate * _WEIGHT_DECAY)
+    first.lerp_(gradient, 1 - _BETAS[0])
+    second.mul_(_BETAS[1]).addcmul_(gradient, gradient, value=1 - _BETAS[1])
+    corrections = [1 - beta ** float(step) for beta in _BETAS]
+    divisor = (second.sqrt() / corrections[1] ** 0.5).add_(ADAMW_EPS)
+    wide.addcdiv_(first, divisor, value=-learning_rate / corrections[0])
+    return wide, {"step": step, _MOMENTS[0]: first, _MOMENTS[1]: second}

@@ -1,5 +1,6 @@
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor
 from assay.hooks.values.boundary import Boundary
 from assay.stages import Stage
 from assay.trace import Trace, TraceWriter
-from assay.training.replay.optimizer_results import OptimizerResults
+from assay.training.replay.optimizer_results import OptimizerResults, step_adamw
 from assay.training.replay.run_rows import RunRows
 from assay.training.replay.stage_handlers import StageRecorder, StageReplayer
 from assay.training.replay.stage_values import NORM, TRACE, StepValues, ValueAddress, YardstickRules
@@ -42,6 +43,36 @@ def test_first_step_follows_from_weight_and_gradient() -> None:
         moment = found.find(of_optimizer(name))
         assert moment is not None
         assert torch.allclose(moment, expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_steps_are_those_of_torch_bit_for_bit(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    weight = torch.nn.Parameter(torch.randn(33, dtype=dtype))
+    optimizer: Any = torch.optim.AdamW([weight], lr=0.01)
+    moments: dict[str, Tensor] = {}
+    for _ in range(4):
+        weight.grad = torch.randn(33, dtype=dtype) * 1e-3
+        made, moments = step_adamw(weight, weight.grad, moments, 0.01, dtype)
+        optimizer.step()
+        assert torch.equal(made, weight)
+        assert moments.keys() == optimizer.state[weight].keys()
+        assert all(torch.equal(moments[key], optimizer.state[weight][key]) for key in moments)
+
+
+def test_patched_optimizer_does_not_change_what_is_expected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A setup function or a vendor's package may replace it in the candidate's process."""
+    before = results().find(of_optimizer("update"))
+    monkeypatch.setattr(torch.optim.AdamW, "step", lambda *_: None)
+    monkeypatch.setattr(torch.optim, "AdamW", torch.optim.SGD)
+
+    after = results().find(of_optimizer("update"))
+
+    assert before is not None
+    assert after is not None
+    assert torch.equal(before, after)
 
 
 def test_values_that_do_not_follow_are_not_found() -> None:
