@@ -104,7 +104,7 @@ def test_time_is_told_within_its_bounds(
         )
         run_candidate(request, progress)
 
-    require_told_times(architecture, of_reference, of_candidate, table)
+    assert_told_times(architecture, of_reference, of_candidate, table)
 
 
 @pytest.mark.parametrize("architecture", [name for name in CONFIGS if "Masked" not in name])
@@ -132,10 +132,10 @@ def test_time_of_training_is_told_within_its_bounds(
         )
         run_trainer(request, progress)
 
-    require_told_times(f"training of {architecture}", of_reference, of_candidate, table)
+    assert_told_times(f"training of {architecture}", of_reference, of_candidate, table)
 
 
-def require_told_times(name: str, of_reference: Work, of_candidate: Work, table: Table) -> None:
+def assert_told_times(name: str, of_reference: Work, of_candidate: Work, table: Table) -> None:
     """Run both sides, and compare the times that they tell with those that they take."""
     for side, work in (("reference", of_reference), ("candidate", of_candidate)):
         told = Told()

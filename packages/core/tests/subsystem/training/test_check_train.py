@@ -53,9 +53,12 @@ def test_failure_says_what_where_and_what_next(train: RunTrain, tmp_path: Path) 
         "    keys.forward = lambda x: torch.cat(\n"
         "        [forward(x)[..., :24].detach(), forward(x)[..., 24:]], -1)\n"
     )
-    run = train("--candidate", "cpu/bfloat16", "--candidate-setup", f"{setup}:detach")
+    run = train(
+        "--candidate", "cpu/bfloat16", "--candidate-setup", f"{setup}:detach", "--keep", "verdict"
+    )
 
     assert run.code == 1, run.stderr
+    assert not [path for path in run.folder.iterdir() if path.is_dir()]
     assert run.verdict["location"] == {
         "phase": "backward", "step": 0, "rank": 0, "module": f"{ATTENTION}.k_proj", "op": None,
         "parameter": f"{ATTENTION}.k_proj.weight",

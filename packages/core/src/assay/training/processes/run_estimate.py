@@ -51,6 +51,9 @@ _BASE_BYTES = 1000 << 20
 # Seconds of Python in a micro-batch, in calls of the model without values: forward and backward.
 _PLAIN_CALLS, _RECORDED_CALLS, _REPLAYED_CALLS = 1.5, 8.0, 12.0
 
+# For each trained weight and step: AdamW's results computed again, hashes, copies, and states read or written.
+_SECONDS_PER_STEPPED_WEIGHT = 3.5e-8
+
 # States that a candidate writes and reads again as checkpoints.
 _CHECKPOINTS = 2
 
@@ -142,14 +145,15 @@ class Durations:
         of_results = _RESULTS * trained * SECONDS_PER_COMPARED_VALUE
         compared = (sizes.boundary_values + _GRADIENTS * trained) * SECONDS_PER_COMPARED_VALUE
         plain = _time_training(sizes, narrow)
-        replayed = plain + _REPLAYED_CALLS * python + compared + of_results
+        stepped = trained * _SECONDS_PER_STEPPED_WEIGHT
+        replayed = plain + _REPLAYED_CALLS * python + compared + of_results + stepped
         stored = sizes.golden_bytes * SECONDS_PER_STORED_BYTE
         saved = 2 * _CHECKPOINTS * sizes.state_bytes * SECONDS_PER_STORED_BYTE
         again = 1 + sizes.resumed_steps / sizes.num_steps
         return cls(
             reference=[
                 load,
-                _time_training(sizes, wide) + _RECORDED_CALLS * python + stored + of_results / 2,
+                _time_training(sizes, wide) + _RECORDED_CALLS * python + stored + stepped,
                 load,
                 plain,
                 replayed + (of_results if sizes.mixed_precision else 0.0),

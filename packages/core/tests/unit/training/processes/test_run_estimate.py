@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,9 +29,11 @@ class Noted(SilentProgress):
         self.notes.append(text)
 
 
-def request(folder: Path, max_disk: int | None = 10**9, **options: object) -> ReferenceRequest:
+def request(
+    folder: Path, options: dict[str, Any] | None = None, max_disk: int | None = 10**9
+) -> ReferenceRequest:
     return ReferenceRequest(
-        options=OPTIONS.model_copy(update=options),
+        options=OPTIONS.model_copy(update=options or {}),
         reference="cpu/float32",
         dtype="bfloat16",
         folder=str(folder),
@@ -52,8 +55,8 @@ def plan(wanted: ReferenceRequest, progress: SilentProgress) -> Durations | None
     [{}, {"lora": True}, {"model": "micro:mixtral?trained=0"}],
     ids=["all", "lora", "experts"],
 )
-def test_estimated_disk_is_that_of_the_golden(options: dict[str, object], tmp_path: Path) -> None:
-    wanted = request(tmp_path, **options)
+def test_estimated_disk_is_that_of_the_golden(options: dict[str, Any], tmp_path: Path) -> None:
+    wanted = request(tmp_path, options)
     golden = sizes_of(wanted).golden_bytes
     record_reference(wanted, SilentProgress())
 
@@ -77,8 +80,8 @@ def test_more_steps_need_more_disk_and_time_and_an_adapter_has_a_smaller_state(
     tmp_path: Path,
 ) -> None:
     some, more, adapter = (
-        replace(sizes_of(request(tmp_path, **options)), call=0.02)
-        for options in ({}, {"steps": 4}, {"lora": True})
+        replace(sizes_of(request(tmp_path, options)), call=0.02)
+        for options in (dict[str, Any](), {"steps": 4}, {"lora": True})
     )
     speed = Speed(weight=1e-9, product=1e-11)
 
