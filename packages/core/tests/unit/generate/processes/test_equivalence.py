@@ -1,12 +1,26 @@
 """When other values are another representation, and when they are an error."""
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 
 from assay.comparing.judge import Judged
 from assay.comparing.results import PortResult
-from assay.generate.processes.equivalence import Equivalence, PortDifference, is_representation
+from assay.devices.run_string import parse_run
+from assay.generate.processes import equivalence
+from assay.generate.processes.equivalence import (
+    Equivalence,
+    PortDifference,
+    is_representation,
+    run_equivalence,
+)
+from assay.generate.processes.golden import capture_golden
+from assay.generate.processes.golden_folder import GoldenSection
+from assay.generate.processes.requests import EquivalenceRequest, GoldenRequest, InputOptions
 from assay.noise import Ratio
+from assay.runs import SilentProgress
 from assay.stages import Stage
 from assay.statistics import Statistic
 
@@ -62,3 +76,38 @@ def test_nothing_excuses_what_is_not_finite() -> None:
     item = failed("output", 0.3, "non-finite")
 
     assert not is_representation([item], in_float64("output", 1.0, different=3))
+
+
+@pytest.mark.parametrize(("factor", "batches_run"), [("1.0", "all"), ("1.001", "the first")])
+def test_first_batch_that_differs_ends_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, factor: str, batches_run: str
+) -> None:
+    model, golden, setup = "micro:llama?trained=0", tmp_path / "golden", tmp_path / "setup.py"
+    capture_golden(
+        GoldenRequest(
+            model=model,
+            reference=parse_run("cpu/float32"),
+            noise_for=["bfloat16"],
+            inputs=InputOptions(max_new_tokens=2),
+            folder=str(golden),
+        ),
+        SilentProgress(),
+    )
+    setup.write_text(f"def scale(model):\n    model.lm_head.weight.data.mul_({factor})\n")
+    ran, run_forced = [], equivalence.run_forced
+
+    def count(*arguments: Any) -> Any:
+        ran.append(arguments)
+        return run_forced(*arguments)
+
+    monkeypatch.setattr(equivalence, "run_forced", count)
+    request = EquivalenceRequest(
+        model=model, golden=str(golden), dtype="bfloat16", setup=f"{setup}:scale"
+    )
+
+    found = run_equivalence(request, SilentProgress())
+
+    num_batches = len(GoldenSection.open(golden, "bfloat16").batches)
+    assert num_batches > 1
+    assert found.agrees is (batches_run == "all")
+    assert len(ran) == (num_batches if batches_run == "all" else 1)
