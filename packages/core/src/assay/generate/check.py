@@ -99,8 +99,7 @@ def check_generate(check: GenerateCheck, folder: Path, progress: Progress) -> Ve
     judgement = _run_and_judge(golden, check, candidate, progress)
     # Written before the follow-up, so that the verdict exists if the follow-up fails.
     verdict = write_results(judgement.verdict, judgement.measurements, folder, check.command)
-    # The follow-up needs the whole model in one process.
-    if judgement.origin is not None and check.num_ranks == 1:
+    if judgement.origin is not None:
         from assay.generate.followup import follow_up  # torch
 
         judgement = follow_up(judgement, check, candidate, folder, progress)

@@ -1,6 +1,7 @@
 """The follow-up of a failed stage: test for a mere change of representation, find the operation."""
 
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,7 @@ from assay.comparing.levels import outcome_of_levels
 from assay.comparing.limits import load_limits
 from assay.comparing.loaded import JudgedLoad
 from assay.dtypes import float_format
-from assay.errors import AssayError
+from assay.errors import AssayError, UsageError
 from assay.generate.judging.verdict import Judgement
 from assay.generate.processes.equivalence import is_representation
 from assay.generate.processes.golden_folder import GoldenSection
@@ -27,8 +28,11 @@ from assay.generate.processes.requests import (
     GenerateCheck,
     OperationsRequest,
 )
+from assay.launch import ask_side
 from assay.locating.operations import find_wrong_operation
+from assay.locating.rank_operations import put_together
 from assay.runs import Progress, ask
+from assay.runs.results import rank_folder
 from assay.sites import CallSite
 from assay.trace import Trace
 from assay.verdicts import Outcome
@@ -52,9 +56,9 @@ def follow_up(
     folder: for the files of the processes.
     """
     levels = judgement.verdict.levels
-    if check.setup is not None and all(
-        levels[name].verdict in (None, Outcome.PASS) for name in _TEXT_LEVELS
-    ):
+    same_text = all(levels[name].verdict in (None, Outcome.PASS) for name in _TEXT_LEVELS)
+    # It needs the whole model in one process.
+    if check.setup is not None and check.num_ranks == 1 and same_text:
         try:
             judgement = _pass_if_representation(judgement, check, candidate, folder, progress)
         except AssayError as error:
@@ -157,7 +161,7 @@ def _find_operation(
     call: batch and step.
     """
     batch, step = call
-    sides: dict[str, list[Operation]] = {}
+    sides: dict[str, list[list[Operation]]] = {}
     for name, parts in PARTS.items():
         request = OperationsRequest(
             model=check.model,
@@ -171,25 +175,35 @@ def _find_operation(
             max_memory=check.max_memory,
             remote_code=check.remote_code,
         )
-        ask(
+        mesh = candidate.mesh if name == "candidate" else {}
+        ask_side(
             OPERATIONS,
             request,
-            folder,
+            mesh,
+            check.candidate.device,
+            Path(request.folder),
             name=f"operations-{name}",
             progress=progress,
             preload=PRELOAD,
         )
-        trace = Trace.open(Path(request.folder))
-        sides |= {part: read_operations(trace, part) for part in parts}
+        traces = [Trace.open(one) for one in _folders(Path(request.folder), prod(mesh.values()))]
+        sides |= {part: [read_operations(one, part) for one in traces] for part in parts}
     recorded = GoldenSection.open(Path(candidate.golden), check.dtype).steps.find(
         CallSite(step, module, micro_batch=batch)
     )
+    (yardstick,), (noise,) = sides[YARDSTICK], sides[NOISE_RUN]
+    whole = put_together(sides[CANDIDATE], yardstick, noise)
+    if whole is None:
+        raise UsageError("the ranks run other operations than each other")
     wrong = find_wrong_operation(
-        sides[CANDIDATE],
-        sides[YARDSTICK],
-        sides[NOISE_RUN],
+        *whole,
         load_limits(check.limits),
         float_format(check.dtype).unit_roundoff,
         recorded.rows if recorded is not None else None,
     )
     return wrong.name if wrong is not None else None
+
+
+def _folders(folder: Path, num_ranks: int) -> list[Path]:
+    """Return the folders of a side's traces."""
+    return [folder] if num_ranks == 1 else [rank_folder(folder, n) for n in range(num_ranks)]

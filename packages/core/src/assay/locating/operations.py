@@ -45,7 +45,7 @@ def find_wrong_operation(
     rows: of the call; padding is ignored.
     Returns: None if all operations have partners and are within the limits.
     """
-    actual, expected, noise = (_computing(side) for side in (actual, expected, noise))
+    actual, expected, noise = (computing(side) for side in (actual, expected, noise))
     found = _find_first(actual, expected, noise, limits, unit_roundoff, rows)
     if [one.name for one in actual] == [one.name for one in expected]:
         return found
@@ -53,7 +53,7 @@ def find_wrong_operation(
     is_softmax = found is not None and found.name == SOFTMAX
     if is_softmax and found is not None and found.number - 1 in _align(actual, expected):
         return found
-    actual, expected, noise = (_with_attention(side) for side in (actual, expected, noise))
+    actual, expected, noise = (with_attention(side) for side in (actual, expected, noise))
     return _find_first(actual, expected, noise, limits, unit_roundoff, rows)
 
 
@@ -80,7 +80,7 @@ def _find_first(
     return WrongOperation(actual[extra[0]].name, extra[0], None) if extra else None
 
 
-def _computing(operations: Sequence[Operation]) -> list[Operation]:
+def computing(operations: Sequence[Operation]) -> list[Operation]:
     """Drop casts and copies, which depend on the dtype and kernels of a run.
 
     Their errors appear in the next operation that computes.
@@ -88,7 +88,7 @@ def _computing(operations: Sequence[Operation]) -> list[Operation]:
     return [operation for operation in operations if operation.name not in MOVING]
 
 
-def _with_attention(operations: Sequence[Operation]) -> list[Operation]:
+def with_attention(operations: Sequence[Operation]) -> list[Operation]:
     """Merge attention that is written out as products around a softmax into one operation.
 
     Some implementations scale queries and keys, others scale their product. They share only the
@@ -112,21 +112,27 @@ def _with_attention(operations: Sequence[Operation]) -> list[Operation]:
 
 def _align(actual: Sequence[Operation], expected: Sequence[Operation]) -> dict[int, int]:
     """Map the number of each operation to the number of its partner, in order."""
-    matcher = SequenceMatcher(
-        None, [item.name for item in actual], [item.name for item in expected], autojunk=False
-    )
     partners = {
-        block.a + offset: block.b + offset
-        for block in matcher.get_matching_blocks()
-        for offset in range(block.size)
+        i: j
+        for i, j in align_names(actual, expected).items()
+        if _have_one_size(actual[i], expected[j])
     }
-    partners = {i: j for i, j in partners.items() if _have_one_size(actual[i], expected[j])}
     # A fused operation has the result of the last operation that it replaces.
     if actual and expected and len(actual) - 1 not in partners:
         last = len(expected) - 1
         if last not in partners.values() and _have_one_size(actual[-1], expected[last]):
             partners[len(actual) - 1] = last
     return partners
+
+
+def align_names(actual: Sequence[Operation], expected: Sequence[Operation]) -> dict[int, int]:
+    """Map the number of each operation to the number of one with its name, in order."""
+    names = [[item.name for item in side] for side in (actual, expected)]
+    return {
+        block.a + offset: block.b + offset
+        for block in SequenceMatcher(None, *names, autojunk=False).get_matching_blocks()
+        for offset in range(block.size)
+    }
 
 
 def _have_one_size(actual: Operation, expected: Operation) -> bool:

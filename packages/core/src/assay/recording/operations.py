@@ -46,6 +46,10 @@ _CANONICAL = {
 }
 
 
+# The namespace of collectives, which return before they are done: reading their result without waiting ends the process.
+COLLECTIVES, WAIT = "_c10d_functional", "wait_tensor"
+
+
 def operation_name(func: OpOverload) -> str:
     """Return the canonical name of an aten operation: `aten.mm.default` is linear."""
     name: str = func._schema.name.rpartition("::")[2]  # noqa: SLF001 - the public name is the same text
@@ -87,7 +91,10 @@ class OperationWatcher(TorchDispatchMode):
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """An operation that ran: its canonical name, overload, and results."""
+    """An operation that ran: its canonical name, overload, and results.
+
+    A collective has no results; those of `wait_tensor` are its own.
+    """
 
     name: str
     overload: str
@@ -110,10 +117,14 @@ class OperationRecorder(OperationWatcher):
         site = active.call.site
         if (site.module, site.step, site.call) != self._wanted:
             return
+        name = operation_name(func)
+        if func.namespace.startswith(COLLECTIVES) and name != WAIT:
+            self.operations.append(Operation(name, str(func), ()))
+            return
         with suspended():
             if results := read_results(func, result):
                 tensors = tuple(item.detach().cpu().clone() for item in results)
-                self.operations.append(Operation(operation_name(func), str(func), tensors))
+                self.operations.append(Operation(name, str(func), tensors))
 
 
 class PointwiseModules(OperationWatcher):

@@ -75,22 +75,27 @@ def test_a_model_divided_over_ranks_passes(check: Run) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("fault", "module", "rank", "diagnosis"),
+    ("fault", "dtype", "place", "diagnosis"),
     [
-        ("other_norm", "model.layers.1.post_attention_layernorm", 1, "weight-mismatch"),
+        ("other_norm", "bfloat16", (1, "model.layers.1.post_attention_layernorm", "mul"), "weight-mismatch"),
+        # Its ratio in the logits of both ranks is larger.
+        ("other_norm", "float32", (1, "model.layers.1.post_attention_layernorm", "mul"), "weight-mismatch"),
         # Heads are put together before they are measured: every rank sees them.
-        ("other_heads", "model.layers.2.self_attn.k_proj", 0, "weight-mismatch"),
-        ("scaled_cache", "model.layers.0.self_attn", 0, "module-error"),
+        ("other_heads", "bfloat16", (0, "model.layers.2.self_attn.k_proj", "linear"), "weight-mismatch"),
+        ("scaled_cache", "bfloat16", (0, "model.layers.0.self_attn", "mul"), "module-error"),
     ],
-)
-def test_what_is_wrong_on_one_rank_fails_at_its_module(
-    check: Run, faults: Path, fault: str, module: str, rank: int, diagnosis: str
+)  # fmt: skip
+def test_what_is_wrong_on_one_rank_fails_at_its_operation(
+    check: Run, faults: Path, fault: str, dtype: str, place: tuple[int, str, str], diagnosis: str
 ) -> None:
-    run = check("--mesh", "tp=2", "--candidate-setup", f"{faults}:{fault}")
+    run = check(
+        "--candidate", f"cpu/{dtype}", "--mesh", "tp=2", "--candidate-setup", f"{faults}:{fault}"
+    )
 
     verdict = run.verdict
     assert (run.code, verdict["verdict"]) == (1, "FAIL")
-    assert (verdict["location"]["module"], verdict["location"]["rank"]) == (module, rank)
+    location = verdict["location"]
+    assert (location["rank"], location["module"], location["op"]) == place
     assert verdict["diagnosis"] == diagnosis
 
 

@@ -263,8 +263,8 @@ def merge_weight_facts(reports: Sequence[CandidateReport]) -> list[CandidateRepo
 def worst_of_ranks(judgements: Sequence[Judgement]) -> Judgement:
     """Return the judgement of the worst rank, with a note on the ranks with the same outcome.
 
-    judgements: by rank. The location names the rank unless all ranks have the same outcome: sharded
-    values are gathered before they are measured, so an error in them appears on all ranks.
+    judgements: by rank. The location names the rank unless all ranks have it: sharded values are gathered
+    before they are measured, so an error in them appears on all ranks.
     """
     number = max(range(len(judgements)), key=lambda rank: _badness(judgements[rank]))
     worst = judgements[number]
@@ -274,7 +274,7 @@ def worst_of_ranks(judgements: Sequence[Judgement]) -> Judgement:
     note += "all" if len(alike) == len(judgements) else f"rank {name_some([*map(str, alike)])}"
     update: dict[str, object] = {"notes": [*worst.verdict.notes, note]}
     location = worst.verdict.location
-    if location is not None and len(alike) < len(judgements):
+    if location is not None and any(one.verdict.location != location for one in judgements):
         update["location"] = location.model_copy(update={"rank": number})
     measurements = [row.model_copy(update={"rank": number}) for row in worst.measurements]
     return replace(
@@ -282,9 +282,13 @@ def worst_of_ranks(judgements: Sequence[Judgement]) -> Judgement:
     )
 
 
-def _badness(judgement: Judgement) -> tuple[int, float]:
-    """Return a sort key: the outcome, then the ratio over its limit."""
+def _badness(judgement: Judgement) -> tuple[int, bool, float]:
+    """Return a sort key: the outcome, then a known place, then the ratio over its limit.
+
+    An error of one rank reaches the logits of all, where its ratio may be larger than at its place.
+    """
     verdict = judgement.verdict
     ratio = verdict.noise_ratio / verdict.limit if verdict.noise_ratio and verdict.limit else 0.0
     # Written so that NaN, which max() would ignore, is the worst.
-    return _SEVERITY.index(verdict.verdict), ratio if ratio >= 0 else float("inf")
+    is_placed = verdict.location is not None
+    return _SEVERITY.index(verdict.verdict), is_placed, ratio if ratio >= 0 else float("inf")

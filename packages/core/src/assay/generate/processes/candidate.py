@@ -74,10 +74,13 @@ def import_setup(setup: str, _progress: Progress) -> None:
     load_object(setup)
 
 
-def load_candidate(request: CandidateRequest, golden: GoldenManifest) -> Side:
-    """Load, set up and compile the candidate's model in one process."""
+def load_candidate(
+    request: CandidateRequest, golden: GoldenManifest, rank: Rank | None = None
+) -> Side:
+    """Load, set up, shard for `rank` and compile the candidate's model."""
     options = CandidateOptions.parse(request.options)
-    return _compile(set_up(_load(request, options, golden), request.setup), options)
+    side = set_up(_load(request, options, golden, rank), request.setup)
+    return _compile(side if rank is None else _shard(side, rank), options)
 
 
 def _load(

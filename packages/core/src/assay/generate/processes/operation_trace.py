@@ -16,12 +16,14 @@ from assay.generate.processes.golden import load_reference, load_yardstick
 from assay.generate.processes.golden_folder import GoldenSection, read_golden
 from assay.generate.processes.requests import OperationsRequest
 from assay.hooks.module_tracer import ModuleTracer
+from assay.launch import Rank
 from assay.locating.modules import Replayer
 from assay.models import LoadedModel
 from assay.models.loading.configs import attention_of
 from assay.models.size import choose_threads
 from assay.recording.operations import Operation, OperationRecorder
 from assay.runs import Progress
+from assay.runs.results import rank_folder
 from assay.trace import Trace, TraceWriter
 
 YARDSTICK, NOISE_RUN, CANDIDATE = "yardstick", "noise", "candidate"
@@ -29,16 +31,24 @@ YARDSTICK, NOISE_RUN, CANDIDATE = "yardstick", "noise", "candidate"
 PARTS = {"reference": (YARDSTICK, NOISE_RUN), "candidate": (CANDIDATE,)}
 
 
-def trace_operations(request: OperationsRequest, progress: Progress) -> None:
-    """Record the operations of one call on one side."""
+def trace_operations(
+    request: OperationsRequest, progress: Progress, rank: Rank | None = None
+) -> None:
+    """Record the operations of one call on one side, or on one rank of the candidate.
+
+    The trace goes to `request.folder`; with several ranks, to a folder for each rank there.
+    """
     golden = read_golden(Path(request.golden))
     section = GoldenSection.open(Path(request.golden), request.dtype)
     work = _shortened(section, request)
     num_tokens = count_tokens([work.batch])
-    with TraceWriter(request.folder, {"module": request.module}) as writer:
+    folder = Path(request.folder)
+    if rank is not None:
+        folder = rank_folder(folder, rank.number)
+    with TraceWriter(folder, {"module": request.module}) as writer:
         if request.candidate is not None:
             with progress.step(f"loads {request.model}"):
-                side = load_candidate(request.candidate, golden)
+                side = load_candidate(request.candidate, golden, rank)
             with progress.task(f"records operations of {request.module}", num_tokens, "tokens"):
                 _record(side, section, work, request, writer, CANDIDATE)
             return
@@ -88,6 +98,7 @@ def _record(
     replayer = Replayer(
         section.steps, section.boundary, attention_of(side.loaded), source=work.source
     )
+    replayer.layout = side.layout
     tracer = ModuleTracer(replayer)
     recorder = OperationRecorder(tracer, (request.module, request.step, request.call))
     tokens = section.tensors("tokens")[[b.number for b in section.batches].index(request.batch)]

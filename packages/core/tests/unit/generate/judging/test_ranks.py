@@ -44,6 +44,18 @@ def test_where_all_ranks_fail_none_is_named() -> None:
     assert found.verdict.location.rank == 0
 
 
+def test_rank_with_the_place_decides_and_is_named_where_all_fail() -> None:
+    """An error of one rank reaches the logits of all, by a larger ratio than at its place."""
+    everywhere = judgement(Outcome.FAIL, 1e9)
+    everywhere.verdict.location = None
+
+    found = worst_of_ranks([everywhere, judgement(Outcome.FAIL, 5.0), everywhere])
+
+    assert found.verdict.location is not None
+    assert (found.verdict.location.module, found.verdict.location.rank) == ("m", 1)
+    assert found.verdict.notes == ["each of 3 ranks is judged; FAIL: all"]
+
+
 def test_a_ratio_that_is_no_number_is_the_worst() -> None:
     ranks = [judgement(Outcome.FAIL, 1e9), judgement(Outcome.FAIL, float("nan"))]
 
