@@ -10,7 +10,7 @@ _SECONDS = "seconds.json"
 
 
 def write_expected_seconds(golden: Path, device: str, seconds: Sequence[float]) -> None:
-    """Write the expected seconds of each phase of a candidate on `device`, the reference's.
+    """Write the expected seconds of each phase of a candidate on the reference's `device`.
 
     They are not a part of the golden, whose content does not depend on time.
     """

@@ -17,10 +17,11 @@ def allowed_memory(device: Device, max_memory: int | None = None) -> int:
     return free if max_memory is None else min(free, max_memory)
 
 
-def require_disk(needed: int, folder: Path, max_disk: int | None, advice: str) -> None:
+def require_disk(what: str, needed: int, folder: Path, max_disk: int | None, advice: str) -> None:
     """Raise MachineError, with the numbers, if `needed` bytes do not fit on the disk of `folder`.
 
-    max_disk: the bytes that the user allows; None for the free space. advice: options that need less.
+    what: needs them, for the message. max_disk: the bytes that the user allows; None for the free space.
+    advice: options that need less.
     """
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     free = shutil.disk_usage(existing).free
@@ -29,7 +30,7 @@ def require_disk(needed: int, folder: Path, max_disk: int | None, advice: str) -
         allowed, where = max_disk, f"--disk allows {max_disk / 1e9:.1f} GB"
     if needed > allowed:
         raise MachineError(
-            f"the golden needs about {needed / 1e9:.1f} GB of disk, and {where}: take {advice}"
+            f"{what} needs about {needed / 1e9:.1f} GB of disk, and {where}: take {advice}"
         )
 
 

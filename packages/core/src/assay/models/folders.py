@@ -32,7 +32,7 @@ def local_folder(source: ModelSource, remote_code: RemoteCode) -> Iterator[Path]
 
 @contextmanager
 def weightless_folder(source: ModelSource, remote_code: RemoteCode) -> Iterator[Path]:
-    """Provide the folder of `local_folder`; weights on the hub are not downloaded."""
+    """Provide a folder with configuration and tokenizer; download no weights."""
     if source.kind == "folder" or source.recipe is not None:
         with local_folder(source, remote_code) as folder:
             yield folder

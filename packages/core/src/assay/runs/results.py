@@ -4,6 +4,7 @@ import json
 import shutil
 import sys
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from assay.files import (
@@ -43,11 +44,18 @@ def remove_recordings(folder: Path, keep: KeptFiles) -> None:
     """Remove from the folder of a run what is not kept."""
     if keep == "full":
         return
-    golden = [folder / GOLDEN_FOLDER] if keep == "verdict" else []
-    of_candidate = (folder / CANDIDATE_FOLDER, folder / CHECKPOINT_FOLDER)
-    for path in (*golden, *of_candidate, *folder.glob("operations-*")):
+    removed = [folder / CHECKPOINT_FOLDER, *folder.glob("operations-*")]
+    if keep == "verdict":
+        removed.append(folder / GOLDEN_FOLDER)
+    # Ranks write their logs into the candidate's folder.
+    of_candidate = (folder / CANDIDATE_FOLDER).glob("*")
+    for path in (*removed, *(one for one in of_candidate if one.suffix != ".log")):
         if path.is_dir():
             shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+    with suppress(OSError):
+        (folder / CANDIDATE_FOLDER).rmdir()
 
 
 def write_results(

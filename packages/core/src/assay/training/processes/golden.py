@@ -10,9 +10,8 @@ from assay.training.processes.requests import TrainOptions
 
 NOISE = "noise"
 # In the noise run's trace: modules whose own code only rounded element by element; buffers and frozen
-# parameters of the reference's model; under mixed precision, rounding of an optimizer in float32.
+# parameters of the reference's model.
 POINTWISE, UNTRAINED = "pointwise", "untrained"
-OPTIMIZER_IN_FLOAT32 = "stage-optimizer-in-float32"
 
 Batches = Sequence[Sequence[MicroBatch]]
 

@@ -9,11 +9,9 @@ import torch
 from torch import Tensor
 
 from assay.comparing.coverage import Usage
-from assay.comparing.results import attach_results
 from assay.devices.base import Device
 from assay.devices.registry import describe_run, open_run
 from assay.devices.run_string import parse_run
-from assay.dtypes import float_format
 from assay.estimates.expected_seconds import write_expected_seconds
 from assay.hooks.gradient_taps import GradientTaps
 from assay.hooks.module_tracer import ModuleTracer, NullHandler
@@ -21,7 +19,7 @@ from assay.hooks.usage import UsageWatch
 from assay.hooks.values.boundary import Boundary
 from assay.models.loading.configs import attention_of
 from assay.models.size import choose_threads
-from assay.progress import advance_task, subtask
+from assay.progress import advance_task
 from assay.recording.modules import GradientRecorder, Recorder
 from assay.recording.operations import PointwiseModules
 from assay.runs import Progress
@@ -29,13 +27,11 @@ from assay.trace import TraceWriter
 from assay.training.batches import MicroBatch
 from assay.training.processes.golden import (
     NOISE,
-    OPTIMIZER_IN_FLOAT32,
     POINTWISE,
     UNTRAINED,
     Batches,
     plan_batches,
 )
-from assay.training.processes.optimizer_noise import measure_in_float32
 from assay.training.processes.requests import ReferenceReport, ReferenceRequest
 from assay.training.processes.run_estimate import plan_training
 from assay.training.processes.trusted import TrustedSide, describe_model, wide_dtype
@@ -169,7 +165,7 @@ class _RecordedSide(TrustedSide):
     def _optimizer_results(
         self, rules: YardstickRules, golden: Path, step: int
     ) -> OptimizerResults:
-        """Return what AdamW makes of the state before `step`, and of the gradients of then."""
+        """Return what AdamW makes of the state before `step` and the gradients after clipping."""
         parameters = {
             (one.module, one.name.removeprefix(one.module).removeprefix(".")): one.tensor
             for one in named_parameters(self.trainer.model)
@@ -196,11 +192,6 @@ class _RecordedSide(TrustedSide):
                 advance_task("steps")
         with TraceWriter(folder / NOISE, {"kind": "training-noise"}) as writer:
             observer.write(writer)
-            is_narrow = float_format(self.request.dtype).is_narrow
-            if is_narrow and self.request.options.mixed_precision:
-                with subtask("measures the optimizer in float32"):
-                    kept = measure_in_float32(folder, self.request.options, rows, self.boundary)
-                attach_results(writer, OPTIMIZER_IN_FLOAT32, kept)
             writer.attach_json(POINTWISE, sorted(pointwise))
             writer.attach_json(UNTRAINED, sorted(untrained_values(self.trainer.model)))
 

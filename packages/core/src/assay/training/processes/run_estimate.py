@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 
 from assay.devices.base import Device
-from assay.dtypes import float_format
-from assay.errors import MachineError
+from assay.devices.run_string import parse_run
+from assay.errors import AssayError, MachineError
 from assay.estimates.limits import allowed_memory, note_unknown, require_disk
 from assay.estimates.speed import (
     SECONDS_PER_COMPARED_VALUE,
@@ -29,7 +29,8 @@ from assay.training.protocol import can_keep_moments
 from assay.training.trainers.adapters import add_lora
 
 # Compared for each trained weight in a step: its gradient before and after clipping; its update and moments.
-# Only the first is recorded: the others follow from it.
+# Of the gradients one is recorded. The results follow from it on the host; kernels of other devices may
+# round them otherwise.
 _GRADIENTS, _RESULTS = 2, 3
 _MOMENTS = 2
 
@@ -75,7 +76,8 @@ class TrainingSizes:
     dtype: torch.dtype
     wide: torch.dtype
     moments: torch.dtype
-    mixed_precision: bool
+    on_host: bool
+    """True if the reference computes on the host."""
 
     @classmethod
     def of(cls, request: ReferenceRequest, batches: Batches, wide: str) -> "TrainingSizes":
@@ -99,7 +101,7 @@ class TrainingSizes:
             dtype=getattr(torch, request.dtype),
             wide=getattr(torch, wide),
             moments=getattr(torch, moments),
-            mixed_precision=options.mixed_precision and float_format(request.dtype).is_narrow,
+            on_host=parse_run(request.reference).device == "cpu",
         )
 
     @property
@@ -112,7 +114,8 @@ class TrainingSizes:
     def golden_bytes(self) -> int:
         """Bytes of the golden: values at module boundaries, gradients of weights, states."""
         stored = Boundary.exact_inputs_for(self.dtype).stored or torch.float64
-        num_recorded = self.boundary_values + self.num_steps * self.num_trained
+        of_weight = 1 if self.on_host else 1 + _RESULTS
+        num_recorded = self.boundary_values + self.num_steps * self.num_trained * of_weight
         return int(num_recorded * stored.itemsize) + (self.num_steps + 1) * self.state_bytes
 
     @property
@@ -156,7 +159,7 @@ class Durations:
                 _time_training(sizes, wide) + _RECORDED_CALLS * python + stored + stepped,
                 load,
                 plain,
-                replayed + (of_results if sizes.mixed_precision else 0.0),
+                replayed,
             ],
             candidate=[load, load + again * plain + saved, replayed],
         )
@@ -186,12 +189,15 @@ def plan_training(
         sizes = TrainingSizes.of(request, batches, wide)
         speeds = (Speed.probe(device, dtype) for dtype in (wide, request.dtype))
         durations = Durations.of(sizes, *speeds)
+    except AssayError:
+        raise
     except Exception as error:  # noqa: BLE001 - a model's own code may raise anything without values
         note_unknown(error, {"--disk": request.max_disk}, progress)
         return None
+    folder, advice = Path(request.folder), "fewer --steps, --lora, or a smaller model"
+    require_disk("the golden", sizes.golden_bytes, folder, request.max_disk, advice)
     disk = sizes.golden_bytes + _CHECKPOINTS * sizes.state_bytes
-    advice = "fewer --steps, --lora, or a smaller model"
-    require_disk(disk, Path(request.folder), request.max_disk, advice)
+    require_disk("the check", disk, folder, None, advice)
     memory, allowed = sizes.memory_bytes, allowed_memory(device)
     if memory > allowed:
         raise MachineError(

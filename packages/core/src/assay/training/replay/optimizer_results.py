@@ -7,6 +7,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from assay.errors import MachineError
 from assay.training.protocol import ADAMW_EPS
 from assay.training.replay.stage_values import ValueAddress, YardstickRules
 from assay.training.state.states import State
@@ -17,6 +18,14 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 # Defaults of torch.optim.AdamW.
 _BETAS, _WEIGHT_DECAY = (0.9, 0.999), 0.01
 
+# As they are before any code of a candidate runs in its process, which may replace methods of tensors.
+_add, _mul, _div, _sqrt = Tensor.add, Tensor.mul, Tensor.div, Tensor.sqrt
+_lerp, _addcmul, _addcdiv = Tensor.lerp, Tensor.addcmul, Tensor.addcdiv
+_norm, _sum = torch.linalg.vector_norm, Tensor.sum
+
+# Largest difference of a norm and a sum that other kernels may make; a wrong operation makes a larger one.
+_SAME_SUMS = 1e-6
+
 
 @dataclass
 class OptimizerResults:
@@ -26,7 +35,7 @@ class OptimizerResults:
     read_state: Callable[[], State]
     """Read the state before the step."""
     gradient_of: Callable[[str, str], Tensor | None]
-    """Return the clipped gradient that is injected, by module and name of the parameter in it."""
+    """Return the gradient after clipping, by the module and the parameter's name in it."""
     # Of the parameter that was asked for last.
     _latest: tuple[str, dict[str, Tensor]] = field(default=("", {}))
 
@@ -52,7 +61,7 @@ class OptimizerResults:
         dtype = getattr(torch, self.rules.dtype)
         weight, made = step_adamw(before, gradient, moments, self.rules.learning_rate, dtype)
         update = weight.double() - before.double()
-        return {_UPDATE: update} | {name: made[name] for name in _MOMENTS}
+        return {_UPDATE: update} | {moment: made[moment] for moment in _MOMENTS}
 
 
 def step_adamw(
@@ -70,17 +79,38 @@ def step_adamw(
     moments: those before the step; empty at the first.
     Source: Loshchilov and Hutter, Decoupled Weight Decay Regularization, 2019, algorithm 2.
     """
-    wide, gradient = weight.detach().to(dtype, copy=True), gradient.detach().to(dtype)
+    wide, gradient = weight.detach().to(dtype), gradient.detach().to(dtype)
     if moments:
         step = moments["step"].to(torch.float32) + 1
-        first, second = (moments[name].to(dtype, copy=True) for name in _MOMENTS)
+        first, second = (moments[name].to(dtype) for name in _MOMENTS)
     else:
         step = torch.ones((), dtype=torch.float32, device="cpu")
         first, second = torch.zeros_like(wide), torch.zeros_like(wide)
-    wide.mul_(1 - learning_rate * _WEIGHT_DECAY)
-    first.lerp_(gradient, 1 - _BETAS[0])
-    second.mul_(_BETAS[1]).addcmul_(gradient, gradient, value=1 - _BETAS[1])
+    wide = _mul(wide, 1 - learning_rate * _WEIGHT_DECAY)
+    first = _lerp(first, gradient, 1 - _BETAS[0])
+    second = _addcmul(_mul(second, _BETAS[1]), gradient, gradient, value=1 - _BETAS[1])
     corrections = [1 - beta ** float(step) for beta in _BETAS]
-    divisor = (second.sqrt() / corrections[1] ** 0.5).add_(ADAMW_EPS)
-    wide.addcdiv_(first, divisor, value=-learning_rate / corrections[0])
+    divisor = _add(_div(_sqrt(second), corrections[1] ** 0.5), ADAMW_EPS)
+    wide = _addcdiv(wide, first, divisor, value=-learning_rate / corrections[0])
     return wide, {"step": step, _MOMENTS[0]: first, _MOMENTS[1]: second}
+
+
+def sums_of(value: Tensor) -> tuple[float, float]:
+    """Return norm and sum, by which a value is recognized when it is computed again."""
+    return float(_norm(value.double())), float(_sum(value.double()))
+
+
+def require_sums(address: ValueAddress, value: Tensor, expected: tuple[float, float]) -> None:
+    """Raise MachineError if `value`, computed again, has other sums than it had when it was recorded."""
+    norm, total = sums_of(value)
+    allowed = _SAME_SUMS * expected[0]
+    # The sum of n random numbers differs by the root of n; NaN is a difference.
+    is_same = (
+        abs(norm - expected[0]) <= allowed
+        and abs(total - expected[1]) <= allowed * value.numel() ** 0.5
+    )
+    if not is_same:
+        raise MachineError(
+            f"{address.stage.module}:{address.port} is not what AdamW made of it in the reference: code"
+            " of the candidate, or a package that it loads, changes the arithmetic of the host"
+        )

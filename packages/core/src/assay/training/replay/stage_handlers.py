@@ -18,7 +18,7 @@ from assay.hooks.values.boundary import Boundary
 from assay.sites import Phase
 from assay.stages import Stage
 from assay.trace import Trace, TraceWriter
-from assay.training.replay.optimizer_results import OptimizerResults
+from assay.training.replay.optimizer_results import OptimizerResults, require_sums, sums_of
 from assay.training.replay.rank_scope import RankScope
 from assay.training.replay.run_rows import RunRows
 from assay.training.replay.stage_values import (
@@ -62,44 +62,47 @@ class StageRecorder:
         with suspended():
             if address.port == NORM and self.rules is not None:
                 self._clip_factor = self.rules.clip_factor(value)
-            source, factor = self._find_source(address, value)
-            if source is not None and factor == 1:
-                self._values.scale(address, source, factor)
+                value = value.float().double()  # as candidates compute it
+            found = self._find_source(address, value)
+            if found is not None and found[1] == 1:
+                self._values.scale(address, *found)
                 return value
             stored = self.boundary.store(value.detach())
-            if source is not None:
-                self._values.scale(address, source, factor)
+            if found is not None:
+                self._values.scale(address, *found)
                 self._injected.pop(name)  # a value that is scaled twice is stored
             elif self._is_computed(address, value):
-                self._values.compute(address)
+                self._values.compute(address, sums_of(value))
             else:
                 self._values.store(address, stored)
             if not value.is_floating_point():
                 return value
             injected = self.boundary.injected(stored, value.dtype)
-            if source is None and address.stage.phase != "optimizer":
+            if found is None and address.stage.phase != "optimizer":
                 self._injected[name] = hash_value(injected), address
             return injected
 
     def _find_source(
         self, address: ValueAddress, value: Tensor
-    ) -> tuple[ValueAddress | None, float]:
+    ) -> tuple[ValueAddress, float] | None:
         """Return the address of a stored value, and the factor of its injected one that makes `value`."""
         name = (address.stage.module, address.port, address.index)
         if name not in self._injected:
-            return None, 1.0
+            return None
         digest, source = self._injected[name]
         factor = self._clip_factor if address.stage.phase == "clip" else 1.0
         if factor == 1:
-            return (source if hash_value(value) == digest else None), factor
+            return (source, factor) if hash_value(value) == digest else None
         injected = self.boundary.injected(self.boundary.store(value.detach() / factor), value.dtype)
         is_scaled = torch.equal(injected * factor, value) and hash_value(injected) == digest
-        return (source if is_scaled else None), factor
+        return (source, factor) if is_scaled else None
 
     def _is_computed(self, address: ValueAddress, value: Tensor) -> bool:
         """Return True if the optimizer's rule makes exactly `value`."""
-        known = None if self.optimizer is None else self.optimizer.find(address)
-        return known is not None and known.dtype == value.dtype and torch.equal(known, value.cpu())
+        result = None if self.optimizer is None else self.optimizer.find(address)
+        return (
+            result is not None and result.dtype == value.dtype and torch.equal(result, value.cpu())
+        )
 
     def observe_sum(self, addresses: Sequence[ValueAddress], value: Tensor) -> None:
         """Raise NotImplementedError: the reference runs each micro-batch separately."""
@@ -221,8 +224,11 @@ class StageReplayer:
                 injected = self.boundary.injected(stored, getattr(torch, values.rules.dtype))
                 return self.boundary.store(injected * factor)
             if address in values.computed and self._optimizer is not None:
-                made = self._optimizer.find(address)
-                return None if made is None else self.boundary.store(made)
+                result = self._optimizer.find(address)
+                if result is None:
+                    return None
+                require_sums(address, result, values.computed[address])
+                return self.boundary.store(result)
         return values.stored.get(address)
 
     def expected(self, phase: Phase) -> Iterable[ValueAddress]:

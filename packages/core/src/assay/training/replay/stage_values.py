@@ -111,8 +111,8 @@ class StepValues:
     With the factor 1 these are the gradients that a phase leaves unchanged, as the reduction in a single
     process; with others they are clipped gradients.
     """
-    computed: set[ValueAddress] = field(default_factory=set)
-    """The optimizer's results, which follow from the state before the step and its gradients."""
+    computed: dict[ValueAddress, tuple[float, float]] = field(default_factory=dict)
+    """Norm and sum of the optimizer's results, which follow from the state before the step and its gradients."""
     rules: YardstickRules | None = None
     """None if all values are stored."""
     states: dict[str, Tensor] = field(default_factory=dict)
@@ -137,7 +137,7 @@ class StepValues:
             stage, number = Stage(row["module"], row["phase"]), row["tensor"]
             address = ValueAddress(stage, row["port"], row["index"])
             if number is None:
-                values.computed.add(address)
+                values.computed[address] = tuple(row["sums"])
             elif number in owners:
                 values.scaled[address] = owners[number], row["factor"]
             else:
@@ -158,6 +158,7 @@ class StepWriter:
         self._writer, self._step, self._rules = writer, step, rules
         self._numbers: dict[ValueAddress, int | None] = {}
         self._factors: dict[ValueAddress, float] = {}
+        self._sums: dict[ValueAddress, tuple[float, float]] = {}
         self._states: list[str] = []
         self._kept: dict[str, Tensor] = {}
         self._attachments: list[str] = []
@@ -173,9 +174,9 @@ class StepWriter:
         """Note that a value is the stored value of `source`, rounded, times `factor`."""
         self._numbers[address], self._factors[address] = self._numbers[source], factor
 
-    def compute(self, address: ValueAddress) -> None:
-        """Note that a value is what the optimizer makes of the state before and the gradients."""
-        self._numbers[address] = None
+    def compute(self, address: ValueAddress, sums: tuple[float, float]) -> None:
+        """Note that a value is what the optimizer makes of state and gradients; sums: its norm and sum."""
+        self._numbers[address], self._sums[address] = None, sums
 
     def store_state(self, name: str, state: Tensor) -> None:
         """Store a state that is not judged."""
@@ -195,6 +196,7 @@ class StepWriter:
                     "index": address.index,
                     "tensor": number,
                     "factor": self._factors.get(address, 1.0),
+                    "sums": self._sums.get(address),
                 }
                 for address, number in self._numbers.items()
             ],

@@ -9,14 +9,16 @@ import pytest
 from assay.devices.cpu import CpuDevice
 from assay.devices.registry import open_run
 from assay.devices.run_string import parse_run
-from assay.errors import MachineError
+from assay.errors import MachineError, UsageError
 from assay.estimates.speed import Speed
 from assay.estimates.trial_call import TrialCall
 from assay.runs import SilentProgress
+from assay.trace import Trace
 from assay.training.processes.golden import plan_batches
 from assay.training.processes.reference import record_reference
 from assay.training.processes.requests import ReferenceRequest, TrainOptions
 from assay.training.processes.run_estimate import Durations, TrainingSizes, plan_training
+from assay.training.replay.stage_values import TRACE, StepValues
 
 OPTIONS = TrainOptions(model="micro:llama?trained=0", steps=2, resume_at=1)
 
@@ -62,6 +64,15 @@ def test_estimated_disk_is_that_of_the_golden(options: dict[str, Any], tmp_path:
 
     written = sum(path.stat().st_size for path in tmp_path.rglob("*.safetensors"))
     assert written / 1.5 < golden < written * 1.5
+    values = StepValues.read(Trace.open(tmp_path / TRACE), 1)
+    stored = {(one.stage.phase, one.port.partition(".")[0]) for one in values.stored}
+    assert ("backward", "gradient") in stored
+    left_out = {
+        ("clip", "gradient"),
+        *(("optimizer", what) for what in ("update", "exp_avg", "exp_avg_sq")),
+    }
+    assert not stored & left_out
+    assert {one.stage.phase for one in values.computed} == {"optimizer"}
 
 
 def test_needs_are_noted_with_the_time_of_every_phase(tmp_path: Path) -> None:
@@ -110,6 +121,25 @@ def test_model_beyond_the_free_memory_is_refused_with_the_numbers(
 
     with pytest.raises(MachineError, match=r"GB of memory, and cpu/float32 has 0\.5 GB free"):
         plan(request(tmp_path), SilentProgress())
+
+
+def test_error_of_the_model_is_not_one_of_the_estimate(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise UsageError("no linear layers to adapt")
+
+    monkeypatch.setattr("assay.training.processes.run_estimate.add_lora", refuse)
+
+    with pytest.raises(UsageError, match="no linear layers"):
+        plan(request(tmp_path, {"lora": True}), SilentProgress())
+
+
+def test_results_of_a_reference_on_a_device_are_stored(tmp_path: Path) -> None:
+    host = sizes_of(request(tmp_path))
+    device = replace(host, on_host=False)
+
+    assert device.golden_bytes - host.golden_bytes == 2 * 3 * 4 * host.num_trained
 
 
 def test_model_that_cannot_be_estimated_is_noted_or_refused(

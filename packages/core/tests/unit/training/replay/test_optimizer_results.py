@@ -1,3 +1,4 @@
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -6,10 +7,16 @@ import pytest
 import torch
 from torch import Tensor
 
+from assay.errors import MachineError
 from assay.hooks.values.boundary import Boundary
 from assay.stages import Stage
 from assay.trace import Trace, TraceWriter
-from assay.training.replay.optimizer_results import OptimizerResults, step_adamw
+from assay.training.replay.optimizer_results import (
+    OptimizerResults,
+    require_sums,
+    step_adamw,
+    sums_of,
+)
 from assay.training.replay.run_rows import RunRows
 from assay.training.replay.stage_handlers import StageRecorder, StageReplayer
 from assay.training.replay.stage_values import NORM, TRACE, StepValues, ValueAddress, YardstickRules
@@ -67,6 +74,9 @@ def test_patched_optimizer_does_not_change_what_is_expected(
     before = results().find(of_optimizer("update"))
     monkeypatch.setattr(torch.optim.AdamW, "step", lambda *_: None)
     monkeypatch.setattr(torch.optim, "AdamW", torch.optim.SGD)
+    for method in ("add", "mul", "div", "sqrt", "lerp", "addcmul", "addcdiv"):
+        for name in (method, f"{method}_"):
+            monkeypatch.setattr(torch.Tensor, name, lambda tensor, *_, **__: tensor.zero_())
 
     after = results().find(of_optimizer("update"))
 
@@ -106,7 +116,7 @@ def test_values_that_follow_are_left_out_and_read_all_the_same(tmp_path: Path) -
     values = record(tmp_path, results(), CLIPPED)
 
     clip = ValueAddress(Stage("norm", "clip"), "gradient.weight")
-    assert values.computed == {of_optimizer("update")}
+    assert values.computed.keys() == {of_optimizer("update")}
     assert values.scaled[clip][1] == pytest.approx(0.25, rel=1e-6)
     assert {address.stage.phase for address in values.stored} == {"backward", "clip"}
     assert clip not in values.stored
@@ -116,6 +126,14 @@ def test_values_that_follow_are_left_out_and_read_all_the_same(tmp_path: Path) -
     found = replayer.find(clip)
     assert found is not None
     assert torch.equal(found, CLIPPED.float())
+
+
+@pytest.mark.parametrize("wrong", [WEIGHT, -UPDATE, UPDATE * (1 + 1e-5), UPDATE * math.nan])
+def test_value_that_is_computed_otherwise_than_it_was_recorded_is_an_error(wrong: Tensor) -> None:
+    require_sums(of_optimizer("update"), UPDATE * (1 + 1e-9), sums_of(UPDATE))
+
+    with pytest.raises(MachineError, match="changes the arithmetic of the host"):
+        require_sums(of_optimizer("update"), wrong, sums_of(UPDATE))
 
 
 def test_values_that_another_rule_made_are_stored(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from assay.devices.base import Device
-from assay.errors import MachineError, UsageError
+from assay.errors import AssayError, MachineError
 from assay.estimates.limits import allowed_memory, note_unknown, require_disk
 from assay.estimates.speed import Speed
 from assay.estimates.trial_call import TrialCall
@@ -49,7 +49,7 @@ def plan_run(
     try:
         estimator = _Estimator(request, device, yardstick_dtype)
         estimate = estimator.of(request.inputs)
-    except UsageError:
+    except AssayError:
         raise
     except Exception as error:  # noqa: BLE001 - a model's own code may raise anything without values
         limits = {
@@ -63,7 +63,7 @@ def plan_run(
         estimate = estimator.within(request.max_seconds, estimate)
     needs = estimate.needs
     advice = "shorter --prompts, fewer --max-new-tokens, or --level logits"
-    require_disk(needs.disk, Path(request.folder), request.max_disk, advice)
+    require_disk("the golden", needs.disk, Path(request.folder), request.max_disk, advice)
     widening = choose_widening(needs, allowed_memory(device, request.max_memory))
     progress.note(f"the reference needs {needs.describe(widening)}")
     if request.level != "module":
