@@ -40,7 +40,7 @@ for other in "$root/etc/assay-runner"/*.env; do
     [ ! -e "$other" ] || [ "${other##*/}" = "$target.env" ] ||
         fail "this machine is already a runner ($other), and two runners would share its cards"
 done
-[ -f "$root/etc/assay-runner/token" ] || fail "put the token into /etc/assay-runner/token first; see README.md"
+[ -f "$root/etc/assay-runner/credential" ] || fail "write /etc/assay-runner/credential first; see README.md"
 
 fetched=$(mktemp -d)
 trap 'rm -rf "$fetched"' EXIT
@@ -86,7 +86,8 @@ if [ -f "$health" ]; then
     install -m 755 "$here/../health.sh" "$opt/health.sh"
     install -m 644 "$health" "$opt/health.json"
 fi
-chmod 600 "$etc/token"
+chown "$(id -u):$(id -g)" "$etc/credential"
+chmod 600 "$etc/credential"
 install -m 644 "$settings" "$etc/$target.env"
 
 if [ "$(uname -s)" = Darwin ]; then

@@ -2,17 +2,18 @@
 # Rendered by `assay runners render`: edit runners/*.toml or its template, not this file.
 #
 # Run one job: check the health of the machine, register for a single job, run it, check again. systemd
-# or launchd starts this as root, and again after each job. Only root reads the token; the job runs as
+# or launchd starts this as root, and again after each job. Only root reads the credential; the job runs as
 # ASSAY_USER, in new folders.
 #
 #   register.sh --check runners/VENDOR/runner.env
 #
 # This names everything that a job needs and this machine lacks. It runs in a checkout, without root or a
-# token. Exit code: 0 if nothing is missing, else 1.
+# credential. Exit code: 0 if nothing is missing, else 1.
 #
 # ASSAY_*                from the environment file
 # STATE_DIRECTORY        contains the folders of the job
-# CREDENTIALS_DIRECTORY  contains the file `token`, which may write the organization's self-hosted runners
+# CREDENTIALS_DIRECTORY  contains the file `credential` of a GitHub App or person that may write the organization's
+#                        self-hosted runners: the App's client ID and below it its private key, or a token
 # ASSAY_POLL_SECONDS     the interval between checks of the job, default 10
 # ASSAY_RETRY_SECONDS    the wait after the second failure in a row, about doubled after each further
 #                        one, default 30
@@ -49,6 +50,7 @@ check_machine() { # SETTINGS
     . "$1"
     require git command -v git
     require curl command -v curl
+    require openssl command -v openssl
     require "a C++ compiler (g++): DeepSpeed compiles its CPU Adam at the first use" command -v c++
     require "Python 3.11 or newer, as python3" "${python[@]}" 'import sys; sys.exit(sys.version_info < (3, 11))'
     require "pip for python3 (python3-pip)" "${python[@]}" 'import pip'
@@ -76,7 +78,9 @@ if [ "${1:-}" = --check ]; then
 fi
 
 work=${STATE_DIRECTORY:?}
-api=https://api.github.com/orgs/${ASSAY_ORGANISATION:?}/actions
+api=https://api.github.com
+organization=$api/orgs/${ASSAY_ORGANISATION:?}
+credential=${CREDENTIALS_DIRECTORY:?}/credential
 
 fail() { # EXIT_CODE MESSAGE
     echo "assay: $2" >&2
@@ -106,30 +110,57 @@ is_healthy() {
 }
 
 # Pass the token through a file descriptor: other users can see arguments and environments.
-call_github() { # ARGUMENTS...
-    curl --config <(printf 'header = "Authorization: Bearer %s"\n' "$(<"$CREDENTIALS_DIRECTORY/token")") \
+call_github() { # TOKEN ARGUMENTS...
+    curl --config <(printf 'header = "Authorization: Bearer %s"\n' "$1") \
         --fail --silent --show-error --max-time 60 --retry 5 --retry-delay 10 \
-        --header "Accept: application/vnd.github+json" --header "X-GitHub-Api-Version: 2022-11-28" "$@"
+        --header "Accept: application/vnd.github+json" --header "X-GitHub-Api-Version: 2022-11-28" "${@:2}"
 }
 
-find_group() {
-    call_github "$api/runner-groups?per_page=100" | python3 -I -c '
+read_key() { # KEY
+    python3 -I -c 'import json, sys; print(json.load(sys.stdin)[sys.argv[1]])' "$1"
+}
+
+encode() {
+    openssl base64 -A | tr '+/' '-_' | tr -d '='
+}
+
+# https://docs.github.com/en/apps/creating-github-apps/authenticating-with-a-github-app/generating-a-json-web-token-jwt-for-a-github-app
+sign_as_app() {
+    local now client words
+    now=$(date +%s)
+    read -r client <"$credential"
+    words=$(printf '{"alg":"RS256","typ":"JWT"}' | encode)
+    words+=.$(printf '{"iat":%d,"exp":%d,"iss":"%s"}' $((now - 60)) $((now + 300)) "$client" | encode)
+    echo "$words.$(printf %s "$words" | openssl dgst -sha256 -sign "$credential" | encode)"
+}
+
+# https://docs.github.com/en/apps/creating-github-apps/authenticating-with-a-github-app/generating-an-installation-access-token-for-a-github-app
+find_token() {
+    local signed installation
+    grep -q "PRIVATE KEY" "$credential" || { cat "$credential" && return; }
+    signed=$(sign_as_app)
+    installation=$(call_github "$signed" "$organization/installation" | read_key id) &&
+        call_github "$signed" --request POST "$api/app/installations/$installation/access_tokens" | read_key token
+}
+
+find_group() { # TOKEN
+    call_github "$1" "$organization/actions/runner-groups?per_page=100" | python3 -I -c '
 import json, sys
 groups = json.load(sys.stdin)["runner_groups"]
 print(next((group["id"] for group in groups if group["name"] == sys.argv[1]), ""))
 ' "$ASSAY_RUNNER_GROUP"
 }
 
-generate_jitconfig() { # GROUP_ID
+generate_jitconfig() { # TOKEN GROUP_ID
     local name body
     name=$(uname -n | cut -d. -f1 | cut -c1-20)-$ASSAY_TARGET-$(od -An -N4 -tx1 /dev/urandom | tr -d ' \n')
     body=$(python3 -I -c '
 import json, sys
 name, group, label = sys.argv[1:]
 print(json.dumps({"name": name, "runner_group_id": int(group), "labels": [label], "work_folder": "_work"}))
-' "$name" "$1" "$ASSAY_LABEL")
-    call_github --request POST --data "$body" "$api/runners/generate-jitconfig" |
-        python3 -I -c 'import json, sys; print(json.load(sys.stdin)["encoded_jit_config"])'
+' "$name" "$2" "$ASSAY_LABEL")
+    call_github "$1" --request POST --data "$body" "$organization/actions/runners/generate-jitconfig" |
+        read_key encoded_jit_config
 }
 
 # The runner writes this log when a job starts.
@@ -171,9 +202,10 @@ fi
 export ACTIONS_RUNNER_RETURN_VERSION_DEPRECATED_EXIT_CODE=1 RUNNER_MANUALLY_TRAP_SIG=1
 
 is_healthy || exit 75
-group=$(find_group) || try_later "GitHub does not list the runner groups of $ASSAY_ORGANISATION"
+token=$(find_token) || try_later "GitHub gives no token to the App of $ASSAY_ORGANISATION"
+group=$(find_group "$token") || try_later "GitHub does not list the runner groups of $ASSAY_ORGANISATION"
 [ -n "$group" ] || try_later "$ASSAY_ORGANISATION has no runner group $ASSAY_RUNNER_GROUP"
-jitconfig=$(generate_jitconfig "$group") || try_later "GitHub gives no configuration for $ASSAY_LABEL"
+jitconfig=$(generate_jitconfig "$token" "$group") || try_later "GitHub gives no configuration for $ASSAY_LABEL"
 run_job "$jitconfig"
 if ! is_healthy; then
     sleep "${ASSAY_RELEASE_SECONDS:-10}"

@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 import jinja2
 
 from assay_runners.fleet.entries import Fleet, GitHub, Runner, Vendor
-from assay_runners.planning.labels import LABELED_TIERS, TIER_SESSIONS, list_labels
+from assay_runners.planning.labels import list_labels
 from assay_runners.running.machine_job import SICK
 
 FOLDER = PurePosixPath("runners")
@@ -51,7 +51,7 @@ _LINES_WITH_HEADER = 3
 
 def render_fleet(fleet: Fleet) -> dict[PurePosixPath, str]:
     """Render every file. Returns: the texts, by path below the repository's root."""
-    files = {FOLDER / "README.md": _fill("overview.md", **_values(fleet))}
+    files = {FOLDER / "README.md": _fill("overview.md", packages=_PACKAGES, **_values(fleet))}
     for name in _SHARED_FILES:
         files[FOLDER / name] = _fill(
             name, sick=SICK, health_seconds=_HEALTH_SECONDS, github=fleet.github
@@ -87,7 +87,6 @@ def _render_vendor(vendor: Vendor, github: GitHub) -> Iterator[tuple[str, str]]:
         "mounts": {"models": vendor.model_cache, "packages": _PACKAGES},
         "sick": SICK,
         "extra_minutes": _EXTRA_MINUTES,
-        "tiers": {tier: TIER_SESSIONS[tier] for tier in LABELED_TIERS},
         "unverified": [(field, _UNVERIFIED.get(field, field)) for field in vendor.unverified],
     }
     yield "README.md", _fill("README.md", **values)

@@ -61,7 +61,7 @@ def test_a_checkout_is_set_up_and_a_mutation_of_it_is_found(
     assert {path.name for path in (root / "runners").iterdir() if path.is_dir()} == {
         "amd", "bare-metal", "nvidia",
     }  # fmt: skip
-    assert f"api={api}/orgs/" in texts["runners/bare-metal/register.sh"]
+    assert f"\napi={api}\n" in texts["runners/bare-metal/register.sh"]
     assert find_outdated(root, fleet) == {}
 
     called = "new-owner/checks/.github/workflows/accelerator.yml@main"
@@ -100,16 +100,17 @@ def test_the_settings_are_those_of_the_plan(root: Path) -> None:
         "3. <https://github.com/new-owner/checks/settings/environments>: create `assay-amd`"
         in settings
     )
-    assert "create `smoke:amd` `smoke:all` `expectations:amd` `expectations:all`." in settings
+    assert "for label in smoke:amd smoke:all expectations:amd expectations:all; do gh" in settings
+    assert "unverified: no machine has registered" in settings
     public = ', and tick "Allow public repositories"'
     assert printed["enterprise"] == settings.replace(public, "")
     assert printed["team"].startswith("A private repository with the plan team lacks:")
     assert printed["free"].startswith("A private repository with the plan free lacks:")
     steps = {plan: re.findall(r"^(\d+)\. ", text, re.MULTILINE) for plan, text in printed.items()}
     assert {plan: len(found) for plan, found in steps.items()} == {
-        "public": 10, "enterprise": 10, "team": 8, "free": 6,
+        "public": 11, "enterprise": 11, "team": 9, "free": 7,
     }  # fmt: skip
-    assert steps["free"] == [*"123456"]
+    assert steps["free"] == [*"1234567"]
     for word, plans in (
         ('merge queue"', ("public",)),
         ("`reaper`, restricted", ("public", "team")),

@@ -1,5 +1,6 @@
 import hashlib
 import io
+import os
 import subprocess
 import tarfile
 from collections.abc import Callable
@@ -33,7 +34,7 @@ def metal(
 ) -> Metal:
     root = tmp_path / "metal"
     (root / "etc/assay-runner").mkdir(parents=True)
-    (root / "etc/assay-runner/token").write_text("secret\n")
+    (root / "etc/assay-runner/credential").write_text("secret\n")
     (root / "etc/passwd").write_text(
         "root:x:0:0::/root:/bin/sh\nassay-runner:x:1:1::/:/bin/false\n"
     )
@@ -43,6 +44,7 @@ def metal(
         member.size, member.mode = 3, 0o755
         packed.addfile(member, io.BytesIO(b"run"))
     put_program("uname", 'echo "${SYSTEM:-Linux}"')
+    put_program("chown", f'echo "$@" >>{tmp_path}/owned')
     put_program("stat", 'echo "${GROUP_OF_NODE:-root}"')
     for name in ("useradd", "usermod", "systemctl", "launchctl", "curl"):
         put_program(name, f'echo {name} "$@" >>{tmp_path}/called; false')
@@ -67,7 +69,7 @@ def test_bootstrap_installs_runner_scripts_settings_and_unit(metal: Metal) -> No
     assert (done.returncode, done.stderr) == (0, "")
     assert metal.files() == [
         "etc/assay-runner/acme-8.env",
-        "etc/assay-runner/token",
+        "etc/assay-runner/credential",
         "etc/passwd",
         "etc/systemd/system/assay-runner@.service",
         "etc/systemd/system/multi-user.target.wants/assay-runner@acme-8.service",
@@ -77,7 +79,10 @@ def test_bootstrap_installs_runner_scripts_settings_and_unit(metal: Metal) -> No
         "opt/assay-runner/runner/run.sh",
     ]
     assert (metal.root / "etc/assay-runner/acme-8.env").read_bytes() == metal.settings.read_bytes()
-    assert (metal.root / "etc/assay-runner/token").stat().st_mode & 0o777 == 0o600
+    credential = metal.root / "etc/assay-runner/credential"
+    assert credential.stat().st_mode & 0o777 == 0o600
+    owned = (metal.root.parent / "owned").read_text()
+    assert owned == f"{os.getuid()}:{os.getgid()} {credential}\n"
     assert (metal.root / "opt/assay-runner/register.sh").stat().st_mode & 0o777 == 0o755
     wanted = metal.root / "etc/systemd/system/multi-user.target.wants/assay-runner@acme-8.service"
     assert wanted.resolve() == metal.root / "etc/systemd/system/assay-runner@.service"
@@ -145,11 +150,11 @@ def test_a_second_runner_with_the_same_cards_is_refused(metal: Metal) -> None:
     assert metal.bootstrap(str(metal.settings), str(metal.archive), metal.checksum).returncode == 0
 
 
-def test_nothing_is_installed_without_the_token(metal: Metal) -> None:
-    (metal.root / "etc/assay-runner/token").unlink()
+def test_nothing_is_installed_without_the_credential(metal: Metal) -> None:
+    (metal.root / "etc/assay-runner/credential").unlink()
     done = metal.bootstrap(str(metal.settings), str(metal.archive), metal.checksum)
     assert done.returncode == 2
-    assert "put the token into /etc/assay-runner/token first" in done.stderr
+    assert "write /etc/assay-runner/credential first" in done.stderr
     assert metal.files() == ["etc/passwd"]
 
 

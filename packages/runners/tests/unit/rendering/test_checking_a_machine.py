@@ -12,6 +12,7 @@ case $* in *"${BROKEN:-nothing}"*) echo "assay: this machine must not be used: n
 LINES = {
     "git": "git",
     "curl": "curl",
+    "openssl": "openssl",
     "c++": "a C++ compiler (g++): DeepSpeed compiles its CPU Adam at the first use",
     "version_info": "Python 3.11 or newer, as python3",
     "import pip": "pip for python3 (python3-pip)",
@@ -36,7 +37,7 @@ def check(
     """Check a machine that has every program, but lacks the named ones."""
     for name in ("bash", "dirname", "env"):
         (programs / name).symlink_to(shutil.which(name) or "")
-    for name in ("git", "curl", "c++"):
+    for name in ("git", "curl", "openssl", "c++"):
         put_program(name, "")
     put_program("python3", PYTHON)
     (tmp_path / "rocket0").touch()
@@ -69,9 +70,9 @@ def test_each_missing_thing_is_named_alone(check: Check, lacking: str) -> None:
 
 
 def test_one_run_names_everything(check: Check) -> None:
-    done = check("-I", "git", "curl", "c++", "rocket0")
+    done = check("-I", "git", "curl", "openssl", "c++", "rocket0")
     lines = [line.removeprefix("assay: install ") for line in done.stderr.splitlines()]
     expected = [*LINES.values()]
-    expected.insert(7, LINES["import torch_rocket"].replace("torch_rocket", "torch"))
+    expected.insert(8, LINES["import torch_rocket"].replace("torch_rocket", "torch"))
     assert [line[:50] for line in lines[:-1]] == [line[:50] for line in expected[:-1]]
     assert lines[-1].startswith(expected[-1])

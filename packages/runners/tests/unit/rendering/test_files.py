@@ -140,10 +140,8 @@ def test_the_readme_names_labels_resources_and_unverified_fields(
         "| [values-8.yaml](values-8.yaml) [pod-8.yaml](pod-8.yaml) [runner-8.env](runner-8.env) |"
     ) in readme.splitlines()
     assert "(`acme.com/missile`)" in readme
-    unverified = readme.split("Nobody has confirmed these fields on a machine yet:\n")[1]
-    assert (
-        "- `health`: the program that lists the cards, and its output for each card" in unverified
-    )
+    unverified = readme[: readme.index("| `runs-on`")]
+    assert "- `health`: the program that lists the cards, and its output" in unverified
     assert "- `scheduler`: the name of the scheduler" in unverified
     assert "Nobody has confirmed" not in rendered["plain/README.md"]
 
@@ -187,12 +185,12 @@ def test_launchd_restarts_unless_the_machine_is_sick(
     assert (subprocess.run(command, check=False).returncode == 0) is starts_again
 
 
-def test_systemd_keeps_a_sick_machine_down_and_hides_the_token(
+def test_systemd_keeps_a_sick_machine_down_and_hides_the_credential(
     rendered: Mapping[str, str],
 ) -> None:
     lines = rendered["bare-metal/assay-runner@.service"].splitlines()
     assert "Restart=always" in lines
     assert "RestartPreventExitStatus=75" in lines
-    assert "LoadCredential=token:/etc/assay-runner/token" in lines
+    assert "LoadCredential=credential:/etc/assay-runner/credential" in lines
     # With User=, that user and so the job could read the credential.
     assert not [line for line in lines if line.startswith(("User=", "DynamicUser=", "RuntimeMax"))]

@@ -1,26 +1,30 @@
 import json
+import shutil
 import subprocess
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from packages.runners.tests.local_github import (
+    CLIENT,
+    CONFIGURATION,
+    GROUPS,
+    OF_APP,
+    TOKEN,
+    TOKEN_OF_APP,
+    LocalGitHub,
+)
+
 Call = Callable[..., subprocess.CompletedProcess[str]]
-TOKEN = "github_pat_of_nobody"  # noqa: S105 - of a stand-in
-# Records its arguments, its environment and its configuration file, then answers like GitHub. ANSWERS has a
-# file for the end of each address.
-CURL = """
+# Records its arguments and its environment before the real one runs.
+CURL = f"""
 printf '%s\\n' "$@" >>"$SEEN/arguments"
 env >>"$SEEN/environment"
-while (($#)); do
-    [ "$1" != --config ] || cat "$2" >>"$SEEN/configuration"
-    [ "$1" != --data ] || printf '%s' "$2" >"$SEEN/body"
-    address=$1; shift
-done
-address=${address##*/}
-cat "$ANSWERS/${address%%\\?*}" || exit 22
+exec {shutil.which("curl")} "$@"
 """
 # Replaces setpriv, which needs root: records the user, and runs the command.
 SETPRIV = """
@@ -53,7 +57,8 @@ class Machine:
     opt: Path
     state: Path
     seen: Path
-    answers: Path
+    github: LocalGitHub
+    credential: Path
     register: Call
 
     def saw(self, name: str) -> str:
@@ -65,22 +70,42 @@ class Machine:
         (self.opt / "runner/run.sh").chmod(0o755)
 
 
+@pytest.fixture(scope="module")
+def key(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make the private key of an App, in the format of GitHub's downloads."""
+    file = tmp_path_factory.mktemp("app") / "key.pem"
+    subprocess.run(["openssl", "genrsa", "-traditional", "-out", str(file), "2048"], check=True)
+    return file
+
+
+@pytest.fixture
+def github(key: Path) -> Iterator[LocalGitHub]:
+    with LocalGitHub(key) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,)).start()
+        yield server
+        server.shutdown()
+
+
 @pytest.fixture
 def machine(
-    written: Path, put_program: Callable[[str, str], Path], call: Call, tmp_path: Path
+    written: Path,
+    put_program: Callable[[str, str], Path],
+    call: Call,
+    github: LocalGitHub,
+    tmp_path: Path,
 ) -> Machine:
-    folders = {name: tmp_path / name for name in ("opt", "state", "seen", "answers", "credentials")}
+    folders = {name: tmp_path / name for name in ("opt", "state", "seen", "credentials")}
     for folder in folders.values():
         folder.mkdir()
     opt = folders["opt"]
     (opt / "runner").mkdir()
-    (opt / "register.sh").write_text((written / "bare-metal/register.sh").read_text())
+    script = (written / "bare-metal/register.sh").read_text()
+    address = f"http://127.0.0.1:{github.server_port}"
+    (opt / "register.sh").write_text(script.replace("https://api.github.com", address))
     (opt / "health.sh").write_text(f"#!/usr/bin/env bash\n{HEALTH}")
     (opt / "health.sh").chmod(0o755)
-    (folders["credentials"] / "token").write_text(f"{TOKEN}\n")
-    groups = [{"id": 1, "name": "Default"}, {"id": 7, "name": "rockets"}]
-    (folders["answers"] / "runner-groups").write_text(json.dumps({"runner_groups": groups}))
-    (folders["answers"] / "generate-jitconfig").write_text('{"encoded_jit_config": "SklU"}')
+    credential = folders["credentials"] / "credential"
+    credential.write_text(f"{TOKEN}\n")
     put_program("curl", CURL)
     put_program("setpriv", SETPRIV)
     put_program("pkill", 'echo pkill >>"$SEEN/order"; echo "$@" >>"$SEEN/pkill"; exit 1')
@@ -99,44 +124,64 @@ def machine(
         "STATE_DIRECTORY": str(folders["state"]),
         "CREDENTIALS_DIRECTORY": str(folders["credentials"]),
         "SEEN": str(folders["seen"]),
-        "ANSWERS": str(folders["answers"]),
     }
 
     def register(**more: str) -> subprocess.CompletedProcess[str]:
         return call(opt / "register.sh", **{**variables, **more})
 
-    made = Machine(opt, folders["state"], folders["seen"], folders["answers"], register)
+    made = Machine(opt, folders["state"], folders["seen"], github, credential, register)
     made.put_run(JOB)
     return made
 
 
-def test_the_runner_gets_the_configuration_and_nobody_the_token(machine: Machine) -> None:
+@pytest.mark.parametrize("by_app", [False, True])
+def test_the_runner_gets_the_configuration_and_nobody_the_credential(
+    machine: Machine, key: Path, by_app: bool
+) -> None:
+    if by_app:
+        machine.credential.write_text(f"{CLIENT}\n{key.read_text()}")
     done = machine.register()
     assert (done.returncode, done.stderr) == (0, "")
+    heard = [path.partition("?")[0] for path, _, _ in machine.github.heard]
+    assert heard == [*([OF_APP, TOKEN_OF_APP] if by_app else []), GROUPS, CONFIGURATION]
     run = machine.saw("run-environment").splitlines()
     assert "ACTIONS_RUNNER_INPUT_JITCONFIG=SklU" in run
     assert "CREDENTIALS_DIRECTORY" not in machine.saw("run-environment")
     assert f"HOME={machine.state}/home" in run
-    # Only curl has the token, from a file descriptor.
-    assert machine.saw("configuration").count(f'"Authorization: Bearer {TOKEN}"') == 2
+    # curl has the secrets from a file descriptor, and openssl the key from the file.
+    secrets = {secret for _, secret, _ in machine.github.heard} | {key.read_text().splitlines()[1]}
     for place in ("arguments", "environment", "run-arguments", "run-environment", "setpriv"):
         assert machine.saw(place)
-        assert TOKEN not in machine.saw(place)
+        assert not [secret for secret in secrets if secret in machine.saw(place)]
     assert "SklU" not in machine.saw("run-arguments") + machine.saw("setpriv")
 
 
+@pytest.mark.parametrize("wrong", ["the key of nobody", "the client of nobody", "no installation"])
+def test_an_app_without_access_gets_no_token(machine: Machine, key: Path, wrong: str) -> None:
+    client = "nobody" if wrong == "the client of nobody" else CLIENT
+    machine.credential.write_text(f"{client}\n{key.read_text()}")
+    if wrong == "the key of nobody":
+        machine.github.modulus += 2
+    if wrong == "no installation":
+        del machine.github.answers[OF_APP]
+    done = machine.register()
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == "assay: GitHub gives no token to the App of acme-org"
+    assert [path for path, _, _ in machine.github.heard] == [OF_APP]
+    assert machine.saw("run-environment") == ""
+
+
 def test_it_registers_in_the_group_with_its_label(machine: Machine) -> None:
-    assert machine.register().returncode == 0
-    body = json.loads(machine.saw("body"))
-    name = body.pop("name")
-    assert body == {"runner_group_id": 7, "labels": ["assay-acme-8"], "work_folder": "_work"}
-    assert "-acme-8-" in name
-    assert len(name) <= 64
-    asked = machine.saw("arguments").splitlines()
-    assert "https://api.github.com/orgs/acme-org/actions/runner-groups?per_page=100" in asked
-    assert "https://api.github.com/orgs/acme-org/actions/runners/generate-jitconfig" in asked
-    assert machine.register().returncode == 0
-    assert json.loads(machine.saw("body"))["name"] != name
+    names = set()
+    for _ in range(2):
+        assert machine.register().returncode == 0
+        (listed, _, _), (asked, _, text) = machine.github.heard[-2:]
+        assert (listed, asked) == (f"{GROUPS}?per_page=100", CONFIGURATION)
+        body = json.loads(text)
+        names.add(body.pop("name"))
+        assert body == {"runner_group_id": 7, "labels": ["assay-acme-8"], "work_folder": "_work"}
+    assert len(names) == 2
+    assert all("-acme-8-" in name and len(name) <= 64 for name in names)
 
 
 def test_health_is_checked_before_and_after_the_job_by_the_jobs_user(machine: Machine) -> None:
@@ -181,21 +226,18 @@ def test_leftovers_of_the_last_job_are_deleted(machine: Machine) -> None:
 
 
 @pytest.mark.parametrize(
-    ("answer", "content", "message"),
+    ("path", "answer", "message"),
     [
-        ("runner-groups", None, "GitHub does not list the runner groups of acme-org"),
-        ("runner-groups", '{"runner_groups": []}', "acme-org has no runner group rockets"),
-        ("generate-jitconfig", None, "GitHub gives no configuration for assay-acme-8"),
-        ("generate-jitconfig", "{}", "GitHub gives no configuration for assay-acme-8"),
+        (GROUPS, None, "GitHub does not list the runner groups of acme-org"),
+        (GROUPS, {"runner_groups": []}, "acme-org has no runner group rockets"),
+        (CONFIGURATION, None, "GitHub gives no configuration for assay-acme-8"),
+        (CONFIGURATION, {"x": 1}, "GitHub gives no configuration for assay-acme-8"),
     ],
 )
 def test_a_failure_of_github_exits_with_1(
-    machine: Machine, answer: str, content: str | None, message: str
+    machine: Machine, path: str, answer: object, message: str
 ) -> None:
-    if content is None:
-        (machine.answers / answer).unlink()
-    else:
-        (machine.answers / answer).write_text(content)
+    machine.github.answers[path] = answer
     done = machine.register()
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == f"assay: {message}"
