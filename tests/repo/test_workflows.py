@@ -12,8 +12,8 @@ from assay_runners.fleet.reading import read_fleet
 from assay_runners.planning.choices import BEFORE_MACHINES, FIRST_TIERS, NIGHTLY
 from assay_runners.planning.labels import TIER_SESSIONS
 
-# Started by hand, by a person at a keyboard. A test of `subsystem` builds the same site as docs.
-BY_HAND = {"docs", "rehearse"}
+# Started by hand, by a person at a keyboard.
+BY_HAND = {"rehearse"}
 
 
 @pytest.fixture(scope="module")

@@ -16,6 +16,7 @@ from packages.runners.tests.trigger_rows import (
     PUBLISH,
     REAP,
     REQUIRED,
+    SITE,
     Row,
     approval,
     machine,
@@ -48,7 +49,7 @@ def _may_ask_for_a_machine(label: str) -> bool:
 
 def _of_push(event: Event, plan: Plan) -> Iterator[Row]:
     if event.ref == PROTECTED:
-        yield from _of_ci(event, plan)
+        yield from (*_of_ci(event, plan), *SITE)
     elif event.ref.startswith("refs/tags/v"):
         yield from (BUILD, PUBLISH)
 

@@ -114,6 +114,10 @@ CONFLICTS = Row("labels.yml", "conflicts", HOSTED, permissions="pull-requests:wr
 
 BUILD = Row("release.yml", "build", HOSTED, MAIN, READ)
 PUBLISH = Row("release.yml", "publish", HOSTED, "", "id-token:write", "release")
+SITE = (
+    Row("site.yml", "site", HOSTED, MAIN, READ),
+    Row("site.yml", "deploy", HOSTED, "", "id-token:write pages:write", "github-pages"),
+)
 
 
 def withdrawn(count: int) -> tuple[Row, ...]:

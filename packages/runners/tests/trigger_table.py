@@ -30,6 +30,7 @@ from packages.runners.tests.trigger_rows import (
     PLAN_ALONE,
     PUBLISH,
     REAP,
+    SITE,
     Case,
     ci,
     ci_with_nothing_to_do,
@@ -208,8 +209,8 @@ CASES = (
     ),
     Case("closed, seen with write access", pull_request("closed", event="pull_request_target")),
     # Pushes and the merge queue.
-    Case("a push to main", push("refs/heads/main"), ci(MAIN)),
-    Case("a message full of shell", push("refs/heads/main", message=SHELL), ci(MAIN)),
+    Case("a push to main", push("refs/heads/main"), (*ci(MAIN), *SITE)),
+    Case("a message full of shell", push("refs/heads/main", message=SHELL), (*ci(MAIN), *SITE)),
     Case(
         "a push to another branch", push("refs/heads/faster"), says="no workflow waits for a push"
     ),

@@ -51,7 +51,7 @@ def asked(name: str, event: Event, plan: Plan | None = None) -> EventCase:
             "sha": event.sha, "ref": event.ref, "repository": GITHUB.repository,
             "run_id": "1", "workflow": "w",
         },
-        "vars": {"ASSAY_REAPER_ROLE": "arn:aws:iam::1:role/reaper"},
+        "vars": {"ASSAY_REAPER_ROLE": "arn:aws:iam::1:role/reaper", "ASSAY_SITE": "1"},
         "outputs": {**dict.fromkeys(workflows, called), "nightly.yml": {"plan": {"tiers": lists["tiers"]}}},
         "results": dict.fromkeys(workflows, result),
     })  # fmt: skip
