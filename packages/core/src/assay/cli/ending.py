@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import signal
 import sys
 import threading
@@ -10,6 +11,7 @@ import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from importlib.metadata import distributions
 from pathlib import Path
 from types import FrameType
 from typing import Literal, NoReturn, Protocol, runtime_checkable
@@ -23,6 +25,8 @@ _BUG = "this is a bug in assay, and no verdict: please report it with the lines 
 _IMPORT_SECONDS = 30.0
 _AGAIN_SECONDS = 0.05
 
+# The packages of modules with another name.
+_PACKAGES = {"ruamel": "ruamel_yaml", "yaml": "pyyaml"}
 # Error numbers of a full disk and a lost terminal.
 _OUTPUT_REFUSED = (errno.ENOSPC, errno.EIO, errno.EDQUOT)
 
@@ -50,7 +54,7 @@ def exit_on_error() -> Iterator[None]:
             sys.stdout.flush()
     except SystemExit as end:
         _end_as_typer(end)
-    except (AssayError, KeyboardInterrupt, OSError) as error:
+    except (AssayError, KeyboardInterrupt, OSError, ModuleNotFoundError) as error:
         _end_with(error)
     except Exception:  # noqa: BLE001 - Python would exit with 1, a verdict
         traceback.print_exc()
@@ -87,11 +91,25 @@ def _end_with(error: BaseException) -> NoReturn:
             _end(kind, str(error), error.exit_code)
         case OSError(filename=str() | Path() as file):
             _end("machine", f"{file}: {error.strerror}", 2)
+        case ModuleNotFoundError(name=str() as module) if wanted := _find_requirement(module):
+            fix = f"install it: {sys.executable} -m pip install '{wanted}'"
+            _end("machine", f"assay needs {module}, which this Python does not have; {fix}", 2)
         case OSError(errno=number) if number in _OUTPUT_REFUSED:
             _end_without_output(f"standard output cannot be written: {error.strerror}")
         case _:
             traceback.print_exception(error)
             _end("bug", _BUG, 2)
+
+
+def _find_requirement(module: str) -> str:
+    """Find the requirement of our packages that provides a missing module; "" if there is none."""
+    own = (one for one in distributions() if one.name.startswith("assay-"))
+    for line in (line for package in own for line in package.requires or ()):
+        requirement = line.partition(";")[0].strip()
+        name = re.split(r"[^\w.-]", requirement)[0]
+        if re.sub(r"[.-]", "_", name) == _PACKAGES.get(module, module):
+            return requirement
+    return ""
 
 
 def _end(kind: Kind, message: str, code: int) -> NoReturn:

@@ -69,6 +69,8 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Run:
         if how == "import":
             importlib.import_module("slow_module")
             time.sleep(10)
+        if how.startswith("load "):
+            importlib.import_module(how.removeprefix("load "))
         if how == "terminate":
             os.kill(os.getpid(), signal.SIGTERM)
         raise errors.get(how) or typer.Exit(int(how))
@@ -93,6 +95,28 @@ def test_a_verdict_keeps_its_code(run: Run, code: int) -> None:
 )
 def test_what_is_no_verdict_does_not_end_with_1(run: Run, how: str, code: int) -> None:
     assert run("end", how) == code
+
+
+@pytest.mark.parametrize(
+    ("module", "requirement"),
+    [
+        ("xxhash", "xxhash>=3.4"), ("lm_eval", "lm-eval>=0.4.13"), ("yaml", "pyyaml>=6"),
+        ("ruamel", "ruamel-yaml>=0.18"), ("deepspeed", "deepspeed>=0.19"), ("numpyy", ""),
+        ("transformers.models.gone", ""),
+    ],
+)  # fmt: skip
+def test_a_missing_requirement_is_named_with_its_installation(
+    run: Run, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    module: str, requirement: str,
+) -> None:  # fmt: skip
+    monkeypatch.setitem(sys.modules, module, None)
+    assert run("end", f"load {module}") == 2
+    shown = capsys.readouterr().err
+    message = f"assay: assay needs {module}, which this Python does not have; install it: "
+    assert shown.startswith(message) is bool(requirement)
+    assert shown.endswith(
+        f"{sys.executable} -m pip install '{requirement}'\n" if requirement else "lines above\n"
+    )
 
 
 def test_a_bug_shows_its_traceback_and_says_what_it_is(
