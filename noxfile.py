@@ -288,13 +288,13 @@ def bench_rates(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def plan(session: nox.Session) -> None:
-    """Say what an event of GitHub starts. `-- examples/events/push-main.json --explain`."""
+    """Say what a label or an event of GitHub starts. `-- smoke:nvidia --explain`."""
     tools_environment(session).run(session, "assay.cli", "runners", "plan", *session.posargs)
 
 
 @nox.session(default=False)
 def rehearse(session: nox.Session) -> None:
-    """Run here, in a clean clone, what an event would start. `-- EVENT.json`."""
+    """Run here, in a clean clone, what a label or an event would start. `-- smoke:nvidia`."""
     words = ["runners", "rehearse", "--nox", sys.executable, *session.posargs]
     tools_environment(session).run(session, "assay.cli", *words)
 

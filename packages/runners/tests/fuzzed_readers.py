@@ -36,7 +36,7 @@ def _write_event(folder: Path) -> None:
 
 
 def _plan(folder: Path) -> object:
-    event = read_event(folder / "event.json", None, {})
+    event = read_event(str(folder / "event.json"), {})
     return explain_plan(make_plan(event, FLEET))
 
 
@@ -50,7 +50,7 @@ def _plan_payload(folder: Path) -> object:
         "GITHUB_EVENT_PATH": str(folder / "payload.json"),
         "GITHUB_EVENT_NAME": "pull_request",
     }
-    plan = make_plan(read_event(None, None, variables), FLEET)
+    plan = make_plan(read_event("", variables), FLEET)
     return explain_plan(plan)
 
 

@@ -17,27 +17,19 @@ app = typer.Typer(
 
 _Root = Annotated[Path, typer.Option(metavar="DIR", help="A checkout of assay.")]
 _AsJson = Annotated[bool, typer.Option("--json", help="Print a JSON list and nothing else.")]
-_EventName = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME",
-        help="The event of a bare payload: pull_request, push, merge_group, workflow_dispatch, schedule.",
-    ),
-]
 _Nox = Annotated[str, typer.Option(metavar="PYTHON", help="The Python that has nox.")]
 
 
 @app.command()
 def plan(
-    payload: Annotated[
-        Path | None,
+    event: Annotated[
+        str,
         typer.Argument(
-            metavar="EVENT.json",
-            help="A recorded event or a payload. Default: the event of the workflow run.",
+            metavar="LABEL|EVENT.json",
+            help="A label, or a recorded event. Default: the event of the workflow run.",
         ),
-    ] = None,
+    ] = "",
     *,
-    event: _EventName = None,
     changed_since: Annotated[
         str,
         typer.Option(
@@ -61,7 +53,7 @@ def plan(
 ) -> None:
     """Plan the jobs that a GitHub event starts.
 
-    Example: assay runners plan examples/events/label-smoke-nvidia.json --explain
+    Example: assay runners plan smoke:nvidia --explain
 
     Exit code: 0, also if there is nothing to do; 2 if a request is refused, or the event cannot be read.
     """
@@ -72,7 +64,7 @@ def plan(
 
     fleet = read_fleet(root)
     planned_event = read_planned_event(
-        payload, event, changed_since, unless_succeeded, fleet, root, os.environ
+        event, changed_since, unless_succeeded, fleet, root, os.environ
     )
     chosen = make_plan(planned_event, fleet)
     publish_plan(chosen, os.environ)
@@ -119,11 +111,10 @@ def run(
 
 @app.command()
 def rehearse(
-    payload: Annotated[
-        Path, typer.Argument(metavar="EVENT.json", help="A recorded event or a payload.")
+    event: Annotated[
+        str, typer.Argument(metavar="LABEL|EVENT.json", help="A label, or a recorded event.")
     ],
     *,
-    event: _EventName = None,
     patch: Annotated[
         Path | None, typer.Option(metavar="FILE.diff", help="The change of the event.")
     ] = None,
@@ -142,7 +133,7 @@ def rehearse(
     The CPU replaces every accelerator, one Python runs everything, and the summary is printed. A page
     has the jobs, the sessions with their times and reports, and the summaries.
 
-    Example: nox -s rehearse -- examples/events/label-smoke-nvidia.json --only expectations
+    Example: nox -s rehearse -- smoke:nvidia --only expectations
 
     Exit code: 0; 1 a session failed; 2 a request is refused, or the event cannot be read.
     """
@@ -151,7 +142,7 @@ def rehearse(
     from assay_runners.running.rehearsal_page import PAGE_FILE
     from assay_runners.workflow_run.events import read_event
 
-    read = read_event(payload, event, {})
+    read = read_event(event, {})
     folder = RunFolder.create("runners rehearse", output).path
     with open_progress() as progress:
         rehearsal = rehearse(

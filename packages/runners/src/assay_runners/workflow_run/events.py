@@ -53,31 +53,37 @@ class _Payload(BaseModel):
     merge_group: _Object | None = None
 
 
-def read_event(file: Path | None, name: str | None, variables: Mapping[str, str]) -> Event:
+def read_event(given: str, variables: Mapping[str, str]) -> Event:
     """Read the event of a run.
 
-    file: a payload, or a recorded event: an object with `event_name`, `sha`, `ref`, `event` (the
-        payload) and optionally `changed` (a list of files). None: the event of this run.
-    name: the event's name, for a payload alone.
+    given: a label, or the file of a recorded event: an object with `event_name`, `sha`, `ref`, `event` (the
+        payload) and optionally `changed` (a list of files). "": the event of this run.
     variables: the environment of the run.
     Raises: UsageError if there is no event, or the file is not an event.
     """
-    if file is None:
+    if not given:
         return _read_run_event(variables)
-    read = read_json_object(file)
-    if "event_name" in read:
-        return _require_fields(_read_recorded(read, file), file)
-    if not name:
-        raise UsageError(f"{file} is a payload alone: name its event with --event")
-    validate_record(_Payload, read, file)
-    sha, ref = _commit_of(name, read)
-    return _require_fields(Event(name=name, payload=read, sha=sha, ref=ref), file)
+    file = Path(given)
+    if file.suffix != ".json":
+        return _give_label(given)
+    return _require_fields(_read_recorded(read_json_object(file), file), file)
+
+
+def _give_label(label: str) -> Event:
+    """Make the event of a person who gives this label to an open pull request."""
+    payload: _Object = {
+        "action": "labeled",
+        "label": {"name": label},
+        "pull_request": {"state": "open", "head": {"sha": "HEAD"}},
+        "sender": {"type": "User"},
+    }
+    return Event(name="pull_request", payload=payload, sha="HEAD")
 
 
 def _read_run_event(variables: Mapping[str, str]) -> Event:
     path = variables.get("GITHUB_EVENT_PATH", "")
     if not path:
-        raise UsageError("no event: name a file that has one, or run inside a workflow")
+        raise UsageError("no event: name a label or the file of an event, or run inside a workflow")
     payload = read_json_object(Path(path))
     validate_record(_Payload, payload, path)
     return Event(
@@ -86,18 +92,6 @@ def _read_run_event(variables: Mapping[str, str]) -> Event:
         sha=variables.get("GITHUB_SHA", ""),
         ref=variables.get("GITHUB_REF", ""),
     )
-
-
-def _commit_of(name: str, payload: dict[str, Any]) -> tuple[str, str]:
-    """Read GITHUB_SHA and GITHUB_REF from the payload, as far as it contains them."""
-    if name == "pull_request":
-        request = payload.get("pull_request") or {}
-        sha = str(request.get("merge_commit_sha") or "")
-        return sha, f"refs/pull/{payload.get('number')}/merge"
-    if name == "merge_group":
-        group = payload.get("merge_group") or {}
-        return str(group.get("head_sha", "")), str(group.get("head_ref", ""))
-    return str(payload.get("after", "")), str(payload.get("ref", ""))
 
 
 def _require_fields(event: Event, file: Path) -> Event:
@@ -119,8 +113,8 @@ def _require_fields(event: Event, file: Path) -> Event:
 
 def _read_recorded(read: dict[str, Any], path: Path) -> Event:
     payload, changed = read.get("event"), read.get("changed")
-    if not isinstance(payload, dict):
-        raise UsageError(f"{path}: a recorded event has its payload in `event`, an object")
+    if "event_name" not in read or not isinstance(payload, dict):
+        raise UsageError(f"{path}: a recorded event has `event_name`, and its payload in `event`")
     if changed is not None and not isinstance(changed, list):
         raise UsageError(f"{path}: `changed` is not a list of files")
     validate_record(_Payload, payload, path)
@@ -134,8 +128,7 @@ def _read_recorded(read: dict[str, Any], path: Path) -> Event:
 
 
 def read_planned_event(
-    payload: Path | None,
-    name: str | None,
+    given: str,
     changed_since: str,
     unless_succeeded: str,
     fleet: Fleet,
@@ -144,16 +137,16 @@ def read_planned_event(
 ) -> Event:
     """Read the event, with the changed files and the last success where the plan depends on them.
 
-    payload, name: as for `read_event`.
+    given: as for `read_event`.
     changed_since: the commit to compare with. "" in the workflow run of a pull request is the protected
         branch, not the base of the pull request: on top of another pull request, a documentation-only
         change brings that one's code along when it is retargeted to main. "" elsewhere compares nothing.
     unless_succeeded: the workflow whose last successful run to look up; "" for none.
     Raises: UsageError if there is no event, or git does not know `changed_since`.
     """
-    event = read_event(payload, name, variables)
+    event = read_event(given, variables)
     facts: dict[str, object] = {}
-    in_run = payload is None and event.name == "pull_request"
+    in_run = not given and event.name == "pull_request"
     base = changed_since or (f"origin/{fleet.github.protected_ref}" if in_run else "")
     if changed_since or (base and event.changed is None):
         facts["changed"] = files_changed_since(base, root)

@@ -27,8 +27,10 @@ def test_a_payload_of_another_shape_is_refused(tmp_path: Path, wrong: dict[str, 
     path = tmp_path / "event.json"
     payload = pull_request("labeled", label="smoke:nvidia").payload | wrong
     path.write_text(json.dumps(payload))
+    whole = tmp_path / "recorded_event.json"
+    whole.write_text(json.dumps({"event_name": "pull_request", "event": payload}))
     variables = {"GITHUB_EVENT_PATH": str(path), "GITHUB_EVENT_NAME": "pull_request"}
-    for file, environment in ((path, {}), (None, variables)):
+    for file, environment in ((str(whole), {}), ("", variables)):
         with pytest.raises(UsageError, match=r"event\.json: ") as raised:
-            read_event(file, "pull_request", environment)
+            read_event(file, environment)
         assert "\n" not in str(raised.value)

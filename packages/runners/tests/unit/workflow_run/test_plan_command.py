@@ -17,7 +17,6 @@ from packages.runners.tests.event_payloads import (
     SHELL,
     dispatch,
     labeled,
-    merge_group,
     pull_request,
     push,
     recorded,
@@ -27,6 +26,10 @@ from packages.runners.tests.fake_programs import Programs
 from packages.runners.tests.fleet import GITHUB, write_fleet
 
 UNNAMED = {**labeled("x").payload, "label": {}}
+
+
+def bare(name: str, payload: object = None) -> str:
+    return json.dumps({"event_name": name, "event": payload or {}})
 
 
 @pytest.fixture
@@ -210,20 +213,20 @@ def test_a_model_full_of_shell_is_one_argument(tmp_path: Path, outputs: tuple[Pa
     [
         ("{", (), "not JSON"),
         ("[]", (), "not a JSON object"),
-        ('{"action": "opened"}', (), "is a payload alone: name its event with --event"),
-        ('{"event_name": "push", "event": 3}', (), "has its payload in `event`, an object"),
+        ('{"action": "opened"}', (), "a recorded event has `event_name`, and its payload"),
+        ('{"event_name": "push", "event": 3}', (), "and its payload in `event`"),
         (
             '{"event_name": "push", "event": {}, "changed": "a"}',
             (),
             "`changed` is not a list of files",
         ),
-        ("{}", ("--event", "pull_requests"), "no event 'pull_requests'; nearest is pull_request"),
-        ("{}", ("--event", "pull_request"), "a payload of pull_request has action, and this"),
-        ("{}", ("--event", "push"), "a payload of push has ref, and this one does not"),
-        (json.dumps(UNNAMED), ("--event", "pull_request"), "has label.name, and this one"),
+        (bare("pull_requests"), (), "no event 'pull_requests'; nearest is pull_request"),
+        (bare("pull_request"), (), "a payload of pull_request has action, and this"),
+        (bare("push"), (), "a payload of push has ref, and this one does not"),
+        (bare("pull_request", UNNAMED), (), "has label.name, and this one"),
         (
-            json.dumps(pull_request("opened").payload),
-            ("--event", "pull_request", "--changed-since", "nowhere"),
+            bare("pull_request", pull_request("opened").payload),
+            ("--changed-since", "nowhere"),
             "--changed-since nowhere: git knows no such commit",
         ),
     ],
@@ -238,14 +241,21 @@ def test_a_file_that_is_not_an_event_is_refused(
     assert message in str(done.exception)
 
 
-@pytest.mark.parametrize("event", [push("refs/heads/main"), merge_group(), pull_request("opened")])
-def test_the_commit_of_a_bare_payload_is_read(
-    tmp_path: Path, outputs: tuple[Path, Path], event: Event
+@pytest.mark.parametrize(
+    ("label", "code", "line"),
+    [
+        ("smoke:nvidia-4", 0, "  smoke on assay-nvidia-4, asked for by the label smoke:nvidia-4"),
+        ("smoke-nvidia", 2, "  refused: smoke-nvidia: "),
+        ("hw:amd", 0, "  the label 'hw:amd' asks for no machine"),
+    ],
+)
+def test_a_label_is_tried_without_an_event(
+    outputs: tuple[Path, Path], label: str, code: int, line: str
 ) -> None:
-    _, alone, _ = plan(tmp_path, event.payload, "--event", event.name)
-    _, whole, _ = plan(tmp_path, {**recorded(event), "changed": None})
-    assert json.loads(alone) == json.loads(whole)
-    assert json.loads(alone)["sha"] == event.sha != ""
+    assert outputs
+    done = CliRunner().invoke(app, ["plan", label, "--explain"])
+    assert (done.exit_code, done.stderr) == (code, "")
+    assert f"\n{line}" in done.stdout
 
 
 def test_changed_files_are_those_since_the_branch_started(
