@@ -29,6 +29,11 @@ _NAMING_FILES = (
 # zizmor advises "$/", which GitHub Enterprise Server does not know.
 _ZIZMOR_FILE = Path(".github/zizmor.yml")
 _ZIZMOR_CONFIGURATION = "rules:\n  self-repository:\n    disable: true\n"
+# GitHub Enterprise Server has no artifacts of version 4: https://github.com/actions/upload-artifact#v4---whats-new
+_OLD_ARTIFACTS = {
+    r"(?<=/upload-artifact@).*": "c6a366c94c3e0affe28c06c8df20a878f24da3cf # v3.2.2",
+    r"(?<=/download-artifact@).*": "a9bc5e6ef2cb54c177f32aa5726adaa15e7e2d59 # v3.1.0",
+}
 _ON_A_BRANCH = " # zizmor: ignore[unpinned-uses] the branch is the boundary"
 _RUNNER_LINE = re.compile(r"^ *\{ cards = (\d+),.*\n", re.MULTILINE)
 
@@ -100,6 +105,7 @@ def _list_edits(old: GitHub, new: GitHub) -> dict[str, str]:
         rf"\b{re.escape(old.repository)}\b": new.repository,
         rf"@{re.escape(old.organization)}/": f"@{new.organization}/",
         rf"(?<=group: ){re.escape(old.runner_group)}$": new.runner_group,
+        **(_OLD_ARTIFACTS if new.is_enterprise_server else {}),
     }
 
 

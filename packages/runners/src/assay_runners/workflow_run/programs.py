@@ -9,9 +9,14 @@ from typing import Any
 
 from assay.errors import MachineError, UsageError
 
+_INSTALL = {
+    "aws": "install it from https://aws.amazon.com/cli",
+    "gh": "install it from https://cli.github.com, run `gh auth login`, and repeat the command",
+}
+
 
 def run_program(*words: str, seconds: int = 60, env: Mapping[str, str] | None = None) -> str:
-    """Run a program of GitHub-hosted machines. Returns: its output.
+    """Run gh or aws. Returns: its output.
 
     Raises: MachineError with its message if it is missing, fails or takes longer than `seconds`.
     """
@@ -26,7 +31,7 @@ def run_program(*words: str, seconds: int = 60, env: Mapping[str, str] | None = 
             words, capture_output=True, text=True, check=False, timeout=seconds, env=env
         )
     except FileNotFoundError:
-        raise MachineError(f"{words[0]} is not installed; GitHub-hosted machines have it") from None
+        raise MachineError(f"{words[0]} is not installed: {_INSTALL[words[0]]}") from None
     except subprocess.TimeoutExpired:
         raise MachineError(f"{call} took over {seconds} s") from None
     if done.returncode:

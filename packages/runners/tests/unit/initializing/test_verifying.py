@@ -210,5 +210,7 @@ def test_a_setting_that_gh_may_not_read_is_an_error(root: Path, programs: Progra
 
 def test_a_missing_gh_is_an_error(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
-    with pytest.raises(MachineError, match="gh is not installed"):
+    with pytest.raises(
+        MachineError, match=r"install it from https://cli\.github\.com, run `gh auth"
+    ):
         verify(root)
