@@ -74,17 +74,14 @@ class EvaluatedJob(_Model):
     """The file name of the workflow that the event started."""
     job: str
     """The path of ids from the calling job: "machines / run"."""
-    name: str
-    """The same path in the names that GitHub displays: "nvidia-4 / smoke"."""
     matrix: dict[str, Any]
     inputs: dict[str, str | bool | int | float]
     """The inputs of the dispatch or of the called workflow."""
     runs_on: RunsOn
     checkouts: tuple[str, ...]
-    """The commit of each actions/checkout; "OWNER/NAME@REF" for another repository."""
+    """The commit of each actions/checkout."""
     permissions: dict[str, Literal["read", "write"]] | None
-    """The permissions of its token, without "none". None stands for the repository's settings. A pull
-    request from a fork has no "write"."""
+    """The permissions of its token, without "none". None stands for the repository's settings."""
     environment: str | None
     timeout_minutes: int | float | None
     """None stands for GitHub's default."""
@@ -103,7 +100,6 @@ class FailedJob(_Model):
 
     workflow: str
     job: str
-    """"" if GitHub refuses the whole workflow."""
     message: str
 
 

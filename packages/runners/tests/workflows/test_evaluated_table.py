@@ -64,9 +64,9 @@ def evaluated() -> dict[str, EvaluatedCase]:
 
 
 def row(job: EvaluatedJob) -> Row:
-    assert len(set(job.checkouts)) <= 1, f"{job.name} checks out {job.checkouts}"
+    assert len(set(job.checkouts)) <= 1, f"{job.job} checks out {job.checkouts}"
     permissions = job.permissions
-    assert permissions is not None, f"{job.name} has what the repository's settings give"
+    assert permissions is not None, f"{job.job} has what the repository's settings give"
     return Row(
         workflow=job.workflow,
         job=job.job,
@@ -137,7 +137,7 @@ def test_a_forged_plan_reaches_no_machine(event: Event) -> None:
     reached, *found = evaluate(ROOT, [asked("reached", REACHED), *forged])
     assert [job.runs_on.labels for job in reached.jobs if job.runs_on.group] == [("assay-nvidia",)]
     for one in found:
-        assert [job.name for job in one.jobs if job.runs_on.group] == []
+        assert [job.job for job in one.jobs if job.runs_on.group] == []
         assert ("smoke.yml", "machines / run") in {(job.workflow, job.job) for job in one.skipped}
 
 
@@ -145,7 +145,7 @@ def test_a_new_commit_with_a_forged_plan_reaches_no_machine() -> None:
     event = pull_request("synchronize", labels=("smoke:nvidia",))
     (found,) = evaluate(ROOT, [asked("new commit", event, FORGED)])
     assert found.workflows["smoke.yml"] is False
-    assert [job.name for job in found.jobs if job.runs_on.group] == []
+    assert [job.job for job in found.jobs if job.runs_on.group] == []
 
 
 def test_planner_and_workflows_agree_on_every_combination() -> None:

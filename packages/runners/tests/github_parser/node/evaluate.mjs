@@ -5,7 +5,7 @@
 
 import { readFileSync } from "node:fs";
 
-import { JobError, makeContexts, resolve } from "./expressions.mjs";
+import { makeContexts, resolve } from "./expressions.mjs";
 import { findToken, InputError, parseFiles } from "./files.mjs";
 import { readDispatchInputs } from "./inputs.mjs";
 import { runWorkflow, walkJobs } from "./jobs.mjs";
@@ -13,14 +13,6 @@ import { isStarted } from "./triggers.mjs";
 
 function evaluateCase(given, files) {
   const report = { name: given.name, workflows: {}, jobs: [], skipped: [], errors: [] };
-  if (given.event_name === "workflow_dispatch") {
-    const known = Object.keys(files.own).map((file) => `.github/workflows/${file}`);
-    if (!known.includes(given.event.workflow)) {
-      throw new InputError(
-        `${given.name}: the workflow of the dispatch is not one of ${known.join(", ")}`,
-      );
-    }
-  }
   for (const [file, workflow] of Object.entries(files.own)) {
     report.workflows[file] = isStarted(file, workflow.events, given);
     if (report.workflows[file]) {
@@ -37,9 +29,7 @@ function startWorkflow(file, workflow, given, files, report) {
     files,
     repository: github.repository,
     sha: github.sha,
-    isFromFork: isFromFork(event_name, event),
     path: [],
-    names: [],
     ceiling: null,
     inputs: {},
     given: { outputs: given.outputs[file] ?? {}, results: given.results[file] ?? {} },
@@ -47,17 +37,8 @@ function startWorkflow(file, workflow, given, files, report) {
   };
   checkPermissions(workflow, run);
   if (event_name === "workflow_dispatch") {
-    try {
-      const declared = findToken(workflow.root, "on", "workflow_dispatch", "inputs");
-      run.inputs = readDispatchInputs(resolve(declared, {}) ?? {}, event.inputs ?? {});
-    } catch (error) {
-      if (!(error instanceof JobError)) {
-        throw error;
-      }
-      report.workflows[file] = false;
-      report.errors.push({ workflow: file, job: "", message: error.message });
-      return;
-    }
+    const declared = findToken(workflow.root, "on", "workflow_dispatch", "inputs");
+    run.inputs = readDispatchInputs(resolve(declared, {}) ?? {}, event.inputs ?? {});
   }
   run.contexts = makeContexts({
     github: {
@@ -80,14 +61,6 @@ function checkPermissions(workflow, run) {
       run.report.errors.push({ workflow: run.file, job: path, message });
     }
   }
-}
-
-function isFromFork(name, event) {
-  return (
-    name.startsWith("pull_request") &&
-    name !== "pull_request_target" &&
-    event.pull_request?.head?.repo?.full_name !== event.pull_request?.base?.repo?.full_name
-  );
 }
 
 async function main() {

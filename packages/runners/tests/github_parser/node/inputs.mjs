@@ -12,16 +12,7 @@ const EMPTY = { string: "", boolean: false, number: 0 };
  */
 export function readDispatchInputs(declared, given) {
   refuseUndeclared(declared, given);
-  return mapDeclared(declared, (name, { type = "string", required, default: otherwise }) => {
-    if (type !== "string") {
-      throw new JobError(`the input ${name} is a ${type}, which none of our workflows has`);
-    }
-    const text = toText(given[name] ?? otherwise ?? "");
-    if (required && text === "") {
-      throw new JobError(`the input ${name} is required, and not given`);
-    }
-    return text;
-  });
+  return mapDeclared(declared, (name, { default: otherwise }) => toText(given[name] ?? otherwise));
 }
 
 /**
@@ -57,9 +48,8 @@ function mapDeclared(declared, read) {
 }
 
 function refuseUndeclared(declared, given) {
-  for (const name of Object.keys(given)) {
-    if (!Object.hasOwn(declared, name)) {
-      throw new JobError(`the input ${name} is not declared`);
-    }
+  const name = Object.keys(given).find((one) => !Object.hasOwn(declared, one));
+  if (name !== undefined) {
+    throw new JobError(`the input ${name} is not declared`);
   }
 }

@@ -2,15 +2,12 @@
 
 import { data } from "@actions/expressions";
 
-import { describeJob, makeName } from "./describing.mjs";
+import { describeJob } from "./describing.mjs";
 import { isTrue, JobError, makeContexts, resolve, toText } from "./expressions.mjs";
-import { findToken, InputError } from "./files.mjs";
+import { findToken } from "./files.mjs";
 import { readCallInputs } from "./inputs.mjs";
 import { expandMatrix } from "./matrix.mjs";
 import { findExcess, narrow, readPermissions } from "./permissions.mjs";
-
-// The limit in GitHub's documentation of reusable workflows.
-const MAX_LEVELS = 4;
 
 /**
  * Yields every job of a workflow and of the workflows that it calls, also those that do not run.
@@ -19,10 +16,6 @@ const MAX_LEVELS = 4;
  * Yields: its path, and the permissions that its caller does not have.
  */
 export function* walkJobs(workflow, run) {
-  if (run.path.length >= MAX_LEVELS) {
-    const path = run.path.join(" / ");
-    throw new InputError(`${run.file}: ${path} is deeper than ${MAX_LEVELS} levels of workflows`);
-  }
   for (const job of workflow.jobs) {
     const token = findToken(workflow.root, "jobs", job.id.value);
     const path = [...run.path, job.id.value];
@@ -42,8 +35,8 @@ export function* walkJobs(workflow, run) {
 /**
  * Runs the jobs of a workflow in the order of their `needs`.
  *
- * run: {file, files, repository, contexts, path, names, ceiling, given, report}: the file of the workflow
- *     that the event started; the contexts; the ids, names and permissions of the calling jobs; the
+ * run: {file, files, repository, contexts, path, ceiling, given, report}: the file of the workflow
+ *     that the event started; the contexts; the ids and permissions of the calling jobs; the
  *     results and outputs of the case; and the report.
  * Returns: the result and the outputs of each job, by id.
  */
@@ -104,7 +97,6 @@ function runLegs(workflow, job, contexts, run) {
     const place = {
       ...run,
       path: [...run.path, job.id.value],
-      names: [...run.names, makeName(job, matrix, leg)],
       ceiling: effectivePermissions(workflow, token, run),
     };
     if (job.ref) {
@@ -148,23 +140,16 @@ function summarize(ended) {
   return worst ?? (results.every((result) => result === "skipped") ? "skipped" : "success");
 }
 
-/** Defines success() and its like, which check all earlier jobs and not only those in `needs`. */
+/** Defines success(), which checks all earlier jobs and not only those in `needs`, and always(). */
 function statusFunctions(above, done) {
-  const among = (names) =>
-    names.length > 0 ? names.map((name) => name.coerceString()) : [...above];
-  const results = (names) => among(names).map((name) => done.get(name)?.result);
-  const define = (name, maxArgs, call) => ({
+  const all = [...above].every((name) => done.get(name)?.result === "success");
+  const define = (name, value) => ({
     name,
     minArgs: 0,
-    maxArgs,
-    call: (...names) => new data.BooleanData(call(results(names))),
+    maxArgs: 0,
+    call: () => new data.BooleanData(value),
   });
-  return [
-    define("success", Number.MAX_SAFE_INTEGER, (all) => all.every((one) => one === "success")),
-    define("failure", Number.MAX_SAFE_INTEGER, (all) => all.includes("failure")),
-    define("cancelled", 0, (all) => all.includes("cancelled")),
-    define("always", 0, () => true),
-  ];
+  return [define("success", all), define("always", true)];
 }
 
 function declaredPermissions(workflow, token) {

@@ -31,19 +31,6 @@ export function findExcess(own, ceiling) {
     .map(([scope, level]) => `${scope}: ${level}`);
 }
 
-/** Reduces the permissions for a pull request from a fork: GitHub turns "write" into "read". */
-export function withoutWriting(own) {
-  return (
-    own &&
-    keepAbove(
-      Object.entries(own)
-        // id-token has no level "read".
-        .filter(([scope]) => scope !== "id-token")
-        .map(([scope, level]) => [scope, lower(level, "read")]),
-    )
-  );
-}
-
 function keepAbove(entries) {
   return Object.fromEntries(entries.filter(([, level]) => level !== "none"));
 }

@@ -25,38 +25,30 @@ export function isStarted(file, events, given) {
   if (name === "workflow_dispatch") {
     return event.workflow === `.github/workflows/${file}`;
   }
-  const { types = DEFAULT_TYPES[name], branches, tags, ...others } = events[name];
-  const unknown = [
-    ...Object.keys(others),
-    ...[...(branches ?? []), ...(tags ?? [])].filter((one) => !/^[\w./-]+\*?$/.test(one)),
-  ];
-  if (unknown.length > 0) {
-    throw new InputError(`${file} filters by ${unknown.join(", ")}, which is not evaluated`);
+  const { types = DEFAULT_TYPES[name], ...filters } = events[name];
+  if (name === "push") {
+    return isPushed(file, filters, event.ref);
   }
+  refuse(file, Object.keys(filters));
+  return types === undefined || types.includes(event.action);
+}
+
+function isPushed(file, { branches, tags, ...others }, ref) {
+  const patterns = [...(branches ?? []), ...(tags ?? [])];
+  refuse(file, [...Object.keys(others), ...patterns.filter((one) => !/^[\w./-]+\*?$/.test(one))]);
+  const [, kind, name] = /^refs\/(heads|tags)\/(.+)$/s.exec(ref);
   return (
-    (types === undefined || types.includes(event.action)) &&
-    ((branches === undefined && tags === undefined) ||
-      matches(branches, /^refs\/heads\/(.+)$/s, refOf(name, event)) ||
-      matches(tags, /^refs\/tags\/(.+)$/s, refOf(name, event)))
+    patterns.length === 0 ||
+    ((kind === "heads" ? branches : tags) ?? []).some((pattern) =>
+      pattern.endsWith("*")
+        ? name.startsWith(pattern.slice(0, -1)) && !name.slice(pattern.length - 1).includes("/")
+        : name === pattern,
+    )
   );
 }
 
-/** Checks that `ref` has the form `kind`, and a name that one of `patterns` matches. */
-function matches(patterns = [], kind, ref) {
-  const name = kind.exec(ref ?? "")?.[1];
-  return patterns.some((pattern) =>
-    pattern.endsWith("*")
-      ? name?.startsWith(pattern.slice(0, -1)) && !name.slice(pattern.length - 1).includes("/")
-      : name === pattern,
-  );
-}
-
-/** Returns what is pushed, or the target of a merge. */
-function refOf(name, event) {
-  return {
-    push: event.ref,
-    merge_group: event.merge_group?.base_ref,
-    pull_request: `refs/heads/${event.pull_request?.base?.ref}`,
-    pull_request_target: `refs/heads/${event.pull_request?.base?.ref}`,
-  }[name];
+function refuse(file, filters) {
+  if (filters.length > 0) {
+    throw new InputError(`${file} filters by ${filters.join(", ")}, which is not evaluated`);
+  }
 }

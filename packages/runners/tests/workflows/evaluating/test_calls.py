@@ -16,7 +16,6 @@ CALLER = """
     on: push
     jobs:
       machines:
-        name: ${{ matrix.target }}
         strategy:
           matrix:
             include: [{target: nvidia, minutes: 30}, {target: amd-4, minutes: 45}]
@@ -43,7 +42,6 @@ CALLED = """
     permissions: {}
     jobs:
       run:
-        name: smoke
         if: inputs.target != 'nobody'
         runs-on: {group: accelerators, labels: 'assay-${{ inputs.target }}'}
         timeout-minutes: ${{ inputs.minutes }}
@@ -61,10 +59,7 @@ def test_a_called_workflow_runs_once_for_each_combination(evaluate_event: Evalua
     case = evaluate_event({"one": CALLER, "called": CALLED}, "push", PUSH)
     assert case.errors == ()
     assert case.workflows == {"one.yml": True, "called.yml": False}
-    assert [(job.workflow, job.job, job.name) for job in case.jobs] == [
-        ("one.yml", "machines / run", "nvidia / smoke"),
-        ("one.yml", "machines / run", "amd-4 / smoke"),
-    ]
+    assert [(job.workflow, job.job) for job in case.jobs] == [("one.yml", "machines / run")] * 2
     first = case.jobs[0]
     assert first.inputs == {"target": "nvidia", "minutes": 30, "note": "77-note"}
     assert (first.runs_on.group, first.runs_on.labels) == ("accelerators", ("assay-nvidia",))
@@ -138,17 +133,6 @@ def test_a_workflow_of_another_repository_must_be_given(evaluate_event: Evaluate
     assert [job.job for job in case.jobs] == ["machines / run", "machines / run"]
     with pytest.raises(UsageError, match=f"one.yml uses {uses}, which is not given"):
         evaluate_event({"one": caller}, "push", PUSH)
-
-
-def test_a_workflow_that_calls_itself_is_an_error(evaluate_event: Evaluate) -> None:
-    text = """
-    on: [push, workflow_call]
-    jobs:
-      again:
-        uses: ./.github/workflows/one.yml
-    """
-    with pytest.raises(UsageError, match="again / again / again / again is deeper than 4 levels"):
-        evaluate_event({"one": text}, "push", PUSH)
 
 
 def test_a_workflow_without_workflow_call_cannot_be_called(evaluate_event: Evaluate) -> None:

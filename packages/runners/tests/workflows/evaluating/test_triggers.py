@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from assay.errors import UsageError
+from assay.errors import MachineError, UsageError
 from packages.runners.tests.github_parser.workflows import EvaluatedCase
 
 Evaluate = Callable[..., EvaluatedCase]
@@ -35,12 +35,10 @@ def on(text: str) -> dict[str, str]:
         ("[pull_request_target]", "pull_request", "opened", False),
         ("{pull_request: {types: [labeled]}}", "pull_request", "labeled", True),
         ("{pull_request: {types: [labeled]}}", "pull_request", "opened", False),
-        ("{pull_request: {branches: [main]}}", "pull_request", "opened", True),
-        ("{pull_request: {branches: [next]}}", "pull_request", "opened", False),
         ("issues", "issues", "pinned", True),
     ],
 )
-def test_types_and_branches_select_pull_requests(
+def test_types_select_pull_requests(
     evaluate_event: Evaluate,
     pull_request: dict[str, Any],
     events: str,
@@ -83,13 +81,15 @@ def test_a_push_is_filtered_by_its_branch_or_tag(
         ("{push: {tags-ignore: [v1]}}", "one.yml filters by tags-ignore, which"),
         ("{push: {branches: ['r/**', '!r/1']}}", r"one.yml filters by r/\*\*, !r/1, which"),
         ("{push: {branches-ignore: [wip]}}", "one.yml filters by branches-ignore, which"),
+        ("{merge_group: {branches: [main]}}", "one.yml filters by branches, which"),
     ],
 )
 def test_a_filter_that_no_workflow_of_ours_has_is_an_error(
     evaluate_event: Evaluate, filters: str, message: str
 ) -> None:
+    event_name = filters[1:].partition(":")[0]
     with pytest.raises(UsageError, match=message):
-        evaluate_event(on(filters), "push", PUSH)
+        evaluate_event(on(filters), event_name, PUSH)
 
 
 @pytest.mark.parametrize(
@@ -109,8 +109,6 @@ def test_a_dispatch_starts_only_the_workflow_it_names(evaluate_event: Evaluate) 
     event = {"workflow": ".github/workflows/two.yml"}
     case = evaluate_event(workflows, "workflow_dispatch", event)
     assert case.workflows == {"one.yml": False, "three.yml": False, "two.yml": True}
-    with pytest.raises(UsageError, match=r"the dispatch is not one of .github/workflows/one.yml"):
-        evaluate_event(workflows, "workflow_dispatch", {"workflow": "one.yml"})
 
 
 @pytest.mark.parametrize("event_name", ["push", "workflow_call"])
@@ -120,8 +118,8 @@ def test_no_event_starts_a_called_workflow(evaluate_event: Evaluate, event_name:
 
 
 def test_a_merge_group_starts(evaluate_event: Evaluate) -> None:
-    event = {"action": "checks_requested", "merge_group": {"base_ref": "refs/heads/main"}}
-    text = "{merge_group: {types: [checks_requested], branches: [main]}}"
+    event = {"action": "checks_requested"}
+    text = "{merge_group: {types: [checks_requested]}}"
     assert evaluate_event(on(text), "merge_group", event).workflows["one.yml"]
 
 
@@ -150,17 +148,6 @@ def test_inputs_of_a_dispatch_have_their_defaults_also_in_the_payload(
     assert job.runs_on.labels == ("large-large",)
 
 
-@pytest.mark.parametrize(
-    ("inputs", "message"),
-    [
-        ({}, "the input model is required, and not given"),
-        ({"model": ""}, "the input model is required, and not given"),
-        ({"model": "m", "colour": "red"}, "the input colour is not declared"),
-    ],
-)
-def test_a_dispatch_with_wrong_inputs_starts_nothing(
-    evaluate_event: Evaluate, inputs: dict[str, str], message: str
-) -> None:
-    case = dispatch(evaluate_event, DISPATCH, **inputs)
-    assert (case.workflows, case.jobs) == ({"one.yml": False}, ())
-    assert [(error.job, error.message) for error in case.errors] == [("", message)]
+def test_an_input_that_a_dispatch_does_not_declare_is_an_error(evaluate_event: Evaluate) -> None:
+    with pytest.raises(MachineError, match="the input colour is not declared"):
+        dispatch(evaluate_event, DISPATCH, model="m", colour="red")
