@@ -167,7 +167,13 @@ def test_each_wrong_setting_is_one_line_with_its_page(
     assert sentence in line
 
 
-@pytest.mark.parametrize(("plan", "num_lines"), [("team", 0), ("public", 2 + len(LABELS) + 2)])
+NUM_WRONG = 2 + len(LABELS) + 2
+
+
+@pytest.mark.parametrize(
+    ("plan", "num_lines"),
+    [("team", GITHUB.is_enterprise_server * NUM_WRONG), ("public", NUM_WRONG)],
+)
 def test_what_the_plan_lacks_is_not_wrong(
     root: Path, programs: Programs, plan: str, num_lines: int
 ) -> None:
