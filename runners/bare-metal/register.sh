@@ -13,7 +13,7 @@
 # ASSAY_*                from the environment file
 # STATE_DIRECTORY        contains the folders of the job
 # CREDENTIALS_DIRECTORY  contains the file `credential` of a GitHub App or person that may write the organization's
-#                        self-hosted runners: the App's client ID and below it its private key, or a token
+#                        self-hosted runners: the App's ID and below it its private key, or a token
 # ASSAY_POLL_SECONDS     the interval between checks of the job, default 10
 # ASSAY_RETRY_SECONDS    the wait after the second failure in a row, about doubled after each further
 #                        one, default 30
@@ -116,8 +116,9 @@ call_github() { # TOKEN ARGUMENTS...
         --header "Accept: application/vnd.github+json" --header "X-GitHub-Api-Version: 2022-11-28" "${@:2}"
 }
 
-read_key() { # KEY
-    python3 -I -c 'import json, sys; print(json.load(sys.stdin)[sys.argv[1]])' "$1"
+# Without an answer, curl has said why.
+read_field() { # NAME
+    python3 -I -c 'import json, sys; print(json.load(sys.stdin)[sys.argv[1]])' "$1" 2>/dev/null
 }
 
 encode() {
@@ -126,11 +127,11 @@ encode() {
 
 # https://docs.github.com/en/apps/creating-github-apps/authenticating-with-a-github-app/generating-a-json-web-token-jwt-for-a-github-app
 sign_as_app() {
-    local now client words
+    local now app words
     now=$(date +%s)
-    read -r client <"$credential"
+    read -r app <"$credential"
     words=$(printf '{"alg":"RS256","typ":"JWT"}' | encode)
-    words+=.$(printf '{"iat":%d,"exp":%d,"iss":"%s"}' $((now - 60)) $((now + 300)) "$client" | encode)
+    words+=.$(printf '{"iat":%d,"exp":%d,"iss":"%s"}' $((now - 60)) $((now + 300)) "$app" | encode)
     echo "$words.$(printf %s "$words" | openssl dgst -sha256 -sign "$credential" | encode)"
 }
 
@@ -139,8 +140,8 @@ find_token() {
     local signed installation
     grep -q "PRIVATE KEY" "$credential" || { cat "$credential" && return; }
     signed=$(sign_as_app)
-    installation=$(call_github "$signed" "$organization/installation" | read_key id) &&
-        call_github "$signed" --request POST "$api/app/installations/$installation/access_tokens" | read_key token
+    installation=$(call_github "$signed" "$organization/installation" | read_field id) &&
+        call_github "$signed" --request POST "$api/app/installations/$installation/access_tokens" | read_field token
 }
 
 find_group() { # TOKEN
@@ -160,7 +161,7 @@ name, group, label = sys.argv[1:]
 print(json.dumps({"name": name, "runner_group_id": int(group), "labels": [label], "work_folder": "_work"}))
 ' "$name" "$2" "$ASSAY_LABEL")
     call_github "$1" --request POST --data "$body" "$organization/actions/runners/generate-jitconfig" |
-        read_key encoded_jit_config
+        read_field encoded_jit_config
 }
 
 # The runner writes this log when a job starts.
@@ -202,8 +203,8 @@ fi
 export ACTIONS_RUNNER_RETURN_VERSION_DEPRECATED_EXIT_CODE=1 RUNNER_MANUALLY_TRAP_SIG=1
 
 is_healthy || exit 75
-token=$(find_token) || try_later "GitHub gives no token to the App of $ASSAY_ORGANISATION"
-group=$(find_group "$token") || try_later "GitHub does not list the runner groups of $ASSAY_ORGANISATION"
+token=$(find_token) || try_later "GitHub gives the App no token for $ASSAY_ORGANISATION: check its ID, key and installation"
+group=$(find_group "$token") || try_later "GitHub does not list the runner groups of $ASSAY_ORGANISATION: check the credential"
 [ -n "$group" ] || try_later "$ASSAY_ORGANISATION has no runner group $ASSAY_RUNNER_GROUP"
 jitconfig=$(generate_jitconfig "$token" "$group") || try_later "GitHub gives no configuration for $ASSAY_LABEL"
 run_job "$jitconfig"

@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import urlsplit
 
-TOKEN, CLIENT, INSTALLATION = "github_pat_of_nobody", "Iv23liOfNobody", 42
+TOKEN, APP_ID, INSTALLATION = "github_pat_of_nobody", "123456", 42
 GROUPS = "/orgs/acme-org/actions/runner-groups"
 CONFIGURATION = "/orgs/acme-org/actions/runners/generate-jitconfig"
 OF_APP = "/orgs/acme-org/installation"
@@ -50,7 +50,7 @@ class LocalGitHub(ThreadingHTTPServer):
         number = pow(int.from_bytes(_decode(signature)), 65537, self.modulus)
         return (
             head["alg"] == "RS256"
-            and claims["iss"] == CLIENT
+            and claims["iss"] == APP_ID
             and 50 < time.time() - claims["iat"] < 90
             and 0 < claims["exp"] - time.time() < 600
             and number.to_bytes(256) == padded

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from packages.runners.tests.local_github import (
-    CLIENT,
+    APP_ID,
     CONFIGURATION,
     GROUPS,
     OF_APP,
@@ -139,7 +139,7 @@ def test_the_runner_gets_the_configuration_and_nobody_the_credential(
     machine: Machine, key: Path, by_app: bool
 ) -> None:
     if by_app:
-        machine.credential.write_text(f"{CLIENT}\n{key.read_text()}")
+        machine.credential.write_text(f"{APP_ID}\n{key.read_text()}")
     done = machine.register()
     assert (done.returncode, done.stderr) == (0, "")
     heard = [path.partition("?")[0] for path, _, _ in machine.github.heard]
@@ -156,17 +156,18 @@ def test_the_runner_gets_the_configuration_and_nobody_the_credential(
     assert "SklU" not in machine.saw("run-arguments") + machine.saw("setpriv")
 
 
-@pytest.mark.parametrize("wrong", ["the key of nobody", "the client of nobody", "no installation"])
+@pytest.mark.parametrize("wrong", ["the key of nobody", "the ID of nobody", "no installation"])
 def test_an_app_without_access_gets_no_token(machine: Machine, key: Path, wrong: str) -> None:
-    client = "nobody" if wrong == "the client of nobody" else CLIENT
-    machine.credential.write_text(f"{client}\n{key.read_text()}")
+    app = "nobody" if wrong == "the ID of nobody" else APP_ID
+    machine.credential.write_text(f"{app}\n{key.read_text()}")
     if wrong == "the key of nobody":
         machine.github.modulus += 2
     if wrong == "no installation":
         del machine.github.answers[OF_APP]
     done = machine.register()
     assert done.returncode == 1
-    assert done.stderr.splitlines()[-1] == "assay: GitHub gives no token to the App of acme-org"
+    message = "GitHub gives the App no token for acme-org: check its ID, key and installation"
+    assert done.stderr.splitlines()[1:] == [f"assay: {message}"]  # after the line of curl
     assert [path for path, _, _ in machine.github.heard] == [OF_APP]
     assert machine.saw("run-environment") == ""
 
@@ -228,7 +229,7 @@ def test_leftovers_of_the_last_job_are_deleted(machine: Machine) -> None:
 @pytest.mark.parametrize(
     ("path", "answer", "message"),
     [
-        (GROUPS, None, "GitHub does not list the runner groups of acme-org"),
+        (GROUPS, None, "GitHub does not list the runner groups of acme-org: check the credential"),
         (GROUPS, {"runner_groups": []}, "acme-org has no runner group rockets"),
         (CONFIGURATION, None, "GitHub gives no configuration for assay-acme-8"),
         (CONFIGURATION, {"x": 1}, "GitHub gives no configuration for assay-acme-8"),
