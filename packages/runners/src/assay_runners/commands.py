@@ -51,7 +51,7 @@ def plan(
     ] = False,
     root: _Root = Path(),
 ) -> None:
-    """Plan the jobs that a GitHub event starts.
+    """Plan the jobs that a label or an event of GitHub starts.
 
     Example: assay runners plan smoke:nvidia --explain
 
@@ -128,7 +128,7 @@ def rehearse(
     ] = None,
     root: _Root = Path(),
 ) -> None:
-    """Run the jobs of an event here, in a clean clone.
+    """Run the jobs of a label or an event here, in a clean clone.
 
     The CPU replaces every accelerator, one Python runs everything, and the summary is printed. A page
     has the jobs, the sessions with their times and reports, and the summaries.
