@@ -153,10 +153,14 @@ class Runner(BaseModel):
     kind: RunnerKind
 
     @property
+    def suffix(self) -> str:
+        """The end of its target and of the names of its files: "", "-4"."""
+        return "" if self.kind.cards <= 1 else f"-{self.kind.cards}"
+
+    @property
     def target(self) -> str:
         """The name in labels of pull requests and in dispatches: "nvidia", "nvidia-4"."""
-        cards = self.kind.cards
-        return self.vendor.name if cards <= 1 else f"{self.vendor.name}-{cards}"
+        return f"{self.vendor.name}{self.suffix}"
 
     @property
     def label(self) -> str:

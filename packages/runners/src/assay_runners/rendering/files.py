@@ -95,11 +95,10 @@ def _render_vendor(vendor: Vendor, github: GitHub) -> Iterator[tuple[str, str]]:
     if vendor.image:
         yield "Containerfile", _fill("Containerfile", **values)
     for runner in runners:
-        cards = runner.target.removeprefix(vendor.name)  # "", "-4"
-        yield f"runner{cards}.env", _fill("runner.env", runner=runner, **values)
+        yield f"runner{runner.suffix}.env", _fill("runner.env", runner=runner, **values)
         if vendor.image:
-            yield f"values{cards}.yaml", _fill("values.yaml", runner=runner, **values)
-            yield f"pod{cards}.yaml", _fill("pod.yaml", runner=runner, **values)
+            yield f"values{runner.suffix}.yaml", _fill("values.yaml", runner=runner, **values)
+            yield f"pod{runner.suffix}.yaml", _fill("pod.yaml", runner=runner, **values)
 
 
 def _fill(name: str, **values: object) -> str:

@@ -1,12 +1,14 @@
 import plistlib
+import re
 import subprocess
 from collections.abc import Mapping
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import pytest
 
+from assay_runners.fleet.entries import Fleet
 from assay_runners.fleet.reading import read_fleet
-from assay_runners.rendering.files import HEADER, find_outdated
+from assay_runners.rendering.files import HEADER, find_outdated, render_fleet
 
 ROOT = Path(__file__).resolve().parents[5]
 
@@ -146,6 +148,19 @@ def test_the_readme_names_labels_resources_and_unverified_fields(
     assert "Nobody has confirmed" not in rendered["plain/README.md"]
 
 
+def test_every_file_that_a_page_names_exists(fleet: Fleet) -> None:
+    acme, *others = fleet.vendors
+    for runners in (acme.runners, acme.runners[1:]):
+        changed = acme.model_copy(update={"runners": runners})
+        files = render_fleet(fleet.model_copy(update={"vendors": (changed, *others)}))
+        page = files[PurePosixPath("runners/acme/README.md")]
+        named = re.findall(r"\b(?:runner|pod|values)[\w-]*\.(?:env|yaml)", page)
+        assert "runner-8.env" in named
+        assert {f"runners/acme/{name}" for name in named} - set(map(str, files)) == set()
+        units = re.findall(r"assay-runner@([\w-]+)`", page)
+        assert set(units) == ({"TARGET"} if len(runners) > 1 else {"acme-8"})
+
+
 def test_the_overview_has_a_line_for_each_vendor(rendered: Mapping[str, str]) -> None:
     rows = [line for line in rendered["README.md"].splitlines() if line.startswith("| [")]
     assert rows == [
@@ -162,7 +177,7 @@ def test_the_readme_of_a_vendor_without_pods_mentions_no_cluster(
     assert "| `assay-slab` | 1 | `smoke` | 20 min | [runner.env](runner.env) |" in readme
     assert "docker" not in readme
     assert "helm" not in readme
-    assert "sudo runners/bare-metal/bootstrap.sh runners/slab/runner.env" in readme
+    assert "settings=runners/slab/runner.env\n" in readme
     assert "launchctl bootout system/org.assay.runner.slab" in readme
     assert "systemctl" not in readme
 
