@@ -84,9 +84,7 @@ BY_HAND = (
         night(8),
     ),
     Case(
-        "the night by hand, for a branch",
-        dispatch("nightly.yml", ref=BRANCH),
-        night(8, ref=BRANCH),
+        "the night by hand, for a branch", dispatch("nightly.yml", ref=BRANCH), night(8, ref=BRANCH)
     ),
     Case(
         "bench of a branch",

@@ -134,11 +134,7 @@ CASES = (
     Case("no file is known", pull_request("opened", changed=None), ci(MERGE)),
     Case("no file changed", pull_request("opened", changed=()), ci(MERGE)),
     Case("edited", pull_request("edited"), says="edited"),
-    Case(
-        "opened with a label",
-        pull_request("opened", labels=("smoke:nvidia",)),
-        ci(MERGE),
-    ),
+    Case("opened with a label", pull_request("opened", labels=("smoke:nvidia",)), ci(MERGE)),
     Case(
         "aimed at another branch",
         pull_request("edited", changes={"base": {"ref": {"from": "release/1.x"}}}),

@@ -12,13 +12,7 @@ from assay.runs import Progress
 from assay.verdicts import Outcome
 from assay_runners.fleet.reading import read_fleet
 from assay_runners.planning.events import Event
-from assay_runners.planning.plan import (
-    MachineJob,
-    Plan,
-    SessionCall,
-    explain_plan,
-    summarize_plan,
-)
+from assay_runners.planning.plan import MachineJob, Plan, SessionCall, explain_plan, summarize_plan
 from assay_runners.planning.rules import make_plan
 from assay_runners.running.machine_job import Checkout, JobResult, SessionResult, run_machine_job
 from assay_runners.running.rehearsal_page import RehearsedJob, write_page

@@ -85,11 +85,7 @@ def test_labels_fit_the_limit_of_the_chart() -> None:
         ("timeout_minutes = 60", "timeout_minutes = 900", "[acme]: runners[1].timeout_minutes"),
         ("health = {", 'unverified = ["helth"]\nhealth = {', "helth is not a field"),
         ('image.base = "acme/pytorch:2.1"', "", "a pod with a device needs one"),
-        (
-            'sessions = ["smoke"]',
-            "sessions = []",
-            "[acme]: runners[2].sessions: Tuple should have",
-        ),
+        ('sessions = ["smoke"]', "sessions = []", "[acme]: runners[2].sessions: Tuple should have"),
         ("[acme]", "acme = 1\n[other]", "acme is outside of a vendor's table"),
         ("[acme]", "[acme", "Expected ']'"),
         (ENTRY, "", "has no vendor"),

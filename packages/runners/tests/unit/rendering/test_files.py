@@ -73,9 +73,7 @@ def test_the_container_has_the_vendors_image_the_runner_and_both_health_hooks(
     assert lines[-1] == 'CMD ["/home/runner/run.sh"]'
 
 
-def test_quotes_and_dollars_in_a_value_reach_the_container(
-    rendered: Mapping[str, str],
-) -> None:
+def test_quotes_and_dollars_in_a_value_reach_the_container(rendered: Mapping[str, str]) -> None:
     assert (
         r'ENV ROCKET_FUEL="don'
         r"'"

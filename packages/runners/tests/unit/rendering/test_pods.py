@@ -39,9 +39,7 @@ def values(rendered: Mapping[str, str]) -> dict[str, Any]:
     return load(rendered["acme/values-8.yaml"])
 
 
-def test_values_have_the_label_the_resource_and_the_scheduler(
-    values: dict[str, Any],
-) -> None:
+def test_values_have_the_label_the_resource_and_the_scheduler(values: dict[str, Any]) -> None:
     spec = values.pop("template")["spec"]
     assert values == {
         "githubConfigUrl": "https://github.com/acme-org",
@@ -90,9 +88,7 @@ def test_a_pod_has_only_the_privileges_of_its_job(values: dict[str, Any]) -> Non
     assert spec["activeDeadlineSeconds"] == 7200
 
 
-def test_a_pod_without_cards_has_no_device_and_no_models(
-    rendered: Mapping[str, str],
-) -> None:
+def test_a_pod_without_cards_has_no_device_and_no_models(rendered: Mapping[str, str]) -> None:
     spec = load(rendered["plain/values.yaml"])["template"]["spec"]
     assert "resources" not in spec["containers"][0]
     assert "schedulerName" not in spec

@@ -9,12 +9,7 @@ from assay_runners.checking.workflow_files.scalars import expressions_in, mentio
 _HEAD = "github.event.pull_request.head.sha"
 # The expressions, normalized, that name an exact commit, and whether they still do under a label.
 # `inputs.sha` is as exact as the callers' value, and the callers have to keep the same rule.
-_EXACT = {
-    "github.sha": False,
-    "inputs.sha": True,
-    _HEAD: True,
-    f"{_HEAD}||github.sha": True,
-}
+_EXACT = {"github.sha": False, "inputs.sha": True, _HEAD: True, f"{_HEAD}||github.sha": True}
 _COMPARISON = 'test "$(git rev-parse HEAD)" = "$SHA"'
 
 
