@@ -34,6 +34,16 @@ class _Api:
         pages = self.ask("--paginate", "--slurp", f"{path}?per_page=100")
         return [one for page in pages for one in (page[key] if key else page)]
 
+    def find(self, path: str) -> _Object:
+        """Return the object, {} if there is none."""
+        try:
+            found: _Object = self.ask(path)
+        except MachineError as error:
+            if "HTTP 404" not in str(error):
+                raise
+            return {}
+        return found
+
 
 @dataclass(frozen=True)
 class ComparedSettings:
@@ -42,7 +52,7 @@ class ComparedSettings:
     wrong: list[str]
     """A sentence for each, with the page on which to change it."""
     unseen: list[str]
-    """A sentence for each fact about a runner that GitHub does not show."""
+    """A sentence for each fact that GitHub does not show."""
 
 
 def compare_settings(fleet: Fleet) -> ComparedSettings:
@@ -53,16 +63,24 @@ def compare_settings(fleet: Fleet) -> ComparedSettings:
     organization = (
         f"https://{fleet.github.server}/organizations/{fleet.github.organization}/settings/actions"
     )
+    variables = {
+        one["name"]
+        for kind in ("variables", "organization-variables")
+        for one in api.list_all(f"{api.repository}/actions/{kind}", "variables")
+    }
     found = (
         (f"{organization}/runner-groups", _find_group_problems(api, fleet, unseen)),
-        (f"{repository}/settings/environments", _find_environment_problems(api, fleet)),
+        (f"{repository}/settings/environments", _find_environment_problems(api, fleet, variables)),
         (f"{repository}/settings/access", _find_team_problems(api)),
         (f"{repository}/settings/branches", _find_branch_problems(api)),
         (f"{repository}/settings/actions", _find_permission_problems(api)),
         (f"{repository}/labels", _find_label_problems(api, fleet)),
-        (f"{repository}/settings/variables/actions", _find_variable_problems(api)),
+        (f"{repository}/settings/variables/actions", _find_variable_problems(api, variables)),
     )
     wrong = [f"{place}: {problem}" for place, problems in found for problem in problems]
+    apps = api.list_all(f"orgs/{fleet.github.organization}/installations", "installations")
+    if all(one["permissions"].get("organization_self_hosted_runners") != "write" for one in apps):
+        unseen.append("no GitHub App may register runners; machines without one need a token")
     return ComparedSettings(wrong, unseen)
 
 
@@ -74,10 +92,13 @@ def _find_group_problems(api: _Api, fleet: Fleet, unseen: list[str]) -> Iterator
         yield f"the group {github.runner_group} does not exist"
         return
     path = f"orgs/{github.organization}/actions/runner-groups/{group['id']}"
+    allowed = {"all repositories"}
     if group["visibility"] == "selected":
-        allowed = api.list_all(f"{path}/repositories", "repositories")
-        if github.repository not in {one["full_name"] for one in allowed}:
-            yield f"the group {github.runner_group} is not for {github.repository}"
+        listed = api.list_all(f"{path}/repositories", "repositories")
+        allowed = {one["full_name"] for one in listed}
+    if allowed != {github.repository}:
+        named = ", ".join(sorted(allowed)) or "no repository"
+        yield f"the group {github.runner_group} is for {named}, not for {github.repository} alone"
     if not group["allows_public_repositories"] and not api.ask(api.repository)["private"]:
         yield f"the group {github.runner_group} is not for public repositories"
     workflow = (
@@ -91,10 +112,13 @@ def _find_group_problems(api: _Api, fleet: Fleet, unseen: list[str]) -> Iterator
 
 def _find_runner_problems(runners: list[_Object], fleet: Fleet, unseen: list[str]) -> Iterator[str]:
     pinned = fleet.github.runner_version
-    for label in (one.label for one in fleet.runners()):
+    for runner in fleet.runners():
+        label = runner.label
         own = [one for one in runners if label in {each["name"] for each in one["labels"]}]
-        if not own:
+        if not own and runner.vendor.image:
             unseen.append(f"{label} has no registered runner, as a scale set without a job")
+        elif not own:
+            yield f"no runner has registered with the label {label}"
         elif all(one["status"] != "online" for one in own):
             yield f"no runner with the label {label} is online: {', '.join(one['name'] for one in own)}"
         for one in own:
@@ -109,7 +133,7 @@ def _numbers_of(version: str) -> list[int]:
     return [int(part) for part in version.split(".")]
 
 
-def _find_environment_problems(api: _Api, fleet: Fleet) -> Iterator[str]:
+def _find_environment_problems(api: _Api, fleet: Fleet, variables: set[str]) -> Iterator[str]:
     listed = api.list_all(f"{api.repository}/environments", "environments")
     environments = {one["name"]: one for one in listed}
     for name in (*(one.label for one in fleet.runners()), "bench", "recapture"):
@@ -118,6 +142,8 @@ def _find_environment_problems(api: _Api, fleet: Fleet) -> Iterator[str]:
             rule["type"] == "required_reviewers" and rule["reviewers"] for rule in rules
         ):
             yield f"the environment {name} has no required reviewers"
+    if "ASSAY_REAPER_ROLE" not in variables:
+        return
     protected = api.github.protected_ref
     policy = environments.get("reaper", {}).get("deployment_branch_policy") or {}
     branches: list[_Object] = []
@@ -140,12 +166,7 @@ def _find_branch_problems(api: _Api) -> Iterator[str]:
     rules: dict[str, list[_Object]] = {}
     for rule in api.list_all(f"{api.repository}/rules/branches/{branch}"):
         rules.setdefault(rule["type"], []).append(rule.get("parameters") or {})
-    try:
-        classic = api.ask(f"{api.repository}/branches/{branch}/protection")
-    except MachineError as error:
-        if "HTTP 404" not in str(error):
-            raise
-        classic = {}
+    classic = api.find(f"{api.repository}/branches/{branch}/protection")
     checks = {
         check["context"]
         for rule in rules.get("required_status_checks", ())
@@ -165,9 +186,8 @@ def _find_branch_problems(api: _Api) -> Iterator[str]:
 
 
 def _find_permission_problems(api: _Api) -> Iterator[str]:
-    if not api.ask(f"{api.repository}/actions/permissions/workflow")[
-        "can_approve_pull_request_reviews"
-    ]:
+    permissions = api.ask(f"{api.repository}/actions/permissions/workflow")
+    if not permissions["can_approve_pull_request_reviews"]:
         yield "GitHub Actions may not create pull requests"
 
 
@@ -177,14 +197,13 @@ def _find_label_problems(api: _Api, fleet: Fleet) -> Iterator[str]:
         yield f"these labels do not exist: {', '.join(missing)}"
 
 
-def _find_variable_problems(api: _Api) -> Iterator[str]:
-    known = {
-        one["name"]
-        for kind in ("variables", "organization-variables")
-        for one in api.list_all(f"{api.repository}/actions/{kind}", "variables")
-    }
-    if "ASSAY_TORCH_INDEX" not in known:
+def _find_variable_problems(api: _Api, variables: set[str]) -> Iterator[str]:
+    if "ASSAY_TORCH_INDEX" not in variables:
         yield "ASSAY_TORCH_INDEX is not set"
     reaper = {"ASSAY_REAPER_ROLE", "ASSAY_REAPER_REGION"}
-    if reaper & known and reaper - known:
-        yield f"{', '.join(reaper - known)} is not set"
+    if reaper & variables and reaper - variables:
+        yield f"{', '.join(reaper - variables)} is not set"
+    if "ASSAY_SITE" not in variables:
+        return
+    if api.find(f"{api.repository}/pages").get("build_type") != "workflow":
+        yield "ASSAY_SITE is set, but the source of Pages is not GitHub Actions"

@@ -18,6 +18,7 @@ GROUP = f"{ORGANIZATION}/actions/runner-groups"
 BRANCH = GITHUB.protected_ref
 LABELS = [one.label for one in FLEET.runners()]
 UNSEEN = "has no registered runner, as a scale set without a job"
+REAPER = [{"name": "ASSAY_REAPER_ROLE"}, {"name": "ASSAY_REAPER_REGION"}]
 
 
 def environment(name: str, *reviewers: str) -> dict[str, Any]:
@@ -65,7 +66,12 @@ RIGHT: dict[str, Any] = {
         for name in ("cpu", "nvidia", "nvidia-4", "amd", "intel", "gaudi", "gaudi-8", "spyre", "all")
     ],
     f"{REPOSITORY}/actions/variables": {"variables": [{"name": "ASSAY_TORCH_INDEX"}]},
-    f"{REPOSITORY}/actions/organization-variables": {"variables": []},
+    f"{REPOSITORY}/actions/organization-variables": {"variables": [*REAPER, {"name": "ASSAY_SITE"}]},
+    f"{REPOSITORY}/pages": {"build_type": "workflow"},
+    f"{ORGANIZATION}/installations": {"installations": [
+        {"permissions": {"metadata": "read"}},
+        {"permissions": {"organization_self_hosted_runners": "write"}},
+    ]},
 }  # fmt: skip
 
 
@@ -101,14 +107,20 @@ def test_right_settings_are_green_and_only_read(root: Path, programs: Programs) 
     assert all(not written & set(words) for words in programs.heard)
 
 
-def test_a_classic_protection_is_enough(root: Path, programs: Programs) -> None:
+def test_a_classic_protection_without_cloud_and_site_is_enough(
+    root: Path, programs: Programs
+) -> None:
     classic = {
         "required_status_checks": {"contexts": ["required"]},
         "required_pull_request_reviews": {"require_code_owner_reviews": True},
     }
+    environments = RIGHT[f"{REPOSITORY}/environments"]["environments"][:-1]
     changed = {
         f"{REPOSITORY}/rules/branches/{BRANCH}": [],
         f"{REPOSITORY}/branches/{BRANCH}/protection": classic,
+        f"{REPOSITORY}/actions/organization-variables": {"variables": []},
+        f"{REPOSITORY}/environments": {"environments": environments},
+        f"{REPOSITORY}/pages": None,
     }
     programs.answers_by_path(RIGHT | changed)
     assert verify(root) == (0, ["all other settings are right"])
@@ -120,7 +132,9 @@ WRONG: list[tuple[str, str, str, Any]] = [
     ("runner-groups", "not for public", f"{GROUP} runner_groups 1 allows_public_repositories", False),
     ("runner-groups", "accepts other", f"{GROUP} runner_groups 1 restricted_to_workflows", False),
     ("runner-groups", "accepts other", f"{GROUP} runner_groups 1 selected_workflows", ["x@main"]),
-    ("runner-groups", f"is not for {GITHUB.repository}", f"{GROUP}/7/repositories repositories", []),
+    ("runner-groups", "is for no repository, not", f"{GROUP}/7/repositories repositories", []),
+    ("runner-groups", "is for o/r, not", f"{GROUP}/7/repositories repositories 0 full_name", "o/r"),
+    ("runner-groups", "is for all repositories", f"{GROUP} runner_groups 1 visibility", "all"),
     ("runner-groups", "is online: box", f"{GROUP}/7/runners runners 0 status", "offline"),
     ("runner-groups", "has version 2.99.0", f"{GROUP}/7/runners runners 0 version", "2.99.0"),
     ("environments", f"{LABELS[1]} has no", f"{REPOSITORY}/environments environments 1 name", "x"),
@@ -144,8 +158,9 @@ WRONG: list[tuple[str, str, str, Any]] = [
     ("variables/actions", "ASSAY_TORCH_INDEX", f"{REPOSITORY}/actions/variables variables", []),
     (
         "variables/actions", "ASSAY_REAPER_REGION is not set",
-        f"{REPOSITORY}/actions/organization-variables variables", [{"name": "ASSAY_REAPER_ROLE"}],
+        f"{REPOSITORY}/actions/organization-variables variables 1 name", "x",
     ),
+    ("variables/actions", "the source of Pages", f"{REPOSITORY}/pages build_type", "legacy"),
 ]  # fmt: skip
 
 
@@ -188,6 +203,14 @@ def test_what_the_plan_lacks_is_not_wrong(
     assert (code, len(lines)) == ((1, num_lines) if num_lines else (0, 1))
 
 
+def test_a_machine_without_a_cluster_must_have_registered(root: Path, programs: Programs) -> None:
+    file = root / "runners/runners.toml"
+    file.write_text(file.read_text().replace('image.base = "ubuntu:24.04"\n', ""))
+    programs.answers_by_path(RIGHT)
+    done = CliRunner().invoke(app, ["verify", "--root", str(root)])
+    assert (done.exit_code, f"registered with the label {LABELS[0]}\n" in done.stdout) == (1, True)
+
+
 def test_what_github_does_not_show_is_said(root: Path, programs: Programs) -> None:
     answers: Any = deepcopy(RIGHT)
     runners = answers[f"{GROUP}/7/runners"]["runners"]
@@ -202,6 +225,10 @@ def test_what_github_does_not_show_is_said(root: Path, programs: Programs) -> No
     programs.answers_by_path(answers)
     done = CliRunner().invoke(app, ["verify", "--root", str(root)])
     assert (done.exit_code, done.stdout) == (0, "all settings are right\n")
+    del answers[f"{ORGANIZATION}/installations"]["installations"][1]
+    programs.answers_by_path(answers)
+    done = CliRunner().invoke(app, ["verify", "--root", str(root)])
+    assert done.stdout.startswith("not verified: no GitHub App may register runners")
 
 
 def test_a_setting_that_gh_may_not_read_is_an_error(root: Path, programs: Programs) -> None:
@@ -216,7 +243,6 @@ def test_a_setting_that_gh_may_not_read_is_an_error(root: Path, programs: Progra
 
 def test_a_missing_gh_is_an_error(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
-    with pytest.raises(
-        MachineError, match=r"install it from https://cli\.github\.com, run `gh auth"
-    ):
+    message = r"install it from https://cli\.github\.com, run `gh auth"
+    with pytest.raises(MachineError, match=message):
         verify(root)
