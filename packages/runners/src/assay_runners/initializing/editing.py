@@ -23,6 +23,7 @@ from assay_runners.rendering.files import write_rendered
 _NAMING_FILES = (
     ".github/CODEOWNERS",
     ".github/*/*.yml",
+    "examples/events/*.json",
     "examples/other_repository/.github/workflows/*.yml",
     "docs/runners.md",
 )
@@ -36,6 +37,7 @@ _OLD_ARTIFACTS = {
 }
 _ON_A_BRANCH = " # zizmor: ignore[unpinned-uses] the branch is the boundary"
 _RUNNER_LINE = re.compile(r"^ *\{ cards = (\d+),.*\n", re.MULTILINE)
+_SESSIONS = re.compile(r"sessions = \[.*?\]")
 
 
 def initialize(
@@ -64,12 +66,14 @@ def initialize(
         tried = Path(folder, RUNNERS_FILE.name)
         tried.write_text(entries, encoding="utf-8")
         try:
-            kept = [vendor.name for vendor in read_vendors(tried)]
+            kept = Fleet(github=new, vendors=tuple(read_vendors(tried)))
         except UsageError as error:
             raise UsageError(str(error).replace(str(tried), "assay runners init")) from None
     edits = _list_edits(old.github, new)
-    if removed := [vendor.name for vendor in old.vendors if vendor.name not in kept]:
-        edits[rf"(?<=default: )({'|'.join(removed)})$"] = kept[0]
+    targets = [runner.target for runner in kept.runners()]
+    if gone := [one.target for one in old.runners() if one.target not in targets]:
+        places = '(?<=default: )|(?<="vendor": ")|(?<="vendors": ")'
+        edits[rf'({places})[^"\n]*\b({"|".join(gone)})\b[^"\n]*'] = targets[0]
     named = (file for pattern in _NAMING_FILES for file in sorted(root.glob(pattern)))
     texts = {file: _edit(read_text(file), edits) for file in named}
     texts[root / GITHUB_FILE] = _with_settings(read_text(root / GITHUB_FILE), settings)
@@ -80,9 +84,9 @@ def initialize(
         (root / _ZIZMOR_FILE).unlink(missing_ok=True)
     for file, text in texts.items():
         file.write_text(text, encoding="utf-8", newline="\n")
-    fleet = read_fleet(root)
-    write_rendered(root, fleet)
-    return fleet, removed
+    write_rendered(root, kept)
+    names = {vendor.name for vendor in kept.vendors}
+    return kept, [vendor.name for vendor in old.vendors if vendor.name not in names]
 
 
 def read_cards(options: Sequence[str]) -> dict[str, list[int]]:
@@ -104,6 +108,7 @@ def _list_edits(old: GitHub, new: GitHub) -> dict[str, str]:
         r"(?<=uses: )[$.]/(?=\.github/)": new.own,
         rf"\b{re.escape(old.repository)}\b": new.repository,
         rf"@{re.escape(old.organization)}/": f"@{new.organization}/",
+        rf'(?<="login": "){re.escape(old.organization)}(?=")': new.organization,
         rf"(?<=group: ){re.escape(old.runner_group)}$": new.runner_group,
         **(_OLD_ARTIFACTS if new.is_enterprise_server else {}),
     }
@@ -151,12 +156,18 @@ def _choose_entries(text: str, vendors: Sequence[str], cards: Mapping[str, Seque
 
 
 def _with_cards(entry: str, numbers: Sequence[int]) -> str:
-    """Return the entry with a line for each number of cards, a copy of the line with the nearest."""
+    """Return the entry with a line for each number of cards, a copy of the line with the nearest.
+
+    The fewest cards get all sessions: the vendor's machines would lose `bench`, which only they run.
+    """
     lines = {int(found[1]): found[0] for found in _RUNNER_LINE.finditer(entry)}
 
     def make(number: int) -> str:
         nearest = min(lines, key=lambda known: abs(known - number))
-        return lines[nearest].replace(f"cards = {nearest},", f"cards = {number},")
+        line = lines[nearest].replace(f"cards = {nearest},", f"cards = {number},")
+        if number > min(numbers):
+            return line
+        return _SESSIONS.sub(max(_SESSIONS.findall("".join(lines.values())), key=len), line)
 
     before, after = entry.split("".join(lines.values()))
     return before + "".join(map(make, numbers)) + after

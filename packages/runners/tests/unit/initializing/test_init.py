@@ -12,8 +12,10 @@ from assay.errors import UsageError
 from assay_runners.checking.checks import check_workflows, read_sessions
 from assay_runners.commands import app
 from assay_runners.fleet.reading import RUNNERS_FILE, read_fleet
+from assay_runners.planning.rules import make_plan
 from assay_runners.rendering.files import find_outdated
-from packages.runners.tests.fleet import GITHUB, ROOT, write_fleet
+from assay_runners.workflow_run.events import read_event
+from packages.runners.tests.fleet import FLEET, GITHUB, ROOT, write_fleet
 
 REPOSITORY = ("--repository", "new-owner/checks", "--ghes", "github.com")
 
@@ -21,7 +23,7 @@ REPOSITORY = ("--repository", "new-owner/checks", "--ghes", "github.com")
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     write_fleet(tmp_path)
-    for name in (".github", "examples/other_repository"):
+    for name in (".github", "examples"):
         shutil.copytree(ROOT / name, tmp_path / name)
     for name in ("noxfile.py", "docs/runners.md"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -61,7 +63,8 @@ def test_a_checkout_is_set_up_and_a_mutation_of_it_is_found(
     fleet = read_fleet(root)
     assert [one.target for one in fleet.runners()] == ["nvidia", "nvidia-2", "amd"]
     texts = read_texts(root)
-    old = (GITHUB.repository, f"@{GITHUB.organization}/", f"group: {GITHUB.runner_group}\n")
+    owner = GITHUB.organization
+    old = (GITHUB.repository, f"@{owner}/", f'"{owner}"', f"group: {GITHUB.runner_group}\n")
     assert [name for name, text in texts.items() if any(word in text for word in old)] == []
     assert texts[str(RUNNERS_FILE)].startswith("# The vendors of the tests")
     assert {path.name for path in (root / "runners").iterdir() if path.is_dir()} == {
@@ -84,14 +87,23 @@ def test_the_old_values_can_be_written_again(root: Path) -> None:
     before = read_texts_without_artifacts(root)
     names = [vendor.name for vendor in read_fleet(root).vendors]
     vendors = [word for name in names for word in ("--vendor", name)]
-    assert (
-        init(root, *REPOSITORY, *vendors, "--ghes", "git.example.org", "--group", "x").exit_code
-        == 0
-    )
+    changed = init(root, *REPOSITORY, *vendors, "--ghes", "git.example.org", "--group", "x")
+    assert changed.exit_code == 0
     assert read_texts_without_artifacts(root) != before
     settings = ("--repository", GITHUB.repository, "--group", GITHUB.runner_group)
     assert init(root, *settings, *vendors, "--ghes", GITHUB.server).exit_code == 0
     assert read_texts_without_artifacts(root) == before
+
+
+def test_the_fewest_cards_run_all_sessions_and_are_what_dispatches_name(root: Path) -> None:
+    for cards in ("gaudi=8", "gaudi=1,8"):
+        assert init(root, *REPOSITORY, "--vendor", "gaudi", "--cards", cards).exit_code == 0
+        fleet = read_fleet(root)
+        assert next(fleet.runners()).kind.sessions == next(FLEET.runners()).kind.sessions
+        for workflow in ("bench", "recapture"):
+            recorded = root / f"examples/events/dispatch-{workflow}.json"
+            planned = make_plan(read_event(str(recorded), {}), fleet)
+            assert [job.target for job in planned.machines] == ["gaudi-8"], planned.refused
 
 
 def test_the_settings_are_those_of_the_plan(root: Path) -> None:
