@@ -2,7 +2,7 @@
 
 _ALSO_CALLED = {
     "nvidia": ("cuda", "gpu", "h100", "h200", "a100"),
-    "amd": ("rocm", "hip", "mi300"),
+    "amd": ("rocm", "hip", "mi300", "mi300x"),
     "intel": ("xpu",),
     "gaudi": ("hpu", "habana"),
     "spyre": ("aiu", "ibm"),
