@@ -115,7 +115,7 @@ def test_a_classic_protection_without_cloud_and_site_is_enough(
         "required_pull_request_reviews": {"require_code_owner_reviews": True},
     }
     environments = RIGHT[f"{REPOSITORY}/environments"]["environments"][:-1]
-    changed = {
+    changed: Any = {
         f"{REPOSITORY}/rules/branches/{BRANCH}": [],
         f"{REPOSITORY}/branches/{BRANCH}/protection": classic,
         f"{REPOSITORY}/actions/organization-variables": {"variables": []},
