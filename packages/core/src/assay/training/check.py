@@ -3,6 +3,7 @@
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -279,6 +280,8 @@ def _judge(
     from assay.trace import Trace  # torch is not needed for --help
     from assay.training.judging.evidence import TrainEvidence
     from assay.training.judging.verdict import judge_training
+    from assay.training.processes.optimizer_noise import measure_in_float32
+    from assay.training.replay.run_rows import RunRows
 
     candidate = folder / CANDIDATE_FOLDER
     folders = (
@@ -292,16 +295,24 @@ def _judge(
         for one, report in zip(folders, reports, strict=True)
         if report.loss.scaled_steps
     ]
+    reference = read_sealed(ReferenceReport, golden / REPORT_FILE)
     evidence = TrainEvidence(
         check.options,
         check.dtype,
-        read_sealed(ReferenceReport, golden / REPORT_FILE),
+        reference,
         reports,
         load_training_limits(check.limits),
         noise=Trace.open(golden / "noise"),
         candidates=traces,
         scaled=scaled,
         allow_unused=check.allow_unused,
+        measure_in_float32=partial(
+            measure_in_float32,
+            golden,
+            check.options,
+            RunRows.of_counts(reference.num_rows),
+            check.dtype,
+        ),
     )
     _refuse_other_masks(evidence)
     return judge_training(evidence)

@@ -1,13 +1,13 @@
 """The evidence of both sides of a training check, as their processes left it, merged over ranks."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
 from assay.comparing.coverage import ComparedStages, CoverageParts, Usage, judge_coverage
 from assay.comparing.limits import Limits
-from assay.comparing.results import read_results
+from assay.comparing.results import ReplayResults, read_results
 from assay.comparing.wording.coverage import notes_on_coverage
 from assay.dtypes import float_format
 from assay.locating.loss_scale import GradientScale
@@ -145,6 +145,8 @@ class TrainEvidence(FreeEvidence):
     """
     allow_unused: tuple[str, ...] = ()
     """GLOBs of parts that may stay uncompared."""
+    measure_in_float32: Callable[[], ReplayResults] | None = None
+    """Measure updates and moments of an optimizer in float32, which mixed precision is judged by."""
 
     @cached_property
     def coverage(self) -> Coverage:

@@ -1,19 +1,14 @@
 """Judges if a run under mixed precision keeps weights, moments and gradient sums in float32."""
 
 from dataclasses import replace
-from pathlib import Path
-
-import torch
 
 from assay.comparing.levels import DiagnosedFault
 from assay.comparing.results import ReplayResults
 from assay.dtypes import FORMATS
 from assay.errors import name_some
-from assay.hooks.values.boundary import Boundary
 from assay.sites import Phase
 from assay.training.judging.evidence import TrainEvidence
 from assay.training.judging.places import location_of_parameter, parameter_name
-from assay.training.processes.optimizer_noise import measure_in_float32
 from assay.training.protocol import PHASE_METHODS
 
 # A sum of n numbers in float32 has an error of at most n - 1 roundings of its terms (Higham, Accuracy
@@ -34,9 +29,9 @@ def noise_of_optimizer(evidence: TrainEvidence, in_dtype: ReplayResults) -> Repl
     kept = evidence.report.free.kept
     if kept is None:
         return in_dtype
-    boundary = Boundary.exact_inputs_for(getattr(torch, evidence.dtype))
-    golden = Path(evidence.noise.folder).parent
-    in_float32 = measure_in_float32(golden, evidence.options, evidence.rows, boundary)
+    if evidence.measure_in_float32 is None:
+        raise ValueError("mixed precision is judged by an optimizer in float32")
+    in_float32 = evidence.measure_in_float32()
     copied = set(kept.copied)
     from_copies = {
         key: port

@@ -21,13 +21,14 @@ from assay.training.state.parameters import NamedParameter
 
 
 def measure_in_float32(
-    golden: Path, options: TrainOptions, rows: RunRows, boundary: Boundary
+    golden: Path, options: TrainOptions, rows: RunRows, dtype: str
 ) -> ReplayResults:
     """Measure updates and moments of AdamW in float32, from a golden's clipped gradients and states.
 
     They are the noise for a run under mixed precision. Like the noise run, they are measured against
     the golden, parameter by parameter and without a model.
     """
+    boundary = Boundary.exact_inputs_for(getattr(torch, dtype))
     handler = StageReplayer(golden, boundary, rows)
     for step in range(options.steps):
         handler.begin_step(step)

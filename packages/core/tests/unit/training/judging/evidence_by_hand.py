@@ -5,7 +5,7 @@ error is the same in all columns, and a clean run has the errors of the noise ru
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, cast
 
@@ -232,6 +232,7 @@ def evidence(
     noise: Results | None = None,
     options: Mapping[str, Any] | None = None,
     dtype: str = "bfloat16",
+    in_float32: Callable[[], ReplayResults] | None = None,
     **reference: Any,
 ) -> TrainEvidence:
     """What `ranks` measured, against the noise run; a clean run of one process if there is none.
@@ -254,6 +255,7 @@ def evidence(
         LIMITS,
         noise=_trace(noise) if noise else _clean_trace(dtype),
         candidates=[_trace(one) for one in ranks] or [_clean_trace(dtype)],
+        measure_in_float32=in_float32,
     )
 
 

@@ -31,9 +31,6 @@ NARROW_MOMENT = (
     "1 moments are kept in less than float32, which mixed precision promises: b.weight exp_avg_sq"
 )
 
-# The noise of float32, as the trusted process measures it for updates and moments.
-IN_FLOAT32 = "stage-optimizer-in-float32"
-
 
 def kept(**narrow: list[str]) -> KeptPrecision:
     return KeptPrecision(**narrow)
@@ -42,9 +39,13 @@ def kept(**narrow: list[str]) -> KeptPrecision:
 def promised(precision: KeptPrecision | None, changed: Any = None, **facts: Any) -> Verdict:
     """The verdict over a run that keeps what it trains so; None: nothing is promised."""
     noise = step_results()
-    noise[IN_FLOAT32] = noise["stage-optimizer"]
     reports = report(free_run(kept=precision), **facts)
-    return judged(step_results(changed), reports=reports, noise=noise)
+    return judged(
+        step_results(changed),
+        reports=reports,
+        noise=noise,
+        in_float32=lambda: noise["stage-optimizer"],
+    )
 
 
 def test_promise_that_is_kept_passes() -> None:

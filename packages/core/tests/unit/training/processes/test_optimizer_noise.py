@@ -59,7 +59,7 @@ def golden(tmp_path: Path) -> Path:
 def test_step_in_float32_is_off_by_the_rounding_of_float32(golden: Path) -> None:
     rows = RunRows.of_counts([[2], [2]])
 
-    results = measure_in_float32(golden, OPTIONS, rows, BOUNDARY)
+    results = measure_in_float32(golden, OPTIONS, rows, "bfloat16")
 
     errors = {port: result.sums.relative_error for (_, port), result in results.ports.items()}
     assert errors.keys() == {
