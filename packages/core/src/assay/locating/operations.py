@@ -127,10 +127,12 @@ def _align(actual: Sequence[Operation], expected: Sequence[Operation]) -> dict[i
 
 def align_names(actual: Sequence[Operation], expected: Sequence[Operation]) -> dict[int, int]:
     """Map the number of each operation to the number of one with its name, in order."""
-    names = [[item.name for item in side] for side in (actual, expected)]
+    matcher = SequenceMatcher(
+        None, [item.name for item in actual], [item.name for item in expected], autojunk=False
+    )
     return {
         block.a + offset: block.b + offset
-        for block in SequenceMatcher(None, *names, autojunk=False).get_matching_blocks()
+        for block in matcher.get_matching_blocks()
         for offset in range(block.size)
     }
 

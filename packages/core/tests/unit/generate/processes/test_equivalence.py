@@ -9,6 +9,7 @@ import torch
 from assay.comparing.judge import Judged
 from assay.comparing.results import PortResult
 from assay.devices.run_string import parse_run
+from assay.generate.passes.passes import run_forced
 from assay.generate.processes import equivalence
 from assay.generate.processes.equivalence import (
     Equivalence,
@@ -94,7 +95,7 @@ def test_first_batch_that_differs_ends_the_run(
         SilentProgress(),
     )
     setup.write_text(f"def scale(model):\n    model.lm_head.weight.data.mul_({factor})\n")
-    ran, run_forced = [], equivalence.run_forced
+    ran: list[Any] = []
 
     def count(*arguments: Any) -> Any:
         ran.append(arguments)
