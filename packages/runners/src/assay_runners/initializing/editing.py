@@ -106,7 +106,8 @@ def _list_edits(old: GitHub, new: GitHub) -> dict[str, str]:
     return {
         r"(?<=- uses: )\S+/actions/check\b.*": f"{new.check_action}{on_a_branch}",
         r"(?<=uses: )[$.]/(?=\.github/)": new.own,
-        rf"\b{re.escape(old.repository)}\b": new.repository,
+        # Except where the original is cloned.
+        rf"(?<!clone https://github\.com/)\b{re.escape(old.repository)}\b": new.repository,
         rf"@{re.escape(old.organization)}/": f"@{new.organization}/",
         rf'(?<="login": "){re.escape(old.organization)}(?=")': new.organization,
         rf"(?<=group: ){re.escape(old.runner_group)}$": new.runner_group,

@@ -65,6 +65,12 @@ def test_a_checkout_is_set_up_and_a_mutation_of_it_is_found(
     texts = read_texts(root)
     owner = GITHUB.organization
     old = (GITHUB.repository, f"@{owner}/", f'"{owner}"', f"group: {GITHUB.runner_group}\n")
+    guide = texts["docs/runners.md"]
+    assert "git clone https://github.com/" in guide
+    assert (
+        "clone https://github.com/new-owner/checks" not in guide
+    )  # a setup begins with the original
+    texts["docs/runners.md"] = guide.replace(f"clone https://github.com/{GITHUB.repository}", "")
     assert [name for name, text in texts.items() if any(word in text for word in old)] == []
     assert texts[str(RUNNERS_FILE)].startswith("# The vendors of the tests")
     assert {path.name for path in (root / "runners").iterdir() if path.is_dir()} == {
