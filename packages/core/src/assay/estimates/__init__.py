@@ -1,1 +1,1 @@
-"""What a model needs on this machine, estimated before its weights are loaded."""
+"""Estimates of time, memory and disk, made before the weights of a model are loaded."""

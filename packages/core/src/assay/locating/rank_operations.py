@@ -106,7 +106,7 @@ def _arrange(parts: list[Tensor], expected: Tensor) -> Tensor | None:
     """Arrange the results of all ranks as `expected`, in float64."""
 
     def error(tensor: Tensor) -> float:
-        return float((tensor - expected).norm())
+        return float((tensor - expected).norm().nan_to_num(torch.inf))  # NaN is the worst
 
     if all(part.shape == expected.shape for part in parts):
         total = torch.stack(parts).sum(0)

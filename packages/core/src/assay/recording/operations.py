@@ -46,7 +46,8 @@ _CANONICAL = {
 }
 
 
-# The namespace of collectives, which return before they are done: reading their result without waiting ends the process.
+# The namespace of collectives, which return before they are done. Reading a result without waiting
+# for it ends the process.
 COLLECTIVES, WAIT = "_c10d_functional", "wait_tensor"
 
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -296,6 +296,7 @@ def _judge(
         if report.loss.scaled_steps
     ]
     reference = read_sealed(ReferenceReport, golden / REPORT_FILE)
+    rows = RunRows.of_counts(reference.num_rows)
     evidence = TrainEvidence(
         check.options,
         check.dtype,
@@ -306,12 +307,9 @@ def _judge(
         candidates=traces,
         scaled=scaled,
         allow_unused=check.allow_unused,
-        measure_in_float32=partial(
-            measure_in_float32,
-            golden,
-            check.options,
-            RunRows.of_counts(reference.num_rows),
-            check.dtype,
+        # Once: a run with a loss scale is judged twice.
+        measure_in_float32=cache(
+            partial(measure_in_float32, golden, check.options, rows, check.dtype)
         ),
     )
     _refuse_other_masks(evidence)

@@ -89,6 +89,16 @@ def test_value_that_is_wrong_on_one_rank_is_taken_from_it() -> None:
     assert torch.equal(value, wrong.double())
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_rank_with_a_nan_is_the_one_that_is_shown(rank: int) -> None:
+    values = [WHOLE, WHOLE]
+    values[rank] = WHOLE * torch.nan
+
+    ((_, value),) = names_and_values([[operation("linear", one)] for one in values])
+
+    assert bool(value.isnan().all())
+
+
 def test_shapes_that_do_not_fit_are_left_out() -> None:
     copied = [[operation("linear", WHOLE[:, :8])], [operation("linear", WHOLE[:, 4:])]]
     assert names_and_values(copied) == []

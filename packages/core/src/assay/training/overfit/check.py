@@ -171,7 +171,9 @@ def check_overfit(
     shapes = load_user_code(check, folder, progress).pipeline_shapes
     check = replace(check, options=options_for(check.options, check.mesh, check.features, shapes))
     record_overfit(check, golden, progress)
-    return check_overfit_candidate(check, golden, folder, progress, tracker)
+    verdict = check_overfit_candidate(check, golden, folder, progress, tracker)
+    remove_recordings(folder, check.keep)
+    return verdict
 
 
 def record_overfit(check: TrainCheck, golden: Path, progress: Progress) -> None:
@@ -214,5 +216,4 @@ def check_overfit_candidate(
             curves = {"candidate": evidence.curve} | curves
         where = track(tracker, curves, folder, facts)
         progress.note(f"curves for {tracker}: {where}")
-    remove_recordings(folder, check.keep)
     return verdict

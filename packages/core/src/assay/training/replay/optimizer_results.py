@@ -1,4 +1,4 @@
-"""What AdamW makes of the state before a step and its gradients, so that a golden need not hold it."""
+"""Updates and moments of AdamW, computed again from state and gradients instead of stored in a golden."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -29,14 +29,14 @@ _SAME_SUMS = 1e-6
 
 @dataclass
 class OptimizerResults:
-    """What AdamW makes of each parameter in one step."""
+    """Computes the update and the moments of each parameter in one step."""
 
     rules: YardstickRules
     read_state: Callable[[], State]
     """Read the state before the step."""
     gradient_of: Callable[[str, str], Tensor | None]
     """Return the gradient after clipping, by the module and the parameter's name in it."""
-    # Of the parameter that was asked for last.
+    # Name and results of the parameter that was asked for last.
     _latest: tuple[str, dict[str, Tensor]] = field(default=("", {}))
 
     def find(self, address: ValueAddress) -> Tensor | None:
