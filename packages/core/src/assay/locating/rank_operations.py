@@ -110,7 +110,7 @@ def _arrange(parts: list[Tensor], expected: Tensor) -> Tensor | None:
 
     if all(part.shape == expected.shape for part in parts):
         total = torch.stack(parts).sum(0)
-        if error(total) < min(map(error, parts)):
+        if error(total) <= min(map(error, parts)):  # equal where the other summands are zero
             return total
         return max(parts, key=error)
     dims = [

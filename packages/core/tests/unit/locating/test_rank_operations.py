@@ -9,8 +9,7 @@ from torch import Tensor
 from assay.locating.rank_operations import put_together
 from assay.recording.operations import Operation
 
-torch.manual_seed(0)
-WHOLE = torch.randn(3, 12)
+WHOLE, PART = torch.randn(2, 3, 12, generator=torch.Generator().manual_seed(0))
 
 
 def operation(name: str, *outputs: Tensor) -> Operation:
@@ -67,19 +66,25 @@ def test_parts_of_fused_weights_come_in_the_order_of_the_whole() -> None:
 
 
 def test_summands_are_added_and_their_sum_is_an_operation_of_its_own() -> None:
-    part = torch.randn(3, 12)
-    both = names_and_values([summed(part, WHOLE), summed(WHOLE - part, WHOLE)])
+    both = names_and_values([summed(PART, WHOLE), summed(WHOLE - PART, WHOLE)])
 
     assert [name for name, _ in both] == ["linear", "all_reduce"]
     assert all(torch.allclose(value, WHOLE.double(), atol=1e-6) for _, value in both)
 
 
+def test_summand_of_zeros_is_a_summand() -> None:
+    """A rank without a token for its experts adds nothing."""
+    both = names_and_values([summed(WHOLE, WHOLE), summed(torch.zeros_like(WHOLE), WHOLE)])
+
+    assert [name for name, _ in both] == ["linear", "all_reduce"]
+    assert all(torch.equal(value, WHOLE.double()) for _, value in both)
+
+
 def test_sum_that_one_rank_does_not_take_over_is_the_wrong_operation() -> None:
-    part = torch.randn(3, 12)
-    (_, product), (_, total) = names_and_values([summed(part, WHOLE), summed(WHOLE - part, part)])
+    (_, product), (_, total) = names_and_values([summed(PART, WHOLE), summed(WHOLE - PART, PART)])
 
     assert torch.allclose(product, WHOLE.double(), atol=1e-6)
-    assert torch.equal(total, part.double())
+    assert torch.equal(total, PART.double())
 
 
 def test_value_that_is_wrong_on_one_rank_is_taken_from_it() -> None:
