@@ -32,6 +32,7 @@ USUAL_SIZE = (2.0**-20, 2.0**20)
 MASKED_SIZE = 2.0**120
 
 NUM_CHANNEL_SUMS = 5
+NUM_ROW_SUMS = 4
 
 _LINE_BYTES = 64
 
@@ -54,11 +55,9 @@ class BlockSums:
     """Sums over the finite values of one pair; d = actual - expected, e = expected."""
 
     rows: Tensor
-    """(2, R): sums over the channels of e e and d d; d d is nan if a value is not finite."""
+    """(4, R): sums over the channels of e e, d d, d e and (d e)**2; d d is nan if a value is not finite."""
     channels: Tensor
     """(5, C): sums over the rows of d, d e, e e, d d, e."""
-    dede: float = 0.0
-    """Sum of (d e)**2."""
     num_nan: int = 0
     """Number of actual NaN values where the expected value is finite."""
     num_inf: int = 0
@@ -69,7 +68,7 @@ class BlockSums:
         """Compute all sums of one pair; blocks are added in float64."""
         num_rows, num_channels = actual_RC.shape
         sums = cls(
-            torch.zeros(2, num_rows, dtype=torch.float64),
+            torch.zeros(NUM_ROW_SUMS, num_rows, dtype=torch.float64),
             torch.zeros(NUM_CHANNEL_SUMS, num_channels, dtype=torch.float64),
         )
         products: _Products | None = None
@@ -105,7 +104,6 @@ class BlockSums:
         self.rows[:, rows] += products.sum_rows()
         if hit is not None:
             self.rows[1, rows][hit] = math.nan
-        self.dede += products.sum_dede()
 
     def _count_nonfinite(self, actual: Tensor, expected: Tensor, d: Tensor) -> Tensor:
         """Count NaN and infinity, and return the rows that have any, (R,) bool."""
@@ -142,13 +140,9 @@ class _Products:
         return self._used.sum(1)
 
     def sum_rows(self) -> Tensor:
-        """Return the sums over channels of e e and d d, (2, R)."""
-        return self._used[2:].sum(2)
-
-    def sum_dede(self) -> float:
-        """Return the sum of (d e)**2, and overwrite d e."""
-        # Not torch.dot: its library starts threads.
-        return float(self._whole[1].square_().sum())
+        """Return the sums over channels of e e, d d, d e and (d e)**2, (4, R), and overwrite d e."""
+        de, ee, dd = self._used[1:].sum(2)
+        return torch.stack([ee, dd, de, self._whole[1].square_().sum(1)])
 
     def largest_difference(self) -> float:
         """Return the largest absolute d."""
@@ -264,7 +258,6 @@ def _join(parts: list[BlockSums], height: int) -> BlockSums:
     return BlockSums(
         torch.cat([part.rows for part in parts], dim=1),
         torch.stack([part.channels for part in parts]).sum(0),
-        sum(part.dede for part in parts),
         sum(part.num_nan for part in parts),
         sum(part.num_inf for part in parts),
         replace(worst.worst, index=index),

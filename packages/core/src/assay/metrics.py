@@ -22,8 +22,8 @@ from assay.errors import UsageError
 # Small calls are collected up to this number of elements: a decode step has a few hundred.
 CHUNK_ELEMENTS = 1 << 16
 
-# Bins use this many elements of each call, and slopes of rows as many, but at least one of
-# LARGEST_STRIDE: binning costs ten times a sum, and one call may hold a whole text or one token.
+# Bins use this many elements of each call, but at least one of LARGEST_STRIDE: binning costs ten
+# times a sum, and one call may hold a whole text or one token.
 BINNED_ELEMENTS = 1 << 14
 LARGEST_STRIDE = 9
 
@@ -31,25 +31,23 @@ LARGEST_STRIDE = 9
 FEWEST_IN_ROW = 16
 
 # Bins of the expected value in units of its root mean square: the quantiles n/24 of a normal
-# distribution, and tails, where saturating functions (softcaps, activations) act.
+# distribution, and tails, where saturating functions (softcaps, activations) act. Edges are multiples of
+# a cell, so that a table gives the bin of a value. A search takes ten times as long.
+_CELLS_PER_UNIT = 64
+_REACH = 9 * _CELLS_PER_UNIT
 _CENTRE = [NormalDist().inv_cdf(n / 24) for n in range(1, 24)]
 _TAIL = [2.5, 3.5, 5.0, 8.0]
-BIN_EDGES = tuple([-edge for edge in reversed(_TAIL)] + _CENTRE + _TAIL)
+BIN_EDGES = tuple(
+    round(edge * _CELLS_PER_UNIT) / _CELLS_PER_UNIT
+    for edge in [*(-edge for edge in reversed(_TAIL)), *_CENTRE, *_TAIL]
+)
 NUM_BINS = len(BIN_EDGES) + 1
-
-# Lookup table of bins by cells of equal width. No cell contains two edges, so the bin at its start and
-# the next edge suffice. A search takes four times as long.
-_CELLS_PER_UNIT = 16
-_REACH = 9.0
 # Not by torch.bucketize: the fork server imports this file before it forks, and the child of a
 # process with OpenMP threads waits for them forever.
-_FIRST_BIN = torch.tensor(
-    [
-        bisect_left(BIN_EDGES, cell / _CELLS_PER_UNIT - _REACH)
-        for cell in range(int(2 * _REACH * _CELLS_PER_UNIT) + 1)
-    ]
+_BINS = torch.tensor(
+    [bisect_left(BIN_EDGES, (cell - _REACH) / _CELLS_PER_UNIT) for cell in range(2 * _REACH + 1)],
+    dtype=torch.int32,
 )
-_NEXT_EDGE = torch.tensor([*BIN_EDGES, math.inf], dtype=torch.float64)
 
 # Smallest norm of a row, as a share of the root mean square row norm: otherwise the rounding of a
 # nearly zero row is a large relative error.
@@ -65,11 +63,10 @@ class ShapeMismatchError(UsageError):
         return cls(f"actual has shape {tuple(actual.shape)}, expected {tuple(expected.shape)}")
 
 
-def bin_of(values: Tensor) -> Tensor:
-    """Return the bin of each value; values are finite, in units of the root mean square."""
-    cell = values.clamp(-_REACH, _REACH).add_(_REACH).mul_(_CELLS_PER_UNIT).long()
-    index = _FIRST_BIN.index_select(0, cell)
-    return index.add_(values > _NEXT_EDGE.to(values.dtype).index_select(0, index))
+def bin_of(values: Tensor, unit: float) -> Tensor:
+    """Return the bin of each value, int32; values are finite, `unit` is their root mean square."""
+    cell = values * (_CELLS_PER_UNIT / unit)
+    return _BINS.index_select(0, cell.ceil_().clamp_(-_REACH, _REACH).add_(_REACH).int())
 
 
 def _zeros(*shape: int) -> Tensor:
@@ -237,14 +234,19 @@ class PairSums:
             row, channel = sums.worst.index
             address = int(prompt[row]), int(position[row]), channel
             self.worst = replace(sums.worst, index=address)
-        row_ee, row_dd = sums.rows
+        row_ee, row_dd, row_de, row_dede = sums.rows
         self.ee += float(row_ee.sum())
         self.dd += float(row_dd.nansum())
         self.de += float(sums.channels[1].sum())
-        self.dede += sums.dede
+        self.dede += float(row_dede.sum())
         scale = math.sqrt(float(row_ee.mean()))
         self._add_bins(actual_RC, expected_RC, scale / math.sqrt(num_channels))
-        self._add_row_slopes(actual_RC, expected_RC, scale)
+        if num_channels >= FEWEST_IN_ROW:
+            usable = (row_ee > (ROW_FLOOR * scale) ** 2) & row_dd.isfinite()
+            ee = row_ee[usable]
+            slope, variance = row_de[usable] / ee, row_dede[usable] / ee.square()
+            parts = torch.ones_like(slope), slope, slope.square(), variance
+            self.row_slopes += torch.stack(parts).sum(1)
         self.rows.append(
             RowErrors(
                 prompt, position, row_dd.sqrt(), row_ee.sqrt(), torch.full_like(row_ee, scale)
@@ -259,32 +261,12 @@ class PairSums:
         stride += 1 - stride % 2
         sample, e = prepare_pair(actual.reshape(-1)[::stride], expected.reshape(-1)[::stride])
         d = sample.to(e.dtype) - e
-        finite = d.isfinite()
-        if not bool(finite.all()):
+        if not math.isfinite(float(d.sum())):
+            finite = d.isfinite()
             e, d = e[finite], d[finite]
-        e, d = e / rms, d.double() / rms
-        index = bin_of(e)
-        for sums, weights in zip(self.bins, (None, d, d * d, e.double()), strict=True):
+        index, d, e = bin_of(e, rms), d.double() / rms, e.double() / rms
+        for sums, weights in zip(self.bins, (None, d, d * d, e), strict=True):
             sums += torch.bincount(index, weights=weights, minlength=NUM_BINS)  # noqa: PLW2901 - a view
-
-    def _add_row_slopes(self, actual: Tensor, expected: Tensor, scale: float) -> None:
-        num_rows, num_channels = actual.shape
-        if num_channels < FEWEST_IN_ROW or not 0 < scale < math.inf:
-            return
-        stride = -(-num_rows // max(1, BINNED_ELEMENTS // num_channels))
-        stride = min(stride, LARGEST_STRIDE)
-        stride += 1 - stride % 2
-        sample, e = prepare_pair(actual[::stride], expected[::stride])
-        d, e = sample.double() - e, e.double()
-        ee = e.square().sum(1)
-        usable = (ee > (ROW_FLOOR * scale) ** 2) & d.isfinite().all(1) & ee.isfinite()
-        if not bool(usable.any()):
-            return
-        de, ee = (d * e)[usable], ee[usable]
-        slope, variance = de.sum(1) / ee, de.square().sum(1) / ee.square()
-        self.row_slopes += torch.stack(
-            [torch.ones_like(slope), slope, slope.square(), variance]
-        ).sum(1)
 
     # Statistics: each a function of the sums alone.
 

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -28,8 +28,13 @@ def simulated_execution(arithmetic: Arithmetic) -> Iterator[None]:
 
     Attention runs as products and a softmax, because the CPU's fused kernel hides its products.
     """
-    with sdpa_kernel([SDPBackend.MATH]), _SimulatedExecution(arithmetic):
+    with sdpa_kernel([SDPBackend.MATH]), replaced_products(arithmetic):
         yield
+
+
+def replaced_products(arithmetic: Arithmetic) -> AbstractContextManager[None]:
+    """Replace products and sums outside of fused kernels by those of `arithmetic` inside the context."""
+    return _SimulatedExecution(arithmetic)
 
 
 class _SimulatedExecution(TorchDispatchMode):

@@ -168,11 +168,12 @@ def record(
             run_forced(side, work, tokens_BN)
 
 
-def accumulated_errors(side: Side, work: Work, trace: ReplayedTrace) -> dict[str, float]:
-    """Return the relative error of every module's result when the prompts of `work` are read.
+def accumulated_errors(side: Side, batch: Batch, trace: ReplayedTrace) -> dict[str, float]:
+    """Return the relative error of every module's result when the longest prompt of `batch` is read.
 
     No value is replaced, so that errors accumulate along the depth.
     """
+    work = max(single_rows([batch]), key=lambda one: len(one.batch.rows[0]))
     meter = DriftMeter(trace, work.source)
     tracer = ModuleTracer(meter)
     prompts = replace(work.batch, max_new_tokens=min(1, work.batch.max_new_tokens))
@@ -187,7 +188,8 @@ def find_pointwise(side: Side, work: Work) -> frozenset[str]:
     batch = replace(work.batch, max_new_tokens=1)
     tracer = ModuleTracer(NullHandler())
     pointwise = PointwiseModules(tracer)
-    with tracer.attached(side.loaded.model), pointwise:
+    # Entered last, as the innermost of two dispatch modes sees operations first.
+    with tracer.attached(side.loaded.model), side.running(), pointwise:
         generate(side.loaded, batch)
     return pointwise.paths
 
@@ -224,41 +226,33 @@ class Repeatability:
     """Norm of the difference over the norm of the first run."""
 
 
-class RepeatedWorks:
-    """The works that run twice: the first, and the last, which is the longest and is read in chunks.
+class RepeatedWork:
+    """The first work, which runs twice; if it generates step by step, only for its first tokens.
 
-    A work that generates step by step is repeated for its first tokens. Keeps only the logits of
-    these from the first run. num_tokens: total over these works.
+    Keeps only the logits of these from the first run. num_tokens: of the second run.
     """
 
     def __init__(self, works: Sequence[Work]) -> None:
-        self._works = {number: _shortened(works[number]) for number in (0, len(works) - 1)}
-        self._logits: dict[int, Tensor] = {}
-        self.num_tokens = count_tokens(work.batch for work in self._works.values())
+        self._work = works[0]
+        if self._work.text_step is None:
+            num_new = min(self._work.batch.max_new_tokens, _REPEATED_TOKENS)
+            self._work = replace(works[0], batch=replace(works[0].batch, max_new_tokens=num_new))
+        self._logits = torch.empty(0)
+        self.num_tokens = count_tokens([self._work.batch])
 
     def offer(self, number: int, logits: Tensor) -> None:
         """Keep the logits of work `number`, (B, N, V), if it runs twice."""
-        if number in self._works:
-            num_new = self._works[number].batch.max_new_tokens
-            self._logits[number] = logits[:, :num_new].clone() if num_new else logits
+        if number == 0:
+            num_new = self._work.batch.max_new_tokens
+            self._logits = logits[:, :num_new].clone() if num_new else logits
 
     def run_again(self, side: Side, tokens: Sequence[Tensor]) -> Repeatability:
-        """Run the works again, with the tokens of every work, and compare."""
-        pairs = []
-        for number, work in self._works.items():
-            forced = tokens[number][:, : work.batch.max_new_tokens]
-            pairs.append((run_forced(side, work, forced).logits, self._logits[number]))
-        if all(torch.equal(one, other) for one, other in pairs):
+        """Run again, with the tokens of every work, and compare."""
+        forced = tokens[0][:, : self._work.batch.max_new_tokens]
+        logits = run_forced(side, self._work, forced).logits
+        if torch.equal(logits, self._logits):
             return Repeatability(identical=True, spread=0.0)
-        difference = sum(
-            float((one.double() - other.double()).pow(2).sum()) for one, other in pairs
-        )
-        scale = sum(float(other.double().pow(2).sum()) for _, other in pairs)
+        expected = self._logits.double()
+        difference = float((logits.double() - expected).pow(2).sum())
+        scale = float(expected.pow(2).sum())
         return Repeatability(identical=False, spread=math.sqrt(difference / max(scale, 1e-300)))
-
-
-def _shortened(work: Work) -> Work:
-    if work.text_step is not None:
-        return work
-    num_new = min(work.batch.max_new_tokens, _REPEATED_TOKENS)
-    return replace(work, batch=replace(work.batch, max_new_tokens=num_new))

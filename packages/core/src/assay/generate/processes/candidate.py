@@ -23,7 +23,7 @@ from assay.generate.passes.choices import (
 from assay.generate.passes.generation_loop import count_tokens
 from assay.generate.passes.passes import (
     Repeatability,
-    RepeatedWorks,
+    RepeatedWork,
     Side,
     accumulated_errors,
     replay,
@@ -226,7 +226,7 @@ class _Candidate:
 
     def write(self, writer: TraceWriter, progress: Progress) -> Repeatability:
         """Make all passes, and measure the candidate's repeatability."""
-        repeated = RepeatedWorks(self._works)
+        repeated = RepeatedWork(self._works)
         num_tokens = count_tokens(work.batch for work in self._works)
         with progress.task("generates", num_tokens, "tokens"):
             own, forced = self._generate(writer, repeated)
@@ -244,15 +244,15 @@ class _Candidate:
             # Hooks break the graphs of compiled models.
             if not self._side.compiled:
                 with progress.step("measures how errors accumulate"):
-                    steps = self._section.steps
-                    errors = accumulated_errors(self._side, self._works[0], steps)
+                    section = self._section
+                    errors = accumulated_errors(self._side, section.batches[0], section.steps)
                     writer.attach_json("drift", errors)
             with progress.task("measures every module", num_tokens, "tokens"):
                 self._replay(writer, tokens)
         return repeatability
 
     def _generate(
-        self, writer: TraceWriter, repeated: RepeatedWorks
+        self, writer: TraceWriter, repeated: RepeatedWork
     ) -> tuple[list[Tensor], list[int]]:
         """Generate freely.
 
@@ -289,7 +289,7 @@ class _Candidate:
         writer: TraceWriter,
         tokens: list[Tensor],
         numbers: list[int],
-        repeated: RepeatedWorks,
+        repeated: RepeatedWork,
     ) -> None:
         """Run the works of these numbers, whole batches, with the reference's tokens."""
         before = self._choices.num_replaced
@@ -307,7 +307,7 @@ class _Candidate:
         writer: TraceWriter,
         numbers: Sequence[int],
         logits: list[Tensor],
-        repeated: RepeatedWorks,
+        repeated: RepeatedWork,
     ) -> None:
         """Attach the logits of all works of one batch."""
         for number, of_work in zip(numbers, logits, strict=True):

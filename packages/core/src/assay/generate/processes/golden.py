@@ -9,6 +9,7 @@ from torch import Tensor
 from assay.comparing.results import attach_results
 from assay.devices.base import Device
 from assay.devices.registry import describe_run, open_run
+from assay.devices.trusted import trusted_device
 from assay.errors import UsageError
 from assay.estimates.expected_seconds import write_expected_seconds
 from assay.files import write_whole
@@ -21,7 +22,7 @@ from assay.generate.passes.choices import (
 )
 from assay.generate.passes.generation_loop import count_tokens
 from assay.generate.passes.passes import (
-    RepeatedWorks,
+    RepeatedWork,
     Side,
     Work,
     accumulated_errors,
@@ -122,7 +123,9 @@ def capture_golden(request: GoldenRequest, progress: Progress) -> GoldenManifest
                         " of each prompt are not checked"
                     )
         with TraceWriter(folder / dtype, {"model": identity.name, "dtype": dtype}) as writer:
-            section = _Capture(request, device, writer, plan, dtype, progress)
+            section = _Capture(
+                request, device, writer, plan, dtype, identity.num_parameters, progress
+            )
             section.run_yardstick(Side(yardstick, device, RecordingChoices(writer)))
             del yardstick
             sections[dtype] = section.run_noise(wide)
@@ -213,6 +216,7 @@ class _Capture:
     writer: TraceWriter
     plan: InputPlan
     dtype: str
+    num_parameters: int
     progress: Progress
 
     def __post_init__(self) -> None:
@@ -270,14 +274,14 @@ class _Capture:
         trace = Trace.open(self.writer.folder)
         choices = RecordedChoices.read(trace, self.plan.batches)
         noise_of_choices = NoiseOfChoices()
-        side = Side(loaded, self.device)
+        side = Side(loaded, trusted_device(self.device, self.dtype, self.num_parameters))
         if choices.modules:
             side = replace(side, choices=ReplacedChoices(choices, noise_of_choices))
         deterministic = self._attach_noise_logits(side)
         attach_choice_noise(self.writer, noise_of_choices.noise())
         if self.request.level == "module":
             with self.progress.step("noise run: measures how errors accumulate"):
-                errors = accumulated_errors(side, self.works[0], StepwiseTrace.open(trace))
+                errors = accumulated_errors(side, self.plan.batches[0], StepwiseTrace.open(trace))
                 self.writer.attach_json("noise-drift", errors)
             with self.progress.task("noise run: measures every module", self.num_tokens, "tokens"):
                 with subtask("finds modules that only round"):
@@ -305,7 +309,7 @@ class _Capture:
         """Attach the forced logits. Returns: True if a second run is bitwise equal."""
         # Choices of experts were recorded step by step.
         works = self.texts if side.choices is None else self.works
-        repeated = RepeatedWorks(works)
+        repeated = RepeatedWork(works)
         with self.progress.task("noise run: forces the same tokens", self.num_tokens, "tokens"):
             for number, (work, tokens) in enumerate(zip(works, self.tokens, strict=True)):
                 logits = run_forced(side, work, tokens).logits

@@ -8,6 +8,7 @@ import torch
 
 from assay.devices.base import Device
 from assay.devices.run_string import parse_run
+from assay.devices.trusted import trusted_device
 from assay.errors import AssayError, MachineError
 from assay.estimates.limits import allowed_memory, note_unknown, require_disk
 from assay.estimates.speed import (
@@ -140,28 +141,30 @@ class Durations:
     """On the reference's device."""
 
     @classmethod
-    def of(cls, sizes: TrainingSizes, wide: Speed, narrow: Speed) -> "Durations":
-        """Estimate the phases; wide, narrow: the speed in the dtypes of yardstick and candidate."""
+    def of(
+        cls, sizes: TrainingSizes, yardstick: Speed, noise: Speed, candidate: Speed
+    ) -> "Durations":
+        """Estimate the phases from the speeds of the three runs."""
         load = SECONDS_TO_LOAD + sizes.num_weights * SECONDS_PER_LOADED_WEIGHT
         python = len(sizes.tokens) * sizes.call
         trained = sizes.num_steps * sizes.num_trained
         of_results = _RESULTS * trained * SECONDS_PER_COMPARED_VALUE
         compared = (sizes.boundary_values + _GRADIENTS * trained) * SECONDS_PER_COMPARED_VALUE
-        plain = _time_training(sizes, narrow)
         stepped = trained * _SECONDS_PER_STEPPED_WEIGHT
-        replayed = plain + _REPLAYED_CALLS * python + compared + of_results + stepped
+        replayed = _REPLAYED_CALLS * python + compared + of_results + stepped
+        of_noise, plain = (_time_training(sizes, speed) for speed in (noise, candidate))
         stored = sizes.golden_bytes * SECONDS_PER_STORED_BYTE
         saved = 2 * _CHECKPOINTS * sizes.state_bytes * SECONDS_PER_STORED_BYTE
         again = 1 + sizes.resumed_steps / sizes.num_steps
         return cls(
             reference=[
                 load,
-                _time_training(sizes, wide) + _RECORDED_CALLS * python + stored + stepped,
+                _time_training(sizes, yardstick) + _RECORDED_CALLS * python + stored + stepped,
                 load,
-                plain,
-                replayed,
+                of_noise,
+                of_noise + replayed,
             ],
-            candidate=[load, load + again * plain + saved, replayed],
+            candidate=[load, load + again * plain + saved, plain + replayed],
         )
 
 
@@ -187,8 +190,9 @@ def plan_training(
         return None
     try:
         sizes = TrainingSizes.of(request, batches, wide)
-        speeds = (Speed.probe(device, dtype) for dtype in (wide, request.dtype))
-        durations = Durations.of(sizes, *speeds)
+        trusted = trusted_device(device, request.dtype, sizes.num_weights)
+        runs = (device, wide), (trusted, request.dtype), (device, request.dtype)
+        durations = Durations.of(sizes, *(Speed.probe(*run) for run in runs))
     except AssayError:
         raise
     except Exception as error:  # noqa: BLE001 - a model's own code may raise anything without values

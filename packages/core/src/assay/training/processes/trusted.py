@@ -8,6 +8,7 @@ from torch import nn
 
 from assay.devices.base import Device
 from assay.devices.run_string import parse_run
+from assay.devices.trusted import trusted_device
 from assay.dtypes import float_format
 from assay.errors import UsageError
 from assay.models import count_parameters, load_model
@@ -17,7 +18,7 @@ from assay.progress import advance_task
 from assay.training.processes.golden import Batches
 from assay.training.processes.optimizer_noise import AdamWInFloat32
 from assay.training.processes.requests import ReferenceRequest, TrainOptions
-from assay.training.protocol import StepReport, can_keep_moments
+from assay.training.protocol import StepReport, TrainingPlan, can_keep_moments
 from assay.training.replay.conditions import comparable, keep_no_cache
 from assay.training.state.parameters import named_parameters
 from assay.training.state.states import State, current_state, inject_state, round_state
@@ -73,6 +74,12 @@ class NoiseTrainer(TrustedTrainer):
     def __init__(self, autocast_to: torch.dtype | None = None) -> None:
         super().__init__()
         self._autocast_to = autocast_to
+
+    def setup(self, plan: TrainingPlan) -> None:
+        """Build model and optimizer, and choose how the device computes."""
+        super().setup(plan)
+        num_parameters = sum(parameter.numel() for parameter in self.model.parameters())
+        self.device = trusted_device(self.device, parse_run(plan.run).dtype, num_parameters)
 
     def load_pretrained(self, name: str) -> nn.Module:
         """Load the model, and inspect what was loaded."""

@@ -98,7 +98,7 @@ def test_more_steps_need_more_disk_and_time_and_an_adapter_has_a_smaller_state(
 
     assert more.golden_bytes > 1.5 * some.golden_bytes
     assert adapter.state_bytes < some.state_bytes
-    of_some, of_more = (Durations.of(one, speed, speed) for one in (some, more))
+    of_some, of_more = (Durations.of(one, speed, speed, speed) for one in (some, more))
     assert sum(of_more.reference) > sum(of_some.reference)
     assert sum(of_more.candidate) > sum(of_some.candidate)
 

@@ -18,8 +18,8 @@ _CALL = 0.5
 _RECORDED_CALL = 2.0
 _REPLAYED_CALL = 1.6
 
-# Decode steps of each batch that are repeated, and steps of the trial.
-_REPEATED_STEPS = 7
+# Decode steps of the trial.
+_TRIAL_STEPS = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +47,15 @@ class Durations:
         forced = self._texts(narrow) if self.reads_texts else self._steps(narrow, _CALL)
         return [
             load,
-            _REPEATED_STEPS * _REPLAYED_CALL * self.call,
+            _TRIAL_STEPS * _REPLAYED_CALL * self.call,
             self._steps(wide, _CALL),
             0.0,
             stored + (self._texts(wide) if self.reads_texts else self._steps(wide, _RECORDED_CALL)),
             load / 2,
             load / 2,
             forced,
-            self._repeated(narrow),
             self._texts(narrow) / len(self.batches),
+            self._texts(narrow) / self._num_rows,
             self._compared()
             + (self._texts(narrow) if self.reads_texts else self._steps(narrow, _REPLAYED_CALL)),
         ]
@@ -70,14 +70,18 @@ class Durations:
             self._steps(speed, _CALL),
             self._texts(speed),
             0.0,
-            self._repeated(speed),
             self._texts(speed) / len(self.batches),
+            self._texts(speed) / self._num_rows,
             self._compared() + self._steps(speed, _REPLAYED_CALL),
         ]
 
     @property
     def _num_steps(self) -> int:
         return sum(max(0, batch.max_new_tokens - 1) for batch in self.batches)
+
+    @property
+    def _num_rows(self) -> int:
+        return sum(len(batch.rows) for batch in self.batches)
 
     def _texts(self, speed: Speed) -> float:
         """Return the seconds of one call for each batch, with all of its tokens."""
@@ -89,10 +93,6 @@ class Durations:
         num_prompt_tokens = sum(len(one.rows) * one.length for one in self.batches)
         of_step = calls * self.call + self.num_weights * speed.weight
         return num_prompt_tokens * self.num_weights * speed.product + self._num_steps * of_step
-
-    def _repeated(self, speed: Speed) -> float:
-        share = _REPEATED_STEPS / max(1, self._num_steps / len(self.batches))
-        return min(1.0, share) * self._steps(speed, _CALL)
 
     def _compared(self) -> float:
         return count_tokens(self.batches) * self.num_values * SECONDS_PER_COMPARED_VALUE

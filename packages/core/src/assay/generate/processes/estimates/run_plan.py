@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from assay.devices.base import Device
+from assay.devices.trusted import trusted_device
 from assay.errors import AssayError, MachineError
 from assay.estimates.limits import allowed_memory, note_unknown, require_disk
 from assay.estimates.speed import Speed
@@ -92,9 +93,13 @@ class _Estimator:
         self._request, self._yardstick_dtype = request, yardstick_dtype
         self._outline = load_outline(request.model, request.remote_code)
         self._trial = TrialCall.of(self._outline.model)
-        self._wide, *self._narrow = (
-            Speed.probe(device, dtype) for dtype in (yardstick_dtype, *request.noise_for)
-        )
+        num_parameters = sum(one.numel() for one in self._outline.model.parameters())
+        self._wide = Speed.probe(device, yardstick_dtype)
+        self._narrow = [
+            Speed.probe(trusted_device(device, dtype, num_parameters), dtype)
+            for dtype in request.noise_for
+        ]
+        self._candidate = Speed.probe(device, request.noise_for[0])
 
     def of(self, inputs: InputOptions) -> _Estimate:
         """Estimate a run with these inputs."""
@@ -112,7 +117,7 @@ class _Estimator:
         seconds = [
             one for speed in self._narrow for one in durations.of_reference(self._wide, speed)
         ]
-        return _Estimate(inputs, needs, seconds, durations.of_candidate(self._narrow[0]))
+        return _Estimate(inputs, needs, seconds, durations.of_candidate(self._candidate))
 
     def within(self, max_seconds: float, estimate: _Estimate) -> _Estimate:
         """Halve the number of new tokens until both sides fit into the budget.
