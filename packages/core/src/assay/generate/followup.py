@@ -102,6 +102,7 @@ def _pass_if_representation(
         dtype=check.dtype,
         setup=check.setup,
         options=check.options,
+        max_memory=check.max_memory,
         remote_code=check.remote_code,
     )
     found = ask(

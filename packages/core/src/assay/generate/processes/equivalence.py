@@ -12,9 +12,12 @@ from pathlib import Path
 from assay.comparing.judge import Judged
 from assay.comparing.results import ReplayResults
 from assay.devices.registry import open_device
+from assay.errors import MachineError
+from assay.estimates.limits import allowed_memory
 from assay.generate.passes.generation_loop import count_tokens
 from assay.generate.passes.passes import Side, replay, run_forced, whole_batches
 from assay.generate.processes.candidate import set_up
+from assay.generate.processes.estimates.needs import BASE_BYTES
 from assay.generate.processes.fitting_golden import check_same_model
 from assay.generate.processes.golden_folder import GoldenSection, read_golden
 from assay.generate.processes.options import CandidateOptions
@@ -56,8 +59,20 @@ class Equivalence:
 
 
 def run_equivalence(request: EquivalenceRequest, progress: Progress) -> Equivalence:
-    """Run the candidate's code in float64 on the host: logits first, stages if they agree."""
-    golden = read_golden(Path(request.golden))
+    """Run the candidate's code in float64 on the host: logits first, stages if they agree.
+
+    Raises: MachineError if the model in float64 does not fit into memory.
+    """
+    golden, device = read_golden(Path(request.golden)), open_device("cpu")
+    if golden.sections[request.dtype].yardstick_dtype != "float64":
+        return Equivalence(agrees=False)  # no such logits agree to 1e-13
+    needed = 8 * golden.model.num_parameters + BASE_BYTES
+    allowed = allowed_memory(device, request.max_memory)
+    if needed > allowed:
+        raise MachineError(
+            f"the model needs {needed / 1e9:.1f} GB of memory, of which it may take"
+            f" {allowed / 1e9:.1f} GB"
+        )
     section = GoldenSection.open(Path(request.golden), request.dtype)
     options = CandidateOptions.parse(request.options)
     choose_threads(golden.model.num_parameters)
@@ -73,7 +88,7 @@ def run_equivalence(request: EquivalenceRequest, progress: Progress) -> Equivale
             remote_code=request.remote_code,
         )
         check_same_model(golden, loaded)
-        side = set_up(Side(replace(loaded, dtype="float64"), open_device("cpu")), request.setup)
+        side = set_up(Side(replace(loaded, dtype="float64"), device), request.setup)
         works, tokens = whole_batches(section.batches), section.tensors("tokens")
         logits = section.tensors("logits")
         allowed = EXACT_AGREEMENT**2 * sum(float(one.double().pow(2).sum()) for one in logits)

@@ -105,6 +105,8 @@ class EquivalenceRequest(Record):
     dtype: str
     setup: str | None = None
     options: dict[str, str] = Field(default_factory=dict)
+    max_memory: int | None = None
+    """Largest number of bytes that the model may take; None for what is free."""
     remote_code: RemoteCode = "refuse"
 
 

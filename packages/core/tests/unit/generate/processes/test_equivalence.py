@@ -9,6 +9,7 @@ import torch
 from assay.comparing.judge import Judged
 from assay.comparing.results import PortResult
 from assay.devices.run_string import parse_run
+from assay.errors import MachineError
 from assay.generate.passes.passes import run_forced
 from assay.generate.processes import equivalence
 from assay.generate.processes.equivalence import (
@@ -79,21 +80,28 @@ def test_nothing_excuses_what_is_not_finite() -> None:
     assert not is_representation([item], in_float64("output", 1.0, different=3))
 
 
+MODEL = "micro:llama?trained=0"
+
+
+@pytest.fixture(scope="module")
+def golden(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("captured") / "golden"
+    request = GoldenRequest(
+        model=MODEL,
+        reference=parse_run("cpu/float32"),
+        noise_for=["bfloat16"],
+        inputs=InputOptions(max_new_tokens=2),
+        folder=str(folder),
+    )
+    capture_golden(request, SilentProgress())
+    return folder
+
+
 @pytest.mark.parametrize(("factor", "batches_run"), [("1.0", "all"), ("1.001", "the first")])
 def test_first_batch_that_differs_ends_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, factor: str, batches_run: str
+    golden: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, factor: str, batches_run: str
 ) -> None:
-    model, golden, setup = "micro:llama?trained=0", tmp_path / "golden", tmp_path / "setup.py"
-    capture_golden(
-        GoldenRequest(
-            model=model,
-            reference=parse_run("cpu/float32"),
-            noise_for=["bfloat16"],
-            inputs=InputOptions(max_new_tokens=2),
-            folder=str(golden),
-        ),
-        SilentProgress(),
-    )
+    setup = tmp_path / "setup.py"
     setup.write_text(f"def scale(model):\n    model.lm_head.weight.data.mul_({factor})\n")
     ran: list[Any] = []
 
@@ -103,7 +111,7 @@ def test_first_batch_that_differs_ends_the_run(
 
     monkeypatch.setattr(equivalence, "run_forced", count)
     request = EquivalenceRequest(
-        model=model, golden=str(golden), dtype="bfloat16", setup=f"{setup}:scale"
+        model=MODEL, golden=str(golden), dtype="bfloat16", setup=f"{setup}:scale"
     )
 
     found = run_equivalence(request, SilentProgress())
@@ -112,3 +120,12 @@ def test_first_batch_that_differs_ends_the_run(
     assert num_batches > 1
     assert found.agrees is (batches_run == "all")
     assert len(ran) == (num_batches if batches_run == "all" else 1)
+
+
+def test_a_model_that_does_not_fit_in_float64_is_not_loaded(golden: Path) -> None:
+    request = EquivalenceRequest(
+        model=MODEL, golden=str(golden), dtype="bfloat16", max_memory=700_000_000
+    )
+
+    with pytest.raises(MachineError, match=r"the model needs 0\.7 GB of memory, .* 0\.7 GB"):
+        run_equivalence(request, SilentProgress())

@@ -16,7 +16,7 @@ from assay.models import LoadedModel
 Widening = Literal["at once", "on use"]
 
 # Imports, and tensors of one call.
-_BASE_BYTES = 700 << 20
+BASE_BYTES = 700 << 20
 
 # Copies of the logits in memory while they are written.
 _LOGIT_COPIES = 3
@@ -69,7 +69,7 @@ def estimate_needs(
         if request.level == "module":
             disk += int(count_tokens(plan.batches) * num_values * stored.itemsize)
         disk += sum(num_logits) * (_BYTES_PER_LOGIT + stored.itemsize)
-    of_calls = _LOGIT_COPIES * max(num_logits) * itemsize + _BASE_BYTES
+    of_calls = _LOGIT_COPIES * max(num_logits) * itemsize + BASE_BYTES
     return Needs(
         memory=num_weights * itemsize + of_calls,
         memory_on_use=num_weights * narrow + widest * itemsize + of_calls,
@@ -80,7 +80,7 @@ def estimate_needs(
 def widening_within(num_weights: int, dtype: str, allowed: int) -> Widening:
     """Return the widening to `dtype` for one call of a yardstick, in at most `allowed` bytes."""
     num_bytes = num_weights * getattr(torch, dtype).itemsize
-    return "on use" if num_bytes + _BASE_BYTES > allowed else "at once"
+    return "on use" if num_bytes + BASE_BYTES > allowed else "at once"
 
 
 def choose_widening(needs: Needs, allowed: int) -> Widening:
