@@ -67,11 +67,11 @@ def run_equivalence(request: EquivalenceRequest, progress: Progress) -> Equivale
     if golden.sections[request.dtype].yardstick_dtype != "float64":
         return Equivalence(agrees=False)  # no such logits agree to 1e-13
     needed = 8 * golden.model.num_parameters + BASE_BYTES
-    allowed = allowed_memory(device, request.max_memory)
-    if needed > allowed:
+    available = allowed_memory(device, request.max_memory)
+    if needed > available:
         raise MachineError(
             f"the model needs {needed / 1e9:.1f} GB of memory, of which it may take"
-            f" {allowed / 1e9:.1f} GB"
+            f" {available / 1e9:.1f} GB"
         )
     section = GoldenSection.open(Path(request.golden), request.dtype)
     options = CandidateOptions.parse(request.options)
