@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from assay.api import options
 from assay.errors import UsageError
-from assay.files import read_json_object
 from assay.foreign_text import shorten
 
 if TYPE_CHECKING:
@@ -47,6 +46,8 @@ def read_generation_config(path: str | Path) -> dict[str, Any]:
 
     Raises: UnreadableFileError; UsageError for keys and values that are not supported.
     """
+    from assay.files import read_json_object  # with pydantic, which --help does not need
+
     data = read_json_object(Path(path))
     given = {name: value for name, value in data.items() if value is not None}
     refused = [

@@ -9,7 +9,6 @@ from typer.core import TyperCommand
 from assay.api.inputs import input_options
 from assay.cli.derived_commands import TrustRemoteCode, read_values, with_options_of
 from assay.errors import UsageError
-from assay.files import parse_location
 from assay.output.streams import print_text
 from assay.sites import CapturedLevel
 
@@ -134,6 +133,7 @@ def capture(  # noqa: PLR0913 - one for each option
     from assay.comparing.coverage import CoverageParts, judge_coverage
     from assay.comparing.wording.coverage import describe_coverage
     from assay.devices.run_string import parse_run
+    from assay.files import parse_location
     from assay.generate.check import capture as capture_golden
     from assay.generate.processes.golden_folder import GoldenSection
     from assay.generate.processes.requests import GoldenRequest
