@@ -157,7 +157,7 @@ def test_check_of_a_large_model_costs_few_generations(
     plain = Times.of(generate_plainly)
     size = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
     for what, took, bound, note in (
-        ("whole check of 134 M parameters", check, 3.0, f"{size / 1e9:.1f} GB of files"),
+        ("whole check of 134 M parameters", check, 3.5, f"{size / 1e9:.1f} GB of files"),
         ("the same with a wrong operation", located, 4.0, "to the operation"),
     ):
         ratio = took.wall / plain.wall
