@@ -234,7 +234,7 @@ class PairSums:
             row, channel = sums.worst.index
             address = int(prompt[row]), int(position[row]), channel
             self.worst = replace(sums.worst, index=address)
-        row_ee, row_dd, row_de, row_dede = sums.rows
+        row_ee, row_dd, _, row_dede = sums.rows
         self.ee += float(row_ee.sum())
         self.dd += float(row_dd.nansum())
         self.de += float(sums.channels[1].sum())
@@ -243,10 +243,7 @@ class PairSums:
         self._add_bins(actual_RC, expected_RC, scale / math.sqrt(num_channels))
         if num_channels >= FEWEST_IN_ROW:
             usable = (row_ee > (ROW_FLOOR * scale) ** 2) & row_dd.isfinite()
-            ee = row_ee[usable]
-            slope, variance = row_de[usable] / ee, row_dede[usable] / ee.square()
-            parts = torch.ones_like(slope), slope, slope.square(), variance
-            self.row_slopes += torch.stack(parts).sum(1)
+            self._add_row_slopes(sums.rows[:, usable])
         self.rows.append(
             RowErrors(
                 prompt, position, row_dd.sqrt(), row_ee.sqrt(), torch.full_like(row_ee, scale)
@@ -267,6 +264,12 @@ class PairSums:
         index, d, e = bin_of(e, rms), d.double() / rms, e.double() / rms
         for sums, weights in zip(self.bins, (None, d, d * d, e), strict=True):
             sums += torch.bincount(index, weights=weights, minlength=NUM_BINS)  # noqa: PLW2901 - a view
+
+    def _add_row_slopes(self, rows: Tensor) -> None:
+        ee, _, de, dede = rows
+        slope, variance = de / ee, dede / ee.square()
+        parts = torch.ones_like(slope), slope, slope.square(), variance
+        self.row_slopes += torch.stack(parts).sum(1)
 
     # Statistics: each a function of the sums alone.
 

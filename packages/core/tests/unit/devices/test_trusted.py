@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from assay.devices import trusted
 from assay.devices.cpu import CpuDevice
 from assay.devices.sim.arithmetic import Arithmetic
 from assay.devices.sim.device import SimDevice
@@ -15,8 +14,7 @@ LARGE, SMALL = 20_000_000, 19_999_999
 
 @pytest.fixture
 def processor_without_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
-    tests = dict.fromkeys(("bfloat16", "float16"), lambda: False)
-    monkeypatch.setattr(trusted, "_INSTRUCTIONS", tests)
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX2")
 
 
 @pytest.fixture
@@ -75,8 +73,11 @@ def test_other_runs_keep_their_device(device: CpuDevice, dtype: str, num_paramet
     assert trusted_device(device, dtype, num_parameters) is device
 
 
-def test_a_processor_with_instructions_is_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trusted, "_INSTRUCTIONS", {"bfloat16": lambda: True})
+@pytest.mark.parametrize("capability", ["AVX512", "DEFAULT", "SVE256"])
+def test_other_processors_keep_their_device(
+    monkeypatch: pytest.MonkeyPatch, capability: str
+) -> None:
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     device = CpuDevice()
 
     assert trusted_device(device, "bfloat16", LARGE) is device

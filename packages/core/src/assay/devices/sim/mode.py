@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -28,17 +28,15 @@ def simulated_execution(arithmetic: Arithmetic) -> Iterator[None]:
 
     Attention runs as products and a softmax, because the CPU's fused kernel hides its products.
     """
-    with sdpa_kernel([SDPBackend.MATH]), replaced_products(arithmetic):
+    with sdpa_kernel([SDPBackend.MATH]), ReplacedProducts(arithmetic):
         yield
 
 
-def replaced_products(arithmetic: Arithmetic) -> AbstractContextManager[None]:
-    """Replace products and sums outside of fused kernels by those of `arithmetic` inside the context."""
-    return _SimulatedExecution(arithmetic)
+class ReplacedProducts(TorchDispatchMode):
+    """Replaces products and sums outside of fused kernels by those of `arithmetic`.
 
-
-class _SimulatedExecution(TorchDispatchMode):
-    """Dispatch mode below autograd, so that gradients are simulated too."""
+    It runs below autograd, so that gradients are simulated too.
+    """
 
     def __init__(self, arithmetic: Arithmetic) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

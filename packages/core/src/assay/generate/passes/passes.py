@@ -233,12 +233,13 @@ class RepeatedWork:
     """
 
     def __init__(self, works: Sequence[Work]) -> None:
-        self._work = works[0]
-        if self._work.text_step is None:
-            num_new = min(self._work.batch.max_new_tokens, _REPEATED_TOKENS)
-            self._work = replace(works[0], batch=replace(works[0].batch, max_new_tokens=num_new))
+        first = works[0]
+        if first.text_step is None:
+            num_new = min(first.batch.max_new_tokens, _REPEATED_TOKENS)
+            first = replace(first, batch=replace(first.batch, max_new_tokens=num_new))
+        self._work = first
         self._logits = torch.empty(0)
-        self.num_tokens = count_tokens([self._work.batch])
+        self.num_tokens = count_tokens([first.batch])
 
     def offer(self, number: int, logits: Tensor) -> None:
         """Keep the logits of work `number`, (B, N, V), if it runs twice."""

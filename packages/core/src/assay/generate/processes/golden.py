@@ -123,9 +123,7 @@ def capture_golden(request: GoldenRequest, progress: Progress) -> GoldenManifest
                         " of each prompt are not checked"
                     )
         with TraceWriter(folder / dtype, {"model": identity.name, "dtype": dtype}) as writer:
-            section = _Capture(
-                request, device, writer, plan, dtype, identity.num_parameters, progress
-            )
+            section = _Capture(request, device, writer, plan, dtype, progress)
             section.run_yardstick(Side(yardstick, device, RecordingChoices(writer)))
             del yardstick
             sections[dtype] = section.run_noise(wide)
@@ -216,7 +214,6 @@ class _Capture:
     writer: TraceWriter
     plan: InputPlan
     dtype: str
-    num_parameters: int
     progress: Progress
 
     def __post_init__(self) -> None:
@@ -274,7 +271,8 @@ class _Capture:
         trace = Trace.open(self.writer.folder)
         choices = RecordedChoices.read(trace, self.plan.batches)
         noise_of_choices = NoiseOfChoices()
-        side = Side(loaded, trusted_device(self.device, self.dtype, self.num_parameters))
+        num_parameters = sum(p.numel() for p in loaded.model.parameters())
+        side = Side(loaded, trusted_device(self.device, self.dtype, num_parameters))
         if choices.modules:
             side = replace(side, choices=ReplacedChoices(choices, noise_of_choices))
         deterministic = self._attach_noise_logits(side)

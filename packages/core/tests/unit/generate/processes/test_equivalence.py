@@ -19,7 +19,7 @@ from assay.generate.processes.equivalence import (
     run_equivalence,
 )
 from assay.generate.processes.golden import capture_golden
-from assay.generate.processes.golden_folder import GoldenSection
+from assay.generate.processes.golden_folder import GoldenSection, read_golden
 from assay.generate.processes.requests import EquivalenceRequest, GoldenRequest, InputOptions
 from assay.noise import Ratio
 from assay.runs import SilentProgress
@@ -120,6 +120,19 @@ def test_first_batch_that_differs_ends_the_run(
     assert num_batches > 1
     assert found.agrees is (batches_run == "all")
     assert len(ran) == (num_batches if batches_run == "all" else 1)
+
+
+def test_logits_of_a_float32_yardstick_are_not_compared_in_float64(
+    golden: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest = read_golden(golden)
+    section = manifest.sections["bfloat16"].model_copy(update={"yardstick_dtype": "float32"})
+    changed = manifest.model_copy(update={"sections": {"bfloat16": section}})
+    monkeypatch.setattr(equivalence, "read_golden", lambda _: changed)
+    monkeypatch.delattr(equivalence, "load_model")
+    request = EquivalenceRequest(model=MODEL, golden=str(golden), dtype="bfloat16")
+
+    assert not run_equivalence(request, SilentProgress()).agrees
 
 
 def test_a_model_that_does_not_fit_in_float64_is_not_loaded(golden: Path) -> None:

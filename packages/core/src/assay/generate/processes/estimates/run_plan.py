@@ -93,10 +93,10 @@ class _Estimator:
         self._request, self._yardstick_dtype = request, yardstick_dtype
         self._outline = load_outline(request.model, request.remote_code)
         self._trial = TrialCall.of(self._outline.model)
-        num_parameters = sum(one.numel() for one in self._outline.model.parameters())
+        self._num_weights = sum(one.numel() for one in self._outline.model.parameters())
         self._wide = Speed.probe(device, yardstick_dtype)
         self._narrow = [
-            Speed.probe(trusted_device(device, dtype, num_parameters), dtype)
+            Speed.probe(trusted_device(device, dtype, self._num_weights), dtype)
             for dtype in request.noise_for
         ]
         self._candidate = Speed.probe(device, request.noise_for[0])
@@ -108,7 +108,7 @@ class _Estimator:
         needs = estimate_needs(self._request, outline, plan, self._yardstick_dtype, num_values)
         durations = Durations(
             self._trial.seconds,
-            sum(one.numel() for one in outline.model.parameters()),
+            self._num_weights,
             num_values,
             needs.disk,
             plan.batches,
