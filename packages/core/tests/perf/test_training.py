@@ -14,6 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from assay.hooks.module_tracer import ModuleTracer, NullHandler
 from assay.hooks.values.boundary import Boundary
+from assay.models.size import limited_threads
 from assay.runs import SilentProgress
 from assay.trace import Trace, TraceWriter
 from assay.training.batches import MicroBatch
@@ -35,7 +36,7 @@ from assay.training.replay.stage_values import TRACE, StepValueHandler
 from assay.training.trainers.reference import ReferenceTrainer
 from assay.training.trainers.registry import OpenedTrainer
 from packages.core.tests.perf.conftest import Table
-from packages.core.tests.perf.stopwatch import median_ratio, take_turns
+from packages.core.tests.perf.stopwatch import Times, median_ratio, take_turns
 
 ROUNDS = 2
 DTYPE = "float32"
@@ -157,18 +158,29 @@ def test_whole_check_makes_at_most_four_more_runs_than_two(
     assert 2 < num_steps / few.steps <= 2 + 4
 
 
-def test_whole_check_costs_few_more_runs(
-    options: TrainOptions, new_folder: Callable[[], Path], table: Table
-) -> None:
+@pytest.fixture(scope="module")
+def cost_of_whole_check(options: TrainOptions, tmp_path_factory: pytest.TempPathFactory) -> Times:
+    """How many times as long as the plain steps of reference and candidate it takes."""
     sides = Sides.of(options)
 
-    times = take_turns(
-        {"check": lambda: whole_check(options, new_folder()), "plain": sides.train}, ROUNDS
-    )
+    def check() -> None:
+        whole_check(options, tmp_path_factory.mktemp("check") / "run")
 
+    with limited_threads(1):
+        times = take_turns({"check": check, "plain": sides.train}, ROUNDS)
+    return median_ratio(times["check"], times["plain"])
+
+
+def test_whole_check_costs_no_more_than_it_did(cost_of_whole_check: Times, table: Table) -> None:
+    note = "of the plain steps of reference and candidate"
+    table.at_most("whole check of training", cost_of_whole_check, 11.5, note)
+
+
+@pytest.mark.xfail(strict=True, reason="asked for 5.25; 11 measured: small modules cost by call")
+def test_whole_check_costs_few_more_runs(cost_of_whole_check: Times, table: Table) -> None:
     table.at_most(
-        "whole check of training", median_ratio(times["check"], times["plain"]), 11.5,
-        "of the plain steps of reference and candidate: small modules cost by call",
+        "whole check of training, asked", cost_of_whole_check, 5.25,
+        "of the plain steps of reference and candidate: 1.25 times, and 4 more runs",
     )  # fmt: skip
 
 
