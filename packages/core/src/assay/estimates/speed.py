@@ -1,17 +1,19 @@
 """The speed of a device, measured in a few tenths of a second."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch.nn.functional import linear
 
 from assay.devices.base import Device
+from assay.estimates.products import Product
 
-# The probe multiplies a matrix of this many rows and columns by few and by many tokens.
-_PROBED_SHAPE = (4096, 4096)
-_FEW_TOKENS, _MANY_TOKENS = 4, 256
-_PROBED_TIMES = 3
+_FEW_TOKENS, _MANY_TOKENS = 4, 64
+_PROBED_TIMES = 2
+
+# Weights of one shape that the probe multiplies, in elements: more than caches hold.
+_PROBED_ELEMENTS = 1 << 24
 
 # Seconds of work outside of a model's calls; `nox -s perf -- -k estimates` holds the estimates to measured times.
 SECONDS_TO_LOAD = 0.3
@@ -30,23 +32,49 @@ class Speed:
     """To multiply a weight by one of many tokens."""
 
     @classmethod
-    def probe(cls, device: Device, dtype: str) -> "Speed":
-        """Measure the speed in a few tenths of a second."""
-        matrix = torch.rand(_PROBED_SHAPE, dtype=getattr(torch, dtype), device=device.torch_device)
+    def probe(
+        cls, device: Device, dtype: str, products: Sequence[Product], stored: str | None = None
+    ) -> "Speed":
+        """Measure the speed of a model's `products` in a few seconds at most.
+
+        stored: the dtype from which weights are widened to `dtype` before each use; None for `dtype`.
+        """
+        weights = _Weights(device, getattr(torch, dtype), getattr(torch, stored or dtype))
+        total = sum(one.count * one.num_weights for one in products)
         few, many = (
-            _time_of_product(device, matrix, tokens) / matrix.numel()
+            sum(one.count * weights.time(one, tokens) for one in products) / total
             for tokens in (_FEW_TOKENS, _MANY_TOKENS)
         )
         return cls(few, max(0.0, many - few) / (_MANY_TOKENS - _FEW_TOKENS))
 
 
-def _time_of_product(device: Device, matrix: torch.Tensor, num_tokens: int) -> float:
-    tokens = torch.ones(num_tokens, matrix.shape[1], dtype=matrix.dtype, device=matrix.device)
-    times = []
-    with device.execution():
-        for _ in range(_PROBED_TIMES):
-            begin = time.perf_counter()
-            linear(tokens, matrix)
-            device.synchronize()
-            times.append(time.perf_counter() - begin)
-    return min(times)
+class _Weights:
+    """Memory for weights of any shape, and products with them."""
+
+    def __init__(self, device: Device, dtype: torch.dtype, stored: torch.dtype) -> None:
+        self._device = device
+        place = device.torch_device
+        self._stored = torch.ones(_PROBED_ELEMENTS, dtype=stored, device=place)
+        self._widened = None if stored is dtype else self._stored.to(dtype)
+        self._dtype = dtype
+
+    def time(self, product: Product, num_tokens: int) -> float:
+        """Return the seconds of a product of this many tokens with one weight."""
+        share = min(1.0, _PROBED_ELEMENTS / product.num_weights)
+        shape = (product.shape[0], max(1, int(product.shape[1] * share)))
+        size = shape[0] * shape[1]
+        parts = self._stored[: _PROBED_ELEMENTS // size * size].split(size)[: product.count]
+        tokens = torch.ones(num_tokens, shape[0], dtype=self._dtype, device=self._stored.device)
+        times = []
+        with self._device.execution():
+            for _ in range(_PROBED_TIMES):
+                begin = time.perf_counter()
+                for part in parts:
+                    used = part
+                    if self._widened is not None:
+                        used = self._widened[:size].copy_(part)
+                    rows = used.view(shape[::-1]).t() if product.is_transposed else used.view(shape)
+                    torch.mm(tokens, rows)
+                self._device.synchronize()
+                times.append(time.perf_counter() - begin)
+        return min(times) / len(parts) / size * product.num_weights

@@ -1,7 +1,7 @@
 """A call of a model without values, on torch's meta device, which gives the shape of every tensor."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from assay.estimates.products import Product, ProductCounter
 from assay.hooks.values.nested import iterate_tensors
 
 _TRIAL_TOKENS = 64
@@ -21,6 +22,12 @@ class TrialCall:
     num_values: float
     """Numbers at all module boundaries for each token, each tensor once, and cache entries; no logits."""
     seconds: float
+    products: Sequence[Product]
+
+    @property
+    def num_products(self) -> int:
+        """Number of weights by which each token is multiplied."""
+        return sum(one.count * one.num_weights for one in self.products)
 
     @classmethod
     def of(cls, model: nn.Module) -> "TrialCall":
@@ -32,7 +39,7 @@ class TrialCall:
         try:
             with torch.no_grad(), torch.device("meta"):
                 token_ids = torch.zeros(1, _TRIAL_TOKENS, dtype=torch.long)
-                with _noting_tensors(model, seen):
+                with _noting_tensors(model, seen), ProductCounter(_TRIAL_TOKENS) as products:
                     output: Any = model(input_ids=token_ids, return_dict=True)
                 begin = time.perf_counter()
                 model(input_ids=token_ids, return_dict=True)
@@ -43,7 +50,7 @@ class TrialCall:
         cached = [getattr(layer, part, None) for layer in layers for part in ("keys", "values")]
         values = [*seen.values(), *(one for one in cached if isinstance(one, Tensor))]
         num_values: int = sum(one.numel() for one in values) - output["logits"].numel()
-        return cls(num_values / _TRIAL_TOKENS, seconds)
+        return cls(num_values / _TRIAL_TOKENS, seconds, products.found)
 
 
 @contextmanager

@@ -2,12 +2,27 @@ import pytest
 
 from assay.devices.registry import open_run
 from assay.devices.run_string import parse_run
+from assay.estimates import speed as speed_module
+from assay.estimates.products import Product
 from assay.estimates.speed import Speed
 
+PRODUCTS = [
+    Product((256, 512), is_transposed=True, count=4),
+    Product((512, 64), is_transposed=False, count=2),
+]
 
-@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
-def test_probe_measures_a_positive_speed(dtype: str) -> None:
-    speed = Speed.probe(open_run(parse_run("cpu/float32")), dtype)
+
+@pytest.mark.parametrize(
+    ("dtype", "stored"), [("float64", None), ("bfloat16", None), ("float64", "bfloat16")]
+)
+@pytest.mark.parametrize("elements", [1 << 20, 1 << 14])
+def test_probe_measures_a_positive_speed(
+    dtype: str, stored: str | None, elements: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of weights that are larger than the probe's memory."""
+    monkeypatch.setattr(speed_module, "_PROBED_ELEMENTS", elements)
+
+    speed = Speed.probe(open_run(parse_run("cpu/float32")), dtype, PRODUCTS, stored)
 
     assert 0 < speed.weight < 1e-6
     assert 0 <= speed.product < 1e-7

@@ -143,8 +143,7 @@ def capture_golden(request: GoldenRequest, progress: Progress) -> GoldenManifest
     )
     manifest = manifest.model_copy(update={"digest": manifest.content_hash()})
     if run.of_candidate:
-        seconds = [progress.slowdown * one for one in run.of_candidate]
-        write_expected_seconds(folder, request.reference.device, seconds)
+        write_expected_seconds(folder, request.reference.device, run.of_candidate)
     write_whole(folder / MANIFEST, manifest.model_dump_json(by_alias=True, indent=1))
     return manifest
 

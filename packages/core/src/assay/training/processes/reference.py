@@ -89,8 +89,7 @@ def record_reference(request: ReferenceRequest, progress: Progress) -> Reference
         noise.replay(batches, folder)
         shared = shared_parameters(noise.trainer.model)
     if estimate is not None:
-        seconds = [progress.slowdown * one for one in estimate.candidate]
-        write_expected_seconds(folder, run.device, seconds)
+        write_expected_seconds(folder, run.device, estimate.candidate)
     return ReferenceReport(
         model=facts,
         reference=describe_run(device, run) | {"yardstick": wide},

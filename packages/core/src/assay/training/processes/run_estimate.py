@@ -11,6 +11,7 @@ from assay.devices.run_string import parse_run
 from assay.devices.trusted import trusted_device
 from assay.errors import AssayError, MachineError
 from assay.estimates.limits import allowed_memory, note_unknown, require_disk
+from assay.estimates.products import Product
 from assay.estimates.speed import (
     SECONDS_PER_COMPARED_VALUE,
     SECONDS_PER_LOADED_WEIGHT,
@@ -68,6 +69,9 @@ class TrainingSizes:
     num_trained: int
     num_values: float
     """Numbers at all module boundaries for each token of the forward pass, with logits."""
+    products: Sequence[Product]
+    num_products: int
+    """Number of weights by which each token is multiplied."""
     call: float
     """Seconds of one call of the model without values, which is the time of its Python."""
     tokens: Sequence[int]
@@ -95,6 +99,8 @@ class TrainingSizes:
             num_weights=sum(one.numel() for one in parameters),
             num_trained=sum(one.numel() for one in parameters if one.requires_grad),
             num_values=trial.num_values + outline.vocab_size,
+            products=trial.products,
+            num_products=trial.num_products,
             call=trial.seconds,
             tokens=[one["input_ids"].numel() for step in batches for one in step],
             num_steps=len(batches),
@@ -170,8 +176,8 @@ class Durations:
 
 def _time_training(sizes: TrainingSizes, speed: Speed) -> float:
     """Return the seconds of all steps of a plain run."""
-    products = _PRODUCTS * sum(sizes.tokens) * sizes.num_weights * speed.product
-    reads = _PRODUCTS * len(sizes.tokens) * sizes.num_weights * speed.weight
+    products = _PRODUCTS * sum(sizes.tokens) * sizes.num_products * speed.product
+    reads = _PRODUCTS * len(sizes.tokens) * sizes.num_products * speed.weight
     updates = sizes.num_steps * sizes.num_trained * _TOUCHED_BY_ADAMW * speed.weight
     return products + reads + updates + len(sizes.tokens) * _PLAIN_CALLS * sizes.call
 
@@ -192,7 +198,7 @@ def plan_training(
         sizes = TrainingSizes.of(request, batches, wide)
         trusted = trusted_device(device, request.dtype, sizes.num_weights)
         runs = (device, wide), (trusted, request.dtype), (device, request.dtype)
-        durations = Durations.of(sizes, *(Speed.probe(*run) for run in runs))
+        durations = Durations.of(sizes, *(Speed.probe(*run, sizes.products) for run in runs))
     except AssayError:
         raise
     except Exception as error:  # noqa: BLE001 - a model's own code may raise anything without values

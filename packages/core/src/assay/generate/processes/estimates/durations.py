@@ -18,6 +18,9 @@ _CALL = 0.5
 _RECORDED_CALL = 2.0
 _REPLAYED_CALL = 1.6
 
+# Share of the texts in which a candidate leaves the reference's tokens, at near-ties, and runs with them again.
+_LEAVING = 0.5
+
 # Decode steps of the trial.
 _TRIAL_STEPS = 7
 
@@ -29,6 +32,8 @@ class Durations:
     call: float
     """Seconds of one call of the model without values, which is the time of its Python."""
     num_weights: int
+    num_products: int
+    """Number of weights by which each token is multiplied."""
     num_values: float
     """Numbers at all module boundaries for each token."""
     stored_bytes: int
@@ -47,15 +52,14 @@ class Durations:
         forced = self._texts(narrow) if self.reads_texts else self._steps(narrow, _CALL)
         return [
             load,
-            _TRIAL_STEPS * _REPLAYED_CALL * self.call,
+            _TRIAL_STEPS * (_REPLAYED_CALL * self.call + self.num_products * wide.weight),
             self._steps(wide, _CALL),
             0.0,
             stored + (self._texts(wide) if self.reads_texts else self._steps(wide, _RECORDED_CALL)),
             load / 2,
             load / 2,
             forced,
-            self._texts(narrow) / len(self.batches),
-            self._texts(narrow) / self._num_rows,
+            *self._first_texts(narrow),
             self._compared()
             + (self._texts(narrow) if self.reads_texts else self._steps(narrow, _REPLAYED_CALL)),
         ]
@@ -68,10 +72,9 @@ class Durations:
             load / 2,
             load / 2,
             self._steps(speed, _CALL),
-            self._texts(speed),
+            _LEAVING * self._texts(speed),
             0.0,
-            self._texts(speed) / len(self.batches),
-            self._texts(speed) / self._num_rows,
+            *self._first_texts(speed),
             self._compared() + self._steps(speed, _REPLAYED_CALL),
         ]
 
@@ -79,20 +82,24 @@ class Durations:
     def _num_steps(self) -> int:
         return sum(max(0, batch.max_new_tokens - 1) for batch in self.batches)
 
-    @property
-    def _num_rows(self) -> int:
-        return sum(len(batch.rows) for batch in self.batches)
-
     def _texts(self, speed: Speed) -> float:
         """Return the seconds of one call for each batch, with all of its tokens."""
-        products = count_tokens(self.batches) * self.num_weights * speed.product
-        return products + len(self.batches) * _RECORDED_CALL * self.call
+        return sum(self._text(speed, count_tokens([batch])) for batch in self.batches)
+
+    def _first_texts(self, speed: Speed) -> tuple[float, float]:
+        """Return the seconds of the first batch, which runs again, and of one of its texts."""
+        first = self.batches[0]
+        num_tokens = count_tokens([first])
+        return self._text(speed, num_tokens), self._text(speed, num_tokens // len(first.rows))
+
+    def _text(self, speed: Speed, num_tokens: int) -> float:
+        return num_tokens * self.num_products * speed.product + _RECORDED_CALL * self.call
 
     def _steps(self, speed: Speed, calls: float) -> float:
         """Return the seconds of all prompts and decode steps; `calls`: the cost of a step's Python."""
         num_prompt_tokens = sum(len(one.rows) * one.length for one in self.batches)
-        of_step = calls * self.call + self.num_weights * speed.weight
-        return num_prompt_tokens * self.num_weights * speed.product + self._num_steps * of_step
+        of_step = calls * self.call + self.num_products * speed.weight
+        return num_prompt_tokens * self.num_products * speed.product + self._num_steps * of_step
 
     def _compared(self) -> float:
         return count_tokens(self.batches) * self.num_values * SECONDS_PER_COMPARED_VALUE

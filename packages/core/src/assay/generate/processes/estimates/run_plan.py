@@ -17,6 +17,7 @@ from assay.generate.processes.estimates.needs import (
     Widening,
     choose_widening,
     estimate_needs,
+    widening_within,
 )
 from assay.generate.processes.input_plans import plan_inputs
 from assay.generate.processes.requests import GoldenRequest, InputOptions
@@ -94,12 +95,16 @@ class _Estimator:
         self._outline = load_outline(request.model, request.remote_code)
         self._trial = TrialCall.of(self._outline.model)
         self._num_weights = sum(one.numel() for one in self._outline.model.parameters())
-        self._wide = Speed.probe(device, yardstick_dtype)
+        allowed = allowed_memory(device, request.max_memory)
+        is_wide = widening_within(self._num_weights, yardstick_dtype, allowed) == "at once"
+        stored = None if is_wide else request.noise_for[0]
+        products = self._trial.products
+        self._wide = Speed.probe(device, yardstick_dtype, products, stored)
         self._narrow = [
-            Speed.probe(trusted_device(device, dtype, self._num_weights), dtype)
+            Speed.probe(trusted_device(device, dtype, self._num_weights), dtype, products)
             for dtype in request.noise_for
         ]
-        self._candidate = Speed.probe(device, request.noise_for[0])
+        self._candidate = Speed.probe(device, request.noise_for[0], products)
 
     def of(self, inputs: InputOptions) -> _Estimate:
         """Estimate a run with these inputs."""
@@ -109,6 +114,7 @@ class _Estimator:
         durations = Durations(
             self._trial.seconds,
             self._num_weights,
+            self._trial.num_products,
             num_values,
             needs.disk,
             plan.batches,

@@ -12,7 +12,8 @@ WIDE, NARROW = Speed(weight=4e-9, product=4e-11), Speed(weight=1e-9, product=1e-
 BATCH = Batch(0, ((1,) * 100,) * 4, (0, 1, 2, 3), 0, 33)
 DURATIONS = Durations(
     call=0.1,
-    num_weights=10**8,
+    num_weights=2 * 10**8,
+    num_products=10**8,
     num_values=1e5,
     stored_bytes=10**9,
     batches=[BATCH],
@@ -36,6 +37,15 @@ def test_text_in_one_call_is_forced_in_less_time_than_its_steps() -> None:
     assert texts[GENERATES] == steps[GENERATES]
     for phase in (RECORDS, FORCED, MEASURES):
         assert texts[phase] < steps[phase]
+
+
+def test_first_batch_runs_again_and_one_of_its_texts_is_followed() -> None:
+    two = replace(DURATIONS, batches=[BATCH, replace(BATCH, number=1, max_new_tokens=400)])
+
+    *_, again, of_text, _ = DURATIONS.of_candidate(NARROW)
+
+    assert two.of_candidate(NARROW)[-3:-1] == [again, of_text]
+    assert again == pytest.approx(4 * of_text, rel=0.5)
 
 
 def test_candidate_replays_every_step() -> None:

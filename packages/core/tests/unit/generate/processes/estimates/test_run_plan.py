@@ -9,6 +9,7 @@ from assay.devices.run_string import parse_run
 from assay.errors import MachineError
 from assay.estimates.speed import Speed
 from assay.estimates.trial_call import TrialCall
+from assay.generate.processes.estimates.needs import BASE_BYTES
 from assay.generate.processes.estimates.run_plan import plan_run
 from assay.generate.processes.golden import capture_golden
 from assay.generate.processes.requests import GoldenRequest, InputOptions
@@ -24,10 +25,18 @@ REQUEST = GoldenRequest(
 
 
 @pytest.fixture(autouse=True)
-def fixed_speed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine on which a decode step takes the time."""
-    monkeypatch.setattr(Speed, "probe", lambda device, dtype: Speed(1e-7, 0.0))
-    monkeypatch.setattr(TrialCall, "of", lambda model: TrialCall(1e4, 1.0))
+def probed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str | None]]:
+    """A machine on which a decode step takes the time; the probed dtypes, and those of the weights."""
+    probes: list[tuple[str, str | None]] = []
+
+    def probe(_: object, dtype: str, products: object, stored: str | None = None) -> Speed:
+        del products
+        probes.append((dtype, stored))
+        return Speed(1e-7, 0.0)
+
+    monkeypatch.setattr(Speed, "probe", probe)
+    monkeypatch.setattr(TrialCall, "of", lambda model: TrialCall(1e4, 1.0, []))
+    return probes
 
 
 def seconds_of(num_tokens: int) -> float:
@@ -55,6 +64,20 @@ def test_tokens_are_halved_until_both_sides_fit() -> None:
 def test_budget_that_no_decode_step_fits_is_refused_with_the_numbers() -> None:
     with pytest.raises(MachineError, match=r"takes about \d+ s, and --budget allows 2 s"):
         tokens_within(2.0)
+
+
+def test_weights_that_are_widened_on_use_are_probed_so(
+    probed: list[tuple[str, str | None]],
+) -> None:
+    seconds_of(4)
+    assert probed == [("float64", None), ("bfloat16", None), ("bfloat16", None)]
+    probed.clear()
+
+    request = REQUEST.model_copy(update={"max_memory": BASE_BYTES})
+    with pytest.raises(MachineError, match="needs about"):
+        plan_run(request, open_run(REQUEST.reference), "float64", SilentProgress())
+
+    assert probed[0] == ("float64", "bfloat16")
 
 
 def test_golden_within_a_budget_says_what_is_given_up(tmp_path: Path) -> None:
