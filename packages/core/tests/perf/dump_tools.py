@@ -5,7 +5,6 @@ import multiprocessing
 import os
 import resource
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,9 +12,9 @@ from pathlib import Path
 import torch
 from transformers import LlamaForCausalLM
 
+from packages.core.tests.perf.anonymous_memory import anonymous_memory, highest_memory
 from packages.core.tests.perf.conftest import BATCH, LENGTH, VOCABULARY, llama
 
-_SAMPLE_SECONDS = 0.02
 PASSES = 5
 
 
@@ -116,43 +115,17 @@ def read_files(expected: Path, actual: Path, _: Path) -> dict[str, float]:
 
 def _measure(work: Callable[[], object]) -> dict[str, float]:
     """Return seconds by the clock and of processors, and the most anonymous memory over that of now."""
-    before, peak = _anonymous_bytes(), [0]
-    done = threading.Event()
-
-    def watch() -> None:
-        while not done.wait(_SAMPLE_SECONDS):
-            peak[0] = max(peak[0], _anonymous_bytes())
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    clock, processor = time.perf_counter(), _processor_seconds()
-    try:
+    before = anonymous_memory(os.getpid()).largest
+    with highest_memory() as peaks:
+        clock, processor = time.perf_counter(), _processor_seconds()
         work()
-    finally:
         clock, processor = time.perf_counter() - clock, _processor_seconds() - processor
-        done.set()
-        watcher.join()
-    return {"wall": clock, "cpu": processor, "anonymous": max(0, peak[0] - before)}
+    return {"wall": clock, "cpu": processor, "anonymous": peaks.largest - before}
 
 
 def _processor_seconds() -> float:
     usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(one.ru_utime + one.ru_stime for one in usages)
-
-
-def _anonymous_bytes() -> int:
-    """Return the most that this process or one of its children has: each has a bound of its own."""
-    children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
-    return max(map(_anonymous_bytes_of, [str(os.getpid()), *children]))
-
-
-def _anonymous_bytes_of(pid: str) -> int:
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return 0  # it has ended
-    sizes = [line.split()[1] for line in status.splitlines() if line.startswith("RssAnon:")]
-    return int(sizes[0]) * 1024 if sizes else 0
 
 
 _TOOLS: dict[str, Callable[..., dict[str, float]]] = {
