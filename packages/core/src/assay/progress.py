@@ -47,7 +47,7 @@ class Progress(ABC):
         self._began = time.monotonic()
 
     @property
-    def slowdown(self) -> float:
+    def _slowdown(self) -> float:
         """The time that the finished phases took, relative to the expected one; near 1 at first."""
         trust = _TRUST * sum(self._expected)
         done = sum(self._expected[: self._phase])
@@ -60,7 +60,7 @@ class Progress(ABC):
         unit: the name of the parts, in the plural, such as "tensors".
         """
         if self._num_phases and _INNERMOST.get()[0] is not self:
-            left = self.slowdown * sum(self._expected[self._phase :])
+            left = self._slowdown * sum(self._expected[self._phase :])
             self._phase += 1
             self._num_phases = max(self._phase, self._num_phases)
             at = f"{self._phase} of {self._num_phases}"

@@ -1,4 +1,4 @@
-"""The speed of a device, measured in a few tenths of a second."""
+"""The speed of a device, measured in a few seconds at most."""
 
 import time
 from collections.abc import Sequence
@@ -14,6 +14,9 @@ _PROBED_TIMES = 2
 
 # Weights of one shape that the probe multiplies, in elements: more than caches hold.
 _PROBED_ELEMENTS = 1 << 24
+
+# Values of a large tensor, for which memory is not kept.
+_NEW_VALUES = 1 << 22
 
 # Seconds of work outside of a model's calls; `nox -s perf -- -k estimates` holds the estimates to measured times.
 SECONDS_TO_LOAD = 0.3
@@ -35,7 +38,7 @@ class Speed:
     def probe(
         cls, device: Device, dtype: str, products: Sequence[Product], stored: str | None = None
     ) -> "Speed":
-        """Measure the speed of a model's `products` in a few seconds at most.
+        """Measure the speed of a model's `products`.
 
         stored: the dtype from which weights are widened to `dtype` before each use; None for `dtype`.
         """
@@ -78,3 +81,18 @@ class _Weights:
                 self._device.synchronize()
                 times.append(time.perf_counter() - begin)
         return min(times) / len(parts) / size * product.num_weights
+
+
+def seconds_per_new_value(device: Device, dtype: str) -> float:
+    """Measure how long a sum of two numbers takes if its result needs new memory.
+
+    The system clears that memory first, which may take ten times as long as the sum.
+    """
+    values = torch.ones(_NEW_VALUES, dtype=getattr(torch, dtype), device=device.torch_device)
+    times = []
+    for _ in range(_PROBED_TIMES):
+        begin = time.perf_counter()
+        torch.add(values, values)
+        device.synchronize()
+        times.append(time.perf_counter() - begin)
+    return min(times) / _NEW_VALUES

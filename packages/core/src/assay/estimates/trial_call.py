@@ -22,6 +22,7 @@ class TrialCall:
     num_values: float
     """Numbers at all module boundaries for each token, each tensor once, and cache entries; no logits."""
     seconds: float
+    """Of the call, which is the time of the model's Python."""
     products: Sequence[Product]
 
     @property

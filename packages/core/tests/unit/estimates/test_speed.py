@@ -4,7 +4,7 @@ from assay.devices.registry import open_run
 from assay.devices.run_string import parse_run
 from assay.estimates import speed as speed_module
 from assay.estimates.products import Product
-from assay.estimates.speed import Speed
+from assay.estimates.speed import Speed, seconds_per_new_value
 
 PRODUCTS = [
     Product((256, 512), is_transposed=True, count=4),
@@ -26,3 +26,7 @@ def test_probe_measures_a_positive_speed(
 
     assert 0 < speed.weight < 1e-6
     assert 0 <= speed.product < 1e-7
+
+
+def test_new_value_takes_a_positive_time() -> None:
+    assert 0 < seconds_per_new_value(open_run(parse_run("cpu/float32")), "float64") < 1e-6

@@ -11,13 +11,13 @@ from assay.devices.run_string import parse_run
 from assay.devices.trusted import trusted_device
 from assay.errors import AssayError, MachineError
 from assay.estimates.limits import allowed_memory, note_unknown, require_disk
-from assay.estimates.products import Product
 from assay.estimates.speed import (
     SECONDS_PER_COMPARED_VALUE,
     SECONDS_PER_LOADED_WEIGHT,
     SECONDS_PER_STORED_BYTE,
     SECONDS_TO_LOAD,
     Speed,
+    seconds_per_new_value,
 )
 from assay.estimates.trial_call import TrialCall
 from assay.hooks.values.boundary import Boundary
@@ -54,8 +54,8 @@ _BASE_BYTES = 1000 << 20
 # Seconds of Python in a micro-batch, in calls of the model without values: forward and backward.
 _PLAIN_CALLS, _RECORDED_CALLS, _REPLAYED_CALLS = 1.5, 8.0, 12.0
 
-# For each trained weight and step: AdamW's results computed again, hashes, copies, and states read or written.
-_SECONDS_PER_STEPPED_WEIGHT = 3.5e-8
+# New values for each trained weight and step: AdamW's results computed again, hashes, copies, states read or written.
+_NEW_PER_STEPPED_WEIGHT = 40
 
 # States that a candidate writes and reads again as checkpoints.
 _CHECKPOINTS = 2
@@ -69,11 +69,7 @@ class TrainingSizes:
     num_trained: int
     num_values: float
     """Numbers at all module boundaries for each token of the forward pass, with logits."""
-    products: Sequence[Product]
-    num_products: int
-    """Number of weights by which each token is multiplied."""
-    call: float
-    """Seconds of one call of the model without values, which is the time of its Python."""
+    trial: TrialCall
     tokens: Sequence[int]
     """Of each micro-batch of the run."""
     num_steps: int
@@ -99,9 +95,7 @@ class TrainingSizes:
             num_weights=sum(one.numel() for one in parameters),
             num_trained=sum(one.numel() for one in parameters if one.requires_grad),
             num_values=trial.num_values + outline.vocab_size,
-            products=trial.products,
-            num_products=trial.num_products,
-            call=trial.seconds,
+            trial=trial,
             tokens=[one["input_ids"].numel() for step in batches for one in step],
             num_steps=len(batches),
             resumed_steps=len(batches) - options.resume_at,
@@ -148,15 +142,20 @@ class Durations:
 
     @classmethod
     def of(
-        cls, sizes: TrainingSizes, yardstick: Speed, noise: Speed, candidate: Speed
+        cls,
+        sizes: TrainingSizes,
+        new_value: float,
+        yardstick: Speed,
+        noise: Speed,
+        candidate: Speed,
     ) -> "Durations":
-        """Estimate the phases from the speeds of the three runs."""
+        """Estimate the phases from the seconds of a new value and the speeds of the three runs."""
         load = SECONDS_TO_LOAD + sizes.num_weights * SECONDS_PER_LOADED_WEIGHT
-        python = len(sizes.tokens) * sizes.call
+        python = len(sizes.tokens) * sizes.trial.seconds
         trained = sizes.num_steps * sizes.num_trained
         of_results = _RESULTS * trained * SECONDS_PER_COMPARED_VALUE
         compared = (sizes.boundary_values + _GRADIENTS * trained) * SECONDS_PER_COMPARED_VALUE
-        stepped = trained * _SECONDS_PER_STEPPED_WEIGHT
+        stepped = trained * _NEW_PER_STEPPED_WEIGHT * new_value
         replayed = _REPLAYED_CALLS * python + compared + of_results + stepped
         of_noise, plain = (_time_training(sizes, speed) for speed in (noise, candidate))
         stored = sizes.golden_bytes * SECONDS_PER_STORED_BYTE
@@ -176,10 +175,10 @@ class Durations:
 
 def _time_training(sizes: TrainingSizes, speed: Speed) -> float:
     """Return the seconds of all steps of a plain run."""
-    products = _PRODUCTS * sum(sizes.tokens) * sizes.num_products * speed.product
-    reads = _PRODUCTS * len(sizes.tokens) * sizes.num_products * speed.weight
+    products = _PRODUCTS * sum(sizes.tokens) * sizes.trial.num_products * speed.product
+    reads = _PRODUCTS * len(sizes.tokens) * sizes.trial.num_products * speed.weight
     updates = sizes.num_steps * sizes.num_trained * _TOUCHED_BY_ADAMW * speed.weight
-    return products + reads + updates + len(sizes.tokens) * _PLAIN_CALLS * sizes.call
+    return products + reads + updates + len(sizes.tokens) * _PLAIN_CALLS * sizes.trial.seconds
 
 
 def plan_training(
@@ -198,7 +197,8 @@ def plan_training(
         sizes = TrainingSizes.of(request, batches, wide)
         trusted = trusted_device(device, request.dtype, sizes.num_weights)
         runs = (device, wide), (trusted, request.dtype), (device, request.dtype)
-        durations = Durations.of(sizes, *(Speed.probe(*run, sizes.products) for run in runs))
+        speeds = (Speed.probe(*run, sizes.trial.products) for run in runs)
+        durations = Durations.of(sizes, seconds_per_new_value(device, wide), *speeds)
     except AssayError:
         raise
     except Exception as error:  # noqa: BLE001 - a model's own code may raise anything without values

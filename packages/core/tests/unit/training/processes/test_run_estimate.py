@@ -10,6 +10,7 @@ from assay.devices.cpu import CpuDevice
 from assay.devices.registry import open_run
 from assay.devices.run_string import parse_run
 from assay.errors import MachineError, UsageError
+from assay.estimates.products import Product
 from assay.estimates.speed import Speed
 from assay.estimates.trial_call import TrialCall
 from assay.runs import SilentProgress
@@ -90,15 +91,16 @@ def test_needs_are_noted_with_the_time_of_every_phase(tmp_path: Path) -> None:
 def test_more_steps_need_more_disk_and_time_and_an_adapter_has_a_smaller_state(
     tmp_path: Path,
 ) -> None:
+    trial = TrialCall(1e5, 0.02, [Product((100, 100), is_transposed=True)])
     some, more, adapter = (
-        replace(sizes_of(request(tmp_path, options)), call=0.02)
+        replace(sizes_of(request(tmp_path, options)), trial=trial)
         for options in (dict[str, Any](), {"steps": 4}, {"lora": True})
     )
     speed = Speed(weight=1e-9, product=1e-11)
 
     assert more.golden_bytes > 1.5 * some.golden_bytes
     assert adapter.state_bytes < some.state_bytes
-    of_some, of_more = (Durations.of(one, speed, speed, speed) for one in (some, more))
+    of_some, of_more = (Durations.of(one, 1e-9, speed, speed, speed) for one in (some, more))
     assert sum(of_more.reference) > sum(of_some.reference)
     assert sum(of_more.candidate) > sum(of_some.candidate)
 
