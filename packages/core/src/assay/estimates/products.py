@@ -15,6 +15,8 @@ class Product:
     shape: tuple[int, int]
     is_transposed: bool
     """True if the weight is stored as (N, K), as in `nn.Linear`."""
+    is_chosen: bool = False
+    """True for weights of experts, which are chosen for each token."""
     count: int = 1
     """Such products of a token in one call."""
 
@@ -56,12 +58,12 @@ class ProductCounter(TorchDispatchMode):
         del types
         if func in _PRODUCTS:
             tokens, weight = args[-2:]
-            num_products = 1
-            if weight.dim() == _BATCHED:
+            num_products, is_chosen = 1, weight.dim() == _BATCHED
+            if is_chosen:
                 if weight.shape[-1] == 1:
                     tokens, weight = weight.mT, tokens.mT
                 # Experts are batched by token. Attention has several rows in each product.
                 num_products = weight.shape[0] // self._num_tokens if tokens.shape[1] == 1 else 0
             shape, is_transposed = tuple(weight.shape[-2:]), weight.stride(-2) == 1
-            self._counts[Product(shape, is_transposed)] += num_products
+            self._counts[Product(shape, is_transposed, is_chosen)] += num_products
         return func(*args, **(kwargs or {}))

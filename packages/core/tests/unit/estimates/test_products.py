@@ -45,7 +45,7 @@ def test_chosen_experts_are_counted_and_attention_is_not(*, rows_first: bool) ->
             experts @ torch.empty(chosen, 6, 1)
         heads @ heads.mT
 
-    assert counter.found == [Product((6, 8), is_transposed=True, count=2)]
+    assert counter.found == [Product((6, 8), is_transposed=True, is_chosen=True, count=2)]
 
 
 @pytest.mark.usefixtures("meta")

@@ -24,9 +24,9 @@ def test_probe_measures_a_positive_speed(
 
     speed = Speed.probe(open_run(parse_run("cpu/float32")), dtype, PRODUCTS, stored)
 
-    assert 0 < speed.weight < 1e-6
-    assert 0 <= speed.product < 1e-7
+    assert 0 < speed.weight < 1e-4
+    assert 0 <= speed.product < 1e-4
 
 
 def test_new_value_takes_a_positive_time() -> None:
-    assert 0 < seconds_per_new_value(open_run(parse_run("cpu/float32")), "float64") < 1e-6
+    assert 0 < seconds_per_new_value(open_run(parse_run("cpu/float32")), "float64") < 1e-4

@@ -41,6 +41,8 @@ class Durations:
     batches: Sequence[Batch]
     reads_texts: bool
     """True if the reference reads generated texts in one call."""
+    forces_steps: bool = False
+    """True if the noise run is given the tokens step by step, as experts are chosen step by step."""
 
     def of_reference(self, wide: Speed, narrow: Speed) -> list[float]:
         """Return the seconds of each phase of a capture with modules.
@@ -49,7 +51,8 @@ class Durations:
         """
         load = SECONDS_TO_LOAD + self.num_weights * SECONDS_PER_LOADED_WEIGHT
         stored = self.stored_bytes * SECONDS_PER_STORED_BYTE
-        forced = self._texts(narrow) if self.reads_texts else self._steps(narrow, _CALL)
+        in_texts = self.reads_texts and not self.forces_steps
+        forced = self._texts(narrow) if in_texts else self._steps(narrow, _CALL)
         return [
             load,
             _TRIAL_STEPS * (_REPLAYED_CALL * self.call + self.num_products * wide.weight),

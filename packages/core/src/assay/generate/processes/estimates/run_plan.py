@@ -119,6 +119,7 @@ class _Estimator:
             needs.disk,
             plan.batches,
             reads_texts=bool(steps_of_texts(outline, plan.batches)),
+            forces_steps=any(one.is_chosen for one in self._trial.products),
         )
         seconds = [
             one for speed in self._narrow for one in durations.of_reference(self._wide, speed)

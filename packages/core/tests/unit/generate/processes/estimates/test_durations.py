@@ -39,6 +39,15 @@ def test_text_in_one_call_is_forced_in_less_time_than_its_steps() -> None:
         assert texts[phase] < steps[phase]
 
 
+def test_noise_run_of_chosen_experts_is_forced_step_by_step() -> None:
+    experts = replace(DURATIONS, forces_steps=True)
+
+    texts, steps = (one.of_reference(WIDE, NARROW) for one in (DURATIONS, experts))
+
+    assert [number for number in range(11) if texts[number] != steps[number]] == [FORCED]
+    assert texts[FORCED] < steps[FORCED]
+
+
 def test_first_batch_runs_again_and_one_of_its_texts_is_followed() -> None:
     two = replace(DURATIONS, batches=[BATCH, replace(BATCH, number=1, max_new_tokens=400)])
 
