@@ -1,4 +1,4 @@
-"""Memory that is no pages of files: those are given back when memory is short."""
+"""Anonymous memory of processes. It excludes pages of files, which the system can reclaim."""
 
 import os
 import threading
@@ -19,7 +19,7 @@ class Peaks:
 
 @contextmanager
 def highest_memory(process: int | None = None, interval_seconds: float = 0.02) -> Iterator[Peaks]:
-    """Sample a process, this one by default, and those that it starts, until the block ends."""
+    """Sample a process, this one by default, and its descendants until the block ends."""
     root = os.getpid() if process is None else process
     peaks, over = anonymous_memory(root), threading.Event()
 
@@ -39,7 +39,7 @@ def highest_memory(process: int | None = None, interval_seconds: float = 0.02) -
 
 
 def anonymous_memory(root: int) -> Peaks:
-    """Return what process `root` and those that it started have now."""
+    """Return the current anonymous memory of process `root` and its descendants."""
     sizes, processes = [0], [str(root)]
     while processes:
         folder = Path("/proc", processes.pop())

@@ -1,3 +1,6 @@
+import itertools
+from types import SimpleNamespace
+
 import pytest
 
 from assay.devices.registry import open_run
@@ -15,18 +18,34 @@ PRODUCTS = [
 @pytest.mark.parametrize(
     ("dtype", "stored"), [("float64", None), ("bfloat16", None), ("float64", "bfloat16")]
 )
-@pytest.mark.parametrize("elements", [1 << 20, 1 << 14])
-def test_probe_measures_a_positive_speed(
-    dtype: str, stored: str | None, elements: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also of weights that are larger than the probe's memory."""
-    monkeypatch.setattr(speed_module, "_PROBED_ELEMENTS", elements)
-
+def test_probe_measures_a_positive_speed(dtype: str, stored: str | None) -> None:
     speed = Speed.probe(open_run(parse_run("cpu/float32")), dtype, PRODUCTS, stored)
 
-    assert 0 < speed.weight < 1e-4
-    assert 0 <= speed.product < 1e-4
+    assert 0 < speed.weight < 1e-6
+    assert 0 <= speed.product < 1e-7
+
+
+@pytest.mark.parametrize(
+    ("product", "seconds"),
+    [
+        # An eighth of the weight fits, and takes a second.
+        (Product((256, 512), is_transposed=True), 8),
+        # Four of the sixteen that fit are multiplied in a second.
+        (Product((16, 64), is_transposed=False, count=4), 1 / 4),
+    ],
+)
+def test_time_of_what_fits_is_scaled_to_one_weight(
+    product: Product, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = SimpleNamespace(perf_counter=itertools.count().__next__)
+    monkeypatch.setattr(speed_module, "time", clock)
+    monkeypatch.setattr(speed_module, "_PROBED_ELEMENTS", 1 << 14)
+
+    speed = Speed.probe(open_run(parse_run("cpu/float32")), "float32", [product])
+
+    assert speed.weight * product.num_weights == pytest.approx(seconds)
+    assert speed.product == 0
 
 
 def test_new_value_takes_a_positive_time() -> None:
-    assert 0 < seconds_per_new_value(open_run(parse_run("cpu/float32")), "float64") < 1e-4
+    assert 0 < seconds_per_new_value(open_run(parse_run("cpu/float32")), "float64") < 1e-6
