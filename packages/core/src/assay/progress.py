@@ -97,6 +97,18 @@ def format_duration(seconds: float) -> str:
     return f"{minutes} min {rest} s"
 
 
+def format_size(num_bytes: int) -> str:
+    """Write a number of bytes in its largest unit.
+
+    >>> format_size(10), format_size(931_300_000), format_size(9_900_000_000)
+    ('10 bytes', '931.3 MB', '9.9 GB')
+    """
+    for unit, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if num_bytes >= size:
+            return f"{num_bytes / size:.1f} {unit}"
+    return f"{num_bytes} bytes"
+
+
 class SilentProgress(Progress):
     """A silent display, for use as a library."""
 

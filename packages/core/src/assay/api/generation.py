@@ -61,7 +61,8 @@ def check_generate(  # noqa: PLR0913 - one for each option
     memory: Annotated[
         str | None,
         Option(
-            "Memory for the reference: 8G. It then widens weights one module at a time.", "SIZE"
+            "Memory for the reference: 8G. If weights do not fit, it widens one module at a time.",
+            "SIZE",
         ),
     ] = None,
     budget: Annotated[

@@ -8,6 +8,7 @@ from pathlib import Path
 from assay.devices.base import Device
 from assay.errors import MachineError
 from assay.models.loading.configs import first_line
+from assay.progress import format_size
 from assay.runs import Progress
 
 
@@ -25,12 +26,12 @@ def require_disk(what: str, needed: int, folder: Path, max_disk: int | None, adv
     """
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     free = shutil.disk_usage(existing).free
-    allowed, where = (free, f"{folder} has {free / 1e9:.1f} GB free")
+    allowed, where = (free, f"{folder} has {format_size(free)} free")
     if max_disk is not None and max_disk < free:
-        allowed, where = max_disk, f"--disk allows {max_disk / 1e9:.1f} GB"
+        allowed, where = max_disk, f"--disk allows {format_size(max_disk)}"
     if needed > allowed:
         raise MachineError(
-            f"{what} needs about {needed / 1e9:.1f} GB of disk, and {where}: take {advice}"
+            f"{what} needs about {format_size(needed)} of disk, and {where}: take {advice}"
         )
 
 

@@ -50,8 +50,7 @@ class ProductCounter(TorchDispatchMode):
     def found(self) -> list[Product]:
         """The products of each token; at least one."""
         counts = self._counts.items()
-        counted = [replace(one, count=count) for one, count in counts if count]
-        return counted or [_ANY_PRODUCT]
+        return [replace(one, count=count) for one, count in counts] or [_ANY_PRODUCT]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401 - any operator
         """Count the product of an operator, and call it."""
@@ -65,5 +64,6 @@ class ProductCounter(TorchDispatchMode):
                 # Experts are batched by token. Attention has several rows in each product.
                 num_products = weight.shape[0] // self._num_tokens if tokens.shape[1] == 1 else 0
             shape, is_transposed = tuple(weight.shape[-2:]), weight.stride(-2) == 1
-            self._counts[Product(shape, is_transposed, is_chosen)] += num_products
+            if num_products:
+                self._counts[Product(shape, is_transposed, is_chosen)] += num_products
         return func(*args, **(kwargs or {}))

@@ -30,6 +30,11 @@ class TrialCall:
         """Number of weights by which each token is multiplied."""
         return sum(one.count * one.num_weights for one in self.products)
 
+    @property
+    def chooses_experts(self) -> bool:
+        """True if weights are chosen for each token."""
+        return any(one.is_chosen for one in self.products)
+
     @classmethod
     def of(cls, model: nn.Module) -> "TrialCall":
         """Call `model`, with parameters on the meta device."""

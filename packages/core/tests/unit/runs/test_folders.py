@@ -117,8 +117,9 @@ def test_folder_of_a_run_without_a_verdict_says_so(tmp_path: Path) -> None:
     RunFolder.create("compare", tmp_path / "run")
     with pytest.raises(FolderError) as caught:
         RunFolder.create("compare", tmp_path / "run")
-    assert "holds a run without a verdict: it was interrupted, or is still running" in str(
-        caught.value
+    assert (
+        "holds a run without a verdict: it was refused or interrupted, or is still running"
+        in str(caught.value)
     )
     assert str(caught.value).endswith(f"rm -r {tmp_path / 'run'}")
 

@@ -26,6 +26,7 @@ from assay.locating.modules import Replayer
 from assay.models import load_model
 from assay.models.loading.configs import attention_of
 from assay.models.size import choose_threads
+from assay.progress import format_size
 from assay.runs import Progress
 
 # Two float64 computations of the same logits differ by rounding: by 4e-16 on the micro models with
@@ -70,8 +71,8 @@ def run_equivalence(request: EquivalenceRequest, progress: Progress) -> Equivale
     available = allowed_memory(device, request.max_memory)
     if needed > available:
         raise MachineError(
-            f"the model needs {needed / 1e9:.1f} GB of memory, of which it may take"
-            f" {available / 1e9:.1f} GB"
+            f"the model needs {format_size(needed)} of memory, of which it may take"
+            f" {format_size(available)}"
         )
     section = GoldenSection.open(Path(request.golden), request.dtype)
     options = CandidateOptions.parse(request.options)

@@ -23,7 +23,7 @@ from assay.estimates.trial_call import TrialCall
 from assay.hooks.values.boundary import Boundary
 from assay.models.loading.loaded_model import load_outline
 from assay.models.size import SMALL_MODEL_PARAMETERS, count_parameters
-from assay.progress import format_duration
+from assay.progress import format_duration, format_size
 from assay.runs import Progress
 from assay.training.processes.golden import Batches
 from assay.training.processes.requests import ReferenceRequest
@@ -211,11 +211,11 @@ def plan_training(
     memory, allowed = sizes.memory_bytes, allowed_memory(device)
     if memory > allowed:
         raise MachineError(
-            f"the reference needs about {memory / 1e9:.1f} GB of memory, and {request.reference} has"
-            f" {allowed / 1e9:.1f} GB free: take --lora, or a smaller model"
+            f"the reference needs about {format_size(memory)} of memory, and {request.reference} has"
+            f" {format_size(allowed)} free: take --lora, or a smaller model"
         )
     progress.note(
-        f"the reference needs about {memory / 1e9:.1f} GB of memory, and the check {disk / 1e9:.1f} GB"
+        f"the reference needs about {format_size(memory)} of memory, and the check {format_size(disk)}"
         f" of disk; the reference takes about {format_duration(sum(durations.reference))}, and a"
         f" candidate on {device.name} {format_duration(sum(durations.candidate))}"
     )

@@ -1,5 +1,6 @@
 """What a training check needs, estimated before it loads a model."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -83,7 +84,9 @@ def test_needs_are_noted_with_the_time_of_every_phase(tmp_path: Path) -> None:
     assert durations is not None
     (note,) = progress.notes
     assert note.startswith("the reference needs about ")
-    assert "GB of memory, and the check 0.1 GB of disk; the reference takes about " in note
+    assert re.search(
+        r"GB of memory, and the check \d+\.\d MB of disk; the reference takes about", note
+    )
     assert (len(durations.reference), len(durations.candidate)) == (5, 3)
     assert min(*durations.reference, *durations.candidate) > 0
 
@@ -109,7 +112,7 @@ def test_golden_beyond_the_allowed_disk_is_refused_before_anything_is_written(
     tmp_path: Path,
 ) -> None:
     with pytest.raises(
-        MachineError, match=r"needs about .* --disk allows 0\.0 GB.*: take fewer --steps"
+        MachineError, match=r"needs about .* --disk allows 1\.0 kB.*: take fewer --steps"
     ):
         record_reference(request(tmp_path, max_disk=1000), SilentProgress())
 
@@ -121,7 +124,7 @@ def test_model_beyond_the_free_memory_is_refused_with_the_numbers(
 ) -> None:
     monkeypatch.setattr(CpuDevice, "free_memory_bytes", lambda _: 5 * 10**8)
 
-    with pytest.raises(MachineError, match=r"GB of memory, and cpu/float32 has 0\.5 GB free"):
+    with pytest.raises(MachineError, match=r"GB of memory, and cpu/float32 has 500\.0 MB free"):
         plan(request(tmp_path), SilentProgress())
 
 

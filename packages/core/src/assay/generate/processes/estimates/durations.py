@@ -10,6 +10,7 @@ from assay.estimates.speed import (
     SECONDS_TO_LOAD,
     Speed,
 )
+from assay.estimates.trial_call import TrialCall
 from assay.generate.passes.generation_loop import count_tokens
 from assay.inputs import Batch
 
@@ -29,20 +30,13 @@ _TRIAL_STEPS = 7
 class Durations:
     """The sizes of a generation check, and the time of its phases."""
 
-    call: float
-    """Seconds of one call of the model without values, which is the time of its Python."""
+    trial: TrialCall
     num_weights: int
-    num_products: int
-    """Number of weights by which each token is multiplied."""
-    num_values: float
-    """Numbers at all module boundaries for each token."""
     stored_bytes: int
     """Bytes of the golden."""
     batches: Sequence[Batch]
     reads_texts: bool
     """True if the reference reads generated texts in one call."""
-    forces_steps: bool = False
-    """True if the noise run is given the tokens step by step, as experts are chosen step by step."""
 
     def of_reference(self, wide: Speed, narrow: Speed) -> list[float]:
         """Return the seconds of each phase of a capture with modules.
@@ -51,11 +45,13 @@ class Durations:
         """
         load = SECONDS_TO_LOAD + self.num_weights * SECONDS_PER_LOADED_WEIGHT
         stored = self.stored_bytes * SECONDS_PER_STORED_BYTE
-        in_texts = self.reads_texts and not self.forces_steps
+        # Experts are chosen step by step, so the noise run is given the tokens step by step.
+        in_texts = self.reads_texts and not self.trial.chooses_experts
         forced = self._texts(narrow) if in_texts else self._steps(narrow, _CALL)
         return [
             load,
-            _TRIAL_STEPS * (_REPLAYED_CALL * self.call + self.num_products * wide.weight),
+            _TRIAL_STEPS
+            * (_REPLAYED_CALL * self.trial.seconds + self.trial.num_products * wide.weight),
             self._steps(wide, _CALL),
             0.0,
             stored + (self._texts(wide) if self.reads_texts else self._steps(wide, _RECORDED_CALL)),
@@ -96,13 +92,18 @@ class Durations:
         return self._text(speed, num_tokens), self._text(speed, num_tokens // len(first.rows))
 
     def _text(self, speed: Speed, num_tokens: int) -> float:
-        return num_tokens * self.num_products * speed.product + _RECORDED_CALL * self.call
+        return (
+            num_tokens * self.trial.num_products * speed.product
+            + _RECORDED_CALL * self.trial.seconds
+        )
 
     def _steps(self, speed: Speed, calls: float) -> float:
         """Return the seconds of all prompts and decode steps; `calls`: the cost of a step's Python."""
         num_prompt_tokens = sum(len(one.rows) * one.length for one in self.batches)
-        of_step = calls * self.call + self.num_products * speed.weight
-        return num_prompt_tokens * self.num_products * speed.product + self._num_steps * of_step
+        of_step = calls * self.trial.seconds + self.trial.num_products * speed.weight
+        return (
+            num_prompt_tokens * self.trial.num_products * speed.product + self._num_steps * of_step
+        )
 
     def _compared(self) -> float:
-        return count_tokens(self.batches) * self.num_values * SECONDS_PER_COMPARED_VALUE
+        return count_tokens(self.batches) * self.trial.num_values * SECONDS_PER_COMPARED_VALUE

@@ -11,6 +11,7 @@ from assay.generate.processes.requests import GoldenRequest
 from assay.hooks.values.boundary import Boundary
 from assay.inputs import InputPlan
 from assay.models import LoadedModel
+from assay.progress import format_size
 
 # How the yardstick's weights are widened: all before it runs, or those of each module while it runs.
 Widening = Literal["at once", "on use"]
@@ -37,7 +38,7 @@ class Needs:
     def describe(self, widening: Widening) -> str:
         """Describe the needs for a message."""
         memory = self.memory if widening == "at once" else self.memory_on_use
-        return f"about {memory / 1e9:.1f} GB of memory and {self.disk / 1e9:.1f} GB of disk"
+        return f"about {format_size(memory)} of memory and {format_size(self.disk)} of disk"
 
 
 def estimate_needs(
@@ -92,7 +93,8 @@ def choose_widening(needs: Needs, allowed: int) -> Widening:
         return "at once"
     if needs.memory_on_use > allowed:
         raise MachineError(
-            f"the reference needs about {needs.memory_on_use / 1e9:.1f} GB of memory, of which it"
-            f" may take {allowed / 1e9:.1f} GB (what is free, and --memory allows)"
+            f"the reference needs about {format_size(needs.memory_on_use)} of memory, even if it widens"
+            f" the weights of one module at a time. It may take {format_size(allowed)}: what is free, or"
+            " what --memory allows. Take shorter --prompts, or fewer --max-new-tokens"
         )
     return "on use"

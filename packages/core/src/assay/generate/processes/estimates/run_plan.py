@@ -1,5 +1,6 @@
 """Plans a run that fits on this machine and into its budget, before anything large is loaded."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,6 +64,9 @@ def plan_run(
         return RunPlan(request.inputs)
     if request.max_seconds is not None:
         estimate = estimator.within(request.max_seconds, estimate)
+        fewer, wanted = estimate.inputs.max_new_tokens, request.inputs.max_new_tokens
+        if fewer < wanted:
+            progress.note(f"--budget: each prompt gets {fewer} new tokens instead of {wanted}")
     needs = estimate.needs
     advice = "shorter --prompts, fewer --max-new-tokens, or --level logits"
     require_disk("the golden", needs.disk, Path(request.folder), request.max_disk, advice)
@@ -108,18 +112,15 @@ class _Estimator:
 
     def of(self, inputs: InputOptions) -> _Estimate:
         """Estimate a run with these inputs."""
-        outline, num_values = self._outline, self._trial.num_values
+        outline, dtype = self._outline, self._yardstick_dtype
         plan = plan_inputs(inputs, outline)
-        needs = estimate_needs(self._request, outline, plan, self._yardstick_dtype, num_values)
+        needs = estimate_needs(self._request, outline, plan, dtype, self._trial.num_values)
         durations = Durations(
-            self._trial.seconds,
+            self._trial,
             self._num_weights,
-            self._trial.num_products,
-            num_values,
             needs.disk,
             plan.batches,
             reads_texts=bool(steps_of_texts(outline, plan.batches)),
-            forces_steps=any(one.is_chosen for one in self._trial.products),
         )
         seconds = [
             one for speed in self._narrow for one in durations.of_reference(self._wide, speed)
@@ -134,9 +135,11 @@ class _Estimator:
         while (took := sum(estimate.seconds) + sum(estimate.of_candidate)) > max_seconds:
             fewer = estimate.inputs.max_new_tokens // 2
             if fewer < _FEWEST_TOKENS or not self._outline.can_generate:
+                what = f"the check of {estimate.inputs.max_new_tokens} new tokens"
                 raise MachineError(
-                    f"the check takes about {format_duration(took)}, and --budget allows"
-                    f" {format_duration(max_seconds)}: take shorter --prompts, or --level logits"
+                    f"{what if self._outline.can_generate else 'the check'} takes about"
+                    f" {format_duration(math.ceil(took))}, and --budget allows"
+                    f" {format_duration(max_seconds)}: take shorter --prompts"
                 )
             estimate = self.of(estimate.inputs.model_copy(update={"max_new_tokens": fewer}))
         return estimate

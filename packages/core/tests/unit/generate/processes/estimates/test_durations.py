@@ -4,17 +4,18 @@ from dataclasses import replace
 
 import pytest
 
+from assay.estimates.products import Product
 from assay.estimates.speed import Speed
+from assay.estimates.trial_call import TrialCall
 from assay.generate.processes.estimates.durations import Durations
 from assay.inputs import Batch
 
 WIDE, NARROW = Speed(weight=4e-9, product=4e-11), Speed(weight=1e-9, product=1e-11)
 BATCH = Batch(0, ((1,) * 100,) * 4, (0, 1, 2, 3), 0, 33)
+PRODUCT = Product((10**4, 10**4), is_transposed=True)
 DURATIONS = Durations(
-    call=0.1,
+    TrialCall(num_values=1e5, seconds=0.1, products=[PRODUCT]),
     num_weights=2 * 10**8,
-    num_products=10**8,
-    num_values=1e5,
     stored_bytes=10**9,
     batches=[BATCH],
     reads_texts=True,
@@ -40,7 +41,8 @@ def test_text_in_one_call_is_forced_in_less_time_than_its_steps() -> None:
 
 
 def test_noise_run_of_chosen_experts_is_forced_step_by_step() -> None:
-    experts = replace(DURATIONS, forces_steps=True)
+    chosen = replace(DURATIONS.trial, products=[replace(PRODUCT, is_chosen=True)])
+    experts = replace(DURATIONS, trial=chosen)
 
     texts, steps = (one.of_reference(WIDE, NARROW) for one in (DURATIONS, experts))
 

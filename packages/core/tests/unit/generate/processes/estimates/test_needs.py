@@ -66,7 +66,7 @@ def test_model_beyond_the_allowed_memory_is_refused_with_the_numbers() -> None:
     assert free > 0
     assert allowed_memory(device, 10**6) == 10**6
 
-    with pytest.raises(MachineError, match=r"needs about 1\.0 GB of memory, .* take 0\.5 GB"):
+    with pytest.raises(MachineError, match=r"needs about 1\.0 GB of memory, .* take 500\.0 MB"):
         choose_widening(NEEDS, 5 * 10**8)
     assert choose_widening(NEEDS, 15 * 10**8) == "on use"
     assert choose_widening(NEEDS, 2 * 10**9) == "at once"
@@ -123,6 +123,6 @@ def test_refused_golden_loads_and_writes_nothing(tmp_path: Path) -> None:
     folder = tmp_path / "golden"
     request = GOLDEN.model_copy(update={"folder": str(folder), "max_disk": 1000})
 
-    with pytest.raises(MachineError, match=r"--disk allows 0\.0 GB"):
+    with pytest.raises(MachineError, match=r"--disk allows 1\.0 kB"):
         capture_golden(request, SilentProgress())
     assert not folder.exists()

@@ -61,8 +61,19 @@ def test_tokens_are_halved_until_both_sides_fit() -> None:
     assert tokens_within(seconds_of(8)) == 8
 
 
+def test_shorter_run_is_noted_before_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    budget, notes = seconds_of(8), []
+    monkeypatch.setattr(SilentProgress, "note", lambda _, text: notes.append(text))
+
+    tokens_within(budget)
+
+    assert notes[0] == "--budget: each prompt gets 8 new tokens instead of 32"
+
+
 def test_budget_that_no_decode_step_fits_is_refused_with_the_numbers() -> None:
-    with pytest.raises(MachineError, match=r"takes about \d+ s, and --budget allows 2 s"):
+    with pytest.raises(
+        MachineError, match=r"check of 2 new tokens takes about \d+ s, and --budget allows 2 s"
+    ):
         tokens_within(2.0)
 
 
