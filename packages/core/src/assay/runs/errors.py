@@ -22,8 +22,9 @@ class FolderError(UsageError):
     def without_verdict(cls, folder: Path) -> "FolderError":
         """Make the error for the folder of a run without a verdict."""
         return cls(
-            f"{folder} holds a run without a verdict: it was refused or interrupted, or is still running. Name"
-            f" a new folder with --output, or remove what is left of it: rm -r {shlex.quote(str(folder))}"
+            f"{folder} holds a run without a verdict: it was refused or interrupted, or is still"
+            " running. Name a new folder with --output, or remove what is left of it: rm -r"
+            f" {shlex.quote(str(folder))}"
         )
 
     @classmethod

@@ -93,8 +93,8 @@ def choose_widening(needs: Needs, allowed: int) -> Widening:
         return "at once"
     if needs.memory_on_use > allowed:
         raise MachineError(
-            f"the reference needs about {format_size(needs.memory_on_use)} of memory, even if it widens"
-            f" the weights of one module at a time. It may take {format_size(allowed)}: what is free, or"
-            " what --memory allows. Take shorter --prompts, or fewer --max-new-tokens"
+            f"the reference needs about {format_size(needs.memory_on_use)} of memory, even if it"
+            f" widens one module at a time. It may take {format_size(allowed)}: what is free, or what"
+            " --memory allows. Take shorter --prompts, or fewer --max-new-tokens"
         )
     return "on use"

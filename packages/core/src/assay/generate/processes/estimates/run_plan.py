@@ -135,11 +135,11 @@ class _Estimator:
         while (took := sum(estimate.seconds) + sum(estimate.of_candidate)) > max_seconds:
             fewer = estimate.inputs.max_new_tokens // 2
             if fewer < _FEWEST_TOKENS or not self._outline.can_generate:
-                what = f"the check of {estimate.inputs.max_new_tokens} new tokens"
+                generates = self._outline.can_generate
+                tokens = f" of {estimate.inputs.max_new_tokens} new tokens" if generates else ""
                 raise MachineError(
-                    f"{what if self._outline.can_generate else 'the check'} takes about"
-                    f" {format_duration(math.ceil(took))}, and --budget allows"
-                    f" {format_duration(max_seconds)}: take shorter --prompts"
+                    f"the check{tokens} takes about {format_duration(math.ceil(took))}, and"
+                    f" --budget allows {format_duration(max_seconds)}: take shorter --prompts"
                 )
             estimate = self.of(estimate.inputs.model_copy(update={"max_new_tokens": fewer}))
         return estimate
