@@ -74,14 +74,15 @@ def test_what_the_candidate_prints_is_in_its_log_alone(golden: Path, tmp_path: P
 
 
 @pytest.mark.parametrize("command", HELPS)
-def test_help_loads_neither_torch_nor_transformers(command: str) -> None:
+def test_help_loads_no_slow_library(command: str) -> None:
+    slow = ("torch", "transformers", "numpy", "rich")
     code = (
         "import sys\n"
         f"sys.argv = ['assay', *{command.split()!r}, '--help']\n"
         "from assay.cli import main\n"
         "try:\n    main()\n"
         "finally:\n"
-        "    print([name for name in ('torch', 'transformers', 'numpy') if name in sys.modules])\n"
+        f"    print([name for name in {slow!r} if name in sys.modules])\n"
     )
     result = subprocess.run(
         [sys.executable, "-c", code], check=False, capture_output=True, text=True
@@ -90,23 +91,6 @@ def test_help_loads_neither_torch_nor_transformers(command: str) -> None:
     assert result.returncode == 0, result.stderr
     assert "Usage: assay" in result.stdout
     assert result.stdout.splitlines()[-1] == "[]"
-
-
-def test_help_takes_at_most_four_times_as_long_as_importing_its_library() -> None:
-    library = processor_seconds([sys.executable, "-c", "import typer"])
-
-    assert processor_seconds([*ASSAY, "--help"]) < 4 * library
-
-
-def processor_seconds(command: list[str]) -> float:
-    """What `command` takes of the processor: the wall clock of a busy machine says nothing."""
-    seconds = []
-    for _ in range(5):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run(command, check=True, capture_output=True)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    return min(seconds)
 
 
 @pytest.fixture

@@ -5,9 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
-from rich.text import Text
 
-from assay.output.console import open_console
 from assay.output.streams import print_error, print_text
 
 if TYPE_CHECKING:
@@ -118,6 +116,10 @@ def run(  # noqa: PLR0913 - one for each option
 
 def _tell(result: "CaseResult", number: int, total: int) -> None:
     """Print one line per result to standard error."""
+    from rich.text import Text
+
+    from assay.output.console import open_console
+
     again = f", run {result.tries} times: {result.tried_again_for}" if result.tries > 1 else ""
     color = "blue" if result.word == "PASS" else "red"
     rest = f" {result.name} ({result.seconds:.1f} s{again})"
