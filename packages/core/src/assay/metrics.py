@@ -27,8 +27,10 @@ CHUNK_ELEMENTS = 1 << 16
 BINNED_ELEMENTS = 1 << 14
 LARGEST_STRIDE = 9
 
-# The slope of a row of fewer elements would be mostly chance.
+# Fewer elements give a slope of a row, a mean of a bin, or statistics of a channel that are mostly chance.
 FEWEST_IN_ROW = 16
+FEWEST_IN_BIN = 16
+FEWEST_CHANNEL_ROWS = 32
 
 # Bins of the expected value in units of its root mean square: the quantiles n/24 of a normal
 # distribution, and tails, where saturating functions (softcaps, activations) act. Edges are multiples of
@@ -322,13 +324,13 @@ class PairSums:
 
     @property
     def num_used_bins(self) -> int:
-        """Return the number of bins with at least 16 elements."""
-        return int((self.bins[0] >= 16).sum())
+        """Return the number of bins with enough elements for a mean."""
+        return int((self.bins[0] >= FEWEST_IN_BIN).sum())
 
     def bin_spread(self) -> float:
         """Return the root mean square of the bins' means of e, over the root mean square of e."""
         count, _, _, size = self.bins
-        used = count >= 16
+        used = count >= FEWEST_IN_BIN
         return float((size[used] / count[used]).pow(2).mean().sqrt()) if bool(used.any()) else 0.0
 
     @property
@@ -340,10 +342,10 @@ class PairSums:
         """Return the root mean square of the bins' mean errors, and its expectation by chance.
 
         allowed_slope: this many times e is subtracted from the error.
-        Both are in units of the root mean square of e. Bins with under 16 elements are ignored.
+        Both are in units of the root mean square of e. Bins with fewer than FEWEST_IN_BIN elements are ignored.
         """
         count, total, square, size = self.bins
-        used = count >= 16
+        used = count >= FEWEST_IN_BIN
         if not bool(used.any()):
             return 0.0, 0.0
         n, mean = count[used], total[used] / count[used]
@@ -354,11 +356,11 @@ class PairSums:
     def channel_scores(self) -> Tensor:
         """Return slope and mean error of each channel, in standard errors.
 
-        Shape: (2, C); empty if there are under 32 rows or the ports had different widths.
+        Shape: (2, C); empty if there are fewer than FEWEST_CHANNEL_ROWS rows or the ports had different widths.
         """
         if (
             self.channel is None
-            or self.channel_rows < 32
+            or self.channel_rows < FEWEST_CHANNEL_ROWS
             or self.channel_rows * self.channel.shape[1] != self.num_elements
         ):
             return _zeros(2, 0)

@@ -55,10 +55,19 @@ def _kibibyte_field(path: Path, field: str) -> int | None:
 
 
 def _control_group_headroom() -> int | None:
-    """Return the bytes left in a version 2 cgroup; None without a limit."""
+    """Return the bytes left in a version 2 cgroup, at least 1; None without a limit."""
     try:
         limit = (_CGROUP / "memory.max").read_text().strip()
-        current = (_CGROUP / "memory.current").read_text().strip()
+        current = int((_CGROUP / "memory.current").read_text())
     except OSError:
         return None
-    return None if limit == "max" else max(0, int(limit) - int(current))
+    return None if limit == "max" else max(1, int(limit) - current + _cached_bytes())
+
+
+def _cached_bytes() -> int:
+    """Return the bytes of cached files in the cgroup, which the kernel drops when memory is short."""
+    try:
+        lines = (_CGROUP / "memory.stat").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) for line in lines if line.startswith("inactive_file "))

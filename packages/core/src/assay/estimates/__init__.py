@@ -1,1 +1,1 @@
-"""Estimates of time, memory and disk, made before the weights of a model are loaded."""
+"""Measure the shapes of a model and the speed of a device, for estimates before weights are loaded."""

@@ -13,7 +13,7 @@ from assay.runs import Progress
 
 
 def allowed_memory(device: Device, max_memory: int | None = None) -> int:
-    """Return the bytes that a model on `device` may take; max_memory: what the user allows."""
+    """Return the bytes that a model may use on `device`: what is free, or `max_memory` if that is less."""
     free = device.free_memory_bytes() or sys.maxsize  # 0 if unknown
     return free if max_memory is None else min(free, max_memory)
 
@@ -31,14 +31,15 @@ def require_disk(what: str, needed: int, folder: Path, max_disk: int | None, adv
         allowed, where = max_disk, f"--disk allows {format_size(max_disk)}"
     if needed > allowed:
         raise MachineError(
-            f"{what} needs about {format_size(needed)} of disk, and {where}: take {advice}"
+            f"{what} needs about {format_size(needed)} of disk, but {where}. Use {advice}"
         )
 
 
-def note_unknown(error: Exception, limits: Mapping[str, object], progress: Progress) -> None:
-    """Note that `error` prevents an estimate.
+def report_unknown(error: Exception, limits: Mapping[str, object], progress: Progress) -> None:
+    """Report that `error` prevents an estimate.
 
-    limits: by option, None without a limit. Raises: MachineError if there is any.
+    limits: values of the user's limits by option; None if not given.
+    Raises: MachineError if a limit was given, because it cannot be checked.
     """
     problem = f"time, memory and disk cannot be estimated for this model: {first_line(error)}"
     for name, limit in limits.items():

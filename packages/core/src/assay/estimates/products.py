@@ -26,7 +26,7 @@ class Product:
         return self.shape[0] * self.shape[1]
 
 
-# Of a call that multiplies no weight.
+# Stands in for the products of a call that multiplies no weight.
 _ANY_PRODUCT = Product((1024, 1024), is_transposed=True)
 
 _PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.bmm.default)

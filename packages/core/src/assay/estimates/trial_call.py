@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from assay.estimates.products import Product, ProductCounter
 from assay.hooks.values.nested import iterate_tensors
 
-_TRIAL_TOKENS = 64
+# A prime: dims of a model hardly equal it, so that (T, T) is a table of attention.
+_TRIAL_TOKENS = 61
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,7 @@ class TrialCall:
     products: Sequence[Product]
 
     @property
-    def num_products(self) -> int:
+    def num_multiplied(self) -> int:
         """Number of weights by which each token is multiplied."""
         return sum(one.count * one.num_weights for one in self.products)
 

@@ -10,8 +10,13 @@ from assay.hooks.suspension import suspended
 from assay.hooks.values.nested import iterate_tensors
 from assay.models.loading.loaded_model import widen
 
-# Elements up to which a weight is widened for good, as all norms and biases are.
+# Elements of the largest weight that is widened for good, as all norms and biases are.
 SMALL_ELEMENTS = 1 << 20
+
+
+def is_widened_on_use(weight: Tensor) -> bool:
+    """Return True if `widen_on_use` widens this weight only while its module runs."""
+    return weight.numel() > SMALL_ELEMENTS
 
 
 def widen_on_use(model: nn.Module, dtype: torch.dtype) -> None:

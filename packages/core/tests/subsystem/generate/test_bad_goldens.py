@@ -49,9 +49,9 @@ def test_golden_whose_bits_flipped_on_the_way_is_no_fault_of_the_device(
 
     message = error_of(assay("check", "generate", "micro:llama", *BFLOAT16, "--golden", copied))
 
-    assert f"{copied} was changed after its capture" in message
+    assert f"{copied} changed since its capture" in message
     assert f"  bfloat16/{shard.name}: the values of " in message
-    assert "Copy the golden again, or capture it again; --no-verify" in message
+    assert "Copy the golden again, or capture it again. --no-verify" in message
 
 
 def test_relative_prompts_of_a_golden_are_not_searched_here(

@@ -50,7 +50,7 @@ def error_of(run: object, code: int = 2) -> str:
         (("--learning-rate", "inf"), "--learning-rate inf: "),
         (("--mesh", f"dp={'9' * 5000}"), "must be a whole number from 1 to 1,000,000"),
         (("--limits", "no-such"), "no limits called 'no-such'"),
-        (("--disk", "1M"), "of disk, and --disk allows 1.0 MB: take fewer --steps"),
+        (("--disk", "1M"), "of disk, but --disk allows 1.0 MB. Use fewer --steps"),
         (("--disk", "1 apple"), "'1 apple' is not a size such as 500M or 20G"),
         (("--candidate-trainer", "no-such"), "no trainer called 'no-such'; there are: reference"),
     ],

@@ -11,7 +11,7 @@ def test_golden_beyond_the_allowed_disk_is_refused_with_the_numbers(tmp_path: Pa
     with pytest.raises(MachineError) as raised:
         require_disk("the golden", 3 * 10**9, tmp_path / "new" / "golden", 10**9, "less")
 
-    assert "needs about 3.0 GB of disk, and --disk allows 1.0 GB: take less" in str(raised.value)
+    assert "needs about 3.0 GB of disk, but --disk allows 1.0 GB. Use less" in str(raised.value)
     require_disk("the golden", 10**6, tmp_path, 10**9, "less")
 
 

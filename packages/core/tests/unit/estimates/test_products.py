@@ -64,6 +64,6 @@ def test_token_is_multiplied_by_the_layers_and_the_head_of_a_decoder() -> None:
     kept = config.num_key_value_heads * config.head_dim
     layer = hidden * (2 * queries + 2 * kept + 3 * inner)
 
-    products = TrialCall.of(outline.model).num_products
+    products = TrialCall.of(outline.model).num_multiplied
 
     assert products == config.num_hidden_layers * layer + hidden * config.vocab_size

@@ -54,7 +54,7 @@ class Judgement:
 
 def judge_generation(evidence: GenerateEvidence) -> Judgement:
     """Judge all levels, and derive outcome, location and diagnosis."""
-    load_reports = evidence.section.load()
+    load_reports = [evidence.section.load()]
     load_reports += [] if evidence.report.load is None else [evidence.report.load]
     load = judge_load(load_reports, [evidence.report.changes])
     replay = judge_module_levels(evidence)

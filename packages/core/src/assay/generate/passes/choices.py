@@ -52,7 +52,7 @@ class RecordedChoices:
 
     @classmethod
     def read(cls, trace: Trace, batches: Sequence[Batch]) -> "RecordedChoices":
-        """Read the choices of `batches`; older goldens have none."""
+        """Read the choices of `batches`; none for a model without experts."""
         names = {batch.number: batch_attachment(_NAME, batch.number) for batch in batches}
         return cls(
             {

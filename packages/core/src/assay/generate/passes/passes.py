@@ -76,8 +76,8 @@ class Work:
     batch: Batch
     source: BatchSource
     text_step: int | None = None
-    """Step number of the one call that reads prompts and new tokens; None for a call for each token.
-    A free run needs the latter."""
+    """Step number under which one call over the prompt and all new tokens is recorded. None: one call for
+    each token, as a free run needs it."""
 
     def begin(self, tracer: ModuleTracer, tokens_BN: Tensor | None = None) -> None:
         """Tell `tracer` that the batch begins. tokens_BN: the forced tokens of a whole text."""
@@ -227,9 +227,10 @@ class Repeatability:
 
 
 class RepeatedWork:
-    """The first work, which runs twice; if it generates step by step, only for its first tokens.
+    """The first work of a side, run twice to see whether its results repeat.
 
-    Keeps only the logits of these from the first run. num_tokens: of the second run.
+    A work that generates step by step runs again for its first tokens only, whose logits are kept.
+    num_tokens: tokens that the second run reads.
     """
 
     def __init__(self, works: Sequence[Work]) -> None:

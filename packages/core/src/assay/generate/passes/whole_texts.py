@@ -1,7 +1,8 @@
 """Recording a generated text in one call, where that gives the values of the steps.
 
-A yardstick that reads a whole text at once computes the values of a prefill and all decode steps in about the
-time of the prefill. Small texts show whether a model is such a one: its own steps must replay exactly.
+A yardstick that reads a whole text in one call computes the values of the prefill and of all decode steps, in
+about the time of the prefill. A trial on small texts decides whether a model allows this: its own steps must
+replay exactly.
 """
 
 from collections.abc import Iterable, Sequence
@@ -84,13 +85,16 @@ def attach_text_steps(writer: TraceWriter, works: Sequence[Work]) -> None:
 
 
 def steps_of_texts(loaded: LoadedModel, batches: Iterable[Batch]) -> dict[int, int]:
-    """Return the number of steps of each batch whose text can be read at once, by batch."""
+    """Return, by batch, the step number under which its text is recorded: one past the last step.
+
+    Batches that cannot be read in one call are left out.
+    """
     steps = {batch.number: _step_of_text(loaded, batch) for batch in batches}
     return {number: step for number, step in steps.items() if step is not None}
 
 
 def _step_of_text(loaded: LoadedModel, batch: Batch) -> int | None:
-    """Return the number of steps of `batch`; None if its text cannot be read at once."""
+    """Return the step number of the text of `batch`; None if it cannot be read in one call."""
     config: Any = loaded.config
     config = config.get_text_config(decoder=True)
     length = batch.length + batch.max_new_tokens

@@ -61,7 +61,7 @@ from assay.parallel.tensor_parallel.rank_boundaries import RankBoundaries
 from assay.plugins import load_object
 from assay.runs import Progress
 from assay.runs.results import rank_folder
-from assay.sites import JudgedLevel
+from assay.sites import JudgedLevel, unwrapped_path
 from assay.trace import TraceWriter
 
 _NAMES_SHOWN = 200
@@ -141,9 +141,14 @@ def run_candidate(
     run = request.candidate
     options = CandidateOptions.parse(request.options)
     section = GoldenSection.open(Path(request.golden), run.dtype)
-    alike = request.level == "modules" and not request.setup and not request.mesh
-    expected = read_expected_seconds(Path(request.golden), run.device) if alike else []
-    progress.number_phases(_NUM_PHASES[request.level] + bool(request.setup), expected)
+    is_plain = request.level == "modules" and not (request.setup or request.mesh or request.options)
+    # The reference estimated a candidate in the first dtype of its golden.
+    is_estimated = is_plain and run.dtype == next(iter(golden.sections))
+    expected = read_expected_seconds(Path(request.golden), run.device) if is_estimated else []
+    num_phases = _NUM_PHASES[request.level] + bool(request.setup)
+    if request.level == "modules" and options.compile:
+        num_phases -= 1  # errors do not accumulate through hooks
+    progress.number_phases(num_phases, expected)
     with progress.step(f"loads {request.model} on {run}"):
         side = _load(request, options, golden, rank)
     with progress.step("compares what is loaded with the files"):
@@ -213,14 +218,13 @@ class _Candidate:
         notes = []
         if self._num_replaced:
             notes.append(
-                f"{self._num_replaced} tokens would have been computed by another expert than the"
-                " reference's where the router's scores are nearly equal; levels tokens and logits"
-                " are compared with the reference's choice there"
+                f"near ties of a router: for {self._num_replaced} tokens the candidate chose another"
+                " expert than the reference; the levels tokens and logits use the reference's choice"
             )
         if self._side.compiled and self._level == "modules":
             notes.append(
-                "modules are measured in graphs that are cut at their boundaries; the graphs as they"
-                " were compiled ran for the levels tokens and logits"
+                "the level modules ran graphs that are split at module boundaries; the levels tokens"
+                " and logits ran the graphs as compiled"
             )
         return notes
 
@@ -361,7 +365,7 @@ class _Candidate:
 
 def _different_weights(section: GoldenSection, model: nn.Module) -> list[str]:
     expected = section.weights()
-    actual = {_plain(name): value for name, value in weight_hashes(model).items()}
+    actual = {unwrapped_path(name): value for name, value in weight_hashes(model).items()}
     return sorted(
         name for name in expected.keys() | actual.keys() if expected.get(name) != actual.get(name)
     )
@@ -369,14 +373,8 @@ def _different_weights(section: GoldenSection, model: nn.Module) -> list[str]:
 
 def _untied(section: GoldenSection, model: nn.Module) -> list[str]:
     """List parameters that are tied in the reference but not in the candidate."""
-    expected = section.weights()
-    ids = {_plain(n): id(p) for n, p in model.named_parameters(remove_duplicate=False)}
-    embedding = next((n for n in expected if n.endswith("embed_tokens.weight")), None)
-    if embedding is None or embedding not in ids or "lm_head.weight" not in ids:
-        return []
-    tied = expected.get("lm_head.weight") == expected[embedding]
-    return ["lm_head.weight"] if tied and ids["lm_head.weight"] != ids[embedding] else []
-
-
-def _plain(name: str) -> str:
-    return name.replace("_orig_mod.", "")
+    expected, head = section.weights(), "lm_head.weight"
+    named = model.named_parameters(remove_duplicate=False)
+    ids = {unwrapped_path(name): id(parameter) for name, parameter in named}
+    tied = [name for name in ids if name in expected and expected[name] == expected.get(head)]
+    return [head] if head in tied and any(ids[name] != ids[head] for name in tied) else []

@@ -6,7 +6,7 @@ candidate's code runs again in float64 on the host.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from assay.comparing.judge import Judged
@@ -71,8 +71,8 @@ def run_equivalence(request: EquivalenceRequest, progress: Progress) -> Equivale
     available = allowed_memory(device, request.max_memory)
     if needed > available:
         raise MachineError(
-            f"the model needs {format_size(needed)} of memory, of which it may take"
-            f" {format_size(available)}"
+            f"the model in float64 needs about {format_size(needed)} of memory, and only"
+            f" {format_size(available)} is free or allowed by --memory"
         )
     section = GoldenSection.open(Path(request.golden), request.dtype)
     options = CandidateOptions.parse(request.options)
@@ -89,7 +89,7 @@ def run_equivalence(request: EquivalenceRequest, progress: Progress) -> Equivale
             remote_code=request.remote_code,
         )
         check_same_model(golden, loaded)
-        side = set_up(Side(replace(loaded, dtype="float64"), device), request.setup)
+        side = set_up(Side(loaded, device), request.setup)
         works, tokens = whole_batches(section.batches), section.tensors("tokens")
         logits = section.tensors("logits")
         allowed = EXACT_AGREEMENT**2 * sum(float(one.double().pow(2).sum()) for one in logits)

@@ -95,7 +95,7 @@ def capture_golden(request: GoldenRequest, progress: Progress) -> GoldenManifest
             f" in {wide} as well (float64 is for devices that have it, and models of at"
             f" most {FLOAT64_PARAMETERS / 1e9:g} billion parameters)"
         )
-    # The estimate takes as long as a part of the check of a small model.
+    # The estimate of a small model takes as long as a phase of its check.
     limits = (request.max_disk, request.max_memory, request.max_seconds)
     is_limited = any(limit is not None for limit in limits)
     run = RunPlan(request.inputs)

@@ -41,9 +41,8 @@ def make_golden_error(folder: Path, damage: Sequence[str]) -> UsageError:
     if len(damage) > _DAMAGE_SHOWN:
         lines += f"\n  and {len(damage) - _DAMAGE_SHOWN:,} more files"
     return UsageError(
-        f"{folder} was changed after its capture: its bytes have other hashes than those that"
-        f" were captured with it:{lines}\nCopy the golden again, or capture it again;"
-        " --no-verify compares with it as it is"
+        f"{folder} changed since its capture. These hashes differ from the recorded ones:{lines}\n"
+        "Copy the golden again, or capture it again. --no-verify uses it unchecked"
     )
 
 
@@ -95,11 +94,9 @@ class GoldenSection:
             if port.sums.num_elements
         }
 
-    def load(self) -> list[LoadReport]:
-        """Return the reference's load report; older goldens have none."""
-        if LOAD not in self.trace.attachments:
-            return []
-        return [LoadReport.model_validate(self.trace.attachment_json(LOAD))]
+    def load(self) -> LoadReport:
+        """Return the reference's load report."""
+        return LoadReport.model_validate(self.trace.attachment_json(LOAD))
 
     def usage(self) -> Usage:
         """Return the parts of its model that the yardstick used."""
@@ -121,7 +118,7 @@ def read_golden(folder: Path) -> GoldenManifest:
         why = "its capture did not finish" if begun else f"it has no {MANIFEST}"
         raise UsageError(f"{folder} is not a golden: {why}")
     content = read_json_object(refuse_link(path))
-    if (schema := content.get("schema", GOLDEN_SCHEMA)) != GOLDEN_SCHEMA:
+    if (schema := content.get("schema")) != GOLDEN_SCHEMA:
         raise UsageError(
             f"{path}: schema {shorten(schema)}, this version of assay reads {GOLDEN_SCHEMA}: capture"
             " the golden again, or use the version that captured it"

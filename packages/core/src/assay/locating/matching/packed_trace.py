@@ -253,7 +253,7 @@ def _form_of_one(layout: RowLayout) -> Form | None:
 def pack_tensors(recorded: Recorded, packing: PackedBatch) -> Tensor:
     """Assemble the tensors of several micro-batches at a port into one of the running batch.
 
-    Padding is zero, or not allowed. Raises: ValueError if `form_of` returns None.
+    Padding is 0, and in a mask it is masked out. Raises: ValueError if `form_of` returns None.
     """
     first = recorded.first
     match form_of(recorded, packing):

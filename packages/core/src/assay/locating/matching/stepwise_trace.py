@@ -19,8 +19,9 @@ from assay.trace import TensorEntry, Trace
 # Name of the attachment with the step number of the call over the whole text, by batch.
 WHOLE_TEXTS = "whole-texts"
 
-# Where the columns of a text lie in a tensor: along a dim; along a dim that has only the last ones; along
-# dim 0, joined with the rows; along the queries and keys of a mask; along its keys; nowhere.
+# Where a tensor holds the tokens of a text.
+# tokens: along one dim. tail: along one dim, the last tokens only. flattened: along dim 0, joined with the
+# rows. pairs: queries and keys of a mask. keys: keys of a mask. shared: it has no dim of tokens.
 _Form = Literal["tokens", "tail", "flattened", "pairs", "keys", "shared"]
 
 
@@ -155,7 +156,7 @@ class StepwiseTrace:
             if call is None:
                 raise KeyError(str(site))
             entry = self.trace.stored(call, port)
-            # A text is read to its last token but one; the last tokens read give the new ones.
+            # The recorded call reads every token but the last. Its last columns produce the new tokens.
             num_new = self.whole[site.micro_batch]
             form, dim = _find_columns(port, entry, call.rows, num_new)
             known = _Recorded(call, entry, "shared" if is_own_input else form, dim)

@@ -1,4 +1,4 @@
-"""Time, memory and disk of a training check, estimated before anything large is loaded."""
+"""Estimate time, memory and disk of `assay check train` before weights are loaded."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from assay.devices.base import Device
 from assay.devices.run_string import parse_run
 from assay.devices.trusted import trusted_device
 from assay.errors import AssayError, MachineError
-from assay.estimates.limits import allowed_memory, note_unknown, require_disk
+from assay.estimates.limits import allowed_memory, report_unknown, require_disk
 from assay.estimates.speed import (
     SECONDS_PER_COMPARED_VALUE,
     SECONDS_PER_LOADED_WEIGHT,
@@ -30,9 +30,9 @@ from assay.training.processes.requests import ReferenceRequest
 from assay.training.protocol import can_keep_moments
 from assay.training.trainers.adapters import add_lora
 
-# Compared for each trained weight in a step: its gradient before and after clipping; its update and moments.
-# Of the gradients one is recorded. The results follow from it on the host; kernels of other devices may
-# round them otherwise.
+# Values compared for each trained weight and step: its gradient before and after clipping; its update and
+# moments. Only one gradient is always stored. On the host the results are computed again from it. Kernels of
+# other devices may round differently, so results from those are stored as well.
 _GRADIENTS, _RESULTS = 2, 3
 _MOMENTS = 2
 
@@ -54,7 +54,8 @@ _BASE_BYTES = 1000 << 20
 # Seconds of Python in a micro-batch, in calls of the model without values: forward and backward.
 _PLAIN_CALLS, _RECORDED_CALLS, _REPLAYED_CALLS = 1.5, 8.0, 12.0
 
-# New values for each trained weight and step: AdamW's results computed again, hashes, copies, states read or written.
+# Values in new memory for each trained weight and step: AdamW computed again, hashes, copies, states read
+# and written.
 _NEW_PER_STEPPED_WEIGHT = 40
 
 # States that a candidate writes and reads again as checkpoints.
@@ -133,7 +134,7 @@ class TrainingSizes:
 
 
 @dataclass(frozen=True, slots=True)
-class Durations:
+class TrainingDurations:
     """The seconds of each phase of both sides."""
 
     reference: Sequence[float]
@@ -148,7 +149,7 @@ class Durations:
         yardstick: Speed,
         noise: Speed,
         candidate: Speed,
-    ) -> "Durations":
+    ) -> "TrainingDurations":
         """Estimate the phases from the seconds of a new value and the speeds of the three runs."""
         load = SECONDS_TO_LOAD + sizes.num_weights * SECONDS_PER_LOADED_WEIGHT
         python = len(sizes.tokens) * sizes.trial.seconds
@@ -175,19 +176,19 @@ class Durations:
 
 def _time_training(sizes: TrainingSizes, speed: Speed) -> float:
     """Return the seconds of all steps of a plain run."""
-    products = _PRODUCTS * sum(sizes.tokens) * sizes.trial.num_products * speed.product
-    reads = _PRODUCTS * len(sizes.tokens) * sizes.trial.num_products * speed.weight
+    products = _PRODUCTS * sum(sizes.tokens) * sizes.trial.num_multiplied * speed.product
+    reads = _PRODUCTS * len(sizes.tokens) * sizes.trial.num_multiplied * speed.weight
     updates = sizes.num_steps * sizes.num_trained * _TOUCHED_BY_ADAMW * speed.weight
     return products + reads + updates + len(sizes.tokens) * _PLAIN_CALLS * sizes.trial.seconds
 
 
 def plan_training(
     request: ReferenceRequest, batches: Batches, device: Device, wide: str, progress: Progress
-) -> Durations | None:
+) -> TrainingDurations | None:
     """Estimate the check of `request`, and note the numbers.
 
-    Returns: None for a small model without a limit, as the estimate takes as long as a part of its check,
-        and for one that cannot be estimated.
+    Returns: None if the model cannot be estimated, or is small and has no limit. The estimate of a small
+        model takes as long as a phase of its check.
     Raises: MachineError, with the numbers, if memory or disk do not suffice.
     """
     is_small = count_parameters(request.options.model) < SMALL_MODEL_PARAMETERS
@@ -198,11 +199,11 @@ def plan_training(
         trusted = trusted_device(device, request.dtype, sizes.num_weights)
         runs = (device, wide), (trusted, request.dtype), (device, request.dtype)
         speeds = (Speed.probe(*run, sizes.trial.products) for run in runs)
-        durations = Durations.of(sizes, seconds_per_new_value(device, wide), *speeds)
+        durations = TrainingDurations.of(sizes, seconds_per_new_value(device, wide), *speeds)
     except AssayError:
         raise
     except Exception as error:  # noqa: BLE001 - a model's own code may raise anything without values
-        note_unknown(error, {"--disk": request.max_disk}, progress)
+        report_unknown(error, {"--disk": request.max_disk}, progress)
         return None
     folder, advice = Path(request.folder), "fewer --steps, --lora, or a smaller model"
     require_disk("the golden", sizes.golden_bytes, folder, request.max_disk, advice)
@@ -211,8 +212,8 @@ def plan_training(
     memory, allowed = sizes.memory_bytes, allowed_memory(device)
     if memory > allowed:
         raise MachineError(
-            f"the reference needs about {format_size(memory)} of memory, and {request.reference} has"
-            f" {format_size(allowed)} free: take --lora, or a smaller model"
+            f"the reference needs about {format_size(memory)} of memory, but {request.reference} has"
+            f" {format_size(allowed)} free. Use --lora, or a smaller model"
         )
     progress.note(
         f"the reference needs about {format_size(memory)} of memory, and the check {format_size(disk)}"

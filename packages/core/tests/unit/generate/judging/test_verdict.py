@@ -56,7 +56,7 @@ def verdict_of(
         batches=(BATCH,),
         tensors=lambda name: [golden[name]],
         trace=SimpleNamespace(manifest={"dtype": "bfloat16"}),
-        load=lambda: [LoadReport(compared=1)],
+        load=lambda: LoadReport(compared=1),
         usage=lambda: Usage(parameters={"a": ["a.w"]}, called=["a"], read=["a.w"]),
     )
     candidate: Any = SimpleNamespace(

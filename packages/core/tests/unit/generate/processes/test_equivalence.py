@@ -141,6 +141,6 @@ def test_a_model_that_does_not_fit_in_float64_is_not_loaded(golden: Path) -> Non
     )
 
     with pytest.raises(
-        MachineError, match=r"the model needs 7[0-4]\d\.\d MB of memory, .* 700\.0 MB"
+        MachineError, match=r"float64 needs about 7[0-4]\d\.\d MB of memory, and only 700\.0 MB"
     ):
         run_equivalence(request, SilentProgress())

@@ -19,7 +19,7 @@ from assay.trace import Trace
 from assay.training.processes.golden import plan_batches
 from assay.training.processes.reference import record_reference
 from assay.training.processes.requests import ReferenceRequest, TrainOptions
-from assay.training.processes.run_estimate import Durations, TrainingSizes, plan_training
+from assay.training.processes.run_estimate import TrainingDurations, TrainingSizes, plan_training
 from assay.training.replay.stage_values import TRACE, StepValues
 
 OPTIONS = TrainOptions(model="micro:llama?trained=0", steps=2, resume_at=1)
@@ -49,7 +49,7 @@ def sizes_of(wanted: ReferenceRequest) -> TrainingSizes:
     return TrainingSizes.of(wanted, plan_batches(wanted.options), "float64")
 
 
-def plan(wanted: ReferenceRequest, progress: SilentProgress) -> Durations | None:
+def plan(wanted: ReferenceRequest, progress: SilentProgress) -> TrainingDurations | None:
     device = open_run(parse_run(wanted.reference))
     return plan_training(wanted, plan_batches(wanted.options), device, "float64", progress)
 
@@ -104,7 +104,9 @@ def test_more_steps_need_more_disk_and_time_and_an_adapter_has_a_smaller_state(
 
     assert more.golden_bytes > 1.5 * some.golden_bytes
     assert adapter.state_bytes < some.state_bytes
-    of_some, of_more = (Durations.of(one, 1e-9, speed, speed, speed) for one in (some, more))
+    of_some, of_more = (
+        TrainingDurations.of(one, 1e-9, speed, speed, speed) for one in (some, more)
+    )
     assert sum(of_more.reference) > sum(of_some.reference)
     assert sum(of_more.candidate) > sum(of_some.candidate)
 
@@ -113,7 +115,7 @@ def test_golden_beyond_the_allowed_disk_is_refused_before_anything_is_written(
     tmp_path: Path,
 ) -> None:
     with pytest.raises(
-        MachineError, match=r"needs about .* --disk allows 1\.0 kB.*: take fewer --steps"
+        MachineError, match=r"needs about .* --disk allows 1\.0 kB\. Use fewer --steps"
     ):
         record_reference(request(tmp_path, max_disk=1000), SilentProgress())
 
@@ -125,7 +127,7 @@ def test_model_beyond_the_free_memory_is_refused_with_the_numbers(
 ) -> None:
     monkeypatch.setattr(CpuDevice, "free_memory_bytes", lambda _: 5 * 10**8)
 
-    with pytest.raises(MachineError, match=r"GB of memory, and cpu/float32 has 500\.0 MB free"):
+    with pytest.raises(MachineError, match=r"GB of memory, but cpu/float32 has 500\.0 MB free"):
         plan(request(tmp_path), SilentProgress())
 
 

@@ -1,1 +1,1 @@
-"""Time, memory and disk of a check, estimated before anything large is loaded."""
+"""Estimate time, memory and disk of `assay check generate` before weights are loaded."""

@@ -19,11 +19,12 @@ _CALL = 0.5
 _RECORDED_CALL = 2.0
 _REPLAYED_CALL = 1.6
 
-# Share of the texts in which a candidate leaves the reference's tokens, at near-ties, and runs with them again.
+# Share of texts that a candidate runs twice: its tokens differ at a near tie, so it runs again with the
+# reference's.
 _LEAVING = 0.5
 
-# Decode steps of the trial.
-_TRIAL_STEPS = 7
+# Calls of the trial in `whole_texts`: three generate, one reads the text, and three replay.
+_TRIAL_CALLS = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ class Durations:
     """True if the reference reads generated texts in one call."""
 
     def of_reference(self, wide: Speed, narrow: Speed) -> list[float]:
-        """Return the seconds of each phase of a capture with modules.
+        """Return the seconds of each phase of `capture_golden` with modules.
 
         wide, narrow: of the yardstick and of the noise run.
         """
@@ -48,31 +49,32 @@ class Durations:
         # Experts are chosen step by step, so the noise run is given the tokens step by step.
         in_texts = self.reads_texts and not self.trial.chooses_experts
         forced = self._texts(narrow) if in_texts else self._steps(narrow, _CALL)
+        recorded = self._texts(wide) if self.reads_texts else self._steps(wide, _RECORDED_CALL)
+        replayed = self._texts(narrow) if self.reads_texts else self._steps(narrow, _REPLAYED_CALL)
+        of_trial = _REPLAYED_CALL * self.trial.seconds + self.trial.num_multiplied * wide.weight
         return [
             load,
-            _TRIAL_STEPS
-            * (_REPLAYED_CALL * self.trial.seconds + self.trial.num_products * wide.weight),
+            _TRIAL_CALLS * of_trial if self.reads_texts else 0.0,
             self._steps(wide, _CALL),
-            0.0,
-            stored + (self._texts(wide) if self.reads_texts else self._steps(wide, _RECORDED_CALL)),
+            0.0,  # scores
+            stored + recorded,
             load / 2,
-            load / 2,
+            load / 2,  # comparison with the files
             forced,
             *self._first_texts(narrow),
-            self._compared()
-            + (self._texts(narrow) if self.reads_texts else self._steps(narrow, _REPLAYED_CALL)),
+            self._compared() + replayed,
         ]
 
     def of_candidate(self, speed: Speed) -> list[float]:
-        """Return the seconds of each phase of a candidate whose modules are measured."""
+        """Return the seconds of each phase of `run_candidate` at the level `modules`."""
         load = SECONDS_TO_LOAD + self.num_weights * SECONDS_PER_LOADED_WEIGHT / 2
         return [
             load,
-            load / 2,
-            load / 2,
+            load / 2,  # comparison with the files
+            load / 2,  # comparison with the reference's weights
             self._steps(speed, _CALL),
-            _LEAVING * self._texts(speed),
-            0.0,
+            _LEAVING * self._steps(speed, _CALL),
+            0.0,  # scores
             *self._first_texts(speed),
             self._compared() + self._steps(speed, _REPLAYED_CALL),
         ]
@@ -93,16 +95,17 @@ class Durations:
 
     def _text(self, speed: Speed, num_tokens: int) -> float:
         return (
-            num_tokens * self.trial.num_products * speed.product
+            num_tokens * self.trial.num_multiplied * speed.product
             + _RECORDED_CALL * self.trial.seconds
         )
 
     def _steps(self, speed: Speed, calls: float) -> float:
         """Return the seconds of all prompts and decode steps; `calls`: the cost of a step's Python."""
         num_prompt_tokens = sum(len(one.rows) * one.length for one in self.batches)
-        of_step = calls * self.trial.seconds + self.trial.num_products * speed.weight
+        of_step = calls * self.trial.seconds + self.trial.num_multiplied * speed.weight
         return (
-            num_prompt_tokens * self.trial.num_products * speed.product + self._num_steps * of_step
+            num_prompt_tokens * self.trial.num_multiplied * speed.product
+            + self._num_steps * of_step
         )
 
     def _compared(self) -> float:

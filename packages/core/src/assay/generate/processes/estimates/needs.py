@@ -9,6 +9,7 @@ from assay.errors import MachineError
 from assay.generate.passes.generation_loop import count_tokens
 from assay.generate.processes.requests import GoldenRequest
 from assay.hooks.values.boundary import Boundary
+from assay.hooks.widening import is_widened_on_use
 from assay.inputs import InputPlan
 from assay.models import LoadedModel
 from assay.progress import format_size
@@ -22,8 +23,8 @@ BASE_BYTES = 700 << 20
 # Copies of the logits in memory while they are written.
 _LOGIT_COPIES = 3
 
-# Stored logits of each token: in float64 of the yardstick, in float32 of the noise run, the sampler's scores.
-_BYTES_PER_LOGIT = 16
+# Stored for each of the yardstick's logits: that of the noise run and the sampler's score, in float32.
+_BYTES_PER_LOGIT = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +54,11 @@ def estimate_needs(
     outline: the model without weights. num_values: numbers at all module boundaries for each token.
     """
     itemsize = getattr(torch, yardstick_dtype).itemsize
-    num_weights = sum(one.numel() for one in outline.model.parameters())
+    weights = list(outline.model.parameters())
+    num_weights = sum(one.numel() for one in weights)
+    num_narrow = sum(one.numel() for one in weights if is_widened_on_use(one))
     widest = max(
-        sum(one.numel() for one in module.parameters(recurse=False))
+        sum(one.numel() for one in module.parameters(recurse=False) if is_widened_on_use(one))
         for module in outline.model.modules()
     )
     narrow = max(getattr(torch, dtype).itemsize for dtype in request.noise_for)
@@ -67,19 +70,22 @@ def estimate_needs(
     disk = 0
     for dtype in request.noise_for:
         stored = Boundary.exact_inputs_for(getattr(torch, dtype)).stored or torch.float64
-        if request.level == "module":
-            disk += int(count_tokens(plan.batches) * num_values * stored.itemsize)
-        disk += sum(num_logits) * (_BYTES_PER_LOGIT + stored.itemsize)
+        disk += sum(num_logits) * (itemsize + _BYTES_PER_LOGIT)
+        if request.level == "module":  # logits are results of modules, too
+            of_modules = count_tokens(plan.batches) * num_values + sum(num_logits)
+            disk += int(of_modules * stored.itemsize)
     of_calls = _LOGIT_COPIES * max(num_logits) * itemsize + BASE_BYTES
     return Needs(
         memory=num_weights * itemsize + of_calls,
-        memory_on_use=num_weights * narrow + widest * itemsize + of_calls,
+        memory_on_use=num_narrow * narrow
+        + (num_weights - num_narrow + widest) * itemsize
+        + of_calls,
         disk=disk,
     )
 
 
 def widening_within(num_weights: int, dtype: str, allowed: int) -> Widening:
-    """Return the widening to `dtype` for one call of a yardstick, in at most `allowed` bytes."""
+    """Return how to widen a yardstick to `dtype`, so that one call fits into `allowed` bytes."""
     num_bytes = num_weights * getattr(torch, dtype).itemsize
     return "on use" if num_bytes + BASE_BYTES > allowed else "at once"
 
@@ -94,7 +100,7 @@ def choose_widening(needs: Needs, allowed: int) -> Widening:
     if needs.memory_on_use > allowed:
         raise MachineError(
             f"the reference needs about {format_size(needs.memory_on_use)} of memory, even if it"
-            f" widens one module at a time. It may take {format_size(allowed)}: what is free, or what"
-            " --memory allows. Take shorter --prompts, or fewer --max-new-tokens"
+            f" widens one module at a time. Only {format_size(allowed)} is free or allowed by --memory."
+            " Use shorter --prompts, or fewer --max-new-tokens"
         )
     return "on use"

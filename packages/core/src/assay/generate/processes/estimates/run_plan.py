@@ -1,4 +1,4 @@
-"""Plans a run that fits on this machine and into its budget, before anything large is loaded."""
+"""Plan a run that fits on this machine and into its budget, before weights are loaded."""
 
 import math
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from pathlib import Path
 from assay.devices.base import Device
 from assay.devices.trusted import trusted_device
 from assay.errors import AssayError, MachineError
-from assay.estimates.limits import allowed_memory, note_unknown, require_disk
+from assay.estimates.limits import allowed_memory, report_unknown, require_disk
 from assay.estimates.speed import Speed
 from assay.estimates.trial_call import TrialCall
 from assay.generate.passes.whole_texts import steps_of_texts
@@ -18,10 +18,10 @@ from assay.generate.processes.estimates.needs import (
     Widening,
     choose_widening,
     estimate_needs,
-    widening_within,
 )
 from assay.generate.processes.input_plans import plan_inputs
 from assay.generate.processes.requests import GoldenRequest, InputOptions
+from assay.inputs import InputPlan
 from assay.models.loading.loaded_model import load_outline
 from assay.progress import format_duration
 from assay.runs import Progress
@@ -60,7 +60,7 @@ def plan_run(
             "--memory": request.max_memory,
             "--budget": request.max_seconds,
         }
-        note_unknown(error, limits, progress)
+        report_unknown(error, limits, progress)
         return RunPlan(request.inputs)
     if request.max_seconds is not None:
         estimate = estimator.within(request.max_seconds, estimate)
@@ -99,8 +99,8 @@ class _Estimator:
         self._outline = load_outline(request.model, request.remote_code)
         self._trial = TrialCall.of(self._outline.model)
         self._num_weights = sum(one.numel() for one in self._outline.model.parameters())
-        allowed = allowed_memory(device, request.max_memory)
-        is_wide = widening_within(self._num_weights, yardstick_dtype, allowed) == "at once"
+        needs = self._needs(plan_inputs(request.inputs, self._outline))
+        is_wide = needs.memory <= allowed_memory(device, request.max_memory)
         stored = None if is_wide else request.noise_for[0]
         products = self._trial.products
         self._wide = Speed.probe(device, yardstick_dtype, products, stored)
@@ -112,20 +112,23 @@ class _Estimator:
 
     def of(self, inputs: InputOptions) -> _Estimate:
         """Estimate a run with these inputs."""
-        outline, dtype = self._outline, self._yardstick_dtype
-        plan = plan_inputs(inputs, outline)
-        needs = estimate_needs(self._request, outline, plan, dtype, self._trial.num_values)
+        plan = plan_inputs(inputs, self._outline)
+        needs = self._needs(plan)
         durations = Durations(
             self._trial,
             self._num_weights,
             needs.disk,
             plan.batches,
-            reads_texts=bool(steps_of_texts(outline, plan.batches)),
+            reads_texts=bool(steps_of_texts(self._outline, plan.batches)),
         )
         seconds = [
             one for speed in self._narrow for one in durations.of_reference(self._wide, speed)
         ]
         return _Estimate(inputs, needs, seconds, durations.of_candidate(self._candidate))
+
+    def _needs(self, plan: InputPlan) -> Needs:
+        dtype, num_values = self._yardstick_dtype, self._trial.num_values
+        return estimate_needs(self._request, self._outline, plan, dtype, num_values)
 
     def within(self, max_seconds: float, estimate: _Estimate) -> _Estimate:
         """Halve the number of new tokens until both sides fit into the budget.
@@ -133,13 +136,13 @@ class _Estimator:
         All prompts and the first steps are kept. Raises: MachineError if those take too long.
         """
         while (took := sum(estimate.seconds) + sum(estimate.of_candidate)) > max_seconds:
-            fewer = estimate.inputs.max_new_tokens // 2
-            if fewer < _FEWEST_TOKENS or not self._outline.can_generate:
-                generates = self._outline.can_generate
-                tokens = f" of {estimate.inputs.max_new_tokens} new tokens" if generates else ""
+            num_new, generates = estimate.inputs.max_new_tokens, self._outline.can_generate
+            if num_new <= _FEWEST_TOKENS or not generates:
+                of_tokens = f" of {num_new} new tokens" if generates else ""
                 raise MachineError(
-                    f"the check{tokens} takes about {format_duration(math.ceil(took))}, and"
-                    f" --budget allows {format_duration(max_seconds)}: take shorter --prompts"
+                    f"the check{of_tokens} takes about {format_duration(math.ceil(took))}, but"
+                    f" --budget allows {format_duration(max_seconds)}. Use shorter --prompts"
                 )
+            fewer = max(_FEWEST_TOKENS, num_new // 2)
             estimate = self.of(estimate.inputs.model_copy(update={"max_new_tokens": fewer}))
         return estimate

@@ -46,8 +46,9 @@ def seconds_of(num_tokens: int) -> float:
     return sum(run.seconds) + sum(run.of_candidate)
 
 
-def tokens_within(budget: float | None) -> int:
-    request = REQUEST.model_copy(update={"max_seconds": budget})
+def tokens_within(budget: float | None, wanted: int = 32) -> int:
+    inputs = InputOptions(max_new_tokens=wanted)
+    request = REQUEST.model_copy(update={"max_seconds": budget, "inputs": inputs})
     run = plan_run(request, open_run(request.reference), "float64", SilentProgress())
     return run.inputs.max_new_tokens
 
@@ -59,6 +60,7 @@ def test_tokens_are_halved_until_both_sides_fit() -> None:
     assert tokens_within(seconds_of(32)) == 32
     assert tokens_within(0.99 * seconds_of(32)) == 16
     assert tokens_within(seconds_of(8)) == 8
+    assert tokens_within(seconds_of(2), wanted=3) == 2
 
 
 def test_shorter_run_is_noted_before_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,7 +74,7 @@ def test_shorter_run_is_noted_before_it_begins(monkeypatch: pytest.MonkeyPatch) 
 
 def test_budget_that_no_decode_step_fits_is_refused_with_the_numbers() -> None:
     with pytest.raises(
-        MachineError, match=r"check of 2 new tokens takes about \d+ s, and --budget allows 2 s"
+        MachineError, match=r"check of 2 new tokens takes about \d+ s, but --budget allows 2 s"
     ):
         tokens_within(2.0)
 
