@@ -25,6 +25,11 @@ class Product:
         """Number of weights of one product."""
         return self.shape[0] * self.shape[1]
 
+    @property
+    def backward(self) -> "Product":
+        """The product that gives the gradient of the tokens: by the same weight, transposed."""
+        return replace(self, shape=self.shape[::-1], is_transposed=not self.is_transposed)
+
 
 # Stands in for the products of a call that multiplies no weight.
 _ANY_PRODUCT = Product((1024, 1024), is_transposed=True)

@@ -47,5 +47,12 @@ def test_time_of_what_fits_is_scaled_to_one_weight(
     assert speed.product == 0
 
 
+def test_gradient_of_tokens_is_a_product_with_the_transposed_weight() -> None:
+    product = Product((256, 512), is_transposed=True, count=4)
+
+    assert product.backward == Product((512, 256), is_transposed=False, count=4)
+    assert product.backward.backward == product
+
+
 def test_new_value_takes_a_positive_time() -> None:
     assert 0 < seconds_per_new_value(open_run(parse_run("cpu/float32")), "float64") < 1e-6

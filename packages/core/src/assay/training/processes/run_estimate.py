@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -11,6 +12,7 @@ from assay.devices.run_string import parse_run
 from assay.devices.trusted import trusted_device
 from assay.errors import AssayError, MachineError
 from assay.estimates.limits import allowed_memory, report_unknown, require_disk
+from assay.estimates.products import Product
 from assay.estimates.speed import (
     SECONDS_PER_COMPARED_VALUE,
     SECONDS_PER_LOADED_WEIGHT,
@@ -38,9 +40,6 @@ _MOMENTS = 2
 
 # Recorded for each value of the forward pass: itself, and gradients of inputs and results of modules.
 _RECORDED_PER_VALUE = 3
-
-# Matrix products of a step for each of the forward pass: gradients of inputs and of weights.
-_PRODUCTS = 3
 
 # Values that AdamW reads or writes for each trained weight.
 _TOUCHED_BY_ADAMW = 12
@@ -133,6 +132,32 @@ class TrainingSizes:
         return sum(self.tokens) * self.num_values * _RECORDED_PER_VALUE
 
 
+class TrainingSpeed(NamedTuple):
+    """The speed of a device in both passes of a training step.
+
+    One pass can be ten times as fast as the other, as bfloat16 is on processors without instructions for
+    it: it depends on the order in which a weight is stored. Gradients of weights are as fast as the
+    faster pass.
+    """
+
+    forward: Speed
+    backward: Speed
+    """Of the gradients of inputs."""
+
+    @property
+    def of_step(self) -> Speed:
+        """The speed of both passes and of the gradients of weights together."""
+        weights = [one.weight for one in self]
+        products = [one.product for one in self]
+        return Speed(sum(weights) + min(weights), sum(products) + min(products))
+
+    @classmethod
+    def probe(cls, device: Device, dtype: str, products: Sequence[Product]) -> "TrainingSpeed":
+        """Measure the speed of a model's `products`, and of their gradients."""
+        backward = [one.backward for one in products]
+        return cls(Speed.probe(device, dtype, products), Speed.probe(device, dtype, backward))
+
+
 @dataclass(frozen=True, slots=True)
 class TrainingDurations:
     """The seconds of each phase of both sides."""
@@ -146,9 +171,9 @@ class TrainingDurations:
         cls,
         sizes: TrainingSizes,
         new_value: float,
-        yardstick: Speed,
-        noise: Speed,
-        candidate: Speed,
+        yardstick: TrainingSpeed,
+        noise: TrainingSpeed,
+        candidate: TrainingSpeed,
     ) -> "TrainingDurations":
         """Estimate the phases from the seconds of a new value and the speeds of the three runs."""
         load = SECONDS_TO_LOAD + sizes.num_weights * SECONDS_PER_LOADED_WEIGHT
@@ -174,12 +199,14 @@ class TrainingDurations:
         )
 
 
-def _time_training(sizes: TrainingSizes, speed: Speed) -> float:
+def _time_training(sizes: TrainingSizes, speed: TrainingSpeed) -> float:
     """Return the seconds of all steps of a plain run."""
-    products = _PRODUCTS * sum(sizes.tokens) * sizes.trial.num_multiplied * speed.product
-    reads = _PRODUCTS * len(sizes.tokens) * sizes.trial.num_multiplied * speed.weight
-    updates = sizes.num_steps * sizes.num_trained * _TOUCHED_BY_ADAMW * speed.weight
-    return products + reads + updates + len(sizes.tokens) * _PLAIN_CALLS * sizes.trial.seconds
+    step = speed.of_step
+    of_weight = sum(sizes.tokens) * step.product + len(sizes.tokens) * step.weight
+    multiplied = of_weight * sizes.trial.num_multiplied
+    touched = sizes.num_steps * sizes.num_trained * _TOUCHED_BY_ADAMW
+    updates = touched * min(one.weight for one in speed)
+    return multiplied + updates + len(sizes.tokens) * _PLAIN_CALLS * sizes.trial.seconds
 
 
 def plan_training(
@@ -198,7 +225,7 @@ def plan_training(
         sizes = TrainingSizes.of(request, batches, wide)
         trusted = trusted_device(device, request.dtype, sizes.num_weights)
         runs = (device, wide), (trusted, request.dtype), (device, request.dtype)
-        speeds = (Speed.probe(*run, sizes.trial.products) for run in runs)
+        speeds = (TrainingSpeed.probe(*run, sizes.trial.products) for run in runs)
         durations = TrainingDurations.of(sizes, seconds_per_new_value(device, wide), *speeds)
     except AssayError:
         raise

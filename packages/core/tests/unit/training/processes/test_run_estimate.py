@@ -19,7 +19,12 @@ from assay.trace import Trace
 from assay.training.processes.golden import plan_batches
 from assay.training.processes.reference import record_reference
 from assay.training.processes.requests import ReferenceRequest, TrainOptions
-from assay.training.processes.run_estimate import TrainingDurations, TrainingSizes, plan_training
+from assay.training.processes.run_estimate import (
+    TrainingDurations,
+    TrainingSizes,
+    TrainingSpeed,
+    plan_training,
+)
 from assay.training.replay.stage_values import TRACE, StepValues
 
 OPTIONS = TrainOptions(model="micro:llama?trained=0", steps=2, resume_at=1)
@@ -100,7 +105,8 @@ def test_more_steps_need_more_disk_and_time_and_an_adapter_has_a_smaller_state(
         replace(sizes_of(request(tmp_path, options)), trial=trial)
         for options in (dict[str, Any](), {"steps": 4}, {"lora": True})
     )
-    speed = Speed(weight=1e-9, product=1e-11)
+    speed = TrainingSpeed(Speed(weight=1e-9, product=1e-11), Speed(weight=1e-9, product=1e-11))
+    slow = TrainingSpeed(speed.forward, Speed(weight=1e-8, product=1e-9))
 
     assert more.golden_bytes > 1.5 * some.golden_bytes
     assert adapter.state_bytes < some.state_bytes
@@ -109,6 +115,9 @@ def test_more_steps_need_more_disk_and_time_and_an_adapter_has_a_smaller_state(
     )
     assert sum(of_more.reference) > sum(of_some.reference)
     assert sum(of_more.candidate) > sum(of_some.candidate)
+    of_slow = TrainingDurations.of(some, 1e-9, speed, speed, slow)
+    assert of_slow.reference == of_some.reference
+    assert sum(of_slow.candidate) > sum(of_some.candidate)
 
 
 def test_golden_beyond_the_allowed_disk_is_refused_before_anything_is_written(
