@@ -12,13 +12,12 @@ import transformers
 from transformers import PretrainedConfig
 
 from assay.devices.run_string import parse_run
-from assay.generate.processes.candidate import run_candidate
-from assay.generate.processes.golden import capture_golden
+from assay.generate.processes.remote_functions import CANDIDATE, GOLDEN
 from assay.generate.processes.requests import CandidateRequest, GoldenRequest
-from assay.progress import Progress, Task
-from assay.runs import SilentProgress
-from assay.training.processes.candidate import run_candidate as run_trainer
-from assay.training.processes.reference import record_reference
+from assay.progress import Task
+from assay.runs import RemoteFunction, SilentProgress, ask
+from assay.training.processes.remote_functions import CANDIDATE as TRAINER
+from assay.training.processes.remote_functions import REFERENCE
 from assay.training.processes.requests import ReferenceRequest, TrainerRequest, TrainOptions
 from packages.core.tests.perf.conftest import Table
 from packages.core.tests.perf.stopwatch import Times
@@ -43,9 +42,6 @@ CONFIGS: dict[str, PretrainedConfig] = {
 }  # fmt: skip
 
 _LEFT = re.compile(r"\[\d+ of \d+, (?:(\d+) min )?(\d+) s left\]")
-
-
-Work = Callable[[Progress], None]
 
 
 class Told(SilentProgress):
@@ -83,28 +79,20 @@ def test_time_is_told_within_its_bounds(
     architecture: str, new_folder: Callable[[], Path], table: Table
 ) -> None:
     folder = new_folder()
-    model = str(folder / "model")
+    model, golden = str(folder / "model"), str(folder / "golden")
     getattr(transformers, architecture)(CONFIGS[architecture]).save_pretrained(model)
-    golden, run = folder / "golden", parse_run("cpu/bfloat16")
+    reference = GoldenRequest(
+        model=model, reference=parse_run("cpu/float32"), noise_for=["bfloat16"], folder=golden
+    )
+    candidate = CandidateRequest(
+        model=model,
+        candidate=parse_run("cpu/bfloat16"),
+        golden=golden,
+        folder=str(folder / "candidate"),
+    )
 
-    def of_reference(progress: Progress) -> None:
-        capture_golden(
-            GoldenRequest(
-                model=model,
-                reference=parse_run("cpu/float32"),
-                noise_for=["bfloat16"],
-                folder=str(golden),
-            ),
-            progress,
-        )
-
-    def of_candidate(progress: Progress) -> None:
-        request = CandidateRequest(
-            model=model, candidate=run, golden=str(golden), folder=str(folder / "candidate")
-        )
-        run_candidate(request, progress)
-
-    assert_told_times(architecture, of_reference, of_candidate, table)
+    compare_times(f"reference of {architecture}", GOLDEN, reference, folder, table)
+    compare_times(f"candidate of {architecture}", CANDIDATE, candidate, folder, table)
 
 
 @pytest.mark.parametrize("architecture", [name for name in CONFIGS if "Masked" not in name])
@@ -115,32 +103,31 @@ def test_time_of_training_is_told_within_its_bounds(
     golden, options = folder / "golden", TrainOptions(model=str(folder / "model"))
     getattr(transformers, architecture)(CONFIGS[architecture]).save_pretrained(options.model)
     golden.mkdir()
+    reference = ReferenceRequest(
+        options=options, reference="cpu/float32", dtype="bfloat16", folder=str(golden)
+    )
+    candidate = TrainerRequest(
+        options=options,
+        candidate="cpu/bfloat16",
+        golden=str(golden),
+        folder=str(folder / "candidate"),
+        trainer="reference",
+    )
 
-    def of_reference(progress: Progress) -> None:
-        request = ReferenceRequest(
-            options=options, reference="cpu/float32", dtype="bfloat16", folder=str(golden)
-        )
-        record_reference(request, progress)
-
-    def of_candidate(progress: Progress) -> None:
-        request = TrainerRequest(
-            options=options,
-            candidate="cpu/bfloat16",
-            golden=str(golden),
-            folder=str(folder / "candidate"),
-            trainer="reference",
-        )
-        run_trainer(request, progress)
-
-    assert_told_times(f"training of {architecture}", of_reference, of_candidate, table)
+    name = f"training of {architecture}"
+    compare_times(f"reference of {name}", REFERENCE, reference, folder, table)
+    compare_times(f"candidate of {name}", TRAINER, candidate, folder, table)
 
 
-def assert_told_times(name: str, of_reference: Work, of_candidate: Work, table: Table) -> None:
-    """Run both sides, and compare the times that they tell with those that they take."""
-    for side, work in (("reference", of_reference), ("candidate", of_candidate)):
-        told = Told()
-        work(told)
-        first, later = told.errors()
-        row = f"{side} of {name}"
-        table.at_most(f"{row}: estimate", Times(first, first), 1.5, "or its inverse, of the time")
-        table.at_most(f"{row}: after a quarter", Times(later, later), 0.3, "of the time, off")
+def compare_times(
+    row: str, function: RemoteFunction[Any, Any], request: object, folder: Path, table: Table
+) -> None:
+    """Run one side in a new process, as a check does, and compare the times that it tells with its own.
+
+    The memory that a process keeps makes later work faster.
+    """
+    told = Told()
+    ask(function, request, folder, name="side", progress=told)
+    first, later = told.errors()
+    table.at_most(f"{row}: estimate", Times(first, first), 1.5, "or its inverse, of the time")
+    table.at_most(f"{row}: after a quarter", Times(later, later), 0.3, "of the time, off")
