@@ -122,10 +122,7 @@ def test_time_of_training_is_told_within_its_bounds(
 def compare_times(
     row: str, function: RemoteFunction[Any, Any], request: object, folder: Path, table: Table
 ) -> None:
-    """Run one side in a new process, as a check does, and compare the times that it tells with its own.
-
-    The memory that a process keeps makes later work faster.
-    """
+    """Run one side in a new process, as a check does, and compare the times it tells with those it takes."""
     told = Told()
     ask(function, request, folder, name="side", progress=told)
     first, later = told.errors()

@@ -55,7 +55,7 @@ def _kibibyte_field(path: Path, field: str) -> int | None:
 
 
 def _control_group_headroom() -> int | None:
-    """Return the bytes left in a version 2 cgroup, at least 1; None without a limit."""
+    """Return the bytes left in a version 2 cgroup; None without a limit. At least 1, as 0 means unknown."""
     try:
         limit = (_CGROUP / "memory.max").read_text().strip()
         current = int((_CGROUP / "memory.current").read_text())

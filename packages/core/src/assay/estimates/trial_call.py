@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from assay.estimates.products import Product, ProductCounter
 from assay.hooks.values.nested import iterate_tensors
 
-# A prime: dims of a model hardly equal it, so that (T, T) is a table of attention.
+# Few models have a dim of 61, so a (61, 61) tensor is a mask or probabilities of attention.
 _TRIAL_TOKENS = 61
 
 

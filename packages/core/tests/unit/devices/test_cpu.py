@@ -124,24 +124,17 @@ def test_memory_peak_falls_with_a_reset_and_grows_with_a_block() -> None:
     assert with_block - after > size // 2
 
 
+@pytest.mark.parametrize(("used", "available"), [(400_000, 600_000), (1_000_000, 1)])
 def test_free_memory_is_bounded_by_the_control_group(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    used: int, available: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "memory.max").write_text("1000000\n")
-    (tmp_path / "memory.current").write_text("400000\n")
+    (tmp_path / "memory.current").write_text(f"{used}\n")
     monkeypatch.setattr(host_memory, "_CGROUP", tmp_path)
-    assert host_memory.available_bytes() == 600_000
+    assert host_memory.available_bytes() == available
+
     (tmp_path / "memory.stat").write_text("anon 300000\ninactive_file 50000\nactive_file 50000\n")
-    assert host_memory.available_bytes() == 650_000
-
-
-def test_full_control_group_has_no_unknown_memory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "memory.max").write_text("1000000\n")
-    (tmp_path / "memory.current").write_text("1000000\n")
-    monkeypatch.setattr(host_memory, "_CGROUP", tmp_path)
-    assert host_memory.available_bytes() == 1
+    assert host_memory.available_bytes() == 1_050_000 - used
 
 
 def test_control_group_without_a_limit_bounds_nothing(

@@ -1,4 +1,4 @@
-"""Print a plan: its cases with reasons, what it leaves out, and what rules refuse."""
+"""Print the plan of a session: its cases, the cases left out, and the refused combinations."""
 
 from collections import Counter
 

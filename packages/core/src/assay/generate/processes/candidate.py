@@ -141,14 +141,10 @@ def run_candidate(
     run = request.candidate
     options = CandidateOptions.parse(request.options)
     section = GoldenSection.open(Path(request.golden), run.dtype)
-    is_plain = request.level == "modules" and not (request.setup or request.mesh or request.options)
-    # The reference estimated a candidate in the first dtype of its golden.
-    is_estimated = is_plain and run.dtype == next(iter(golden.sections))
-    expected = read_expected_seconds(Path(request.golden), run.device) if is_estimated else []
     num_phases = _NUM_PHASES[request.level] + bool(request.setup)
     if request.level == "modules" and options.compile:
-        num_phases -= 1  # errors do not accumulate through hooks
-    progress.number_phases(num_phases, expected)
+        num_phases -= 1  # how errors accumulate is measured by hooks, which break compiled graphs
+    progress.number_phases(num_phases, _expected_seconds(request, golden))
     with progress.step(f"loads {request.model} on {run}"):
         side = _load(request, options, golden, rank)
     with progress.step("compares what is loaded with the files"):
@@ -186,6 +182,18 @@ def run_candidate(
         notes=[*loaded.notes, *candidate.notes],
         peak_memory_bytes=device.peak_memory_bytes(),
     )
+
+
+def _expected_seconds(request: CandidateRequest, golden: GoldenManifest) -> list[float]:
+    """Return the expected seconds of each phase; none if the reference estimated another candidate.
+
+    It estimated one without options, in the first dtype of its golden.
+    """
+    if request.level != "modules" or request.setup or request.mesh or request.options:
+        return []
+    if request.candidate.dtype != next(iter(golden.sections)):
+        return []
+    return read_expected_seconds(Path(request.golden), request.candidate.device)
 
 
 class _Candidate:

@@ -136,7 +136,7 @@ class TrainingSpeed(NamedTuple):
     """The speed of a device in both passes of a training step.
 
     One pass can be ten times as fast as the other, as bfloat16 is on processors without instructions for
-    it: it depends on the order in which a weight is stored. Gradients of weights are as fast as the
+    it: it depends on the order in which a weight is stored. Gradients of weights are about as fast as the
     faster pass.
     """
 

@@ -23,7 +23,7 @@ BASE_BYTES = 700 << 20
 # Copies of the logits in memory while they are written.
 _LOGIT_COPIES = 3
 
-# Stored for each of the yardstick's logits: that of the noise run and the sampler's score, in float32.
+# Stored with each logit of the yardstick: the noise run's logit and the sampler's score, both in float32.
 _BYTES_PER_LOGIT = 8
 
 
