@@ -91,8 +91,8 @@ def test_time_is_told_within_its_bounds(
         folder=str(folder / "candidate"),
     )
 
-    compare_times(f"reference of {architecture}", GOLDEN, reference, folder, table)
-    compare_times(f"candidate of {architecture}", CANDIDATE, candidate, folder, table)
+    assert_told_times(f"reference of {architecture}", GOLDEN, reference, folder, table)
+    assert_told_times(f"candidate of {architecture}", CANDIDATE, candidate, folder, table)
 
 
 @pytest.mark.parametrize("architecture", [name for name in CONFIGS if "Masked" not in name])
@@ -115,14 +115,14 @@ def test_time_of_training_is_told_within_its_bounds(
     )
 
     name = f"training of {architecture}"
-    compare_times(f"reference of {name}", REFERENCE, reference, folder, table)
-    compare_times(f"candidate of {name}", TRAINER, candidate, folder, table)
+    assert_told_times(f"reference of {name}", REFERENCE, reference, folder, table)
+    assert_told_times(f"candidate of {name}", TRAINER, candidate, folder, table)
 
 
-def compare_times(
+def assert_told_times(
     row: str, function: RemoteFunction[Any, Any], request: object, folder: Path, table: Table
 ) -> None:
-    """Run one side in a new process, as a check does, and compare the times it tells with those it takes."""
+    """Run one side in a new process, as a check does: it must tell about the times that it takes."""
     told = Told()
     ask(function, request, folder, name="side", progress=told)
     first, later = told.errors()
