@@ -161,8 +161,8 @@ class _CallBuffer:
 class PairSums:
     """Sums over all compared pairs of one port; d = actual - expected, e = expected."""
 
-    counts_misrounded: bool = True
-    """Count `num_misrounded`, which has a meaning only if the stage rounds element by element."""
+    elementwise: bool = False
+    """No operation of the stage adds values up. Counts misrounded elements, and sums `beyond_rounding`."""
     num_elements: int = 0
     num_calls: int = 0
     dd: float = 0.0
@@ -179,6 +179,8 @@ class PairSums:
     """(5, C): sums of d, d e, e e, d d, e."""
     bins: Tensor = field(default_factory=lambda: _zeros(4, NUM_BINS))
     """(4, K): count, sums of d, d d, e; d and e over the root mean square of e."""
+    beyond_rounding: Tensor | None = None
+    """(2, K): the sums of d and d d again, for d = actual - rounded e; if `elementwise`."""
     row_slopes: Tensor = field(default_factory=lambda: _zeros(4))
     """(4,): number of rows; sums of their slopes, squared slopes and variances."""
     rows: list[RowErrors] = field(default_factory=list)
@@ -225,7 +227,7 @@ class PairSums:
         self.num_elements += actual_RC.numel()
         self.num_nan += sums.num_nan
         self.num_inf += sums.num_inf
-        if self.counts_misrounded:
+        if self.elementwise:
             self.num_misrounded += count_misrounded(actual_RC, expected_RC)
         if self.channel is None:
             self.channel = _zeros(NUM_CHANNEL_SUMS, num_channels)
@@ -262,10 +264,16 @@ class PairSums:
         d = sample.to(e.dtype) - e
         if not math.isfinite(float(d.sum())):
             finite = d.isfinite()
-            e, d = e[finite], d[finite]
-        index, d, e = bin_of(e, rms), d.double() / rms, e.double() / rms
-        for sums, weights in zip(self.bins, (None, d, d * d, e), strict=True):
-            sums += torch.bincount(index, weights=weights, minlength=NUM_BINS)  # noqa: PLW2901 - a view
+            e, d, sample = e[finite], d[finite], sample[finite]
+        index, d = bin_of(e, rms), d.double() / rms
+        bins, weights = [*self.bins], [None, d, d * d, e.double() / rms]
+        if self.elementwise:
+            if self.beyond_rounding is None:
+                self.beyond_rounding = _zeros(2, NUM_BINS)
+            beyond = (sample.to(e.dtype) - e.to(sample.dtype).to(e.dtype)).double() / rms
+            bins, weights = [*bins, *self.beyond_rounding], [*weights, beyond, beyond * beyond]
+        for sums, weight in zip(bins, weights, strict=True):
+            sums += torch.bincount(index, weights=weight, minlength=NUM_BINS)  # noqa: PLW2901 - a view
 
     def _add_row_slopes(self, rows: Tensor) -> None:
         ee, _, de, dede = rows
@@ -344,7 +352,16 @@ class PairSums:
         allowed_slope: this many times e is subtracted from the error.
         Both are in units of the root mean square of e. Bins with fewer than FEWEST_IN_BIN elements are ignored.
         """
-        count, total, square, size = self.bins
+        return self._bias_of(self.bins[1:3], allowed_slope)
+
+    def bin_bias_beyond_rounding(self, allowed_slope: float = 0.0) -> tuple[float, float] | None:
+        """Return `bin_bias` of the errors beyond correct rounding; None if the stage adds values up."""
+        if self.beyond_rounding is None:
+            return None
+        return self._bias_of(self.beyond_rounding, allowed_slope)
+
+    def _bias_of(self, sums: Tensor, allowed_slope: float) -> tuple[float, float]:
+        count, size, (total, square) = self.bins[0], self.bins[3], sums
         used = count >= FEWEST_IN_BIN
         if not bool(used.any()):
             return 0.0, 0.0

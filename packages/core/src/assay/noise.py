@@ -72,6 +72,7 @@ class DeviceShare:
 
 
 NO_SHARE = DeviceShare()
+_NO_BIAS = (0.0, 0.0)
 
 
 def tensor_ratio(
@@ -146,16 +147,25 @@ def device_share(slope: float, common: float, is_product: bool) -> DeviceShare: 
 def bins_ratio(
     actual: PairSums, noise: PairSums | None, unit_roundoff: float, share: DeviceShare = NO_SHARE
 ) -> Ratio | None:
-    """Compare the mean errors by size of the value: finds a function of another shape."""
+    """Compare the mean errors by size of the value: finds a function of another shape.
+
+    Equal values have equal rounding errors, which do not average out. So in a stage that rounds element
+    by element, the ratio is that of the errors beyond correct rounding, if that is smaller.
+    """
     if not actual.num_used_bins:
         return None
     bias, chance = actual.bin_bias(share.slope)
-    noise_bias, noise_chance = noise.bin_bias() if noise is not None else (0.0, 0.0)
+    noise_bias, noise_chance = noise.bin_bias() if noise is not None else _NO_BIAS
     shape = TRUNCATION_SHAPE * abs(share.slope) * actual.bin_spread()
     # A function may err in proportion to its value, and bins hold values of several times their mean.
     function = _function_bias(unit_roundoff) * max(1.0, actual.bin_spread())
     floor = max(shape, share.floor, BINS_FLOOR * unit_roundoff, function)
-    return Ratio("replay-bins", bias, max(noise_bias, chance, noise_chance, floor))
+    expected = max(noise_bias, chance, noise_chance, floor)
+    beyond = actual.bin_bias_beyond_rounding(share.slope)
+    of_noise = noise.bin_bias_beyond_rounding() if noise is not None else _NO_BIAS
+    if beyond is not None and of_noise is not None:
+        bias = min(bias, expected * beyond[0] / max(beyond[1], *of_noise, floor))
+    return Ratio("replay-bins", bias, expected)
 
 
 def row_slope_ratio(

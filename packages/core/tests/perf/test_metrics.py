@@ -50,7 +50,7 @@ def test_tensors_are_compared_in_few_reads(
     address = torch.arange(len(expected))
 
     def compare() -> None:
-        PairSums(counts_misrounded=False).add(actual, expected, address, address)
+        PairSums().add(actual, expected, address, address)
 
     ratio, note = beside_reading(compare, (actual, expected))
     table.at_most(f"tensor metrics, {request.node.callspec.id}", ratio, 25.0, note)

@@ -7,11 +7,16 @@ from assay.metrics import PairSums
 
 
 def sums_of(
-    actual: Tensor, expected: Tensor, prompts: list[int] | None = None, start: int = 0
+    actual: Tensor,
+    expected: Tensor,
+    prompts: list[int] | None = None,
+    start: int = 0,
+    *,
+    elementwise: bool = False,
 ) -> PairSums:
     rows = len(actual)
     prompt = torch.tensor(prompts) if prompts is not None else torch.zeros(rows, dtype=torch.long)
-    sums = PairSums()
+    sums = PairSums(elementwise=elementwise)
     sums.add(actual, expected, prompt, torch.arange(start, start + rows))
     return sums
 

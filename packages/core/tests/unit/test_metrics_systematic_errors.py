@@ -75,6 +75,20 @@ def test_bins_with_few_elements_are_not_used() -> None:
     assert sums.bin_bias() == (0.0, 0.0)
 
 
+@pytest.mark.parametrize(("factor", "bias"), [(1.0, 0.0), (1 + 2.0**-7, 2.0**-7)])
+def test_bias_beyond_rounding_leaves_correct_rounding_out(factor: float, bias: float) -> None:
+    expected = torch.full((2, 16), 1.003, dtype=torch.float64)
+    actual = expected.bfloat16() * factor
+
+    sums = sums_of(actual, expected, elementwise=True)
+
+    found = sums.bin_bias_beyond_rounding()
+    assert found is not None
+    assert found == pytest.approx((bias / 1.003, 0.0), abs=1e-9)
+    assert sums.bin_bias()[0] == pytest.approx(abs(float(actual[0, 0]) - 1.003) / 1.003, rel=1e-4)
+    assert sums_of(actual, expected).bin_bias_beyond_rounding() is None
+
+
 def test_chance_of_bins_falls_with_the_root_of_the_count() -> None:
     expected = torch.ones(1, 1024, dtype=torch.float64)
     error = torch.tensor([0.1, -0.1], dtype=torch.float64).repeat(512)
@@ -163,7 +177,7 @@ def test_misrounded_share_counts_what_is_not_the_rounded_value() -> None:
     actual = expected.bfloat16()
     actual[0, 3] = 5.03125  # one unit in the last place off
 
-    sums = sums_of(actual, expected)
+    sums = sums_of(actual, expected, elementwise=True)
 
     assert sums.num_misrounded == 1
     assert sums.misrounded_share == 0.25

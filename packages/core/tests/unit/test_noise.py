@@ -229,12 +229,52 @@ def test_channel_without_noise_of_its_own_has_that_of_rounding() -> None:
     assert value == pytest.approx(32 / math.sqrt(2 * math.log(8)), rel=1e-6)
 
 
+def tail(*values: float, repeated: int = 28) -> Tensor:
+    """The result of an activation: values near zero, and some in its tail that are equal."""
+    generator = torch.Generator().manual_seed(0)
+    usual = torch.randn(4096, generator=generator, dtype=torch.float64)
+    equal = torch.tensor(values, dtype=torch.float64).repeat(repeated)
+    return torch.cat([usual, equal])[:, None]
+
+
+def rounded(expected: Tensor, factor: float, *, elementwise: bool = True) -> PairSums:
+    address = torch.arange(len(expected))
+    sums = PairSums(elementwise=elementwise)
+    sums.add((expected * factor).bfloat16(), expected, address, address)
+    return sums
+
+
+def test_correctly_rounded_equal_values_are_no_bias() -> None:
+    noise = rounded(tail(), 1.0)
+
+    other = judged(bins_ratio, rounded(tail(9.03), 1.0, elementwise=False), noise, UNIT)
+    ratio = judged(bins_ratio, rounded(tail(9.03), 1.0), noise, UNIT)
+
+    assert other.value > 7.1
+    assert (ratio.value, ratio.expected) == (0.0, other.expected)
+
+
+def test_bias_of_an_elementwise_stage_is_found_as_in_others() -> None:
+    noise = rounded(tail(), 1.0)
+
+    found = judged(bins_ratio, rounded(tail(), 1.01), noise, UNIT).value
+    other = judged(bins_ratio, rounded(tail(), 1.01, elementwise=False), noise, UNIT).value
+
+    assert other / 1.5 < found <= other
+
+
+def test_stages_of_which_one_adds_values_up_are_compared_with_rounding() -> None:
+    noise = rounded(tail(), 1.0, elementwise=False)
+
+    assert judged(bins_ratio, rounded(tail(9.03), 1.0), noise, UNIT).value > 7.1
+
+
 def test_share_of_wrongly_rounded_elements_has_a_floor() -> None:
     expected = torch.ones(100, 4)
     wrong = expected.bfloat16().clone()
     wrong[:10] = 1.0078125  # the next number
     address = torch.arange(100)
-    actual, exact = PairSums(), PairSums()
+    actual, exact = PairSums(elementwise=True), PairSums(elementwise=True)
     actual.add(wrong, expected, address, address)
     exact.add(expected.bfloat16(), expected, address, address)
 

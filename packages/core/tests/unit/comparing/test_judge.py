@@ -234,7 +234,7 @@ def test_noise_in_float32_is_not_widened_to_the_candidate_s_dtype() -> None:
 
 def rounded(module: str, share: float) -> PortResult:
     """Elements of which `share` are the neighbour of the rounded value."""
-    result = PortResult(module, "output", Stage(module), 0, "bfloat16", "GELU", pointwise=True)
+    result = ReplayResults().at(module, "output", Stage(module), "bfloat16", "GELU", pointwise=True)
     expected = torch.ones(1000, 4)
     actual = expected.bfloat16().clone()
     wrong = int(share * 1000)
