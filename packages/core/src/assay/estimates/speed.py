@@ -9,7 +9,7 @@ import torch
 from assay.devices.base import Device
 from assay.estimates.products import Product
 
-_FEW_TOKENS, _MANY_TOKENS = 4, 64
+_FEW_TOKENS, _MANY_TOKENS, _MOST_TOKENS = 4, 64, 4096
 _PROBED_TIMES = 2
 
 # Weights of one shape that the probe multiplies, in elements: more than caches hold.
@@ -32,7 +32,7 @@ class Speed:
     weight: float
     """To read a weight for a few tokens."""
     product: float
-    """To multiply a weight by one of many tokens."""
+    """To read a weight and multiply it by many tokens, for each token."""
 
     @classmethod
     def probe(
@@ -44,11 +44,15 @@ class Speed:
         """
         weights = _Weights(device, getattr(torch, dtype), getattr(torch, stored or dtype))
         total = sum(one.count * one.num_weights for one in products)
-        few, many = (
-            sum(one.count * weights.time(one, tokens) for one in products) / total
-            for tokens in (_FEW_TOKENS, _MANY_TOKENS)
-        )
-        return cls(few, max(0.0, many - few) / (_MANY_TOKENS - _FEW_TOKENS))
+
+        def time_of(num_tokens: int) -> float:
+            return sum(one.count * weights.time(one, num_tokens) for one in products) / total
+
+        few, num_tokens = time_of(_FEW_TOKENS), _MANY_TOKENS
+        # A GPU takes as long for 64 tokens as for 4: it reads the weights meanwhile.
+        while (many := time_of(num_tokens)) < 2 * few and num_tokens < _MOST_TOKENS:
+            num_tokens *= 4
+        return cls(few, many / num_tokens)
 
 
 class _Weights:

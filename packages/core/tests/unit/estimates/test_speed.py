@@ -22,7 +22,7 @@ def test_probe_measures_a_positive_speed(dtype: str, stored: str | None) -> None
     speed = Speed.probe(open_run(parse_run("cpu/float32")), dtype, PRODUCTS, stored)
 
     assert 0 < speed.weight < 1e-6
-    assert 0 <= speed.product < 1e-7
+    assert 0 < speed.product < 1e-7
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,20 @@ def test_time_of_what_fits_is_scaled_to_one_weight(
     speed = Speed.probe(open_run(parse_run("cpu/float32")), "float32", [product])
 
     assert speed.weight * product.num_weights == pytest.approx(seconds)
-    assert speed.product == 0
+    assert speed.product == pytest.approx(speed.weight / 4096)  # any number takes as long
+
+
+def test_products_are_timed_with_as_many_tokens_as_take_longer_than_reading(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # A GPU: 512 tokens take as long as reading the weight.
+    monkeypatch.setattr(speed_module._Weights, "time", lambda _self, _one, tokens: max(512, tokens))
+
+    speed = Speed.probe(
+        open_run(parse_run("cpu/float32")), "float32", [Product((1, 1), is_transposed=False)]
+    )
+
+    assert (speed.weight, speed.product) == (512, 1)
 
 
 def test_gradient_of_tokens_is_a_product_with_the_transposed_weight() -> None:

@@ -145,11 +145,10 @@ class TrainingSpeed(NamedTuple):
     """Of the gradients of inputs."""
 
     @property
-    def of_step(self) -> Speed:
-        """The speed of both passes and of the gradients of weights together."""
-        weights = [one.weight for one in self]
+    def product(self) -> float:
+        """Seconds of both passes and of the gradients of weights, for each weight and token."""
         products = [one.product for one in self]
-        return Speed(sum(weights) + min(weights), sum(products) + min(products))
+        return sum(products) + min(products)
 
     @classmethod
     def probe(cls, device: Device, dtype: str, products: Sequence[Product]) -> "TrainingSpeed":
@@ -201,9 +200,7 @@ class TrainingDurations:
 
 def _time_training(sizes: TrainingSizes, speed: TrainingSpeed) -> float:
     """Return the seconds of all steps of a plain run."""
-    step = speed.of_step
-    of_weight = sum(sizes.tokens) * step.product + len(sizes.tokens) * step.weight
-    multiplied = of_weight * sizes.trial.num_multiplied
+    multiplied = sum(sizes.tokens) * sizes.trial.num_multiplied * speed.product
     touched = sizes.num_steps * sizes.num_trained * _TOUCHED_BY_ADAMW
     updates = touched * min(one.weight for one in speed)
     return multiplied + updates + len(sizes.tokens) * _PLAIN_CALLS * sizes.trial.seconds
