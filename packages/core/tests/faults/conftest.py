@@ -20,6 +20,9 @@ CHOICES = {
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--device", default="cpu", help="device of the candidates; for --corpus generation alone"
+    )
     parser.addoption("--corpus", choices=CORPORA, help="only faults of this; default: all")
     parser.addoption("--fault", default="", help="only faults whose name contains this")
     parser.addoption("--training-fault", default="", help="the same of faults in training")
@@ -32,7 +35,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if config.getoption("--publish") and any(map(config.getoption, CHOICES.values())):
+    publishes, device = config.getoption("--publish"), config.getoption("--device")
+    if device != "cpu" and (publishes or _wanted(config) != ["generation"]):
+        raise pytest.UsageError("--device is for --corpus generation, without --publish")
+    if publishes and any(map(config.getoption, CHOICES.values())):
         raise pytest.UsageError("--publish is for all faults: choose none")
 
 

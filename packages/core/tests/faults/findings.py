@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from assay.generate.processes.requests import InputOptions
@@ -54,18 +55,21 @@ class Finding:
         return not self.detected and resolution is not None and resolution >= self.size
 
 
-def examine(faults: Sequence[Fault], folder: Path) -> Iterator[Finding]:
-    """Plant every fault and check each model that has one."""
+def examine(faults: Sequence[Fault], folder: Path, device: str = "cpu") -> Iterator[Finding]:
+    """Plant every fault, and check each faulty model and its healthy control on `device`."""
     goldens = {
         key: Golden(f"micro:{key[0]}", key[1], folder / "-".join(key), INPUTS)
         for key in sorted({(fault.recipe, fault.dtype) for fault in faults})
     }
     run_all(capture, list(goldens.values()))
-    clean = [_trial(None, golden, folder) for golden in goldens.values()]
-    planted = [_trial(fault, goldens[fault.recipe, fault.dtype], folder) for fault in faults]
-    outcomes = run_all(hold, [*clean, *planted])
-    healthy = {outcome.fingerprint for outcome in outcomes[: len(clean)]}
-    found = list(zip(faults, outcomes[len(clean) :], strict=True))
+    trial = partial(_trial, folder=folder, device=device)
+    clean = [trial(None, golden) for golden in goldens.values()]
+    planted = [trial(fault, goldens[fault.recipe, fault.dtype]) for fault in faults]
+    controls = run_all(hold, clean)
+    for control, outcome in zip(clean, controls, strict=True):
+        assert outcome.verdict.verdict is VerdictOutcome.PASS, f"{control.name}: {outcome.verdict}"
+    healthy = {outcome.fingerprint for outcome in controls}
+    found = list(zip(faults, run_all(hold, planted), strict=True))
     sizes = {
         (fault.plant, fault.recipe): _size(outcome)
         for fault, outcome in sorted(found, key=lambda pair: pair[0].dtype)
@@ -103,12 +107,12 @@ def totals(findings: Sequence[Finding]) -> str:
     return "\n".join(lines)
 
 
-def _trial(fault: Fault | None, golden: Golden, folder: Path) -> Trial:
+def _trial(fault: Fault | None, golden: Golden, folder: Path, device: str) -> Trial:
     name = fault.name if fault is not None else f"clean {golden.model} {golden.dtype}"
     return Trial(
         name,
         golden,
-        f"cpu/{golden.dtype}",
+        f"{device}/{golden.dtype}",
         folder / "trials" / name.replace(":", "-").replace(" ", "-"),
         setup=fault.setup if fault is not None else None,
         taps=fault.stage if fault is not None else None,

@@ -17,7 +17,8 @@ def findings(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> list[Finding]:
     chosen = choose_faults(request.config.getoption("--fault"))
-    found = list(examine(chosen, tmp_path_factory.mktemp("faults")))
+    device = request.config.getoption("--device")
+    found = list(examine(chosen, tmp_path_factory.mktemp("faults"), device))
     text = f"{findings_table(found)}\n\n{totals(found)}"
     request.config.get_terminal_writer().line(f"\n{text}")
     if request.config.getoption("--publish"):

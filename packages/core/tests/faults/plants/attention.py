@@ -59,7 +59,7 @@ def one_head_scaled(model: Any) -> None:
     """The results of one head are 1 % too large."""
 
     def change(output_BTHD: Tensor) -> Tensor:
-        factors = torch.ones(output_BTHD.shape[2], 1)
+        factors = torch.ones(output_BTHD.shape[2], 1, device=output_BTHD.device)
         factors[1] = 1.01
         return (output_BTHD.double() * factors).to(output_BTHD.dtype)
 
@@ -140,7 +140,8 @@ def _attend_slowly(
         scores = torch.tanh(scores / softcap) * softcap
     if mask is None:
         length, num_keys = scores.shape[-2:]
-        mask = torch.ones(length, num_keys, dtype=torch.bool).tril(num_keys - length)
+        ones = torch.ones_like(scores[0, 0], dtype=torch.bool)
+        mask = ones.tril(num_keys - length)
     allowed = mask if mask.dtype is torch.bool else mask > torch.finfo(mask.dtype).min / 2
     scores = scores.masked_fill(~allowed, torch.finfo(torch.bfloat16).min)  # finite in both
     weights = normalise(scores).to(query.dtype)

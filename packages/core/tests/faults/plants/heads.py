@@ -12,8 +12,8 @@ def fresh_head(model: Any) -> None:
     """transformers#43429: the head was not loaded, or lost its tie to the embedding."""
     old = model.lm_head.weight
     generator = torch.Generator().manual_seed(0)
-    fresh = torch.randn(old.shape, generator=generator) * old.float().std()
-    model.lm_head.weight = nn.Parameter(fresh.to(old.dtype))
+    fresh = torch.randn(old.shape, generator=generator) * old.float().std().cpu()
+    model.lm_head.weight = nn.Parameter(fresh.to(old))
 
 
 def tie_lost(model: Any) -> None:

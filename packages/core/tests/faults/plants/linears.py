@@ -52,7 +52,8 @@ def value_outputs_2_per_mille(model: Any) -> None:
 def one_channel_scaled(model: Any) -> None:
     """One output channel is 1 % too large."""
     projection = _projection(model, "self_attn.k_proj")
-    factors = torch.ones(projection.out_features, dtype=torch.float64)
+    device = projection.weight.device
+    factors = torch.ones(projection.out_features, dtype=torch.float64, device=device)
     factors[7] = 1.01
     _multiply(projection, lambda x, weight: linear(x, weight) * factors)
 
