@@ -298,7 +298,9 @@ def _find_tokens(arguments: dict[str, Any]) -> torch.Tensor | None:
 
 def forget_compiled_graphs() -> None:
     """Make torch.compile trace again: graphs of a model without hooks do not call them."""
-    if "torch._dynamo" in sys.modules:
+    dynamo = sys.modules.get("torch._dynamo")
+    # On a GPU, a reset imports inductor, which takes seconds.
+    if dynamo is not None and dynamo.convert_frame.input_codes.seen:
         torch.compiler.reset()
 
 

@@ -10,7 +10,12 @@ from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.utils.checkpoint import checkpoint
 
-from assay.hooks.module_tracer import ActiveCall, ModuleTracer, NullHandler
+from assay.hooks.module_tracer import (
+    ActiveCall,
+    ModuleTracer,
+    NullHandler,
+    forget_compiled_graphs,
+)
 from assay.hooks.row_positions import BatchPositions
 from assay.sites import CallSite, RowMap
 
@@ -268,6 +273,19 @@ def test_compiled_model_reports_every_call(log: Log, when: str) -> None:
     assert [event for event in log.events if event[0] == ">"] == [
         "> (model)", "> first", "> second", "> first",
     ]  # fmt: skip
+
+
+@pytest.mark.usefixtures("compiled_graphs")
+def test_compiler_is_reset_only_if_it_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.compiler.reset()
+    resets: list[None] = []
+    monkeypatch.setattr(torch.compiler, "reset", lambda: resets.append(None))
+    forget_compiled_graphs()
+    assert not resets
+
+    torch.compile(torch.sin, backend="eager")(torch.ones(1))
+    forget_compiled_graphs()
+    assert len(resets) == 1
 
 
 @pytest.mark.usefixtures("compiled_graphs")
