@@ -161,7 +161,7 @@ class _CallBuffer:
 class PairSums:
     """Sums over all compared pairs of one port; d = actual - expected, e = expected."""
 
-    elementwise: bool = False
+    pointwise: bool = False
     """No operation of the stage adds values up. Counts misrounded elements, and sums `beyond_rounding`."""
     num_elements: int = 0
     num_calls: int = 0
@@ -180,7 +180,7 @@ class PairSums:
     bins: Tensor = field(default_factory=lambda: _zeros(4, NUM_BINS))
     """(4, K): count, sums of d, d d, e; d and e over the root mean square of e."""
     beyond_rounding: Tensor | None = None
-    """(2, K): the sums of d and d d again, for d = actual - rounded e; if `elementwise`."""
+    """(2, K): the sums of d and d d again, for d = actual - rounded e; if `pointwise`."""
     row_slopes: Tensor = field(default_factory=lambda: _zeros(4))
     """(4,): number of rows; sums of their slopes, squared slopes and variances."""
     rows: list[RowErrors] = field(default_factory=list)
@@ -227,7 +227,7 @@ class PairSums:
         self.num_elements += actual_RC.numel()
         self.num_nan += sums.num_nan
         self.num_inf += sums.num_inf
-        if self.elementwise:
+        if self.pointwise:
             self.num_misrounded += count_misrounded(actual_RC, expected_RC)
         if self.channel is None:
             self.channel = _zeros(NUM_CHANNEL_SUMS, num_channels)
@@ -267,7 +267,7 @@ class PairSums:
             e, d, sample = e[finite], d[finite], sample[finite]
         index, d = bin_of(e, rms), d.double() / rms
         bins, weights = [*self.bins], [None, d, d * d, e.double() / rms]
-        if self.elementwise:
+        if self.pointwise:
             if self.beyond_rounding is None:
                 self.beyond_rounding = _zeros(2, NUM_BINS)
             beyond = (sample.to(e.dtype) - e.to(sample.dtype).to(e.dtype)).double() / rms

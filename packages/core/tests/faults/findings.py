@@ -55,7 +55,7 @@ class Finding:
         return not self.detected and resolution is not None and resolution >= self.size
 
 
-def examine(faults: Sequence[Fault], folder: Path, device: str = "cpu") -> Iterator[Finding]:
+def examine(faults: Sequence[Fault], folder: Path, device: str) -> Iterator[Finding]:
     """Plant every fault, and check each faulty model and its healthy control on `device`."""
     goldens = {
         key: Golden(f"micro:{key[0]}", key[1], folder / "-".join(key), INPUTS)

@@ -12,11 +12,11 @@ def sums_of(
     prompts: list[int] | None = None,
     start: int = 0,
     *,
-    elementwise: bool = False,
+    pointwise: bool = False,
 ) -> PairSums:
     rows = len(actual)
     prompt = torch.tensor(prompts) if prompts is not None else torch.zeros(rows, dtype=torch.long)
-    sums = PairSums(elementwise=elementwise)
+    sums = PairSums(pointwise=pointwise)
     sums.add(actual, expected, prompt, torch.arange(start, start + rows))
     return sums
 

@@ -80,7 +80,7 @@ def test_bias_beyond_rounding_leaves_correct_rounding_out(factor: float, bias: f
     expected = torch.full((2, 16), 1.003, dtype=torch.float64)
     actual = expected.bfloat16() * factor
 
-    sums = sums_of(actual, expected, elementwise=True)
+    sums = sums_of(actual, expected, pointwise=True)
 
     found = sums.bin_bias_beyond_rounding()
     assert found is not None
@@ -177,7 +177,7 @@ def test_misrounded_share_counts_what_is_not_the_rounded_value() -> None:
     actual = expected.bfloat16()
     actual[0, 3] = 5.03125  # one unit in the last place off
 
-    sums = sums_of(actual, expected, elementwise=True)
+    sums = sums_of(actual, expected, pointwise=True)
 
     assert sums.num_misrounded == 1
     assert sums.misrounded_share == 0.25

@@ -237,9 +237,9 @@ def tail(*values: float, repeated: int = 28) -> Tensor:
     return torch.cat([usual, equal])[:, None]
 
 
-def rounded(expected: Tensor, factor: float, *, elementwise: bool = True) -> PairSums:
+def rounded(expected: Tensor, factor: float, *, pointwise: bool = True) -> PairSums:
     address = torch.arange(len(expected))
-    sums = PairSums(elementwise=elementwise)
+    sums = PairSums(pointwise=pointwise)
     sums.add((expected * factor).bfloat16(), expected, address, address)
     return sums
 
@@ -247,24 +247,24 @@ def rounded(expected: Tensor, factor: float, *, elementwise: bool = True) -> Pai
 def test_correctly_rounded_equal_values_are_no_bias() -> None:
     noise = rounded(tail(), 1.0)
 
-    other = judged(bins_ratio, rounded(tail(9.03), 1.0, elementwise=False), noise, UNIT)
+    other = judged(bins_ratio, rounded(tail(9.03), 1.0, pointwise=False), noise, UNIT)
     ratio = judged(bins_ratio, rounded(tail(9.03), 1.0), noise, UNIT)
 
     assert other.value > 7.1
     assert (ratio.value, ratio.expected) == (0.0, other.expected)
 
 
-def test_bias_of_an_elementwise_stage_is_found_as_in_others() -> None:
+def test_bias_of_an_pointwise_stage_is_found_as_in_others() -> None:
     noise = rounded(tail(), 1.0)
 
     found = judged(bins_ratio, rounded(tail(), 1.01), noise, UNIT).value
-    other = judged(bins_ratio, rounded(tail(), 1.01, elementwise=False), noise, UNIT).value
+    other = judged(bins_ratio, rounded(tail(), 1.01, pointwise=False), noise, UNIT).value
 
     assert other / 1.5 < found <= other
 
 
 def test_stages_of_which_one_adds_values_up_are_compared_with_rounding() -> None:
-    noise = rounded(tail(), 1.0, elementwise=False)
+    noise = rounded(tail(), 1.0, pointwise=False)
 
     assert judged(bins_ratio, rounded(tail(9.03), 1.0), noise, UNIT).value > 7.1
 
@@ -274,7 +274,7 @@ def test_share_of_wrongly_rounded_elements_has_a_floor() -> None:
     wrong = expected.bfloat16().clone()
     wrong[:10] = 1.0078125  # the next number
     address = torch.arange(100)
-    actual, exact = PairSums(elementwise=True), PairSums(elementwise=True)
+    actual, exact = PairSums(pointwise=True), PairSums(pointwise=True)
     actual.add(wrong, expected, address, address)
     exact.add(expected.bfloat16(), expected, address, address)
 

@@ -95,7 +95,7 @@ class ReplayResults:
         """Return the result of a port, which the first request creates from the arguments."""
         result = self.ports.get((module, port))
         if result is None:
-            sums = PairSums(elementwise=pointwise)
+            sums = PairSums(pointwise=pointwise)
             order = len(self.ports)
             result = PortResult(module, port, stage, order, dtype, kind, pointwise, sums=sums)
             self.ports[module, port] = result
@@ -162,7 +162,7 @@ class ReplayResults:
             rows = RowErrors(*(tensors[f"{number}.rows.{item}"] for item in _ROW_FIELDS))
             of_sums: dict[str, Any] = {item: tensors.get(f"{number}.{item}") for item in _TENSORS}
             sums = PairSums(
-                row["pointwise"],
+                pointwise=row["pointwise"],
                 **row["sums"],
                 **of_sums,
                 rows=[rows],

@@ -140,8 +140,7 @@ def _attend_slowly(
         scores = torch.tanh(scores / softcap) * softcap
     if mask is None:
         length, num_keys = scores.shape[-2:]
-        ones = torch.ones_like(scores[0, 0], dtype=torch.bool)
-        mask = ones.tril(num_keys - length)
+        mask = torch.ones_like(scores[0, 0], dtype=torch.bool).tril(num_keys - length)
     allowed = mask if mask.dtype is torch.bool else mask > torch.finfo(mask.dtype).min / 2
     scores = scores.masked_fill(~allowed, torch.finfo(torch.bfloat16).min)  # finite in both
     weights = normalise(scores).to(query.dtype)
