@@ -328,7 +328,7 @@ class PairSums:
         if not count:
             return 0.0, 0.0
         mean_square = (square - 2 * allowed_slope * total) / count + allowed_slope**2
-        return math.sqrt(max(0.0, mean_square)), math.sqrt(variance / count)
+        return math.sqrt(max(mean_square, 0.0)), math.sqrt(variance / count)
 
     @property
     def num_used_bins(self) -> int:

@@ -53,8 +53,8 @@ class Ratio:
 
     @property
     def value(self) -> float:
-        """Return the ratio of the two errors; inf if the candidate's error is NaN."""
-        if math.isnan(self.actual):
+        """Return the ratio of the two errors; inf if the candidate's error is not finite."""
+        if not math.isfinite(self.actual):
             return math.inf
         if self.actual == 0:
             return 0.0

@@ -1,5 +1,7 @@
 """The statistics of verdicts and measurements, one entry each. `assay.noise` computes those of stages."""
 
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -82,3 +84,9 @@ STATISTICS: dict[str, StatisticEntry] = {
 
 METRICS = frozenset(name for name, entry in STATISTICS.items() if entry.judged_by == "metric")
 SYSTEMATIC = frozenset(name for name, entry in STATISTICS.items() if entry.is_systematic)
+
+
+def worst_error(errors: Iterable[float]) -> float:
+    """Return the largest error; 0 without any, NaN if one is NaN. `max` ignores a NaN that is not first."""
+    known = list(errors)
+    return math.nan if any(map(math.isnan, known)) else max(known, default=0.0)

@@ -60,6 +60,7 @@ def alternating(size: float, rows: int = 64, columns: int = 16) -> Tensor:
         (math.inf, 0.2, math.inf),
         (math.nan, 0.2, math.inf),
         (math.nan, math.nan, math.inf),
+        (math.inf, math.inf, math.inf),
         (0.1, math.nan, math.inf),
     ],
 )

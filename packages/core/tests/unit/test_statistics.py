@@ -1,6 +1,9 @@
+import math
 from typing import get_args
 
-from assay.statistics import STATISTICS, Statistic
+import pytest
+
+from assay.statistics import STATISTICS, Statistic, worst_error
 
 
 def test_every_deciding_statistic_has_an_entry_in_the_order_of_reports() -> None:
@@ -11,3 +14,16 @@ def test_every_deciding_statistic_has_an_entry_in_the_order_of_reports() -> None
 def test_borrowed_limits_belong_to_statistics_with_their_own() -> None:
     for entry in STATISTICS.values():
         assert entry.limit_of is None or STATISTICS[entry.limit_of].limit_of is None
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_nan_is_the_worst_error_wherever_it_stands(place: int) -> None:
+    errors = [0.1, math.inf]
+    errors.insert(place, math.nan)
+    assert math.isnan(worst_error(errors))
+
+
+def test_the_worst_error_is_the_largest() -> None:
+    assert worst_error([0.1, math.inf, 0.2]) == math.inf
+    assert worst_error([0.1, 0.2]) == 0.2
+    assert worst_error([]) == 0.0

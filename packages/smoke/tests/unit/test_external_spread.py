@@ -41,3 +41,5 @@ def test_two_ends_are_apart_by_a_share_of_what_training_changed() -> None:
     assert measure_apart(one, end, base) == 0
     assert measure_apart(several, end, base) == pytest.approx(0.1)
     assert measure_apart({"0": end["0"]}, end, base) == float("inf")
+    broken = end | {"0": torch.tensor([3.0, float("nan")])}
+    assert measure_apart(broken, end, base) == float("inf")

@@ -211,6 +211,25 @@ def test_statistics_locate_and_pass_only_if_they_are_accepted(golden: Path, tmp_
     assert verdict.location.module == "layers.1"
 
 
+@pytest.mark.parametrize("step", [0, 1])
+def test_a_nan_among_statistics_fails_where_it_is_made(
+    golden: Path, tmp_path: Path, step: int
+) -> None:
+    wrong, result = as_statistics(write(tmp_path / "wrong")), "Module.layers.1.down.Linear.forward"
+    for file in wrong.rglob("dump.json"):
+        index = json.loads(file.read_text())
+        index["data"][f"{result}.{step}"]["output"][0]["Norm"] = float("nan")
+        file.write_text(json.dumps(index))
+    verdict = judge(golden, wrong, tmp_path / "out", stats=True)
+    assert verdict.verdict is Outcome.FAIL
+    assert verdict.statistic == "non-finite"
+    assert verdict.location is not None
+    assert verdict.location.module == "layers.1.down"
+    verdict = judge(wrong, golden, tmp_path / "swapped", stats=True)
+    assert verdict.verdict is Outcome.NOT_COMPARED
+    assert "EXPECTED holds NaN or infinity" in str(verdict.levels["completeness"].reason)
+
+
 def sharpen(network: Network) -> None:
     with torch.no_grad():
         network.lm_head.weight *= 4

@@ -16,13 +16,28 @@ from assay.recording.statistics import NAMES, measure_statistics, take_values
         (1.0, 0.0, math.inf),
         (math.inf, math.inf, 0.0),
         (math.nan, 2.0, math.nan),
-        (2.0, math.inf, math.nan),
-        (math.nan, math.nan, math.nan),
+        (math.inf, 2.0, math.nan),
+        (2.0, math.inf, None),
+        (math.nan, math.nan, None),
     ],
 )
-def test_norms(actual: float, expected: float, error: float) -> None:
+def test_norms(actual: float, expected: float, error: float | None) -> None:
     found = compare_norms({"norm": actual}, {"norm": expected})
-    assert found == error or (math.isnan(found) and math.isnan(error))
+    assert found == pytest.approx(error, nan_ok=True)
+
+
+def test_infinite_norms_agree_only_with_as_many_infinities() -> None:
+    assert compare_norms({"norm": math.inf, "inf": 3.0}, {"norm": math.inf, "inf": 3.0}) == 0.0
+    assert compare_norms({"norm": math.inf, "inf": 4.0}, {"norm": math.inf, "inf": 3.0}) is None
+
+
+def test_a_projection_without_a_number_is_not_a_small_difference() -> None:
+    found = compare_norms(
+        {"norm": 2.0, "projection": math.nan, "channels": 4.0},
+        {"norm": 2.0, "projection": 1.0, "channels": 4.0},
+    )
+    assert found is not None
+    assert math.isnan(found)
 
 
 def test_tokens_in_another_order_have_another_projection() -> None:
@@ -30,5 +45,5 @@ def test_tokens_in_another_order_have_another_projection() -> None:
     measured = [measure_statistics(one) for one in (value, value[torch.randperm(8)])]
     values = take_values(measured)
     both = [dict(zip(NAMES, values[id(one)].tolist(), strict=True)) for one in measured]
-    assert compare_norms(both[1], both[0]) > 0.01
-    assert compare_norms(both[1] | {"channels": 2.0}, both[0]) < 1e-6
+    assert (compare_norms(both[1], both[0]) or 0.0) > 0.01
+    assert compare_norms(both[1] | {"channels": 2.0}, both[0]) == pytest.approx(0.0, abs=1e-6)

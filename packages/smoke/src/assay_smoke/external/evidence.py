@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf, isfinite
 
 from torch import Tensor
 
@@ -71,18 +72,20 @@ def measure_apart(
     """Measure the distance of two final states, relative to the change by training in each tensor.
 
     base: the tensors that training began with, or those of an early checkpoint.
-    Returns: the 85th percentile over tensors; inf if the states hold different tensors. The
-        gradient of up to one tensor in twelve, such as a key's bias, is only rounding. Its final
-        value is arbitrary.
+    Returns: the 85th percentile over tensors; inf if the states hold different tensors, or one holds
+        NaN or infinity. The gradient of up to one tensor in twelve, such as a key's bias, is only
+        rounding. Its final value is arbitrary.
     """
     if not actual.keys() == expected.keys() == base.keys():
-        return float("inf")
+        return inf
     shares = []
     for name, one in expected.items():
         moved = float((one.double() - base[name].double()).norm())
         error = float((actual[name].double() - one.double()).norm())
+        if not isfinite(error):
+            return inf
         if error or moved:
-            shares.append(error / moved if moved else float("inf"))
+            shares.append(error / moved if moved else inf)
     return sorted(shares)[int(_PERCENTILE * len(shares))] if shares else 0.0
 
 

@@ -18,6 +18,7 @@ from assay.generate.judging.evidence import GenerateEvidence
 from assay.generate.judging.logits import TokenMetrics, compare_logits, failure_rate, judge_logits
 from assay.generate.passes.sampler import compare_scores
 from assay.inputs import Batch
+from assay.statistics import worst_error
 from assay.verdicts import Level, Measurement, Outcome
 
 # Two tokens are nearly tied within this many times the noise of their gap, which is twice the noise
@@ -215,7 +216,7 @@ def judge_sampler_level(evidence: GenerateEvidence) -> LevelResult:
     compared = sum(item.num_tokens for item in differences)
     facts: dict[str, Any] = {
         "masked_differently": sum(item.num_masked_differently for item in differences),
-        "largest_difference": max((item.largest for item in differences), default=math.nan),
+        "largest_difference": worst_error(item.largest for item in differences),
     }
     num_wrong = sum(not item.agrees for item in differences)
     return LevelResult(level_of(compared, num_wrong, facts))

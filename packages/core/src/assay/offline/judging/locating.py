@@ -197,7 +197,7 @@ def find_wrong_replicas(
     return [
         f"EXPECTED holds another {port} on rank {rank} than on the first one: error {error:.2g}"
         for (port, rank), error in replica_errors.items()
-        if error > limit(port)
+        if not error <= limit(port)
     ]
 
 

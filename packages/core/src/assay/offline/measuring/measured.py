@@ -12,6 +12,7 @@ from assay.offline.metrics.pair_metrics import TensorPair
 from assay.offline.ports.lanes import Port
 from assay.sites import Phase
 from assay.stages import Stage
+from assay.statistics import worst_error
 
 
 @dataclass(slots=True)
@@ -44,7 +45,8 @@ class MeasuredPorts:
 
     def add_replica(self, port: Port, rank: int, error: float) -> None:
         """Add the difference of a replica in EXPECTED from the first one."""
-        self.replica_errors[port, rank] = max(self.replica_errors.get((port, rank), 0.0), error)
+        known = self.replica_errors.get((port, rank), 0.0)
+        self.replica_errors[port, rank] = worst_error([known, error])
 
     def add_drift(self, step: int, dd: float, ee: float) -> None:
         """Add the squared norms of a parameter's difference and of its expected values."""

@@ -45,6 +45,7 @@ from assay.offline.ports.matching import Matching
 from assay.offline.tokens.alignment import TokenAlignment
 from assay.offline.tokens.passes import PassPair
 from assay.sites import RowMap
+from assay.statistics import worst_error
 
 
 @dataclass
@@ -199,11 +200,15 @@ class PairMeasurer:
             # Norms cover all tokens of a pass: once one differs, later passes hold other tokens.
             key = lanes.port, pair.actual.writer, pair.actual.site.at.step
             error = compare_norms(actual or {}, expected or {})
-            self.measured.norm_errors[key] = max(self.measured.norm_errors.get(key, 0.0), error)
+            if error is None:
+                self._leave_out([pair], "EXPECTED holds NaN or infinity")
+                continue
+            known = self.measured.norm_errors.get(key, 0.0)
+            self.measured.norm_errors[key] = worst_error([known, error])
             empty = torch.empty(0, dtype=getattr(torch, pair.actual.dtype, torch.float32))
             self.measured.at(*key, empty, lanes.expected.class_name)
             self._observe(pair)
-        self.measured.compared += len(tensors)
+            self.measured.compared += 1
 
     def _leave_out(self, pairs: list[TensorPair], reason: str) -> None:
         step = pairs[0].expected.site.at.step

@@ -11,6 +11,7 @@ from assay.comparing.results import ReplayResults, read_results
 from assay.comparing.wording.coverage import notes_on_coverage
 from assay.dtypes import float_format
 from assay.locating.loss_scale import GradientScale
+from assay.statistics import worst_error
 from assay.trace import Trace
 from assay.training.processes.requests import ReferenceReport, TrainOptions
 from assay.training.processes.skipped_steps import MOST_SKIPPED
@@ -86,7 +87,7 @@ def _worst(errors: Sequence[Mapping[str, float]]) -> dict[str, float]:
     worst: dict[str, float] = {}
     for of_rank in errors:
         for name, error in of_rank.items():
-            worst[name] = max(error, worst.get(name, 0.0))
+            worst[name] = worst_error([error, worst.get(name, 0.0)])
     return worst
 
 

@@ -8,6 +8,7 @@ from assay.comparing.results import PortResult
 from assay.errors import name_some
 from assay.noise import TENSOR_FLOOR, Ratio
 from assay.stages import Stage
+from assay.statistics import worst_error
 from assay.training.judging.evidence import FreeEvidence
 from assay.training.judging.places import location_of_parameter
 from assay.training.processes.trainer_report import FreeRun
@@ -44,8 +45,8 @@ def judge_losses(evidence: FreeEvidence) -> tuple[Judged | None, list[str]]:
     allowed = max(relative_error_of_losses(noise, expected), floor) * _weight_drift(evidence)
     ratio = Ratio("loss-error", error, allowed)
     port = PortResult("", "free-run", Stage("", "forward"), 0, evidence.dtype, "")
-    delta = max((abs(a - e) for a, e in zip(actual, expected, strict=True)), default=math.nan)
-    noise_delta = max((abs(a - e) for a, e in zip(noise, expected, strict=True)), default=math.nan)
+    delta = worst_error(abs(a - e) for a, e in zip(actual, expected, strict=True))
+    noise_delta = worst_error(abs(a - e) for a, e in zip(noise, expected, strict=True))
     note = (
         f"largest difference of a loss over {len(actual)} free steps: {delta:.1e} nats"
         f" (noise run: {noise_delta:.1e})"

@@ -5,7 +5,6 @@ first losses, before rounding errors grow, are compared with the noise run's.
 """
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from statistics import median
@@ -14,6 +13,7 @@ from assay.comparing.coverage import CoverageParts, judge_coverage
 from assay.comparing.limits import Limits
 from assay.dtypes import float_format
 from assay.noise import TENSOR_FLOOR
+from assay.statistics import worst_error
 from assay.training.judging.free_run import relative_error_of_losses
 from assay.training.overfit.memorization import LABELS
 from assay.training.overfit.requests import (
@@ -67,7 +67,7 @@ class OverfitEvidence:
     def reached(self) -> float:
         """Return the higher of the final losses of yardstick and noise run."""
         curves = (self.reference.yardstick, self.reference.noise)
-        return _worst(typical(last_part(curve.losses)) for curve in curves)
+        return worst_error(typical(last_part(curve.losses)) for curve in curves)
 
     @cached_property
     def target(self) -> float:
@@ -76,7 +76,7 @@ class OverfitEvidence:
         It is at most the geometric mean of the first and the reached loss.
         """
         curves = (self.reference.yardstick.losses, self.reference.noise.losses)
-        late = _worst(loss for losses in curves for loss in last_part(losses, _TARGET_SHARE))
+        late = worst_error(loss for losses in curves for loss in last_part(losses, _TARGET_SHARE))
         return min(late, math.sqrt(self.first * self.reached))
 
     @property
@@ -120,7 +120,7 @@ class OverfitEvidence:
         """
         if self.memorization is None or not self.memorization.nats:
             return None
-        allowed = max(self.target, _worst(last_part(self.curve.losses)))
+        allowed = max(self.target, worst_error(last_part(self.curve.losses)))
         return _against_target("overfit-memorization", self.memorization.nats[LABELS], allowed)
 
 
@@ -157,12 +157,6 @@ def _against_target(statistic: str, actual: float, target: float) -> Measurement
         ratio=actual / target,
         limit=1.0,
     )
-
-
-def _worst(losses: Iterable[float]) -> float:
-    """Return the highest loss; NaN if any is NaN."""
-    known = list(losses)
-    return math.nan if any(map(math.isnan, known)) else max(known)
 
 
 def typical(losses: list[float]) -> float:

@@ -1,3 +1,5 @@
+import math
+
 from assay.training.judging.evidence import merge_reports
 from assay.training.processes.trainer_report import FreeRun
 from assay.training.state.precision import KeptPrecision
@@ -31,3 +33,10 @@ def test_precision_is_that_of_all_ranks_together() -> None:
     assert merged.gradients.errors_of_sums == {"a": 0.5, "b": 0.0, "c": 0.2}
     assert merged.gradients.narrow_gradients == 3
     assert merge_reports([report(), report()]).free.kept is None
+
+
+def test_a_nan_of_one_rank_is_the_worst_error_of_all() -> None:
+    ranks = [
+        trainer_report(FreeRun(), errors_of_sums={"a": error}) for error in (0.1, math.nan, 0.2)
+    ]
+    assert math.isnan(merge_reports(ranks).gradients.errors_of_sums["a"])

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from assay.hooks.suspension import suspended_modes
+from assay.statistics import worst_error
 from assay.training.state.parameters import NamedParameter
 from assay.training.state.precision import fits
 from assay.training.state.sharding import PartialSums, local_part, whole
@@ -122,7 +123,7 @@ class GradientSums:
             if self.over_ranks is None and given is None:
                 continue
             error = self._error_of(item.tensor, given)
-            self.errors[item.name] = max(self.errors.get(item.name, 0.0), error)
+            self.errors[item.name] = worst_error([self.errors.get(item.name, 0.0), error])
         self._forget()
 
     def _listener(self, name: str) -> Callable[[Tensor], None]:
@@ -151,7 +152,7 @@ class GradientSums:
         errors = [
             float((factor * value - total.double()).square().sum()) for factor in {1, num_ranks}
         ]
-        return (min(errors) / squares) ** 0.5 if squares else float(min(errors) > 0)
+        return (min(errors) / squares) ** 0.5 if squares else float(min(errors) != 0)
 
     def _count_sharded(self, gradient: Tensor | None) -> None:
         if gradient is None or self.narrow is None:

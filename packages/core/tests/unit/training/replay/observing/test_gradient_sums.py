@@ -1,5 +1,6 @@
 """What backward passes give a parameter, beside the sum that a trainer makes of it."""
 
+import math
 from typing import TYPE_CHECKING, cast
 
 import pytest
@@ -55,6 +56,24 @@ def test_sum_without_one_of_two_equal_parts_is_off_by_the_root_of_a_half() -> No
 
     # |g| is missing, and the root of the squares is |g| * sqrt(2).
     assert sums.errors == {"first": 0.0, "second": pytest.approx(0.5**0.5, rel=1e-6)}
+
+
+@pytest.mark.parametrize("factor", [0.0, 1.0])
+def test_a_sum_that_became_nan_stays_wrong_in_later_steps(factor: float) -> None:
+    parameters, sums = weights(), GradientSums()
+
+    for value in (math.nan, 1.0):
+        sums.begin_step(parameters)
+        for item in parameters:
+            item.tensor.grad = None
+        give(parameters, factor)
+        gradient = parameters[0].tensor.grad
+        assert gradient is not None
+        gradient.mul_(value)
+        sums.compare(parameters)
+
+    assert not sums.errors["first"] <= 0.5
+    assert sums.errors["second"] == pytest.approx(0.0, abs=4 * UNIT)
 
 
 def test_sum_that_is_rounded_to_16_bits_is_off_by_their_rounding() -> None:
