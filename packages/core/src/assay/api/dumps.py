@@ -85,7 +85,7 @@ def compare(  # noqa: PLR0913 - one for each option
     from assay.offline.check import CompareOptions
     from assay.offline.check import compare as run_comparison
     from assay.output.tables import is_table_file, prepare_table_file
-    from assay.runs import RunFolder, SilentProgress, open_progress
+    from assay.runs import RunFolder, SilentProgress, open_progress, removed_if_refused
 
     table = Path(output).expanduser() if output and is_table_file(output) else None
     if table is not None and is_first_rank():
@@ -113,7 +113,8 @@ def compare(  # noqa: PLR0913 - one for each option
         command=command_line(compare, arguments, ("expected", "actual")),
     )
     with open_progress() if is_first_rank() else nullcontext(SilentProgress()) as progress:
-        run_comparison(comparison, folder, progress)
+        with removed_if_refused():
+            run_comparison(comparison, folder, progress)
         with progress.step("writes the report"):
             from assay.api.verdict import CheckedVerdict  # jinja2 and rich are not needed before
 

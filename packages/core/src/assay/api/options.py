@@ -84,9 +84,9 @@ def command_line(
 
 def run_and_publish(run: "Callable[[Path, Progress], object]", folder: Path) -> "CheckedVerdict":
     """Show the progress of `run`, which writes a verdict into `folder`, and write its report."""
-    from assay.runs import open_progress
+    from assay.runs import open_progress, removed_if_refused
 
-    with open_progress() as progress:
+    with removed_if_refused(), open_progress() as progress:
         run(folder, progress)
         with progress.step("writes the report"):
             from assay.api.verdict import CheckedVerdict  # jinja2 and rich are not needed before

@@ -88,6 +88,9 @@ def _end_with(error: BaseException) -> NoReturn:
             _end("interrupted", f"interrupted{_files_so_far()}", 128 + signal.SIGINT)
         case AssayError():
             kind: Kind = "usage" if isinstance(error, UsageError) else "machine"
+            folders = sys.modules.get("assay.runs.folders")
+            if folders is not None and isinstance(error, UsageError):
+                folders.remove_refused(error)
             _end(kind, str(error), error.exit_code)
         case OSError(filename=str() | Path() as file):
             _end("machine", f"{file}: {error.strerror}", 2)

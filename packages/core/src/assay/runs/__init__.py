@@ -2,7 +2,7 @@
 
 from assay.progress import Progress, SilentProgress, Task
 from assay.runs.errors import FolderError, ProcessError
-from assay.runs.folders import RunFolder
+from assay.runs.folders import RunFolder, removed_if_refused
 from assay.runs.processes import Answer, RemoteFunction, ask
 from assay.runs.progress.display import LineProgress, open_progress
 from assay.runs.provenance import provenance
@@ -20,4 +20,5 @@ __all__ = [
     "ask",
     "open_progress",
     "provenance",
+    "removed_if_refused",
 ]

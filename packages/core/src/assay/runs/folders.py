@@ -4,9 +4,12 @@ import fcntl
 import json
 import os
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 
+from assay.errors import UsageError
 from assay.files import DiskError, UnreadableFileError, read_json_object, refuse_link, write_whole
 from assay.runs.errors import FolderError
 from assay.runs.provenance import provenance
@@ -15,11 +18,37 @@ MARK = "run.json"
 _VERDICT = "verdict.json"
 
 _begun: list[Path] = []
+_made: set[Path] = set()
 
 
 def begun_folders() -> tuple[Path, ...]:
     """Return the folders of the runs that this process has begun, in order."""
     return tuple(_begun)
+
+
+def remove_refused(error: UsageError) -> None:
+    """Remove the folders of this process that hold no result, as `error` refused the run.
+
+    A folder that the message names is kept with its logs, and so is one that existed before.
+    """
+    for path in [one for one in _begun if str(one) not in str(error)]:
+        with suppress(OSError):
+            files = list(path.iterdir())
+            if all(file.name == MARK or file.suffix == ".log" for file in files):
+                for file in files:
+                    file.unlink()
+                if path in _made:
+                    path.rmdir()
+
+
+@contextmanager
+def removed_if_refused() -> Iterator[None]:
+    """Call `remove_refused` if a UsageError leaves the context."""
+    try:
+        yield
+    except UsageError as error:
+        remove_refused(error)
+        raise
 
 
 class RunFolder:
@@ -39,6 +68,7 @@ class RunFolder:
         Raises: FolderError if it holds anything, DiskError if it cannot be written.
         """
         path = _default_path(command) if output is None else Path(output)
+        is_new = not path.exists()
         try:
             path.mkdir(parents=True, exist_ok=True)
             names = os.listdir(path)  # noqa: PTH208 - names only
@@ -59,6 +89,8 @@ class RunFolder:
             raise FolderError.in_use(path) from None
         except OSError as error:
             raise DiskError.refused(path / MARK, error) from error
+        if is_new:
+            _made.add(path)
         return cls._take(path)
 
     @classmethod

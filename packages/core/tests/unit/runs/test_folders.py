@@ -11,7 +11,7 @@ import pytest
 
 from assay.errors import MachineError, UsageError
 from assay.files import DiskError
-from assay.runs import FolderError, RunFolder
+from assay.runs import FolderError, RunFolder, removed_if_refused
 
 
 def test_default_folder_names_time_and_command(
@@ -122,6 +122,36 @@ def test_folder_of_a_run_without_a_verdict_says_so(tmp_path: Path) -> None:
         in str(caught.value)
     )
     assert str(caught.value).endswith(f"rm -r {tmp_path / 'run'}")
+
+
+@removed_if_refused()
+def refuse(folder: Path, name: str = "reference.log", problem: str = "no such dump") -> None:
+    RunFolder.create("compare", folder).write_text(name, "")
+    raise UsageError(problem)
+
+
+@pytest.mark.parametrize("existing", [False, True])
+def test_a_refused_run_leaves_nothing(tmp_path: Path, existing: bool) -> None:
+    folder = tmp_path / "run"
+    if existing:
+        folder.mkdir()
+    with pytest.raises(UsageError, match="no such dump"):
+        refuse(folder)
+    assert folder.exists() == existing
+    assert RunFolder.create("compare", folder).path == folder
+
+
+@pytest.mark.parametrize("kept", ["verdict.json", "golden.json"])
+def test_a_run_that_is_refused_after_work_keeps_its_files(tmp_path: Path, kept: str) -> None:
+    with pytest.raises(UsageError, match="no such dump"):
+        refuse(tmp_path / "run", kept)
+    assert {file.name for file in (tmp_path / "run").iterdir()} == {"run.json", kept}
+
+
+def test_a_folder_that_the_refusal_names_is_kept(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="see"):
+        refuse(tmp_path / "run", problem=f"see {tmp_path / 'run'}/reference.log")
+    assert (tmp_path / "run/reference.log").exists()
 
 
 def test_a_run_goes_on_in_the_folder_of_its_own_command_alone(tmp_path: Path) -> None:
