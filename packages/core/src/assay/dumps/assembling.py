@@ -1,8 +1,10 @@
 """Assembly of an opened dump from the tensors that a reader finds."""
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 
 from torch import Tensor
@@ -40,11 +42,14 @@ def assemble_dump(
 ) -> Dump:
     """Build a dump from `found`, in the order in which the calls finished.
 
-    Raises: UnreadableFileError if no tensor can be read.
+    Raises: UnreadableFileError if no tensor can be read, or for a shape that no memory can hold.
     """
     damaged = damaged or DamagedFiles()
     loaders, tensors = {}, []
     for order, (tensor, load) in enumerate(found):
+        shape = tensor.shape or ()
+        if max(prod(shape), *shape, 0) > sys.maxsize:
+            raise UnreadableFileError.of(path, f"{tensor.key} has an impossible shape")
         loaders[tensor.key] = load
         has_values = tensor.has_values and load is not None
         tensors.append(replace(tensor, order=order, has_values=has_values))

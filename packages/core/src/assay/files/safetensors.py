@@ -5,6 +5,7 @@ that may be padded with spaces, then the data without holes.
 """
 
 import os
+import sys
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -59,6 +60,21 @@ def read_whole_header(file: Path) -> tuple[list[HeaderEntry], dict[str, Any]]:
 
     Raises: UnreadableFileError, naming file and key, if the file is truncated or contradicts itself.
     """
+    entries, metadata, size = read_cut_header(file)
+    for entry in entries:
+        if entry.end > size:
+            raise UnreadableFileError(
+                f"{file} is truncated: {shorten(entry.name)} ends at byte {entry.end:,}, the file has"
+                f" {size:,}"
+            )
+    return entries, metadata
+
+
+def read_cut_header(file: Path) -> tuple[list[HeaderEntry], dict[str, Any], int]:
+    """Read entries, metadata, and the size of a file that may end before its last values.
+
+    Raises: as `read_whole_header`, but not for truncated values.
+    """
     with open_file(file) as stream:
         size = os.fstat(stream.fileno()).st_size
         length = int.from_bytes(stream.read(LENGTH_BYTES), "little")
@@ -75,15 +91,15 @@ def read_whole_header(file: Path) -> tuple[list[HeaderEntry], dict[str, Any]]:
     if not isinstance(metadata, dict):
         raise UnreadableFileError.of(file, "broken safetensors header: no table of tensors")
     start = LENGTH_BYTES + length
-    return [
-        _parse_entry(file, name, entry, start, size) for name, entry in header.items()
-    ], metadata
+    entries = [_parse_entry(file, name, entry, start) for name, entry in header.items()]
+    return entries, metadata, size
 
 
-def _parse_entry(file: Path, name: str, entry: Any, data_start: int, file_size: int) -> HeaderEntry:  # noqa: ANN401 - JSON
+def _parse_entry(file: Path, name: str, entry: Any, data_start: int) -> HeaderEntry:  # noqa: ANN401 - JSON
     try:
         begin, end = (data_start + _count(one) for one in entry["data_offsets"])
         shape = tuple(_count(dim) for dim in entry["shape"])
+        _count(prod(shape))
         tensor = HeaderEntry(name, file, str(entry["dtype"]), shape, begin, end)
     except (ValueError, KeyError, TypeError) as error:
         problem = f"broken safetensors header: {shorten(name)}: {error!r}"
@@ -92,14 +108,12 @@ def _parse_entry(file: Path, name: str, entry: Any, data_start: int, file_size: 
     if item_bytes is not None and tensor.num_elements * item_bytes != tensor.size_bytes:
         problem = f"{name} has {tensor.size_bytes:,} bytes for {tensor.num_elements:,}"
         raise UnreadableFileError.of(file, f"{problem} values of {tensor.dtype}")
-    if end > file_size or begin > end:
-        raise UnreadableFileError(
-            f"{file} is truncated: {shorten(name)} ends at byte {end:,}, the file has {file_size:,}"
-        )
+    if begin > end:
+        raise UnreadableFileError.of(file, f"broken safetensors header: {shorten(name)} ends first")
     return tensor
 
 
 def _count(value: object) -> int:
-    if type(value) is not int or value < 0:
-        raise ValueError(f"{value!r} is neither a size nor an offset")
+    if type(value) is not int or not 0 <= value <= sys.maxsize:
+        raise ValueError(f"{shorten(value)} is neither a size nor an offset")
     return value

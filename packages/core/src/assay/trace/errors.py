@@ -3,7 +3,7 @@
 import errno
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from assay.files import UnreadableFileError
 from assay.foreign_text import one_line, shorten
 
 _SHOWN_NAMES = 12
+_SHOWN_DAMAGE = 8
 _ADVICE = "The trace is damaged or was not made by assay: capture it again."
 
 
@@ -26,6 +27,20 @@ class TraceError(UsageError):
         """
         place = f"{shorten(path)}: {shorten(repr(key))}" if key else shorten(path)
         return cls(f"{place}: {shorten(what)}. {_ADVICE}")
+
+    @classmethod
+    def changed(cls, folder: Path, damage: Sequence[str], advice: str) -> "TraceError":
+        """Report files whose hashes differ from the recorded ones.
+
+        damage: a line for each file; advice: the next step of the user.
+        """
+        lines = "".join(f"\n  {line}" for line in damage[:_SHOWN_DAMAGE])
+        if len(damage) > _SHOWN_DAMAGE:
+            lines += f"\n  and {len(damage) - _SHOWN_DAMAGE:,} more files"
+        return cls(
+            f"{folder} changed since its capture. These hashes differ from the recorded ones:{lines}\n"
+            f"{advice}"
+        )
 
     @classmethod
     def of_file(cls, error: UnreadableFileError) -> "TraceError":

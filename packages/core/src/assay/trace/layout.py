@@ -12,7 +12,7 @@ import torch
 import xxhash
 
 from assay.files import UnreadableFileError
-from assay.files.safetensors import DTYPES, LENGTH_BYTES, HeaderEntry, read_whole_header
+from assay.files.safetensors import DTYPES, LENGTH_BYTES, HeaderEntry, read_cut_header
 from assay.trace.errors import TraceError
 from assay.trace.files import Folder, OutStream
 
@@ -157,13 +157,23 @@ class ShardReader:
     def __init__(self, folder: Folder, name: str) -> None:
         self._folder = folder
         self._path = folder.existing(name)
-        self._size_bytes = self._path.stat().st_size
+        self._size_bytes = 0
         self.entries = self._read_header()
         """By key. Their dtypes have torch's names."""
 
+    def entry(self, key: str) -> HeaderEntry:
+        """Return an entry. Raises: TraceError if there is none, or the file ends before its last byte."""
+        entry = self.entries.get(key)
+        if entry is None:
+            raise TraceError.damaged(self._path, key, "the shard has no such key")
+        if entry.end > self._size_bytes:
+            what = f"it ends at byte {entry.end:,}, the file has {self._size_bytes:,}"
+            raise TraceError.damaged(self._path, key, what)
+        return entry
+
     def _read_header(self) -> dict[str, HeaderEntry]:
         try:
-            tensors, metadata = read_whole_header(self._path)
+            tensors, metadata, self._size_bytes = read_cut_header(self._path)
             as_bytes = dict(json.loads(metadata.get(_DTYPES_AS_BYTES, "{}")))
         except UnreadableFileError as error:
             raise TraceError.of_file(error) from None
@@ -184,12 +194,12 @@ class ShardReader:
 
         Changes in place affect neither the file nor the results of later calls.
         """
-        return _cut_out(self.entries[key], self._map())
+        return _cut_out(self.entry(key), self._map())
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Map all tensors at once, by key; changes in place do not affect the file."""
         memory = self._map()
-        return {key: _cut_out(entry, memory) for key, entry in self.entries.items()}
+        return {key: _cut_out(self.entry(key), memory) for key in self.entries}
 
     def _map(self) -> torch.UntypedStorage:
         return self._folder.map(self._path, self._size_bytes)

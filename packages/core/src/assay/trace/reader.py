@@ -74,15 +74,25 @@ class Trace:
 
         Raises: TraceError naming file and key, if the folder is not a usable trace.
         """
+        trace = cls.open_index(folder)
+        for error in trace.find_lost().values():
+            raise error
+        return trace
+
+    @classmethod
+    def open_index(cls, folder: str | Path) -> "Trace":
+        """Read the index alone, for a trace that may lack files. Raises: TraceError."""
         opened = Folder(Path(folder))
         if not opened.path.is_dir():
             raise TraceError(f"{folder} is not a trace: there is no such folder")
         manifest = _read_manifest(opened)
-        trace = cls(opened, manifest, _read_index(opened, manifest))
-        trace._check_files()
-        return trace
+        return cls(opened, manifest, _read_index(opened, manifest))
 
-    def _check_files(self) -> None:
+    def find_lost(self) -> dict[str, TraceError]:
+        """Return an error for each file that is missing or has another size than in the index, by name.
+
+        Raises: TraceError if the index contradicts itself.
+        """
         first_key: dict[int, str] = {}
         for stored in self._stored.values():
             for tensor in stored.values():
@@ -90,10 +100,18 @@ class Trace:
                 if tensor.shard not in self._shards:
                     path = self.folder / shard_file(tensor.shard)
                     raise TraceError.damaged(path, tensor.key, "the index does not list the file")
-        for number, size in self._shards.items():
-            self._check_file(shard_file(number), size, first_key.get(number, ""))
-        for attached in self._attached.values():
-            self._check_file(attached.file, attached.size_bytes, attached.name)
+        files = [
+            (shard_file(number), size, first_key.get(number, ""))
+            for number, size in self._shards.items()
+        ]
+        files += [(one.file, one.size_bytes, one.name) for one in self._attached.values()]
+        lost = {}
+        for name, size, key in files:
+            try:
+                self._check_file(name, size, key)
+            except TraceError as error:
+                lost[name] = error
+        return lost
 
     def _check_file(self, name: str, expected: int, key: str) -> None:
         path = self.folder / name
@@ -144,9 +162,7 @@ class Trace:
         stored = self.stored(call, port)
         name = shard_file(stored.shard)
         shard = self._shard(name)
-        entry = shard.entries.get(stored.key)
-        if entry is None:
-            raise TraceError.damaged(self.folder / name, stored.key, "the shard has no such key")
+        entry = shard.entry(stored.key)
         if (entry.dtype, entry.shape) != (stored.dtype, stored.shape):
             what = (
                 f"the shard holds {entry.dtype} {list(entry.shape)}, "
@@ -154,6 +170,15 @@ class Trace:
             )
             raise TraceError.damaged(self.folder / name, stored.key, what)
         return shard.tensor(stored.key)
+
+    def is_stored(self, call: Call, port: str) -> bool:
+        """Return True if the shard of a tensor exists and has all of its bytes."""
+        stored = self.stored(call, port)
+        try:
+            self._shard(shard_file(stored.shard)).entry(stored.key)
+        except TraceError:
+            return False
+        return True
 
     def intact_tensor(self, call: Call, port: str) -> torch.Tensor:
         """Map the tensor at a port of a call, and check its hash.
@@ -190,17 +215,27 @@ class Trace:
         """The manifest's hash over all recorded values."""
         return str(self._whole_manifest.get(DIGEST))
 
+    def find_changes(self) -> list[str]:
+        """Compare manifest and index with their recorded hashes, without reading a tensor.
+
+        A trace that was cut off has no hash of its last lines.
+        Returns: a line for each changed file, with its name and the change.
+        """
+        found = []
+        if hash_manifest(self._whole_manifest) != self.digest:
+            found.append(f"{MANIFEST}: its values")
+        if self.complete:
+            index = self.files.read(self.files.existing(INDEX))
+            if xxhash.xxh3_128_hexdigest(index) != self._whole_manifest.get("index"):
+                found.append(f"{INDEX}: the list of calls and tensors")
+        return found
+
     def find_damage(self) -> list[str]:
         """Compare every file with its recorded hash.
 
         Returns: one line for each damaged file, with its name and the damage.
         """
-        found = []
-        if hash_manifest(self._whole_manifest) != self.digest:
-            found.append(f"{MANIFEST}: its values")
-        index = self.files.read(self.files.existing(INDEX))
-        if xxhash.xxh3_128_hexdigest(index) != self._whole_manifest.get("index"):
-            found.append(f"{INDEX}: the list of calls and tensors")
+        found = self.find_changes()
         for number, tensors in counted("hashes", self._tensors_by_shard().items(), "files"):
             name = shard_file(number)
             try:

@@ -1,7 +1,9 @@
 """Traces, goldens and folders of checks as dumps."""
 
 import json
+import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -218,12 +220,109 @@ def test_trace_without_calls_is_refused(tmp_path: Path) -> None:
         open_dump(record(tmp_path))
 
 
+def set_index(folder: Path, change: Callable[[str], str]) -> None:
+    file = folder / "index.jsonl"
+    file.write_text(change(file.read_text()))
+
+
+def complete_by_hand(folder: Path) -> None:
+    file = folder / "manifest.json"
+    file.write_text(
+        file.read_text().replace('"complete":false,"lines":null', '"complete":true,"lines":1')
+    )
+
+
+def test_a_trace_with_another_index_is_refused(tmp_path: Path) -> None:
+    """Without a call in EXPECTED, a comparison would not miss it in ACTUAL."""
+    folder = record(tmp_path / "t", call(0, "a", None), call(1, "b", None))
+    set_index(folder, lambda text: text.replace('"module":"b"', '"module":"c"'))
+    with pytest.raises(
+        DumpError, match=r"t changed since its capture.*\n.*index.jsonl: the list of"
+    ):
+        open_dump(folder)
+
+
+def test_a_trace_that_was_completed_by_hand_is_refused(tmp_path: Path) -> None:
+    writer = TraceWriter(tmp_path / "t", {})
+    writer.add(call(0, "a", None), {"output": torch.tensor([1.0])})
+    writer.flush()
+    complete_by_hand(tmp_path / "t")
+    with pytest.raises(
+        DumpError, match=r"changed since its capture.*\n.*manifest.json: its values"
+    ):
+        open_dump(tmp_path / "t")
+
+
+def test_another_table_of_a_step_is_refused(tmp_path: Path) -> None:
+    table = {"values": [row("forward", "", "loss", 0, 0), row("forward", "a", "loss", 0, 1)]}
+    folder = write_training(tmp_path, table)
+    file = folder / "trace/attachments/step-0-table.json"
+    file.write_text(file.read_text().replace('"index":0', '"index":1'))
+    with pytest.raises(DumpError, match="step-0-table: the list of its values"):
+        open_dump(folder)
+
+
+def test_a_rank_that_changed_is_a_problem_of_all_ranks(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        record(tmp_path / f"rank-{rank}", call(0, "a", None, rank=rank))
+    set_index(tmp_path / "rank-1", lambda text: text.replace('"a"', '"b"'))
+    (problem,) = open_dump(tmp_path).problems
+    assert problem.startswith(f"rank 1: {tmp_path / 'rank-1'} changed since its capture")
+
+
+def write_shards(folder: Path) -> Path:
+    """Write three calls, each in a shard of its own."""
+    with TraceWriter(folder, {}) as writer:
+        for number, name in enumerate("abc"):
+            values = {"input.0": torch.arange(100.0), "output": torch.full((9,), -1.0 - number)}
+            writer.add(call(number, name, None), values)
+            writer.flush()
+    return folder
+
+
+@pytest.mark.parametrize("kept", [None, 10])
+def test_a_lost_shard_loses_its_own_tensors(tmp_path: Path, kept: int | None) -> None:
+    """The inputs are equal, and so are stored once, in the first shard."""
+    folder = write_shards(tmp_path / "t")
+    shard = folder / "shard-000001.safetensors"
+    shard.unlink() if kept is None else os.truncate(shard, kept)
+    dump = open_dump(folder)
+    assert addresses(dump) == [
+        f"{name}:{port} forward step 0"
+        for name in "abc"
+        for port in ("input.0", "output")
+        if (name, port) != ("b", "output")
+    ]
+    lost = "b:output forward step 0"
+    assert dump.problems == [f"t/shard-000001.safetensors is missing or cut off; lost: {lost}"]
+
+
+def test_a_shard_without_its_end_keeps_its_first_tensors(tmp_path: Path) -> None:
+    folder = write_shards(tmp_path / "t")
+    shard = folder / "shard-000000.safetensors"
+    os.truncate(shard, shard.stat().st_size - 4)
+    dump = open_dump(folder)
+    lost = "a:output forward step 0"
+    assert dump.problems == [f"t/shard-000000.safetensors is missing or cut off; lost: {lost}"]
+    assert len(addresses(dump)) == 5
+    assert values(dump)[0] == list(range(100))
+
+
+def test_lost_values_of_a_step_are_named_by_their_file(tmp_path: Path) -> None:
+    folder = write_training(tmp_path, {"values": [row("forward", "", "loss", 0, 0)]})
+    (folder / "trace/attachments/step-1.safetensors").unlink()
+    dump = open_dump(folder)
+    assert [one for one in addresses(dump) if "loss" in one] == ["(model):loss forward step 0"]
+    assert dump.problems == ["trace/attachments/step-1.safetensors is missing or cut off"]
+
+
 @pytest.mark.parametrize(
     "damage",
     [
         lambda folder: (folder / "manifest.json").write_text('{"format":"assay-trace","schema":2'),
         lambda folder: (folder / "index.jsonl").unlink(),
         lambda folder: (folder / "index.jsonl").write_text("{}\n" * 2),
+        lambda folder: set_index(folder, lambda text: text.replace("[1]", f"[1{'0' * 400}]")),
         lambda folder: (folder / "shard-000000.safetensors").unlink(),
     ],
 )

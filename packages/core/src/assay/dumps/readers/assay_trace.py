@@ -21,6 +21,7 @@ from assay.errors import name_some
 from assay.files import UnreadableFileError, open_file, read_json_object
 from assay.sites import Call, CallSite, Phase, Site
 from assay.trace import Trace, TraceError
+from assay.trace.index import attachment_file, shard_file
 
 _HEAD, _HEAD_BYTES = b'"format":"assay-trace"', 64
 # Trace folders of a training golden, and of other goldens by dtype, widest first.
@@ -34,6 +35,7 @@ _LEFT_OUT = "left_out"
 _STATISTICS: tuple[Statistic, ...] = (
     "min", "max", "mean", "norm", "nan", "inf", "projection", "channels",
 )  # fmt: skip
+_ADVICE = "Copy the trace again, or capture it again"
 # Prefix of optimizer counters. Optimizers count different things.
 _COUNT = "count-"
 _MEASURED = ".statistics"
@@ -61,9 +63,16 @@ class AssayReader:
 
     def _open_one(self, path: Path) -> Dump:
         folder, *others = _find_traces(path)
+        damaged = DamagedFiles()
         try:
-            trace = Trace.open(folder)
-            found = [*_recorded(trace), *_attached(trace)]
+            trace = Trace.open_index(folder)
+            if changes := trace.find_changes():
+                raise TraceError.changed(folder, changes, _ADVICE)
+            lost = trace.find_lost()
+            found = [*_recorded(trace, lost), *_attached(trace, lost)]
+            damaged.problems += _describe_lost(trace, lost)
+            if trace.calls and not found:
+                raise next(iter(lost.values()))
         except TraceError as error:
             raise DumpError(str(error)) from None
         if not trace.calls and not trace.complete:
@@ -75,7 +84,6 @@ class AssayReader:
         provenance = _provenance(trace)
         if others:
             provenance["trace"] = f"{folder.name}; not read: {', '.join(o.name for o in others)}"
-        damaged = DamagedFiles()
         if not trace.complete:
             cut_off = f"{folder}: the run was cut off, its last calls are missing"
             damaged.problems.append(cut_off)
@@ -137,11 +145,30 @@ def _is_trace(folder: Path) -> bool:
         return _HEAD in stream.read(_HEAD_BYTES)
 
 
-def _recorded(trace: Trace) -> Iterator[FoundTensor]:
+def _describe_lost(trace: Trace, lost: Mapping[str, object]) -> Iterator[str]:
+    """Yield a problem for each lost file, with the tensors in it."""
+    places: dict[str, list[str]] = {name: [] for name in lost}
+    for call in trace.calls:
+        for port in call.ports:
+            if _is_lost(trace, lost, call, port):
+                name = shard_file(trace.stored(call, port).shard)
+                places[name].append(str(Site(call.site, port)))
+    for name, sites in places.items():
+        named = f"; lost: {name_some(sites)}" if sites else ""
+        yield f"{trace.folder.name}/{name} is missing or cut off{named}"
+
+
+def _is_lost(trace: Trace, lost: Mapping[str, object], call: Call, port: str) -> bool:
+    is_damaged = bool(lost) and shard_file(trace.stored(call, port).shard) in lost
+    return is_damaged and not trace.is_stored(call, port)
+
+
+def _recorded(trace: Trace, lost: Mapping[str, object]) -> Iterator[FoundTensor]:
     axes = _read_axes(trace)
     for call in _by_end(trace.calls):
-        noise = _read_noise(trace, call)
-        for port in call.ports:
+        ports = [one for one in call.ports if not _is_lost(trace, lost, call, one)]
+        noise = _read_noise(trace, call, ports)
+        for port in ports:
             if _NOISE.fullmatch(port):
                 continue
             site, load = Site(call.site, port), partial(_read, trace, call, port)
@@ -168,9 +195,11 @@ def _recorded(trace: Trace) -> Iterator[FoundTensor]:
             yield tensor, load
 
 
-def _read_noise(trace: Trace, call: Call) -> dict[str, dict[str, tuple[float, float, int]]]:
+def _read_noise(
+    trace: Trace, call: Call, ports: Iterable[str]
+) -> dict[str, dict[str, tuple[float, float, int]]]:
     found: dict[str, dict[str, tuple[float, float, int]]] = {}
-    for port in call.ports:
+    for port in ports:
         if parts := _NOISE.fullmatch(port):
             values = _read(trace, call, port).flatten().tolist()
             if len(values) != 3:
@@ -206,16 +235,20 @@ def _by_end(calls: Iterable[Call]) -> Iterator[Call]:
         yield from (call for call in reversed(calls_of_pass) if call.site.phase == "backward")
 
 
-def _attached(trace: Trace) -> Iterator[FoundTensor]:
+def _attached(trace: Trace, lost: Mapping[str, object]) -> Iterator[FoundTensor]:
     """Yield the values between the phases of training steps: losses, gradients, updates."""
     axes = _read_axes(trace)
     recorded = trace.manifest.get("rank")
     rank = recorded if isinstance(recorded, int) else 0
     for name in trace.attachments:
-        if found := _STEP_TABLE.fullmatch(name):
+        if (found := _STEP_TABLE.fullmatch(name)) and attachment_file(name, "json") not in lost:
             table: Any = trace.attachment_json(name)
+            if not trace.is_intact(trace.attached_as(name, "json")):
+                raise TraceError.changed(trace.folder, [f"{name}: the list of its values"], _ADVICE)
             try:
                 parts = table.get("attachments", [found[1]])
+                if any(attachment_file(part, "tensors") in lost for part in parts):
+                    continue
                 values = {key: one for part in parts for key, one in trace.attachment(part).items()}
                 sites = [
                     (

@@ -6,7 +6,6 @@ noise run in this dtype.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -29,21 +28,10 @@ from assay.hooks.values.boundary import Boundary
 from assay.inputs import Batch, InputPlan
 from assay.locating.matching.stepwise_trace import StepwiseTrace
 from assay.models.loaded.report import LoadReport
-from assay.trace import Trace
+from assay.trace import Trace, TraceError
 
 MANIFEST = "golden.json"
-_DAMAGE_SHOWN = 8
-
-
-def make_golden_error(folder: Path, damage: Sequence[str]) -> UsageError:
-    """Make the error from one line for each changed file."""
-    lines = "".join(f"\n  {line}" for line in damage[:_DAMAGE_SHOWN])
-    if len(damage) > _DAMAGE_SHOWN:
-        lines += f"\n  and {len(damage) - _DAMAGE_SHOWN:,} more files"
-    return UsageError(
-        f"{folder} changed since its capture. These hashes differ from the recorded ones:{lines}\n"
-        "Copy the golden again, or capture it again. --no-verify uses it unchecked"
-    )
+_ADVICE = "Copy the golden again, or capture it again. --no-verify uses it unchecked"
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,4 +127,4 @@ def verify_golden(folder: Path, dtype: str) -> None:
     elif trace.digest != manifest.sections[dtype].trace_digest:
         damage.insert(0, f"{dtype}: all of it belongs to another golden")
     if damage:
-        raise make_golden_error(folder, damage)
+        raise TraceError.changed(folder, damage, _ADVICE)
