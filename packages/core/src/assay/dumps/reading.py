@@ -1,9 +1,12 @@
 """Safe reading of the files of a dump. Dumps are untrusted: no path may leave their folder."""
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import lru_cache
+from math import prod
 from pathlib import Path
 from typing import Any
+from zipfile import ZIP_STORED, ZipFile
 
 import numpy as np
 import torch
@@ -14,6 +17,7 @@ from assay.models.weight_files.pickled import load_objects, require_stored
 
 # An attention mask of 8 x 32 x 2,048 x 2,048 one-byte values, expanded over the heads, fits.
 _MAX_EXPANDED_BYTES = 1 << 30
+_READ_LONG_HEADER = np.lib.format.read_array_header_2_0
 
 
 def path_inside(root: Path, name: str) -> Path:
@@ -56,22 +60,62 @@ def map_array(file: Path) -> Tensor:
 
     Raises: UnreadableFileError for other content and for object arrays.
     """
+    with _no_array_in(file), open_file(file):  # refuses a FIFO, on which numpy would block
+        # Copy on write: torch warns about read-only arrays.
+        return _as_tensor(np.load(file, mmap_mode="c", allow_pickle=False))
+
+
+@contextmanager
+def _no_array_in(file: Path) -> Iterator[None]:
     try:
-        with open_file(file):  # refuses a FIFO, on which numpy would block
-            # Copy on write: torch warns about read-only arrays.
-            array = np.load(file, mmap_mode="c", allow_pickle=False)
-        return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=False))
+        yield
     except UnreadableFileError:
         raise
     except Exception as error:  # noqa: BLE001 - any: numpy parses the header as Python code
         raise UnreadableFileError.of(file, f"no array of numbers: {error}") from None
 
 
-def load_tensor(file: Path, name: str) -> Tensor:
-    """Read the tensor that `file` consists of. Errors call it `name`.
+def _as_tensor(array: np.ndarray) -> Tensor:
+    return torch.from_numpy(array.astype(array.dtype.newbyteorder("="), copy=False))
 
+
+def list_archive(file: Path) -> list[tuple[str, torch.dtype, tuple[int, ...]]]:
+    """Return name, dtype and shape of each array in an .npz file, without its values.
+
+    Raises: UnreadableFileError for other content, and for arrays larger than their member of the archive.
+    """
+    found = []
+    with _no_array_in(file), open_file(file) as stream, ZipFile(stream) as archive:
+        for member in archive.infolist():
+            with archive.open(member) as content:
+                is_old = np.lib.format.read_magic(content) == (1, 0)
+                read = np.lib.format.read_array_header_1_0 if is_old else _READ_LONG_HEADER
+                shape, _, dtype = read(content)
+            if prod(shape) * dtype.itemsize > member.file_size:
+                raise UnreadableFileError.of(file, f"{member.filename} is cut off")
+            if member.compress_type != ZIP_STORED and member.file_size > _MAX_EXPANDED_BYTES:
+                raise UnreadableFileError.of(file, f"{member.filename} is too large to decompress")
+            name = member.filename.removesuffix(".npy")
+            found.append((name, _as_tensor(np.empty(0, dtype)).dtype, shape))
+    return found
+
+
+def read_archived(file: Path, name: str) -> Tensor:
+    """Read one array of `list_archive`."""
+    with _no_array_in(file), open_file(file) as stream, ZipFile(stream) as archive:
+        member = name if name in archive.namelist() else f"{name}.npy"
+        with archive.open(member) as content:
+            return _as_tensor(np.lib.format.read_array(content, allow_pickle=False))
+
+
+def load_tensor(file: Path, name: str) -> Tensor:
+    """Read the tensor that `file`, an .npy file or one of `torch.save`, consists of.
+
+    name: its name in errors.
     Raises: UnreadableFileError, see `require_values`.
     """
+    if file.suffix == ".npy":
+        return map_array(file)
     return require_values(file, name, load_objects(file))
 
 

@@ -4,6 +4,8 @@ import os
 import pickle
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+from zipfile import ZipFile
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from assay.dumps import reading
 from assay.dumps.protocol import Dump, DumpError
 from assay.dumps.recognizing import open_dump
 from assay.files import UnreadableFileError
@@ -52,6 +55,60 @@ def test_numpy_file(tmp_path: Path, array: np.ndarray, expected: object, dtype: 
     dump = open_dump(tmp_path / "model.norm.output.npy")
     assert contents(dump) == {"model.norm:output": expected}
     assert (dump.tensors[0].dtype, dump.tensors[0].shape) == (dtype, array.shape)
+
+
+@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+def test_numpy_archive(tmp_path: Path, save: Callable[..., None]) -> None:
+    arrays = {"b.output": np.array([1.0, 2.0], ">f4"), "a.input.0": np.array([[3]], np.int64)}
+    save(tmp_path / "x.npz", **arrays)
+    for path in (tmp_path, tmp_path / "x.npz"):
+        dump = open_dump(path)
+        assert contents(dump) == {"b:output": [1.0, 2.0], "a:input.0": [[3]]}
+        assert [(one.dtype, one.shape) for one in dump.tensors] == [
+            ("float32", (2,)),
+            ("int64", (1, 1)),
+        ]
+
+
+def write_archive(path: Path, content: bytes, **options: Any) -> None:
+    with ZipFile(path, "w", **options) as archive:
+        archive.writestr("a.npy", content)
+
+
+def header(shape: str) -> bytes:
+    """Return the start of an .npy file of float64 values, without the values."""
+    text = f"{{'descr': '<f8', 'fortran_order': False, 'shape': {shape}, }}\n".encode()
+    return b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text
+
+
+@pytest.mark.parametrize(
+    ("write", "problem"),
+    [
+        (lambda path: np.savez(path, a=np.array([{}])), "no array of numbers"),
+        (lambda path: np.savez(path, a=np.array(["text"])), "no array of numbers"),
+        (lambda path: path.write_bytes(b"PK"), "no array of numbers"),
+        (lambda path: write_archive(path, b"text"), "no array of numbers"),
+        (lambda path: write_archive(path, header("(10000000000,)")), "a.npy is cut off"),
+        (os.mkfifo, "not a file"),
+    ],
+)
+def test_hostile_archive_is_one_error(
+    tmp_path: Path, write: Callable[[Path], object], problem: str
+) -> None:
+    write(tmp_path / "x.npz")
+    with pytest.raises(UnreadableFileError, match=problem):
+        open_dump(tmp_path)
+
+
+def test_archive_that_would_expand_beyond_memory_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "_MAX_EXPANDED_BYTES", 1000)
+    np.savez_compressed(tmp_path / "x.npz", a=np.zeros(1000))
+    with pytest.raises(UnreadableFileError, match=r"a\.npy is too large to decompress"):
+        open_dump(tmp_path)
+    np.savez(tmp_path / "x.npz", a=np.zeros(1000))
+    assert open_dump(tmp_path).tensors[0].shape == (1000,)
 
 
 def test_change_to_what_was_read_is_not_written(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """Dumps of msprobe (mindstudio-probe 26 and older).
 
 `step{N}/rank{R}|proc{PID}/dump.json` lists the calls in the order in which they finished, with statistics
-of every tensor. `dump_tensor_data/*.pt` holds the values, unless the task is `statistics`.
+of every tensor. `dump_tensor_data/*.pt`, or `*.npy` of MindSpore, holds the values, unless the task is
+`statistics`.
 """
 
 import re
@@ -29,6 +30,8 @@ _MODULE = re.compile(r"(?:Module|Cell)\.(.+)\.([^.]+)\.(forward|backward|paramet
 _OPERATION = re.compile(r"([A-Z]\w*)\.(.+)\.(\d+)\.(forward|backward)")
 # These operations overwrite their first operand, which may be uninitialized memory.
 _WRITES = re.compile(r"\w+_(?:__setitem__|(?:copy|fill|zero|index_put|index_copy|scatter)_)")
+# MindSpore's names of the parameters of nn.Embedding, nn.LayerNorm and nn.BatchNorm2d, and PyTorch's.
+_PARAMETERS = {"embedding_table": "weight", "gamma": "weight", "beta": "bias"}
 _STATISTICS = {name: name.capitalize() for name in get_args(Statistic)}
 
 
@@ -241,7 +244,7 @@ def _parse_key(text: str, folder: Path) -> _Key:
 
 def _ports_of_gradients(call: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     for name, entry in call.items():
-        yield from _walk(f"parameter.{name}", _first(entry))
+        yield from _walk(f"parameter.{_PARAMETERS.get(name, name)}", _first(entry))
 
 
 def _ports_of(call: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -250,7 +253,10 @@ def _ports_of(call: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]
     for name in ("input", "input_args", "input_kwargs"):
         yield from _walk(inputs, call.get(name))
     yield from _walk(outputs, call.get("output"))
-    yield from _walk("parameter", call.get("parameters"))
+    parameters = call.get("parameters")
+    if isinstance(parameters, dict):
+        parameters = {_PARAMETERS.get(name, name): one for name, one in parameters.items()}
+    yield from _walk("parameter", parameters)
 
 
 def _walk(port: str, value: object) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -285,7 +291,7 @@ def _parse_tensor(
     return DumpedTensor(
         site,
         key,
-        dtype=str(entry.get("dtype", "")).removeprefix("torch."),
+        dtype=str(entry.get("dtype", "")).removeprefix("torch.").lower(),  # MindSpore: Float32
         shape=tuple(shape),
         statistics=statistics,
     )

@@ -1,4 +1,4 @@
-"""Loose tensor files: safetensors, .npy, and .pt or .pth with a tensor or tensors by name.
+"""Loose tensor files: safetensors, .npy, .npz, and .pt or .pth with a tensor or tensors by name.
 
 They record no module calls. The reader guesses module and port from the name of each tensor.
 """
@@ -14,7 +14,14 @@ from torch import Tensor
 
 from assay.dumps.assembling import DamagedFiles, FoundTensor, assemble_dump
 from assay.dumps.protocol import UNKNOWN_SITE, Dump, DumpedTensor
-from assay.dumps.reading import map_array, path_inside, require_values, walk_values
+from assay.dumps.reading import (
+    list_archive,
+    map_array,
+    path_inside,
+    read_archived,
+    require_values,
+    walk_values,
+)
 from assay.files import UnreadableFileError
 from assay.files.safetensors import read_header
 from assay.models.weight_files.mapping import dtype_of, map_tensor
@@ -115,6 +122,14 @@ def _read_array(file: Path) -> Iterator[FoundTensor]:
     yield DumpedTensor.of_values(UNKNOWN_SITE, "", map_array(file)), partial(map_array, file)
 
 
+def _read_archive(file: Path) -> Iterator[FoundTensor]:
+    for name, dtype, shape in list_archive(file):
+        tensor = DumpedTensor(
+            UNKNOWN_SITE, name, dtype=str(dtype).removeprefix("torch."), shape=shape
+        )
+        yield tensor, partial(read_archived, file, name)
+
+
 def _read_pickled(file: Path) -> Iterator[FoundTensor]:
     found = _map_objects(file)
     if not found:
@@ -150,6 +165,7 @@ def _map_version(file: Path, _modified_ns: int) -> dict[str, Tensor]:
 _READERS: Mapping[str, Callable[[Path], Iterator[FoundTensor]]] = {
     ".safetensors": _read_safetensors,
     ".npy": _read_array,
+    ".npz": _read_archive,
     ".pt": _read_pickled,
     ".pth": _read_pickled,
 }
