@@ -36,6 +36,10 @@ def compare(  # noqa: PLR0913 - one for each option
     map: Annotated[  # noqa: A002 - the name of the option
         str | Path | None, Option("TOML or JSON: module names, EXPECTED's to ACTUAL's.", "FILE")
     ] = None,
+    order: Annotated[
+        str | Path | None,
+        Option("Text: EXPECTED's modules in the order of their calls, for tensor files.", "FILE"),
+    ] = None,
     stats: Annotated[
         bool, Option("Compare norms only; dumps may hold statistics instead of values.")
     ] = False,
@@ -71,6 +75,7 @@ def compare(  # noqa: PLR0913 - one for each option
     model: a folder, a hub name or micro:RECIPE.
     level: "logits", "layer" (repeated blocks), "module" or "op".
     map: `*` is the same text on both sides.
+    order: one name a line.
     limits: noise ratios, or metrics such as those of "ascend".
     output: with `metric` or `compat` and a folder, the table is tensors.csv in the folder.
 
@@ -101,6 +106,7 @@ def compare(  # noqa: PLR0913 - one for each option
         noise=str(noise) if noise else None,
         level=level,
         name_map=str(map) if map else None,
+        order=str(order) if order else None,
         allow_unmatched=tuple(allow_unmatched),
         rank=rank,
         token_shift=token_shift,

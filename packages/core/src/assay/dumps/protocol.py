@@ -105,6 +105,8 @@ class Dump:
     """Defects, such as missing files. A dump with defects can fail but never pass."""
     is_finished: bool = False
     """True if the dump records that the run ended."""
+    is_ordered: bool = True
+    """False if `tensors` are ordered by name, as the dump does not record the order of the calls."""
 
     @property
     def name(self) -> str:

@@ -51,7 +51,8 @@ def find_root(path: Path, processes: Processes) -> Path:
     return roots[0]
 
 
-def natural_order(path: Path) -> tuple[list[tuple[int, str]], Path]:
+def natural_order(path: Path | str) -> tuple[list[tuple[int, str]], str]:
     """Return a key that sorts npu2 before npu10."""
-    parts = re.findall("[0-9]{1,18}|[^0-9]+", str(path))
-    return [(int(part), "") if part[0] in "0123456789" else (-1, part) for part in parts], path
+    name = str(path)
+    parts = re.findall("[0-9]{1,18}|[^0-9]+", name)
+    return [(int(part), "") if part[0] in "0123456789" else (-1, part) for part in parts], name

@@ -18,9 +18,10 @@ from assay.offline.tokens.passes import Pass
 def find_cut_off(dump: Dump) -> list[str]:
     """Return a problem for each rank whose last pass ends before the point where earlier passes end.
 
-    An evaluation after training has no backward, so it ends early too. A dump that records its end is exempt.
+    An evaluation after training has no backward, so it ends early too. A dump that records its end is exempt,
+    and so is one without an order.
     """
-    if dump.is_finished:
+    if dump.is_finished or not dump.is_ordered:
         return []
     by_rank: dict[int, list[DumpedTensor]] = {}
     for tensor in sorted(dump.tensors, key=lambda one: one.order):

@@ -13,8 +13,8 @@ from assay.comparing.limits import Limits, load_limits
 from assay.comparing.wording import dumps as wording
 from assay.dtypes import FORMATS
 from assay.dumps.protocol import Dump, DumpedTensor, DumpError
-from assay.errors import UsageError
-from assay.files import read_json_object, read_toml
+from assay.errors import UsageError, name_some
+from assay.files import read_json_object, read_lines, read_toml
 from assay.metrics import PairSums
 from assay.offline.completeness import (
     describe_reused,
@@ -92,6 +92,7 @@ def measure_dumps(
     Raises: UsageError for contradictory options; DumpError for dumps that cannot be paired.
     """
     name_map = _read_map(comparison.name_map)
+    expected = _take_order(expected, comparison.order)
     expected, expected_notes = _normalize(expected)
     actual, actual_notes = _normalize(actual)
     lost = find_lost_ranks(expected, actual) if comparison.rank is None else set()
@@ -232,6 +233,27 @@ def activation_dtype(dump: Dump) -> str:
         if one.dtype in FORMATS and not one.site.port.startswith("parameter.")
     )
     return counts.most_common(1)[0][0] if counts else "float32"
+
+
+def _take_order(dump: Dump, file: str | None) -> Dump:
+    """Sort the tensors of a dump by the modules of --order.
+
+    Raises: DumpError unless the file names exactly the modules of the dump.
+    """
+    if file is None:
+        return dump
+    lines = [line.strip() for _, line in read_lines(Path(file).expanduser())]
+    places = {name: place for place, name in enumerate(lines)}
+    modules = {one.site.at.module: None for one in dump.tensors}
+    for problem, names in (
+        ("lacks modules of", [one for one in modules if one not in places]),
+        ("names modules that are not in", [one for one in places if one not in modules]),
+    ):
+        if names:
+            raise DumpError(f"--order {file} {problem} {dump.name}: {name_some(names)}")
+    tensors = sorted(dump.tensors, key=lambda one: places[one.site.at.module])
+    tensors = [replace(one, order=number) for number, one in enumerate(tensors)]
+    return replace(dump, tensors=tensors, is_ordered=True)
 
 
 def _read_map(path: str | None) -> dict[str, str]:

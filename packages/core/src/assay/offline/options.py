@@ -10,7 +10,8 @@ from assay.sites import ComparedLevel
 
 # Options that do not apply to quantized weights, by field. The table is last: --metric and --compat imply it.
 _OPTIONS_OF_TENSORS = {
-    "model": "--model", "noise": "--noise", "level": "--level", "name_map": "--map", "rank": "--rank",
+    "model": "--model", "noise": "--noise", "level": "--level", "name_map": "--map",
+    "order": "--order", "rank": "--rank",
     "token_shift": "--token-shift", "limits": "--limits", "stats": "--stats", "metrics": "--metric",
     "compat": "--compat", "table": "a table as --output",
 }  # fmt: skip
@@ -29,6 +30,8 @@ class CompareOptions:
     """The deepest level to compare; None for all."""
     name_map: str | None = None
     """A TOML or JSON file of expected to actual module names."""
+    order: str | None = None
+    """A text file of EXPECTED's modules in the order of their calls, one a line."""
     allow_unmatched: tuple[str, ...] = ()
     rank: int | None = None
     """The only rank to compare; None for all."""

@@ -20,6 +20,11 @@ REUSED = (
     " model."
 )
 
+UNORDERED = (
+    "EXPECTED does not record the order of its calls: places are ordered by name and block number;"
+    " --order FILE states the order"
+)
+
 _FIRST_RESULT = "growth"
 _EVIDENCE = {
     "replayed": "recomputed from its dumped inputs, it differs: the error is made here",
@@ -74,6 +79,13 @@ def headline_of_weight(name: str, result: PortResult, num_others: int) -> str:
         f" column {column}: {format_number(worst.actual)}, expected {format_number(worst.expected)}"
         f"{others}."
     )
+
+
+def headline_without_place(places: list[str]) -> str:
+    """List the places that differ, if the first one is not known."""
+    if not places:
+        return "The dumps differ."
+    return f"{len(places):,} places differ, and the first is not known: {name_some(places)}."
 
 
 def headline_of_agreement(compared: int, missing: list[str], norms: int) -> str:

@@ -22,6 +22,7 @@ from assay.dumps.reading import (
     require_values,
     walk_values,
 )
+from assay.dumps.token_folders import natural_order
 from assay.files import UnreadableFileError
 from assay.files.safetensors import read_header
 from assay.models.weight_files.mapping import dtype_of, map_tensor
@@ -33,6 +34,7 @@ _MAX_NESTING = 8
 # `a.b.output`, `a.b.output.1`, `a.b.input.0`, `a.b.input.hidden_states`. A module may be called `output`,
 # so only numbers may follow it.
 _CALL = re.compile(r"(?:(.+)\.)?(input(?:\.[A-Za-z_]\w*)?(?:\.\d+)*|output(?:\.\d+)*)")
+_TABLES = (".npz", ".pt", ".pth")
 _PARAMETER = re.compile(r"(?:(.+?)\.)?(?:parameter\.)?((?:weight|bias)(?:_\w+)?)")
 
 
@@ -52,7 +54,9 @@ class TensorFilesReader:
     def open(self, path: Path) -> Dump:
         """List the tensors of every file."""
         folder = path if path.is_dir() else path.parent
-        files = sorted(_walk_files(path, _MAX_FOLDER_DEPTH)) if path.is_dir() else [path]
+        files = [path]
+        if path.is_dir():
+            files = sorted(_walk_files(path, _MAX_FOLDER_DEPTH), key=natural_order)
         found: list[tuple[Path, FoundTensor]] = []
         damaged = DamagedFiles()
         for file in files:
@@ -61,7 +65,7 @@ class TensorFilesReader:
             with damaged.skipped():
                 found += [(name, one) for one in _READERS[file.suffix](file)]
         sites = _name_sites([(file, tensor.key) for file, (tensor, _) in found])
-        return assemble_dump(
+        dump = assemble_dump(
             self.name,
             path,
             (
@@ -71,6 +75,8 @@ class TensorFilesReader:
             damaged=damaged,
             provenance={"names": "modules are guessed from the names of tensors"},
         )
+        # A table keeps the order in which its tensors were added.
+        return replace(dump, is_ordered=path.suffix in _TABLES and path.is_file())
 
 
 def _walk_files(folder: Path, max_depth: int) -> Iterator[Path]:
@@ -113,7 +119,7 @@ def _guess_site(name: str) -> Site:
 
 
 def _read_safetensors(file: Path) -> Iterator[FoundTensor]:
-    for stored in read_header(file):
+    for stored in sorted(read_header(file), key=lambda one: natural_order(one.name)):
         tensor = DumpedTensor(UNKNOWN_SITE, stored.name, dtype=dtype_of(stored), shape=stored.shape)
         yield tensor, partial(map_tensor, stored)
 

@@ -79,6 +79,8 @@ def judge_ports(
     unit_roundoff: float,
     metrics: MetricValues,
     num_blocks: int = 0,
+    *,
+    is_ordered: bool = True,
 ) -> list[JudgedPort]:
     """Judge every port, by step and phase in the order of the expected dump.
 
@@ -86,6 +88,7 @@ def judge_ports(
     unit_roundoff: the unit roundoff of the coarser dtype of the two dumps.
     metrics: judged if the limits name them. Their ratio is relative to the limit.
     num_blocks: number of blocks in the network. Logits have passed all of them.
+    is_ordered: False if a port outside of the blocks may follow all of them.
     """
     judged = []
     results = sorted(
@@ -99,7 +102,7 @@ def judge_ports(
     drifts = {step: sums.relative_error for step, sums in measured.drift.items()}
     law = NoiseLaw(unit_roundoff, max(deepest, num_blocks), drifts)
     gradient_errors: dict[tuple[str, str], float] = {}
-    depth = 0
+    depth = 0 if is_ordered else num_blocks
     for order, (port, result) in enumerate(results):
         if port.phase == "forward":
             depth = max(depth, count_blocks(port.module))

@@ -1,5 +1,6 @@
 """The verdict on two measured dumps."""
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -27,6 +28,7 @@ from assay.offline.judging.locating import (
     Origin,
     find_origins,
     find_wrong_replicas,
+    is_inside,
     judge_ports,
 )
 from assay.offline.metrics.pair_metrics import find_worst_values
@@ -43,6 +45,9 @@ from assay.verdicts import (
 
 # Coarser dtypes than float32 need a noise dump to see errors near their rounding.
 _FINE_UNIT = float_format("float32").unit_roundoff
+
+# The container of repeated blocks, and the number of one.
+_BLOCK = re.compile(r"(?:(.*?)\.)?(\d{1,9})(?:\.|$)")
 
 _LEVELS = ("weights", "logits", "modules", "operations", "gradients", "updates")
 
@@ -62,8 +67,13 @@ def judge_dumps(evidence: DumpEvidence, limits: Limits) -> tuple[Verdict, list[J
         pairing.unit_roundoff,
         find_worst_values(dumps.measured.pairs),
         max((count_blocks(one.site.at.module) for one in dumps.expected.tensors), default=0),
+        is_ordered=dumps.expected.is_ordered,
     )
     origins = find_origins(judged, absent_masks)
+    failed = [one for one in judged if not one.agrees and one.port.level != "weights"]
+    unordered = [wording.UNORDERED] if failed and not dumps.expected.is_ordered else []
+    if unordered:
+        origins = _find_unordered(origins, failed, judged)
     judged = [one for one in judged if one.port not in absent_masks]
     by_level = {name: [one for one in judged if one.port.level == name] for name in _LEVELS}
     replayed = _replayed_origin(evidence)
@@ -77,18 +87,19 @@ def judge_dumps(evidence: DumpEvidence, limits: Limits) -> tuple[Verdict, list[J
     levels = _levels(evidence, completeness, by_level, origin) | _labels_level(labels)
     outcome = outcome_of_levels(levels)
     location, diagnosis = find_cause(evidence, judged, weights, origin)
+    suspected = failed if unordered else [one.judged for one in origins]
     is_failure = outcome is Outcome.FAIL
     verdict = Verdict(
         verdict=outcome,
         levels=levels,
         first_bad_token=find_first_bad_token(evidence, judged, origin) if is_failure else None,
         location=location if is_failure else None,
-        suspects=_suspects(origins, evidence) if is_failure else [],
+        suspects=_suspects(suspected, evidence) if is_failure else [],
         diagnosis=diagnosis if is_failure else None,
-        notes=[*evidence.notes, *_notes_on_noise(evidence, judged)],
+        notes=[*evidence.notes, *unordered, *_notes_on_noise(evidence, judged)],
         compared=evidence.dumps.measured.compared,
         unmatched=list_unmatched(evidence.unmatched_expected, pairing.matching.unmatched_actual),
-        headline=_headline(evidence, location, weights) if is_failure
+        headline=_headline(evidence, location, weights, failed) if is_failure
         else wording.headline_of_agreement(
             evidence.dumps.measured.compared,
             evidence.unmatched_expected,
@@ -97,6 +108,38 @@ def judge_dumps(evidence: DumpEvidence, limits: Limits) -> tuple[Verdict, list[J
         **_numbers(judged, origin, weights if is_failure else []),
     )  # fmt: skip
     return verdict, judged
+
+
+def _find_unordered(
+    origins: list[Origin], failed: list[JudgedPort], judged: Sequence[JudgedPort]
+) -> list[Origin]:
+    """Return the only place that can be the first of several, if tensors are ordered by name; or [].
+
+    It makes its error from equal inputs, or it is the only one in the first block that differs. If an earlier
+    block agrees, places outside of the blocks differ because of it.
+    """
+    made_here = [one for one in origins if one.evidence != "growth"]
+    if len(made_here) == 1 or len(failed) == 1:
+        return made_here or origins
+    inner = [
+        one
+        for one in failed
+        if not any(is_inside(other.port.module, one.port.module) for other in failed)
+    ]
+    blocks = [(one, found) for one in inner if (found := _BLOCK.match(one.port.module))]
+    first = min((int(found[2]) for _, found in blocks), default=0)
+    in_first = [one for one, found in blocks if int(found[2]) == first]
+    if len(in_first) != 1 or len({found[1] for _, found in blocks}) != 1:
+        return []
+    has_earlier = any(
+        found[1] == blocks[0][1][1] and int(found[2]) < first
+        for one in judged
+        if (found := _BLOCK.match(one.port.module))
+    )
+    is_outside = any(
+        not _BLOCK.match(one.port.module) for one in inner if one.port.level != "logits"
+    )
+    return [Origin(in_first[0], "growth")] if has_earlier or not is_outside else []
 
 
 def list_measurements(judged: Iterable[JudgedPort]) -> list[Measurement]:
@@ -270,12 +313,15 @@ def _tokens_level(tokens: TokenComparison) -> Level:
     return Level(verdict=Outcome.PASS, reason=reason, compared=tokens.num_generated)
 
 
-def _suspects(origins: Sequence[Origin], evidence: DumpEvidence) -> list[Suspect]:
-    ranked = sorted((one.judged for one in origins), key=lambda one: -one.worst.severity)
+def _suspects(suspected: Sequence[JudgedPort], evidence: DumpEvidence) -> list[Suspect]:
+    ranked = sorted(suspected, key=lambda one: -one.worst.severity)
     return [one.worst.suspect(locate(evidence, one)) for one in ranked[:MOST_LISTED]]
 
 
-def _headline(evidence: DumpEvidence, location: Location | None, weights: list[JudgedPort]) -> str:
+def _headline(
+    evidence: DumpEvidence, location: Location | None, weights: list[JudgedPort],
+    failed: list[JudgedPort],
+) -> str:  # fmt: skip
     different = evidence.dumps.pairing.tokens.different_prompts
     if evidence.dumps.pairing.alignment.is_unrelated:
         return f"The prompts differ: {wording.UNRELATED}."
@@ -289,7 +335,7 @@ def _headline(evidence: DumpEvidence, location: Location | None, weights: list[J
             location.parameter or "", weights[0].result, len(weights) - 1
         )
     if location is None:
-        return "The dumps differ."
+        return wording.headline_without_place([str(one.port) for one in failed])
     text = f"{describe_location(location)} is the first that differs."
     reused = {one.site.at.module for one in evidence.dumps.reused}
     return f"{text} {wording.REUSED}" if location.module in reused else text
