@@ -21,7 +21,12 @@ from assay.generate.processes.operation_trace import (
     YARDSTICK,
     read_operations,
 )
-from assay.generate.processes.remote_functions import EQUIVALENCE, OPERATIONS, PRELOAD
+from assay.generate.processes.remote_functions import (
+    EQUIVALENCE,
+    OPERATIONS,
+    PRELOAD,
+    RECORDED_EQUIVALENCE,
+)
 from assay.generate.processes.requests import (
     CandidateRequest,
     EquivalenceRequest,
@@ -32,7 +37,7 @@ from assay.launch import ask_side
 from assay.locating.operations import find_wrong_operation
 from assay.locating.rank_operations import put_together
 from assay.runs import Progress, ask
-from assay.runs.results import rank_folder
+from assay.runs.results import EQUIVALENCE_FOLDER, rank_folder
 from assay.sites import CallSite
 from assay.trace import Trace
 from assay.verdicts import Outcome
@@ -96,18 +101,30 @@ def _pass_if_representation(
     folder: Path,
     progress: Progress,
 ) -> Judgement:
+    ports = [item.port for item in judgement.failed]
     request = EquivalenceRequest(
         model=check.model,
         golden=candidate.golden,
         dtype=check.dtype,
+        folder=str(folder / EQUIVALENCE_FOLDER),
+        ports=sorted({(p.stage.module, p.module, p.port) for p in ports}),
         setup=check.setup,
         options=check.options,
         max_memory=check.max_memory,
         remote_code=check.remote_code,
     )
-    found = ask(
-        EQUIVALENCE, request, folder, name="equivalence", progress=progress, preload=PRELOAD
-    ).result
+    if not ask(
+        RECORDED_EQUIVALENCE,
+        request,
+        folder,
+        name="equivalence",
+        progress=progress,
+        preload=PRELOAD,
+    ).result:
+        return judgement
+    # A setup function may patch torch in its own process: the trusted one decides.
+    name = "equivalence-reference"
+    found = ask(EQUIVALENCE, request, folder, name=name, progress=progress, preload=PRELOAD).result
     if not is_representation(judgement.failed, found):
         return judgement
     if judgement.load is not None and not _is_load_tested(judgement.load, judgement.failed):

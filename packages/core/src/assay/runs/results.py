@@ -31,6 +31,8 @@ GOLDEN_FOLDER = "golden"
 CANDIDATE_FOLDER = "candidate"
 # The checkpoint that a trained candidate resumes from.
 CHECKPOINT_FOLDER = "checkpoint"
+# Values of a candidate in float64.
+EQUIVALENCE_FOLDER = "equivalence"
 
 _UNSEALED = "{} has no digest: a change of it cannot be seen"
 
@@ -44,7 +46,8 @@ def remove_recordings(folder: Path, keep: KeptFiles) -> None:
     """Remove from the folder of a run what is not kept."""
     if keep == "full":
         return
-    removed = [folder / CHECKPOINT_FOLDER, *folder.glob("operations-*")]
+    removed = [folder / CHECKPOINT_FOLDER, folder / EQUIVALENCE_FOLDER]
+    removed += folder.glob("operations-*")
     if keep == "verdict":
         removed.append(folder / GOLDEN_FOLDER)
     # Ranks write their logs into the candidate's folder.

@@ -150,6 +150,17 @@ def keys_102(model):
         model.get_submodule("model.layers.1.self_attn.k_proj").weight.mul_(1.02)
 
 
+def keys_102_and_no_differences(model):
+    """Of logits in float64, which acquit a stage."""
+    keys_102(model)
+    subtract = torch.Tensor.__sub__
+    def patched(one, other):
+        difference = subtract(one, other)
+        is_logits = difference.dtype is torch.float64 and difference.ndim == 3
+        return torch.zeros_like(difference) if is_logits else difference
+    torch.Tensor.__sub__ = patched
+
+
 def padding_made_nonfinite(model):
     """One layer leaves NaN where nothing is to be seen; attention multiplies it by zero later."""
     layer = model.get_submodule("model.layers.1")

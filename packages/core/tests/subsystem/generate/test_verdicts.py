@@ -158,8 +158,11 @@ def test_other_representation_of_the_same_model_passes(
 
 
 @pytest.mark.long
-def test_fault_that_the_text_does_not_show_is_no_representation(check: Run, setups: Path) -> None:
-    run = check("--candidate-setup", f"{setups}:keys_102")
+@pytest.mark.parametrize("setup", ["keys_102", "keys_102_and_no_differences"])
+def test_fault_that_the_text_does_not_show_is_no_representation(
+    check: Run, setups: Path, setup: str
+) -> None:
+    run = check("--candidate-setup", f"{setups}:{setup}")
 
     verdict = run.verdict
     assert verdict["levels"]["logits"]["verdict"] == "PASS"

@@ -40,6 +40,9 @@ CANDIDATE: "RemoteFunction[CandidateRequest, CandidateReport]" = RemoteFunction(
 OPERATIONS: "RemoteFunction[OperationsRequest, None]" = RemoteFunction(
     "assay.generate.processes.operation_trace:trace_operations"
 )
+RECORDED_EQUIVALENCE: "RemoteFunction[EquivalenceRequest, bool]" = RemoteFunction(
+    "assay.generate.processes.equivalence:record_equivalence"
+)
 EQUIVALENCE: "RemoteFunction[EquivalenceRequest, Equivalence]" = RemoteFunction(
-    "assay.generate.processes.equivalence:run_equivalence"
+    "assay.generate.processes.equivalence:verify_equivalence"
 )

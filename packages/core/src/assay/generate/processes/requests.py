@@ -98,11 +98,15 @@ class OperationsRequest(Record):
 
 
 class EquivalenceRequest(Record):
-    """A request to run the candidate's code in float64, against the golden for `dtype`."""
+    """A request to run the candidate's code, and what it recorded, in float64 against a golden."""
 
     model: str
     golden: str
     dtype: str
+    folder: str
+    """For what the candidate's code records, or with it."""
+    ports: list[tuple[str, str, str]] = Field(default_factory=list)
+    """Stage, module and port of the values that failed."""
     setup: str | None = None
     options: dict[str, str] = Field(default_factory=dict)
     max_memory: int | None = None

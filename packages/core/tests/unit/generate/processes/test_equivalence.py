@@ -1,5 +1,6 @@
 """When other values are another representation, and when they are an error."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from assay.generate.processes.equivalence import (
     Equivalence,
     PortDifference,
     is_representation,
-    run_equivalence,
+    record_equivalence,
+    verify_equivalence,
 )
 from assay.generate.processes.golden import capture_golden
 from assay.generate.processes.golden_folder import GoldenSection, read_golden
@@ -50,6 +52,10 @@ def test_error_that_float64_does_not_have_is_one_of_precision() -> None:
     assert not is_representation([failed("output", 0.1)], in_float64("output", 0.001))
     assert not is_representation([failed("output", 0.1)], Equivalence(agrees=True))
     assert not is_representation([], Equivalence(agrees=False))
+
+
+def test_larger_error_in_float64_does_not_explain_a_smaller_one() -> None:
+    assert not is_representation([failed("output", 0.02)], in_float64("output", 1.4))
 
 
 def test_every_port_that_failed_counts() -> None:
@@ -86,23 +92,121 @@ MODEL = "micro:llama?trained=0"
 @pytest.fixture(scope="module")
 def golden(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("captured") / "golden"
+    prompts = folder.with_name("prompts.jsonl")
+    prompts.write_text('{"ids": [65, 66, 67]}\n' * 3)
     request = GoldenRequest(
         model=MODEL,
         reference=parse_run("cpu/float32"),
         noise_for=["bfloat16"],
-        inputs=InputOptions(max_new_tokens=2),
+        inputs=InputOptions(max_new_tokens=2, prompts=str(prompts), batch_size=2),
         folder=str(folder),
     )
     capture_golden(request, SilentProgress())
     return folder
 
 
-@pytest.mark.parametrize(("factor", "batches_run"), [("1.0", "all"), ("1.001", "the first")])
-def test_first_batch_that_differs_ends_the_run(
-    golden: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, factor: str, batches_run: str
+SETUPS = '''
+import torch
+
+ROTARY, DOWN = "model.rotary_emb", "model.layers.1.mlp.down_proj"
+
+
+def same(model): pass
+
+
+def head_1001(model): model.lm_head.weight.data.mul_(1.001)
+
+
+def positions_shifted(model):
+    rotary = model.get_submodule(ROTARY)
+    forward = rotary.forward
+    rotary.forward = lambda x, position_ids: forward(x, position_ids + 7)
+
+
+def units_permuted(model):
+    mlp = model.get_submodule("model.layers.1.mlp")
+    for linear in (mlp.gate_proj, mlp.up_proj):
+        linear.weight.data.copy_(linear.weight.data.flip(0))
+    mlp.down_proj.weight.data.copy_(mlp.down_proj.weight.data.flip(1))
+
+
+def scaled_while_watched(model):
+    """Its logits agree in float64: the fault is in the run with hooks alone."""
+    linear = model.get_submodule(DOWN)
+    forward = linear.forward
+    linear.forward = lambda x: forward(x) * (1.02 if linear._forward_hooks else 1.0)
+
+
+def differences_are_zero(model):
+    head_1001(model)
+    torch.Tensor.__sub__ = lambda one, other: torch.zeros_like(one)
+'''
+DOWN = "model.layers.1.mlp.down_proj"
+
+
+@pytest.fixture
+def request_for(golden: Path, tmp_path: Path) -> Callable[..., EquivalenceRequest]:
+    setups = tmp_path / "setups.py"
+    setups.write_text(SETUPS)
+
+    def make(setup: str, module: str = DOWN) -> EquivalenceRequest:
+        return EquivalenceRequest(
+            model=MODEL,
+            golden=str(golden),
+            dtype="bfloat16",
+            folder=str(tmp_path / "recorded"),
+            ports=[(module, module, port) for port in ("output", "output.0", "output.1")],
+            setup=f"{setups}:{setup}",
+        )
+
+    return make
+
+
+MakeRequest = Callable[..., EquivalenceRequest]
+
+
+@pytest.mark.parametrize(
+    ("setup", "module", "error"),
+    [("positions_shifted", "model.rotary_emb", 0.1), ("units_permuted", DOWN, 0.5)],
+)
+def test_recorded_values_and_weights_give_the_yardstick_its_logits(
+    request_for: MakeRequest, setup: str, module: str, error: float
 ) -> None:
-    setup = tmp_path / "setup.py"
-    setup.write_text(f"def scale(model):\n    model.lm_head.weight.data.mul_({factor})\n")
+    request = request_for(setup, module)
+
+    assert record_equivalence(request, SilentProgress())
+    found = verify_equivalence(request, SilentProgress())
+
+    assert found.agrees
+    assert max(one.relative_error for key, one in found.errors.items() if key[0] == module) > error
+
+
+def test_logits_of_the_candidate_do_not_acquit_its_values(request_for: MakeRequest) -> None:
+    request = request_for("scaled_while_watched")
+
+    assert record_equivalence(request, SilentProgress())
+    assert not verify_equivalence(request, SilentProgress()).agrees
+
+
+def test_arithmetic_that_the_candidate_patched_does_not_acquit_it(
+    request_for: MakeRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = request_for("differences_are_zero")
+    monkeypatch.setattr(torch.Tensor, "__sub__", torch.Tensor.__sub__)
+
+    assert record_equivalence(request, SilentProgress())
+    monkeypatch.undo()  # as in the trusted process
+    assert not verify_equivalence(request, SilentProgress()).agrees
+
+
+@pytest.mark.parametrize(("setup", "batches_run"), [("same", "all"), ("head_1001", "the first")])
+def test_first_batch_that_differs_ends_the_run(
+    golden: Path,
+    request_for: MakeRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    setup: str,
+    batches_run: str,
+) -> None:
     ran: list[Any] = []
 
     def count(*arguments: Any) -> Any:
@@ -110,37 +214,34 @@ def test_first_batch_that_differs_ends_the_run(
         return run_forced(*arguments)
 
     monkeypatch.setattr(equivalence, "run_forced", count)
-    request = EquivalenceRequest(
-        model=MODEL, golden=str(golden), dtype="bfloat16", setup=f"{setup}:scale"
-    )
 
-    found = run_equivalence(request, SilentProgress())
+    claimed = record_equivalence(request_for(setup), SilentProgress())
 
     num_batches = len(GoldenSection.open(golden, "bfloat16").batches)
     assert num_batches > 1
-    assert found.agrees is (batches_run == "all")
+    assert claimed is (batches_run == "all")
     assert len(ran) == (num_batches if batches_run == "all" else 1)
 
 
 def test_logits_of_a_float32_yardstick_are_not_compared_in_float64(
-    golden: Path, monkeypatch: pytest.MonkeyPatch
+    golden: Path, request_for: MakeRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     manifest = read_golden(golden)
     section = manifest.sections["bfloat16"].model_copy(update={"yardstick_dtype": "float32"})
     changed = manifest.model_copy(update={"sections": {"bfloat16": section}})
     monkeypatch.setattr(equivalence, "read_golden", lambda _: changed)
     monkeypatch.delattr(equivalence, "load_model")
-    request = EquivalenceRequest(model=MODEL, golden=str(golden), dtype="bfloat16")
 
-    assert not run_equivalence(request, SilentProgress()).agrees
+    assert not record_equivalence(request_for("same"), SilentProgress())
 
 
-def test_a_model_that_does_not_fit_in_float64_is_not_loaded(golden: Path) -> None:
-    request = EquivalenceRequest(
-        model=MODEL, golden=str(golden), dtype="bfloat16", max_memory=700_000_000
-    )
+@pytest.mark.parametrize("run", [record_equivalence, verify_equivalence])
+def test_a_model_that_does_not_fit_in_float64_is_not_loaded(
+    request_for: MakeRequest, run: Callable[..., object]
+) -> None:
+    request = request_for("same").model_copy(update={"max_memory": 700_000_000})
 
     with pytest.raises(
         MachineError, match=r"float64 needs about 7[0-4]\d\.\d MB of memory, and only 700\.0 MB"
     ):
-        run_equivalence(request, SilentProgress())
+        run(request, SilentProgress())
