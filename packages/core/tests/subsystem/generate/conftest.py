@@ -161,6 +161,31 @@ def keys_102_and_no_differences(model):
     torch.Tensor.__sub__ = patched
 
 
+def _change_output(model, change):
+    generate = model.generate
+    def changed(*args, **kwargs):
+        result = generate(*args, **kwargs)
+        return change(result) if hasattr(result, "sequences") else result
+    model.generate = changed
+
+
+def two_tokens_fewer(model):
+    def cut(result):
+        result.sequences, result.logits = result.sequences[:, :-2], result.logits[:-2]
+        return result
+    _change_output(model, cut)
+
+
+def no_output(model):
+    _change_output(model, lambda result: None)
+
+
+def raises_in_generate(model):
+    def broken(*args, **kwargs):
+        raise RuntimeError("no such kernel")
+    model.generate = broken
+
+
 def padding_made_nonfinite(model):
     """One layer leaves NaN where nothing is to be seen; attention multiplies it by zero later."""
     layer = model.get_submodule("model.layers.1")

@@ -190,6 +190,27 @@ def test_rows_zeroed_beside_permuted_units_are_no_representation(check: Run, set
     assert (run.code, run.verdict["levels"]["load"]["verdict"]) == (1, "FAIL")
 
 
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("setup", "code", "reason"),
+    [
+        ("two_tokens_fewer", 1, "ids in each row, not "),
+        ("no_output", 1, "generate returned NoneType without sequences and logits"),
+        ("raises_in_generate", 3, "the model raised RuntimeError: no such kernel"),
+    ],
+)
+def test_output_of_another_shape_is_judged(
+    check: Run, setups: Path, setup: str, code: int, reason: str
+) -> None:
+    run = check("--candidate-setup", f"{setups}:{setup}")
+
+    levels = run.verdict["levels"]
+    assert run.code == code
+    assert levels["tokens"]["verdict"] == ("FAIL" if code == 1 else "NOT_COMPARED")
+    assert reason in levels["tokens"]["reason"]
+    assert levels["modules"]["verdict"] == ("PASS" if code == 1 else "NOT_COMPARED")
+
+
 def test_zero_comparisons_exit_3(check: Run, setups: Path) -> None:
     run = check("--candidate-setup", f"{setups}:gone")
 

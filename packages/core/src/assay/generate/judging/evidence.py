@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from assay.comparing.coverage import ComparedStages, CoverageParts, Usage, judge_coverage
+from assay.comparing.levels import LevelResult
 from assay.comparing.limits import Limits
 from assay.comparing.results import read_results
 from assay.dtypes import float_format
@@ -13,7 +14,7 @@ from assay.generate.processes.golden_folder import GoldenSection
 from assay.generate.processes.requests import REPLAY, USAGE, CandidateReport, GoldenManifest
 from assay.sites import JudgedLevel
 from assay.trace import Trace
-from assay.verdicts import Coverage, TokenPosition
+from assay.verdicts import Coverage, Level, TokenPosition
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +56,13 @@ class GenerateEvidence:
     def reference_deterministic(self) -> bool:
         """Return True if two runs on the reference device were bitwise equal."""
         return self.golden.sections[self.dtype].reference_deterministic
+
+    def problem(self, level: str) -> LevelResult | None:
+        """Return the result of a level for which the candidate has no output."""
+        problem = self.report.problems.get(level)
+        if problem is None:
+            return None
+        return LevelResult(Level(verdict=problem.outcome, reason=problem.reason))
 
     def actual(self, name: str) -> list[Tensor]:
         """Return the candidate's tensors of each batch: tokens, logits, scores."""

@@ -102,11 +102,14 @@ def judge_logits_level(evidence: GenerateEvidence) -> LevelResult:
     """Compare the distributions for the same tokens."""
     if evidence.depth == "tokens":
         return LevelResult.not_run("checked at level tokens")
+    if problem := evidence.problem("logits"):
+        return problem
     expected, noise = evidence.expected("logits"), evidence.expected("noise-logits")
     actual = evidence.actual("logits")
-    if any(a.shape != e.shape for a, e in zip(actual, expected, strict=True)):
-        reason = "the candidate's logits have another shape"
-        return LevelResult(Level(verdict=Outcome.NOT_COMPARED, reason=reason))
+    for a, e in zip(actual, expected, strict=True):
+        if a.shape != e.shape:
+            reason = f"logits of shape {tuple(a.shape)}, the reference's have {tuple(e.shape)}"
+            return LevelResult(Level(verdict=Outcome.FAIL, reason=reason))
     valid = [
         _valid_tokens(evidence, batch, logits)
         for batch, logits in zip(evidence.section.batches, expected, strict=True)
@@ -154,6 +157,8 @@ def judge_tokens_level(evidence: GenerateEvidence) -> LevelResult:
         return LevelResult.not_run("the model does not generate")
     if evidence.golden.inputs.sampling.get("do_sample"):
         return LevelResult.not_run("tokens are drawn at random: see the sampler level")
+    if problem := evidence.problem("tokens"):
+        return problem
     compared = equal = 0
     ties: list[FirstDifference] = []
     wrong: list[tuple[Batch, FirstDifference]] = []
@@ -166,15 +171,12 @@ def judge_tokens_level(evidence: GenerateEvidence) -> LevelResult:
         evidence.expected("noise-logits"),
         strict=True,
     ):
-        if actual.shape != expected.shape:
-            reason = (
-                f"batch {batch.number}: {tuple(actual.shape)} tokens instead of"
-                f" {tuple(expected.shape)}"
-            )
-            result = LevelResult(Level(verdict=Outcome.FAIL, reason=reason))
-            last = min(actual.shape[1], expected.shape[1])
-            result.first_bad = evidence.token(batch.prompts[0], len(batch.rows[0]) + last)
-            return result
+        if reason := _describe_wrong_ids(actual, expected, logits.shape[-1]):
+            reason = f"batch {batch.number}: {reason}"
+            last = len(batch.rows[0]) + min(actual.shape[1], expected.shape[1])
+            first_bad = evidence.token(batch.prompts[0], last)
+            level = Level(verdict=Outcome.FAIL, reason=reason)
+            return LevelResult(level, first_bad=first_bad)
         differences = first_differences(actual, expected, logits, noise, NEAR_TIE)
         # After its first difference a text has another history, so nothing there is compared.
         behind = sum(expected.shape[1] - 1 - difference.step for difference in differences)
@@ -201,12 +203,22 @@ def judge_tokens_level(evidence: GenerateEvidence) -> LevelResult:
     return result
 
 
+def _describe_wrong_ids(actual: Tensor, expected: Tensor, vocabulary: int) -> str | None:
+    if actual.shape != expected.shape:
+        return f"{tuple(actual.shape)} tokens instead of {tuple(expected.shape)}"
+    if bool((actual >= vocabulary).any()):
+        return f"id {int(actual.max())}, the reference has {vocabulary}"
+    return None
+
+
 def judge_sampler_level(evidence: GenerateEvidence) -> LevelResult:
     """Compare the scores for the same logits."""
     if evidence.depth == "tokens":
         return LevelResult.not_run("checked at level tokens")
     if not evidence.golden.model.can_generate:
         return LevelResult.not_run("the model does not generate")
+    if problem := evidence.problem("sampler"):
+        return problem
     differences = [
         compare_scores(actual, expected)
         for actual, expected in zip(

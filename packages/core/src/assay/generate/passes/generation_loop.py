@@ -4,7 +4,8 @@ Teacher forcing also uses the generation loop, so that its positions, masks and 
 """
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
+from assay.errors import AssayError, UsageError, raised_in_words
 from assay.hooks.row_positions import BatchPositions
 from assay.inputs import Batch, ModelLimits, limits_of
 from assay.models import LoadedModel
@@ -19,6 +21,28 @@ from assay.models.loading.configs import first_line
 from assay.progress import advance_task
 
 GREEDY: dict[str, Any] = {"do_sample": False}
+
+
+class OutputError(UsageError):
+    """Output that cannot be compared with anything: the model raised, or returned another shape.
+
+    raised: True if the model raised an exception.
+    """
+
+    def __init__(self, message: str, *, raised: bool = False) -> None:
+        super().__init__(message)
+        self.raised = raised
+
+
+@contextmanager
+def model_code() -> Iterator[None]:
+    """Run code of a model inside the context. Raises: OutputError for its exceptions."""
+    try:
+        yield
+    except (AssayError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        raise OutputError(f"the model raised {raised_in_words(error)}", raised=True) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +166,7 @@ def limits_of_generation(loaded: LoadedModel) -> ModelLimits:
     try:
         generate(loaded, two_chunks)
     except Exception as error:  # noqa: BLE001 - model code raises anything
-        return replace(limits, whole_prefill=first_line(error))
+        return replace(limits, whole_prefill=first_line(error.__cause__ or error))
     return limits
 
 
@@ -159,22 +183,67 @@ def _run(
     input_ids = batch.input_ids.to(device)
     attention_mask = batch.attention_mask.to(device)
     if not loaded.can_generate:
-        output = model(input_ids=input_ids, attention_mask=attention_mask)
+        with model_code():
+            output = model(input_ids=input_ids, attention_mask=attention_mask)
+            logits = output["logits"] if isinstance(output, dict) else output[0]
         advance_task("tokens", input_ids.numel())
-        logits = output["logits"] if isinstance(output, dict) else output[0]
+        _require_logits([logits], (*input_ids.shape,))
         return Generated(torch.zeros(len(batch.prompts), 0, dtype=torch.long), logits.cpu())
     config = generation_options(loaded, batch, sampling)
-    result = model.generate(
-        input_ids,
-        attention_mask=attention_mask,
-        generation_config=config,
-        logits_processor=LogitsProcessorList([*processors, _Count(input_ids.shape[1])]),
-        **(model_arguments or {}),
-    )
-    tokens = result.sequences[:, input_ids.shape[1] :].cpu()
-    steps = list(result.logits)
+    with model_code():
+        result = model.generate(
+            input_ids,
+            attention_mask=attention_mask,
+            generation_config=config,
+            logits_processor=LogitsProcessorList([*processors, _Count(input_ids.shape[1])]),
+            **(model_arguments or {}),
+        )
+    sequences, steps = (getattr(result, name, None) for name in ("sequences", "logits"))
+    if not isinstance(sequences, Tensor) or not isinstance(steps, list | tuple):
+        raise OutputError(f"generate returned {type(result).__name__} without sequences and logits")
     del result  # holds every step's logits, and the cache
-    return Generated(tokens, _stack(steps))
+    num_rows, length = input_ids.shape
+    _require_tokens(sequences, num_rows, length, batch.max_new_tokens)
+    steps = list(steps)
+    if len(steps) != batch.max_new_tokens:
+        raise OutputError(
+            f"generate returned logits of {len(steps)} steps, not {batch.max_new_tokens}"
+        )
+    _require_logits(steps, (num_rows,))
+    logits = _stack(steps)
+    tokens = sequences[:, length:].cpu().long()
+    if bool(((tokens < 0) | (tokens >= logits.shape[-1])).any()):
+        known = f"0 to {logits.shape[-1] - 1}"
+        raise OutputError(
+            f"generate returned ids from {tokens.min()} to {tokens.max()}, not {known}"
+        )
+    return Generated(tokens, logits)
+
+
+def _require_tokens(sequences: Tensor, num_rows: int, length: int, num_new: int) -> None:
+    """Raise OutputError unless there are `num_new` ids for each row, behind prompts of `length`."""
+    if sequences.ndim != 2 or sequences.shape[0] != num_rows:
+        expected = f"{num_rows} rows of {length + num_new}"
+        raise OutputError(f"generate returned ids of shape {list(sequences.shape)}, not {expected}")
+    if (found := sequences.shape[1]) != length + num_new:
+        parts = f"{length} of the prompt and {num_new} new ones"
+        raise OutputError(f"generate returned {found} ids in each row, not {parts}")
+    if sequences.is_floating_point() or sequences.is_complex() or sequences.dtype is torch.bool:
+        raise OutputError(f"generate returned ids of dtype {sequences.dtype}")
+
+
+def _require_logits(steps: Sequence[Any], shape: tuple[int, ...]) -> None:
+    """Raise OutputError unless all `steps` are floating-point tensors of one shape (*shape, V)."""
+    for step in steps:
+        if not isinstance(step, Tensor) or not step.is_floating_point():
+            kind = step.dtype if isinstance(step, Tensor) else type(step).__name__
+            raise OutputError(f"the model returned logits of type {kind}")
+        like = steps[0]
+        if step.shape[:-1] != shape or step.shape != like.shape or not step.shape[-1]:
+            expected = ", ".join(map(str, shape))
+            raise OutputError(
+                f"the model returned logits of shape {list(step.shape)}, not [{expected}, vocabulary]"
+            )
 
 
 def _stack(steps: list[Tensor]) -> Tensor:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -200,10 +200,13 @@ def replay(
     tokens: Sequence[Tensor],
     replayer: Replayer,
     watch: UsageWatch | None = None,
+    *,
+    tolerated: tuple[type[BaseException], ...] = (),
 ) -> ReplayResults:
     """Measure every stage of a model against a recorded run, with the recorded values injected.
 
     watch: a watch around `replayer`, to observe the usage of the model.
+    tolerated: errors that end a run and not the replay; what was called before them is measured.
     """
     side = replace(side, choices=None)
     replayer.layout = side.layout
@@ -211,7 +214,8 @@ def replay(
         for work, tokens_BN in zip(works, tokens, strict=True):
             replayer.source = work.source
             work.begin(tracer, tokens_BN)
-            run_forced(side, work, tokens_BN)
+            with suppress(*tolerated):
+                run_forced(side, work, tokens_BN)
     steps = {work.batch.number: work.text_step for work in works}
     return replayer.finish(lambda site: steps.get(site.micro_batch) in (None, site.step))
 
@@ -254,6 +258,8 @@ class RepeatedWork:
         logits = run_forced(side, self._work, forced).logits
         if torch.equal(logits, self._logits):
             return Repeatability(identical=True, spread=0.0)
+        if logits.shape != self._logits.shape:
+            return Repeatability(identical=False, spread=math.inf)
         expected = self._logits.double()
         difference = float((logits.double() - expected).pow(2).sum())
         scale = float(expected.pow(2).sum())

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from assay.generate.passes.generation_loop import generation_options
+from assay.generate.passes.generation_loop import OutputError, generation_options, model_code
 from assay.generate.passes.passes import Side, Work
 
 # Scores are float32 in the generation loop, with a few rounded operations on each.
@@ -22,10 +22,14 @@ SCORE_TOLERANCE = 16 * 2.0**-24
 def processed_scores(
     side: Side, work: Work, tokens_BN: Tensor, logits_BNV: Tensor, sampling: dict[str, Any]
 ) -> Tensor:
-    """Compute the scores after all processors, (B, N, V) float32, for given tokens and logits."""
+    """Compute the scores after all processors, (B, N, V) float32, for given tokens and logits.
+
+    Raises: OutputError if the model's generate raises, or does not call `custom_generate`.
+    """
     model: Any = side.loaded.model
     scores_BNV = torch.empty(logits_BNV.shape, dtype=torch.float32)
     device = next(model.parameters()).device
+    is_called = False
 
     def instead_of_sampling(
         model: Any,  # noqa: ANN401 - as transformers calls it
@@ -33,7 +37,9 @@ def processed_scores(
         logits_processor: Any,  # noqa: ANN401
         **rest: Any,  # noqa: ANN401
     ) -> Tensor:
+        nonlocal is_called
         del model, rest
+        is_called = True
         sequence = torch.cat([input_ids, tokens_BN.to(input_ids.device)], dim=1)
         start = input_ids.shape[1]
         for step in range(tokens_BN.shape[1]):
@@ -42,13 +48,15 @@ def processed_scores(
         return sequence
 
     batch = work.batch
-    with side.device.execution():
+    with side.device.execution(), model_code():
         model.generate(
             batch.input_ids.to(device),
             attention_mask=batch.attention_mask.to(device),
             generation_config=generation_options(side.loaded, batch, sampling),
             custom_generate=instead_of_sampling,
         )
+    if not is_called:
+        raise OutputError("generate does not call its argument custom_generate", raised=True)
     return scores_BNV
 
 

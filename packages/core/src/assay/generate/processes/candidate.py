@@ -3,7 +3,9 @@
 It never judges, because a setup function may have patched anything in this process.
 """
 
-from collections.abc import Iterable, Sequence
+import traceback
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
@@ -20,7 +22,7 @@ from assay.generate.passes.choices import (
     ReplacedChoices,
     read_choice_noise,
 )
-from assay.generate.passes.generation_loop import count_tokens
+from assay.generate.passes.generation_loop import OutputError, count_tokens
 from assay.generate.passes.passes import (
     Repeatability,
     RepeatedWork,
@@ -46,6 +48,7 @@ from assay.generate.processes.requests import (
     CandidateReport,
     CandidateRequest,
     GoldenManifest,
+    OutputProblem,
 )
 from assay.hooks.module_tracer import NullHandler
 from assay.hooks.usage import UsageWatch
@@ -63,6 +66,7 @@ from assay.runs import Progress
 from assay.runs.results import rank_folder
 from assay.sites import JudgedLevel, unwrapped_path
 from assay.trace import TraceWriter
+from assay.verdicts import Outcome
 
 _NAMES_SHOWN = 200
 # Excludes the time of a setup function.
@@ -179,6 +183,7 @@ def run_candidate(
         load=inspection.report,
         changes=changes,
         untied=untied,
+        problems=candidate.problems,
         notes=[*loaded.notes, *candidate.notes],
         peak_memory_bytes=device.peak_memory_bytes(),
     )
@@ -214,6 +219,7 @@ class _Candidate:
         self._section = section
         self._level = level
         self._num_replaced = 0
+        self.problems: dict[str, OutputProblem] = {}
         self._works = (
             whole_batches(section.batches)
             if options.batch_size is None
@@ -239,22 +245,29 @@ class _Candidate:
     def write(self, writer: TraceWriter, progress: Progress) -> Repeatability:
         """Make all passes, and measure the candidate's repeatability."""
         repeated = RepeatedWork(self._works)
+        repeatability = Repeatability(identical=True, spread=0.0)
         num_tokens = count_tokens(work.batch for work in self._works)
-        with progress.task("generates", num_tokens, "tokens"):
+        own: list[Tensor] = []
+        forced: list[int] = []
+        with progress.task("generates", num_tokens, "tokens"), self._noting("tokens"):
             own, forced = self._generate(writer, repeated)
         tokens = own
         if self._level != "tokens":
             tokens = self._expected("tokens")
             num_forced = count_tokens(self._works[number].batch for number in forced)
-            with progress.task("is given the reference's tokens", num_forced, "tokens"):
+            with (
+                progress.task("is given the reference's tokens", num_forced, "tokens"),
+                self._noting("logits"),
+            ):
                 self._force(writer, tokens, forced, repeated)
-            with progress.step("computes scores"):
+            with progress.step("computes scores"), self._noting("sampler"):
                 self._score(writer, tokens)
         with progress.task("runs again", repeated.num_tokens, "tokens"):
-            repeatability = repeated.run_again(self._side, tokens)
+            if self._has_output:
+                repeatability = repeated.run_again(self._side, tokens)
         if self._level == "modules":
             # Hooks break the graphs of compiled models.
-            if not self._side.compiled:
+            if not self._side.compiled and self._has_output:
                 with progress.step("measures how errors accumulate"):
                     section = self._section
                     errors = accumulated_errors(self._side, section.batches[0], section.steps)
@@ -262,6 +275,25 @@ class _Candidate:
             with progress.task("measures every module", num_tokens, "tokens"):
                 self._replay(writer, tokens)
         return repeatability
+
+    @contextmanager
+    def _noting(self, level: str) -> Iterator[None]:
+        """Note output that cannot be compared, and end the context."""
+        try:
+            yield
+        except OutputError as error:
+            if error.raised:
+                traceback.print_exc()
+            outcome = Outcome.NOT_COMPARED if error.raised else Outcome.FAIL
+            reason = " ".join(str(error).split())  # of several lines where code of the user raised
+            self.problems[level] = OutputProblem(reason=reason, outcome=outcome)
+            if level == "tokens":
+                reason = f"no text to compare: {reason}"
+                self.problems["logits"] = OutputProblem(reason=reason, outcome=Outcome.NOT_COMPARED)
+
+    @property
+    def _has_output(self) -> bool:
+        return not self.problems.keys() & {"tokens", "logits"}
 
     def _generate(
         self, writer: TraceWriter, repeated: RepeatedWork
@@ -345,7 +377,8 @@ class _Candidate:
             section.steps, section.boundary, attention, section.pointwise(), section.score_noise()
         )
         watch = UsageWatch(replayer)
-        results = replay(self._side, self._works, tokens, replayer, watch)
+        tolerated = () if self._has_output else (OutputError,)
+        results = replay(self._side, self._works, tokens, replayer, watch, tolerated=tolerated)
         attach_results(writer, REPLAY, results)
         writer.attach_json(USAGE, watch.to_json())
 

@@ -14,7 +14,7 @@ from assay.devices.run_string import Run, parse_run
 from assay.models.loaded.report import LoadReport, SetupChanges
 from assay.models.remote_code import RemoteCode
 from assay.sites import JudgedLevel, KeptFiles, RecordedLevel
-from assay.verdicts import Record
+from assay.verdicts import Outcome, Record
 
 # Names of stored measurements: of the noise run in a golden, of the candidate in its own trace.
 NOISE, REPLAY = "noise", "replay"
@@ -158,6 +158,13 @@ class GoldenManifest(Record):
         return xxhash.xxh3_128_hexdigest(text.encode())
 
 
+class OutputProblem(Record):
+    """The reason why a level has no output of the candidate."""
+
+    reason: str
+    outcome: Outcome
+
+
 class CandidateReport(Record):
     """The candidate process's answer, apart from its measurements."""
 
@@ -169,6 +176,8 @@ class CandidateReport(Record):
     changes: SetupChanges = Field(default_factory=SetupChanges)
     """Changes that the setup function made."""
     untied: list[str] = Field(default_factory=list)
+    problems: dict[str, OutputProblem] = Field(default_factory=dict)
+    """Levels without output of the candidate; nothing is attached for them."""
     notes: list[str] = Field(default_factory=list)
     peak_memory_bytes: int = 0
 

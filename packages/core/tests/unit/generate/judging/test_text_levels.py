@@ -17,6 +17,7 @@ from assay.generate.judging.text_levels import (
     judge_sampler_level,
     judge_tokens_level,
 )
+from assay.generate.processes.requests import OutputProblem
 from assay.inputs import Batch
 from assay.verdicts import Outcome, TokenPosition
 
@@ -84,7 +85,7 @@ def make_evidence() -> MakeEvidence:
         )
         results: Any = Results(candidate)
         sections: Any = section
-        report: Any = SimpleNamespace()
+        report: Any = SimpleNamespace(problems={})
         return GenerateEvidence(manifest, sections, results, report, load_limits())
 
     return make
@@ -133,15 +134,33 @@ def test_healthy_logits_pass_with_every_token_compared(make_evidence: MakeEviden
     }  # fmt: skip
 
 
-def test_logits_of_another_shape_are_not_compared_and_never_pass(
-    make_evidence: MakeEvidence,
+def test_logits_of_another_vocabulary_fail(make_evidence: MakeEvidence) -> None:
+    fewer = {n: value[..., :-3] for n, value in logits_of_batches(0).items()}
+
+    level = judge_logits_level(make_evidence(logits=fewer)).level
+
+    assert (level.verdict, level.compared) == (Outcome.FAIL, 0)
+    assert level.reason == "logits of shape (2, 2, 47), the reference's have (2, 2, 50)"
+
+
+@pytest.mark.parametrize("outcome", [Outcome.FAIL, Outcome.NOT_COMPARED])
+@pytest.mark.parametrize(
+    ("name", "judge"),
+    [
+        ("tokens", judge_tokens_level),
+        ("logits", judge_logits_level),
+        ("sampler", judge_sampler_level),
+    ],
+)
+def test_level_without_output_has_the_outcome_and_the_words_of_its_problem(
+    make_evidence: MakeEvidence, name: str, judge: Any, outcome: Outcome
 ) -> None:
-    shorter = {n: value[:, :1] for n, value in logits_of_batches(0).items()}
+    evidence = make_evidence(tokens={}, logits={}, scores={})
+    evidence.report.problems[name] = OutputProblem(reason="no ids", outcome=outcome)
 
-    result = judge_logits_level(make_evidence(logits=shorter))
+    level = judge(evidence).level
 
-    assert (result.level.verdict, result.level.compared) == (Outcome.NOT_COMPARED, 0)
-    assert result.level.reason == "the candidate's logits have another shape"
+    assert (level.verdict, level.reason) == (outcome, "no ids")
 
 
 def test_first_bad_token_is_the_earliest_position_of_any_prompt(

@@ -64,6 +64,7 @@ def verdict_of(
         attachment=lambda name: {"values": actual[name.rpartition(".")[0]]},
     )
     report: Any = SimpleNamespace(
+        problems={},
         notes=[],
         deterministic=deterministic,
         spread=spread,

@@ -11,6 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from assay.generate.passes.generation_loop import (
     Generated,
+    OutputError,
     generate,
     generate_forced,
     generation_options,
@@ -64,6 +65,59 @@ def test_forcing_the_model_s_own_tokens_changes_no_bit(
     llama: LoadedModel, free: Generated, batch: Batch
 ) -> None:
     assert torch.equal(generate_forced(llama, batch, free.tokens).logits, free.logits)
+
+
+TOKENS = torch.tensor([[259, 259, 65, 66, 1, 2, 3], [67, 68, 69, 70, 4, 5, 6]])
+STEPS = tuple(torch.zeros(2, 260) for _ in range(3))
+
+
+@pytest.mark.parametrize(
+    ("sequences", "logits", "message"),
+    [
+        (TOKENS[:, :-1], STEPS[:-1], "returned 6 ids in each row, not 4 of the prompt and 3 new"),
+        (torch.cat([TOKENS, TOKENS[:, :1]], 1), STEPS, "returned 8 ids in each row, not 4 of"),
+        (TOKENS[:, 4:], STEPS, "returned 3 ids in each row, not 4 of"),
+        (TOKENS[:1], STEPS, r"ids of shape \[1, 7\], not 2 rows of 7"),
+        (TOKENS[0], STEPS, r"ids of shape \[7\], not 2 rows of 7"),
+        (TOKENS * float("nan"), STEPS, "ids of dtype torch.float32"),
+        (-TOKENS, STEPS, "ids from -6 to -1, not 0 to 259"),
+        (TOKENS + 258, STEPS, "ids from 259 to 264, not 0 to 259"),
+        (TOKENS, STEPS[:2], "logits of 2 steps, not 3"),
+        (TOKENS, (*STEPS[:2], None), "logits of type NoneType"),
+        (TOKENS, (*STEPS[:2], STEPS[0].long()), "logits of type torch.int64"),
+        (TOKENS, (*STEPS[:2], STEPS[0][:, :9]), r"logits of shape \[2, 9\]"),
+        (TOKENS, tuple(one[:1] for one in STEPS), r"logits of shape \[1, 260\], not \[2, vocab"),
+        (TOKENS.tolist(), STEPS, "returned SimpleNamespace without sequences and logits"),
+        (TOKENS, None, "returned SimpleNamespace without sequences and logits"),
+    ],
+)
+def test_output_of_another_shape_is_one_error_in_words(
+    llama: LoadedModel,
+    batch: Batch,
+    monkeypatch: pytest.MonkeyPatch,
+    sequences: Any,
+    logits: Any,
+    message: str,
+) -> None:
+    result = SimpleNamespace(sequences=sequences, logits=logits)
+    monkeypatch.setattr(llama.model, "generate", lambda *_, **__: result, raising=False)
+
+    with pytest.raises(OutputError, match=message) as found:
+        generate(llama, batch)
+    assert not found.value.raised
+
+
+def test_what_the_model_raises_is_one_error_in_words(
+    llama: LoadedModel, batch: Batch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("no such kernel")
+
+    monkeypatch.setattr(llama.model, "generate", fail, raising=False)
+
+    with pytest.raises(OutputError, match="the model raised RuntimeError: no such kernel") as found:
+        generate(llama, batch)
+    assert found.value.raised
 
 
 def test_end_of_text_is_never_chosen_freely(llama: LoadedModel, batch: Batch) -> None:

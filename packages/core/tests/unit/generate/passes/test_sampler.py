@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from assay.generate.passes.generation_loop import OutputError
 from assay.generate.passes.passes import Side, Work
 from assay.generate.passes.sampler import SCORE_TOLERANCE, compare_scores, processed_scores
 from assay.inputs import Batch
@@ -25,6 +26,15 @@ def scores_of(side: Side, work: Work, **sampling: float) -> Tensor:
     logits[..., :5] = LOGITS
     tokens = torch.tensor([[0, 1, 2], [2, 1, 0]])
     return processed_scores(side, work, tokens, logits, {"do_sample": True, **sampling})
+
+
+def test_generation_loop_that_never_asks_for_scores_has_none(
+    side: Side, work: Work, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(side.loaded.model, "generate", lambda *_, **__: None, raising=False)
+
+    with pytest.raises(OutputError, match="does not call its argument custom_generate"):
+        scores_of(side, work)
 
 
 def test_temperature_divides_the_logits(side: Side, work: Work) -> None:
