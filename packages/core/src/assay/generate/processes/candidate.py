@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from assay.comparing.results import attach_results
-from assay.devices.registry import describe_run, open_run
+from assay.devices.registry import describe_run
 from assay.estimates.expected_seconds import read_expected_seconds
 from assay.generate.passes.batch_attachments import attach_batch
 from assay.generate.passes.choices import (
@@ -35,11 +35,7 @@ from assay.generate.passes.passes import (
     whole_batches,
 )
 from assay.generate.passes.sampler import processed_scores
-from assay.generate.processes.fitting_golden import (
-    check_deep_enough,
-    check_same_inputs,
-    check_same_model,
-)
+from assay.generate.processes.candidate_model import compile_model, load, set_up, shard
 from assay.generate.processes.golden_folder import GoldenSection, read_golden
 from assay.generate.processes.options import CandidateOptions
 from assay.generate.processes.requests import (
@@ -55,13 +51,9 @@ from assay.hooks.usage import UsageWatch
 from assay.launch import Rank
 from assay.locating.matching.expert_routing import NearTieChoices
 from assay.locating.modules import Replayer
-from assay.models import candidate_setup, load_model, weight_hashes
+from assay.models import weight_hashes
 from assay.models.loaded.inspection import inspect_changes, inspect_load
 from assay.models.loading.configs import attention_of
-from assay.models.size import choose_threads
-from assay.parallel.tensor_parallel.decoder import apply_tensor_parallel
-from assay.parallel.tensor_parallel.rank_boundaries import RankBoundaries
-from assay.plugins import load_object
 from assay.runs import Progress
 from assay.runs.results import rank_folder
 from assay.sites import JudgedLevel, unwrapped_path
@@ -71,67 +63,6 @@ from assay.verdicts import Outcome
 _NAMES_SHOWN = 200
 # Excludes the time of a setup function.
 _NUM_PHASES = {"tokens": 5, "logits": 7, "modules": 9}
-
-
-def import_setup(setup: str, _progress: Progress) -> None:
-    """Import a setup function, so that a typo costs no reference run."""
-    load_object(setup)
-
-
-def load_candidate(
-    request: CandidateRequest, golden: GoldenManifest, rank: Rank | None = None
-) -> Side:
-    """Load, set up, shard for `rank` and compile the candidate's model."""
-    options = CandidateOptions.parse(request.options)
-    side = set_up(_load(request, options, golden, rank), request.setup)
-    return _compile(side if rank is None else _shard(side, rank), options)
-
-
-def _load(
-    request: CandidateRequest,
-    options: CandidateOptions,
-    golden: GoldenManifest,
-    rank: Rank | None = None,
-) -> Side:
-    """Load the candidate's model on its device."""
-    check_deep_enough(golden, request)
-    if rank is None:
-        device = open_run(request.candidate)
-        choose_threads(golden.model.num_parameters)
-    else:
-        device = rank.device
-    options.apply_to_process()
-    loaded = load_model(
-        request.model,
-        dtype=request.candidate.dtype,
-        device=device.torch_device,
-        attention=options.attention,
-        experts=options.experts,
-        remote_code=request.remote_code,
-    )
-    check_same_model(golden, loaded)
-    check_same_inputs(golden, loaded, request.inputs)
-    return Side(loaded, device)
-
-
-def set_up(side: Side, setup: str | None) -> Side:
-    """Apply the setup function FILE.py:FUNC, if any, to the model of a side."""
-    if setup is None:
-        return side
-    model = candidate_setup.set_up(side.loaded.model, setup)
-    return replace(side, loaded=replace(side.loaded, model=model))
-
-
-def _shard(side: Side, rank: Rank) -> Side:
-    """Shard the model of a side, for this rank."""
-    mesh = rank.mesh["tp"]
-    layout = RankBoundaries(apply_tensor_parallel(side.loaded.model, mesh), mesh.get_group())
-    return replace(side, layout=layout)
-
-
-def _compile(side: Side, options: CandidateOptions) -> Side:
-    loaded = options.compiled(side.loaded, side.device)
-    return replace(side, loaded=loaded, compiled=options.compile)
 
 
 def run_candidate(
@@ -150,7 +81,7 @@ def run_candidate(
         num_phases -= 1  # how errors accumulate is measured by hooks, which break compiled graphs
     progress.number_phases(num_phases, _expected_seconds(request, golden))
     with progress.step(f"loads {request.model} on {run}"):
-        side = _load(request, options, golden, rank)
+        side = load(request, options, golden, rank)
     with progress.step("compares what is loaded with the files"):
         inspection = inspect_load(side.loaded, request.remote_code)
     if request.setup is not None:
@@ -161,7 +92,7 @@ def run_candidate(
         dtype = getattr(torch, run.dtype)
         changes = inspect_changes(side.loaded.model, dtype, inspection, different)
         untied = _untied(section, side.loaded.model)
-    side = _compile(side if rank is None else _shard(side, rank), options)
+    side = compile_model(side if rank is None else shard(side, rank), options)
     loaded, device = side.loaded, side.device
     candidate = _Candidate(side, golden, section, request.level, options)
     folder = Path(request.folder)

@@ -25,7 +25,7 @@ from assay.errors import MachineError
 from assay.estimates.limits import allowed_memory
 from assay.generate.passes.generation_loop import count_tokens
 from assay.generate.passes.passes import Side, replay, run_forced, watched, whole_batches
-from assay.generate.processes.candidate import set_up
+from assay.generate.processes.candidate_model import set_up
 from assay.generate.processes.estimates.needs import BASE_BYTES
 from assay.generate.processes.fitting_golden import check_same_model
 from assay.generate.processes.golden import load_yardstick

@@ -10,7 +10,7 @@ from assay.errors import UsageError
 from assay.estimates.limits import allowed_memory
 from assay.generate.passes.generation_loop import count_tokens, timeline_of
 from assay.generate.passes.passes import Side, Work, run_forced, whole_batches
-from assay.generate.processes.candidate import load_candidate
+from assay.generate.processes.candidate_model import load_candidate
 from assay.generate.processes.estimates.needs import widening_within
 from assay.generate.processes.golden import load_reference, load_yardstick
 from assay.generate.processes.golden_folder import GoldenSection, read_golden

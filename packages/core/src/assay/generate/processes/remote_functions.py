@@ -29,7 +29,7 @@ PRELOAD = (
 )
 
 SETUP: "RemoteFunction[str, None]" = RemoteFunction(
-    "assay.generate.processes.candidate:import_setup"
+    "assay.generate.processes.candidate_model:import_setup"
 )
 GOLDEN: "RemoteFunction[GoldenRequest, GoldenManifest]" = RemoteFunction(
     "assay.generate.processes.golden:capture_golden"
