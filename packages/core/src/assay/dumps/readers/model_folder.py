@@ -3,11 +3,11 @@
 from functools import partial
 from pathlib import Path
 
-from assay.dumps.assembling import FoundTensor, assemble_dump
+from assay.dumps.assembling import DamagedFiles, FoundTensor, assemble_dump
 from assay.dumps.protocol import Dump, DumpedTensor, DumpError
 from assay.errors import UsageError
 from assay.files import UnreadableFileError
-from assay.models.weight_files.mapping import dtype_of, map_tensor
+from assay.models.weight_files.mapping import describe_stale_copies, dtype_of, map_tensor
 from assay.models.weight_files.pickled import read_pickled
 from assay.models.weight_files.reading import read_tensors
 from assay.sites import CallSite, Site, unwrapped_path
@@ -32,12 +32,12 @@ class ModelFolderReader:
         try:
             found = read_tensors(path)
             pickled = read_pickled(path) if found is None else {}
+            damaged = DamagedFiles()
+            damaged.problems += describe_stale_copies(path)
         except UnreadableFileError:
             raise
         except UsageError as error:
             raise DumpError(str(error)) from None
-        if len({one.name for one in found or ()}) < len(found or ()):
-            raise DumpError(f"{path}: two of its weight files hold a weight of the same name")
         weights: list[FoundTensor] = [
             (
                 DumpedTensor(_site_of(one.name), one.name, dtype=dtype_of(one), shape=one.shape),
@@ -47,7 +47,7 @@ class ModelFolderReader:
         ]
         for name, value in pickled.items():
             weights.append((DumpedTensor.of_values(_site_of(name), name, value), value.detach))
-        return assemble_dump(self.name, path, weights)
+        return assemble_dump(self.name, path, weights, damaged)
 
 
 def _site_of(weight: str) -> Site:

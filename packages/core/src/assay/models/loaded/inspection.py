@@ -33,7 +33,7 @@ from assay.models.loading.loaded_model import DTYPES, LoadedModel
 from assay.models.loading.tokenizing import load_tokenizer
 from assay.models.remote_code import RemoteCode
 from assay.models.transformers_logging import quiet_transformers
-from assay.models.weight_files.mapping import map_folder
+from assay.models.weight_files.mapping import describe_stale_copies, map_folder
 from assay.progress import subtask
 from assay.sites import unwrapped_path
 
@@ -49,14 +49,16 @@ def inspect_load(loaded: LoadedModel, remote_code: RemoteCode) -> Inspection:
     with local_folder(loaded.source, remote_code) as folder, quiet_transformers():
         inspection = compare_with_files(loaded.model, map_folder(folder), dtype)
         report = inspection.report
-        report.generation = check_generation_config(folder, loaded.model)
+        report.generation, report.notes = check_generation_config(folder, loaded.model)
+        report.notes += describe_stale_copies(folder)
         with subtask("loads it once more without the files"):
             _inspect_second_load(inspection, loaded, folder, remote_code)
         if loaded.tokenizer_kind == "own":
             tokenizer = load_tokenizer(folder, remote_code)
-            report.tokenizer, report.notes = check_tokenizer(
+            report.tokenizer, notes = check_tokenizer(
                 tokenizer, loaded.config, loaded.eos_token_ids
             )
+            report.notes += notes
     return inspection
 
 

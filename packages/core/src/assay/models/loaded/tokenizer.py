@@ -2,7 +2,7 @@
 
 # ruff: noqa: ANN401 - objects of transformers
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -70,17 +70,35 @@ def _leading(ids: Sequence[int], token: int) -> int:
     return len([*takewhile(lambda id_: id_ == token, ids)])
 
 
-def check_generation_config(folder: Path, model: Any) -> list[str]:
-    """Describe settings of generation_config.json that the loaded model lacks."""
+def check_generation_config(folder: Path, model: Any) -> tuple[list[str], list[str]]:
+    """Return settings of generation_config.json that `model` lacks, and contradictions to config.json."""
     path = folder / "generation_config.json"
     own = getattr(model, "generation_config", None)
     if not path.is_file() or own is None:
-        return []
-    return [
+        return [], []
+    settings = read_json_object(path)
+    wrong = [
         f"{key} is {getattr(own, key, None)!r}, generation_config.json says {value!r}"
-        for key, value in read_json_object(path).items()
+        for key, value in settings.items()
         if not key.startswith("_")
         and key != "transformers_version"
         and value is not None
         and getattr(own, key, None) != value
     ]
+    ends = [_ends_of_text(one) for one in (settings, read_json_object(folder / "config.json"))]
+    if not ends[1] or ends[1] <= ends[0]:
+        return wrong, []
+    texts = [", ".join(map(str, sorted(one))) or "none" for one in ends]
+    note = (
+        f"config.json ends a text with the id {texts[1]}, generation_config.json with {texts[0]}:"
+        " generation follows generation_config.json"
+    )
+    return wrong, [note]
+
+
+def _ends_of_text(settings: Mapping[str, Any]) -> set[int]:
+    inner = settings.get("text_config")
+    ids = settings.get(
+        "eos_token_id", inner.get("eos_token_id") if isinstance(inner, dict) else None
+    )
+    return {one for one in (ids if isinstance(ids, list) else [ids]) if isinstance(one, int)}

@@ -1,6 +1,7 @@
 """Memory-mapped tensors of weight files."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -8,8 +9,12 @@ from torch import Tensor
 
 from assay.files import UnreadableFileError, open_file
 from assay.files.safetensors import DTYPES, HeaderEntry
-from assay.models.weight_files.pickled import read_pickled
-from assay.models.weight_files.reading import read_tensors
+from assay.foreign_text import shorten
+from assay.models.weight_files.pickled import read_pickled, read_shards
+from assay.models.weight_files.reading import assign_tensors, read_headers, read_tensors
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 def dtype_of(stored: HeaderEntry) -> str:
@@ -53,6 +58,25 @@ def map_folder(folder: Path) -> dict[str, Tensor]:
         for one in tensors
         if one.dtype in DTYPES
     }
+
+
+def describe_stale_copies(folder: Path) -> list[str]:
+    """Describe copies of tensors whose values differ from those that the index assigns."""
+    headers = read_headers(folder)
+    shards: Mapping[Path, Mapping[str, HeaderEntry | Tensor]] = headers or read_shards(folder)
+    assigned, copies = assign_tensors(folder, shards)
+    return [
+        f"{file.name} holds another {shorten(name)} than the one that the index assigns"
+        for name, file in copies
+        if not _is_equal(shards[file][name], assigned[name])
+    ]
+
+
+def _is_equal(one: HeaderEntry | Tensor, other: HeaderEntry | Tensor) -> bool:
+    values = [map_tensor(part) if isinstance(part, HeaderEntry) else part for part in (one, other)]
+    left, right = (part.contiguous().reshape(-1).view(torch.uint8) for part in values)
+    same = (values[0].shape, values[0].dtype) == (values[1].shape, values[1].dtype)
+    return same and torch.equal(left, right)
 
 
 def _view(data: Tensor, stored: HeaderEntry) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 from assay.files import UnreadableFileError, open_file
 from assay.files.safetensors import DTYPES
 from assay.models.weight_files.hashing import StoredWeight, hash_tensor
-from assay.models.weight_files.reading import weight_files
+from assay.models.weight_files.reading import assign_tensors, weight_files
 from assay.progress import counted
 
 # The safetensors names of the dtypes accepted in pickled weights.
@@ -116,20 +116,22 @@ def _load_file(file: Path) -> dict[str, Tensor]:
     return {name: require_stored(file, name, one) for name, one in tensors.items()}
 
 
+def read_shards(folder: Path) -> dict[Path, dict[str, Tensor]]:
+    """Map the tensors in each pickled file of `folder` by name."""
+    return {file: _load_file(file) for file in weight_files(folder)}
+
+
 def read_pickled(folder: Path) -> dict[str, Tensor]:
-    """Map the tensors in the pickled files of `folder` by name."""
-    return {
-        name: value for file in weight_files(folder) for name, value in _load_file(file).items()
-    }
+    """Map the tensors of `folder` by name, each from the file that the index assigns."""
+    return assign_tensors(folder, read_shards(folder))[0]
 
 
 def pickled_dtype(folder: Path) -> str:
     """Return the dtype of most floating-point values in the files of `folder`."""
     counts: Counter[str] = Counter()
-    for file in weight_files(folder):
-        for value in _load_file(file).values():
-            if value.is_floating_point():
-                counts[str(value.dtype).removeprefix("torch.")] += value.numel()
+    for value in read_pickled(folder).values():
+        if value.is_floating_point():
+            counts[str(value.dtype).removeprefix("torch.")] += value.numel()
     return counts.most_common(1)[0][0] if counts else "float32"
 
 

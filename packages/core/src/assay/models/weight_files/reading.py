@@ -4,6 +4,7 @@ import mmap
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TypeVar
 
 import xxhash
 
@@ -20,6 +21,8 @@ _INDEX = "model.safetensors.index.json"
 _TORCH_SINGLE = "pytorch_model.bin"
 _TORCH_INDEX = "pytorch_model.bin.index.json"
 
+Stored = TypeVar("Stored")
+
 # Floating dtypes in which models store unquantized weights.
 _WEIGHT_DTYPES = ("F64", "F32", "F16", "BF16")
 
@@ -33,12 +36,7 @@ def weight_files(folder: Path) -> list[Path]:
         if (folder / single).is_file():
             return [require_inside(folder / single)]
         if (folder / index).is_file():
-            shards = read_json_object(folder / index).get("weight_map")
-            if not isinstance(shards, dict) or not all(isinstance(v, str) for v in shards.values()):
-                raise UsageError(f"{folder / index} has no weight_map")
-            files = [folder / name for name in sorted(set(shards.values()))]
-            if not files:
-                raise UsageError(f"{folder / index} has no weight_map")
+            files = [folder / name for name in sorted(set(_read_index(folder / index).values()))]
             names = {path.name for path in folder.iterdir() if path.is_file()}
             for file in files:
                 if file.parent != folder or file.name not in names:
@@ -50,22 +48,63 @@ def weight_files(folder: Path) -> list[Path]:
     raise UsageError(f"model folder {folder} has no weights: neither {_SINGLE} nor {_INDEX}")
 
 
-def read_tensors(folder: Path) -> list[HeaderEntry] | None:
-    """Read the headers of the safetensors files in `folder`; return None if its weights are pickled.
+def _read_index(index: Path) -> dict[str, str]:
+    shards = read_json_object(index).get("weight_map")
+    is_map = isinstance(shards, dict) and all(isinstance(one, str) for one in shards.values())
+    if not shards or not is_map:
+        raise UsageError(f"{index} has no weight_map")
+    return dict(shards)
+
+
+def assign_tensors(
+    folder: Path, shards: Mapping[Path, Mapping[str, Stored]]
+) -> tuple[dict[str, Stored], list[tuple[str, Path]]]:
+    """Take each tensor from the shard that the index of `folder` assigns it to.
+
+    shards: tensors by name, for each of `weight_files(folder)`.
+    Returns: the tensors, and name and shard of the copies in other shards.
+    Raises: UsageError if a shard lacks a tensor that the index promises, or if two shards hold a
+        tensor that the index does not name.
+    """
+    files = list(shards)
+    if files[0].name in (_SINGLE, _TORCH_SINGLE):
+        return dict(shards[files[0]]), []
+    index = folder / (_INDEX if files[0].suffix == ".safetensors" else _TORCH_INDEX)
+    places = _read_index(index)
+    found, copies = {}, []
+    for name, file_name in places.items():
+        if name not in shards[folder / file_name]:
+            problem = f"lacks {shorten(name)}, which {index.name} promises"
+            raise UsageError(f"{folder / shorten(file_name)} {problem}")
+    for file, tensors in shards.items():
+        for name, tensor in tensors.items():
+            if name in places and places[name] != file.name:
+                copies.append((name, file))
+            elif name in found:
+                raise UsageError(f"{index} does not name {shorten(name)}, which two shards hold")
+            else:
+                found[name] = tensor
+    return found, copies
+
+
+def read_headers(folder: Path) -> dict[Path, dict[str, HeaderEntry]] | None:
+    """Read the headers of all safetensors files in `folder`; return None if its weights are pickled.
 
     Raises: UsageError, naming file and key, for a truncated or contradictory file.
     """
     files = weight_files(folder)
     if files[0].suffix != ".safetensors":
         return None
-    tensors = [tensor for file in files for tensor in read_header(file)]
-    if (folder / _INDEX).is_file() and files != [folder / _SINGLE]:
-        held = {(tensor.name, tensor.file.name) for tensor in tensors}
-        for name, file_name in read_json_object(folder / _INDEX)["weight_map"].items():
-            if (name, file_name) not in held:
-                problem = f"lacks {shorten(name)}, which {_INDEX} promises"
-                raise UsageError(f"{folder / shorten(file_name)} {problem}")
-    return tensors
+    return {file: {tensor.name: tensor for tensor in read_header(file)} for file in files}
+
+
+def read_tensors(folder: Path) -> list[HeaderEntry] | None:
+    """List the tensors that the index assigns; return None if the weights are pickled.
+
+    Raises: UsageError, naming file and key, for a truncated or contradictory file.
+    """
+    headers = read_headers(folder)
+    return None if headers is None else [*assign_tensors(folder, headers)[0].values()]
 
 
 def checkpoint_dtype(tensors: list[HeaderEntry]) -> str:

@@ -1,5 +1,6 @@
 """One BOS, one pass of the chat template, an end that can be told from padding; built offline."""
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -79,7 +80,36 @@ def test_generation_settings_are_those_of_the_file(
     tmp_path: Path, temperature: float, found: list[str]
 ) -> None:
     GenerationConfig(do_sample=True, temperature=0.7, eos_token_id=[1, 2]).save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text('{"eos_token_id": 1}')
     own = GenerationConfig(do_sample=True, temperature=temperature, eos_token_id=[1, 2])
 
-    wrong = check_generation_config(tmp_path, SimpleNamespace(generation_config=own))
+    wrong, notes = check_generation_config(tmp_path, SimpleNamespace(generation_config=own))
     assert [text.split()[0] for text in wrong] == found
+    assert notes == []
+
+
+@pytest.mark.parametrize(
+    ("of_config", "of_generation", "texts"),
+    [
+        ({"eos_token_id": 257}, {}, ("257", "none")),
+        ({"eos_token_id": [1, 257]}, {"eos_token_id": 1}, ("1, 257", "1")),
+        ({"text_config": {"eos_token_id": 2}}, {"eos_token_id": None}, ("2", "none")),
+        ({"eos_token_id": 257}, {"eos_token_id": [257, 258]}, None),
+        ({"eos_token_id": None}, {"eos_token_id": 257}, None),
+    ],
+)
+def test_end_of_text_that_generation_does_not_know_is_a_note(
+    tmp_path: Path, of_config: Any, of_generation: Any, texts: tuple[str, str] | None
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(of_config))
+    (tmp_path / "generation_config.json").write_text(json.dumps(of_generation))
+    model = SimpleNamespace(generation_config=GenerationConfig(**of_generation))
+    wrong, notes = check_generation_config(tmp_path, model)
+    assert wrong == []
+    note = (
+        f"config.json ends a text with the id {texts[0]}, generation_config.json with {texts[1]}:"
+        " generation follows generation_config.json"
+        if texts
+        else ""
+    )
+    assert notes == ([note] if texts else [])

@@ -1,5 +1,7 @@
 """Loaded weights beside raw files: loaders that were changed in every process are found, no clean one."""
 
+import json
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -7,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel, conversion_mapping, modeling_utils
 from transformers.core_model_loading import WeightRenaming
 
@@ -315,3 +318,33 @@ def test_two_roundings_of_one_number_are_within_the_rounding_and_a_scale_is_not(
     assert not kept_in_float32.beyond_rounding
     assert scaled is not None
     assert scaled.beyond_rounding
+
+
+@pytest.mark.parametrize(
+    ("suffix", "assigned", "is_loaded"),
+    [("safetensors", 1, False), ("safetensors", 2, True), ("bin", 1, False)],
+)
+def test_a_stale_copy_in_another_shard_is_no_stored_weight(
+    suffix: str, assigned: int, is_loaded: bool, tmp_path: Path
+) -> None:
+    """transformers 5.23 keeps the copy of the last shard, whatever the index says."""
+    source = RECIPES["llama"].folder
+    tensors = load_file(source / "model.safetensors")
+    kind = "model" if suffix == "safetensors" else "pytorch_model"
+    names = {number: f"{kind}-0000{number}-of-00002.{suffix}" for number in (1, 2)}
+    places = {name: names[1 + (".layers.2." in name)] for name in tensors} | {UP: names[assigned]}
+    for file in names.values():
+        shard = {name: one for name, one in tensors.items() if places[name] == file}
+        if file != names[assigned]:
+            shard[UP] = tensors[UP] * 1.25
+        if suffix == "safetensors":
+            save_file(shard, tmp_path / file, {"format": "pt"})
+        else:
+            torch.save(shard, tmp_path / file)
+    index = tmp_path / f"{kind}.{suffix}.index.json"
+    index.write_text(json.dumps({"metadata": {}, "weight_map": places}))
+    shutil.copy(source / "config.json", tmp_path)
+    report = inspected(tmp_path, "bfloat16")
+    assert named(report) == ([] if is_loaded else [(UP, "differs")])
+    other = names[3 - assigned]
+    assert report.notes == [f"{other} holds another {UP} than the one that the index assigns"]

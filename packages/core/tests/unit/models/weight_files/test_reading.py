@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 
 from assay.errors import UsageError
 from assay.models.weight_files.hashing import combine_hashes
+from assay.models.weight_files.mapping import describe_stale_copies, map_folder
 from assay.models.weight_files.pickled import pickled_weights
 from assay.models.weight_files.reading import (
     checkpoint_dtype,
@@ -167,6 +168,70 @@ def test_tensor_that_the_index_promises_and_no_shard_holds_is_named(tmp_path: Pa
     index.write_text(json.dumps({"weight_map": places}))
     with pytest.raises(UsageError, match=r"model-0\.safetensors lacks b"):
         read_tensors(folder)
+
+
+def write_two_copies(folder: Path, suffix: str, assigned: int, other: torch.Tensor) -> Path:
+    """Two shards hold `a`, ones and `other`; the index names the shard `assigned`."""
+    folder.mkdir()
+    kind = "model" if suffix == "safetensors" else "pytorch_model"
+    shards = [{"a": torch.ones(2, 3), "e": torch.zeros(1)}, {"a": other, "b": torch.zeros(1)}]
+    for number, shard in enumerate(shards):
+        file = folder / f"{kind}-{number}.{suffix}"
+        save_file(shard, file) if suffix == "safetensors" else torch.save(shard, file)
+    places = {"a": f"{kind}-{assigned}.{suffix}", "b": f"{kind}-1.{suffix}"}
+    places["e"] = f"{kind}-0.{suffix}"
+    (folder / f"{kind}.{suffix}.index.json").write_text(json.dumps({"weight_map": places}))
+    return folder
+
+
+@pytest.mark.parametrize("suffix", ["safetensors", "bin"])
+@pytest.mark.parametrize(
+    ("assigned", "other", "value", "stale"),
+    [
+        (0, torch.full((2, 3), 2.0), 1.0, 1),
+        (1, torch.full((2, 3), 2.0), 2.0, 0),
+        (0, torch.ones(3, 2), 1.0, 1),  # the same bytes in another shape
+        (0, torch.ones(2, 3), 1.0, None),  # an equal copy
+    ],
+)
+def test_a_tensor_comes_from_the_shard_that_the_index_names(
+    tmp_path: Path, suffix: str, assigned: int, other: torch.Tensor, value: float, stale: int | None
+) -> None:
+    folder = write_two_copies(tmp_path / "model", suffix, assigned, other)
+    assert map_folder(folder)["a"].unique().tolist() == [value]
+    kind = "model" if suffix == "safetensors" else "pytorch_model"
+    problem = f"{kind}-{stale}.{suffix} holds another a than the one that the index assigns"
+    assert describe_stale_copies(folder) == ([] if stale is None else [problem])
+
+
+@pytest.mark.parametrize("suffix", ["safetensors", "bin"])
+@pytest.mark.parametrize(
+    ("places", "message"),
+    [
+        ({"b": 1, "c": 0}, "lacks c, which .* promises"),
+        ({"b": 1, "d": 0, "a": 0}, "lacks d, which .* promises"),
+        ({"b": 1, "x": 0}, "lacks x, which"),
+    ],
+)
+def test_an_index_that_promises_too_much_is_refused(
+    tmp_path: Path, suffix: str, places: dict[str, int], message: str
+) -> None:
+    folder = write_two_copies(tmp_path / "model", suffix, 0, torch.zeros(2, 3))
+    index = next(folder.glob("*.index.json"))
+    kind = index.name.partition(".")[0]
+    named = {name: f"{kind}-{number}.{suffix}" for name, number in places.items()}
+    index.write_text(json.dumps({"weight_map": named}))
+    with pytest.raises(UsageError, match=message):
+        map_folder(folder)
+
+
+def test_two_copies_of_which_the_index_names_none_are_refused(tmp_path: Path) -> None:
+    write_sharded(tmp_path / "model", [{"a": torch.ones(1), "b": torch.ones(1)}, {"b": torch.ones(1), "c": torch.ones(1)}])  # fmt: skip
+    index = tmp_path / "model" / "model.safetensors.index.json"
+    places = {"a": "model-0.safetensors", "c": "model-1.safetensors"}
+    index.write_text(json.dumps({"weight_map": places}))
+    with pytest.raises(UsageError, match="does not name b, which two shards hold"):
+        read_tensors(tmp_path / "model")
 
 
 def test_hash_does_not_depend_on_the_split_over_files(tmp_path: Path) -> None:
