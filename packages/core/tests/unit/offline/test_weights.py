@@ -19,11 +19,13 @@ from assay.offline.judging.weights import judge_weights
 from assay.runs import SilentProgress
 from assay.verdicts import Outcome, find_contradiction
 from packages.core.tests.dump_writers.msprobe import dumped
-from packages.core.tests.unit.models.quantization.writers import (
-    CASES,
+from packages.core.tests.unit.models.quantization.rounding import (
     Fault,
     no_fault,
     times,
+)
+from packages.core.tests.unit.models.quantization.writers import (
+    CASES,
     write_folder,
 )
 

@@ -8,7 +8,11 @@ import torch
 from torch import Tensor
 
 from assay.models.quantization.folding import Factors, explain_factors, fit_factors, layer_of
-from assay.models.quantization.formats.protocol import Format
+from assay.models.quantization.formats.protocol import (
+    ContradictionError,
+    Format,
+    require_included,
+)
 from assay.models.quantization.formats.registry import count_groups, list_weights
 from assay.models.quantization.judging import JudgedWeight, deviations_allowed
 from assay.models.quantization.measuring import measure_groups
@@ -66,7 +70,7 @@ def compare_weights(expected: WeightStore, actual: WeightStore) -> WeightCompari
     for pair in counted("compares weights", pairs, "weights"):
         try:
             results[pair.name] = sides.compare(pair)
-        except _ShapeError as error:
+        except (_ShapeError, ContradictionError) as error:
             not_compared.append(str(error))
     results |= _explain(sides, results, {pair.name: pair for pair in pairs})
     findings = sorted(_findings(list(results.values())), key=lambda one: -one.ratio)
@@ -140,8 +144,22 @@ class _Sides:
         values = _values(reference)
         values = factors.apply(values) if factors is not None else values
         is_exact = factors is None or factors.is_exact
-        errors = measure_groups(judged, values, is_exact=is_exact)
-        return JudgedWeight(pair.name, file, judged, values, errors, self.limit).judge()
+        roundoff = self._roundoff(reference)
+        errors = measure_groups(judged, values, roundoff=roundoff, is_exact=is_exact)
+        judge = JudgedWeight(pair.name, file, judged, values, errors, self.limit, roundoff)
+        result, across = judge.judge(), judged.groups.grid_shape[1]
+        if factors is not None and bool(factors.rows.ne(1).any()) and across > 1:
+            # The factor fitted to a row holds one share of a wrong scale in it.
+            result = replace(result, resolution=result.resolution * across / (across - 1))
+        return result
+
+    def _roundoff(self, reference: Tensor | QuantizedWeight) -> float:
+        """Return the unit roundoff of the coarsest dtype in which a quantizer may have computed."""
+        dtypes = [reference.dtype] if isinstance(reference, Tensor) else [torch.float32]
+        dtypes += [
+            one.dtype for one in (self.expected, self.actual) if one.quantization and one.dtype
+        ]
+        return max(float(torch.finfo(one).eps) for one in dtypes) / 2
 
     def load(self, pair: _Pair) -> tuple[Tensor | QuantizedWeight, Tensor | QuantizedWeight]:
         """Read the judged weight and its reference. Raises: _ShapeError if they differ in shape."""
@@ -165,7 +183,9 @@ class _Sides:
 def _load(stored: WeightStore, name: str, form: Format | None) -> Tensor | QuantizedWeight:
     if form is None:
         return stored.read(name)
-    return form.read(stored, name.removesuffix(".weight"))
+    module = name.removesuffix(".weight")
+    require_included(stored, module)
+    return form.read(stored, module)
 
 
 def _values(weight: Tensor | QuantizedWeight) -> Tensor:

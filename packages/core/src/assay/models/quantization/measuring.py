@@ -74,9 +74,15 @@ def pool_slopes(weight: QuantizedWeight, reference: Tensor) -> PooledSlopes | No
         )
         products = weighted.view(rows, parts.shape[1], -1, size)
         normal = torch.einsum("rghc,rhc->rgh", products, parts)
+        moments = torch.einsum("rgc,rc->rg", weighted, e)
+        # Leave a row out of its own covariance, which its wrong scale would widen (Sherman-Morrison).
+        own = torch.einsum("rgc,rc->rg", weighted, remaining)
+        weighted_row = remaining @ precision
+        left = rows - (weighted_row * remaining).sum(1, keepdim=True)
+        moments = moments + own * (weighted_row * e).sum(1, keepdim=True) / left
+        normal = normal + own[:, :, None] * own[:, None] / left[:, :, None]
         inverse, _ = torch.linalg.inv_ex(normal)
         of_groups = slice(start // size, start // size + parts.shape[1])
-        moments = torch.einsum("rgc,rc->rg", weighted, e)
         slope[:, of_groups] = torch.einsum("rgh,rh->rg", inverse, moments)
         deviation[:, of_groups] = inverse.diagonal(dim1=1, dim2=2).sqrt()
     usual = slope.nanmedian(0).values.expand_as(slope)
@@ -119,6 +125,8 @@ class GroupErrors:
     """Relative error of the dequantized values, ||d - w|| / ||w||."""
     best: Tensor
     """Relative error that the best scale and zero point found leave."""
+    random: Tensor
+    """Relative error that codes drawn at random leave, in the mean."""
     size: Tensor
     """Norm of the expected values, ||w||."""
     slope: Tensor
@@ -133,7 +141,8 @@ class GroupErrors:
     """The scale as a multiple of the best scale. For codes of exact rounding this is a better estimate
     than 1 + `slope`, which rounds to the wrong scale."""
     other_codes: Tensor
-    """Share of unclipped codes that differ from exact rounding, above the usual share."""
+    """Share of unclipped codes that differ from exact rounding and from rounding in the quantizer's
+    dtype, above the usual share."""
     other_codes_deviation: Tensor
     """Standard deviation of `other_codes` in a weight rounded to nearest."""
     correlation: Tensor
@@ -145,16 +154,18 @@ class GroupErrors:
 
 
 def measure_groups(
-    weight: QuantizedWeight, reference: Tensor, *, is_exact: bool = True
+    weight: QuantizedWeight, reference: Tensor, *, roundoff: float = 0.0, is_exact: bool = True
 ) -> GroupErrors:
     """Measure every group of `weight` against `reference`, rows x columns of any float dtype.
 
+    roundoff: unit roundoff of the dtype in which the quantizer computed. bitsandbytes and
+        compressed-tensors divide by the scale in the model's dtype, and round the quotient again.
     is_exact: False if `reference` is noisy, so that exact rounding proves nothing.
     """
     groups, grid = weight.groups, weight.grid
     candidates = list(_candidates(weight, reference))
     best_squares = torch.zeros(len(candidates), groups.num_groups, dtype=torch.float64)
-    sums = _Sums(groups.num_groups)
+    sums = _Sums(groups.num_groups, roundoff)
     for rows in groups.chunks():
         expected = groups.select(reference, rows)
         sums.add(weight, rows, expected)
@@ -172,6 +183,7 @@ def measure_groups(
     return GroupErrors(
         error=_ratio(sums.error_squares.sqrt(), norm),
         best=_ratio(best.sqrt(), norm),
+        random=_ratio(sums.random_squares(weight).clamp(min=0).sqrt(), norm),
         size=norm,
         slope=slope,
         slope_deviation=slope_deviation,
@@ -214,19 +226,22 @@ def _candidates(weight: QuantizedWeight, reference: Tensor) -> Iterator[tuple[Te
 class _Sums:
     """Sums over the elements of each group. Those for the fit exclude clipped elements."""
 
-    def __init__(self, num_groups: int) -> None:
+    def __init__(self, num_groups: int, roundoff: float) -> None:
+        """roundoff: unit roundoff of the dtype in which the quantizer computed."""
+        self.roundoff = roundoff
         (
-            self.squares, self.error_squares, self.exact_squares, self.products,
-            self.dequantized_squares, self.others, self.count, self.aa, self.ac, self.cc, self.au,
-            self.cu, self.uu, self.aauu, self.aaau, self.aaaa,
-        ) = torch.zeros(16, num_groups, dtype=torch.float64)  # fmt: skip
+            self.squares, self.total, self.size, self.error_squares, self.exact_squares,
+            self.products, self.dequantized_squares, self.others, self.excused, self.count, self.aa,
+            self.ac, self.cc, self.au, self.cu, self.uu, self.aauu, self.aaau, self.aaaa,
+        ) = torch.zeros(19, num_groups, dtype=torch.float64)  # fmt: skip
 
     def add(self, weight: QuantizedWeight, rows: slice, expected: Tensor) -> None:
         """Add rows of the divided matrix."""
         groups, grid = weight.groups, weight.grid
         scale = groups.spread(_nonzero(weight.scales), rows)
         zero = groups.spread(weight.zeros, rows)
-        levels = grid.nearest(expected / scale + zero)
+        quotient = expected / scale
+        levels = grid.nearest(quotient + zero)
         exact = groups.clear_filling((grid.levels[levels] - zero).mul_(scale), rows)
         actual = groups.clear_filling(weight.dequantize_rows(rows), rows)
         # In units of the cell: the difference u from exact rounding, expected value a, scale c.
@@ -235,13 +250,25 @@ class _Sums:
         is_used = groups.clear_filling(grid.is_inner[levels], rows)
         u, a, c = (torch.where(is_used, one, 0.0) for one in (u, a, c))
         au, aa = a * u, a * a
+        stored = actual / scale
+        # A quantizer rounds a scale or its inverse, the quotient, and the sum with a zero point. It may
+        # also round the codes before it rounds the scale to its stored form.
+        shifted = quotient + groups.spread(weight.zeros - weight.middle, rows)
+        limit = self.roundoff * (quotient.abs() + shifted.abs())
+        limit += groups.spread(weight.scale_precisions.float(), rows) * quotient.abs()
+        within = quotient + (stored - quotient).clamp(-limit, limit)
+        is_excused = grid.nearest(within + zero) == grid.nearest(stored + zero)
+        differs = u.abs() > 1 / 2
         for into, part in (
             (self.squares, expected.square()),
+            (self.total, expected),
+            (self.size, groups.clear_filling(torch.ones_like(expected), rows)),
             (self.error_squares, (actual - expected).square_()),
             (self.exact_squares, (exact - expected).square_()),
             (self.products, expected * actual),
             (self.dequantized_squares, actual.square()),
-            (self.others, u.abs() > 1 / 2),
+            (self.others, differs & ~is_excused),
+            (self.excused, differs & is_excused),
             (self.count, is_used),
             (self.aa, aa),
             (self.ac, a * c),
@@ -254,6 +281,14 @@ class _Sums:
             (self.aaaa, aa * aa),
         ):
             groups.add(part, rows, into)
+
+    def random_squares(self, weight: QuantizedWeight) -> Tensor:
+        """Return the squared error that codes drawn at random leave in each group, in the mean."""
+        scale = weight.scales.double()
+        levels = scale[:, None] * (weight.grid.levels.double() - weight.zeros.double()[:, None])
+        mean, square = levels.mean(1), levels.square().mean(1)
+        squares: Tensor = self.size * square - 2 * mean * self.total + self.squares
+        return squares
 
 
 def _fit(sums: _Sums, grid: Grid, *, is_rounded: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -271,7 +306,9 @@ def _fit(sums: _Sums, grid: Grid, *, is_rounded: bool) -> tuple[Tensor, Tensor, 
     slope = torch.where(is_known, (sums.cc * sums.au - ac * cu) / determinant, 0.0)
     offset = torch.where(is_known, (sums.aa * cu - ac * sums.au) / determinant, 0.0)
     if is_rounded:
-        variance, white = torch.full_like(slope, _ROUNDED_VARIANCE), torch.zeros_like(slope)
+        excused = float((sums.excused / sums.count.clamp(min=1)).nanmedian())
+        variance = torch.full_like(slope, max(_ROUNDED_VARIANCE, excused))
+        white = torch.zeros_like(slope)
     else:
         remaining = sums.uu - slope * sums.au - offset * cu
         variance = (remaining / (sums.count - 2).clamp(min=1)).clamp(min=_UNIFORM_VARIANCE)

@@ -155,6 +155,10 @@ _NF4 = (
 _FP4 = (-12.0, -8.0, -6.0, -4.0, -3.0, -2.0, -0.0625, 0.0, 0.0625, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0)
 
 
+# Source: OCP Microscaling Formats 1.0, 5.3.3: 1 sign bit, 2 exponent bits, 1 mantissa bit.
+_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+
+
 @dataclass(frozen=True)
 class Grid:
     """Values of the codes, in units of the scale."""
@@ -183,6 +187,12 @@ class Grid:
         """Return the grid of a floating-point dtype of 8 bits."""
         table = torch.arange(256).to(torch.uint8).view(dtype).float()
         return Grid(table, table[table.isfinite()].unique())
+
+    @staticmethod
+    def of_e2m1() -> "Grid":
+        """Return the grid of the 4-bit float of MXFP4 and NVFP4."""
+        table = torch.tensor([*_E2M1, *(-one for one in _E2M1)])
+        return Grid(table, table.unique())
 
     @staticmethod
     def of_4bit(name: str, table: Tensor) -> "Grid":
@@ -226,8 +236,8 @@ class QuantizedWeight:
     groups: Groups
     scales: Tensor
     """One per group, float32."""
-    scale_precision: float
-    """Relative rounding error of the stored scales."""
+    scale_precision: float | Tensor
+    """Relative rounding error of the stored scales, of all or one per group."""
     stored_zeros: Tensor | None = None
     """Zero points in grid values, one per group, float32; None if all are `middle`."""
     middle: float = 0.0
@@ -237,6 +247,11 @@ class QuantizedWeight:
         """Return the zero points, one per group."""
         constant = torch.full((self.groups.num_groups,), self.middle)
         return constant if self.stored_zeros is None else self.stored_zeros
+
+    @cached_property
+    def scale_precisions(self) -> Tensor:
+        """Return the relative rounding error of each stored scale, float64."""
+        return torch.as_tensor(self.scale_precision).double().expand(self.groups.num_groups)
 
     def dequantize_rows(self, rows: slice) -> Tensor:
         """Return rows of the divided matrix as float32: rows x groups across x elements."""

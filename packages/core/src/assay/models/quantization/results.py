@@ -59,7 +59,7 @@ class WeightResult:
     worst_ratio: float
     """Largest ratio of a group's error to its best error."""
     resolution: float = 0.0
-    """Smallest detectable relative error of a scale, in the median group."""
+    """Relative error from which on a wrong scale is found, in 95 % of the groups."""
     findings: tuple[WeightFault, ...] = ()
     """Worst first."""
     is_other: bool = False

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from assay.errors import UsageError
@@ -14,6 +15,7 @@ from assay.models.weight_files.pickled import read_pickled
 from assay.models.weight_files.reading import read_tensors, weight_files
 
 _CONFIG = "config.json"
+_FLOATS = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,8 @@ class WeightStore:
     """File of each tensor."""
     quantization: Mapping[str, object] = field(default_factory=dict)
     """`quantization_config` of the model; empty without quantization."""
+    dtype: torch.dtype | None = None
+    """Dtype of the model before its quantization, if config.json has one."""
 
     def refuse(self, name: str, problem: str) -> UsageError:
         """Make the error for an unusable tensor, naming its file."""
@@ -66,6 +70,7 @@ def open_folder(folder: Path) -> WeightStore:
     quantization = config.get("quantization_config") or {}
     if not isinstance(quantization, dict):
         raise UsageError(f"{folder / _CONFIG}: quantization_config is not a table")
+    dtype = _FLOATS.get(str(config.get("dtype", config.get("torch_dtype"))))
     found = read_tensors(folder)
     if found is None:
         tensors = read_pickled(folder)
@@ -76,6 +81,7 @@ def open_folder(folder: Path) -> WeightStore:
             tensors.__getitem__,
             dict.fromkeys(tensors, files[0]) if len(files) == 1 else {},
             quantization,
+            dtype,
         )
     stored = {one.name: one for one in found}
     return WeightStore(
@@ -84,4 +90,5 @@ def open_folder(folder: Path) -> WeightStore:
         lambda name: map_tensor(stored[name]),
         {name: one.file for name, one in stored.items()},
         quantization,
+        dtype,
     )

@@ -8,17 +8,19 @@ import torch
 from torch import Tensor
 
 from assay.models.quantization.results import WeightComparison, WeightRegion
-from packages.core.tests.unit.models.quantization.writers import (
-    CASES,
+from packages.core.tests.unit.models.quantization.rounding import (
     Case,
     Fault,
     Tensors,
-    compare_folders,
     no_fault,
     swap,
     times,
-    write_folder,
     zero_plus_one,
+)
+from packages.core.tests.unit.models.quantization.writers import (
+    CASES,
+    compare_folders,
+    write_folder,
 )
 
 NAMES = ["model.layers.0.mlp.up_proj", "model.layers.0.mlp.down_proj", "model.layers.1.mlp.up_proj"]
@@ -73,13 +75,14 @@ def test_sound_weights_are_no_finding(case: Case, tmp_path: Path) -> None:
     found = compare(tmp_path, case)
     assert not found.findings
     assert (len(found.results), found.unmatched_expected, found.unmatched_actual) == (4, (), ())
-    assert max(one.worst_ratio for one in found.results) < 1.6
+    # A power of two is up to twice the scale that just covers a group, one of fp8 may clip.
+    assert max(one.worst_ratio for one in found.results) < (2.6 if case.factor == 2 else 1.6)
     assert [one.error for one in found.results if one.name == NORM] == [0.0]
 
 
 @every_case
 def test_one_wrong_scale_is_named_with_its_factor(case: Case, tmp_path: Path) -> None:
-    factor = 1.5 if case.name == COARSE else 1.1
+    factor = 1.5 if case.name == COARSE else case.factor
     found = compare(tmp_path, case, times(factor, case.group))
     assert [(one.cause, one.weight) for one in found.findings] == [("scale", FAULTY)]
     finding = found.findings[0]

@@ -6,13 +6,15 @@ import torch
 from torch import Tensor
 
 from assay.models.quantization.results import WeightComparison, WeightRegion
-from packages.core.tests.unit.models.quantization.writers import (
-    CASES,
+from packages.core.tests.unit.models.quantization.rounding import (
     Fault,
     Tensors,
-    compare_folders,
     no_fault,
     times,
+)
+from packages.core.tests.unit.models.quantization.writers import (
+    CASES,
+    compare_folders,
     write_folder,
 )
 

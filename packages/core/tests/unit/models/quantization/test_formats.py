@@ -7,10 +7,12 @@ import torch
 
 from assay.models.quantization.formats.registry import list_weights
 from assay.models.quantization.stored import open_folder
-from packages.core.tests.unit.models.quantization.writers import (
-    CASES,
+from packages.core.tests.unit.models.quantization.rounding import (
     Case,
     no_fault,
+)
+from packages.core.tests.unit.models.quantization.writers import (
+    CASES,
     write_folder,
 )
 

@@ -20,8 +20,10 @@ from torch import Tensor
 from assay.models.quantization.formats.protocol import Format
 from assay.models.quantization.formats.registry import list_weights
 from assay.models.quantization.stored import WeightStore, open_folder
-from packages.core.tests.unit.models.quantization.writers import (
+from packages.core.tests.unit.models.quantization.rounding import (
     Tensors,
+)
+from packages.core.tests.unit.models.quantization.writers import (
     compare_folders,
     write_folder,
 )

@@ -9,7 +9,7 @@ from torch import Tensor
 from assay.models.quantization.judging import JudgedWeight, deviations_allowed
 from assay.models.quantization.measuring import measure_groups, pool_slopes
 from assay.models.quantization.quantized_weight import Grid, Groups, QuantizedWeight
-from assay.models.quantization.results import WeightFault
+from assay.models.quantization.results import WeightFault, WeightResult
 
 ROWS, COLUMNS = 1024, 256
 
@@ -19,10 +19,13 @@ class Sample:
     original: Tensor
     weight: QuantizedWeight
 
-    def findings(self) -> tuple[WeightFault, ...]:
+    def judge(self) -> WeightResult:
         errors = measure_groups(self.weight, self.original)
         limit = deviations_allowed(self.weight.groups.num_groups)
-        return JudgedWeight("w", "f", self.weight, self.original, errors, limit).judge().findings
+        return JudgedWeight("w", "f", self.weight, self.original, errors, limit, 2.0**-24).judge()
+
+    def findings(self) -> tuple[WeightFault, ...]:
+        return self.judge().findings
 
     def with_factor(self, group: int, factor: float) -> "Sample":
         scales = self.weight.scales.clone()
@@ -88,6 +91,46 @@ def test_the_scales_of_one_group_in_all_rows_are_not_the_usual_ones() -> None:
     scales[1::columns] *= 1.1
     wrong = Sample(sample.original, replace(sample.weight, scales=scales))
     assert len(wrong.findings()) > 90
+
+
+@pytest.mark.parametrize(
+    ("bits", "size", "rows"),
+    [(4, 64, 256), (4, 32, 64), (3, 128, 256), (2, 64, 256), (8, 64, 256)],
+)
+def test_a_group_of_random_codes_is_found(bits: int, size: int, rows: int) -> None:
+    sample = quantize_by_gptq(size, bits, rows)
+    across, generator = COLUMNS // size, torch.Generator().manual_seed(bits)
+    assert sample.findings() == ()
+    for number in range(5):
+        row, column = 13 * number % rows, number % across * size
+        codes = sample.weight.codes.clone()
+        drawn = torch.randint(0, 2**bits, (size,), generator=generator)
+        codes[row, column : column + size] = drawn.to(torch.uint8)
+        [finding] = Sample(sample.original, replace(sample.weight, codes=codes)).findings()
+        assert finding.place is not None
+        assert (finding.place.rows.start, finding.place.columns[0]) == (row, column)
+
+
+def test_random_codes_of_the_same_columns_in_all_rows_are_found() -> None:
+    sample = quantize_by_gptq(64, rows=256)
+    codes = sample.weight.codes.clone()
+    drawn = torch.randint(0, 16, (256, 64), generator=torch.Generator().manual_seed(0))
+    codes[:, 64:128] = drawn.to(torch.uint8)
+    found = Sample(sample.original, replace(sample.weight, codes=codes)).findings()
+    assert {one.place.columns[0] for one in found if one.place is not None} == {64}
+
+
+@pytest.mark.parametrize(("bits", "size", "rows"), [(4, 64, 512), (4, 32, 64), (3, 128, 512)])
+def test_a_scale_that_is_wrong_by_more_than_the_resolution_is_found(
+    bits: int, size: int, rows: int
+) -> None:
+    sample = quantize_by_gptq(size, bits, rows)
+    factor = 1 + 1.1 * sample.judge().resolution
+    num_groups = sample.weight.groups.num_groups
+    for number in range(6):
+        [finding] = sample.with_factor(number * 331 % num_groups, factor).findings()
+        assert finding.cause == "scale"
+        assert finding.amount == pytest.approx(factor, rel=0.1)
 
 
 @pytest.mark.parametrize("rows", [32, 64])

@@ -9,12 +9,14 @@ import torch
 from torch import Tensor
 
 from assay.errors import UsageError
-from packages.core.tests.unit.models.quantization.writers import (
-    CASES,
+from packages.core.tests.unit.models.quantization.rounding import (
     Case,
     Tensors,
-    compare_folders,
     no_fault,
+)
+from packages.core.tests.unit.models.quantization.writers import (
+    CASES,
+    compare_folders,
     write_folder,
 )
 
@@ -144,7 +146,8 @@ def test_unknown_method_lists_the_known_ones(tmp_path: Path) -> None:
     text = refusal(tmp_path, CASES["awq"], {}, {"quant_method": "aqlm"})
     assert text == (
         f"{tmp_path}/actual: the quantization method aqlm cannot be read; known methods:"
-        " awq, bitsandbytes, compressed-tensors, fbgemm_fp8, fp8, gptq"
+        " awq, bitsandbytes, compressed-tensors, fbgemm_fp8, fp8, gptq, torchao,"
+        " auto_round:auto_gptq, auto_round:auto_awq, auto_round:fp8, auto_round:llm_compressor"
     )
 
 

@@ -4,8 +4,8 @@ Each returns what the format stores for one module, and the values that the stor
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,142 +16,13 @@ from torch import Tensor
 from assay.models.quantization.comparing import compare_weights
 from assay.models.quantization.results import WeightComparison
 from assay.models.quantization.stored import open_folder
-
-Tensors = dict[str, Tensor]
-
-
-@dataclass
-class Rounded:
-    """Codes [rows, columns], scales and zero points [groups down, groups across]."""
-
-    codes: Tensor
-    scales: Tensor
-    zeros: Tensor
-    block: tuple[int, int]
-
-    @property
-    def values(self) -> Tensor:
-        return (self.codes - spread(self.zeros, self)) * spread(self.scales, self)
-
-    def region(self, group: int) -> tuple[slice, slice]:
-        down, across = divmod(group, self.scales.shape[1])
-        rows, columns = self.block
-        return (
-            slice(down * rows, (down + 1) * rows),
-            slice(across * columns, (across + 1) * columns),
-        )
-
-
-def spread(per_group: Tensor, rounded: Rounded) -> Tensor:
-    whole = per_group.repeat_interleave(rounded.block[0], 0).repeat_interleave(rounded.block[1], 1)
-    return whole[: rounded.codes.shape[0], : rounded.codes.shape[1]]
-
-
-Fault = Callable[[Rounded], None]
-
-
-def no_fault(rounded: Rounded) -> None:
-    pass
-
-
-def times(factor: float, group: int) -> Fault:
-    def plant(rounded: Rounded) -> None:
-        rounded.scales.view(-1)[group] *= factor
-
-    return plant
-
-
-def zero_plus_one(group: int) -> Fault:
-    def plant(rounded: Rounded) -> None:
-        rounded.zeros.view(-1)[group] += 1
-
-    return plant
-
-
-def swap(one: int, other: int) -> Fault:
-    def plant(rounded: Rounded) -> None:
-        here, there = rounded.region(one), rounded.region(other)
-        codes = rounded.codes[here].clone()
-        rounded.codes[here] = rounded.codes[there]
-        rounded.codes[there] = codes
-        for per_group in (rounded.scales, rounded.zeros):
-            flat = per_group.view(-1)
-            flat[[one, other]] = flat[[other, one]]
-
-    return plant
-
-
-def round_to_grid(
-    weight: Tensor, block: tuple[int, int], levels: Sequence[float], zero: str, dtype: torch.dtype
-) -> Rounded:
-    """Round to the nearest level of each group.
-
-    zero: "range" shifts integers to the range of a group, "middle" and "none" give constants.
-    """
-    rows, columns = weight.shape
-    down, across = -(-rows // block[0]), -(-columns // block[1])
-    table = torch.tensor(levels)
-    rounded = Rounded(
-        torch.zeros(rows, columns), torch.ones(down, across), torch.zeros(down, across), block
-    )
-    for group in range(down * across):
-        region = rounded.region(group)
-        part = weight[region]
-        low, high = min(float(part.min()), 0.0), max(float(part.max()), 0.0)
-        if zero == "range":
-            scale = (high - low) / (len(levels) - 1)
-            point = round(-low / scale) + levels[0]
-        else:
-            point = levels[0] + (len(levels) // 2) if zero == "middle" else 0.0
-            scale = max(high, -low) / (levels[-1] - point)
-        scale = float(torch.tensor(scale).to(dtype))
-        nearest = (part[..., None] / scale + point - table).abs().argmin(-1)
-        rounded.codes[region] = table[nearest]
-        rounded.scales.view(-1)[group], rounded.zeros.view(-1)[group] = scale, point
-    return rounded
-
-
-def pack_words(numbers: Tensor, bits: int) -> Tensor:
-    """Pack each row into words of 32 bits, the first number into the lowest bits."""
-    packed = []
-    for row in numbers.to(torch.int64).tolist():
-        stream = sum(number << (index * bits) for index, number in enumerate(row))
-        words = [(stream >> (32 * k)) & 0xFFFFFFFF for k in range(-(-len(row) * bits // 32))]
-        packed.append([word - (1 << 32) if word >= 1 << 31 else word for word in words])
-    return torch.tensor(packed, dtype=torch.int32)
-
-
-Module = Callable[[Tensor, Fault], tuple[Tensors, Tensor]]
-
-
-@dataclass
-class Case:
-    """One format: its settings in config.json and the writer of a module."""
-
-    name: str
-    settings: Mapping[str, Any]
-    write: Module
-    block: tuple[int, int] = (1, 64)
-    """Rows and columns of a group; of a weight with fewer, all."""
-    has_zeros: bool = False
-    is_contiguous: bool = True
-
-    @property
-    def num_groups(self) -> int:
-        """Of a weight of 32 rows and 256 columns."""
-        return -(-32 // self.block[0]) * -(-256 // self.block[1])
-
-    @property
-    def group(self) -> int:
-        return min(3, self.num_groups - 1)
-
-    def corner(self, group: int) -> tuple[int, int]:
-        """First row and column of a group."""
-        down, across = divmod(group, -(-256 // self.block[1]))
-        column = across * self.block[1]
-        if not self.is_contiguous:  # column c is at 7 c mod 256
-            column = min(c for c in range(256) if column <= c * 7 % 256 < column + self.block[1])
-        return down * self.block[0], column
+from packages.core.tests.unit.models.quantization.rounding import (
+    Case,
+    Fault,
+    Tensors,
+    pack_words,
+    round_to_grid,
+)
 
 
 def gptq(bits: int, size: int, *, is_second: bool = False, order: bool = False) -> Case:
@@ -237,7 +108,11 @@ def compressed(strategy: str, *, bits: int = 8, kind: str = "int", symmetric: bo
             tensors["weight_packed"] = pack_words(rounded.codes + middle, bits)
             tensors["weight_shape"] = torch.tensor(weight.shape)
             if not symmetric:
-                tensors["weight_zero_point"] = pack_words((rounded.zeros + middle).t(), bits).t()
+                zeros = pack_words((rounded.zeros + middle).t(), bits).t()
+                is_plain = strategy == "tensor"
+                tensors["weight_zero_point"] = (
+                    rounded.zeros.view(1).to(torch.int8) if is_plain else zeros
+                )
         else:
             tensors["weight"] = rounded.codes.to(
                 torch.float8_e4m3fn if kind == "float" else torch.int8
@@ -266,6 +141,59 @@ def compressed(strategy: str, *, bits: int = 8, kind: str = "int", symmetric: bo
         f"compressed-{'pack' if packed else kind}{bits}-{strategy}{'' if symmetric else '-zeros'}"
     )
     return Case(name, settings, write, block[strategy], has_zeros=not symmetric)
+
+
+def micro_scaled(kind: str) -> Case:
+    """MXFP8, MXFP4, NVFP4: a power of two per 32 values, or an fp8 scale per 16, over a global one."""
+    size, bits = (16 if kind == "nvfp4" else 32), int(kind[-1])
+    positive = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+    levels = fp8_levels() if bits == 8 else sorted({s * v for v in positive for s in (-1.0, 1.0)})
+
+    def write(weight: Tensor, fault: Fault) -> tuple[Tensors, Tensor]:
+        top = 448 * 6 / float(weight.abs().max())
+
+        def round_scale(scale: float) -> float:
+            if kind != "nvfp4":
+                return 2.0 ** math.ceil(math.log2(scale))
+            return float(torch.tensor(scale * top).to(torch.float8_e4m3fn)) / top
+
+        rounded = round_to_grid(weight, (1, size), levels, "none", round_scale)
+        fault(rounded)
+        tensors: Tensors = {}
+        if kind == "nvfp4":
+            tensors["weight_scale"] = (rounded.scales * top).to(torch.float8_e4m3fn)
+            tensors["weight_global_scale"] = torch.tensor([top])
+        else:
+            tensors["weight_scale"] = (rounded.scales.log2().round() + 127).to(torch.uint8)
+        if bits == 8:
+            tensors["weight"] = rounded.codes.to(torch.float8_e4m3fn)
+        else:
+            index = (rounded.codes.abs()[..., None] - torch.tensor(positive)).abs().argmin(-1)
+            index = index + 8 * (rounded.codes < 0)
+            tensors["weight_packed"] = (index[:, ::2] + 16 * index[:, 1::2]).to(torch.uint8)
+        return tensors, rounded.values
+
+    strategy = "tensor_group" if kind == "nvfp4" else "group"
+    weights = {"num_bits": bits, "type": "float", "strategy": strategy, "group_size": size}
+    groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
+    settings = {"quant_method": "compressed-tensors", "config_groups": groups}
+    return Case(f"compressed-{kind}", settings, write, (1, size), factor=2.0)
+
+
+def torchao(dtype: torch.dtype, size: int = 256) -> Case:
+    def write(weight: Tensor, fault: Fault) -> tuple[Tensors, Tensor]:
+        is_int = dtype == torch.int8
+        levels: Sequence[float] = range(-128, 128) if is_int else fp8_levels()
+        zero = "range" if size == 64 else "none"
+        rounded = round_to_grid(weight, (1, size), levels, zero, torch.float32)
+        fault(rounded)
+        tensors = {"_weight_qdata": rounded.codes.to(dtype), "_weight_scale": rounded.scales}
+        if is_int:
+            tensors["_weight_zero_point"] = rounded.zeros.to(torch.int8)
+        return tensors, rounded.values
+
+    name = f"torchao-{str(dtype).removeprefix('torch.')}-{size}"
+    return Case(name, {"quant_method": "torchao"}, write, (1, size), has_zeros=size == 64)
 
 
 def fp8_levels() -> list[float]:
@@ -370,7 +298,10 @@ CASES = {
         compressed("group", bits=4, packed=True), compressed("group", bits=4, packed=True, symmetric=False),
         compressed("channel", symmetric=False), compressed("tensor"), compressed("group"),
         compressed("tensor", kind="float"), compressed("channel", kind="float"),
-        compressed("block", kind="float"),
+        compressed("block", kind="float"), compressed("tensor", symmetric=False),
+        compressed("tensor", symmetric=False, packed=True),
+        micro_scaled("mxfp8"), micro_scaled("mxfp4"), micro_scaled("nvfp4"),
+        torchao(torch.int8), torchao(torch.int8, 64), torchao(torch.float8_e4m3fn),
         bitsandbytes_int8(), bitsandbytes_4bit("nf4"), bitsandbytes_4bit("fp4"),
         bitsandbytes_4bit("nf4", nested=True),
         fp8_blocks(), fp8_rows(),

@@ -78,7 +78,7 @@ def _read_state(stored: WeightStore, module: str) -> tuple[str, dict[str, object
 
 def _read_scales(
     stored: WeightStore, module: str, state: dict[str, object]
-) -> tuple[Tensor, float]:
+) -> tuple[Tensor, float | Tensor]:
     """Return the scale of each block and its relative precision.
 
     Scales may be quantized too: 8 bits by `nested_quant_map`, in blocks, after subtracting the mean.
@@ -95,8 +95,12 @@ def _read_scales(
     codes = absmax.reshape(-1).int()
     outer = stored.fetch(f"{name}.nested_absmax", name, (-(-len(codes) // size),)).float()
     scales = table[codes] * outer.repeat_interleave(size)[: len(codes)] + float(mean)
-    half_step = float(table.sort().values.diff().max()) / 2
-    return scales, half_step * float(outer.max() / scales.abs().median().clamp(min=1e-38))
+    levels = table.sort().values
+    middles = (levels[1:] + levels[:-1]) / 2
+    above = torch.bucketize(table[codes], middles)
+    widths = torch.nn.functional.pad(levels.diff(), (1, 1)).unfold(0, 2, 1).amax(1)
+    half_steps = widths[above] / 2 * outer.repeat_interleave(size)[: len(codes)]
+    return scales, half_steps / scales.abs().clamp(min=1e-38)
 
 
 INT8 = Format("SCB", "SCB", ("weight", "SCB", "weight_format"), _read_int8)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from assay.models.quantization.formats.protocol import (
     Format,
+    override_settings,
     packed_width,
     parse_count,
     parse_group_size,
@@ -27,6 +28,7 @@ _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 def _read_gptq(stored: WeightStore, module: str) -> QuantizedWeight:
     """Read `qweight` [inputs / 32 x bits, outputs], `qzeros`, `scales` [groups, outputs], `g_idx` [inputs]."""
+    stored = override_settings(stored, module)
     bits = parse_count(stored, "bits", _MOST_BITS)
     name = f"{module}.qweight"
     packed = stored.fetch(name, name, (None, None))
@@ -83,6 +85,7 @@ def _order_of(stored: WeightStore, name: str, index: Tensor, size: int) -> Tenso
 
 def _read_awq(stored: WeightStore, module: str) -> QuantizedWeight:
     """Read `qweight` [inputs, outputs / 8], `qzeros` [groups, outputs / 8], `scales` [groups, outputs]."""
+    stored = override_settings(stored, module)
     settings = stored.quantization
     bits = parse_count(stored, "bits", range(4, 5), settings.get("w_bit"))
     if str(settings.get("version", "gemm")).lower() != "gemm":

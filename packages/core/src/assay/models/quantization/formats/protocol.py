@@ -1,13 +1,24 @@
 """The interface of a format of quantized weights, and functions that read its tensors."""
 
+import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from assay.models.quantization.quantized_weight import Groups, QuantizedWeight
 from assay.models.quantization.stored import WeightStore
+
+
+class ContradictionError(ValueError):
+    """Error for a weight whose stored form contradicts the settings, so that loaders differ."""
+
+    @classmethod
+    def of(cls, module: str, key: str, verb: str = "names") -> Self:
+        """Make the error for a quantized module that a setting excludes."""
+        return cls(f"{module}.weight (quantized, though quantization_config.{key} {verb} it)")
 
 
 @dataclass(frozen=True)
@@ -22,6 +33,59 @@ class Format:
     """All tensors of a quantized module except its bias, without the module name."""
     read: Callable[[WeightStore, str], QuantizedWeight]
     """Read the named module. Raises: UsageError, naming file and key."""
+
+
+def override_settings(stored: WeightStore, module: str) -> WeightStore:
+    """Return `stored` with the quantization settings of one module.
+
+    GPTQModel 7.7 keeps them in `dynamic`, by patterns of which the first that matches counts (`-:` for
+    modules that are not quantized); auto-round 0.16 in `extra_config`, by names and patterns.
+    Raises: ContradictionError for a module that is not quantized by them.
+    """
+    for key in ("dynamic", "extra_config"):
+        settings = stored.quantization.get(key) or {}
+        if not isinstance(settings, dict):
+            raise stored.refuse_setting(key)
+        for pattern, own in settings.items():
+            sign, _, text = (
+                pattern.partition(":") if pattern[:2] in ("+:", "-:") else ("", "", pattern)
+            )
+            if text != module and not _matches(text, module):
+                continue
+            if sign == "-":
+                raise ContradictionError.of(module, key, "excludes")
+            if not isinstance(own, dict):
+                raise stored.refuse_setting(key)
+            return replace(stored, quantization={**stored.quantization, **own})
+    return stored
+
+
+def require_included(stored: WeightStore, module: str) -> None:
+    """Raise ContradictionError for a quantized module that the settings exclude from quantization.
+
+    compressed-tensors 0.20 takes names and patterns (`re:`), transformers 5.23 patterns that match from
+    the start or are the end of a name.
+    """
+    for key in ("ignore", "modules_to_not_convert", "llm_int8_skip_modules"):
+        names = stored.quantization.get(key)
+        for name in map(str, names if isinstance(names, list) else ()):
+            if key == "ignore":
+                is_named = name == module or (
+                    name.startswith("re:") and _matches(name.removeprefix("re:"), module)
+                )
+            else:
+                is_named = module.endswith(name) or _matches(
+                    rf"(?:{name})(?:(?<=\.)|(?=\.|$))", module
+                )
+            if is_named:
+                raise ContradictionError.of(module, key)
+
+
+def _matches(pattern: str, module: str) -> bool:
+    try:
+        return re.match(pattern, module) is not None
+    except re.error:
+        return False
 
 
 def parse_count(stored: WeightStore, key: str, allowed: range, *others: object) -> int:
@@ -59,9 +123,9 @@ def per_group(stored: WeightStore, name: str, values: Tensor, groups: Groups) ->
 def precision_of(scales: Tensor) -> float:
     """Return the unit roundoff of the dtype of stored scales.
 
-    Powers of two (e8m0) count as exact because codes are rounded with the stored scale.
+    Scales of 8 bits count as exact because codes are rounded with the stored scale.
     """
-    if not scales.is_floating_point() or scales.dtype == torch.float8_e8m0fnu:
+    if not scales.is_floating_point() or scales.itemsize == 1:
         return 0.0
     return float(torch.finfo(scales.dtype).eps) / 2
 

@@ -9,6 +9,7 @@ from assay.models.quantization.formats import bitsandbytes, fp8
 from assay.models.quantization.formats.compressed_tensors import COMPRESSED_TENSORS
 from assay.models.quantization.formats.packed_int32 import AWQ, GPTQ
 from assay.models.quantization.formats.protocol import Format
+from assay.models.quantization.formats.torchao import TORCHAO
 from assay.models.quantization.stored import WeightStore
 
 _FORMATS: dict[str, tuple[Format, ...]] = {
@@ -18,12 +19,23 @@ _FORMATS: dict[str, tuple[Format, ...]] = {
     "fbgemm_fp8": (fp8.ROWS,),
     "fp8": (fp8.BLOCKS,),
     "gptq": (GPTQ,),
+    "torchao": (TORCHAO,),
+    # auto-round 0.16 names the layout in `packing_format`.
+    "auto_round:auto_gptq": (GPTQ,),
+    "auto_round:auto_awq": (AWQ,),
+    "auto_round:fp8": (fp8.BLOCKS,),
+    "auto_round:llm_compressor": (COMPRESSED_TENSORS,),
 }
 
 
 def has_known_format(stored: WeightStore) -> bool:
     """Return True for a known quantization method."""
-    return str(stored.quantization.get("quant_method")) in _FORMATS
+    return _method_of(stored) in _FORMATS
+
+
+def _method_of(stored: WeightStore) -> str:
+    method = str(stored.quantization.get("quant_method"))
+    return str(stored.quantization.get("packing_format")) if method == "auto-round" else method
 
 
 def _formats_of(stored: WeightStore) -> tuple[Format, ...]:
@@ -31,7 +43,7 @@ def _formats_of(stored: WeightStore) -> tuple[Format, ...]:
 
     Raises: UsageError for an unknown method.
     """
-    method = stored.quantization.get("quant_method")
+    method = _method_of(stored)
     if not stored.quantization:
         return ()
     if not has_known_format(stored):
@@ -39,7 +51,7 @@ def _formats_of(stored: WeightStore) -> tuple[Format, ...]:
             f"{stored.origin}: the quantization method {shorten(method)} cannot be read;"
             f" known methods: {', '.join(_FORMATS)}"
         )
-    return _FORMATS[str(method)]
+    return _FORMATS[method]
 
 
 def list_weights(stored: WeightStore) -> dict[str, Format | None]:

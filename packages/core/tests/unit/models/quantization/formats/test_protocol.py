@@ -4,7 +4,9 @@ import pytest
 import torch
 
 from assay.models.quantization.formats.protocol import packed_width, unpack_bits
-from packages.core.tests.unit.models.quantization.writers import pack_words
+from packages.core.tests.unit.models.quantization.rounding import (
+    pack_words,
+)
 
 
 def test_nibbles_of_one_word() -> None:
