@@ -41,7 +41,7 @@ def _read(path: Path, clusters: Mapping[str, str]) -> Evaluation:
 
 
 def verdict_of(comparison: EvaluationComparison) -> tuple[Verdict, list[Measurement]]:
-    """Return the verdict, with a level for each task, and a row for each measure.
+    """Return the verdict, with a level for each task and pool, and a row for each measure.
 
     An underpowered task has `judged` UNDERPOWERED and verdict NOT_COMPARED.
     """
@@ -50,7 +50,7 @@ def verdict_of(comparison: EvaluationComparison) -> tuple[Verdict, list[Measurem
         reason = f"the two sides answered different questions: {'; '.join(comparison.refused)}"
         levels = {"tasks": Level(verdict=Outcome.NOT_COMPARED, reason=reason)}
     else:
-        levels = {task.name: _level_of(task) for task in comparison.tasks}
+        levels = {one.name: _level_of(one) for one in (*comparison.pools, *comparison.tasks)}
     wrong = any(task.problem and task.judged is PairedOutcome.FAIL for task in comparison.tasks)
     verdict = Verdict(
         verdict=comparison.judged.as_verdict,
@@ -62,7 +62,7 @@ def verdict_of(comparison: EvaluationComparison) -> tuple[Verdict, list[Measurem
             *comparison.notes,
             *(
                 f"{task.name}: {measure_in_words(measure)}"
-                for task in comparison.tasks
+                for task in (*comparison.pools, *comparison.tasks)
                 for measure in task.measures
             ),
         ],
@@ -71,7 +71,11 @@ def verdict_of(comparison: EvaluationComparison) -> tuple[Verdict, list[Measurem
         compared_unit="items",
         unmatched=Unmatched(expected=list(base.tasks) if comparison.refused else []),
     )
-    rows = [_row_of(task.name, measure) for task in comparison.tasks for measure in task.measures]
+    rows = [
+        _row_of(one.name, measure)
+        for one in (*comparison.pools, *comparison.tasks)
+        for measure in one.measures
+    ]
     return verdict, rows
 
 
@@ -85,14 +89,20 @@ def measure_in_words(measure: Measure) -> str:
     margin = _number(measure, measure.margin)
     if measure.name == "movement":
         return f"{values}{_movement_in_words(measure, margin)}"
+    worse, better = ("lower", "higher") if measure.higher_is_better else ("higher", "lower")
+    drop = "drop" if measure.higher_is_better else "rise"
     if measure.judged is PairedOutcome.FAIL:
-        return f"{values}lower by more than chance (p = {measure.p_worse:.2g})"
-    if measure.judged is PairedOutcome.PASS and measure.low > measure.margin:
-        return f"{values}higher by more than {margin}: did the training data contain the questions?"
+        return f"{values}{worse} by more than chance (p = {measure.p_worse:.2g})"
+    least_gain = measure.low if measure.higher_is_better else -measure.high
+    if measure.judged is PairedOutcome.PASS and least_gain > measure.margin:
+        return (
+            f"{values}{better} by more than {margin}: did the training data contain the questions?"
+        )
     if measure.judged is PairedOutcome.PASS:
-        return f"{values}a drop of {margin} is excluded"
+        return f"{values}a {drop} of {margin} is excluded"
+    instead = f", but {measure.pool} can" if measure.pool else ""
     return (
-        f"{values}{measure.num_items:,} items cannot exclude a drop of {margin}; about"
+        f"{values}{measure.num_items:,} items cannot exclude a {drop} of {margin}{instead}; about"
         f" {measure.items_needed:,} would"
     )
 
@@ -111,9 +121,10 @@ def _movement_in_words(measure: Measure, margin: str) -> str:
 def _level_of(task: TaskComparison) -> Level:
     failed = [m for m in task.measures if m.judged is PairedOutcome.FAIL]
     unsure = [m for m in task.measures if m.judged is PairedOutcome.UNDERPOWERED]
-    deciding = failed or unsure
-    reason = task.problem or "; ".join(map(measure_in_words, deciding)) or None
+    deciding = [task.problem] if task.problem else []
+    reason = "; ".join([*deciding, *map(measure_in_words, failed or unsure)]) or None
     compared = max((measure.num_items for measure in task.measures), default=0)
+    compared *= not task.members  # a pool has the items of its tasks
     judged = task.judged.value
     return Level(verdict=task.judged.as_verdict, reason=reason, compared=compared, judged=judged)
 
@@ -127,18 +138,17 @@ def _row_of(task: str, measure: Measure) -> Measurement:
         actual=measure.candidate,
         expected=measure.base,
         # The share of the margin that the difference takes.
-        ratio=abs(min(0.0, measure.difference) or measure.candidate * (measure.name == "movement"))
-        / measure.margin,
+        ratio=max(0.0, -measure.gain) / measure.margin,
         limit=1.0,
     )
 
 
 def _number(measure: Measure, value: float) -> str:
-    return f"{value:.1%}" if measure.name == "accuracy" else f"{value:.4f}"
+    return f"{value:.1%}" if measure.kind == "yes-no" else f"{value:.4f}"
 
 
 def _signed(measure: Measure, value: float) -> str:
-    return f"{value:+.1%}" if measure.name == "accuracy" else f"{value:+.4f}"
+    return f"{value:+.1%}" if measure.kind == "yes-no" else f"{value:+.4f}"
 
 
 def comparison_as_json(comparison: EvaluationComparison) -> str:
@@ -151,6 +161,7 @@ def comparison_as_json(comparison: EvaluationComparison) -> str:
         "terms": comparison.terms.model_dump(),
         "refused": list(comparison.refused),
         "notes": list(comparison.notes),
+        "pools": [_task(pool) for pool in comparison.pools],
         "tasks": [_task(task) for task in comparison.tasks],
     }
     return seal(record)
@@ -194,7 +205,7 @@ def _lines(comparison: EvaluationComparison) -> Iterator[str]:
         return
     yield "| task | measure | base | candidate | difference | bounds | margin | items | |"
     yield "|---|---|---|---|---|---|---|---|---|"
-    for task in comparison.tasks:
+    for task in (*comparison.pools, *comparison.tasks):
         name = escape_markdown(task.name)
         if task.problem:
             yield f"| {name} | {escape_markdown(task.problem)} | | | | | | | {task.judged} |"
@@ -206,7 +217,7 @@ def _lines(comparison: EvaluationComparison) -> Iterator[str]:
             )
     yield ""
     yield from (f"- {escape_markdown(note)}" for note in comparison.notes)
-    for task in comparison.tasks:
+    for task in (*comparison.pools, *comparison.tasks):
         measures = (f"{task.name}: {measure_in_words(measure)}" for measure in task.measures)
         yield from (f"- {escape_markdown(measure)}" for measure in measures)
     for task in comparison.tasks:

@@ -41,6 +41,7 @@ class Baseline(Record):
     facts: dict[str, Any]
     asked: dict[str, Any]
     tasks: dict[str, TaskResult] = Field(min_length=1)
+    groups: dict[str, tuple[str, ...]] = Field(default_factory=dict)
 
     @classmethod
     def of(cls, evaluation: Evaluation, acceptance: Acceptance) -> Self:
@@ -51,12 +52,13 @@ class Baseline(Record):
             facts=evaluation.facts,
             asked=evaluation.asked,
             tasks=evaluation.tasks,
+            groups=evaluation.groups,
         )
 
     def evaluation(self) -> Evaluation:
         """Return the evaluation that was accepted."""
         tasks = {name: replace(task, name=name) for name, task in self.tasks.items()}
-        return Evaluation(self.name, tasks, self.asked, self.facts)
+        return Evaluation(self.name, tasks, self.asked, self.facts, self.groups)
 
 
 def is_baseline(path: Path) -> bool:
@@ -102,7 +104,11 @@ def _refuse_surprises(before: Evaluation, now: Evaluation, path: Path, terms: Te
         )
     worse = compare(before, now, terms)
     if worse.judged is not PairedOutcome.PASS:
-        failing = [f"{task.name}: {task.judged}" for task in worse.tasks if task.judged != "PASS"]
+        failing = [
+            f"{task.name}: {task.judged}"
+            for task in (*worse.pools, *worse.tasks)
+            if task.judged != "PASS"
+        ]
         raise UsageError(
             f"{path} exists, and the new evaluation is not shown to be as good"
             f" ({'; '.join(failing)}). Nothing was written. To replace it anyway: --reason TEXT"
@@ -116,13 +122,13 @@ def _refuse_surprises(before: Evaluation, now: Evaluation, path: Path, terms: Te
 
 
 def _better_by_margin(reversed_: EvaluationComparison) -> str:
-    """List the measures that rose by more than their margin and by more than chance.
+    """List the measures that improved by more than their margin and by more than chance.
 
     reversed_: the comparison of the older evaluation with the newer one as base.
     """
     return ", ".join(
-        f"{task.name} {measure.name} rose by {-measure.difference:.3g}"
-        for task in reversed_.tasks
+        f"{task.name} {measure.name} improved by {-measure.gain:.3g}"
+        for task in (*reversed_.pools, *reversed_.tasks)
         for measure in task.measures
-        if -measure.difference > measure.margin and measure.p_worse < reversed_.terms.significance
+        if -measure.gain > measure.margin and measure.p_worse < reversed_.terms.significance
     )

@@ -1,32 +1,38 @@
 """Judges a candidate by a base: worse, not worse, or too few items to decide.
 
-Each task has up to three measures: accuracy; the log-probability of right answers, which detects far
-smaller changes; and, if both sides must be the same model, how far these log-probabilities moved. A measure
-fails if it is significantly lower, corrected for all measures of all tasks (Holm). It passes if a drop of
-the margin is excluded. Otherwise it is underpowered. The comparison passes if every measure passes. That
-needs no correction, because chances of a false pass do not add up.
+Each task has a measure for every metric with values per item; one for the log-probability of right answers,
+which detects far smaller changes; and, if both sides must be the same model, one for how far these moved. The
+items of several tasks are pooled for each group and for all tasks. A measure fails if it is significantly
+worse. Its p-value is corrected for all measures (Holm), and tasks, groups and all tasks have equal shares of
+the significance. It passes if a drop of the margin is excluded. Otherwise it is underpowered, unless a pool
+passes that contains it. Passing needs no correction, because chances of a false pass do not add up.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 
 import numpy as np
 
 from assay_bench.comparing.pairing import Pair, differences, pairs_of, trained_elsewhere
 from assay_bench.comparing.terms import Terms
-from assay_bench.evaluations.items import Evaluation, TaskResult
+from assay_bench.evaluations.items import LOG_PROBABILITY, Evaluation, Item, Score, TaskResult
 from assay_bench.outcomes import PairedOutcome
-from assay_bench.statistics import accuracy as exact
-from assay_bench.statistics.accuracy import deflated, p_worse_of_clusters
-from assay_bench.statistics.families import holm, items_needed
-from assay_bench.statistics.mean_difference import MeanDifference
+from assay_bench.statistics.families import holm, holm_in_layers, items_needed
+from assay_bench.statistics.paired import Differences, p_not_inferior, p_worse
+
+ALL_TASKS = "all tasks"
+
+_Problem = tuple[PairedOutcome, str]
 
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """One measure of one task on both sides."""
+    """One measure of a task or pool on both sides."""
 
     name: str
+    kind: str
+    """That of the score, or movement."""
     base: float
     candidate: float
     difference: float
@@ -37,26 +43,36 @@ class Measure:
     margin: float
     num_items: int
     p_worse: float
-    """After judging, adjusted for all measures of all tasks."""
+    """After judging, adjusted for all measures."""
     p_not_inferior: float
+    higher_is_better: bool = True
     judged: PairedOutcome = PairedOutcome.UNDERPOWERED
     items_needed: int | None = None
     """Items that would give an equally good candidate a PASS; None after a PASS."""
+    pool: str | None = None
+    """The pool that passes, and contains this underpowered measure."""
+
+    @property
+    def gain(self) -> float:
+        """Return the improvement of the candidate; negative for a drop."""
+        return self.difference if self.higher_is_better else -self.difference
 
 
 @dataclass(frozen=True, slots=True)
 class TaskComparison:
-    """One task on both sides."""
+    """One task, or the pooled items of several, on both sides."""
 
     name: str
     judged: PairedOutcome
     measures: tuple[Measure, ...] = ()
     problem: str | None = None
-    """Reason for a FAIL or NOT_COMPARED without measures."""
+    """Reason for a FAIL or NOT_COMPARED, whatever the measures."""
     lost: tuple[Pair, ...] = ()
     """Items that only the base got right."""
     gained: tuple[Pair, ...] = ()
     """Items that only the candidate got right."""
+    members: tuple[str, ...] = ()
+    """The tasks of a pool."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +83,8 @@ class EvaluationComparison:
     candidate: Evaluation
     terms: Terms
     tasks: tuple[TaskComparison, ...]
+    pools: tuple[TaskComparison, ...] = ()
+    """Groups, and all tasks, where several tasks have the same measure."""
     refused: tuple[str, ...] = ()
     """Differences between the questions; nothing is compared if there are any."""
     notes: tuple[str, ...] = ()
@@ -74,158 +92,274 @@ class EvaluationComparison:
 
     @property
     def judged(self) -> PairedOutcome:
-        """Return the worst outcome of all tasks."""
+        """Return the worst outcome of all tasks, or FAIL if a pool fails."""
         if self.refused or not self.tasks:
             return PairedOutcome.NOT_COMPARED
-        return PairedOutcome.worst(task.judged for task in self.tasks)
+        failed = [pool.judged for pool in self.pools if pool.judged is PairedOutcome.FAIL]
+        return PairedOutcome.worst([*failed, *(task.judged for task in self.tasks)])
 
 
 def compare(base: Evaluation, candidate: Evaluation, terms: Terms) -> EvaluationComparison:
     """Judge a candidate by a base."""
     if refused := differences(base, candidate):
-        return EvaluationComparison(base, candidate, terms, (), tuple(refused))
-    notes = []
+        return EvaluationComparison(base, candidate, terms, (), refused=tuple(refused))
+    notes = [
+        f"{task.name}: {name} is not judged: {metric.reason}"
+        for task in base.tasks.values()
+        for name, metric in task.unjudged.items()
+    ]
     if terms.movement is not None and (elsewhere := trained_elsewhere(base, candidate)):
         notes.append(f"movement is not judged: other weights, and {elsewhere}")
         terms = terms.model_copy(update={"movement": None})
-    tasks = [_measured(task, candidate.tasks[name], terms) for name, task in base.tasks.items()]
-    adjusted = holm({(t.name, m.name): m.p_worse for t in tasks for m in t.measures})
-    judged = [_judge(task, adjusted, terms) for task in tasks]
-    return EvaluationComparison(base, candidate, terms, tuple(judged), notes=tuple(notes))
+    tasks: list[TaskComparison] = []
+    columns: dict[str, list[_Column]] = {}
+    for name, task in base.tasks.items():
+        measured, columns[name] = _measured(task, candidate.tasks[name], terms)
+        tasks.append(measured)
+    members = {f"group {name}": tasks_ for name, tasks_ in base.groups.items()}
+    if len(columns) > 1 and all(len(names) < len(columns) for names in members.values()):
+        members[ALL_TASKS] = tuple(columns)
+    pools = [
+        TaskComparison(name, PairedOutcome.PASS, measures, members=names)
+        for name, names in members.items()
+        if (measures := _pooled([columns.get(one, []) for one in names], terms))
+    ]
+    judged_tasks, judged_pools = _judge(tasks, pools, terms)
+    return EvaluationComparison(
+        base, candidate, terms, judged_tasks, judged_pools, notes=tuple(notes)
+    )
 
 
-def _measured(base: TaskResult, candidate: TaskResult, terms: Terms) -> TaskComparison:
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """The paired values of one measure."""
+
+    name: str
+    kind: str
+    base: float
+    candidate: float
+    differences: Differences
+    """Positive if the candidate is better."""
+    margin: float
+    higher_is_better: bool
+
+    def measure(self, terms: Terms) -> Measure:
+        given, sign = self.differences, 1 if self.higher_is_better else -1
+        low, high = sorted(sign * bound for bound in given.interval(1 - 2 * terms.significance))
+        # At least one changed answer: a variance of zero would ask for no items.
+        variance = max(given.variance, (self.kind == "yes-no") / given.num_items)
+        return Measure(
+            name=self.name,
+            kind=self.kind,
+            base=self.base,
+            candidate=self.candidate,
+            difference=sign * given.mean + 0.0,  # not -0.0
+            low=low,
+            high=high,
+            margin=self.margin,
+            num_items=given.num_items,
+            p_worse=p_worse(given),
+            p_not_inferior=p_not_inferior(given, self.margin),
+            higher_is_better=self.higher_is_better,
+            items_needed=_needed(variance, self.margin, terms),
+        )
+
+
+def _measured(
+    base: TaskResult, candidate: TaskResult, terms: Terms
+) -> tuple[TaskComparison, list[_Column]]:
+    """Return the measures of a task before they are judged, and their values."""
     pairs = pairs_of(base, candidate)
-    name = base.name
-    for side, index in (("base", 0), ("candidate", 1)):
-        wrong = sum(not pair[index].is_finite for pair in pairs)
-        if wrong:
-            judged = PairedOutcome.NOT_COMPARED if side == "base" else PairedOutcome.FAIL
-            problem = f"{wrong} of {len(pairs)} log-probabilities of the {side} are NaN or infinite"
-            return TaskComparison(name, judged, problem=problem)
-    found = (_accuracy(pairs, terms), _log_probability(pairs, terms), _movement(pairs, terms))
-    measures = tuple(measure for measure in found if measure is not None)
-    if not measures:
-        problem = "the task has neither a yes-or-no metric nor log-probabilities of right answers"
-        return TaskComparison(name, PairedOutcome.NOT_COMPARED, problem=problem)
-    return TaskComparison(
-        name,
-        PairedOutcome.UNDERPOWERED,
-        measures,
+    place_of = {item.key: place for place, item in enumerate(candidate.items)}
+    places = [place_of[item.key] for item in base.items]
+    theirs = candidate.all_scores()
+    problems = list(_unjudged_drops(base, candidate))
+    for side, task, outcome in (
+        ("candidate", candidate, PairedOutcome.FAIL),
+        ("base", base, PairedOutcome.NOT_COMPARED),
+    ):
+        if task.num_nan_calls:
+            problems.append((outcome, f"{side}: {task.nan_calls_in_words}"))
+    columns: list[_Column] = []
+    measures: list[Measure] = []
+    for name, was in base.all_scores().items():
+        if name not in theirs:
+            problem = f"{name} is not judged: the candidate has no values of it"
+            problems.append((PairedOutcome.NOT_COMPARED, problem))
+            continue
+        now = replace(theirs[name], values=tuple(theirs[name].values[place] for place in places))
+        if found := _problem_of(name, was, now):
+            problems.append(found)
+            continue
+        of_pairs = zip(pairs, was.values, now.values, strict=True)
+        values = [
+            (pair[0], one, two)
+            for pair, one, two in of_pairs
+            if one is not None and two is not None
+        ]
+        if not values:
+            continue
+        columns.append(_column(name, was, values, terms))
+        if name == LOG_PROBABILITY and terms.movement is not None:
+            measures.append(_movement(values, terms, terms.movement))
+    measures = [*(column.measure(terms) for column in columns), *measures]
+    if not measures and not problems:
+        problem = "the task has neither a metric with values nor log-probabilities of right answers"
+        problems.append((PairedOutcome.NOT_COMPARED, problem))
+    comparison = TaskComparison(
+        base.name,
+        PairedOutcome.worst([PairedOutcome.PASS, *(outcome for outcome, _ in problems)]),
+        tuple(measures),
+        problem="; ".join(problem for _, problem in problems) or None,
         lost=tuple(pair for pair in pairs if pair[0].right and pair[1].right is False),
         gained=tuple(pair for pair in pairs if pair[1].right and pair[0].right is False),
     )
+    return comparison, columns
 
 
-def _judge(
-    task: TaskComparison, adjusted: Mapping[tuple[str, str], float], terms: Terms
-) -> TaskComparison:
-    if task.problem is not None:
-        return task
-    measures = []
-    for given in task.measures:
-        measure = replace(given, p_worse=adjusted[task.name, given.name])
-        if measure.p_not_inferior < terms.significance:
-            measure = replace(measure, judged=PairedOutcome.PASS, items_needed=None)
-        elif measure.p_worse < terms.significance:
-            measure = replace(measure, judged=PairedOutcome.FAIL)
-        measures.append(measure)
-    judged = PairedOutcome.worst(measure.judged for measure in measures)
-    return replace(task, measures=tuple(measures), judged=judged)
+def _unjudged_drops(base: TaskResult, candidate: TaskResult) -> Iterator[_Problem]:
+    """Name metrics without values per item that are worse, or that the candidate lacks."""
+    for name, was in base.unjudged.items():
+        if was.value is None:
+            continue
+        other = candidate.unjudged.get(name)
+        now = other.value if other else None
+        if name in candidate.scores:
+            now = candidate.scores[name].mean
+        if now is None:
+            yield PairedOutcome.NOT_COMPARED, f"{name} is missing from the candidate"
+        elif was.higher_is_better is None or now == was.value:
+            continue
+        elif (now > was.value) != was.higher_is_better:  # also for NaN
+            change = f"{name} is worse ({was.value:.4g} -> {now:.4g})"
+            yield PairedOutcome.NOT_COMPARED, f"{change} and nobody judges it: {was.reason}"
 
 
-def _accuracy(pairs: Sequence[Pair], terms: Terms) -> Measure | None:
-    if any(item.right is None for pair in pairs for item in pair):
-        return None
-    base, candidate = ([bool(pair[side].right) for pair in pairs] for side in (0, 1))
-    answers = exact.PairedAnswers.of(base, candidate)
-    clusters = _clusters(pairs)
-    if clusters is None:
-        p_worse, counted = exact.p_worse(answers), answers
-    else:
-        differences = [float(now) - float(was) for was, now in zip(base, candidate, strict=True)]
-        p_worse = p_worse_of_clusters(differences, clusters)
-        counted = deflated(answers, differences, clusters)
-    low, high = exact.interval(counted, 1 - 2 * terms.significance)
-    # At least one discordant item: a variance of zero would ask for no items.
-    variance = max(answers.discordance, 1 / len(pairs)) * answers.num_items / counted.num_items
-    return Measure(
-        name="accuracy",
-        base=float(np.mean(base)),
-        candidate=float(np.mean(candidate)),
-        difference=answers.difference,
-        low=low,
-        high=high,
-        margin=terms.accuracy,
-        num_items=len(pairs),
-        p_worse=p_worse,
-        p_not_inferior=exact.p_not_inferior(counted, terms.accuracy),
-        items_needed=_needed(variance, terms.accuracy, terms),
+def _problem_of(name: str, was: Score, now: Score) -> _Problem | None:
+    """Return why a score cannot be compared."""
+    what = "log-probabilities" if name == LOG_PROBABILITY else f"values of {name}"
+    for outcome, side, score in (
+        (PairedOutcome.FAIL, "candidate", now),
+        (PairedOutcome.NOT_COMPARED, "base", was),
+    ):
+        if wrong := score.num_wrong:
+            all_ = len(score.values)
+            return outcome, f"{wrong} of {all_} {what} of the {side} are NaN or infinite"
+    if was.higher_is_better is not now.higher_is_better:
+        return PairedOutcome.NOT_COMPARED, f"{name}: the sides differ in whether higher is better"
+    if any(
+        (one is None) is not (two is None) for one, two in zip(was.values, now.values, strict=True)
+    ):
+        return PairedOutcome.NOT_COMPARED, f"{name} applies to other items of the candidate"
+    return None
+
+
+_Values = Sequence[tuple[Item, float, float]]
+"""Each item, with the values of base and candidate."""
+
+
+def _column(name: str, score: Score, values: _Values, terms: Terms) -> _Column:
+    sign = 1 if score.higher_is_better else -1
+    changes = [sign * (now - was) for _, was, now in values]
+    nats = score.kind == "nats per byte"
+    return _Column(
+        name=name,
+        kind=score.kind,
+        base=fmean(was for _, was, _ in values),
+        candidate=fmean(now for *_, now in values),
+        differences=Differences.of(
+            changes, _clusters(values), largest=1.0 if score.kind == "yes-no" else None
+        ),
+        margin=terms.log_probability if nats else terms.accuracy * score.scale,
+        higher_is_better=score.higher_is_better,
     )
 
 
-def _log_probability(pairs: Sequence[Pair], terms: Terms) -> Measure | None:
-    values = _log_probabilities(pairs)
-    if values is None:
-        return None
-    base, candidate = values
-    differences = [now - was for was, now in zip(base, candidate, strict=True)]
-    mean = MeanDifference.of(differences, _clusters(pairs))
-    low, high = mean.interval(1 - 2 * terms.significance)
-    # The variance of one item, including the correlation within clusters.
-    variance = mean.standard_error**2 * mean.num_items
-    return Measure(
-        name="log-probability",
-        base=float(np.mean(base)),
-        candidate=float(np.mean(candidate)),
-        difference=mean.mean,
-        low=low,
-        high=high,
-        margin=terms.log_probability,
-        num_items=mean.num_items,
-        p_worse=mean.p_below(0.0),
-        p_not_inferior=mean.p_above(-terms.log_probability),
-        items_needed=_needed(variance, terms.log_probability, terms),
-    )
-
-
-def _movement(pairs: Sequence[Pair], terms: Terms) -> Measure | None:
+def _movement(values: _Values, terms: Terms, allowed: float) -> Measure:
     """Measure the root mean square of the differences."""
-    values = _log_probabilities(pairs)
-    if values is None or terms.movement is None:
-        return None
-    squares = [(now - was) ** 2 for was, now in zip(*values, strict=True)]
-    mean, allowed = MeanDifference.of(squares, _clusters(pairs)), terms.movement**2
-    low, high = (max(0.0, bound) ** 0.5 for bound in mean.interval(1 - 2 * terms.significance))
-    moved = mean.mean**0.5
-    variance = mean.standard_error**2 * mean.num_items
+    squares = Differences.of([(now - was) ** 2 for _, was, now in values], _clusters(values))
+    low, high = (max(0.0, bound) ** 0.5 for bound in squares.interval(1 - 2 * terms.significance))
+    moved = max(0.0, squares.mean) ** 0.5
     return Measure(
         name="movement",
+        kind="movement",
         base=0.0,
         candidate=moved,
         difference=moved,
         low=low,
         high=high,
-        margin=terms.movement,
-        num_items=mean.num_items,
-        p_worse=mean.p_above(allowed),
-        p_not_inferior=mean.p_below(allowed),
-        items_needed=_needed(variance, allowed, terms),
+        margin=allowed,
+        num_items=squares.num_items,
+        p_worse=p_not_inferior(squares, -(allowed**2)),
+        p_not_inferior=p_not_inferior(squares.mirrored(), allowed**2),
+        higher_is_better=False,
+        items_needed=_needed(squares.variance, allowed**2, terms),
     )
 
 
-def _log_probabilities(pairs: Sequence[Pair]) -> tuple[list[float], list[float]] | None:
-    """Return the values of both sides; None if an item has none."""
-    values = [(one.log_probability, two.log_probability) for one, two in pairs]
-    base = [was for was, _ in values if was is not None]
-    candidate = [now for _, now in values if now is not None]
-    return (base, candidate) if len(base) == len(candidate) == len(pairs) else None
+def _pooled(parts: Sequence[Sequence[_Column]], terms: Terms) -> tuple[Measure, ...]:
+    """Return a measure for each that several tasks have, over the items of all of them."""
+    alike: dict[tuple[str, str, float, bool], list[_Column]] = {}
+    for column in (column for part in parts for column in part):
+        key = (column.name, column.kind, column.margin, column.higher_is_better)
+        alike.setdefault(key, []).append(column)
+    found = []
+    for columns in (columns for columns in alike.values() if len(columns) > 1):
+        sizes = [column.differences.num_items for column in columns]
+        base, candidate = (
+            float(np.average([getattr(column, side) for column in columns], weights=sizes))
+            for side in ("base", "candidate")
+        )
+        joined = Differences.pooled(column.differences for column in columns)
+        pool = replace(columns[0], base=base, candidate=candidate, differences=joined)
+        found.append(pool.measure(terms))
+    return tuple(found)
+
+
+def _judge(
+    tasks: Sequence[TaskComparison], pools: Sequence[TaskComparison], terms: Terms
+) -> tuple[tuple[TaskComparison, ...], tuple[TaskComparison, ...]]:
+    groups = [pool for pool in pools if pool.name != ALL_TASKS]
+    suite = [pool for pool in pools if pool.name == ALL_TASKS]
+    layers = [
+        {(one.name, measure.name): measure.p_worse for one in compared for measure in one.measures}
+        for compared in (tasks, groups, suite)
+    ]
+    adjusted = holm_in_layers(layers)
+    among_tasks = holm(layers[0])
+
+    def judged(layer: int, given: TaskComparison) -> TaskComparison:
+        measures = []
+        for one in given.measures:
+            key = given.name, one.name
+            measure = replace(one, p_worse=adjusted[layer][key])
+            if measure.p_not_inferior < terms.significance:
+                measure = replace(measure, judged=PairedOutcome.PASS, items_needed=None)
+            elif measure.p_worse < terms.significance:
+                measure = replace(measure, judged=PairedOutcome.FAIL)
+            elif layer == 0 and among_tasks[key] >= 1 - terms.power:
+                # One of the tasks of an equal candidate drops by more with a chance of 1 - power.
+                measure = replace(measure, pool=passing.get(key))
+            measures.append(measure)
+        outcomes = [PairedOutcome.PASS if one.pool else one.judged for one in measures]
+        return replace(
+            given, measures=tuple(measures), judged=PairedOutcome.worst([given.judged, *outcomes])
+        )
+
+    passing: dict[tuple[str, str], str] = {}
+    judged_pools = [*(judged(1, one) for one in groups), *(judged(2, one) for one in suite)]
+    for pool in judged_pools:
+        passed = [one.name for one in pool.measures if one.judged is PairedOutcome.PASS]
+        passing |= {(member, name): pool.name for member in pool.members for name in passed}
+    judged_tasks = tuple(judged(0, task) for task in tasks)
+    return judged_tasks, tuple(judged_pools)
 
 
 def _needed(variance: float, margin: float, terms: Terms) -> int:
     return items_needed(variance, margin, terms.significance, terms.power)
 
 
-def _clusters(pairs: Sequence[Pair]) -> list[str] | None:
-    found = [pair[0].cluster for pair in pairs]
-    return [name for name in found if name is not None] if all(found) else None
+def _clusters(values: _Values) -> list[str]:
+    """Name the cluster of each item; without clusters, its document, which other tasks may share."""
+    found = [item.cluster for item, *_ in values]
+    return [name for name in found if name] if all(found) else [item.key for item, *_ in values]

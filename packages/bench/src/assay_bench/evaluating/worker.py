@@ -5,7 +5,7 @@ lm-eval's class for transformers models gets the model, a byte tokenizer, and pr
 
 import logging
 import warnings
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -90,8 +90,9 @@ def _run_task(
 
     folder = task_folder(Path(options.folder), task)
     config = load_task(task, folder / "documents")
+    counted = NanCalls()
     tracker = EvaluationTracker(output_path=str(folder / "results.json"))
-    with warnings.catch_warnings(), device.execution():
+    with warnings.catch_warnings(), device.execution(), counted.of(language_model.model):
         warnings.simplefilter("ignore")  # libraries warn about each other
         with _one_line_errors(task):
             results: Any = simple_evaluate(
@@ -103,13 +104,40 @@ def _run_task(
                 evaluation_tracker=tracker,
             )
     samples = results.pop("samples")
-    tracker.save_results_aggregated(results=results | {"assay": facts}, samples=samples)
+    tracker.save_results_aggregated(
+        results=results | {"assay": facts | {"num_nan_calls": counted.number}}, samples=samples
+    )
     for name in samples:
         tracker.save_results_samples(task_name=name, samples=samples[name])
     if not any(folder.glob("results_*.json")):
         # lm-eval only logs that it could not write.
         raise MachineError(f"lm-eval could not write its results into {folder}")
     write_whole(folder / DONE_FILE, seal(options.key()))
+
+
+class NanCalls:
+    """Counts calls of a model that give NaN or infinity for the next token.
+
+    Generated text does not show them: the largest of NaN is some token.
+    """
+
+    def __init__(self) -> None:
+        self.number = 0
+
+    @contextmanager
+    def of(self, model: torch.nn.Module) -> Iterator[None]:
+        """Count the calls inside the context."""
+        handle = model.register_forward_hook(self._count)
+        try:
+            yield
+        finally:
+            handle.remove()
+
+    def _count(
+        self, _model: torch.nn.Module, _inputs: object, output: Mapping[str, torch.Tensor]
+    ) -> None:
+        last = output["logits"][:, -1]  # padded positions before it may hold anything
+        self.number += bool((last.isnan() | last.isposinf()).any())
 
 
 @contextmanager

@@ -4,11 +4,13 @@ import glob
 import math
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from assay.errors import UsageError
@@ -23,7 +25,15 @@ from assay.files import (
 )
 from assay.runs.provenance import redact
 from assay.verdicts import Record
-from assay_bench.evaluations.items import Evaluation, Item, TaskResult
+from assay_bench.evaluations.choices import num_right, right_options, target_text
+from assay_bench.evaluations.items import (
+    LOG_PROBABILITY,
+    Evaluation,
+    Item,
+    TaskResult,
+    UnjudgedMetric,
+)
+from assay_bench.evaluations.metrics import ContradictionError, read_metrics
 
 # Keys of a task's configuration that decide what the model is asked and how its answer is read.
 _TASK_KEYS = (
@@ -48,6 +58,8 @@ MANIFEST = "evaluation.json"
 
 Sample = Mapping[str, Any]
 
+_MALFORMED = (KeyError, IndexError, TypeError, ValueError, AttributeError)
+
 
 def make_evaluation_error(place: Path | str, problem: object) -> UsageError:
     """Make the error for a folder or file."""
@@ -63,6 +75,8 @@ class _Results(BaseModel):
     configs: dict[str, dict[str, Any]] = Field(min_length=1)
     versions: dict[str, Any] = Field(default_factory=dict)
     fewshot: dict[str, Any] = Field(default_factory=dict, alias="n-shot")
+    directions: dict[str, dict[str, Any]] | None = Field(default=None, alias="higher_is_better")
+    group_subtasks: dict[str, list[str]] = Field(default_factory=dict)
     config: dict[str, Any] = Field(default_factory=dict)
     model_name: str | None = None
     ours: dict[str, Any] = Field(default_factory=dict, alias="assay")
@@ -125,6 +139,7 @@ def read_evaluation(path: Path, clusters: Mapping[str, str] | None = None) -> Ev
         tasks=tasks,
         asked={key: extra.get(key) for key in _EVALUATION_KEYS},
         facts=ours | {key: extra[key] for key in _FACTS if key in extra},
+        groups=_tasks_of_groups(results.group_subtasks, tasks),
     )
 
 
@@ -135,7 +150,8 @@ def _merged(folder: Path, manifest: Manifest, clusters: Mapping[str, str] | None
             raise UnreadableFileError.of(folder / name, "it was changed after the run")
     parts = [read_evaluation(_within(folder, file), clusters) for file in manifest.results.values()]
     tasks = {name: task for part in parts for name, task in part.tasks.items()}
-    return replace(parts[0], tasks=tasks)
+    groups = {name: members for part in parts for name, members in part.groups.items()}
+    return replace(parts[0], tasks=tasks, groups=groups)
 
 
 def _within(folder: Path, name: str) -> Path:
@@ -176,128 +192,160 @@ def _results_of_task(
     asked = {key: config.get(key) for key in _TASK_KEYS}
     asked |= {"version": results.versions.get(name), "fewshot": results.fewshot.get(name)}
     for filter_, samples in by_filter.items():
-        metric = _metric_of(samples, file)
-        result = TaskResult(
-            name=name if len(by_filter) == 1 else f"{name} ({filter_})",
-            metric=metric,
-            chance=_chance(samples, str(config.get("output_type")), file),
-            items=tuple(_items(samples, str(config.get("output_type")), metric, cluster, file)),
-            asked=asked,
-        )
-        _require_agreement(result, results.results.get(name, {}), f"{metric},{filter_}", file)
-        yield result
-
-
-# Allowed rounding error of a mean.
-_EQUAL = 1e-9
-
-
-def _require_agreement(
-    result: TaskResult, aggregated: Mapping[str, Any], key: str, file: Path
-) -> None:
-    """Check the accuracy that lm-eval wrote against the mean over the samples.
-
-    Raises: UnreadableFileError if the two differ.
-    """
-    stated = aggregated.get(key)
-    if result.accuracy is None or not isinstance(stated, int | float):
-        return
-    if not math.isclose(result.accuracy, stated, rel_tol=_EQUAL, abs_tol=_EQUAL):
-        raise UnreadableFileError.of(
-            file, f"its samples give {key} {result.accuracy:.6g}, the results say {stated:.6g}"
-        )
-
-
-def _metric_of(samples: list[Sample], file: Path) -> str | None:
-    """Return the first metric that is yes or no for every item."""
-    metrics = samples[0].get("metrics", [])
-    if not isinstance(metrics, list):
-        raise make_evaluation_error(
-            file, "sample 1 is not an lm-eval sample: metrics is not a list"
-        )
-    for metric in map(str, metrics):
-        if all(_truth(sample.get(metric)) is not None for sample in samples):
-            return metric
-    return None
-
-
-def _chance(samples: Sequence[Sample], kind: str, file: Path) -> float | None:
-    """Return the accuracy of a guess; None unless the task is multiple choice."""
-    if kind != "multiple_choice":
-        return None
-    try:
-        return sum(1 / len(sample["arguments"]) for sample in samples) / len(samples)
-    except (KeyError, TypeError, ZeroDivisionError) as error:
-        raise make_evaluation_error(
-            file, f"not an lm-eval sample: {type(error).__name__}: {error}"
-        ) from None
-
-
-def _items(
-    samples: Iterable[Sample], kind: str, metric: str | None, cluster: str | None, file: Path
-) -> Iterator[Item]:
-    seen: Counter[str] = Counter()
-    for number, sample in enumerate(samples, 1):
         try:
+            result = _result_of_filter(name, filter_, samples, results, cluster, file)
+        except ContradictionError as error:
+            metric, found, stated = error.args
+            raise UnreadableFileError.of(
+                file,
+                f"its samples give {metric},{filter_} {found:.6g}, the results say {stated:.6g}",
+            ) from None
+        except _MALFORMED as error:
+            raise make_evaluation_error(
+                file, f"not samples of lm-eval: {type(error).__name__}: {error}"
+            ) from None
+        yield replace(
+            result, asked=asked, name=name if len(by_filter) == 1 else f"{name} ({filter_})"
+        )
+
+
+def _result_of_filter(
+    name: str,
+    filter_: str,
+    samples: Sequence[Sample],
+    results: _Results,
+    cluster: str | None,
+    file: Path,
+) -> TaskResult:
+    config, directions = results.configs[name], results.directions
+    kind = str(config.get("output_type"))
+    requests = []
+    for number, sample in enumerate(samples, 1):
+        with _named(file, number):
+            requests.append(_requests(sample, kind))
+    likelihoods = [one.likelihoods for one in requests]
+    stated = {
+        key.removesuffix(f",{filter_}"): value
+        for key, value in results.results.get(name, {}).items()
+        if key.endswith(f",{filter_}") and isinstance(value, int | float)
+    }
+    scores, unjudged = read_metrics(
+        samples,
+        likelihoods,
+        stated,
+        config,
+        None if directions is None else directions.get(name, {}),
+    )
+    metric = next((name for name, score in scores.items() if score.kind == "yes-no"), None)
+    options: Sequence[int | None] | None = [0 if one else None for one in likelihoods]
+    chance = None
+    if kind == "multiple_choice":
+        options = right_options(samples, [one.continuations for one in requests], likelihoods)
+        pairs = zip(samples, likelihoods, strict=True)
+        if metric is not None and metric.startswith("acc"):
+            chance = sum(num_right(sample) / len(one) for sample, one in pairs) / len(samples)
+    if options is None or (any(likelihoods) and None in options):
+        reason = "the samples do not say which option is right"
+        unjudged[LOG_PROBABILITY] = UnjudgedMetric(value=None, higher_is_better=True, reason=reason)
+        options = [None] * len(samples)
+    rights = scores[metric].values if metric is not None else [None] * len(samples)
+    best = float(metric is not None and scores[metric].higher_is_better)
+    seen: Counter[str] = Counter()
+    items = []
+    for number, (sample, request, option, right) in enumerate(
+        zip(samples, requests, options, rights, strict=True), 1
+    ):
+        with _named(file, number):
             document = str(sample["doc_hash"])[:_HASH_LENGTH]
             seen[document] += 1
             again = f"#{seen[document]}" if seen[document] > 1 else ""
-            yield Item(
-                key=document + again,
-                prompt_hash=str(sample["prompt_hash"])[:_HASH_LENGTH],
-                target_hash=str(sample["target_hash"])[:_HASH_LENGTH],
-                right=None if metric is None else _truth(sample[metric]),
-                cluster=None if cluster is None else str(sample["doc"][cluster]),
-                **_answers(sample, kind),
+            items.append(
+                Item(
+                    key=document + again,
+                    prompt_hash=str(sample["prompt_hash"])[:_HASH_LENGTH],
+                    target_hash=str(sample["target_hash"])[:_HASH_LENGTH],
+                    right=None if right is None else right == best,
+                    cluster=None if cluster is None else str(sample["doc"][cluster]),
+                    **_answers(sample, kind, request, option),
+                )
             )
-        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-            raise make_evaluation_error(
-                file, f"sample {number} is not an lm-eval sample: {type(error).__name__}: {error}"
-            ) from None
+    return TaskResult(
+        metric=metric,
+        chance=chance,
+        items=tuple(items),
+        scores=scores,
+        unjudged=unjudged,
+        num_nan_calls=int(results.ours.get("num_nan_calls", 0)),
+    )
 
 
-def _truth(value: object) -> bool | None:
-    return bool(value) if isinstance(value, (bool, int, float)) and value in (0, 1) else None
+@contextmanager
+def _named(file: Path, number: int) -> Iterator[None]:
+    """Raise UsageError with the number of a sample that lm-eval did not write."""
+    try:
+        yield
+    except _MALFORMED as error:
+        raise make_evaluation_error(
+            file, f"sample {number} is not an lm-eval sample: {type(error).__name__}: {error}"
+        ) from None
 
 
-def _answers(sample: Sample, kind: str) -> dict[str, Any]:
-    """Read question, target, answer and log-probability per byte from the requests of a sample.
+class _Requests(NamedTuple):
+    """The requests of a sample, without those of options alone, which acc_mutual_info adds."""
 
-    There is one request for each continuation, or one of another kind. lm-eval's command line writes
-    arguments as objects, and numbers as text.
-    kind: `output_type` of the task.
-    """
-    arguments, target, filtered = sample["arguments"], sample["target"], sample["filtered_resps"]
+    question: str
+    continuations: list[str]
+    likelihoods: list[float]
+    """Empty for generated text."""
+
+
+def _requests(sample: Sample, kind: str) -> _Requests:
+    """Read arguments, which lm-eval's command line writes as objects, and responses, as text."""
+    arguments = sample["arguments"]
     if isinstance(arguments, dict):
         arguments = [list(request.values()) for request in arguments.values()]
     responses = [responses[0] for responses in sample["resps"]]
     question = str(arguments[0][0])
-    target = str(target[0] if isinstance(target, list) else target)
     if kind not in _LIKELIHOOD_KINDS:
-        answer = str(filtered[0] if isinstance(filtered, list) else filtered)
-        return {"question": question, "target": target, "answer": answer}
+        return _Requests(question, [], [])
+    if "acc_mutual_info" in sample["metrics"]:
+        arguments = [request for request in arguments if request[0] != ""]
     continuations = [str(request[-1]) for request in arguments]
     likelihoods = [float(one[0] if isinstance(one, list) else one) for one in responses]
-    right = _target_index(continuations, target)
-    num_bytes = max(1, len(continuations[right].encode()))
-    answer = ""
+    return _Requests(question, continuations, likelihoods[: len(continuations)])
+
+
+def _answers(sample: Sample, kind: str, request: _Requests, right: int | None) -> dict[str, Any]:
+    """Return question, target, answer and log-probability per byte of the right option."""
+    target, filtered = target_text(sample), sample["filtered_resps"]
+    answer = str(filtered[0] if isinstance(filtered, list) else filtered)
+    found: dict[str, Any] = {"question": request.question, "target": target, "answer": answer}
+    if not request.likelihoods:
+        return found
     if kind == "multiple_choice":
-        best = max(range(len(continuations)), key=likelihoods.__getitem__)
-        target, answer = continuations[right].strip(), continuations[best].strip()
+        texts = [text.strip() for text in request.continuations]
+        found["answer"] = texts[int(np.argmax(request.likelihoods))]
+        found["target"] = target if right is None else texts[right]
     elif kind == "loglikelihood":
-        answer = target if str(responses[0][1]) == "True" else "(other text)"
-    return {
-        "question": question,
-        "target": target,
-        "answer": answer,
-        "log_probability": likelihoods[right] / num_bytes,
-    }
+        found["answer"] = target if str(sample["resps"][0][0][1]) == "True" else "(other text)"
+    if right is not None:
+        num_bytes = max(1, len(request.continuations[right].encode()))
+        found["log_probability"] = request.likelihoods[right] / num_bytes
+    if any(math.isnan(one) for one in request.likelihoods):
+        found["log_probability"] = math.nan
+    return found
 
 
-def _target_index(continuations: Sequence[str], target: str) -> int:
-    """Return the index of the right continuation. Raises: ValueError if there is none."""
-    if len(continuations) == 1:
-        return 0
-    if target.isdecimal() and int(target) < len(continuations):
-        return int(target)
-    return [text.strip() for text in continuations].index(target.strip())
+def _tasks_of_groups(
+    groups: Mapping[str, Sequence[str]], tasks: Mapping[str, TaskResult]
+) -> dict[str, tuple[str, ...]]:
+    """Name the tasks of each group, including those of its subgroups and of every filter."""
+    found = {}
+    for group in groups:
+        inside, remaining = {group}, [group]
+        while remaining:
+            children = [str(one) for one in groups.get(remaining.pop(), ()) if one not in inside]
+            inside.update(children)
+            remaining += children
+        found[group] = tuple(task for task in tasks if task.partition(" (")[0] in inside)
+    return {name: members for name, members in found.items() if len(members) > 1}

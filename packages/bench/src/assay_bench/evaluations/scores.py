@@ -16,8 +16,11 @@ _ADVANTAGE, _POWER = 0.2, 0.8
 def judge_scores(evaluation: Evaluation) -> Verdict:
     """Judge each task. Only `assay bench compare` judges how good a score is."""
     levels = {name: _level(task) for name, task in evaluation.tasks.items()}
-    is_finite = all(item.is_finite for task in evaluation.tasks.values() for item in task.items)
-    outcome = overall_outcome([level.verdict or Outcome.NOT_COMPARED for level in levels.values()])
+    tasks = evaluation.tasks.values()
+    is_finite = all(item.is_finite for task in tasks for item in task.items) and not any(
+        task.num_nan_calls for task in tasks
+    )
+    outcome = overall_outcome([level.verdict for level in levels.values() if level.verdict])
     return Verdict(
         verdict=outcome,
         headline=_headline(outcome, levels),
@@ -36,8 +39,9 @@ def judge_scores(evaluation: Evaluation) -> Verdict:
 
 def _headline(outcome: Outcome, levels: dict[str, Level]) -> str:
     if outcome is Outcome.PASS:
-        return f"{len(levels)} tasks ran; every choice is better than a guess."
-    names = [name for name, level in levels.items() if level.verdict is outcome]
+        judged = sum(level.verdict is not None for level in levels.values())
+        return f"{judged} tasks ran; every choice is better than a guess."
+    names = [n for n, one in levels.items() if (one.verdict or Outcome.NOT_COMPARED) is outcome]
     problem = "failed" if outcome is Outcome.FAIL else "not compared"
     return f"{', '.join(names) or 'no task'}: {problem}."
 
@@ -58,6 +62,11 @@ def _level(task: TaskResult) -> Level:
     if wrong := sum(not item.is_finite for item in task.items):
         reason = f"{wrong} of {num_items} log-probabilities are NaN or infinite"
         return Level(verdict=Outcome.FAIL, reason=reason, compared=num_items)
+    if task.num_nan_calls:
+        return Level(verdict=Outcome.FAIL, reason=task.nan_calls_in_words, compared=num_items)
+    if task.accuracy == 0 and task.log_probability is None:
+        reason = f"no answer is right, which shows nothing: {score_in_words(task)}"
+        return Level(verdict=None, reason=reason)
     if task.chance is not None and task.chance < 1 and task.accuracy is not None:
         right = sum(item.right is True for item in task.items)
         p = float(binomtest(right, num_items, task.chance, alternative="greater").pvalue)

@@ -39,7 +39,7 @@ def test_baseline_round_trips_without_texts(tmp_path: Path) -> None:
     [
         (400, 380, "is not shown to be as good (sums: FAIL)"),
         (400, 396, "is not shown to be as good (sums: UNDERPOWERED)"),
-        (360, 390, "suspiciously good: sums accuracy rose by 0.075"),
+        (360, 390, "suspiciously good: sums acc improved by 0.075"),
     ],
 )
 def test_surprising_result_needs_a_reason(tmp_path: Path, before: int, now: int, told: str) -> None:
@@ -57,7 +57,7 @@ def test_surprising_task_among_others_needs_a_reason(tmp_path: Path) -> None:
     # Nine of nine changed answers are better: p = 0.2 %, and 1.2 % corrected for six tasks.
     same = [replace(answered(390, 400), name=f"same {n}") for n in range(5)]
     path = write(evaluation(*same, answered(390, 400)), tmp_path / "b.json")
-    with pytest.raises(UsageError, match=r"suspiciously good: sums accuracy rose by 0\.0225"):
+    with pytest.raises(UsageError, match=r"suspiciously good: sums acc improved by 0\.0225"):
         write(evaluation(*same, answered(399, 400)), path)
 
 

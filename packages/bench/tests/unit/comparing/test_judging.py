@@ -9,7 +9,7 @@ from assay.verdicts import Outcome
 from assay_bench.comparing.judging import compare
 from assay_bench.comparing.terms import Terms
 from assay_bench.comparison_files import comparison_as_markdown, verdict_of
-from assay_bench.evaluations.items import TaskResult
+from assay_bench.evaluations.items import Evaluation, Score, TaskResult
 from assay_bench.outcomes import PairedOutcome
 from packages.bench.tests.unit.sample_evaluations import answered, evaluation, item, task
 
@@ -152,3 +152,105 @@ def test_markdown_shows_lost_items_with_their_texts() -> None:
     assert "<details><summary>sums: 10 lost</summary>" in text
     assert "- `390+1=` right: `391`, base: `391`, candidate: `?`" in text
     assert "- and 5 more in comparison.json" in text
+
+
+def suite(num_tasks: int, num_lost: int, num_items: int = 50, num_right: int = 40) -> Evaluation:
+    """Tasks of their own documents, each with this many lost items."""
+    return evaluation(
+        *(
+            task(
+                [
+                    replace(item(n, right=num_lost <= n < num_right), key=f"{number}-{n}")
+                    for n in range(num_items)
+                ],
+                name=f"t{number}",
+            )
+            for number in range(num_tasks)
+        )
+    )
+
+
+def test_drop_too_small_for_each_of_many_tasks_fails_together() -> None:
+    found = compare(suite(20, 0), suite(20, 4), TERMS)
+    assert found.judged is PairedOutcome.FAIL
+    assert {one.judged for one in found.tasks} == {PairedOutcome.UNDERPOWERED}
+    (pool,) = found.pools
+    (measure,) = pool.measures
+    assert (pool.name, measure.num_items) == ("all tasks", 1_000)
+    assert measure.p_worse == pytest.approx(2 * 0.5**80)  # the pool has half of the significance
+
+
+def test_tasks_too_small_to_decide_alone_pass_together() -> None:
+    found = compare(suite(20, 0), suite(20, 0), TERMS)
+    assert found.judged is PairedOutcome.PASS
+    verdict, _ = verdict_of(found)
+    assert verdict.verdict is Outcome.PASS
+    assert verdict.compared == 1_000
+    assert "50 items cannot exclude a drop of 2.0%, but all tasks can" in str(
+        verdict.levels["t3"].reason
+    )
+    # Two tasks are 100 items, and 133 would exclude 2 %.
+    assert compare(suite(2, 0), suite(2, 0), TERMS).judged is PairedOutcome.UNDERPOWERED
+
+
+@pytest.mark.parametrize(
+    ("num_lost", "expected"),
+    [
+        (16, PairedOutcome.FAIL),  # p = 1.5e-5, 1.8e-3 corrected
+        (10, PairedOutcome.UNDERPOWERED),  # p = 1e-3: 0.06 among 60 tasks
+        (3, PairedOutcome.PASS),  # p = 1/8, as one in eight tasks of an equal model
+    ],
+)
+def test_pool_does_not_hide_a_drop_of_one_task(num_lost: int, expected: PairedOutcome) -> None:
+    base = suite(60, 0)
+    lost = suite(60, num_lost).tasks["t7"]
+    found = compare(base, replace(base, tasks=base.tasks | {"t7": lost}), TERMS)
+    assert found.judged is expected
+
+
+def test_large_task_does_not_dilute_a_drop_of_small_ones_of_a_group() -> None:
+    large = replace(answered(4_000, 8_000), name="large")
+    turned = [
+        replace(one, right=not one.right) if n % 8 == 0 else one
+        for n, one in enumerate(large.items)
+    ]
+    small, worse = suite(5, 0), suite(5, 3)
+    base = replace(
+        small, tasks=small.tasks | {"large": large}, groups={"small": tuple(small.tasks)}
+    )
+    now = worse.tasks | {"large": replace(large, items=tuple(turned))}
+    found = compare(base, replace(base, tasks=now), TERMS)
+    assert found.judged is PairedOutcome.FAIL
+    assert {pool.name: pool.judged for pool in found.pools} == {
+        "group small": PairedOutcome.FAIL,
+        "all tasks": PairedOutcome.PASS,
+    }
+
+
+def test_filters_of_one_task_count_its_documents_once() -> None:
+    # Four lost documents, each by two filters: p = 1/16, not 1/256.
+    sides = [
+        evaluation(*(replace(answered(num, 100), name=f"sums ({f})") for f in ("a", "b")))
+        for num in (100, 96)
+    ]
+    (pool,) = compare(sides[0], sides[1], TERMS).pools
+    assert pool.measures[0].p_worse == pytest.approx(2 / 16)
+
+
+def test_lower_is_better_where_the_task_says_so() -> None:
+    def rated(num: int) -> TaskResult:
+        values = tuple(float(n < num) for n in range(400))
+        rate = Score(kind="yes-no", values=values, higher_is_better=False)
+        return replace(answered(400, 400), scores={"refusal_rate": rate})
+
+    assert judged(rated(40), rated(160)) is PairedOutcome.FAIL
+    assert judged(rated(160), rated(40)) is PairedOutcome.PASS
+    text = comparison_as_markdown(compare(evaluation(rated(40)), evaluation(rated(160)), TERMS))
+    assert "difference +30.0% (+26.4% to +33.9%)" in text
+    assert "higher by more than chance" in text
+
+
+def test_next_token_that_is_nan_is_a_failure_of_the_candidate() -> None:
+    good = answered(400, 400)
+    assert judged(good, replace(good, num_nan_calls=1)) is PairedOutcome.FAIL
+    assert judged(replace(good, num_nan_calls=1), good) is PairedOutcome.NOT_COMPARED

@@ -101,7 +101,7 @@ def test_each_kind_of_task_is_read(tmp_path: Path) -> None:
 
 
 def test_right_choice_can_be_given_as_text(tmp_path: Path) -> None:
-    write(tmp_path, {"choices": [sample("choices", 0, target="five")]})
+    write(tmp_path, {"choices": [sample("choices", 0, target="five", acc=0.0, acc_norm=0.0)]})
     (item,) = read_evaluation(tmp_path).tasks["choices"].items
     assert item.target == "five"
     assert item.log_probability == pytest.approx(-9 / 5)

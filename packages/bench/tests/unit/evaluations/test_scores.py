@@ -14,7 +14,7 @@ def test_choice_must_be_better_than_a_guess() -> None:
 
     assert judged(40, 0.25) is Outcome.PASS
     assert judged(28, 0.25) is Outcome.FAIL
-    assert judged(0, None) is Outcome.PASS
+    assert judged(1, None) is Outcome.PASS
 
 
 def test_few_items_are_not_compared_with_a_guess() -> None:
@@ -46,3 +46,20 @@ def test_infinite_likelihood_fails() -> None:
 
 def test_evaluation_without_tasks_is_not_a_pass() -> None:
     assert judge_scores(evaluation()).verdict is Outcome.NOT_COMPARED
+
+
+def test_generated_text_of_a_model_that_gives_nan_fails() -> None:
+    verdict = judge_scores(evaluation(task(answered(0, 40).items, num_nan_calls=3)))
+    assert (verdict.verdict, verdict.diagnosis) == (Outcome.FAIL, "non-finite")
+    assert "NaN or infinity for the next token in 3 calls" in str(verdict.levels["sums"].reason)
+
+
+def test_task_without_a_right_answer_is_not_judged() -> None:
+    nothing, something = answered(0, 40), task(answered(90, 100).items, name="choices", chance=0.25)
+    verdict = judge_scores(evaluation(nothing))
+    assert verdict.verdict is Outcome.NOT_COMPARED
+    assert verdict.headline == "sums: not compared."
+    assert "no answer is right" in str(verdict.levels["sums"].reason)
+    both = judge_scores(evaluation(nothing, something))
+    assert (both.verdict, both.levels["sums"].verdict) == (Outcome.PASS, None)
+    assert both.headline == "1 tasks ran; every choice is better than a guess."
