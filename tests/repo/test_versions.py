@@ -30,7 +30,7 @@ def declared_requirements(manifest: dict[str, Any]) -> Iterable[str]:
 def manifests(root: Path) -> dict[str, dict[str, Any]]:
     paths = [root / "pyproject.toml", *sorted(root.glob("packages/*/pyproject.toml"))]
     assert len(paths) == 6
-    return {path.parent.name: tomllib.loads(path.read_text(encoding="utf-8")) for path in paths}
+    return {str(path): tomllib.loads(path.read_text(encoding="utf-8")) for path in paths}
 
 
 @pytest.fixture(scope="module")
