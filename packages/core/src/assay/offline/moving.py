@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 from assay.dumps.protocol import Dump, DumpedTensor
 from assay.sites import Site
@@ -19,6 +20,30 @@ def move_all(dump: Dump, moves: Iterable[tuple[DumpedTensor, DumpedTensor]]) -> 
     moves = list(moves)
     rows = {new.site.at: dump.rows[old.site.at] for old, new in moves if old.site.at in dump.rows}
     return replace(dump, tensors=[new for _, new in moves], rows=rows)
+
+
+def join_later_calls(dump: Dump) -> Dump:
+    """Give calls after a forward pass the number of that pass.
+
+    An engine computes logits in a module of its own, after the model has returned.
+    """
+    modules: dict[tuple[int, int], set[str]] = {}
+    for tensor in dump.tensors:
+        at = tensor.site.at
+        modules.setdefault((at.micro_batch, at.step), set()).add(at.module)
+    whole = {key for key, names in modules.items() if "" in names}
+    called = set().union(*(modules[key] for key in whole))
+    later = {
+        key: before[1]
+        for before, key in pairwise(sorted(modules))
+        if before in whole and before[0] == key[0] and not modules[key] & called
+    }
+    if not later or dump.is_training:
+        return dump
+    keys = ((one, (one.site.at.micro_batch, one.site.at.step)) for one in dump.tensors)
+    return move_all(
+        dump, [(one, move_tensor(one, step=later.get(key, key[1]))) for one, key in keys]
+    )
 
 
 _NUMBERED = re.compile(r"([0-9]+)_(\w+)")

@@ -1,6 +1,5 @@
 """Pairing of two dumps: passes, ports and token ids."""
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -20,19 +19,18 @@ from assay.offline.measuring.shapes import take_both
 from assay.offline.metrics.pair_metrics import TensorPair
 from assay.offline.options import CompareOptions
 from assay.offline.ports.expert_rows import place_expert_rows
-from assay.offline.ports.joined_results import add_residuals, find_groups
-from assay.offline.ports.lanes import LanePair, Lanes, collect_lanes
+from assay.offline.ports.joined_results import add_residuals
+from assay.offline.ports.lanes import BLOCK, LanePair, Lanes, collect_lanes
 from assay.offline.ports.matching import Matching, match_lanes, match_modules
-from assay.offline.ports.topology import Graph, match_by_topology
+from assay.offline.ports.samples import open_graphs
+from assay.offline.ports.topology import match_by_topology
 from assay.offline.tokens.alignment import TokenAlignment, align_passes, find_passes
 from assay.offline.tokens.ids import LogitsOf, TokenComparison, compare_ids
 from assay.offline.tokens.passes import PassPair
+from assay.sites import ComparedLevel
 
 # With a smaller share of equal names, the two implementations name their modules differently.
 _LEAST_NAMESAKES = 0.2
-
-# A repeated block such as `model.layers.3`, but not an expert in it.
-_BLOCK = re.compile(r"(?:[^.\d][^.]*\.)*\d+")
 
 _LEVELS_UP_TO = {
     "logits": ("logits",),
@@ -93,7 +91,7 @@ def pair_dumps(
     name_map: the content of --map.
     Raises: DumpError if a dump holds nothing at the selected rank and level.
     """
-    lanes, actual_lanes = _choose(expected, options), _choose(actual, options)
+    all_lanes = _collect(expected, options), _collect(actual, options)
     passes, actual_passes = find_passes(expected, options.rank), find_passes(actual, options.rank)
     shift = options.token_shift
     if shift is None and {expected.format, actual.format} == {"assay"}:
@@ -101,30 +99,41 @@ def pair_dumps(
         knows_tokens = any(one.tokens is not None for one in (*passes, *actual_passes))
         shift = None if knows_tokens else 0
     alignment = align_passes(passes, actual_passes, shift)
-    names = dict(name_map)
-    _require_known(names, lanes, actual_lanes)
+    _require_known(name_map, *all_lanes)
     notes = list(alignment.notes)
-    by_name = match_modules(lanes, actual_lanes, names)
-    if len(by_name) < _LEAST_NAMESAKES * len({port.module for port in lanes}) and alignment.pairs:
-        first = alignment.pairs[0]
+    partner_of, guesses = match_modules(*all_lanes, name_map), set()
+    if alignment.pairs:
+        num_modules = len({port.module for port in all_lanes[0]})
         found = match_by_topology(
-            Graph(lanes, expected, first.expected), Graph(actual_lanes, actual, first.actual)
+            *open_graphs(all_lanes, (expected, actual), alignment.pairs[0]),
+            partner_of,
+            by_order=len(partner_of) < _LEAST_NAMESAKES * num_modules,
         )
-        names = found | names
-        notes.append(
-            f"the dumps name modules differently: {format_count(len(found), 'module')} matched by order,"
-            " kind and width; --map overrides"
-        )
+        partner_of, guesses = found | partner_of, set(found)
     opened = expected, actual
-    partner_of = match_modules(lanes, actual_lanes, names)
-    expected, actual = add_residuals(opened, (lanes, actual_lanes), partner_of)
+    expected, actual = add_residuals(opened, all_lanes, partner_of)
     for side, dump, before in zip(("EXPECTED", "ACTUAL"), (expected, actual), opened, strict=True):
         if dump is not before:
             notes.append(f"{side} keeps hidden states and residuals apart: their sums are compared")
-    if len(notes) > len(alignment.notes):
-        lanes, actual_lanes = _choose(expected, options), _choose(actual, options)
-    matching = match_lanes(lanes, actual_lanes, names)
-    matching.pairs = find_groups(matching.pairs, expected, actual)
+    all_lanes = collect_lanes(expected, options.rank), collect_lanes(actual, options.rank)
+    lanes, actual_lanes = (_choose(one, options.level) for one in all_lanes)
+    graphs = None
+    if alignment.pairs:
+        graphs = open_graphs(all_lanes, (expected, actual), alignment.pairs[0])
+    # The level is that of the expected port: the head may have another name in ACTUAL.
+    matching = match_lanes(lanes, all_lanes[1], partner_of, guesses, graphs)
+    chosen = {str(port) for port in actual_lanes}
+    matching.unmatched_actual = [one for one in matching.unmatched_actual if one in chosen]
+    if num_guessed := len({port.module for port in lanes} & guesses):
+        notes.append(
+            f"the dumps name modules differently: {format_count(num_guessed, 'module')} matched by order,"
+            " kind, width and values; --map overrides"
+        )
+    if matching.rotated:
+        notes.append(
+            "the two sides order the channels of a head differently for rotary embedding, in halves or in"
+            f" neighbors: {name_some(matching.rotated)} compared in one order"
+        )
     tokens = compare_ids(alignment, _read_logits_with(expected, actual, matching, alignment))
     expected, actual = place_expert_rows(
         expected, actual, matching, alignment.pairs, tokens.first_different
@@ -144,24 +153,25 @@ def _require_known(names: Mapping[str, str], expected: Lanes, actual: Lanes) -> 
                 raise DumpError(f"--map: {side} has no module {pattern}")
 
 
-def _choose(dump: Dump, options: CompareOptions) -> Lanes:
+def _collect(dump: Dump, options: CompareOptions) -> Lanes:
     lanes = collect_lanes(dump, options.rank)
-    if options.level is not None:
-        kept = _LEVELS_UP_TO[options.level]
-        lanes = {port: lane for port, lane in lanes.items() if port.level in kept}
-    if options.level == "layer":
-        lanes = {
-            port: lane
-            for port, lane in lanes.items()
-            if port.level == "logits" or _BLOCK.fullmatch(port.module)
-        }
     if not lanes and dump.problems:
         raise DumpError(f"{dump.name} holds no tensor: {name_some(list(dump.problems))}")
     if not lanes:
-        raise DumpError(
-            f"{dump.name} holds nothing of the chosen rank and level; its ranks: {dump.ranks}"
-        )
+        raise DumpError(f"{dump.name} holds nothing of the chosen rank; its ranks: {dump.ranks}")
     return lanes
+
+
+def _choose(lanes: Lanes, level: ComparedLevel | None) -> Lanes:
+    if level is None:
+        return lanes
+    kept = _LEVELS_UP_TO[level]
+    return {
+        port: lane
+        for port, lane in lanes.items()
+        if port.level in kept
+        and (level != "layer" or port.level == "logits" or BLOCK.fullmatch(port.module))
+    }
 
 
 def _read_logits_with(

@@ -1,18 +1,23 @@
 import torch
 from torch import Tensor
 
-from assay.offline.ports.lanes import Lanes, Span, collect_lanes
-from assay.offline.ports.matching import Matching, is_allowed, match_lanes
+from assay.offline.ports.lanes import Span, collect_lanes
+from assay.offline.ports.matching import Matching, is_allowed, match_lanes, match_modules
+from assay.offline.ports.samples import Graph
+from assay.offline.tokens.passes import Pass
 from packages.core.tests.unit.offline.memory_dump import make_dump
 
 Values = dict[tuple[str, str], Tensor]
 
 
 def matched(expected: Values, actual: Values, names: dict[str, str] | None = None) -> Matching:
-    def lanes(side: Values) -> Lanes:
-        return collect_lanes(make_dump({(*key, 0): value for key, value in side.items()}))
+    def open_graph(side: Values) -> Graph:
+        dump = make_dump({(*key, 0): value for key, value in side.items()})
+        return Graph(collect_lanes(dump), dump, Pass(0, 0, None), None)
 
-    return match_lanes(lanes(expected), lanes(actual), names)
+    graphs = open_graph(expected), open_graph(actual)
+    lanes = graphs[0].lanes, graphs[1].lanes
+    return match_lanes(*lanes, match_modules(*lanes, names or {}), graphs=graphs)
 
 
 def names_of(matching: Matching) -> list[tuple[str, str]]:

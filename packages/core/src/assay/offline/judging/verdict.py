@@ -23,6 +23,7 @@ from assay.dtypes import float_format
 from assay.errors import name_some
 from assay.offline.expected_noise import count_blocks
 from assay.offline.judging.causes import DumpEvidence, find_cause, find_first_bad_token, locate
+from assay.offline.judging.doubts import Doubt, find_doubts
 from assay.offline.judging.locating import (
     JudgedPort,
     Origin,
@@ -69,6 +70,8 @@ def judge_dumps(evidence: DumpEvidence, limits: Limits) -> tuple[Verdict, list[J
         max((count_blocks(one.site.at.module) for one in dumps.expected.tensors), default=0),
         is_ordered=dumps.expected.is_ordered,
     )
+    doubts = find_doubts(judged, pairing.matching.pairs)
+    judged = [one for one in judged if all(one is not other for other, _ in doubts)]
     origins = find_origins(judged, absent_masks)
     failed = [one for one in judged if not one.agrees and one.port.level != "weights"]
     unordered = [wording.UNORDERED] if failed and not dumps.expected.is_ordered else []
@@ -83,7 +86,7 @@ def judge_dumps(evidence: DumpEvidence, limits: Limits) -> tuple[Verdict, list[J
     origin = origins[0] if origins else None
     weights = [one for one in by_level["weights"] if not one.agrees]
     labels = [one for one in judged if one.port.phase == "inputs"]
-    completeness = _completeness(evidence, limits, judged)
+    completeness = _completeness(evidence, limits, judged, doubts)
     levels = _levels(evidence, completeness, by_level, origin) | _labels_level(labels)
     outcome = outcome_of_levels(levels)
     location, diagnosis = find_cause(evidence, judged, weights, origin)
@@ -223,10 +226,18 @@ def _levels(
     return levels
 
 
-def _completeness(evidence: DumpEvidence, limits: Limits, judged: Sequence[JudgedPort]) -> Level:
+def _completeness(
+    evidence: DumpEvidence, limits: Limits, judged: Sequence[JudgedPort], doubts: Sequence[Doubt]
+) -> Level:
     reasons = []
     if evidence.unmatched_expected:
         reasons.append(wording.describe_missing(evidence.unmatched_expected))
+    if doubts:
+        names = name_some([f"{one.expected.port} with {one.actual.port}" for _, one in doubts])
+        reasons.append(
+            f"{format_count(len(doubts), 'guessed pair')} differ, though what depends on them agrees, so"
+            f" these are different values: {names}; --map names the right modules"
+        )
     if empty := _list_empty(evidence):
         reasons.append(
             f"no comparable token is left at {format_count(len(empty), 'place')}, after different tokens"

@@ -1,18 +1,16 @@
 """Results that only one of two implementations joins: fused projections, sums of hidden state and residual."""
 
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import groupby, pairwise
 
-import torch
 from torch import Tensor
 
 from assay.dumps.protocol import Dump, DumpedTensor
-from assay.offline.ports.lanes import Lane, LanePair, Lanes, Span
-
-# Number of values of the first call that determine the interleaving.
-_NUM_VALUES = 1 << 16
+from assay.offline.ports.lanes import Lane, LanePair, Lanes, Span, without_numbers
+from assay.offline.ports.samples import SIMILAR, Graph, relative_error, sample_error
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +19,7 @@ class _Module:
 
     name: str
     lanes: dict[str, Lane]
+    output: Lane
     width: int
 
     @property
@@ -28,16 +27,19 @@ class _Module:
         return self.name.rpartition(".")[0]
 
 
-def pair_fused(expected: Sequence[Lane], actual: Sequence[Lane]) -> list[LanePair]:
+def pair_fused(
+    graphs: tuple[Graph, Graph], expected: Sequence[Lane], actual: Sequence[Lane]
+) -> list[LanePair]:
     """Pair lanes without a partner, where one module fuses several modules of the other side.
 
     A fused module is as wide as consecutive modules of one parent together, such as `qkv_proj` for `q_proj`,
-    `k_proj` and `v_proj`. Either side may be the fused one.
+    `k_proj` and `v_proj`. Either side may be the fused one. The values of a part must confirm the pair, in
+    the order of the parts or interleaved: by head, or gate and up projection value by value.
     """
-    pairs = _pair(_modules_of(actual), _modules_of(expected))
-    found = [LanePair(part, fused, None, span) for fused, part, span in pairs]
-    pairs = _pair(_modules_of(expected), _modules_of(actual))
-    return found + [LanePair(fused, part, span, None) for fused, part, span in pairs]
+    found = _pair(graphs[::-1], _modules_of(actual), _modules_of(expected))
+    pairs = [LanePair(part, fused, None, span, is_guess=True) for fused, part, span in found]
+    found = _pair(graphs, _modules_of(expected), _modules_of(actual))
+    return pairs + [LanePair(fused, part, span, None, is_guess=True) for fused, part, span in found]
 
 
 def _modules_of(lanes: Sequence[Lane]) -> list[_Module]:
@@ -49,37 +51,84 @@ def _modules_of(lanes: Sequence[Lane]) -> list[_Module]:
     for name, ports in by_module.items():
         output = next((lane for port, lane in ports.items() if port.startswith("output")), None)
         if output is not None and output.first.shape:
-            found.append(_Module(name, ports, output.first.shape[-1]))
+            found.append(_Module(name, ports, output, output.first.shape[-1]))
     return found
 
 
-def _pair(fused: list[_Module], parts: list[_Module]) -> list[tuple[Lane, Lane, Span | None]]:
+def _pair(
+    graphs: tuple[Graph, Graph], fused: list[_Module], parts: list[_Module]
+) -> list[tuple[Lane, Lane, Span | None]]:
+    """Pair fused modules of the first graph with parts in the second one."""
     found: list[tuple[Lane, Lane, Span | None]] = []
-    start = 0
-    for module in fused:
-        run = _find_run(parts, start, module)
-        if run is None:
-            continue
-        first, end = run
-        offset = 0
-        for part in parts[first:end]:
-            found += _pair_lanes(module, part, Span(offset, part.width))
-            offset += part.width
-        start = end
+    # By name of the fused module: the names of its parts, and their groups. They are the same in all blocks.
+    patterns: dict[str, tuple[list[str], int]] = {}
+    for is_last in (False, True):
+        for module in list(fused):
+            for run in _find_runs(parts, module, graphs):
+                names = [without_numbers(one.name) for one in run]
+                groups = _find_groups(module, run, graphs)
+                known = patterns.get(without_numbers(module.name))
+                if groups is None and is_last and known is not None and known[0] == names:
+                    groups = known[1]
+                if groups is None:
+                    continue
+                patterns[without_numbers(module.name)] = names, groups
+                offset = 0
+                for part in run:
+                    found += _pair_lanes(module, part, Span(offset, part.width, groups))
+                    offset += part.width
+                parts = [one for one in parts if one not in run]
+                fused.remove(module)
+                break
     return found
 
 
-def _find_run(parts: list[_Module], start: int, fused: _Module) -> tuple[int, int] | None:
-    """Return the range of the first consecutive modules of one parent, at least two, as wide as `fused`."""
-    for first in range(start, len(parts) - 1):
-        total = 0
-        for end in range(first, len(parts)):
-            if parts[end].parent != parts[first].parent:
-                break
-            total += parts[end].width
-            if total == fused.width and end > first:
-                return first, end + 1
-    return None
+def _find_runs(
+    parts: list[_Module], fused: _Module, graphs: tuple[Graph, Graph]
+) -> Iterator[list[_Module]]:
+    """Yield runs of modules of one parent, with the input width of `fused`, and as wide as it together.
+
+    Those in a block of the same number come first.
+    """
+    width = _input_width(graphs[0], fused)
+    parts = [one for one in parts if width in (None, _input_width(graphs[1], one) or width)]
+    parts.sort(key=lambda one: block_number(one.name) != block_number(fused.name))
+    for _, group in groupby(parts, lambda one: one.parent):
+        siblings = list(group)
+        for first in range(len(siblings)):
+            for end in range(first + 2, len(siblings) + 1):
+                if sum(one.width for one in siblings[first:end]) == fused.width:
+                    yield siblings[first:end]
+
+
+def _input_width(graph: Graph, module: _Module) -> int | None:
+    return next(
+        (one.first.shape[-1] for one in graph.inputs_of(module.name) if one.first.shape), None
+    )
+
+
+def block_number(name: str) -> str | None:
+    """Return the first number of a path, which is that of its block."""
+    number = re.search(r"\d+", name)
+    return number[0] if number else None
+
+
+def _find_groups(fused: _Module, parts: list[_Module], graphs: tuple[Graph, Graph]) -> int | None:
+    """Return the number of interleaved groups for which the parts agree best; None if no part does."""
+    whole = graphs[0].sample(fused.output)
+    values = [graphs[1].sample(one.output) for one in parts]
+    width = math.gcd(*(one.width for one in parts))
+    best: tuple[float, int] | None = None
+    for number in (one for one in range(1, width + 1) if width % one == 0):
+        offset, errors = 0, []
+        for part, value in zip(parts, values, strict=True):
+            span = Span(offset, part.width, number)
+            offset += part.width
+            if whole is not None and value is not None:
+                errors.append(relative_error(span.of(whole, is_parameter=False), value))
+        if any(one <= SIMILAR for one in errors):
+            best = min(best or (math.inf, 0), (sum(min(one, 2.0) for one in errors), number))
+    return best[1] if best is not None else None
 
 
 def _pair_lanes(fused: _Module, part: _Module, span: Span) -> list[tuple[Lane, Lane, Span | None]]:
@@ -94,59 +143,74 @@ def _pair_lanes(fused: _Module, part: _Module, span: Span) -> list[tuple[Lane, L
     return found
 
 
-def find_groups(pairs: Sequence[LanePair], expected: Dump, actual: Dump) -> list[LanePair]:
-    """Return the pairs, with the number of groups in the spans of interleaved fused modules.
+# Names of projections whose heads are stored for either form of rotary embedding.
+_ROTATED = re.compile(r"(?:w|to_|linear_)?(?:q|k|query|key)(?:_|$)")
+# A layout that explains a difference leaves at most this share of it.
+_EXPLAINED = 0.1
 
-    Some models interleave projections by head, or gate and up projection value by value. The values decide.
+
+def find_rotary_layouts(
+    pairs: Sequence[LanePair], graphs: tuple[Graph, Graph]
+) -> tuple[list[LanePair], list[str]]:
+    """Return the pairs, with heads reordered where the two sides pair their rotary channels differently.
+
+    One side rotates the halves of a head, the other one neighboring channels. The scores do not depend on it,
+    so the output of a module around the projection must agree, in one of the blocks.
+    Returns: also the modules whose heads are reordered.
     """
-    of_module: dict[tuple[str, str], list[LanePair]] = {}
+    orders: dict[str, tuple[int, int]] = {}
+    confirmed: set[str] = set()
     for pair in pairs:
-        if pair.expected_span is not None or pair.actual_span is not None:
-            fused = pair.expected if pair.expected_span is not None else pair.actual
-            of_module.setdefault((fused.port.module, pair.port.phase), []).append(pair)
-    groups: dict[int, int] = {}
-    for parts in of_module.values():
-        found = _choose_groups(parts, expected, actual)
-        groups |= {id(pair): found for pair in parts}
-    return [_with_groups(pair, groups.get(id(pair), 1)) for pair in pairs]
+        module = pair.port.module
+        is_result = pair.port.direction == "output" and pair.port.phase == "forward"
+        before = sample_error(pair, graphs) if is_result and _ROTATED.match(_last(module)) else 0.0
+        if SIMILAR / 10 < before < math.inf:
+            width = (pair.expected_span or pair.actual_span or _whole(pair)).length
+            sizes = [one for one in range(4, width + 1, 2) if width % one == 0]
+            shapes = [shape for one in sizes for shape in ((one // 2, 2), (2, one // 2))]
+            errors = {one: sample_error(_reorder(pair, one), graphs) for one in shapes}
+            best = min(shapes, key=errors.__getitem__, default=None)
+            if best is not None and errors[best] <= _EXPLAINED * before:
+                orders[module] = best
+                confirmed |= (
+                    {without_numbers(module)} if _agrees_around(pair, pairs, graphs) else set()
+                )
+    orders = {name: one for name, one in orders.items() if without_numbers(name) in confirmed}
+    return [
+        _reorder(pair, orders[pair.port.module])
+        if pair.port.module in orders and pair.port.direction in ("output", "parameter")
+        else pair
+        for pair in pairs
+    ], list(orders)
 
 
-def _choose_groups(parts: Sequence[LanePair], expected: Dump, actual: Dump) -> int:
-    """Return the number of groups for which all outputs agree best."""
-    outputs = [pair for pair in parts if pair.port.direction == "output"]
-    if not outputs:
-        return 1
-    spans = [pair.expected_span or pair.actual_span for pair in outputs]
-    width = math.gcd(*(span.length for span in spans if span is not None))
-    candidates = [number for number in range(1, width + 1) if width % number == 0]
-    errors = dict.fromkeys(candidates, 0.0)
-    for pair in outputs:
-        theirs = expected.read_intact(pair.expected.first)
-        ours = actual.read_intact(pair.actual.first)
-        if theirs is None or ours is None:
-            return 1
-        num_rows = max(1, _NUM_VALUES // max(theirs.shape[-1], ours.shape[-1]))
-        theirs, ours = (one.flatten(0, -2)[:num_rows].double() for one in (theirs, ours))
-        for number in candidates:
-            chosen = _with_groups(pair, number)
-            reference, value = (
-                span.of(one, is_parameter=False) if span is not None else one
-                for one, span in ((theirs, chosen.expected_span), (ours, chosen.actual_span))
-            )
-            if value.shape != reference.shape:
-                return 1
-            errors[number] += float(torch.linalg.vector_norm(value - reference))
-    return min(candidates, key=errors.__getitem__)
+def _last(module: str) -> str:
+    return module.rpartition(".")[2]
 
 
-def _with_groups(pair: LanePair, number: int) -> LanePair:
-    if number == 1:
-        return pair
-    theirs, ours = (
-        replace(span, groups=number) if span is not None else None
-        for span in (pair.expected_span, pair.actual_span)
-    )
-    return LanePair(pair.expected, pair.actual, theirs, ours)
+def _whole(pair: LanePair) -> Span:
+    dim = 0 if pair.port.direction == "parameter" else -1
+    return Span(0, pair.actual.first.shape[dim] if pair.actual.first.shape else 0)
+
+
+def _reorder(pair: LanePair, head: tuple[int, int]) -> LanePair:
+    """Return a pair whose part of the fused side, or all of ACTUAL, has its heads transposed."""
+    if pair.expected_span is not None:
+        return replace(pair, expected_span=replace(pair.expected_span, head=head))
+    return replace(pair, actual_span=replace(pair.actual_span or _whole(pair), head=head))
+
+
+def _agrees_around(pair: LanePair, pairs: Sequence[LanePair], graphs: tuple[Graph, Graph]) -> bool:
+    """Return True if the nearest module around that of `pair` has a similar output."""
+    around = [
+        one
+        for one in pairs
+        if (one.port.direction, one.port.phase) == ("output", "forward")
+        and f".{pair.port.module}".startswith(f".{one.port.module}.".replace("..", "."))
+        and one.port.module != pair.port.module
+    ]
+    nearest = max(around, key=lambda one: len(one.port.module), default=None)
+    return nearest is not None and sample_error(nearest, graphs) <= SIMILAR / 5
 
 
 _Addends = tuple[Lane, Lane]
@@ -169,7 +233,8 @@ def add_residuals(
         addends = [_find_addends(side) for side in sides]
         for number, pair in enumerate(addends):
             whole = sides[1 - number]
-            if pair is None or not whole or addends[1 - number] is not None:
+            other = addends[1 - number]
+            if pair is None or not whole or (other and _size(other[0]) == _size(pair[0])):
                 continue
             if _is_sum(dumps[number], pair, dumps[1 - number], whole[0]):
                 found[number].append(pair)
@@ -193,6 +258,10 @@ def _find_addends(lanes: Sequence[Lane]) -> _Addends | None:
         if has_values and one.shape is not None and one.shape == other.shape:
             return pair if pair[0].tensors.keys() == pair[1].tensors.keys() else None
     return None
+
+
+def _size(lane: Lane) -> int:
+    return math.prod(lane.first.shape or ())
 
 
 def _is_sum(dump: Dump, addends: _Addends, other: Dump, whole: Lane) -> bool:

@@ -1,5 +1,6 @@
 """The ports of a dump with their tensors in all passes (lanes), and pairs of lanes."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -13,6 +14,8 @@ from assay.sites import Phase
 
 # Names of modules that choose the experts of a token.
 ROUTERS = ("gate", "router")
+# A repeated block such as `model.layers.3`, but not an expert in it. The group is its list.
+BLOCK = re.compile(r"((?:[^.\d][^.]*\.)*)\d+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,13 +109,17 @@ class Span:
     length: int
     groups: int = 1
     """Number of equal groups, such as heads. Each group holds a slice of every fused part."""
+    head: tuple[int, int] = (1, 1)
+    """Rows and columns as which the channels of each head are transposed, see `find_rotary_layouts`."""
 
     def of(self, value: Tensor, *, is_parameter: bool) -> Tensor:
         """Cut this part out of a tensor."""
         dim = 0 if is_parameter else value.ndim - 1
         groups: Tensor = value.unflatten(dim, (self.groups, -1))
         start, length = self.start // self.groups, self.length // self.groups
-        return groups.narrow(dim + 1, start, length).flatten(dim, dim + 1)
+        part = groups.narrow(dim + 1, start, length).flatten(dim, dim + 1)
+        heads: Tensor = part.unflatten(dim, (-1, *self.head))
+        return heads.transpose(dim + 1, dim + 2).flatten(dim, dim + 2)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -123,11 +130,18 @@ class LanePair:
     actual: Lane
     expected_span: Span | None = None
     actual_span: Span | None = None
+    is_guess: bool = False
+    """True if kind, order or values pair the modules, not their names and classes."""
 
     @property
     def port(self) -> Port:
         """Return the port to report: the port of the narrower lane."""
         return self.actual.port if self.expected_span is not None else self.expected.port
+
+
+def without_numbers(name: str) -> str:
+    """Return a name that is the same in all blocks."""
+    return re.sub(r"\d+", "*", name)
 
 
 def read_shared(dump: Dump, tensors: Sequence[DumpedTensor]) -> Tensor | None:

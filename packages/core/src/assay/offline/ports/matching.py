@@ -1,13 +1,13 @@
 """Matching of the tensors of two dumps by module and port."""
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from itertools import starmap
 
-from assay.offline.ports.joined_results import pair_fused
+from assay.offline.ports.joined_results import find_rotary_layouts, pair_fused
 from assay.offline.ports.lanes import Lane, LanePair, Lanes
+from assay.offline.ports.samples import Graph, is_activation
 from assay.sites import Phase, strip_model_prefixes
 
 _NUM_NEAREST = 3
@@ -23,22 +23,40 @@ class Matching:
     """Expected attention masks of modules that ACTUAL called without a mask."""
     unmatched_expected: list[str]
     unmatched_actual: list[str]
+    rotated: list[str] = field(default_factory=list)
+    """Modules whose heads are reordered, see `find_rotary_layouts`."""
 
 
-def match_lanes(expected: Lanes, actual: Lanes, names: Mapping[str, str] | None = None) -> Matching:
+def match_lanes(
+    expected: Lanes,
+    actual: Lanes,
+    partner_of: Mapping[str, str] | None = None,
+    guesses: Collection[str] = (),
+    graphs: tuple[Graph, Graph] | None = None,
+) -> Matching:
     """Match the ports of two dumps.
 
-    names: module names, expected to actual; `*` matches the same text on both sides.
+    partner_of: the actual module of each expected one; None to match names.
+    guesses: expected modules whose names do not determine their partner.
+    graphs: the values that confirm fused projections; None to pair none.
     """
-    partner_of = match_modules(expected, actual, names or {})
+    if partner_of is None:
+        partner_of = match_modules(expected, actual, {})
     groups_of_expected, groups_of_actual = _group(expected), _group(actual)
     pairs: list[LanePair] = []
     for (module, phase), lanes in groups_of_expected.items():
         partner = partner_of.get(module)
         candidates = groups_of_actual.get((partner, phase), []) if partner is not None else []
-        pairs += starmap(LanePair, _match_ports(lanes, candidates))
+        pairs += [
+            LanePair(one, other, is_guess=module in guesses or _differ_in_class(one, other))
+            for one, other in _match_ports(lanes, candidates)
+        ]
     pairs += _match_root_inputs(pairs, expected, actual)
-    pairs += pair_fused(*_without_partner(pairs, expected, actual))
+    pairs += _match_logits(*_without_partner(pairs, expected, actual))
+    rotated: list[str] = []
+    if graphs is not None:
+        pairs += pair_fused(graphs, *_without_partner(pairs, expected, actual))
+        pairs, rotated = find_rotary_layouts(pairs, graphs)
     pairs.sort(key=lambda pair: pair.expected.order)
     left_expected, left_actual = _without_partner(pairs, expected, actual)
     names_left = [str(one.port) for one in left_actual]
@@ -54,7 +72,27 @@ def match_lanes(expected: Lanes, actual: Lanes, names: Mapping[str, str] | None 
         masks,
         [_with_nearest(str(one.port), names_left) for one in left_expected],
         names_left,
+        rotated,
     )
+
+
+def _differ_in_class(one: Lane, other: Lane) -> bool:
+    return "" not in (one.class_name, other.class_name) and one.class_name != other.class_name
+
+
+def _match_logits(expected: Sequence[Lane], actual: Sequence[Lane]) -> list[LanePair]:
+    """Match logits with the last result of their width, where the head has another name."""
+    found = []
+    for lane in expected:
+        results = [
+            one
+            for one in actual
+            if one.port.direction == "output" and one.port.phase == "forward"
+            and one.first.shape and one.first.shape[-1:] == (lane.first.shape or ())[-1:]
+        ]  # fmt: skip
+        if lane.port.level == "logits" and results:
+            found.append(LanePair(lane, results[-1]))
+    return found
 
 
 def _without_partner(
@@ -98,18 +136,37 @@ def _group(lanes: Lanes) -> dict[tuple[str, Phase], list[Lane]]:
 
 
 def match_modules(expected: Lanes, actual: Lanes, names: Mapping[str, str]) -> dict[str, str]:
-    """Return the actual module of each expected one: by `names`, then by name with or without prefix."""
+    """Return the actual module of each expected one: by `names`, then by name with or without prefix.
+
+    names: module names, expected to actual; `*` matches the same text on both sides.
+    Modules of one name with inputs of different widths compute different functions.
+    """
     available = {port.module for port in actual}
     found = {}
+    widths = _input_widths(expected), _input_widths(actual)
     without_prefix: dict[str, list[str]] = {}
     for module in available:
         without_prefix.setdefault(strip_model_prefixes(module), []).append(module)
     for module in {port.module: None for port in expected}:
         mapped = _apply_map(module, names)
-        if mapped in available:
+        if mapped != module and mapped in available:
             found[module] = mapped
-        elif len(alike := without_prefix.get(strip_model_prefixes(module), [])) == 1:
-            found[module] = alike[0]
+            continue
+        alike = without_prefix.get(strip_model_prefixes(module), [])
+        partner = module if module in available else alike[0] if len(alike) == 1 else None
+        known = widths[0].get(module), widths[1].get(partner)
+        if partner is not None and (None in known or known[0] == known[1]):
+            found[module] = partner
+    return found
+
+
+def _input_widths(lanes: Lanes) -> dict[str | None, int]:
+    """Return the width of the first floating-point argument of each module that one rank calls."""
+    found: dict[str | None, int] = {}
+    for port, lane in lanes.items():
+        is_argument = port.direction == "input" and port.phase == "forward"
+        if is_argument and is_activation(lane) and not _is_on_ranks(lane):
+            found.setdefault(port.module, (lane.first.shape or (0,))[-1])
     return found
 
 

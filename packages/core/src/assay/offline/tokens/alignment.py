@@ -99,7 +99,8 @@ def read_ids(dump: Dump, tensors: Iterable[DumpedTensor]) -> Tensor | None:
     named = [one for one in integer if one.site.port in _ID_PORTS]
     embedded = [
         one for one in integer
-        if one.site.port == "input.0" and "embed" in f"{one.class_name} {one.site.at.module}".lower()
+        if one.site.port.startswith("input.")
+        and "embed" in f"{one.class_name} {one.site.at.module}".lower()
     ]  # fmt: skip
     for tensor in (*named, *embedded):
         value = dump.read_intact(tensor)

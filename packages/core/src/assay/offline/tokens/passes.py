@@ -154,7 +154,7 @@ def _split_requests(passes: Sequence[Pass]) -> Iterator[_Request]:
 def take_rows(value: Tensor, of_pass: Pass, rows: Tensor | None) -> tuple[Tensor, Tensor] | None:
     """Return the rows of some tokens, (R, 1, C), and which of them the tensor holds, (R,) bool.
 
-    value: (B, T, ...), (B, H, T, C), (B * T, ...), (1, T, ...); with the last tokens only (B, 1, ...) or, in
+    value: (B, T, ...), (T, B, ...), (B, H, T, C), (B * T, ...), (1, T, ...); with the last tokens only (B, 1, ...) or, in
         caches of sliding windows, (B, H, S, C).
     rows: flat numbers b * T + t of the tokens, (R,).
     Returns: None for a tensor without tokens, or if the tokens are unknown.
@@ -165,6 +165,8 @@ def take_rows(value: Tensor, of_pass: Pass, rows: Tensor | None) -> tuple[Tensor
     held = torch.ones(len(rows), dtype=torch.bool)
     if value.shape[:2] == (batch, length):
         flat = value.flatten(0, 1)
+    elif value.shape[:2] == (length, batch):
+        flat = value.transpose(0, 1).flatten(0, 1)
     elif value.ndim == 4 and value.shape[0] == batch and value.shape[2] == length:
         flat = value.transpose(1, 2).flatten(0, 1)
     elif value.shape[:1] == (batch * length,):

@@ -1,0 +1,60 @@
+"""Pairs of modules with unlike names or classes whose values contradict the pair.
+
+An error spreads to the outputs of the modules around it, of later blocks, and to the logits. Where one of
+them agrees, a difference means that the two modules compute different values, not that one is wrong.
+"""
+
+from collections.abc import Sequence
+
+from assay.offline.judging.locating import JudgedPort, is_inside
+from assay.offline.ports.lanes import BLOCK, LanePair, without_numbers
+
+Doubt = tuple[JudgedPort, LanePair]
+
+
+def find_doubts(judged: Sequence[JudgedPort], pairs: Sequence[LanePair]) -> list[Doubt]:
+    """Return the different ports whose pair is a guess that later results refute.
+
+    A guess that is refuted in one block is refuted in all of them.
+    """
+    guesses = {
+        pair.port: pair
+        for pair in pairs
+        if pair.is_guess
+        or (pair.port.direction == "input" and pair.expected.port.name != pair.actual.port.name)
+    }
+    failed = [
+        one
+        for one in judged
+        if not one.agrees and one.port in guesses and one.port.phase == "forward"
+    ]
+    agreeing = [
+        one
+        for one in judged
+        if one.agrees and one.port.direction == "output" and one.result.sums.num_elements
+    ]
+    refuted = {
+        _pattern(guesses[one.port])
+        for one in failed
+        if any(_depends_on(other, one) for other in agreeing)
+    }
+    return [(one, guesses[one.port]) for one in failed if _pattern(guesses[one.port]) in refuted]
+
+
+def _pattern(pair: LanePair) -> tuple[str, ...]:
+    """Return the ports of a pair, alike in all blocks."""
+    return tuple(without_numbers(str(one.port)) for one in (pair.expected, pair.actual))
+
+
+def _depends_on(later: JudgedPort, one: JudgedPort) -> bool:
+    """Return True if `later` is a result that an error of `one` would change."""
+    if (later.result.rank, later.result.step) != (one.result.rank, one.result.step):
+        return False
+    module, outer = one.port.module, later.port.module
+    if later.port.level == "logits" or is_inside(module, outer):
+        return True
+    if one.port.direction == "input" and module == outer:
+        return True
+    own, block = BLOCK.match(module), BLOCK.fullmatch(outer)
+    is_same_list = block is not None and (own is None or own[1] == block[1])
+    return is_same_list and later.order > one.order
