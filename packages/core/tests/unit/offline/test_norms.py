@@ -1,8 +1,11 @@
 import math
+from pathlib import Path
 
 import pytest
 import torch
 
+import assay
+from assay.dumps.recognizing import open_dump
 from assay.offline.measuring.norms import compare_norms
 from assay.recording.statistics import NAMES, measure_statistics, take_values
 
@@ -47,3 +50,10 @@ def test_tokens_in_another_order_have_another_projection() -> None:
     both = [dict(zip(NAMES, values[id(one)].tolist(), strict=True)) for one in measured]
     assert (compare_norms(both[1], both[0]) or 0.0) > 0.01
     assert compare_norms(both[1] | {"channels": 2.0}, both[0]) == pytest.approx(0.0, abs=1e-6)
+
+
+def test_a_capture_of_statistics_keeps_the_dtype_of_its_tensors(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4)).to(torch.bfloat16)
+    with assay.capture(model, tmp_path / "trace", stats_only=True):
+        model(torch.ones(2, 4, dtype=torch.bfloat16))
+    assert {one.dtype for one in open_dump(str(tmp_path / "trace")).tensors} == {"bfloat16"}

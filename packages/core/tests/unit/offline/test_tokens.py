@@ -125,6 +125,20 @@ def test_a_reordered_batch_is_paired_by_prompt() -> None:
     assert pairs_by_row(expected, actual) == [(0, 0, [0, 1, 2, 3], [2, 3, 0, 1])]
 
 
+def test_prompts_one_by_one_are_paired_in_any_order() -> None:
+    def passes(*prompts: list[int]) -> list[Pass]:
+        return [
+            Pass(0, step, RowMap((step,), ((0, 1),)), torch.tensor([ids]))
+            for step, ids in enumerate(prompts)
+        ]
+
+    found = align_passes(passes([5, 6], [7, 8], [1, 2]), passes([5, 6], [1, 2], [7, 8]))
+    assert [(one.expected.step, one.actual.step) for one in found.pairs] == [(0, 0), (1, 2), (2, 1)]
+
+    found = align_passes(passes([5, 6], [7, 8]), passes([7, 8], [5, 9]))
+    assert [(one.expected.step, one.actual.step) for one in found.pairs] == [(0, 0), (1, 1)]
+
+
 def test_prompts_one_by_one_are_paired_with_a_batch() -> None:
     expected = passes_of([[5, 6], [7, 8]], [[2], [1]])
     actual = passes_of([[7, 8]], [[1]], [[5, 6]], [[2]])

@@ -187,7 +187,7 @@ def _recorded(trace: Trace, lost: Mapping[str, object]) -> Iterator[FoundTensor]
                 tensor = replace(
                     tensor,
                     site=Site(call.site, port.removesuffix(_MEASURED)),
-                    dtype="",
+                    dtype=str(call.constants.get(f"{port.removesuffix(_MEASURED)}.dtype", "")),
                     shape=None,
                     statistics=dict(zip(_STATISTICS, load().tolist(), strict=True)),
                     has_values=False,

@@ -237,16 +237,26 @@ def _is_warm_up(passes: Sequence[Pass]) -> bool:
 
 
 def _is_reordered(expected: Sequence[Pass], actual: Sequence[Pass]) -> bool:
-    """Return True if the first passes hold the same prompts in another order, or other tokens of them."""
+    """Return True if the passes hold the same prompts in another order, or the first ones other tokens."""
     if not expected or not actual:
         return False
     first, second = expected[0], actual[0]
     tokens, other_tokens = first.tokens, second.tokens
     if tokens is None or other_tokens is None or first.rows is None or second.rows is None:
         return False
-    rows, others = tokens.tolist(), other_tokens.tolist()
-    is_of_other_tokens = first.rows.positions != second.rows.positions
-    return rows != others and (is_of_other_tokens or sorted(rows) == sorted(others))
+    if tokens.tolist() != other_tokens.tolist() and first.rows.positions != second.rows.positions:
+        return True
+    prompts = [
+        [
+            row
+            for one in passes
+            if one.tokens is not None and one.rows is not None
+            for row, positions in zip(one.tokens.tolist(), one.rows.positions, strict=True)
+            if 0 in positions
+        ]
+        for passes in (expected, actual)
+    ]
+    return prompts[0] != prompts[1] and sorted(prompts[0]) == sorted(prompts[1])
 
 
 def _match_whole(expected: Sequence[Pass], actual: Sequence[Pass]) -> list[PassPair]:

@@ -17,6 +17,7 @@ from assay.recording.modules import CallRecorder, UnfinishedCall
 from assay.recording.operations import OperationWatcher, operation_name, read_results
 from assay.recording.statistics import TensorStatistics, measure_statistics, take_values
 from assay.sites import Call, CallSite
+from assay.trace.layout import dtype_name
 
 
 @dataclass
@@ -121,7 +122,8 @@ class StatisticsRecorder:
         kept = {key: self.writer.keep(value) for key, value in values.items()}
         for call, found in measured:
             ports = {f"{port}.statistics": kept[id(one)] for port, one in found.items()}
-            self.writer.add(replace(call, constants={}), ports)
+            dtypes = {f"{port}.dtype": dtype_name(one[0].dtype) for port, one in found.items()}
+            self.writer.add(replace(call, constants=dtypes), ports)
 
     def measure(self, found: dict[str, TensorStatistics], port: str, value: Tensor) -> None:
         """Add the statistics of a tensor to `found`, except of integers and of parts on ranks."""
