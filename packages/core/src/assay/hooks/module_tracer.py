@@ -1,7 +1,6 @@
 """Hooks on every module of a model: callers, arguments and order of all calls."""
 
 import inspect
-import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
@@ -12,9 +11,17 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from assay.hooks.compiled_code import (
+    forget_compiled_graphs,
+    graphs_for_each,
+    outside_of_graphs,
+)
 from assay.hooks.row_positions import BatchPositions
 from assay.hooks.suspension import is_suspended, suspended
 from assay.sites import Call, CallSite, RowMap, unwrapped_path
+
+# A root call that begins no call for so long waits for another thread. One module takes less.
+PATIENCE_SECONDS = 10.0
 
 
 @dataclass(slots=True)
@@ -59,6 +66,21 @@ class NullHandler:
         """Do nothing."""
 
 
+class _LeftOutCall(threading.local):
+    """The outermost running call of a thread that is left out, with the calls that it makes."""
+
+    module: nn.Module | None = None
+    path: str = ""
+    is_dry_run: bool = False
+
+    def end(self, module: nn.Module) -> bool:
+        """Return True at the end of this call."""
+        has_ended = self.module is module
+        if has_ended:
+            self.module = None
+        return has_ended
+
+
 def _find_graph_test() -> Callable[[], bool]:
     """Return the device's test for recording a graph, which must not copy, and replays no hooks."""
     test: Callable[[], bool] = getattr(
@@ -81,9 +103,15 @@ class ModuleTracer:
     """True while the handler is not called."""
     rank: int = 0
     num_left_out: int = 0
-    """Calls that a device recorded into a graph, and those of other threads during a root call."""
+    """Calls that a device recorded into a graph, and those of other threads that a root call made."""
+    in_whole_graphs: dict[str, None] = field(default_factory=dict)
+    """Paths of modules whose calls are left out, as fullgraph=True forbids a break between graphs."""
+    num_dry_runs: int = 0
+    """Root calls without results, see `is_dry_run`."""
+    _left_out: _LeftOutCall = field(default_factory=_LeftOutCall)
     _thread: int | None = None  # of the current root call
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _freed: threading.Condition = field(default_factory=threading.Condition)
+    _waits: bool = True  # until a root call waited for one of another thread
     _is_recording_graph: Callable[[], bool] = field(default_factory=_find_graph_test)
     _column: int = 0
     _stack: list[ActiveCall] = field(default_factory=list)
@@ -111,12 +139,13 @@ class ModuleTracer:
         modules: paths of the modules to trace; None for all. "" is the model itself.
         """
         handles = []
-        post: Callable[..., Any] = torch.compiler.disable(self._leave)
-        end: Callable[..., None] = torch.compiler.disable(self._end_root)
-        for name, (module, innermost) in find_called_modules(model).items():
+        end = self._outside_of_graphs(self._end_root, "")
+        called = find_called_modules(model)
+        for name, (module, innermost) in called.items():
             if modules is not None and name not in modules:
                 continue
             pre = self._pre_hook(name, _Signature(innermost), type(innermost).__name__)
+            post = self._outside_of_graphs(self._leave, name)
             # A script may evaluate the model that DistributedDataParallel wraps.
             for one in (module, innermost) if innermost is not module else (module,):
                 handles.append(one.register_forward_pre_hook(pre, with_kwargs=True))
@@ -125,7 +154,8 @@ class ModuleTracer:
                     handles.append(one.register_forward_hook(end, always_call=True))
         forget_compiled_graphs()
         try:
-            yield
+            with graphs_for_each(len(called)):
+                yield
         finally:
             for handle in handles:
                 handle.remove()
@@ -142,7 +172,7 @@ class ModuleTracer:
 
     def _pre_hook(self, name: str, signature: "_Signature", class_name: str) -> Callable[..., Any]:
         def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
-            if self.paused or is_suspended() or not self._claim():
+            if self.paused or is_suspended() or not self._claim(name, module, (args, kwargs)):
                 return None
             if self._is_wrapped_by_current(name, module):
                 return None
@@ -165,11 +195,15 @@ class ModuleTracer:
                 self.handler.enter(active)
                 return signature.unbind(active.arguments, len(args))
 
-        hook: Callable[..., Any] = torch.compiler.disable(enter)
-        return hook
+        return self._outside_of_graphs(enter, name)
+
+    def _outside_of_graphs(self, hook: Callable[..., Any], path: str) -> Callable[..., Any]:
+        return outside_of_graphs(hook, lambda: self.in_whole_graphs.update({path: None}))
 
     def _leave(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:  # noqa: ANN401
         del args, kwargs
+        if self._left_out.end(module):
+            return None
         if self.paused or is_suspended() or self._thread != threading.get_ident():
             return None
         if all(active.module is not module for active in self._stack):
@@ -186,28 +220,67 @@ class ModuleTracer:
 
     def _end_root(self, module: nn.Module, args: object, output: object) -> None:
         del args, output
+        self._left_out.end(module)
         is_own = self._thread == threading.get_ident() and bool(self._stack)
         if is_own and self._stack[0].module is module:  # it ended by an exception
             self._stack.clear()
             self._release()
 
-    def _claim(self) -> bool:
-        """Return True unless another thread runs a root call, or a device records a graph."""
-        with self._lock:
-            is_other = self._thread not in (None, threading.get_ident())
-            if is_other and self._stack and self._stack[0].is_recompute:
+    def is_dry_run(self, arguments: object) -> bool:
+        """Return True for a root call without results, such as one that only learns shapes."""
+        del arguments
+        return False
+
+    def _claim(self, path: str, module: nn.Module, arguments: object) -> bool:
+        """Return True unless the call is left out.
+
+        Calls are left out during a root call of another thread, while a device records a graph, in a
+        dry run, and inside of calls that are left out.
+        """
+        left_out = self._left_out
+        if left_out.path and not path:
+            left_out.module = None  # a part of the model that ended by an exception
+        if left_out.module is None:
+            is_claimed = self._take_thread()
+            left_out.is_dry_run = is_claimed and not self._stack and self.is_dry_run(arguments)
+            if is_claimed and not left_out.is_dry_run:
+                return True
+            left_out.module, left_out.path = module, path
+            if left_out.is_dry_run:
+                self._release()
+                self.num_dry_runs += 1
+        if not left_out.is_dry_run:
+            with self._freed:
+                self.num_left_out += 1
+        return False
+
+    def _take_thread(self) -> bool:
+        """Return True unless another thread runs a root call, or a device records a graph.
+
+        A root call waits for that of another thread, but not if that one waits for it.
+        """
+        with self._freed:
+            if self._is_taken() and self._stack and self._stack[0].is_recompute:
                 # Recomputation stops within a call, and on an accelerator backward has its own thread.
                 self._stack.clear()
-                is_other = False
-            if is_other or self._is_recording_graph():
-                self.num_left_out += 1
+                self._thread = None
+            while self._is_taken() and self._waits:
+                num_begun = self.order
+                has_ended = self._freed.wait_for(lambda: not self._is_taken(), PATIENCE_SECONDS)
+                self._waits = has_ended or self.order > num_begun
+            if self._is_taken() or self._is_recording_graph():
                 return False
             self._thread = threading.get_ident()
             return True
 
+    def _is_taken(self) -> bool:
+        return self._thread not in (None, threading.get_ident())
+
     def _release(self) -> None:
         if not self._stack:
-            self._thread = None
+            with self._freed:
+                self._thread = None
+                self._freed.notify()
 
     def _is_wrapped_by_current(self, name: str, module: nn.Module) -> bool:
         if not self._stack or self._stack[-1].module is module:
@@ -249,27 +322,6 @@ def is_in_backward() -> bool:
     return bool(torch._C._current_graph_task_id() != -1)  # noqa: SLF001 - there is no public name
 
 
-def find_whole_graphs(model: nn.Module) -> list[str]:
-    """Return the paths of modules compiled with fullgraph=True: hooks would end their compilation."""
-    return [
-        path or "the model"
-        for path, module in model.named_modules()
-        for function in (vars(module).get("forward"), module._compiled_call_impl)  # noqa: SLF001
-        if hasattr(function, "_torchdynamo_orig_callable")
-        and getattr(inspect.getclosurevars(function).nonlocals.get("self"), "fullgraph", False)
-    ]
-
-
-def find_compiled_modules(model: nn.Module) -> list[str]:
-    """Return the paths of compiled modules, whose operations do not run one by one."""
-    return [
-        path or "the model"
-        for path, module in model.named_modules()
-        if module._compiled_call_impl is not None  # noqa: SLF001 - there is no public name
-        or isinstance(module, torch._dynamo.OptimizedModule)  # noqa: SLF001
-    ]
-
-
 def find_called_modules(model: nn.Module) -> dict[str, tuple[nn.Module, nn.Module]]:
     """Return the module whose calls count, and the innermost wrapped one, by unwrapped path.
 
@@ -294,14 +346,6 @@ def _find_tokens(arguments: dict[str, Any]) -> torch.Tensor | None:
         if isinstance(tensor, torch.Tensor) and tensor.ndim >= 2:
             return tensor
     return None
-
-
-def forget_compiled_graphs() -> None:
-    """Make torch.compile trace again: graphs of a model without hooks do not call them."""
-    dynamo = sys.modules.get("torch._dynamo")
-    # On a GPU, a reset imports inductor, which takes seconds.
-    if dynamo is not None and dynamo.convert_frame.input_codes.seen:
-        torch.compiler.reset()
 
 
 class _Signature:

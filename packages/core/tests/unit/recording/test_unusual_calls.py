@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from types import SimpleNamespace
 from typing import Any
 
@@ -53,6 +53,12 @@ class Meeting(Net):
         return super().forward(hidden)
 
 
+@pytest.fixture
+def impatience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("assay.hooks.module_tracer.PATIENCE_SECONDS", 0.05)
+
+
+@pytest.mark.usefixtures("impatience")
 def test_left_out_concurrent_calls_are_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -67,6 +73,75 @@ def test_left_out_concurrent_calls_are_reported(
     assert f"assay: {text}\n" in capsys.readouterr().err
     assert open_dump(str(tmp_path / "t")).problems == [text]
     assert [call.site.module for call in Trace.open(tmp_path / "t").calls] == PATHS
+
+
+class Outliving(Net):
+    """Starts a call of itself in another thread, which ends after its own call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.has_begun, self.has_ended = Event(), Event()
+        self.thread = Thread(target=self, args=(torch.ones(2, 4),))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        if len(hidden) == 1:
+            self.thread.start()
+            self.has_begun.wait()
+        else:
+            self.has_begun.set()
+            self.has_ended.wait()
+        return super().forward(hidden)
+
+
+@pytest.mark.usefixtures("impatience")
+def test_calls_inside_of_a_left_out_call_are_left_out_after_the_other_call(tmp_path: Path) -> None:
+    net = Outliving().eval()
+    with capture(net, tmp_path / "t"):
+        net(torch.ones(1, 4))
+        net.has_ended.set()
+        net.thread.join()
+        net(torch.ones(3, 4))
+
+    calls = Trace.open(tmp_path / "t").calls
+    assert [(call.site.step, call.site.module) for call in calls] == [
+        (step, path) for step in (0, 1) for path in PATHS
+    ]
+    (problem,) = open_dump(str(tmp_path / "t")).problems
+    assert "left out 3 module calls" in problem
+
+
+class Parallel(nn.Module):
+    """Calls its model on each row in a thread of its own, as DataParallel does on each device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.module = Net()
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        with ThreadPoolExecutor(2) as pool:
+            return torch.stack(list(pool.map(self.module, hidden)))
+
+
+@pytest.mark.usefixtures("impatience")
+def test_calls_in_threads_of_a_call_forbid_a_pass(tmp_path: Path) -> None:
+    net = Parallel().eval()
+    with capture(net, tmp_path / "t"), torch.no_grad():
+        net(torch.ones(2, 4))
+
+    assert [call.site.module for call in Trace.open(tmp_path / "t").calls] == [""]
+    verdict = judged(tmp_path / "t", tmp_path / "t")
+    assert verdict.verdict is Outcome.NOT_COMPARED
+    assert "left out 6 module calls" in str(verdict.levels["completeness"].reason)
+
+
+def test_concurrent_calls_wait_for_one_another(tmp_path: Path) -> None:
+    net = Net().eval()
+    with capture(net, tmp_path / "t"), ThreadPoolExecutor(4) as pool:
+        list(pool.map(net, 8 * [torch.ones(1, 4)]))
+
+    trace = Trace.open(tmp_path / "t")
+    assert [call.site.module for call in trace.calls] == 8 * PATHS
+    assert not open_dump(str(tmp_path / "t")).problems
 
 
 def test_successive_calls_in_different_threads_are_recorded(tmp_path: Path) -> None:
@@ -177,3 +252,56 @@ def test_compiled_models_are_captured(tmp_path: Path, compiled: Callable[..., nn
 def test_fullgraph_is_refused(tmp_path: Path, compiled: Callable[..., nn.Module]) -> None:
     with pytest.raises(UsageError, match="is compiled with fullgraph=True"):
         capture(compiled(Net(), fullgraph=True), tmp_path / "t").start()
+
+
+class Partly(nn.Module):
+    """Runs one part in one graph."""
+
+    def __init__(self, run: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+        super().__init__()
+        self.part, self.head = Net(), nn.Linear(4, 2)
+        self.run = run(self.part)
+
+    def forward(self, hidden: Tensor) -> Any:
+        return self.head(self.run(hidden))
+
+
+def compile_whole(part: Callable[..., Any]) -> Callable[..., Any]:
+    return torch.compile(lambda hidden: part(hidden) + 1, fullgraph=True, backend="aot_eager")
+
+
+def forbid_breaks(part: Callable[..., Any]) -> Callable[..., Any]:
+    def run(hidden: Tensor) -> Any:
+        with torch._dynamo.error_on_graph_break(True):
+            return part(hidden) + 1
+
+    return torch.compile(run, backend="aot_eager")
+
+
+@pytest.mark.parametrize("run", [compile_whole, forbid_breaks])
+def test_code_in_a_whole_graph_runs_and_is_reported(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    run: Callable[[Callable[..., Any]], Callable[..., Any]],
+) -> None:
+    net = Partly(run).eval()
+    with torch.no_grad():
+        expected = net(torch.ones(1, 4))
+        with capture(net, tmp_path / "t"):
+            assert torch.equal(net(torch.ones(1, 4)), expected)
+
+    problem = (
+        f"{tmp_path / 't'}: left out calls in code compiled with fullgraph=True: part, part.layers.0,"
+        " part.layers.1"
+    )
+    assert [call.site.module for call in Trace.open(tmp_path / "t").calls] == ["", "head"]
+    assert open_dump(str(tmp_path / "t")).problems == [problem]
+    assert f"assay: {problem}\n" in capsys.readouterr().err
+
+
+def test_modules_that_are_not_recorded_are_not_missed_in_a_whole_graph(tmp_path: Path) -> None:
+    net = Partly(compile_whole).eval()
+    with torch.no_grad(), capture(net, tmp_path / "t", exclude=("part*",)):
+        net(torch.ones(1, 4))
+
+    assert not open_dump(str(tmp_path / "t")).problems

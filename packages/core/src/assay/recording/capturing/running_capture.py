@@ -1,5 +1,6 @@
 """A running capture: it chooses the passes to record and a recorder for each."""
 
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -9,7 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
+from assay.errors import name_some
 from assay.files import Url
 from assay.hooks.module_tracer import ActiveCall, ModuleTracer, NullHandler, TraceHandler
 from assay.hooks.values.nested import iterate_tensors
@@ -28,6 +31,9 @@ from assay.recording.capturing.recorders import (
 from assay.recording.capturing.training import GradientWriter, ParameterWriter
 from assay.recording.statistics import TensorStatistics
 from assay.sites import Call, CallSite, CapturedLevel, RowMap
+
+# The module of `PipelineStage`.
+_STAGE = "torch.distributed.pipelining.stage"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -156,17 +162,33 @@ class RunningCapture:
         """Write the final parameters, and report calls that were left out."""
         del kind, traceback
         if num_calls := self.tracer.num_left_out:
-            text = (
+            self._leave_out(
                 f"left out {num_calls:,} module calls, which were made in a second thread or recorded"
                 " into a device graph"
             )
-            self._writer.leave_out(text)
-            print_error(f"assay: {self.plan.folder}: {text}")
+        has_modules = self.plan.level != "logits"
+        whole = [
+            path or "the model"
+            for path in self.tracer.in_whole_graphs
+            if self.plan.filter.has_module(path) and (has_modules or not path)
+        ]
+        if whole:
+            self._leave_out(
+                f"left out calls in code compiled with fullgraph=True: {name_some(whole)}"
+            )
+        if num_calls := self.tracer.num_dry_runs:
+            self._writer.note(
+                "dry_runs", f"calls that learn shapes only, not recorded: {num_calls:,}"
+            )
         if error is None:
             self.end_step()
         self._writer.wait()
         if not self._report_error() and not self._writer.num_bytes:
             print_error(f"assay: {self.plan.folder}: no call was recorded")
+
+    def _leave_out(self, text: str) -> None:
+        self._writer.leave_out(text)
+        print_error(f"assay: {self.plan.folder}: {text}")
 
     @property
     def _has_weights(self) -> bool:
@@ -247,6 +269,24 @@ class RunningCapture:
         return self._writer.error is not None
 
 
+def _is_from_shape_inference() -> bool:
+    """Return True inside of a call by which a pipeline stage learns the shapes of its tensors.
+
+    `PipelineStage` (torch.distributed.pipelining, torch 2.7 to 2.13) calls its model once more before
+    the first step, with the first micro-batch or uninitialized memory. All other calls come from its
+    method `forward_one_chunk`.
+    """
+    if _STAGE not in sys.modules:
+        return False
+    frame: Any = sys._getframe()  # noqa: SLF001 - much faster than `inspect.stack`
+    names = set()
+    while frame is not None:
+        if frame.f_globals.get("__name__") == _STAGE:
+            names.add(frame.f_code.co_name)
+        frame = frame.f_back
+    return bool(names) and "forward_one_chunk" not in names
+
+
 class CaptureTracer(ModuleTracer):
     """Numbers forward passes; in training, optimizer steps and the passes of each."""
 
@@ -265,6 +305,12 @@ class CaptureTracer(ModuleTracer):
     def has_passes(self) -> bool:
         """Return True once a module of the model was called."""
         return self._num_passes > 0
+
+    def is_dry_run(self, arguments: object) -> bool:
+        """Return True for a call that only learns shapes, also one on tensors without values."""
+        tensors = (tensor for _, tensor in iterate_tensors(arguments, ""))
+        has_values = not any(one.is_meta or isinstance(one, FakeTensor) for one in tensors)
+        return not has_values or _is_from_shape_inference()
 
     def begin_optimizer_step(self) -> None:
         """Count an optimizer step."""
