@@ -51,6 +51,9 @@ def compare(  # noqa: PLR0913 - one for each option
         int | None, Option("Pass of ACTUAL minus pass of EXPECTED; default: found.", "N")
     ] = None,
     format: Annotated[str | None, Option("Default: recognized.", "NAME")] = None,  # noqa: A002 - the name of the option
+    model_name: Annotated[
+        str | None, Option("The model to compare, if both captures hold several.", "NAME")
+    ] = None,
     limits: Annotated[str, Option("Shipped limits, or a TOML file.", "NAME|FILE")] = "noise",
     metric: Annotated[
         Sequence[str],
@@ -111,6 +114,7 @@ def compare(  # noqa: PLR0913 - one for each option
         rank=rank,
         token_shift=token_shift,
         format=format,
+        model_name=model_name,
         limits=limits,
         stats=stats,
         metrics=tuple(metric),

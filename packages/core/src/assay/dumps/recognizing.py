@@ -63,16 +63,19 @@ def _load(entry: EntryPoint) -> Reader:
     return reader
 
 
-def open_dump(path: str | Path, format_name: str | None = None) -> Dump:
+def open_dump(
+    path: str | Path, format_name: str | None = None, model_name: str | None = None
+) -> Dump:
     """Open a dump of any known format.
 
     path: a folder, a file or a URL.
     format_name: None to recognize the format.
+    model_name: the model to read in a capture of several.
     Raises: DumpError if no reader recognizes `path`, UnreadableFileError if the dump is damaged.
     """
     location = parse_location(path)
     if isinstance(location, Url):
-        return _open_fetched(RemoteCopy(location), format_name)
+        return _open_fetched(RemoteCopy(location), format_name, model_name)
     names = [reader.name for reader in readers() if reader is not _UNSUPPORTED]
     known = f"known formats: {', '.join(names)}"
     if format_name is not None and format_name not in names:
@@ -85,16 +88,22 @@ def open_dump(path: str | Path, format_name: str | None = None) -> Dump:
             raise DumpError(f"there is no file or folder {path}")
         for reader in readers():
             if format_name in (None, reader.name) and reader.recognize(path):
-                return reader.open(path)
+                if model_name is None:
+                    return reader.open(path)
+                if isinstance(reader, AssayReader):
+                    return reader.open(path, model_name)
+                raise DumpError(
+                    f"--model-name is for captures of assay, and {path} is another dump"
+                )
     except OSError as error:  # such as a folder without permission, or a name that is too long
         raise UnreadableFileError.of(error.filename or path, error) from None
     kind = f"of format {format_name}" if format_name else "of a known format"
     raise DumpError(f"{path} is not a dump {kind}; {known}")
 
 
-def _open_fetched(copy: RemoteCopy, format_name: str | None) -> Dump:
+def _open_fetched(copy: RemoteCopy, format_name: str | None, model_name: str | None) -> Dump:
     try:
-        dump = open_dump(copy.path, format_name)
+        dump = open_dump(copy.path, format_name, model_name)
     except (DumpError, UnreadableFileError) as error:
         raise DumpError(copy.name_in(str(error))) from None
     return replace(

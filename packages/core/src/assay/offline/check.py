@@ -54,8 +54,10 @@ def compare(comparison: CompareOptions, folder: Path, progress: Progress) -> Ver
     refuse_dump_as_model(comparison.model)
     custom = load_metrics(comparison.metrics, COLUMNS)
     with progress.step("reads the indexes"):
-        expected = open_dump(comparison.expected, comparison.format)
-        actual = open_dump(comparison.actual, comparison.format)
+        expected, actual = (
+            open_dump(path, comparison.format, comparison.model_name)
+            for path in (comparison.expected, comparison.actual)
+        )
         noise = open_dump(comparison.noise) if comparison.noise else None
     judge = _measure(comparison, expected, actual, progress, noise, custom)
 

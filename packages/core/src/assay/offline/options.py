@@ -38,6 +38,8 @@ class CompareOptions:
     token_shift: int | None = None
     """Number of an actual pass minus the number of its expected pass; None to find it."""
     format: str | None = None
+    model_name: str | None = None
+    """The model to compare in captures of several."""
     limits: str = "noise"
     stats: bool = False
     metrics: tuple[str, ...] = ()

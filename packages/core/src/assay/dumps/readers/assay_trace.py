@@ -52,14 +52,29 @@ class AssayReader:
         """Return True for a trace, the traces of several ranks, a golden, or the folder of a check."""
         return bool(_find_traces(path) or _find_ranks(path))
 
-    def open(self, path: Path) -> Dump:
-        """Read the index of the trace or of all ranks' traces."""
+    def open(self, path: Path, model_name: str | None = None) -> Dump:
+        """Read the index of the trace or of all ranks' traces.
+
+        model_name: one of several captured models, such as "Llama" or "2-Llama". None for the first;
+            the others are then a problem.
+        """
+        models = _find_models(path)
+        if model_name is not None:
+            found = [one for one in models if model_name in (one, one.partition("-")[2])]
+            if len(found) != 1:
+                held = ", ".join(models) or "one model"
+                raise DumpError(
+                    f"--model-name {model_name} names none or several in {path}: {held}"
+                )
+            path = models[found[0]]
         ranks = _find_ranks(path)
         dump = self._join(path, ranks) if ranks else self._open_one(path)
-        if others := sorted(one.name for one in path.glob("process-*") if _is_trace(one)):
-            problem = f"{path}: compare {name_some(others)} separately: they are other models or processes"
-            dump = replace(dump, problems=[*dump.problems, problem])
-        return dump
+        problems = list(dump.problems)
+        if ranks and _is_trace(path):
+            problems.append(f"{path}: the trace of a process without ranks was not read")
+        if len(models) > 1 and model_name is None:
+            problems.append(f"{path}: compare each model: --model-name {name_some(list(models))}")
+        return replace(dump, problems=problems)
 
     def _open_one(self, path: Path) -> Dump:
         folder, *others = _find_traces(path)
@@ -117,6 +132,20 @@ class AssayReader:
             rows={at: rows for one in dumps for at, rows in one.rows.items()},
             is_finished=all(dump.is_finished for dump in dumps),
         )
+
+
+def _find_models(path: Path) -> dict[str, Path]:
+    """Return the folders of captured models by name. Of a capture, the first model has `path` itself."""
+    found = {
+        folder.name: folder
+        for folder in sorted(path.glob("*-*"))
+        if not _RANK.fullmatch(folder.name) and (_is_trace(folder) or _find_ranks(folder))
+    }
+    for folder in (path, *_find_ranks(path).values()) if found else ():
+        if _is_trace(folder):
+            first = _text_at(read_json_object(folder / "manifest.json"), "manifest", "model")
+            return {f"1-{first}": path} | found
+    return found
 
 
 def _find_ranks(path: Path) -> dict[int, Path]:
