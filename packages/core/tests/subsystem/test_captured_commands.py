@@ -1,7 +1,11 @@
 """`assay capture -- COMMAND` of scripts that know nothing of assay."""
 
+import os
+import signal
 import subprocess
 import sys
+import tempfile
+import time
 import venv
 from pathlib import Path
 
@@ -110,7 +114,7 @@ def test_what_was_not_captured_is_said(tmp_path: Path) -> None:
     # Without the checkout that this test may run from.
     done = capture(tmp_path / "t", "bash", "-c", f"PYTHONPATH=${{PYTHONPATH%%:*}} {python} -c 1")
 
-    assert done.returncode == 0
+    assert done.returncode == 2
     assert f"assay: {python} has no assay, and was not captured" in done.stderr
     assert "assay: nothing was captured: no module with 100 parameters" in done.stderr
 
@@ -143,3 +147,93 @@ def test_bad_commands_are_refused(script: Path, tmp_path: Path) -> None:
     refused = capture(tmp_path / "t", sys.executable, script)
     assert refused.stderr == f"assay: {tmp_path / 't'} is not empty\n"
     assert refused.returncode == 2
+
+
+WAITING = """
+import os, sys, time
+import torch
+torch.nn.Linear(16, 16)(torch.ones(1, 16))
+open(sys.argv[1], "w").write(str(os.getpid()))
+time.sleep(600)
+"""
+
+
+def start_waiting(folder: Path, end: str = "") -> tuple[subprocess.Popen[str], int]:
+    """Start the capture of a script in a shell. Returns: it, and the process id of the script.
+
+    end: what the shell does after the script. Without it, the script takes the shell's place.
+    """
+    (folder / "wait.py").write_text(WAITING)
+    script = f"{'' if end else 'exec '}{sys.executable} {folder}/wait.py {folder}/pid; {end}"
+    words = ["capture", "--output", str(folder / "t"), "--min-parameters", "100", "--"]
+    running = subprocess.Popen(
+        [sys.executable, "-m", "assay.cli", *words, "bash", "-c", script],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=os.environ | {"TMPDIR": str(folder)},
+    )
+    while not ((folder / "pid").exists() and (folder / "pid").read_text()):
+        assert running.poll() is None
+        time.sleep(0.05)
+    return running, int((folder / "pid").read_text())
+
+
+def wait_for_the_end_of(process_id: int, temporary: Path) -> None:
+    deadline = time.monotonic() + 30
+    while Path(f"/proc/{process_id}").exists() or any(temporary.glob("assay-capture-*")):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("number", "end", "codes"),
+    [
+        (signal.SIGINT, "", (130, 1)),  # some versions of torch end a process otherwise
+        (signal.SIGTERM, "echo after", (143,)),
+        (signal.SIGKILL, "echo after", (-9,)),
+    ],
+)
+def test_a_signal_ends_the_command_and_removes_temporary_files(
+    number: signal.Signals, end: str, codes: tuple[int, ...]
+) -> None:
+    with tempfile.TemporaryDirectory() as made:
+        running, process_id = start_waiting(Path(made), end)
+        running.send_signal(number)
+        assert running.wait(60) in codes
+        wait_for_the_end_of(process_id, Path(made))
+        assert "after" not in running.communicate()[0]
+        assert any("cut off" in one for one in open_dump(str(Path(made, "t"))).problems)
+
+
+@pytest.mark.long
+def test_a_second_capture_into_a_folder_is_refused_while_the_first_runs(tmp_path: Path) -> None:
+    running, process_id = start_waiting(tmp_path)
+    refused = capture(tmp_path / "t", "true")
+    running.terminate()
+    running.communicate()
+    wait_for_the_end_of(process_id, tmp_path)
+
+    assert refused.returncode == 2
+    assert (
+        refused.stderr == f"assay: another capture writes to {tmp_path / 't'}: name a new folder\n"
+    )
+
+
+def test_a_command_without_a_capture_fails_and_leaves_no_folder(tmp_path: Path) -> None:
+    for command, code in (("true", 2), ("false", 1), ("nosuch", 2)):
+        assert capture(tmp_path / "new" / "t", command).returncode == code
+        assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.long
+def test_a_capture_that_the_disk_ended_fails_but_not_its_script(tmp_path: Path) -> None:
+    (tmp_path / "short.py").write_text(WAITING.partition("open(")[0] + "print('ended')")
+    script = f"ulimit -f 1; {sys.executable} {tmp_path}/short.py"
+    done = capture(tmp_path / "t", "bash", "-c", script)
+    assert done.returncode == 2
+    assert done.stdout == "ended\n"
+    assert "assay: capture ended, and the run goes on: cannot write" in done.stderr
+    assert f"assay: without calls, or cut off, in {tmp_path / 't'}: .\n" in done.stderr

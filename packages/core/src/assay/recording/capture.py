@@ -16,11 +16,8 @@ from torch import Tensor, nn
 from assay.devices.run_string import RUN_DTYPES
 from assay.errors import UsageError, name_some
 from assay.files import Url, parse_location
-from assay.hooks.module_tracer import (
-    find_called_modules,
-    find_compiled_modules,
-    find_whole_graphs,
-)
+from assay.hooks.compiled_code import find_compiled_modules, find_whole_graphs
+from assay.hooks.module_tracer import find_called_modules
 from assay.recording.capturing.background import BackgroundWriter
 from assay.recording.capturing.budget import Budget, parse_size
 from assay.recording.capturing.capture_filter import CaptureFilter
@@ -173,8 +170,11 @@ class Capture(ContextDecorator):
     """A capture of one model, from `start` to `stop`."""
 
     plan: CapturePlan
+    folder: Path | Url = field(init=False)
+    """Folder of this process's trace."""
     _open: ExitStack = field(default_factory=ExitStack, init=False)
     _run: RunningCapture | None = field(default=None, init=False)
+    _trace: TraceWriter | None = field(default=None, init=False)
 
     def start(self) -> Self:
         """Start recording."""
@@ -191,8 +191,8 @@ class Capture(ContextDecorator):
             rank, size = _find_rank()
             if size > 1 and self.plan.noise_for:
                 raise UsageError("noise_for copies the model, which only works in one process")
-            folder = self.plan.folder / f"rank-{rank}" if size > 1 else self.plan.folder
-            trace = TraceWriter(folder, self._describe(rank, size))
+            self.folder = self.plan.folder / f"rank-{rank}" if size > 1 else self.plan.folder
+            trace = self._trace = TraceWriter(self.folder, self._describe(rank, size))
             writer = stack.enter_context(BackgroundWriter(trace, self.plan.max_memory))
             control = stack.enter_context(closing(open_control(self.plan.control)))
             run = self._run = RunningCapture(self.plan, writer, control, rank)
@@ -205,6 +205,11 @@ class Capture(ContextDecorator):
             stack.push(run.finish)
             self._open = stack.pop_all()
         return self
+
+    @property
+    def is_complete(self) -> bool:
+        """Return True once the capture has ended without an error, and recorded calls."""
+        return self._trace is not None and self._trace.is_complete
 
     def step(self) -> None:
         """Begin the next step of a script without forward passes."""

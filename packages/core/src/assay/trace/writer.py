@@ -85,11 +85,17 @@ class TraceWriter:
         self._contents = OrderedDict()
         self._attachments: set[str] = set()
         self._closed: StorageError | None = None
+        self._is_complete = False
 
     @property
     def folder(self) -> Path:
         """The folder of the trace; the local spool of a trace behind a URL."""
         return self._folder.path
+
+    @property
+    def is_complete(self) -> bool:
+        """Return True once the trace is closed without an error, and holds calls."""
+        return self._is_complete and bool(self._sites) and not self._folder.is_lost
 
     @property
     def num_bytes(self) -> int:
@@ -249,6 +255,7 @@ class TraceWriter:
                 self._finish_line()
                 self._folder.replace(MANIFEST, self._manifest_text(self._num_lines, self._manifest))
             self._stop(StorageError(f"{self.folder} is closed: nothing more can be recorded"))
+            self._is_complete = True
 
     def _manifest_text(self, num_lines: int | None, manifest: Mapping[str, Json]) -> str:
         content: dict[str, Any] = {"format": FORMAT, "schema": SCHEMA}

@@ -85,6 +85,10 @@ def capture(  # noqa: PLR0913 - one for each option
     min_parameters: Annotated[
         int, typer.Option(metavar="N", min=0, help="Of a command: leave out smaller modules.")
     ] = _MIN_PARAMETERS,
+    model_name: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Of a command: the only model, as Llama or 2-Llama."),
+    ] = None,
     noise_for: Annotated[
         str | None,
         typer.Option(
@@ -124,10 +128,10 @@ def capture(  # noqa: PLR0913 - one for each option
         command: list[str] = context.meta[_COMMAND]
         if model is not None or not command:
             raise UsageError("give either a model, or a command after --")
-        raise typer.Exit(run_captured(command, output, min_parameters, recorded))
+        raise typer.Exit(run_captured(command, output, min_parameters, model_name, recorded))
     if model is None or run is None:
         raise UsageError("name a model and its --run, or a command after --")
-    _refuse(recorded, "only for a command after --")
+    _refuse(recorded | _find_given({"model_name": model_name}), "only for a command after --")
     if level == "op":
         raise UsageError("--level op: only for a command after --")
     from assay.comparing.coverage import CoverageParts, judge_coverage

@@ -20,6 +20,6 @@ try:
 except ImportError as error:
     notes = Path(json.loads(os.environ["ASSAY_CAPTURE_SETTINGS"])["notes"])
     text = f"{sys.executable} has no assay, and was not captured ({error})"
-    (notes / str(os.getpid())).write_text(text, encoding="utf-8")
+    (notes / str(os.getpid())).write_text(json.dumps(["problem", text]), encoding="utf-8")
 else:
     attaching.attach()
