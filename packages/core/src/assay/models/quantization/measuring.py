@@ -82,9 +82,15 @@ def pool_slopes(weight: QuantizedWeight, reference: Tensor) -> PooledSlopes | No
         moments = moments + own * (weighted_row * e).sum(1, keepdim=True) / left
         normal = normal + own[:, :, None] * own[:, None] / left[:, :, None]
         inverse, _ = torch.linalg.inv_ex(normal)
+        own_slope = torch.einsum("rgh,rh->rg", inverse, moments)
+        variance = inverse.diagonal(dim1=1, dim2=2)
+        # Rows of larger errors, without the part that a wrong scale explains (studentized residuals).
+        distance = rows * (weighted_row * remaining).sum(1, keepdim=True) / left
+        excess = distance - own_slope.square() / variance
+        excess = excess / excess.nanmedian()
         of_groups = slice(start // size, start // size + parts.shape[1])
-        slope[:, of_groups] = torch.einsum("rgh,rh->rg", inverse, moments)
-        deviation[:, of_groups] = inverse.diagonal(dim1=1, dim2=2).sqrt()
+        slope[:, of_groups] = own_slope
+        deviation[:, of_groups] = (variance * excess.clamp(min=1)).sqrt()
     usual = slope.nanmedian(0).values.expand_as(slope)
     spread = _NORMAL * ((slope - usual).abs() / deviation).nanmedian(0).values
     deviation = deviation * spread.clamp(min=1)
@@ -191,7 +197,7 @@ def measure_groups(
         offset_deviation=offset_deviation,
         factor=sums.dequantized_squares / sums.products if is_rounded else 1 + slope,
         other_codes=other_codes,
-        other_codes_deviation=(_OTHER_CODES / count).sqrt(),
+        other_codes_deviation=((_OTHER_CODES + sums.excused_share) / count).sqrt(),
         pooled=None if is_rounded else pool_slopes(weight, reference),
         correlation=sums.products / (norm * sums.dequantized_squares.sqrt()),
         is_rounded=is_rounded,
@@ -282,6 +288,11 @@ class _Sums:
         ):
             groups.add(part, rows, into)
 
+    @property
+    def excused_share(self) -> float:
+        """Return the share of codes, in the median group, that rounding in the dtype explains."""
+        return float((self.excused / self.count.clamp(min=1)).nanmedian())
+
     def random_squares(self, weight: QuantizedWeight) -> Tensor:
         """Return the squared error that codes drawn at random leave in each group, in the mean."""
         scale = weight.scales.double()
@@ -306,8 +317,7 @@ def _fit(sums: _Sums, grid: Grid, *, is_rounded: bool) -> tuple[Tensor, Tensor, 
     slope = torch.where(is_known, (sums.cc * sums.au - ac * cu) / determinant, 0.0)
     offset = torch.where(is_known, (sums.aa * cu - ac * sums.au) / determinant, 0.0)
     if is_rounded:
-        excused = float((sums.excused / sums.count.clamp(min=1)).nanmedian())
-        variance = torch.full_like(slope, max(_ROUNDED_VARIANCE, excused))
+        variance = torch.full_like(slope, max(_ROUNDED_VARIANCE, sums.excused_share))
         white = torch.zeros_like(slope)
     else:
         remaining = sums.uu - slope * sums.au - offset * cu

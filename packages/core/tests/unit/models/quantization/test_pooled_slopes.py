@@ -33,10 +33,13 @@ class Sample:
         return Sample(self.original, replace(self.weight, scales=scales))
 
 
-def quantize_by_gptq(size: int, bits: int = 4, rows: int = ROWS) -> Sample:
+def quantize_by_gptq(size: int, bits: int = 4, rows: int = ROWS, *, uneven: bool = False) -> Sample:
     """Quantize column by column; each error is made up for by the columns after it, as the inputs allow."""
     generator = torch.Generator().manual_seed(size)
     original = torch.randn(rows, COLUMNS, generator=generator, dtype=torch.float64) * 0.05
+    if uneven:  # rows of other sizes, and values with 6 degrees of freedom
+        draws = torch.randn(7, rows, COLUMNS, generator=generator, dtype=torch.float64)
+        original *= (draws[:6].square().mean(0)).rsqrt() * (1 + 2 * draws[6, :, :1].abs())
     decay = (1 + torch.arange(COLUMNS)).double() ** -0.5
     mixing = torch.linalg.qr(torch.randn(COLUMNS, COLUMNS, generator=generator).double()).Q
     inputs = torch.randn(1024, COLUMNS, generator=generator).double() * decay @ mixing
@@ -82,6 +85,16 @@ def test_a_scale_that_is_a_tenth_off_is_named_in_nine_of_ten_groups(size: int) -
             assert one.place.rows.start == group // (COLUMNS // size)
         seen += len(found)
     assert seen >= 9
+
+
+@pytest.mark.parametrize("size", [32, 64, 128])
+def test_rows_of_larger_errors_are_no_finding(size: int) -> None:
+    sample = quantize_by_gptq(size, rows=512, uneven=True)
+    assert sample.findings() == ()
+    across = COLUMNS // size
+    for row in (3, 200, 400):
+        found = sample.with_factor(row * across, 1 + 1.2 * sample.judge().resolution).findings()
+        assert [one.place.rows.start for one in found if one.place is not None] == [row]
 
 
 def test_the_scales_of_one_group_in_all_rows_are_not_the_usual_ones() -> None:
