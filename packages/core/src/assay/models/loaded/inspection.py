@@ -1,11 +1,14 @@
 """Compare a loaded model with its files, in one report."""
 
-from collections.abc import Iterable
+# ruff: noqa: ANN401 - objects of transformers
+
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from assay.files import read_json_object
 from assay.models.folders import local_folder
@@ -31,6 +34,7 @@ from assay.models.loaded.weights import (
 from assay.models.loading.configs import first_line, load_config
 from assay.models.loading.loaded_model import DTYPES, LoadedModel
 from assay.models.loading.tokenizing import load_tokenizer
+from assay.models.quantization.dequantizing import dequantize_folder
 from assay.models.remote_code import RemoteCode
 from assay.models.transformers_logging import quiet_transformers
 from assay.models.weight_files.mapping import describe_stale_copies, map_folder
@@ -47,7 +51,13 @@ def inspect_load(loaded: LoadedModel, remote_code: RemoteCode) -> Inspection:
     """
     dtype = DTYPES[loaded.dtype]
     with local_folder(loaded.source, remote_code) as folder, quiet_transformers():
-        inspection = compare_with_files(loaded.model, map_folder(folder), dtype)
+        method = quantization_of(loaded.model)
+        stored: Mapping[str, Tensor] | None = map_folder(folder)
+        if method is None and (settings := _quantization_in(folder)):
+            # The loader dequantized (fp8 and MXFP4 on the CPU), and removed the setting.
+            stored = dequantize_folder(folder)
+            method = None if stored is not None else str(settings.get("quant_method"))
+        inspection = compare_with_files(loaded.model, stored or map_folder(folder), dtype, method)
         report = inspection.report
         report.generation, report.notes = check_generation_config(folder, loaded.model)
         report.notes += describe_stale_copies(folder)
@@ -69,7 +79,7 @@ def _inspect_second_load(
     report, dtype = inspection.report, _computed_dtype(loaded)
     raw = read_json_object(folder / "config.json")
     with trace_reads() as reads:
-        config = load_config(folder, remote_code)
+        config = _load_config(loaded, folder, remote_code)
         try:
             again = load_again(loaded.model, config, list(inspection.sources), dtype)
         except Exception as error:  # noqa: BLE001 - the code of any model
@@ -89,13 +99,26 @@ def _inspect_second_load(
     _inspect_built(inspection, loaded, folder, remote_code)
 
 
+def _quantization_in(folder: Path) -> Mapping[str, Any]:
+    settings = read_json_object(folder / "config.json").get("quantization_config")
+    return settings if isinstance(settings, dict) else {}
+
+
+def _load_config(loaded: LoadedModel, folder: Path, remote_code: RemoteCode) -> Any:
+    """Load the configuration again, without the quantization that the loader removed."""
+    config = load_config(folder, remote_code)
+    if quantization_of(loaded.model) is None and hasattr(config, "quantization_config"):
+        del config.quantization_config
+    return config
+
+
 def _inspect_built(
     inspection: Inspection, loaded: LoadedModel, folder: Path, remote_code: RemoteCode
 ) -> None:
     report = inspection.report
 
     def build(dtype: torch.dtype) -> nn.Module:
-        return build_from_config(loaded.model, load_config(folder, remote_code), dtype)
+        return build_from_config(loaded.model, _load_config(loaded, folder, remote_code), dtype)
 
     try:
         found = compare_with_built(loaded.model, inspection.made, build, _computed_dtype(loaded))

@@ -102,8 +102,9 @@ BuildModel = Callable[[torch.dtype], nn.Module]
 _CONSTANTS = (bool, int, float, complex, str, type(None), torch.dtype)
 # Keys of a configuration that do not affect the computation. The run sets `dtype`.
 _IGNORED_KEYS = frozenset({"_name_or_path", "transformers_version", "architectures", "dtype"})
-# Attributes of a module that do not affect the computation. The check sets `training`.
-_IGNORED_ATTRIBUTES = frozenset({"name_or_path", "training"})
+# Attributes of a module that do not affect the computation. The check sets `training`, a loader that
+# dequantized `is_quantized`.
+_IGNORED_ATTRIBUTES = frozenset({"name_or_path", "training", "is_quantized"})
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 
 

@@ -31,10 +31,13 @@ class Inspection:
     """Tensors that no file holds and that the model's code must compute alike each time."""
 
 
-def compare_with_files(model: Any, stored: Mapping[str, Tensor], dtype: torch.dtype) -> Inspection:
+def compare_with_files(
+    model: Any, stored: Mapping[str, Tensor], dtype: torch.dtype, method: str | None = None
+) -> Inspection:
     """Compare every parameter and buffer with the stored tensors that make it up.
 
     dtype: the dtype of the load.
+    method: the method by which `stored` is quantized; None if it is not.
     """
     found = find_sources(model, stored)
     report = LoadReport(unused=_not_ignored(model, found.unused))
@@ -57,7 +60,7 @@ def compare_with_files(model: Any, stored: Mapping[str, Tensor], dtype: torch.dt
             report.compared += 1
         else:
             result.made[name] = tensor.detach().cpu().clone()
-    if method := quantization_of(model):
+    if method is not None:
         # Loading computes with stored scales in ways that only its own code knows.
         report.not_compared += [f"{one.name} (stored by {method})" for one in report.weights]
         report.compared -= len(report.weights)
