@@ -15,6 +15,7 @@ from assay.files import write_whole
 from assay.launch import on_first_rank
 from assay.offline.completeness import describe_reused
 from assay.offline.judging.causes import DumpEvidence
+from assay.offline.judging.folder_configs import judge_configs
 from assay.offline.judging.token_rows import list_tokens
 from assay.offline.judging.verdict import judge_dumps, list_measurements
 from assay.offline.judging.weights import compare_quantized, open_quantized
@@ -96,10 +97,14 @@ def _measure(
 
     def judge() -> Compared:
         if weights is not None:
-            compared = Compared(*compare_quantized(weights, comparison.allow_unmatched))
+            problems = [
+                f"{one.name}: {text}" for one in (expected, actual) for text in one.problems
+            ]
+            compared = Compared(*compare_quantized(weights, comparison.allow_unmatched, problems))
         else:
             compared = _judge(dumps, progress, custom)
-        return replace(compared, verdict=compared.verdict.model_copy(update=sides))
+        verdict = judge_configs(compared.verdict, expected, actual)
+        return replace(compared, verdict=verdict.model_copy(update=sides))
 
     return judge
 

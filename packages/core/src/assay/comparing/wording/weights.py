@@ -1,6 +1,7 @@
 """The sentences of a comparison of stored weights."""
 
 from assay.comparing.wording.numerals import format_count, format_number
+from assay.foreign_text import shorten
 from assay.models.quantization.results import WeightComparison, WeightFault, WeightRegion
 
 
@@ -49,6 +50,21 @@ def describe_resolution(comparison: WeightComparison) -> str:
     worst = max((one.resolution for one in comparison.results), default=0.0)
     name = next((one.name for one in comparison.results if one.resolution == worst), "")
     return f"an error of one scale below {format_number(100 * worst)} % may be unseen (in {name})"
+
+
+def describe_setting(key: str, expected: object, actual: object) -> str:
+    """Describe a key of config.json that differs.
+
+    >>> describe_setting("rms_norm_eps", 1e-06, 1e-05)
+    'config.json: rms_norm_eps is 1e-06 in EXPECTED, 1e-05 in ACTUAL'
+    """
+    return f"config.json: {key} is {shorten(expected)} in EXPECTED, {shorten(actual)} in ACTUAL"
+
+
+def headline_of_settings(certain: list[str]) -> str:
+    """State the settings that change a result."""
+    more = f" (and {len(certain) - 1} more)" if len(certain) > 1 else ""
+    return f"The configurations differ: {certain[0]}{more}."
 
 
 def _describe_cause(finding: WeightFault) -> str:

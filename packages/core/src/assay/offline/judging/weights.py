@@ -38,12 +38,17 @@ def open_quantized(expected: Dump, actual: Dump) -> tuple[WeightStore, WeightSto
 
 
 def compare_quantized(
-    stored: tuple[WeightStore, WeightStore], allow_unmatched: Sequence[str] = ()
+    stored: tuple[WeightStore, WeightStore],
+    allow_unmatched: Sequence[str] = (),
+    problems: Sequence[str] = (),
 ) -> tuple[Verdict, list[Measurement]]:
-    """Compare expected and actual weights, at least one of them quantized."""
+    """Compare expected and actual weights, at least one of them quantized.
+
+    problems: defects of the folders, which forbid PASS.
+    """
     found = compare_weights(*stored)
     missing = [one for one in found.unmatched_expected if not is_allowed(one, allow_unmatched)]
-    return judge_weights(replace(found, unmatched_expected=tuple(missing)))
+    return judge_weights(replace(found, unmatched_expected=tuple(missing)), problems)
 
 
 def _open_weights(dump: Dump) -> WeightStore:
@@ -59,10 +64,12 @@ def _open_weights(dump: Dump) -> WeightStore:
     return WeightStore(dump.path, shapes, lambda name: dump.read(tensors[name]))
 
 
-def judge_weights(comparison: WeightComparison) -> tuple[Verdict, list[Measurement]]:
+def judge_weights(
+    comparison: WeightComparison, problems: Sequence[str] = ()
+) -> tuple[Verdict, list[Measurement]]:
     """Return the verdict, and one measurement for each weight."""
     levels = {
-        "completeness": _judge_completeness(comparison),
+        "completeness": _judge_completeness(comparison, problems),
         "weights": _judge_weights(comparison),
     }
     outcome = outcome_of_levels(levels)
@@ -98,10 +105,11 @@ def _judge_weights(comparison: WeightComparison) -> Level:
     return Level(verdict=Outcome.PASS, reason=describe_resolution(comparison), compared=count)
 
 
-def _judge_completeness(comparison: WeightComparison) -> Level:
+def _judge_completeness(comparison: WeightComparison, problems: Sequence[str]) -> Level:
     missing = [*comparison.unmatched_expected, *comparison.not_compared]
-    if missing:
-        return Level(verdict=Outcome.NOT_COMPARED, reason=describe_missing(missing))
+    reasons = [*([describe_missing(missing)] if missing else []), *problems]
+    if reasons:
+        return Level(verdict=Outcome.NOT_COMPARED, reason="; ".join(reasons))
     return Level(verdict=Outcome.PASS, compared=len(comparison.results))
 
 

@@ -1,0 +1,125 @@
+"""Model folders with equal weights, whose configurations make other results."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from assay.offline.check import CompareOptions, compare
+from assay.runs import SilentProgress
+from assay.verdicts import Outcome, Verdict, find_contradiction
+
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 8, "vocab_size": 16,
+    "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1,
+    "max_position_embeddings": 512, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "eos_token_id": 2,
+    "torch_dtype": "float32", "transformers_version": "4.40.0", "head_dim": 4,
+}  # fmt: skip
+DYNAMIC = {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}
+
+
+def compared(folder: Path, first: dict[str, Any], second: dict[str, Any]) -> Verdict:
+    """Compare two folders with LLAMA and these changes; None removes a key."""
+    for name, changes in (("a", first), ("b", second)):
+        (folder / name).mkdir()
+        config = {key: value for key, value in (LLAMA | changes).items() if value is not None}
+        (folder / name / "config.json").write_text(json.dumps(config))
+        save_file({"model.norm.weight": torch.ones(8)}, folder / name / "model.safetensors")
+    (folder / "out").mkdir()
+    options = CompareOptions(str(folder / "a"), str(folder / "b"))
+    verdict = compare(options, folder / "out", SilentProgress())
+    assert find_contradiction(verdict) is None
+    return verdict
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"rope_theta": 5e5}, "rope_parameters.rope_theta is 10000.0 in EXPECTED, 500000.0 in ACTUAL"),
+        ({"rms_norm_eps": 1e-5}, "rms_norm_eps is 1e-06 in EXPECTED, 1e-05 in ACTUAL"),
+        ({"rms_norm_eps": None, "rope_theta": 1e4, "hidden_act": "gelu"}, "hidden_act is silu in EXPECTED, gelu in ACTUAL"),
+        ({"num_attention_heads": 1}, "num_attention_heads is 2 in EXPECTED, 1 in ACTUAL"),
+        ({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, "rope_parameters.factor is absent in EXPECTED, 2.0 in ACTUAL"),
+        (DYNAMIC, "rope_parameters.factor is absent in EXPECTED, 2.0 in ACTUAL"),
+    ],
+)  # fmt: skip
+def test_a_key_that_changes_results_fails(
+    changes: dict[str, Any], text: str, tmp_path: Path
+) -> None:
+    verdict = compared(tmp_path, {}, changes)
+    assert (verdict.verdict, verdict.diagnosis) == (Outcome.FAIL, "checkpoint-mismatch")
+    assert f"config.json: {text}" in (verdict.levels["config"].reason or "")
+    assert verdict.headline is not None
+    assert verdict.headline.startswith("The configurations differ: config.json: ")
+
+
+def test_a_length_fails_where_rotary_frequencies_depend_on_it(tmp_path: Path) -> None:
+    verdict = compared(tmp_path, DYNAMIC, DYNAMIC | {"max_position_embeddings": 128})
+    text = "config.json: max_position_embeddings is 512 in EXPECTED, 128 in ACTUAL"
+    assert (verdict.verdict, verdict.levels["config"].reason) == (Outcome.FAIL, text)
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"max_position_embeddings": 128}, "max_position_embeddings"),
+        ({"model_type": "mistral", "architectures": ["MistralForCausalLM"]}, "model_type"),
+        ({"architectures": ["LlamaForSequenceClassification"]}, "architectures"),
+    ],
+)
+def test_a_key_that_may_change_results_is_not_compared(
+    changes: dict[str, Any], key: str, tmp_path: Path
+) -> None:
+    verdict = compared(tmp_path, {}, changes)
+    assert verdict.verdict is Outcome.NOT_COMPARED
+    assert f"config.json: {key} is " in (verdict.levels["config"].reason or "")
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ({}, {"eos_token_id": [2, 3]}),
+        ({}, {"attention_dropout": 0.1}),
+        ({}, {"initializer_range": 0.5}),
+    ],
+)
+def test_a_key_that_changes_no_result_is_a_note(
+    first: dict[str, Any], second: dict[str, Any], tmp_path: Path
+) -> None:
+    verdict = compared(tmp_path, first, second)
+    [(key, value)] = second.items()
+    assert (verdict.verdict, "config" in verdict.levels) == (Outcome.PASS, False)
+    [note] = [one for one in verdict.notes if one.startswith(f"config.json: {key} is ")]
+    assert note.endswith(f"{value} in ACTUAL")
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ({"rope_theta": None}, {}),  # the default of the class
+        ({}, {"rope_theta": None, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}),
+        ({}, {"torch_dtype": None, "dtype": "bfloat16", "transformers_version": "5.23.0"}),
+        ({}, {"head_dim": None, "attention_bias": False}),
+    ],
+)
+def test_other_forms_of_one_configuration_agree(
+    first: dict[str, Any], second: dict[str, Any], tmp_path: Path
+) -> None:
+    verdict = compared(tmp_path, first, second)
+    assert (verdict.verdict, "config" in verdict.levels) == (Outcome.PASS, False)
+    assert not [one for one in verdict.notes if one.startswith("config.json")]
+
+
+def test_keys_of_a_model_type_that_transformers_lacks_are_compared_as_they_are(
+    tmp_path: Path,
+) -> None:
+    own = {"model_type": "of-tomorrow"}
+    (tmp_path / "one").mkdir()
+    (tmp_path / "two").mkdir()
+    other = compared(tmp_path / "one", own, own | {"rms_norm_eps": 1e-5})
+    assert other.verdict is Outcome.FAIL
+    lacking = compared(tmp_path / "two", own, own | {"rms_norm_eps": None})
+    assert lacking.verdict is Outcome.NOT_COMPARED
