@@ -75,7 +75,7 @@ def case(request: pytest.FixtureRequest, cases: Callable[[str], Case]) -> Case:
 
 @pytest.fixture(scope="session")
 def expected_of_four_rows(folders: Callable[[str], Path]) -> Record:
-    return train_alone(load_whole(folders("granite")), rows=4)
+    return train_alone(load_whole(folders("granite-untied")), rows=4)
 
 
 @pytest.fixture(scope="session")

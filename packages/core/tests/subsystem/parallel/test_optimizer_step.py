@@ -178,7 +178,7 @@ class _Untied:
 def _pipeline_with(mesh: DeviceMesh, *gradients: list[float]) -> Pipeline:
     stage: Any = _Weights(*gradients)
     stage.config = _Untied()
-    return Pipeline({mesh.get_local_rank(): stage}, mesh.size(), mesh)
+    return Pipeline(stage, mesh)
 
 
 def _gradients(parameters: Any) -> list[list[float]]:
@@ -197,22 +197,22 @@ def test_norm_of_a_pipeline_is_that_of_all_stages(mesh: DeviceMesh) -> None:
     pipeline = _pipeline_with(mesh, *gradients)
     assert float(pipeline.clip_gradients(5.0)) == 25.0
     expected = [[0.4, 0.6], [1.2]] if first else [[0.0, 4.8]]
-    assert _gradients(pipeline.parameters()) == expected
+    assert _gradients(pipeline.stage.parameters()) == expected
 
 
 @pytest.mark.world(pp=2)
 def test_gradients_below_the_limit_stay_as_they_are(mesh: DeviceMesh) -> None:
     pipeline = _pipeline_with(mesh, [3.0 if mesh.get_local_rank() == 0 else 4.0])
     assert float(pipeline.clip_gradients(5.5)) == 5.0
-    assert _gradients(pipeline.parameters()) == [[3.0 if mesh.get_local_rank() == 0 else 4.0]]
+    assert _gradients(pipeline.stage.parameters()) == [[3.0 if mesh.get_local_rank() == 0 else 4.0]]
 
 
 @pytest.mark.world(pp=2)
 def test_norm_of_one_stage_is_not_that_of_the_pipeline(mesh: DeviceMesh) -> None:
     pipeline = _pipeline_with(mesh, [3.0 if mesh.get_local_rank() == 0 else 4.0])
-    alone = nn.utils.clip_grad_norm_(pipeline.parameters(), 1.0)
+    alone = nn.utils.clip_grad_norm_(pipeline.stage.parameters(), 1.0)
     assert float(alone) == (3.0 if mesh.get_local_rank() == 0 else 4.0)
-    assert _gradients(pipeline.parameters()) == [[1.0]]  # and not 0.6 or 0.8
+    assert _gradients(pipeline.stage.parameters()) == [[1.0]]  # and not 0.6 or 0.8
 
 
 @pytest.mark.world(dp=2)

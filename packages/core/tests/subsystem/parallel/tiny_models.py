@@ -40,8 +40,15 @@ _OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def build_model(architecture: str, **options: Any) -> nn.Module:
-    """The same model on every rank: all parameters are drawn from one seed."""
+    """The same model on every rank: all parameters are drawn from one seed.
+
+    architecture: a key of `_OPTIONS`; with `-untied` behind it, embedding and head are two parameters.
+    """
     import transformers
+
+    architecture, _, untied = architecture.partition("-")
+    if untied:
+        options = {"tie_word_embeddings": False} | options
 
     names = {"llama": "Llama", "granite": "Granite", "qwen3": "Qwen3", "mistral": "Mistral",
              "mixtral": "Mixtral", "phi3": "Phi3"}  # fmt: skip

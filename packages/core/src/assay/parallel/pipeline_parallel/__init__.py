@@ -1,1 +1,1 @@
-"""Decoders cut into pipeline stages, and their schedules."""
+"""Decoders cut into pipeline stages, and training over them."""

@@ -48,8 +48,7 @@ class PipelineTrainer(TensorParallelTrainer):
             stage = add_lora(stage, plan.adapter_dropout)
         model = self.distribute(stage.train())
         self.pipeline = Pipeline(
-            {self.stages.index: model},
-            self.stages.size,
+            model,
             cast("DeviceMesh", self.mesh)["pp"],
             hidden_dtype=getattr(torch, parse_run(plan.run).dtype),
         )
@@ -109,11 +108,6 @@ class PipelineTrainer(TensorParallelTrainer):
         alike = len({one["input_ids"].shape for one in batch}) == 1
         parts = [batch] if alike else [[one] for one in batch]
         return sum(float(self.pipeline.forward_backward(part, num_tokens)) for part in parts)
-
-    def reduce_gradients(self) -> None:
-        """Sum the gradients of tied embedding and head."""
-        if self.stages.size > 1:
-            self.pipeline.sum_tied_gradients()
 
     def clip_gradients(self, max_norm: float) -> float:
         """Scale all gradients, and return the norm over all stages."""

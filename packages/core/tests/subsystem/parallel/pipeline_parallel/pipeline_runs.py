@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from assay.parallel.fsdp import shard_parameters
-from assay.parallel.pipeline_parallel.pipeline import Pipeline, stages_of_rank
+from assay.parallel.pipeline_parallel.pipeline import Pipeline
 from assay.parallel.pipeline_parallel.stages import StagePlan
 from assay.parallel.tensor_parallel.decoder import apply_tensor_parallel
 from packages.core.tests.subsystem.parallel.divided_models import load_stage
@@ -29,6 +29,7 @@ from packages.core.tests.subsystem.parallel.training_steps import (
 )
 
 Stages = dict[int, nn.Module]
+"""This rank's stage by its number."""
 
 
 @dataclass(frozen=True)
@@ -40,10 +41,10 @@ class Case:
     expected: Record
 
 
-def load_stages(folder: Path, mesh_pp: DeviceMesh, schedule: str, num_stages: int) -> Stages:
-    plan = StagePlan.balanced(NUM_LAYERS, num_stages)
-    own = stages_of_rank(schedule, mesh_pp.get_local_rank(), mesh_pp.size(), num_stages)
-    return {index: load_stage(folder, index, plan, mesh_pp.device_type) for index in own}
+def load_own_stage(folder: Path, mesh_pp: DeviceMesh) -> Stages:
+    plan = StagePlan.balanced(NUM_LAYERS, mesh_pp.size())
+    index = mesh_pp.get_local_rank()
+    return {index: load_stage(folder, index, plan, mesh_pp.device_type)}
 
 
 def divide_stage(stage: nn.Module, mesh: DeviceMesh) -> None:
@@ -57,9 +58,7 @@ def divide_stage(stage: nn.Module, mesh: DeviceMesh) -> None:
 def train_stages(
     folder: Path,
     mesh: DeviceMesh,
-    schedule: str = "1F1B",
     *,
-    num_stages: int | None = None,
     rows: int = 2,
     change: Callable[[Stages], object] = lambda stages: None,
     divide: Callable[[nn.Module, DeviceMesh], object] = divide_stage,
@@ -67,17 +66,15 @@ def train_stages(
 ) -> Record:
     """Each data-parallel rank has every nth of the `rows` of all micro-batches.
 
-    change: what is done to this rank's stages before they are divided.
+    change: what is done to this rank's stage before it is divided.
     """
-    mesh_pp = mesh["pp"]
-    num_stages = num_stages or mesh_pp.size()
-    stages = load_stages(folder, mesh_pp, schedule, num_stages)
+    stages = load_own_stage(folder, mesh["pp"])
     change(stages)
-    for stage in stages.values():
-        divide(stage, mesh)
-    pipeline = pipeline_class(stages, num_stages, mesh_pp, schedule=schedule)
-    named = [pair for stage in stages.values() for pair in stage.named_parameters()]
-    optimizer = build_optimizer(pipeline.parameters())
+    (stage,) = stages.values()
+    divide(stage, mesh)
+    pipeline = pipeline_class(stage, mesh["pp"])
+    named = [*stage.named_parameters()]
+    optimizer = build_optimizer(stage.parameters())
     before = named_values(named)
     record = Record()
     train_pipeline(pipeline, named, optimizer, mesh, range(STEPS), record, rows=rows)
@@ -95,14 +92,13 @@ def train_pipeline(
     *,
     rows: int = 2,
 ) -> None:
-    """Add `steps` to `record`; named: the parameters of this rank's stages."""
+    """Add `steps` to `record`; named: the parameters of this rank's stage."""
     for step in steps:
         batch = step_batch(step, rows=rows)
         optimizer.zero_grad()
         loss = pipeline.forward_backward(_own_rows(batch, mesh), num_label_tokens(batch))
         if "dp" in (mesh.mesh_dim_names or ()):
             dist.all_reduce(loss, group=mesh["dp"].get_group())
-        pipeline.sum_tied_gradients()
         if not record.gradients:
             record.gradients = named_gradients(named)
         record.losses.append(loss.item())
@@ -118,18 +114,11 @@ def _own_rows(batch: list[dict[str, Tensor]], mesh: DeviceMesh) -> list[dict[str
     return [{name: tensor[first::step] for name, tensor in part.items()} for part in batch]
 
 
-class Forgetful(Pipeline):
-    """Leaves tied gradients as they are."""
-
-    def sum_tied_gradients(self) -> None:
-        pass
-
-
 class OwnNorm(Pipeline):
-    """Clips by the norm of this rank's stages, as torch's own function does."""
+    """Clips by the norm of this rank's stage, as torch's own function does."""
 
     def clip_gradients(self, max_norm: float) -> Tensor:
-        return nn.utils.clip_grad_norm_(self.parameters(), max_norm)
+        return nn.utils.clip_grad_norm_(self.stage.parameters(), max_norm)
 
 
 class MicroBatchMeans(Pipeline):

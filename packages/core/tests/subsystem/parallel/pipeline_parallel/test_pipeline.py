@@ -10,15 +10,14 @@ import pytest
 from torch.distributed.device_mesh import DeviceMesh
 
 from assay.errors import UsageError
-from assay.parallel.pipeline_parallel.pipeline import SCHEDULES, Pipeline, pad_alike, stages_of_rank
+from assay.parallel.pipeline_parallel.pipeline import Pipeline, pad_alike
 from assay.parallel.pipeline_parallel.stages import StagePlan, cut_stage
 from packages.core.tests.subsystem.parallel.pipeline_parallel.pipeline_runs import (
     Case,
-    Forgetful,
     MicroBatchMeans,
     OwnNorm,
     Stages,
-    load_stages,
+    load_own_stage,
     train_stages,
 )
 from packages.core.tests.subsystem.parallel.tiny_models import build_model
@@ -33,42 +32,20 @@ from packages.core.tests.subsystem.parallel.training_steps import (
 
 
 @pytest.mark.parametrize(
-    "case", ["llama", "granite", "qwen3", "mistral", "mixtral", "phi3"], indirect=True
+    "case",
+    ["llama", "granite-untied", "qwen3-untied", "mistral", "mixtral", "phi3"],
+    indirect=True,
 )
 @pytest.mark.world(pp=2)
 def test_two_stages_train_as_one_process(mesh: DeviceMesh, case: Case) -> None:
     assert disagreements(train_stages(case.folder, mesh), case.expected) == []
 
 
-@pytest.mark.parametrize("schedule", sorted(SCHEDULES.keys() - {"1F1B"}))
-@pytest.mark.world(pp=2)
-def test_every_schedule_trains_as_one_process(mesh: DeviceMesh, case: Case, schedule: str) -> None:
-    num_stages = 2 if SCHEDULES[schedule].layout == "single" else 4
-    actual = train_stages(case.folder, mesh, schedule, num_stages=num_stages)
-    assert disagreements(actual, case.expected) == []
-
-
-@pytest.mark.parametrize("case", ["granite"], indirect=True)
-@pytest.mark.parametrize("schedule", ["Interleaved1F1B", "ZBVZeroBubble"])
-@pytest.mark.world(pp=2)
-def test_tied_ends_train_as_one_process_on_one_rank_and_on_two(
-    mesh: DeviceMesh, case: Case, schedule: str
-) -> None:
-    actual = train_stages(case.folder, mesh, schedule, num_stages=4)
-    assert disagreements(actual, case.expected) == []
-
-
 @pytest.mark.parametrize("case", ["granite"], indirect=True)
 @pytest.mark.world(pp=2)
-def test_tied_gradients_that_are_not_summed_are_detected(mesh: DeviceMesh, case: Case) -> None:
-    actual = train_stages(case.folder, mesh, pipeline_class=Forgetful)
-    found = disagreements(actual, case.expected)
-    assert {
-        "gradients of lm_head.weight",
-        "gradients of model.embed_tokens.weight",
-        "norm of step 0",
-    } <= {*found}
-    assert [text for text in found if text.startswith("gradients of model.layers")] == []
+def test_tied_ends_are_refused(mesh: DeviceMesh, case: Case) -> None:
+    with pytest.raises(UsageError, match="the head is tied to the embeddings"):
+        train_stages(case.folder, mesh)
 
 
 @pytest.mark.world(pp=2)
@@ -126,7 +103,7 @@ def _repeat_the_multiplier(stages: Stages) -> None:
         body.embedding_multiplier = stage.config.embedding_multiplier  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("case", ["granite"], indirect=True)
+@pytest.mark.parametrize("case", ["granite-untied"], indirect=True)
 @pytest.mark.world(pp=2)
 def test_embedding_multiplier_in_each_stage_is_detected(mesh: DeviceMesh, case: Case) -> None:
     actual = train_stages(case.folder, mesh, change=_repeat_the_multiplier)
@@ -145,15 +122,16 @@ def test_skipped_pass_is_detected(mesh: DeviceMesh, case: Case) -> None:
 
 def _accumulated(case: Case, mesh: DeviceMesh, passes: int) -> list[str]:
     """One step whose four micro-batches are given two at a time."""
-    stages = load_stages(case.folder, mesh["pp"], "GPipe", 2)
-    pipeline = Pipeline(stages, 2, mesh["pp"], schedule="GPipe")
+    (stage,) = load_own_stage(case.folder, mesh["pp"]).values()
+    pipeline = Pipeline(stage, mesh["pp"])
     batch = to_device(step_batch(0), mesh.device_type)
     losses = [
         pipeline.forward_backward(batch[2 * number : 2 * number + 2], num_label_tokens(batch))
         for number in range(passes)
     ]
-    named = [pair for stage in stages.values() for pair in stage.named_parameters()]
-    actual = Record([float(sum(losses))], [], named_gradients(named), case.expected.updates)
+    actual = Record(
+        [float(sum(losses))], [], named_gradients(stage.named_parameters()), case.expected.updates
+    )
     expected = Record(case.expected.losses[:1], [], case.expected.gradients, case.expected.updates)
     return [text for text in disagreements(actual, expected) if not text.startswith("norm")]
 
@@ -171,27 +149,7 @@ def test_layers_left_over_go_to_the_front() -> None:
     assert StagePlan.balanced(7, 3).layers == (range(3), range(3, 5), range(5, 7))
 
 
-@pytest.mark.parametrize(
-    ("name", "rank", "num_stages", "expected"),
-    [
-        ("1F1B", 1, 2, (1,)),
-        ("Interleaved1F1B", 0, 4, (0, 2)),
-        ("LoopedBFS", 1, 6, (1, 3, 5)),
-        ("ZBVZeroBubble", 0, 4, (0, 3)),
-        ("DualPipeV", 1, 4, (1, 2)),
-    ],
-)
-def test_stages_of_a_rank_follow_the_schedule(
-    name: str, rank: int, num_stages: int, expected: tuple[int, ...]
-) -> None:
-    assert stages_of_rank(name, rank, 2, num_stages) == expected
-
-
-def test_refusals_name_what_is_wrong() -> None:
-    with pytest.raises(UsageError, match="unknown pipeline schedule '2F2B'; known: GPipe, 1F1B"):
-        stages_of_rank("2F2B", 0, 2, 2)
-    with pytest.raises(UsageError, match="1F1B on 2 ranks needs 2 pipeline stages, not 4"):
-        stages_of_rank("1F1B", 0, 2, 4)
+def test_micro_batches_with_other_numbers_of_rows_are_refused() -> None:
     with pytest.raises(UsageError, match=r"equally many rows, not \[2, 1\]"):
         pad_alike([*step_batch(0, num=1), *step_batch(0, num=1, rows=1)])
 
