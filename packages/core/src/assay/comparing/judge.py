@@ -299,7 +299,11 @@ def list_suspects(
     own = [_suspect(*named)] if named is not None else []
     listed = [*own, *(_suspect(*pair) for pair in found)]
     listed.sort(key=lambda one: -one.noise_ratio / one.limit if one.limit else -math.inf)
-    kept = listed[:MOST_LISTED]
+    # Several stages may have one location, such as the parameters of a module.
+    unique: dict[str, Suspect] = {}
+    for one in listed:
+        unique.setdefault(one.location.model_dump_json(), one)
+    kept = list(unique.values())[:MOST_LISTED]
     return kept if not own or own[0] in kept else [*kept[:-1], *own]
 
 

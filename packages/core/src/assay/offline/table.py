@@ -1,8 +1,10 @@
 """The table of all tensors of two dumps, in network order."""
 
+import math
 from collections.abc import Iterable, Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, dataclass, fields, replace
 
+from assay.comparing.levels import JudgedRatio, find_worst
 from assay.dumps.protocol import DumpedTensor
 from assay.offline.judging.locating import JudgedPort
 from assay.offline.metrics.pair_metrics import TensorPair
@@ -61,7 +63,7 @@ def make_table(
             len(rows), row.port.module, row.port.name, at.phase, rank, at.step, at.micro_batch,
             *_describe(row.expected), *_describe(row.actual),
             *(astuple(metrics) if metrics else [None] * len(_METRICS)),
-            *_judge(row.reason, next((places[key] for key in keys if key in places), None)),
+            *_judge(row, next((places[key] for key in keys if key in places), None)),
             *([cell for pair in found for cell in pair] or [None] * (2 * len(custom))),
         ])  # fmt: skip
     names = [name for one in custom for name in (one, f"{one}_message")]
@@ -117,12 +119,34 @@ def _describe(tensor: DumpedTensor | None) -> tuple[Cell, Cell, Cell]:
     return tensor.key, shape, tensor.dtype or None
 
 
-def _judge(reason: str, place: JudgedPort | None) -> tuple[Cell, ...]:
+def _judge(row: _Row, place: JudgedPort | None) -> tuple[Cell, ...]:
     """Return the deciding statistic, ratio and limit, the verdict, and the reason."""
-    if reason:
-        return None, None, None, Outcome.NOT_COMPARED.value, reason
+    if row.reason:
+        return None, None, None, Outcome.NOT_COMPARED.value, row.reason
     if place is None:
         return (None,) * 5
-    verdict = Outcome.PASS if place.agrees else Outcome.FAIL
-    worst = place.worst
+    ratios = [_of_row(row, one) for one in place.ratios]
+    worst = find_worst(ratios)
+    verdict = Outcome.FAIL if any(one.failed for one in ratios) else Outcome.PASS
     return worst.ratio.statistic, worst.ratio.value, worst.limit, verdict.value, None
+
+
+def _of_row(row: _Row, judged: JudgedRatio) -> JudgedRatio:
+    """Return the ratio of one tensor, as far as its metrics show it; else that of all steps."""
+    metrics, ratio = row.measured.metrics if row.measured else None, judged.ratio
+    if metrics is None:
+        return judged
+    distance = metrics.relative_euclidean_distance
+    if not distance and metrics.cosine_similarity < 0.5:  # noqa: PLR2004 - published: from zeros it is 0
+        distance = math.nan
+    has_nonfinite = metrics.num_nonfinite_actual > metrics.num_nonfinite_expected
+    is_equal = distance == 0 and not has_nonfinite
+    values = {
+        "accumulated": distance,
+        "cosine-distance": 1 - metrics.cosine_similarity,
+        "kl-divergence": metrics.kl_divergence,
+        "exact": 0.0 if is_equal else math.nan,
+        "non-finite": 0.0 if is_equal else math.nan,
+    }
+    value = values.get(ratio.statistic, math.nan)
+    return judged if math.isnan(value) else replace(judged, ratio=replace(ratio, actual=value))

@@ -155,6 +155,20 @@ def test_a_nan_is_shown_and_fails() -> None:
     assert (row["verdict"], row["statistic"]) == ("FAIL", "non-finite")
 
 
+@pytest.mark.parametrize(
+    ("wrong", "statistic"),
+    [(Y, "accumulated"), (torch.tensor([[[3.0, torch.nan]]]), "non-finite")],
+)
+def test_a_row_has_its_own_verdict_and_not_that_of_other_steps(
+    wrong: torch.Tensor, statistic: str
+) -> None:
+    steps = [("a", "output", step) for step in range(3)]
+    rows = rows_of(dict.fromkeys(steps, X), {steps[0]: X, steps[1]: wrong, steps[2]: X})
+    assert names(rows) == [("a", 0, "PASS"), ("a", 1, "FAIL"), ("a", 2, "PASS")]
+    assert [row["statistic"] for row in rows] == [statistic] * 3
+    assert [row["noise_ratio"] for row in rows[::2]] == [0.0, 0.0]
+
+
 def test_shards_of_one_tensor_have_rows_with_the_verdict_of_the_whole() -> None:
     def on_ranks(*parts: torch.Tensor) -> Dump:
         dump = make_dump({("a", f"output.{rank}", 0): part for rank, part in enumerate(parts)})

@@ -34,20 +34,21 @@ _EVIDENCE = {
 }
 
 
-def describe_origin(item: JudgedRatio, noise: str, evidence: str) -> str:
+def describe_origin(item: JudgedRatio, noise: str, evidence: str, port: str) -> str:
     """Describe the ratio over its limit that names the place, and how the place was found.
 
     noise: the source of the noise, as in "the noise of DUMP".
     """
-    return f"{_describe_difference(item, noise, evidence)}; {_EVIDENCE[evidence]}"
+    return f"{_describe_difference(item, noise, evidence, port)}; {_EVIDENCE[evidence]}"
 
 
-def _describe_difference(item: JudgedRatio, noise: str, evidence: str) -> str:
+def _describe_difference(item: JudgedRatio, noise: str, evidence: str, port: str) -> str:
     ratio, limit = item.ratio, item.limit
     if ratio.statistic == "non-finite":
         return "NaN or infinity where the expected value is finite"
     if ratio.statistic == "exact":
-        return f"{format_number(ratio.actual)} of the values differ; they must be equal"
+        share = f"{format_number(ratio.actual)} of the values of {port} differ"
+        return f"{share}; they must be equal"
     if ratio.statistic in METRICS:
         shown, shown_limit = format_against(ratio.actual, ratio.expected)
         return f"{describe_statistic(ratio.statistic)} {shown} (limit {shown_limit})"
@@ -69,11 +70,13 @@ def note_on_metric_limits(limits: Limits, dtype: str) -> list[str]:
     return [text] if listed else []
 
 
-def headline_of_weight(name: str, result: PortResult, num_others: int) -> str:
+def headline_of_weight(name: str, result: PortResult, judged: JudgedRatio, num_others: int) -> str:
     """State which parameter differs, and the largest difference."""
     worst, count = result.sums.worst, result.exact
     row, column = worst.index[1:] if worst.index else (0, 0)
     others = f"; so do {format_count(num_others, 'other parameter')}" if num_others else ""
+    if not count.num_compared:  # the dumps hold statistics
+        return f"{name} differs: {describe_error(judged.ratio.statistic, judged.ratio.actual)}{others}."
     return (
         f"{name} differs in {count.num_different:,} of {count.num_compared:,} values, most at row {row},"
         f" column {column}: {format_number(worst.actual)}, expected {format_number(worst.expected)}"

@@ -13,6 +13,7 @@ from assay.comparing.wording.phrases import (
     describe_error,
     describe_location,
     describe_place,
+    describe_port,
     describe_ratio,
     describe_resolution,
     describe_sides,
@@ -173,7 +174,7 @@ def _explain_failure(verdict: Verdict, evidence: DecidingRows) -> tuple[str, lis
         # The error precedes all computation, so that no ratio shows it.
         headline, details = _explain_load(verdict, verdict.location)
     else:
-        headline = _failure_headline(verdict, verdict.location)
+        headline = _failure_headline(verdict, verdict.location, evidence.deciding)
         details = _explain_place(verdict, evidence)
     if verdict.diagnosis:
         details.append(_describe_diagnosis(verdict.diagnosis, verdict.location))
@@ -257,14 +258,17 @@ def _list_missing(verdict: Verdict) -> list[str]:
     return [text] if missing else []
 
 
-def _failure_headline(verdict: Verdict, location: Location | None) -> str:
+def _failure_headline(verdict: Verdict, location: Location | None, row: Measurement | None) -> str:
     if location is None:
         failed = [name for name, level in verdict.levels.items() if level.verdict is Outcome.FAIL]
         at = f" in {_joined(failed)}" if failed else ""
         return f"The candidate differs from the reference{at}; no single place explains it."
     plural = describe_place(location) in _PLURAL_SUBJECTS
     verb: Literal["differ", "differs"] = "differ" if plural else "differs"
-    return f"{describe_location(location)} {verb} from the reference."
+    place = describe_location(location)
+    if row is not None and location.module and not (location.op or location.parameter):
+        place += describe_port(row.port)
+    return f"{place} {verb} from the reference."
 
 
 def _describe_ratio(verdict: Verdict, evidence: DecidingRows) -> str:
@@ -274,7 +278,7 @@ def _describe_ratio(verdict: Verdict, evidence: DecidingRows) -> str:
     row = evidence.deciding
     if verdict.statistic is not None and _must_be_zero(verdict.statistic):
         entry = STATISTICS[verdict.statistic]
-        return entry.failure or entry.words
+        return f"{entry.failure or entry.words}{f', at {row.port}' if row else ''}"
     what = describe_error(verdict.statistic or "error", evidence.error)
     if is_against_target(verdict.statistic):
         target = f" of {format_number(row.expected)}" if row else ""

@@ -44,6 +44,7 @@ _SUBJECTS: dict[Phase, str] = {
 READ_MEASUREMENTS = (
     "Every measurement, with all digits, is in measurements.jsonl next to this report."
 )
+_BLIND = "at the place with the most noise, even zeros would agree"
 TOKENS_ARE_NOT_JUDGED = (
     "Error of each token's row relative to the noise run's, with the reference's inputs injected into "
     "each module. Single cells are not judged: those of clean runs scatter up to 20 times. A fault "
@@ -122,6 +123,11 @@ def describe_location(location: Location) -> str:
     return f"{describe_place(location)} ({where})"
 
 
+def describe_port(port: str) -> str:
+    """Name a port of the place just named, after a comma; "" for the result of a module."""
+    return "" if port in ("output", "output.0") else f", {one_line(port)},"
+
+
 def describe_tokens(prompt: int, first: int, last: int, step: int) -> str:
     """Name one or several adjacent tokens of a prompt, with their decode step."""
     tokens = f"token {first}" if first == last else f"tokens {first} to {last}"
@@ -154,10 +160,21 @@ def describe_resolution(verdict: Verdict) -> str | None:
     """State the smallest relative error that the run sees; None if unknown, or not relative."""
     if verdict.resolution is None or verdict.compared_unit:
         return None
+    if not verdict.resolution:
+        return "resolution 0: every difference is seen"
+    if verdict.resolution >= 1:
+        return f"resolution {format_number(verdict.resolution)}: {_BLIND}"
     return (
         f"resolution {format_number(verdict.resolution)}: "
         "a smaller relative error may not have been seen"
     )
+
+
+def describe_unseen(resolution: float) -> str:
+    """State the relative errors that comparisons of this resolution may miss."""
+    if resolution >= 1:
+        return _BLIND
+    return f"a relative error below {format_number(resolution)} may not have been seen"
 
 
 def describe_judged(ratio: float, limit: float) -> str:

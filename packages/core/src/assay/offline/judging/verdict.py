@@ -17,8 +17,8 @@ from assay.comparing.levels import (
 )
 from assay.comparing.limits import Limits
 from assay.comparing.wording import dumps as wording
-from assay.comparing.wording.numerals import format_count, format_number
-from assay.comparing.wording.phrases import describe_location
+from assay.comparing.wording.numerals import format_count
+from assay.comparing.wording.phrases import describe_location, describe_port, describe_unseen
 from assay.dtypes import float_format
 from assay.errors import name_some
 from assay.offline.expected_noise import count_blocks
@@ -102,7 +102,7 @@ def judge_dumps(evidence: DumpEvidence, limits: Limits) -> tuple[Verdict, list[J
         notes=[*evidence.notes, *unordered, *_notes_on_noise(evidence, judged)],
         compared=evidence.dumps.measured.compared,
         unmatched=list_unmatched(evidence.unmatched_expected, pairing.matching.unmatched_actual),
-        headline=_headline(evidence, location, weights, failed) if is_failure
+        headline=_headline(evidence, location, weights, failed, origin) if is_failure
         else wording.headline_of_agreement(
             evidence.dumps.measured.compared,
             evidence.unmatched_expected,
@@ -166,10 +166,7 @@ def _notes_on_noise(evidence: DumpEvidence, judged: Sequence[JudgedPort]) -> lis
     dumps = evidence.dumps
     is_coarse = dumps.noise is None and dumps.pairing.unit_roundoff > _FINE_UNIT
     advice = "; --noise DUMP shows smaller ones" if is_coarse else ""
-    text = (
-        f"judged by {dumps.noise_origin}: a relative error below {format_number(resolution)} may not"
-        f" have been seen{advice}"
-    )
+    text = f"judged by {dumps.noise_origin}: {describe_unseen(resolution)}{advice}"
     notes, noise = [text], dumps.noise
     lacking = [str(port) for port in dumps.ports if noise is not None and not noise.of(port)]
     if lacking:
@@ -199,7 +196,8 @@ def _levels(
         "inputs": _inputs_level(evidence),
     }
     if tokens.num_generated:
-        levels["tokens"] = _tokens_level(tokens)
+        agrees = all(one.agrees for one in by_level["logits"])
+        levels["tokens"] = _tokens_level(tokens, logits_agree=agrees)
     for name, items in by_level.items():
         if not items:
             continue
@@ -214,7 +212,9 @@ def _levels(
         if origin is not None and is_deciding:
             is_replayed = origin.evidence == "replayed"
             noise = wording.REPLAY_NOISE if is_replayed else evidence.dumps.noise_origin
-            facts["reason"] = wording.describe_origin(origin.judged.worst, noise, origin.evidence)
+            facts["reason"] = wording.describe_origin(
+                origin.judged.worst, noise, origin.evidence, origin.judged.port.name
+            )
         elif failed:
             facts["reason"] = f"{len(failed):,} of {len(items):,} places differ"
             if name == "modules" and evidence.replayed is not None:
@@ -311,9 +311,9 @@ def _ids_level(compared: int, different: list[DifferentToken], what: str) -> Lev
     return Level(verdict=Outcome.PASS, compared=compared)
 
 
-def _tokens_level(tokens: TokenComparison) -> Level:
+def _tokens_level(tokens: TokenComparison, *, logits_agree: bool) -> Level:
     different = tokens.different_generated
-    if any(one.is_near_tie is False for one in different):
+    if any(one.is_near_tie is False or (one.is_near_tie and not logits_agree) for one in different):
         return _ids_level(tokens.num_generated, different, "generated texts differ")
     if any(one.is_near_tie is None for one in different):
         reason = f"{different[0]}; without logits, it may be a near-tie or a fault"
@@ -326,12 +326,17 @@ def _tokens_level(tokens: TokenComparison) -> Level:
 
 def _suspects(suspected: Sequence[JudgedPort], evidence: DumpEvidence) -> list[Suspect]:
     ranked = sorted(suspected, key=lambda one: -one.worst.severity)
-    return [one.worst.suspect(locate(evidence, one)) for one in ranked[:MOST_LISTED]]
+    found: list[Suspect] = []
+    for one in ranked:
+        location = locate(evidence, one)  # several ports of a module have one location
+        if len(found) < MOST_LISTED and location not in [known.location for known in found]:
+            found.append(one.worst.suspect(location))
+    return found
 
 
 def _headline(
     evidence: DumpEvidence, location: Location | None, weights: list[JudgedPort],
-    failed: list[JudgedPort],
+    failed: list[JudgedPort], origin: Origin | None,
 ) -> str:  # fmt: skip
     different = evidence.dumps.pairing.tokens.different_prompts
     if evidence.dumps.pairing.alignment.is_unrelated:
@@ -343,11 +348,14 @@ def _headline(
             return f"{one.module} is quantized in {one.side} only: {one.sign}."
     if weights and location is not None:
         return wording.headline_of_weight(
-            location.parameter or "", weights[0].result, len(weights) - 1
+            location.parameter or "", weights[0].result, weights[0].worst, len(weights) - 1
         )
     if location is None:
         return wording.headline_without_place([str(one.port) for one in failed])
-    text = f"{describe_location(location)} is the first that differs."
+    place = describe_location(location)
+    if origin is not None and location.module and not location.op and not location.parameter:
+        place += describe_port(origin.judged.port.name)
+    text = f"{place} is the first that differs."
     reused = {one.site.at.module for one in evidence.dumps.reused}
     return f"{text} {wording.REUSED}" if location.module in reused else text
 

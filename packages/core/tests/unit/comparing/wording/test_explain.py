@@ -121,7 +121,7 @@ def test_wrong_inputs_are_not_attributed_to_a_module() -> None:
     )  # fmt: skip
     assert message(verdict, row) == (
         "The inputs of the model (inputs, step 3) differ from the reference.\n"
-        "  values that must be equal (integers, indices, masks) differ\n"
+        "  values that must be equal (integers, indices, masks) differ, at input.position_ids\n"
         "  no module has run yet: the error is made by the loop around the model\n"
         "  diagnosis inputs-differ: inputs or labels are not those of the reference\n"
         "Next: assay explain inputs-differ"
@@ -147,7 +147,7 @@ def test_non_finite_values_are_named_without_a_ratio() -> None:
     verdict = failed_verdict(statistic="non-finite", noise_ratio=math.inf, limit=0.0, levels={})
     row = measured(statistic="non-finite", actual=math.nan, expected=0.0, ratio=math.inf, limit=0.0)
     assert message(verdict, row).splitlines()[1] == (
-        "  NaN or infinity where the reference is finite"
+        "  NaN or infinity where the reference is finite, at output"
     )
 
 

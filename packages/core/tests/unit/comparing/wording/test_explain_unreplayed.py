@@ -1,5 +1,7 @@
 """Verdicts that judge losses, runs or items, and replay no stage: what their messages say."""
 
+import pytest
+
 from assay.comparing.wording.deciding_rows import find_deciding_rows
 from assay.comparing.wording.explain import explain_verdict
 from assay.verdicts import Level, Location, Measurement, Outcome, Verdict
@@ -35,3 +37,17 @@ def test_failure_says_the_reason_of_its_level_and_no_place_of_origin() -> None:
     )  # fmt: skip
     assert message(verdict).splitlines()[0] == "loss: loss nan in step 3"
     assert "the error is made here" not in message(verdict)
+
+
+@pytest.mark.parametrize(
+    ("resolution", "words"),
+    [
+        (0.0, "resolution 0: every difference is seen"),
+        (2.5, "resolution 2.5: at the place with the most noise, even zeros would agree"),
+    ],
+)
+def test_a_resolution_that_is_no_relative_error_is_put_into_words(
+    resolution: float, words: str
+) -> None:
+    verdict = Verdict(verdict=Outcome.PASS, compared=1, resolution=resolution)
+    assert message(verdict).endswith(f"\n  {words}")
