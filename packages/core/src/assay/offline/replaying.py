@@ -97,6 +97,8 @@ def replay_dump(
     dtype: dtype of the activations in the dump.
     Raises: DumpError if the dump holds no token ids, UsageError if the model cannot be loaded.
     """
+    # Without tokens, a pass holds only what a root such as vLLM's logits_processor computes after forward.
+    passes = [one for one in passes if one.ids is not None or one.rows is not None]
     if any(one.ids is None or one.rows is None for one in passes) or not passes:
         raise DumpError(f"{dump.name} holds no token ids: --model needs them to run the model")
     num_parameters = count_parameters(trusted.model)

@@ -5,7 +5,7 @@ from torch import Tensor
 from assay.offline.tokens.alignment import align_passes, find_passes
 from assay.offline.tokens.ids import TokenComparison, compare_ids
 from assay.offline.tokens.passes import Pass
-from packages.core.tests.unit.offline.memory_dump import make_dump
+from packages.core.tests.unit.offline.memory_dump import Values, make_dump
 
 
 def compared(
@@ -60,3 +60,44 @@ def test_a_near_tie_needs_the_logits_of_both(
 ) -> None:
     (different,) = compared([[[1, 2]], [[3]]], [[[1, 2]], [[4]]], logits).different_generated
     assert different.is_near_tie is is_near_tie
+
+
+IDS, POSITIONS = torch.tensor([[3, 4, 5]]), torch.tensor([[0, 1, 2]])
+
+
+@pytest.mark.parametrize(
+    ("module", "port"),
+    [
+        ("model.embed_tokens", "input.input_"),  # vLLM 0.32
+        ("base_model.embedding", "input.input"),  # ibm-fms 1.13
+        ("", "input.x_in"),
+        ("", "input.idx"),  # litgpt 0.5
+        ("", "input.0"),
+    ],
+)
+@pytest.mark.parametrize("flat", [False, True])
+def test_ids_are_the_integer_input_of_an_embedding_or_of_the_model(
+    module: str, port: str, flat: bool
+) -> None:
+    others = {
+        ("embed_positions", "input.0", 0): POSITIONS,
+        ("rotary_emb", "input.args.0", 0): POSITIONS,
+        ("", "input.input_pos", 0): POSITIONS,
+        ("", "input.attention_mask", 0): torch.ones_like(IDS),
+    }
+    ids = IDS[0] if flat else IDS
+    (found,) = find_passes(make_dump(others | {(module, port, 0): ids}))
+    assert found.ids is not None
+    assert found.ids.tolist() == [[3, 4, 5]]
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {("", "input.0", 0): IDS, ("", "input.1", 0): POSITIONS},
+        {("embed.wpe", "input.0", 0): POSITIONS},
+        {("embed", "output", 0): IDS},
+    ],
+)
+def test_integers_that_may_be_something_else_are_not_ids(values: Values) -> None:
+    assert [one.ids for one in find_passes(make_dump(values))] == [None]

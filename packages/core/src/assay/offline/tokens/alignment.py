@@ -3,6 +3,7 @@
 Shape legend: B batch rows, T tokens of a pass.
 """
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +18,10 @@ from assay.sites import RowMap
 
 _ID_PORTS = ("input.input_ids", "input.tokens")
 _POSITION_PORTS = ("position_ids", "positions")
+# Words in the names of other integer inputs, and of the embeddings that take them.
+_NO_IDS = re.compile(
+    r"posit|_pos\b|\bpos|mask|type|segment|rotary|rope|lens\b|length|label|cache|\bwpe\b"
+)
 _MASK_PORTS = ("attention_mask",)
 # With fewer tensors of one length, that length is not the number of tokens.
 _FEWEST_ACTIVATIONS = 3
@@ -90,19 +95,27 @@ def _read_pass(
 
 
 def read_ids(dump: Dump, tensors: Iterable[DumpedTensor]) -> Tensor | None:
-    """Return the token ids of a pass, from a named argument or the input of an embedding."""
+    """Return the token ids of a pass.
+
+    They are a named argument, the input of an embedding, or the only other integer argument of the model.
+    """
     integer = [
         tensor
         for tensor in tensors
-        if "int" in tensor.dtype and tensor.shape and len(tensor.shape) <= 2
+        if "int" in tensor.dtype
+        and tensor.shape
+        and len(tensor.shape) <= 2
+        and tensor.site.port.startswith("input.")
     ]
     named = [one for one in integer if one.site.port in _ID_PORTS]
-    embedded = [
-        one for one in integer
-        if one.site.port.startswith("input.")
-        and "embed" in f"{one.class_name} {one.site.at.module}".lower()
-    ]  # fmt: skip
-    for tensor in (*named, *embedded):
+    others = [
+        (one, f"{one.class_name} {one.site.at.module}".lower())
+        for one in integer
+        if not _NO_IDS.search(f"{one.class_name} {one.site.at.module} {one.site.port}".lower())
+    ]
+    embedded = [one for one, name in others if "embed" in name]
+    of_model = [one for one, _ in others if not one.site.at.module]
+    for tensor in (*named, *embedded, *(of_model if len(of_model) == 1 else [])):
         value = dump.read_intact(tensor)
         if value is None:
             continue
