@@ -133,6 +133,11 @@ class Dump:
         except UnreadableFileError:
             return None
 
+    def holds_equal(self, one: DumpedTensor, other: DumpedTensor) -> bool:
+        """Return True if both values can be read and are equal."""
+        value, repeated = self.read_intact(one), self.read_intact(other)
+        return value is not None and repeated is not None and torch.equal(value, repeated)
+
 
 class Reader(Protocol):
     """Access to one dump format."""

@@ -25,6 +25,7 @@ from assay.offline.measuring.quantized_layers import QuantizedLayer, find_quanti
 from assay.offline.metrics.pair_metrics import CustomMetric, load_metrics
 from assay.offline.options import CompareOptions, refuse_dump_as_model, refuse_options_of_tensors
 from assay.offline.pairing import Pairing
+from assay.offline.ports.lanes import Lane, Port
 from assay.offline.ports.matching import is_allowed
 from assay.offline.replaying import Replayed, TrustedModel, replay_dump
 from assay.offline.table import COLUMNS, make_table
@@ -176,10 +177,38 @@ def _collect_evidence(dumps: MeasuredDumps, replayed: Replayed | None) -> DumpEv
 
 def _list_missing(pairing: Pairing, measured: MeasuredPorts) -> list[str]:
     """Return the names of expected tensors and tokens without a partner."""
+    repeated = {str(one) for one in _find_repeated_logits(pairing)}
+    unmatched = [one for one in pairing.matching.unmatched_expected if one not in repeated]
     missing = [f"tokens of {one}" for one in pairing.alignment.missing]
     if pairing.alignment.missing_tokens:
         missing.append(f"{pairing.alignment.missing_tokens:,} tokens of other passes")
-    return [*pairing.matching.unmatched_expected, *measured.unpaired, *missing]
+    return [*unmatched, *measured.unpaired, *missing]
+
+
+def _find_repeated_logits(pairing: Pairing) -> list[Port]:
+    """Return ports of EXPECTED without a partner whose logits a compared port repeats, bit for bit.
+
+    A model returns what its lm_head computes. A trace of --level logits holds one of the two.
+    """
+    dump, lanes = pairing.expected, pairing.lanes[0]
+    compared = [pair.expected for pair in pairing.matching.pairs if pair.port.level == "logits"]
+
+    def repeats(lane: Lane, other: Lane) -> bool:
+        keys = lane.tensors.keys()
+        return keys <= other.tensors.keys() and all(
+            len(other.tensors[key]) == len(lane.tensors[key])
+            and all(map(dump.holds_equal, lane.tensors[key], other.tensors[key]))
+            for key in keys
+        )
+
+    missing = set(pairing.matching.unmatched_expected)
+    return [
+        port
+        for port, lane in lanes.items()
+        if port.level == "logits"
+        and str(port) in missing
+        and any(repeats(lane, one) for one in compared)
+    ]
 
 
 def _describe_extent(

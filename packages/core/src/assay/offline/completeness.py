@@ -59,6 +59,28 @@ def _is_inside_unfinished(module: str, ports: dict[Port, None]) -> bool:
     return any(one not in finished and re.sub(r"\d+", "*", one) in kinds for one in around)
 
 
+_KINDS = {
+    "parameter": "parameters", "changed": "values that calls change in place", "op": "operations",
+    "input": "arguments", "output": "results", "update": "parameter updates",
+}  # fmt: skip
+
+
+def list_unrecorded(expected: Lanes, actual: Lanes, missing: Sequence[str]) -> list[str]:
+    """Describe kinds of tensors that ACTUAL never holds, with the option that excuses their absence.
+
+    missing: names of expected tensors without a partner.
+    """
+    if missing and not any(port.module for port in actual if port.level != "logits"):
+        return ["ACTUAL holds nothing of single modules: --level logits compares what both hold"]
+    held = {port.direction for port in actual}
+    lacking = dict.fromkeys(port.direction for port in expected if port.direction not in held)
+    return [
+        f"ACTUAL holds no {_KINDS.get(kind, kind)}: --allow-unmatched '*:{kind}*' excuses them"
+        for kind in lacking
+        if any(f":{kind}" in name for name in missing)
+    ]
+
+
 # The values of this many ports are read. The majority decides.
 _MOST_PLACES = 9
 
@@ -195,10 +217,7 @@ def _are_equal(dump: Dump, one: DumpedTensor, other: DumpedTensor, fewest_values
     if not one.has_values:
         known = one.statistics
         return known == other.statistics and known.get("max") != known.get("min")
-    value, repeated = dump.read_intact(one), dump.read_intact(other)
-    if value is None or repeated is None:
-        return False
-    return torch.equal(value, repeated) and len(value.double().unique()) >= fewest_values
+    return dump.holds_equal(one, other) and len(dump.read(one).double().unique()) >= fewest_values
 
 
 def _is_evidence(dump: Dump, lanes: Lanes, pair: _Pair, repeated: Sequence[Lane]) -> bool:

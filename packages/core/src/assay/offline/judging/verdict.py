@@ -21,6 +21,7 @@ from assay.comparing.wording.numerals import format_count
 from assay.comparing.wording.phrases import describe_location, describe_port, describe_unseen
 from assay.dtypes import float_format
 from assay.errors import name_some
+from assay.offline.completeness import list_unrecorded
 from assay.offline.expected_noise import count_blocks
 from assay.offline.judging.causes import DumpEvidence, find_cause, find_first_bad_token, locate
 from assay.offline.judging.doubts import Doubt, find_doubts
@@ -232,6 +233,8 @@ def _completeness(
     reasons = []
     if evidence.unmatched_expected:
         reasons.append(wording.describe_missing(evidence.unmatched_expected))
+        lanes = evidence.dumps.pairing.lanes
+        reasons += list_unrecorded(*lanes, evidence.unmatched_expected)
     if doubts:
         names = name_some([f"{one.expected.port} with {one.actual.port}" for _, one in doubts])
         reasons.append(
