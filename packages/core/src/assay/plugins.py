@@ -9,6 +9,8 @@ from typing import Any
 
 from assay.errors import UsageError, raised_in_words
 
+_AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
+
 
 def find_plugin_file(reference: str) -> tuple[Path, str]:
     """Return file and name of `FILE.py:NAME`, without importing it.
@@ -47,3 +49,20 @@ def load_object(reference: str) -> Callable[..., Any]:
         names = sorted(key for key, value in vars(module).items() if callable(value))
         raise UsageError(f"{reference}: {path} has no function {name}; it has: {', '.join(names)}")
     return found
+
+
+def import_torch_alone() -> None:
+    """Import torch without the device backends of other packages: reading files needs no device.
+
+    A backend raises on import where its driver is missing.
+    Source: https://docs.pytorch.org/tutorials/unstable/python_extension_autoload.html
+    """
+    before = os.environ.get(_AUTOLOAD)
+    os.environ[_AUTOLOAD] = "0"
+    try:
+        import torch  # noqa: F401
+    finally:
+        if before is None:
+            del os.environ[_AUTOLOAD]
+        else:
+            os.environ[_AUTOLOAD] = before

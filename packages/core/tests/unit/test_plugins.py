@@ -1,3 +1,6 @@
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -95,3 +98,33 @@ def test_value_that_cannot_be_called_is_refused(write: WriteFile) -> None:
 
     with pytest.raises(UsageError, match="limit"):
         load_object(f"{path}:limit")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("code", "problem"),
+    [
+        ("from assay.cli import main; main()", "is not a dump of a known format"),
+        (
+            "from assay.cli.ending import exit_on_error\nwith exit_on_error():\n import torch",
+            "torch: Failed to load the backend extension: torch_npu",
+        ),
+    ],
+    ids=["inspect", "other commands"],
+)
+def test_a_backend_without_its_driver_is_no_bug(tmp_path: Path, code: str, problem: str) -> None:
+    """torch_npu 2.9 raises on import where CANN is not installed, and torch imports it by entry point."""
+    (tmp_path / "torch_npu.py").write_text("raise ImportError('libhccl.so')")
+    about = tmp_path / "torch_npu-2.9.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: torch_npu\nVersion: 2.9\n")
+    (about / "entry_points.txt").write_text("[torch.backends]\ntorch_npu = torch_npu:load\n")
+    (tmp_path / "empty").mkdir()
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    ended = subprocess.run(
+        [sys.executable, "-c", code, "inspect", str(tmp_path / "empty")],
+        env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 2
+    assert problem in ended.stderr
+    assert "bug in assay" not in ended.stderr

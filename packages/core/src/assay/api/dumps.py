@@ -88,6 +88,9 @@ def compare(  # noqa: PLR0913 - one for each option
     Raises: UsageError if a dump cannot be read; WorldError if another rank fails.
     """
     arguments = dict(locals())
+    from assay.plugins import import_torch_alone
+
+    import_torch_alone()
     from assay.launch import is_first_rank, on_first_rank
     from assay.models.remote_code import remote_code_of
     from assay.offline.check import CompareOptions

@@ -54,7 +54,7 @@ def exit_on_error() -> Iterator[None]:
             sys.stdout.flush()
     except SystemExit as end:
         _end_as_typer(end)
-    except (AssayError, KeyboardInterrupt, OSError, ModuleNotFoundError) as error:
+    except (AssayError, KeyboardInterrupt, OSError, ModuleNotFoundError, RuntimeError) as error:
         _end_with(error)
     except Exception:  # noqa: BLE001 - Python would exit with 1, a verdict
         traceback.print_exc()
@@ -97,6 +97,8 @@ def _end_with(error: BaseException) -> NoReturn:
         case ModuleNotFoundError(name=str() as module) if wanted := _find_requirement(module):
             fix = f"install it: {sys.executable} -m pip install '{wanted}'"
             _end("machine", f"assay needs {module}, which this Python does not have; {fix}", 2)
+        case RuntimeError() if "TORCH_DEVICE_BACKEND_AUTOLOAD" in str(error):
+            _end("machine", f"torch: {error} Its cause: {error.__cause__}", 2)
         case OSError(errno=number) if number in _OUTPUT_REFUSED:
             _end_without_output(f"standard output cannot be written: {error.strerror}")
         case _:

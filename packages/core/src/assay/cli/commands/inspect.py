@@ -22,6 +22,9 @@ def inspect(
 
     Exit code: 0, or 2 if the dump cannot be read.
     """
+    from assay.plugins import import_torch_alone
+
+    import_torch_alone()
     from assay.offline.contents import describe_contents
     from assay.output.streams import print_text
     from assay.runs import open_progress
