@@ -139,7 +139,7 @@ class JudgedWeight:
         bent = self._slope_allowed()
         least = self.limit * pooled.deviation + self.weight.scale_precisions
         usual = torch.minimum(torch.maximum(pooled.usual, -bent), bent)
-        seen = least + _POWER * pooled.deviation + (usual - pooled.usual).abs()
+        seen = (least + _POWER * pooled.deviation) / pooled.gain + (usual - pooled.usual).abs()
         return (pooled.slope - usual).abs() > least, seen
 
     @cached_property

@@ -143,7 +143,7 @@ def test_a_scale_that_is_wrong_by_more_than_the_resolution_is_found(
     for number in range(6):
         [finding] = sample.with_factor(number * 331 % num_groups, factor).findings()
         assert finding.cause == "scale"
-        assert finding.amount == pytest.approx(factor, rel=0.1)
+        assert 1 + 0.5 * (factor - 1) < finding.amount < 1.1 * factor
 
 
 @pytest.mark.parametrize("rows", [32, 64])
