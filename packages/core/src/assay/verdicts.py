@@ -229,6 +229,10 @@ class Verdict(Record):
         """Return True if everything that was expected was compared and agrees."""
         return self.verdict is Outcome.PASS
 
+    def __bool__(self) -> bool:
+        """Return True if it passed."""
+        return self.passed
+
     def to_json(self) -> str:
         """Return the text of verdict.json."""
         return self.model_dump_json(by_alias=True, indent=1)

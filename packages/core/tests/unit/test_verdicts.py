@@ -57,9 +57,9 @@ def test_level_that_compared_nothing_says_why(outcome: Outcome | None, reason: s
 
 
 def test_only_a_pass_has_passed() -> None:
-    assert Verdict(verdict=Outcome.PASS).passed
-    assert not Verdict(verdict=Outcome.NOT_COMPARED).passed
-    assert not Verdict(verdict=Outcome.FAIL).passed
+    for outcome in Outcome:
+        verdict = Verdict(verdict=outcome)
+        assert verdict.passed is bool(verdict) is (outcome is Outcome.PASS)
 
 
 @pytest.mark.parametrize(

@@ -79,8 +79,8 @@ def check_generate(  # noqa: PLR0913 - one for each option
     not see definitions or patches of this process, only what it imports.
 
     Each option is described at its parameter. In addition:
-    golden: a folder captured by `assay capture` or kept by an earlier check; its bytes are compared
-        with their recorded hashes, unless `no_verify`.
+    golden: a folder captured by `assay capture`, or the folder of an earlier check that kept its golden;
+        its bytes are compared with their recorded hashes, unless `no_verify`.
     candidate_setup: also an importable function; it changes the loaded model or returns another.
     candidate_model: the model under test, or a function that makes it, instead of `model`. It is moved
         to the candidate's device and dtype.
@@ -102,6 +102,7 @@ def check_generate(  # noqa: PLR0913 - one for each option
     from assay.models.remote_code import remote_code_of
     from assay.recording.capturing.budget import parse_size, parse_time
     from assay.runs import RunFolder
+    from assay.runs.results import find_golden
 
     if (reference is None) == (golden is None):
         raise UsageError("give either --reference RUN or --golden TRACE")
@@ -120,6 +121,7 @@ def check_generate(  # noqa: PLR0913 - one for each option
     candidate_run = parse_run(candidate)
     reference_run = None if reference is None else parse_run(reference)
     code = candidate_code(candidate_setup, arguments.pop("candidate_model"), candidate)
+    golden_folder = None if golden is None else find_golden(Path(golden))
     folder = RunFolder.create("check generate", output).path
     setup = code.write(folder)
     arguments |= {"candidate_setup": setup, "candidate_option": chosen or None}
@@ -127,7 +129,7 @@ def check_generate(  # noqa: PLR0913 - one for each option
         model=str(model),
         candidate=candidate_run,
         reference=reference_run,
-        golden=None if golden is None else Path(golden),
+        golden=golden_folder,
         verify_golden=not no_verify,
         inputs=inputs,
         given=frozenset(inputs.model_fields_set),

@@ -10,7 +10,7 @@ from assay.comparing.limits import load_limits
 from assay.devices.detection.isolation import require_run
 from assay.errors import UsageError
 from assay.generate.processes.options import CandidateOptions
-from assay.generate.processes.remote_functions import CANDIDATE, GOLDEN, PRELOAD, SETUP
+from assay.generate.processes.remote_functions import CANDIDATE, EARLY, GOLDEN, PRELOAD
 from assay.generate.processes.requests import (
     CandidateReport,
     CandidateRequest,
@@ -68,22 +68,7 @@ def check_generate(check: GenerateCheck, folder: Path, progress: Progress) -> Ve
             if run is not None:
                 require_run(run)
     _import_meanwhile("assay.generate.judging.verdict", "assay.report.publish")
-    if check.setup is not None and check.golden is None:
-        # In its own process, as it may patch globals; a typo costs no reference run.
-        ask(
-            SETUP,
-            check.setup,
-            folder,
-            name="candidate-setup",
-            progress=progress,
-            preload=PRELOAD,
-        )
-    if check.golden is not None and check.verify_golden:
-        from assay.generate.processes.golden_folder import verify_golden  # torch
-
-        with progress.step("verifies the golden"):
-            verify_golden(check.golden, check.dtype)
-    golden = check.golden or _capture_golden(check, folder, progress)
+    golden = check.golden or folder / GOLDEN_FOLDER
     candidate = CandidateRequest(
         model=check.model,
         candidate=check.candidate,
@@ -96,6 +81,17 @@ def check_generate(check: GenerateCheck, folder: Path, progress: Progress) -> Ve
         inputs=check.inputs.model_dump(include=set(check.given)) if check.golden else {},
         remote_code=check.remote_code,
     )
+    if check.golden is None:
+        if check.setup is not None or check.options or candidate.mesh:
+            # In its own process, as it may patch globals; a mistake costs no reference run.
+            name = "candidate-setup"
+            ask(EARLY, candidate, folder, name=name, progress=progress, preload=PRELOAD)
+        _capture_golden(check, golden, folder, progress)
+    elif check.verify_golden:
+        from assay.generate.processes.golden_folder import verify_golden  # torch
+
+        with progress.step("verifies the golden"):
+            verify_golden(check.golden, check.dtype)
     judgement = _run_and_judge(golden, check, candidate, progress)
     # Written before the follow-up, so that the verdict exists if the follow-up fails.
     verdict = write_results(judgement.verdict, judgement.measurements, folder, check.command)
@@ -120,10 +116,9 @@ def _import_meanwhile(*modules: str) -> None:
     threading.Thread(target=import_all, daemon=True).start()
 
 
-def _capture_golden(check: GenerateCheck, folder: Path, progress: Progress) -> Path:
+def _capture_golden(check: GenerateCheck, golden: Path, folder: Path, progress: Progress) -> None:
     if check.reference is None:
         raise UsageError("a check needs --reference RUN or --golden TRACE")
-    golden = folder / GOLDEN_FOLDER
     request = GoldenRequest(
         model=check.model,
         reference=check.reference,
@@ -137,7 +132,6 @@ def _capture_golden(check: GenerateCheck, folder: Path, progress: Progress) -> P
         remote_code=check.remote_code,
     )
     ask(GOLDEN, request, folder, name="reference", progress=progress, preload=PRELOAD)
-    return golden
 
 
 def _run_and_judge(

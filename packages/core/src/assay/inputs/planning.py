@@ -62,7 +62,7 @@ def plan_batches(
     encode: Encode,
     prompts: Sequence[Prompt] | None = None,
 ) -> InputPlan:
-    """Plan batches for `prompts`, or for built-in prompts and one long prompt in chunks.
+    """Plan batches for `prompts`, or for built-in prompts and, unless lengths are given, a long one in chunks.
 
     Raises: UsageError if the model cannot take them.
     """
@@ -73,7 +73,8 @@ def plan_batches(
     if prompts is None:
         lengths, notes = _clipped(options.lengths or DEFAULT_LENGTHS, limits, new_tokens)
         prompts = _built_in_prompts(lengths, options, encode, rng)
-        long_length, more_notes = _long_length(limits)
+        # Lengths that the user gave hold for every prompt.
+        long_length, more_notes = (0, []) if options.lengths else _long_length(limits)
         notes += more_notes
         texts = rng.sample(built_in_texts(), len(built_in_texts()))
         long_prompt = _prompt_of(texts, 0, long_length, encode) if long_length else None

@@ -37,6 +37,12 @@ EQUIVALENCE_FOLDER = "equivalence"
 _UNSEALED = "{} has no digest: a change of it cannot be seen"
 
 
+def find_golden(folder: Path) -> Path:
+    """Return the golden in the folder of a run, or `folder` itself."""
+    inside = folder / GOLDEN_FOLDER
+    return inside if inside.is_dir() else folder
+
+
 def rank_folder(folder: Path, number: int) -> Path:
     """Return the results folder of a rank; `folder`: the candidate's."""
     return folder / f"rank-{number}"

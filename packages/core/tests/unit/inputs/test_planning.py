@@ -55,8 +55,8 @@ def test_every_batch_of_a_range_has_unequal_lengths(seed: int) -> None:
         assert sorted(batch) == [40, 41] or len(set(batch)) == 2
 
 
-def test_fixed_length_is_kept() -> None:
-    assert lengths_of(plan(lengths=LengthRange(64, 64)))[:2] == [[64] * 4] * 2
+def test_fixed_length_is_kept_in_all_prompts() -> None:
+    assert lengths_of(plan(lengths=LengthRange(64, 64))) == [[64] * 4] * 2
 
 
 def test_seed_decides_texts_and_lengths() -> None:

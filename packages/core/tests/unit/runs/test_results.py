@@ -8,7 +8,7 @@ import pytest
 
 from assay.files import DiskError, UnreadableFileError, write_whole
 from assay.runs import results
-from assay.runs.results import read_measurements, read_verdict, write_results
+from assay.runs.results import find_golden, read_measurements, read_verdict, write_results
 from assay.verdicts import Location, Measurement, Outcome, Verdict
 
 ROW = Measurement(
@@ -75,3 +75,9 @@ def test_the_file_is_a_verdict_for_other_programs(tmp_path: Path) -> None:
     read = Verdict.model_validate_json((tmp_path / "verdict.json").read_text())
     assert read.digest
     assert read.model_copy(update={"digest": None}) == written
+
+
+def test_golden_is_found_in_the_folder_of_a_run(tmp_path: Path) -> None:
+    assert find_golden(tmp_path) == tmp_path
+    (tmp_path / "golden").mkdir()
+    assert find_golden(tmp_path) == tmp_path / "golden"

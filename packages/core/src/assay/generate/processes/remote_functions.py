@@ -28,8 +28,8 @@ PRELOAD = (
     "assay.generate.processes.golden",
 )
 
-SETUP: "RemoteFunction[str, None]" = RemoteFunction(
-    "assay.generate.processes.candidate_model:import_setup"
+EARLY: "RemoteFunction[CandidateRequest, None]" = RemoteFunction(
+    "assay.generate.processes.candidate_model:check_candidate"
 )
 GOLDEN: "RemoteFunction[GoldenRequest, GoldenManifest]" = RemoteFunction(
     "assay.generate.processes.golden:capture_golden"

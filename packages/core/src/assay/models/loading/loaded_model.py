@@ -119,16 +119,22 @@ def load_model(
     )
 
 
-def load_outline(model: ModelSource | str, remote_code: RemoteCode = "refuse") -> LoadedModel:
+def load_outline(
+    model: ModelSource | str,
+    remote_code: RemoteCode = "refuse",
+    attention: str = "eager",
+    experts: str = "batched_mm",  # others read values
+) -> LoadedModel:
     """Load `model` without its weights: parameters have shapes, on the meta device, and no values.
 
+    attention, experts: names of transformers' implementations.
     Raises: UsageError as `load_model`; whatever the model's code raises without values.
     """
     source = resolve_model(model) if isinstance(model, str) else model
     with weightless_folder(source, remote_code) as folder, quiet_transformers():
         config = load_config(folder, remote_code)
-        config._attn_implementation = "eager"  # noqa: SLF001 - there is no public name
-        config._experts_implementation = "batched_mm"  # noqa: SLF001 - others read values
+        config._attn_implementation = attention  # noqa: SLF001 - there is no public name
+        config._experts_implementation = experts  # noqa: SLF001 - as above
         model_class = find_model_class(folder, config, remote_code)
         with torch.device("meta"):
             module: Any = model_class(config)
