@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from assay.api import options
-from assay.api.options import Option, command_line, run_and_publish
+from assay.api.options import Option, command_line, run_and_publish, seconds_of_timeout
 from assay.errors import UsageError
 from assay.sites import CheckLevel
 
@@ -70,6 +70,7 @@ def check_generate(  # noqa: PLR0913 - one for each option
         Option("Time for both sides: 5m. Fewer tokens are generated where needed.", "TIME"),
     ] = None,
     keep: options.Keep = "full",
+    timeout: options.Timeout = None,
     trust_remote_code: options.TrustRemoteCode = False,
     output: options.Output = None,
 ) -> "CheckedVerdict":
@@ -120,6 +121,7 @@ def check_generate(  # noqa: PLR0913 - one for each option
     ranks = parse_mesh(mesh, AXES) if mesh else {}
     candidate_run = parse_run(candidate)
     reference_run = None if reference is None else parse_run(reference)
+    time_allowed = seconds_of_timeout(timeout)
     code = candidate_code(candidate_setup, arguments.pop("candidate_model"), candidate)
     golden_folder = None if golden is None else find_golden(Path(golden))
     folder = RunFolder.create("check generate", output).path
@@ -146,4 +148,4 @@ def check_generate(  # noqa: PLR0913 - one for each option
         remote_code=remote_code_of(trusted=trust_remote_code),
         command=command_line(check_generate, arguments),
     )
-    return run_and_publish(partial(run_check, check), folder)
+    return run_and_publish(partial(run_check, check), folder, time_allowed)

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Annotated
 
 from assay.api import options
-from assay.api.options import Option, command_line, run_and_publish
+from assay.api.options import Option, command_line, run_and_publish, seconds_of_timeout
 
 if TYPE_CHECKING:
     from assay.api.verdict import CheckedVerdict
@@ -15,6 +15,7 @@ def check_load(
     run: Annotated[
         str | None, Option("DEVICE/DTYPE; default: cpu, in the dtype of the files.", "RUN")
     ] = None,
+    timeout: options.Timeout = None,
     trust_remote_code: options.TrustRemoteCode = False,
     output: options.Output = None,
 ) -> "CheckedVerdict":
@@ -32,11 +33,12 @@ def check_load(
     from assay.models.remote_code import remote_code_of
     from assay.runs import RunFolder
 
+    time_allowed = seconds_of_timeout(timeout)
     folder = RunFolder.create("check load", output).path
     request = LoadRequest(
         model=str(model), run=run, remote_code=remote_code_of(trusted=trust_remote_code)
     )
     command = command_line(check_load, arguments)
     return run_and_publish(
-        lambda folder, progress: run_check(request, folder, progress, command), folder
+        lambda folder, progress: run_check(request, folder, progress, command), folder, time_allowed
     )

@@ -4,6 +4,7 @@ Parameters without an `Option` in their annotation exist in Python only.
 """
 
 import inspect
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,10 @@ from assay.sites import KeptFiles
 if TYPE_CHECKING:
     from assay.api.verdict import CheckedVerdict
     from assay.runs import Progress
+
+
+# Under CI a check that hangs must end before its job does, which shows no stack.
+_CI_SECONDS = 7200.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +59,10 @@ Disk = Annotated[str | None, Option("Largest golden: 10G. A larger one is refuse
 Keep = Annotated[
     KeptFiles, Option("replay omits what the candidate wrote, verdict also the golden.")
 ]
+Timeout = Annotated[
+    str | None,
+    Option("Time that all processes may take: 30m; default: none, or 2h where CI is set.", "TIME"),
+]
 Output = Annotated[str | Path | None, Option("Default: runs/<time>-<command>.", "DIR")]
 
 
@@ -82,11 +91,26 @@ def command_line(
     return tuple(words)
 
 
-def run_and_publish(run: "Callable[[Path, Progress], object]", folder: Path) -> "CheckedVerdict":
-    """Show the progress of `run`, which writes a verdict into `folder`, and write its report."""
-    from assay.runs import open_progress, removed_if_refused
+def seconds_of_timeout(timeout: str | None) -> float | None:
+    """Return the time limit of a check; None for none. Raises: UsageError for another text than a time."""
+    from assay.recording.capturing.budget import parse_time
 
-    with removed_if_refused(), open_progress() as progress:
+    if timeout is None and ("CI" in os.environ or "GITHUB_ACTIONS" in os.environ):
+        return _CI_SECONDS
+    return None if timeout is None else parse_time(timeout)
+
+
+def run_and_publish(
+    run: "Callable[[Path, Progress], object]", folder: Path, max_seconds: float | None
+) -> "CheckedVerdict":
+    """Show the progress of `run`, which writes a verdict into `folder`, and write its report.
+
+    max_seconds: for all processes of the run; None for any time.
+    """
+    from assay.runs import open_progress, removed_if_refused
+    from assay.runs.processes.asking import time_limit
+
+    with removed_if_refused(), time_limit(max_seconds), open_progress() as progress:
         run(folder, progress)
         with progress.step("writes the report"):
             from assay.api.verdict import CheckedVerdict  # jinja2 and rich are not needed before

@@ -7,7 +7,7 @@ from math import prod
 from typing import TYPE_CHECKING, Annotated
 
 from assay.api import options
-from assay.api.options import Option, command_line, run_and_publish
+from assay.api.options import Option, command_line, run_and_publish, seconds_of_timeout
 from assay.errors import UsageError
 
 if TYPE_CHECKING:
@@ -75,6 +75,7 @@ def check_train(  # noqa: PLR0913 - one for each option
     allow_unused: options.AllowUnused = None,
     disk: options.Disk = None,
     keep: options.Keep = "full",
+    timeout: options.Timeout = None,
     trust_remote_code: options.TrustRemoteCode = False,
     output: options.Output = None,
 ) -> "CheckedVerdict":
@@ -116,6 +117,7 @@ def check_train(  # noqa: PLR0913 - one for each option
     if micro_batches is None:
         # Two, or one for every stage of every rank of dp.
         micro_batches = max(2, ranks.get("dp", 1) * ranks.get("pp", 1))
+    time_allowed = seconds_of_timeout(timeout)
     code = candidate_code(candidate_setup, arguments.pop("candidate_model"), candidate)
     folder = RunFolder.create("check train", output).path
     setup = arguments["candidate_setup"] = code.write(folder)
@@ -145,7 +147,7 @@ def check_train(  # noqa: PLR0913 - one for each option
     else:
         chosen = _choose_steps(check.options, steps, resume_at, learning_rate)
         run = run_check
-    return run_and_publish(partial(run, replace(check, options=chosen)), folder)
+    return run_and_publish(partial(run, replace(check, options=chosen)), folder, time_allowed)
 
 
 def refuse_other_mode(

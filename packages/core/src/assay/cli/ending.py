@@ -65,7 +65,7 @@ def _end_as_typer(end: SystemExit) -> NoReturn:
     """Find the exception that typer has converted to `end`, in its context."""
     cause: BaseException | None = end
     while cause is not None:
-        if isinstance(cause, KeyboardInterrupt):
+        if isinstance(cause, KeyboardInterrupt | EOFError):  # typer would exit with 1, a verdict
             _end_with(cause)
         if isinstance(cause, _WrongUsage):
             _print_json("usage", cause.format_message())  # typer has printed it

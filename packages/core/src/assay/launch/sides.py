@@ -10,6 +10,7 @@ from assay.launch.rank import Rank
 from assay.launch.world import TimeLimits, World
 from assay.progress import Progress
 from assay.runs import RemoteFunction, ask
+from assay.runs.processes.asking import seconds_left
 
 Request = TypeVar("Request")
 Result = TypeVar("Result")
@@ -44,8 +45,10 @@ def ask_side(
     folder.mkdir(parents=True, exist_ok=True)
     axes = ", ".join(f"{axis}={size}" for axis, size in mesh.items())
     with progress.step(f"{name} on {num_ranks} ranks ({axes})"):
+        left = seconds_left()
+        limits = _LIMITS if left is None else TimeLimits.within(max(1.0, left))
         world = World(
-            mesh, device, limits=_LIMITS, preload=preload, log_folder=folder, progress=progress
+            mesh, device, limits=limits, preload=preload, log_folder=folder, progress=progress
         )
         return launch_world(answer_on_rank, world, function, request)
 

@@ -1,12 +1,15 @@
 """Errors of run folders and processes, and their messages."""
 
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 from assay.errors import MachineError, UsageError, exit_in_words
 
 # Enough for the end of a traceback.
 _TAIL_LINES = 20
+# Enough for the stack of a model's code.
+_STACK_LINES = 60
 _TAIL_BYTES = 1 << 16
 
 
@@ -58,8 +61,17 @@ class ProcessError(MachineError):
             how += " and no result" if exit_code else " without a result"
         return cls(f"the {name} process {how}.{_last_words(log)}")
 
+    @classmethod
+    def hung(cls, name: str, seconds: float, tasks: Sequence[str], log: Path) -> "ProcessError":
+        """Make the error for a process that was ended by the time limit, in its open `tasks`."""
+        phase = f" in {' > '.join(tasks)}" if tasks else ""
+        limit = f"the time limit of {seconds:g} s (--timeout) passed"
+        return cls(
+            f"the {name} process did not end{phase}: {limit}.{_last_words(log, _STACK_LINES)}"
+        )
 
-def _last_words(log: Path) -> str:
+
+def _last_words(log: Path, num_lines: int = _TAIL_LINES) -> str:
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
@@ -68,4 +80,4 @@ def _last_words(log: Path) -> str:
         return ""
     if not lines:
         return f" It printed nothing ({log} is empty)."
-    return "\n".join([f" Its last lines ({log}):", *(f"  {line}" for line in lines[-_TAIL_LINES:])])
+    return "\n".join([f" Its last lines ({log}):", *(f"  {line}" for line in lines[-num_lines:])])

@@ -1,8 +1,8 @@
 """The child's half of `ask`: do the work of a request and write the answer."""
 
 import atexit
+import faulthandler
 import os
-import pickle
 import random
 import signal
 import sys
@@ -11,10 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from pickle import dumps, load, loads  # the candidate may replace functions of the module
 from types import FrameType
 from typing import Any, NoReturn
 
 from assay.errors import AssayError, UsageError
+from assay.runs.processes.group_leader import STACK_SIGNAL
 from assay.runs.processes.remote_function import RemoteFunction
 from assay.runs.progress.wire import WireProgress, write_event
 
@@ -56,10 +58,12 @@ def answer(_number: int, question: int, reply: int, output: int) -> NoReturn:
     try:
         _redirect_streams(output)
         signal.signal(signal.SIGTERM, _interrupt)
+        faulthandler.register(STACK_SIGNAL, file=2)  # any thread may get the signal
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {STACK_SIGNAL})
         with os.fdopen(question, "rb") as file:
-            asked: Question = pickle.load(file)  # noqa: S301 - written by the parent
+            asked: Question = load(file)  # noqa: S301 - written by the parent
         _restore_surroundings(asked)
-        written = pickle.dumps(_reply_to(asked))
+        written = dumps(_reply_to(asked))
         with os.fdopen(reply, "wb") as file:
             file.write(written)
         code = 0
@@ -79,11 +83,11 @@ def answer(_number: int, question: int, reply: int, output: int) -> NoReturn:
 def _reply_to(asked: Question) -> Reply:
     progress = WireProgress(partial(write_event, os.dup(sys.stderr.fileno())))
     try:
-        request = pickle.loads(asked.request)  # noqa: S301 - written by the parent
+        request = loads(asked.request)  # noqa: S301 - written by the parent
         result = asked.function.load()(request, progress)
     except AssayError as error:
         return Reply(error=str(error), is_usage=isinstance(error, UsageError))
-    return Reply(pickle.dumps(result), peak_rss_bytes=peak_rss_bytes())
+    return Reply(dumps(result), peak_rss_bytes=peak_rss_bytes())
 
 
 def _redirect_streams(output: int) -> None:

@@ -1,22 +1,25 @@
 """`ask`: have another process answer a request."""
 
+import io
 import os
 import pickle
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
-from contextvars import copy_context
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from contextvars import ContextVar, copy_context
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import IO, Generic, TypeVar
+from typing import IO, Any, Generic, TypeVar
 
 from assay.errors import MachineError, UsageError
 from assay.files import DiskError
-from assay.progress import Progress
+from assay.progress import Progress, format_size
 from assay.runs.errors import ProcessError
 from assay.runs.processes.answering import SAME_HASHES, Question, Reply
+from assay.runs.processes.group_leader import STACK_SIGNAL
 from assay.runs.processes.groups import started_group
 from assay.runs.processes.pipes import Pipe, opened
 from assay.runs.processes.remote_function import RemoteFunction
@@ -28,6 +31,32 @@ Result = TypeVar("Result")
 
 # Longer lines are cut, so that output without a newline cannot fill this process's memory.
 _LONGEST_LINE_BYTES = 1 << 16
+
+# Of more output a log holds the begin, and the last lines.
+_LARGEST_LOG_BYTES = 16 << 20
+_LAST_LINES = 100
+
+# A process writes its stack in milliseconds, unless it is stopped or blocked in a driver.
+_STACK_SECONDS = 2.0
+
+_LIMIT: ContextVar[tuple[float, float] | None] = ContextVar("assay_time_limit", default=None)
+
+
+@contextmanager
+def time_limit(seconds: float | None) -> Iterator[None]:
+    """Let the processes that are asked inside the context take `seconds` together; None for any time."""
+    limit = None if seconds is None else (seconds, time.monotonic() + seconds)
+    token = _LIMIT.set(limit)
+    try:
+        yield
+    finally:
+        _LIMIT.reset(token)
+
+
+def seconds_left() -> float | None:
+    """Return the time that the innermost `time_limit` leaves; None without one."""
+    limit = _LIMIT.get()
+    return None if limit is None else max(0.0, limit[1] - time.monotonic())
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +117,10 @@ def ask(
         exit_code = _run((asked.fileno(), replied.fileno()), preload, log, name, progress)
         replied.seek(0)
         reply = _read_reply(replied, name, exit_code, log_file)
+        result: Result = _read_pickle(io.BytesIO(reply.result), name, exit_code, log_file)
     if exit_code:
         # Some drivers crash when a process ends, after its answer.
         progress.note(f"{name}: ended with exit code {exit_code} after it had answered")
-    result: Result = pickle.loads(reply.result)  # noqa: S301 - written by the child
     return Answer(result, reply.peak_rss_bytes, time.monotonic() - started)
 
 
@@ -100,30 +129,42 @@ def _run(
 ) -> int:
     """Run `answer` on two descriptors in a new process. Returns: its exit code."""
     body = ("assay.runs.processes.answering:answer", ())
+    reader = WireReader(progress)
     with opened(Pipe) as output, ExitStack() as stack:
         descriptors = (*files, output.writer)
         with started_group(body, 1, preload, descriptors, GRACE_SECONDS) as group:
             output.close_writer()
             listener = threading.Thread(
                 target=copy_context().run,  # keeps the enclosing task
-                args=(_listen, os.dup(output.reader), log, name, progress),
+                args=(_listen, os.dup(output.reader), log, name, progress, reader),
                 daemon=True,
             )
             listener.start()
             stack.callback(listener.join, GRACE_SECONDS)
-            return group.wait()
+            exit_code = group.wait(seconds_left())
+            if exit_code is None:
+                with suppress(OSError, KeyError):
+                    os.kill(group.pids[0], STACK_SIGNAL)
+                listener.join(_STACK_SECONDS)
+                limit = (_LIMIT.get() or (0.0,))[0]
+                raise ProcessError.hung(name, limit, reader.open_tasks, Path(log.name))
+            return exit_code
 
 
-def _listen(output: int, log: IO[bytes], name: str, progress: Progress) -> None:
+def _listen(output: int, log: IO[bytes], name: str, progress: Progress, reader: WireReader) -> None:
     is_log_named = False
-    reader = WireReader(progress)
+    room, last = _LARGEST_LOG_BYTES, deque[bytes](maxlen=_LAST_LINES)
     try:
         with os.fdopen(output, "rb") as stream:
             while line := stream.readline(_LONGEST_LINE_BYTES):
                 if not (text := reader.read_line(line.decode(errors="replace").rstrip("\r\n"))):
                     continue
+                room -= len(data := text.encode() + b"\n")
+                if room < 0:
+                    last.append(data)
+                    continue
                 with suppress(OSError):  # a full disk must not block the process that prints
-                    log.write(text.encode() + b"\n")
+                    log.write(data)
                 if not is_log_named:
                     is_log_named = True
                     progress.note(f"{name}: prints to {log.name}")
@@ -131,13 +172,25 @@ def _listen(output: int, log: IO[bytes], name: str, progress: Progress) -> None:
         pass
     finally:
         reader.close()
+        if last:
+            cut = f"output is cut after {format_size(_LARGEST_LOG_BYTES)}"
+            progress.note(f"{name}: {cut}: {log.name}")
+            with suppress(OSError, ValueError):
+                log.write(f"[assay: {cut}; the last {len(last)} lines follow]\n".encode())
+                log.write(b"".join(last))
 
 
 def _read_reply(file: IO[bytes], name: str, exit_code: int, log: Path) -> Reply:
-    try:
-        reply: Reply = pickle.load(file)  # noqa: S301 - written by the child
-    except (EOFError, pickle.UnpicklingError):
-        raise ProcessError.died(name, exit_code, log) from None
+    reply = _read_pickle(file, name, exit_code, log)
+    if not isinstance(reply, Reply):
+        raise ProcessError.died(name, exit_code, log)
     if reply.error is not None:
         raise (UsageError if reply.is_usage else MachineError)(reply.error)
     return reply
+
+
+def _read_pickle(file: IO[bytes], name: str, exit_code: int, log: Path) -> Any:  # noqa: ANN401 - any value
+    try:
+        return pickle.load(file)  # noqa: S301 - written by the child
+    except Exception:  # noqa: BLE001 - code of the candidate may have written anything
+        raise ProcessError.died(name, exit_code, log) from None

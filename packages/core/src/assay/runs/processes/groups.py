@@ -1,5 +1,6 @@
 """Groups of processes: a leader that the fork server forks, and the processes that it forks."""
 
+import math
 import signal
 import subprocess
 import time
@@ -34,13 +35,17 @@ class ProcessGroup:
         """Exit codes by number of the process; negative after a signal."""
         self._num_processes = num_processes
 
-    def wait(self) -> int:
-        """Wait for all processes. Returns: the exit code of the first.
+    def wait(self, seconds: float | None = None) -> int | None:
+        """Wait for all processes. Returns: the exit code of the first; None if `seconds` pass before.
 
         Raises: MachineError if the leader was killed.
         """
+        deadline = math.inf if seconds is None else time.monotonic() + seconds
         while not self._have_ended():
-            self.exits.wait()
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return None
+            self.exits.wait(left if seconds is not None else None)
             self.receive()
             if self.is_lost:
                 raise MachineError(LEADER_LOST)

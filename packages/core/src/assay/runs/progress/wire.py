@@ -74,6 +74,7 @@ class WireReader:
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
         self._tasks: dict[str, tuple[AbstractContextManager[Task], Task, float]] = {}
+        self._descriptions: dict[str, str] = {}
 
     def read_line(self, line: str) -> str:
         """Show the event in a line without its newline. Returns: the other text of the line."""
@@ -97,12 +98,18 @@ class WireReader:
                 one_line(event["begin"]), total, one_line(event["unit"])
             )
             self._tasks[key] = (context, context.__enter__(), 0.0)
+            self._descriptions[key] = one_line(event["begin"])
         elif "done" in event:
             opened, task, before = self._tasks[key]
             task.advance(event["done"] - before)
             self._tasks[key] = (opened, task, event["done"])
         else:
             self._tasks.pop(key)[0].__exit__(None, None, None)
+
+    @property
+    def open_tasks(self) -> list[str]:
+        """Return the descriptions of the tasks that have not ended, the outermost first."""
+        return [self._descriptions[key] for key in tuple(self._tasks)]
 
     def close(self) -> None:
         """End the tasks that the child left open, the innermost first."""

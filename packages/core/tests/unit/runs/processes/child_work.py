@@ -2,6 +2,7 @@
 
 import atexit
 import os
+import pickle
 import re
 import signal
 import subprocess
@@ -116,3 +117,31 @@ def leave_child_behind(_: dict[str, Any], __: Progress) -> Result:
         [sys.executable, "-c", script + "time.sleep(600)"], stderr=subprocess.PIPE
     )
     return {"pid": child.pid}
+
+
+def wait_forever(_: dict[str, Any], progress: Progress) -> Result:
+    with progress.step("waits"):
+        while True:
+            time.sleep(0.05)
+
+
+def print_lines(request: dict[str, Any], _: Progress) -> Result:
+    sys.stdout.write("".join(f"line {number}\n" for number in range(request["count"])))
+    return {}
+
+
+def break_pickle(_: dict[str, Any], __: Progress) -> Result:
+    def broken(*_: Any, **__: Any) -> None:
+        raise RuntimeError("no pickles")
+
+    pickle.dump = pickle.dumps = broken  # type: ignore[assignment]
+    return {"done": True}
+
+
+class _Unreadable:
+    def __reduce__(self) -> Any:
+        return int, ("no number",)
+
+
+def unreadable(_: dict[str, Any], __: Progress) -> Result:
+    return {"value": _Unreadable()}

@@ -23,6 +23,8 @@ from assay.runs import (
     ask,
     open_progress,
 )
+from assay.runs.processes import asking
+from assay.runs.processes.asking import seconds_left, time_limit
 from assay.runs.processes.fork_server_client import FORK_SERVER
 from assay.runs.progress import display, shown_tasks
 
@@ -256,3 +258,56 @@ def test_child_that_the_process_left_behind_ends_with_it(tmp_path: Path) -> None
     answer = run(tmp_path, act="leave_child_behind")
     wait_until_gone([answer.result["pid"]])
     assert answer.wall_seconds < 4
+
+
+def test_process_that_hangs_is_ended_and_its_task_and_line_are_named(tmp_path: Path) -> None:
+    with time_limit(1.0), pytest.raises(ProcessError) as found:
+        run(tmp_path, "wait_forever")
+
+    message = str(found.value)
+    assert "the candidate process did not end in waits: the time limit of 1 s" in message
+    assert re.search(r'child_work.py", line \d+ in wait_forever', message)
+
+
+def test_time_is_that_of_all_processes(tmp_path: Path) -> None:
+    with time_limit(60.0):
+        run(tmp_path, "echo")
+        left = seconds_left()
+    assert left is not None
+    assert left < 60.0
+    assert seconds_left() is None
+
+
+def test_log_holds_the_begin_and_the_end_of_more_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(asking, "_LARGEST_LOG_BYTES", 14)
+    monkeypatch.setattr(asking, "_LAST_LINES", 2)
+    shown = io.StringIO()
+
+    ask(
+        do("print_lines"),
+        {"count": 9},
+        tmp_path,
+        name="candidate",
+        progress=LineProgress(shown),
+    )
+
+    log = tmp_path / "candidate.log"
+    assert log.read_text().splitlines() == [
+        "line 0",
+        "line 1",
+        "[assay: output is cut after 14 bytes; the last 2 lines follow]",
+        "line 7",
+        "line 8",
+    ]
+    assert f"candidate: output is cut after 14 bytes: {log}" in shown.getvalue()
+
+
+def test_candidate_that_replaces_pickle_still_answers(tmp_path: Path) -> None:
+    assert run(tmp_path, "break_pickle").result == {"done": True}
+
+
+def test_answer_that_cannot_be_read_is_one_error(tmp_path: Path) -> None:
+    with pytest.raises(ProcessError, match="the candidate process ended without a result"):
+        run(tmp_path, "unreadable")
