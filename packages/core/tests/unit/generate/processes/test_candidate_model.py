@@ -1,5 +1,6 @@
 """Mistakes in setup function, options and mesh, found without weights."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +21,22 @@ built_in = iter
 """
 
 
-def check(**given: Any) -> None:
+def refusal(**given: Any) -> str:
+    """The message of the refusal; "" for none."""
     run = parse_run("cpu/bfloat16")
     request = CandidateRequest(model="micro:llama", candidate=run, golden="", folder="", **given)
-    check_candidate(request, SilentProgress())
+    try:
+        check_candidate(request, SilentProgress())
+    except UsageError as error:
+        return str(error)
+    return ""
 
 
 @pytest.mark.parametrize("name", ["model_only", "with_default", "built_in"])
 def test_function_that_takes_a_model_is_not_called(tmp_path: Path, name: str) -> None:
     (tmp_path / "setups.py").write_text(SETUPS)
 
-    check(setup=f"{tmp_path / 'setups.py'}:{name}")
+    assert refusal(setup=f"{tmp_path / 'setups.py'}:{name}") == ""
 
 
 @pytest.mark.parametrize(
@@ -46,16 +52,15 @@ def test_function_that_cannot_take_a_model_is_refused(
 ) -> None:
     (tmp_path / "setups.py").write_text(SETUPS)
 
-    with pytest.raises(UsageError, match=message):
-        check(setup=f"{tmp_path / 'setups.py'}:{name}")
+    assert re.search(message, refusal(setup=f"{tmp_path / 'setups.py'}:{name}"))
 
 
 @pytest.mark.parametrize("text", ["def broken(", "import no_such_package_of_ours"])
 def test_file_that_cannot_be_imported_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "setups.py").write_text(text)
 
-    with pytest.raises(UsageError, match=r"raised (SyntaxError|ModuleNotFoundError)"):
-        check(setup=f"{tmp_path / 'setups.py'}:broken")
+    message = refusal(setup=f"{tmp_path / 'setups.py'}:broken")
+    assert re.search("raised (SyntaxError|ModuleNotFoundError)", message)
 
 
 @pytest.mark.parametrize(
@@ -67,9 +72,8 @@ def test_file_that_cannot_be_imported_is_refused(tmp_path: Path, text: str) -> N
     ],
 )
 def test_setting_that_the_model_cannot_have_is_refused(given: Any, message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        check(**given)
+    assert re.search(message, refusal(**given))
 
 
 def test_settings_that_the_model_has_are_taken() -> None:
-    check(options={"attention": "sdpa", "compile": "1"}, mesh={"tp": 2})
+    assert refusal(options={"attention": "sdpa", "compile": "1"}, mesh={"tp": 2}) == ""
