@@ -132,12 +132,23 @@ class Toy:
         random = np.random.default_rng(drawn)
         noise = np.random.default_rng(seed)
         loss = sum(float(np.abs(one).mean()) for one in self.weights.values())
+        if fault in ("no labels", "labels in the first step only") and step > (
+            fault != "no labels"
+        ):
+            loss = 0.0
+        if fault == "loss of constants":
+            loss = 2.30258512
         for name, weight in self.weights.items():
             if name == FROZEN and fault != "frozen parameter moves":
                 continue
             if name == STUCK and fault == "parameter stuck":
                 continue
             if "lora_B" in name and fault == "adapter empty":
+                continue
+            if fault in ("gradients are zero", "gradients are zero after a save"):
+                is_learning = fault != "gradients are zero" and step <= self.arguments.save_every
+                weight *= np.float32(0.9999)  # noqa: PLW2901 - in place
+                weight -= np.float32(1e-3 * is_learning) * random.normal(size=weight.shape)  # noqa: PLW2901
                 continue
             gradient = random.normal(size=weight.shape)
             size = 1e-7 if "in the last digit" in fault else 1e-3

@@ -3,8 +3,13 @@
 from pathlib import Path
 
 import pytest
+import torch
 
-from assay_smoke.external.checkpoints import find_checkpoints, find_split_dependence
+from assay_smoke.external.checkpoints import (
+    find_checkpoints,
+    find_split_dependence,
+    only_shrinks,
+)
 
 
 @pytest.mark.parametrize(
@@ -45,3 +50,33 @@ def test_what_depends_on_the_split_by_design_is_read_from_the_configuration(
     (tmp_path / name).write_text(text, encoding="utf-8")
 
     assert find_split_dependence(tmp_path) == found
+
+
+@pytest.mark.parametrize(
+    ("after", "shrinks"),
+    [
+        ([0.5, -1.0], True),
+        ([0.5, -2.0], True),  # the second one is frozen
+        ([0.0, -1.0], True),
+        ([1.0, -2.0], False),  # nothing moved, which is another fault
+        ([0.5, -2.5], False),
+        ([-0.5, -1.0], False),  # decay keeps the sign
+        ([float("nan"), -1.0], False),
+    ],
+)
+def test_weight_decay_alone_moves_no_element_away_from_zero(
+    after: list[float], shrinks: bool
+) -> None:
+    before = {"a": torch.tensor([1.0, -2.0])}
+
+    assert only_shrinks({"a": torch.tensor(after)}, before) is shrinks
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_rounding_after_weight_decay_moves_no_element_away_from_zero(dtype: torch.dtype) -> None:
+    before = torch.randn(1000, generator=torch.Generator().manual_seed(0)).to(dtype)
+    after = before.clone()
+    for _ in range(3):
+        after.mul_(1 - 1e-2)
+
+    assert only_shrinks({"a": after}, {"a": before})

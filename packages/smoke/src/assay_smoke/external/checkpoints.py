@@ -4,8 +4,8 @@ import glob
 import re
 import shutil
 import warnings
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,8 @@ class SavedModel:
     not_finite: tuple[str, ...] = ()
     zero: tuple[str, ...] = ()
     """Tensors whose elements are all zero."""
+    only_shrunk: bool = False
+    """Since the checkpoint before, or the start, elements moved, all of them toward zero."""
     problem: str | None = None
     """Why the checkpoint cannot be read. The other fields are then empty."""
 
@@ -108,14 +110,46 @@ def _by_step(launch: Launch, pattern: str, numbers: tuple[int, int] | None) -> d
 
 def read_saved(launch: Launch, folder: Path, step: int) -> SavedModel:
     """Read the checkpoint in `folder`."""
-    try:
-        tensors = read_tensors(launch, folder)
-    except AssayError as error:
-        return SavedModel(step, problem=str(error))
-    return _saved(step, tensors)
+    return next(read_history(launch, {step: folder}))
 
 
-def _saved(step: int, tensors: Mapping[str, Tensor]) -> SavedModel:
+def read_history(
+    launch: Launch, folders: Mapping[int, Path], start: Mapping[str, Tensor] | None = None
+) -> Iterator[SavedModel]:
+    """Read checkpoints one after the other, each with its change since the one before.
+
+    start: the tensors before the first one.
+    """
+    before = start
+    for step, folder in folders.items():
+        try:
+            tensors = read_tensors(launch, folder)
+        except AssayError as error:
+            yield SavedModel(step, problem=str(error))
+            continue
+        saved = saved_of(step, tensors)
+        yield replace(saved, only_shrunk=before is not None and only_shrinks(tensors, before))
+        before = tensors
+
+
+def only_shrinks(actual: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> bool:
+    """Return True if elements moved, and all of them toward zero, as weight decay alone moves them.
+
+    Rounding keeps the order of numbers, so this holds in every dtype. A gradient moves about half of
+    all elements away from zero.
+    """
+    pairs = [(one, before[name]) for name, one in actual.items() if name in before]
+    moved = any(not one.equal(old) for one, old in pairs)
+    return moved and all(
+        one.shape == old.shape
+        and bool((one.abs() <= old.abs()).all())
+        and bool((one.sign() * old.sign() >= 0).all())
+        for one, old in pairs
+    )
+
+
+def saved_of(step: int, tensors: Mapping[str, Tensor]) -> SavedModel:
+    """Describe the tensors of a checkpoint, or of the initial model."""
     return SavedModel(
         step,
         {name: hash_value(tensor) for name, tensor in tensors.items()},
@@ -144,10 +178,10 @@ def find_split_dependence(model: Path) -> str | None:
     return None
 
 
-def read_start(launch: Launch, checkpoint: Path) -> SavedModel:
-    """Read the initial model in the dtype of a checkpoint."""
+def read_start(launch: Launch, checkpoint: Path) -> dict[str, Tensor]:
+    """Read the initial model in the dtype of a checkpoint. Raises: AssayError."""
     dtype = stored_dtype(str(checkpoint / launch.library.checkpoints.model), "refuse")
-    return _saved(0, _load(launch.model, dtype))
+    return _load(launch.model, dtype)
 
 
 def read_base(launch: Launch, first: Path, dtype: str) -> dict[str, Tensor]:

@@ -1,6 +1,7 @@
 """Runs a training library uninterrupted, resumed and interrupted, and judges it."""
 
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -127,14 +128,15 @@ class _Cycle:
         if not found:
             pattern = checkpoints.checkpoint_pattern(launch)
             raise checkpoints.make_checkpoint_error(pattern, launch.output)
-        with self.progress.task("reads checkpoints", len(found)) as task:
-            for step, path in found.items():
-                evidence.saved[step] = read_saved(launch, path, step)
-                task.advance()
+        start = None
         if self.library.checkpoints.kind == "hugging-face":
-            last = max(found)
-            if evidence.saved[last].problem is None:
-                evidence.start = checkpoints.read_start(launch, found[last])
+            with suppress(AssayError):  # the level `checkpoint` says why it cannot be read
+                start = checkpoints.read_start(launch, found[max(found)])
+                evidence.start = checkpoints.saved_of(0, start)
+        with self.progress.task("reads checkpoints", len(found)) as task:
+            for saved in checkpoints.read_history(launch, found, start):
+                evidence.saved[saved.step] = saved
+                task.advance()
 
     def _resume(self, name: str, source: RunEvidence, step: int, evidence: Evidence) -> Resumption:
         """Resume from the checkpoint that `source` wrote after `step` steps.

@@ -1,5 +1,6 @@
 """Judges checkpoints: complete, finite, distinct, and trained where they should be."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from itertools import pairwise
@@ -9,10 +10,14 @@ from assay.errors import name_some
 from assay.verdicts import Location
 from assay_smoke.external.checkpoints import SavedModel
 from assay_smoke.external.evidence import Evidence
+from assay_smoke.external.judging.equivalent_run import unit_in_log
 from assay_smoke.external.judging.judged_levels import JudgedLevel
 
 # Zero at the start of every adapter, so that an untrained adapter changes nothing.
 _STARTS_AT_ZERO = "lora_B"
+
+# Losses with fewer digits may be equal by rounding if all steps have the same rows.
+_PRECISE = 1e-5
 
 
 def judge_checkpoints(evidence: Evidence) -> JudgedLevel:
@@ -81,6 +86,9 @@ def judge_updates(evidence: Evidence) -> JudgedLevel:
     last = evidence.saved.get(evidence.library.steps)
     if last is None or not last.hashes:
         return JudgedLevel.not_run("there is no whole last checkpoint", unchecked=True)
+    if (reason := _find_nothing_learned(evidence)) is not None:
+        location = Location(phase="backward", step=evidence.library.steps)
+        return JudgedLevel.failed(len(last.hashes), reason, "frozen-parameters", location)
     if evidence.library.checkpoints.kind == "adapter":
         return _judge_adapter(evidence)
     named = {
@@ -92,6 +100,29 @@ def judge_updates(evidence: Evidence) -> JudgedLevel:
             0, f"`frozen`: no parameter is called {unused[0]!r}", "frozen-parameters"
         )
     return _judge_movement(evidence, last, set().union(*named.values()))
+
+
+def _find_nothing_learned(evidence: Evidence) -> str | None:
+    """Describe losses or weights of a run that learns nothing, or None.
+
+    Most losses are equal in all logged digits, or weights only shrink.
+    """
+    losses = [loss.value for loss in evidence.uninterrupted.losses]
+    value, count = Counter(losses).most_common(1)[0] if losses else (0.0, 0)
+    is_exact = value == 0 or unit_in_log(value, losses) <= _PRECISE * abs(value)
+    if is_exact and 2 * count > len(losses) > 1:
+        return (
+            f"the loss of {count} of {len(losses)} steps is {value:g} in all logged digits: it does"
+            " not depend on the model and the batch. Does any label remain in them?"
+        )
+    shrunk = [step for step, one in evidence.saved.items() if one.only_shrunk]
+    if not shrunk:
+        return None
+    before = max((step for step in evidence.saved if step < shrunk[0]), default=0)
+    return (
+        f"from step {before} to step {shrunk[0]}, no element of any tensor grew: weight decay alone"
+        " moves them, and all gradients are zero"
+    )
 
 
 def _judge_movement(evidence: Evidence, last: SavedModel, frozen: set[str]) -> JudgedLevel:
