@@ -5,10 +5,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Protocol, TypeVar
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
+from assay.hooks.expert_choices import find_choice_arguments
 from assay.hooks.in_place_changes import CacheTracker, InPlaceChanges, write_injected
 from assay.hooks.module_tracer import ActiveCall
+from assay.hooks.usage import count_experts
 from assay.hooks.values.boundary import Boundary
 from assay.hooks.values.nested import constants, map_tensors
 from assay.hooks.values.tensor_map import TensorMap
@@ -68,7 +71,7 @@ class CallRecorder(ABC, Generic[T]):
         if active.call.caller is None:
             self._caches.begin_root()
             self._opaque.clear()
-        if active.call.caller in self._opaque or _routes_rows(active.arguments):
+        if active.call.caller in self._opaque or routes_tokens(active):
             self._opaque.add(active.call.site.module)
         if active.call.caller in self._opaque:
             return
@@ -165,15 +168,33 @@ class Recorder(CallRecorder[Tensor]):
         return self.boundary.stored is not None
 
 
-def _routes_rows(arguments: dict[str, Any]) -> bool:
-    """Return True for arguments with indices of rows, as a group of experts gets them.
+def routes_tokens(active: ActiveCall) -> bool:
+    """Return True for the call of a group of experts with the experts of each token, (R, k).
 
     The calls of its children depend on the data and on the implementation (one call for each
     expert, or one for all). They match no calls elsewhere, and count as the group's own code.
     """
-    tensors = [value for value in arguments.values() if isinstance(value, Tensor)]
-    rows = {t.shape[0] for t in tensors if t.ndim == 2 and t.is_floating_point()}
-    return any(t.ndim == 2 and not t.is_floating_point() and t.shape[0] in rows for t in tensors)
+    tensors = [
+        one for one in active.arguments.values() if isinstance(one, Tensor) and one.ndim == 2
+    ]
+    rows = {len(one) for one in tensors if one.is_floating_point()}
+    choices = [one for one in tensors if not one.is_floating_point() and len(one) in rows]
+    if not choices or active.call.caller is None:
+        return False
+    num_experts = count_experts(active.module)
+    if not num_experts and find_choice_arguments(active.arguments) is not None:
+        lists = (nn.ModuleList, nn.ModuleDict)
+        children = [one for one in active.module.children() if isinstance(one, lists)]
+        num_experts = max(map(len, children), default=0)
+    return any(_are_experts(one, num_experts) for one in choices)
+
+
+def _are_experts(choice_Rk: Tensor, num_experts: int) -> bool:
+    """Return True for indices of experts. -1 or `num_experts` stands for an expert of another rank."""
+    if not 0 < choice_Rk.shape[1] <= num_experts or not len(choice_Rk):
+        return False
+    low, high = torch.aminmax(choice_Rk.detach().long())
+    return int(low) >= -1 and int(high) <= num_experts
 
 
 def _holds_attention_probabilities(port: str, tensor: Tensor, length: int | None) -> bool:

@@ -4,14 +4,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from transformers import DynamicCache
 
-from assay.hooks.module_tracer import ModuleTracer
+from assay.hooks.module_tracer import ActiveCall, ModuleTracer
 from assay.hooks.values.boundary import Boundary
-from assay.recording.modules import Recorder
-from assay.sites import CallSite
+from assay.recording.modules import Recorder, routes_tokens
+from assay.sites import Call, CallSite
 from assay.trace import Trace, TraceWriter
 
 EXACT = Boundary.exact_inputs_for(torch.bfloat16)
@@ -201,6 +202,92 @@ def test_second_result_by_heads_is_recorded(tmp_path: Path) -> None:
     trace = record(Rotary(), tmp_path / "t", torch.ones(1, 4, dtype=torch.long))
 
     assert "output.1" in trace.calls[0].ports
+
+
+class Experts(nn.Module):
+    """Runs each token through the experts that were chosen for it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Linear(3, 3) for _ in range(4))
+
+    def forward(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Any:
+        parts = [
+            expert(x) * (weights * (chosen == number)).sum(1, keepdim=True)
+            for number, expert in enumerate(self.experts)
+        ]
+        return torch.stack(parts).sum(0)
+
+
+class FusedExperts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4, 3, 3))
+        self.act = nn.SiLU()
+
+    def forward(self, x: Tensor, chosen: Tensor, weights: Tensor) -> Any:
+        return self.act((x[:, None, None] @ self.weight[chosen]).sum(2) * weights[..., None]).sum(1)
+
+
+class Waves(nn.Module):
+    """A speech model: a waveform (B, N) and its mask (B, N)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(5, 5) for _ in range(2))
+
+    def forward(self, wave: Tensor, mask: Tensor, speaker: Tensor) -> Any:
+        for layer in self.layers:
+            wave = layer(wave * mask) + speaker.sum()
+        return wave
+
+
+class Outer(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, *args: Tensor) -> Any:
+        return self.inner(*args)
+
+
+CHOICE = torch.tensor([[0, 3], [1, 0], [2, 4], [-1, 1]])  # 4 and -1 are on other ranks
+TOKENS, SHARES = torch.randn(4, 3), torch.rand(4, 2)
+
+
+@pytest.mark.parametrize("experts", [Experts(), FusedExperts()])
+def test_calls_inside_of_a_group_of_experts_are_its_own_code(
+    experts: nn.Module, tmp_path: Path
+) -> None:
+    choice = CHOICE.clamp(0, 3)
+    trace = record(Outer(experts), tmp_path / "t", TOKENS, choice, SHARES, boundary=Boundary())
+
+    assert [call.site.module for call in trace.calls] == ["", "inner"]
+
+
+WAVES = (torch.randn(2, 5), torch.tensor([[1, 1, 1, 1, 1], [1, 1, 0, 0, 0]]), torch.randn(2, 7))
+
+
+@pytest.mark.parametrize("model", [Waves(), Outer(Waves())])
+def test_a_waveform_and_its_mask_are_not_tokens_and_their_experts(
+    model: nn.Module, tmp_path: Path
+) -> None:
+    trace = record(model, tmp_path / "t", *WAVES, boundary=Boundary())
+
+    names = [call.site.module for call in trace.calls]
+    assert [name for name in names if "layers" in name] == names[-2:]
+
+
+@pytest.mark.parametrize(
+    ("choice", "is_choice"),
+    [(CHOICE, True), (CHOICE + 1, False), (CHOICE - 1, False), (CHOICE.repeat(1, 3), False)],
+)
+def test_indices_of_experts_are_known_by_their_range(choice: Tensor, *, is_choice: bool) -> None:
+    site = CallSite(0, "mlp.experts")
+    arguments = {"x": TOKENS, "chosen": choice, "weights": torch.rand(choice.shape)}
+    for caller, expected in (("mlp", is_choice), (None, False)):
+        active = ActiveCall(Call(site, "Experts", caller, 0), FusedExperts(), arguments)
+        assert routes_tokens(active) is expected
 
 
 def test_boundary_without_rounding_changes_nothing(tmp_path: Path) -> None:
