@@ -60,6 +60,8 @@ class PortResult:
     """Every operation of the stage rounds element by element; none adds values up."""
     num_nonfinite_padding: int = 0
     """Number of non-finite values in padding where the reference is finite. Padding is not compared."""
+    num_padding: int = 0
+    """Number of rows of padding. Only the process that measured knows it."""
     sums: PairSums = field(default_factory=PairSums)
     exact: ExactCount = field(default_factory=ExactCount)
     rank: int = 0

@@ -16,8 +16,9 @@ from assay.hooks.compiled_code import (
     graphs_for_each,
     outside_of_graphs,
 )
-from assay.hooks.row_positions import BatchPositions
+from assay.hooks.row_positions import BatchPositions, find_tokens, holds_rows
 from assay.hooks.suspension import is_suspended, suspended
+from assay.hooks.values.nested import iterate_tensors
 from assay.sites import Call, CallSite, RowMap, unwrapped_path
 
 # A root call that begins no call for so long waits for another thread. One module takes less.
@@ -117,6 +118,8 @@ class ModuleTracer:
     _stack: list[ActiveCall] = field(default_factory=list)
     _counts: Counter[str] = field(default_factory=Counter)
     _rows: RowMap | None = None
+    _has_own_rows: bool = True
+    """False if the rows of a pass are given, and hold for all of its calls."""
     _calls: dict[tuple[str, int], Call] = field(default_factory=dict)
     _num_recomputed: Counter[str] = field(default_factory=Counter)
 
@@ -190,7 +193,8 @@ class ModuleTracer:
                 else:
                     if not self._stack:
                         self._begin_root(arguments)
-                    active = ActiveCall(self._begin_call(name, class_name), module, arguments)
+                    call = self._begin_call(name, class_name, arguments)
+                    active = ActiveCall(call, module, arguments)
                 self._stack.append(active)
                 self.handler.enter(active)
                 return signature.unbind(active.arguments, len(args))
@@ -287,12 +291,14 @@ class ModuleTracer:
             return False
         return self._stack[-1].call.site.module == name
 
-    def _begin_call(self, name: str, class_name: str) -> Call:
+    def _begin_call(
+        self, name: str, class_name: str, arguments: dict[str, Any] | None = None
+    ) -> Call:
         number = self._counts[name]
         self._counts[name] += 1
         site = CallSite(self.step, name, number, micro_batch=self.batch, rank=self.rank)
         caller = self._stack[-1].call.site.module if self._stack else None
-        call = Call(site, class_name, caller, self.order, rows=self._rows)
+        call = Call(site, class_name, caller, self.order, rows=self._find_rows(arguments))
         self.order += 1
         self._calls[name, number] = call
         return call
@@ -302,19 +308,37 @@ class ModuleTracer:
         self._counts.clear()
         self._calls.clear()
         self._num_recomputed.clear()
-        ids = _find_tokens(arguments)
-        if ids is None:
+        found = find_tokens(arguments)
+        self._has_own_rows = self.positions is None
+        if found is None:
             self._rows = None
             return
-        positions, length = self.positions, ids.shape[1]
+        positions, length = self.positions, found.values.shape[1]
         if positions is None:
-            names = "attention_mask", "position_ids", "past_key_values"
-            positions = BatchPositions.of_call(ids, *map(arguments.get, names))
-            self._column = positions.positions.shape[1] - length
-        elif length == self._column + 1:
+            self._rows = found.derive_rows()
+            return
+        if length == self._column + 1:
             self._column = 0  # without a cache, all tokens so far and the new one
         self._rows = positions.rows(self._column, length)
         self._column += length
+
+    def _find_rows(self, arguments: dict[str, Any] | None) -> RowMap | None:
+        """Return the rows of a call: those of its caller, or of other tokens that it gets.
+
+        An encoder and its decoder have their own tokens. A tower of images gets none.
+        """
+        if arguments is None or not self._stack or not self._has_own_rows:
+            return self._rows
+        own = find_tokens(arguments)
+        if own is not None:
+            for outer in reversed(self._stack):
+                known = find_tokens(outer.arguments)
+                if known is not None and own.are_of(known, outer.call.rows):
+                    return outer.call.rows
+            return own.derive_rows()
+        rows = self._stack[-1].call.rows
+        tensors = iterate_tensors(arguments, "")
+        return rows if any(holds_rows(tensor.shape, rows) for _, tensor in tensors) else None
 
 
 def is_in_backward() -> bool:
@@ -337,15 +361,6 @@ def find_called_modules(model: nn.Module) -> dict[str, tuple[nn.Module, nn.Modul
         outermost = found[name][0] if name in found else module
         found[name] = outermost, module
     return found
-
-
-def _find_tokens(arguments: dict[str, Any]) -> torch.Tensor | None:
-    """Return the argument with the tokens of the call, (B, T) or (B, T, C)."""
-    for name in ("input_ids", "inputs_embeds", "decoder_input_ids"):
-        tensor = arguments.get(name)
-        if isinstance(tensor, torch.Tensor) and tensor.ndim >= 2:
-            return tensor
-    return None
 
 
 class _Signature:

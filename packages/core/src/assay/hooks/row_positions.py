@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -39,17 +39,23 @@ class BatchPositions:
         """Derive the positions from the arguments of one forward call.
 
         tokens: (B, T) ids or (B, T, C) embeddings.
-        attention_mask: (B, past + T); anything else means no padding.
+        attention_mask: (B, S) of these tokens, of those in the cache, and of empty slots of a static cache;
+            anything else means no padding.
         position_ids: (B, T) or (1, T), used without a mask; anything else means to count from
             the length of `cache`.
+        Returns: the positions of the T tokens.
         """
         batch, length = tokens.shape[:2]
+        past = _length_of(cache)
         if isinstance(attention_mask, Tensor) and attention_mask.ndim == 2:
-            mask = attention_mask.detach().cpu()
-            if mask.shape[0] == batch and mask.shape[1] >= length:
-                return cls.of_batch(tuple(range(batch)), mask.long(), 0)
-        past = cache.get_seq_length() if hasattr(cache, "get_seq_length") else 0
-        start = past if isinstance(past, int) else 0  # reading a tensor would wait for the device
+            mask = (attention_mask.detach() != 0).cpu().long()
+            start = find_columns(mask, length, past) if len(mask) == batch else None
+            if start is not None:
+                prompts = tuple(range(batch))
+                found = cls.of_batch(prompts, mask[:, : start + length], 0).positions[:, start:]
+                # A mask of the call's tokens alone does not count earlier ones.
+                return cls(prompts, found.where(found < 0, found + (past or start) - start))
+        start = past or 0
         positions = torch.arange(start, start + length).expand(batch, length)
         if isinstance(position_ids, Tensor) and position_ids.shape in (
             (1, length),
@@ -62,6 +68,82 @@ class BatchPositions:
         """Return the row map of a forward call over the columns from `start`."""
         part = self.positions[:, start : start + length]
         return RowMap(self.prompts, tuple(tuple(row) for row in part.tolist()))
+
+
+def _length_of(cache: object) -> int | None:
+    """Return the number of tokens in a cache; None if unknown."""
+    if cache is None or not hasattr(cache, "get_seq_length"):
+        return 0 if cache is None else None
+    try:
+        return int(cache.get_seq_length())
+    except ValueError:  # only linear layers
+        return None
+
+
+def find_columns(mask_BS: Tensor, length: int, past: int | None) -> int | None:
+    """Return the column of a padding mask where the tokens of a call begin.
+
+    past: number of earlier tokens; None if unknown.
+    Returns: None for the mask of another sequence, such as that of an encoder in a call of its decoder.
+    """
+    num_columns = mask_BS.shape[1]
+    if num_columns == length:
+        return 0
+    start = num_columns - length if past is None else past
+    if start < 0 or start + length > num_columns:
+        return None
+    # Slots that a static cache has not filled are masked. Without a known length, no token may be.
+    is_own = (
+        not mask_BS[:, start + length :].any() if past is not None else mask_BS[:, start:].all()
+    )
+    return start if bool(is_own) else None
+
+
+@dataclass(frozen=True, slots=True)
+class CallTokens:
+    """The tokens of a call, and the arguments that go with them."""
+
+    values: Tensor
+    """(B, T) ids or (B, T, C) embeddings."""
+    prefix: str
+    """`decoder_` for the tokens of a decoder in a call that may get those of its encoder too."""
+    arguments: dict[str, Any]
+
+    @property
+    def mask(self) -> object:
+        """Return the argument with the mask of these tokens."""
+        return self.arguments.get(f"{self.prefix}attention_mask")
+
+    def derive_rows(self) -> RowMap:
+        """Return the prompt and position of each token."""
+        others = (
+            self.arguments.get(f"{self.prefix}position_ids"),
+            self.arguments.get("past_key_values"),
+        )
+        return BatchPositions.of_call(self.values, self.mask, *others).rows(0, self.values.shape[1])
+
+    def are_of(self, known: "CallTokens", rows: RowMap | None) -> bool:
+        """Return True for the caller's tokens, which have `rows`, or for their embeddings."""
+        if self.values is known.values:
+            return True
+        is_of_pairs = isinstance(self.mask, Tensor) and self.mask.ndim != 2
+        return (
+            rows is not None
+            and not (self.prefix or known.prefix)
+            and (rows.num_rows, rows.length) == self.values.shape[:2]
+            and (self.mask is known.mask or self.mask is None or is_of_pairs)
+            and self.arguments.get("encoder_hidden_states") is None
+        )
+
+
+def find_tokens(arguments: dict[str, Any]) -> CallTokens | None:
+    """Return the tokens that a call computes: those of the decoder, where it gets both."""
+    for prefix in ("decoder_", ""):
+        for name in (f"{prefix}input_ids", f"{prefix}inputs_embeds"):
+            values = arguments.get(name)
+            if isinstance(values, Tensor) and values.ndim >= 2:
+                return CallTokens(values, prefix, arguments)
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +181,14 @@ class RowLayout:
         return unknown
 
 
+def holds_rows(shape: torch.Size, rows: RowMap | None) -> bool:
+    """Return True if a tensor has rows of a call over `rows`. An image has as many dims as a cache."""
+    layout = RowLayout.of_shape(shape, rows)
+    if len(shape) > 3:
+        return layout.token_dim is not None and not layout.tail
+    return layout.batch_dim is not None or layout.token_dim is not None
+
+
 class RowIndex:
     """Addresses of the rows of all tensors of one root call, cached by shape."""
 
@@ -117,9 +207,9 @@ class RowIndex:
             flat = [tensor.index_select(0, known.kept) for tensor in flat]
         return flat, known.prompt, known.position
 
-    def has_padding(self, tensor: Tensor) -> bool:
-        """Return True if `flatten` leaves out rows of this tensor."""
-        return self._addresses(tensor.shape).kept is not None
+    def num_padding(self, tensor: Tensor) -> int:
+        """Return the number of rows of this tensor that `flatten` leaves out."""
+        return len(self._addresses(tensor.shape).left_out)
 
     def padding(self, *tensors: Tensor) -> list[Tensor]:
         """Return the rows of tensors of one shape that `flatten` leaves out, as (P, C)."""
@@ -150,7 +240,8 @@ class _Addresses:
         layout = RowLayout.of_shape(shape, rows)
         prompt, position = _row_addresses(shape[:-1], layout, rows)
         valid = position >= 0
-        if layout.token_dim is None and not layout.flattened:
+        is_other = layout.tail and len(shape) == 3  # it may be another sequence, such as patches
+        if is_other or (layout.token_dim is None and not layout.flattened):
             valid = torch.ones_like(valid)
         left_out = (~valid).nonzero()[:, 0]
         if not len(left_out):

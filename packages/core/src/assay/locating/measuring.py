@@ -35,6 +35,7 @@ def measure(
     if rows is not None and expected.shape == (rows.num_rows, rows.length):
         actual, expected = actual[..., None], expected[..., None]  # one number for each token
     (actual_RC, expected_RC), prompt, position = index.flatten(actual, expected)
+    result.num_padding += index.num_padding(actual)
     if excluded is not None and len(excluded) == expected.shape[0]:
         of_rows = excluded.reshape(-1, *[1] * (expected.ndim - 1)).expand(expected.shape)
         keep = ~index.flatten(of_rows)[0][0][:, 0]
@@ -42,7 +43,7 @@ def measure(
         actual_RC, expected_RC = actual_RC[keep], expected_RC[keep]
         prompt, position = prompt[keep], position[keep]
     if expected.is_floating_point():
-        if index.has_padding(actual):
+        if index.num_padding(actual):
             padding, expected_padding = index.padding(actual, expected)
             wrong = ~padding.isfinite() & expected_padding.isfinite()
             result.num_nonfinite_padding += int(wrong.sum())

@@ -127,18 +127,6 @@ def test_calls_without_a_cache_begin_at_the_first_token(log: Log) -> None:
     assert roots == [RowMap((3,), (tuple(range(length)),)) for length in (2, 3, 4)]
 
 
-def test_rows_without_positions_come_from_the_mask_of_the_call(log: Log) -> None:
-    class Masked(nn.Module):
-        def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Any:
-            return input_ids * attention_mask
-
-    model = Masked()
-    with ModuleTracer(log).attached(model):
-        model(torch.ones(2, 2), torch.tensor([[0, 1], [1, 1]]))
-
-    assert log.entries[0].call.rows == RowMap((0, 1), ((-1, 0), (0, 1)))
-
-
 def test_handler_may_replace_arguments_and_results() -> None:
     class Replacing(NullHandler):
         def enter(self, active: ActiveCall) -> None:

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from assay.hooks.row_positions import BatchPositions, RowIndex, RowLayout
+from assay.hooks.row_positions import BatchPositions, RowIndex, RowLayout, holds_rows
 from assay.sites import RowMap
 
 # Prompt 4 has two tokens and is padded, prompt 7 has three.
@@ -36,6 +36,54 @@ def test_positions_continue_after_the_tokens_of_a_cache() -> None:
     assert BatchPositions.of_call(ids, None, torch.tensor([[7]]), Cache()).positions[
         0
     ].tolist() == [7]
+
+
+def of_mask(mask: list[list[int]], length: int, past: int | None) -> list[list[int]]:
+    class Past:
+        def get_seq_length(self) -> int:
+            if past is None:
+                raise ValueError("only linear layers")
+            return past
+
+    tokens, found = torch.zeros(len(mask), length), torch.tensor(mask)
+    return BatchPositions.of_call(tokens, found, None, Past()).positions.tolist()
+
+
+@pytest.mark.parametrize(
+    ("mask", "length", "past", "expected"),
+    [
+        ([[0, 1, 1], [1, 1, 1]], 3, 0, [[-1, 0, 1], [0, 1, 2]]),
+        ([[0, 1, 1], [1, 1, 1]], 1, 2, [[1], [2]]),
+        ([[0, 1, 1], [1, 1, 1]], 2, 1, [[0, 1], [1, 2]]),
+        ([[0, 1, 1, 0, 0], [1, 1, 1, 0, 0]], 1, 2, [[1], [2]]),  # two free slots of a static cache
+        ([[1, 1, 1, 1], [1, 1, 0, 0]], 1, 0, [[0], [0]]),  # the mask of an encoder
+        ([[1, 1, 1, 1], [1, 1, 0, 0]], 1, 2, [[2], [2]]),
+        ([[1, 1], [1, 1]], 1, 4, [[4], [4]]),
+        ([[0, 1], [1, 1]], 2, 4, [[-1, 4], [4, 5]]),  # of the tokens of a second chunk
+        ([[0, 1, 1], [1, 1, 1]], 1, None, [[1], [2]]),
+        ([[1, 1, 1], [1, 0, 0]], 1, None, [[0], [0]]),
+    ],
+)
+def test_a_mask_belongs_to_the_sequence_whose_length_it_has(
+    mask: list[list[int]], length: int, past: int | None, expected: list[list[int]]
+) -> None:
+    assert of_mask(mask, length, past) == expected
+
+
+def test_last_rows_of_another_sequence_are_not_padding() -> None:
+    rows = RowMap((4, 7), ((0, 1, 2), (0, -1, -1)))
+
+    # Patches of images or the last logits: (B, fewer, C).
+    assert addresses(2, 2, 8, rows=rows) == [(4, 1), (4, 2), (7, -1), (7, -1)]
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [((2, 3, 8), True), ((6, 8), True), ((2, 4, 3, 8), True), ((2, 8), True), ((2, 1, 8), True),
+     ((2, 3, 16, 16), True), ((2, 4, 16, 16), False), ((2, 4, 2, 8), False), ((9, 8), False)],
+)  # fmt: skip
+def test_images_hold_no_rows_of_a_call(shape: tuple[int, ...], *, expected: bool) -> None:
+    assert holds_rows(torch.Size(shape), ROWS) is expected
 
 
 def addresses(*shape: int, rows: RowMap | None = ROWS) -> list[tuple[int, int]]:

@@ -1,8 +1,10 @@
+from dataclasses import replace
+
 import torch
 
 from assay.offline.tokens.alignment import align_passes, find_passes
 from assay.offline.tokens.passes import Pass, take_rows
-from assay.sites import RowMap
+from assay.sites import CallSite, RowMap
 from packages.core.tests.unit.offline.memory_dump import make_dump
 
 IDS = ("embed", "input.0")
@@ -60,6 +62,47 @@ def test_without_positions_the_mask_counts_them() -> None:
     prefill, decode = find_passes(dump)
     assert rows_of(prefill).positions == ((-1, -1, 0), (0, 1, 2))
     assert rows_of(decode).positions == ((1,), (3,))
+
+
+def test_mask_of_an_encoder_is_not_the_padding_of_its_decoder() -> None:
+    mask = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])
+    for port in ("input.encoder_attention_mask", "input.attention_mask"):
+        dump = make_dump(
+            {(*IDS, 0): torch.tensor([[8], [9]]), ("decoder", port, 0): mask},
+        )
+        assert rows_of(find_passes(dump)[0]).positions == ((0,), (0,))
+
+
+def test_padding_is_unknown_where_a_pass_holds_two_texts() -> None:
+    mask = torch.tensor([[1, 1], [1, 0]])
+    dump = make_dump(
+        {
+            ("model", "input.input_ids", 0): torch.tensor([[5, 6], [7, 0]]),
+            ("model", "input.attention_mask", 0): mask,
+            ("model", "input.decoder_input_ids", 0): torch.tensor([[1, 2], [3, 4]]),
+        }
+    )
+    (one,) = find_passes(dump)
+    assert rows_of(one).positions == ((0, 1), (0, 1))
+    assert one.ids is not None
+    assert one.ids.tolist() == [[1, 2], [3, 4]]
+
+
+def test_recorded_calls_of_another_sequence_keep_their_rows() -> None:
+    of_encoder, of_model = RowMap((0, 1), ((0, 1), (0, -1))), RowMap((0, 1), ((3,), (3,)))
+    dump = make_dump(
+        {
+            ("encoder", "output", 0): torch.zeros(2, 2, 4),
+            ("tower", "output", 0): torch.zeros(2, 2, 4),
+            ("", "output", 0): torch.zeros(2, 1, 4),
+        },
+        rows={CallSite(0, "encoder"): of_encoder, CallSite(0, ""): of_model},
+    )
+    one = replace(find_passes(dump)[0], rows=RowMap((5, 6), ((3,), (3,))))  # numbered
+
+    assert one.rows_at(CallSite(0, "encoder")) == RowMap((5, 6), of_encoder.positions)
+    assert one.rows_at(CallSite(0, "tower")) is None
+    assert one.rows_at(CallSite(0, "")) is one.rows
 
 
 def test_without_ids_the_shape_of_most_activations_counts() -> None:

@@ -100,7 +100,10 @@ def judge_dumps(evidence: DumpEvidence, limits: Limits) -> tuple[Verdict, list[J
         location=location if is_failure else None,
         suspects=_suspects(suspected, evidence) if is_failure else [],
         diagnosis=diagnosis if is_failure else None,
-        notes=[*evidence.notes, *unordered, *_notes_on_noise(evidence, judged)],
+        notes=[
+            *evidence.notes, *unordered, *_notes_on_padding(judged),
+            *_notes_on_noise(evidence, judged),
+        ],
         compared=evidence.dumps.measured.compared,
         unmatched=list_unmatched(evidence.unmatched_expected, pairing.matching.unmatched_actual),
         headline=_headline(evidence, location, weights, failed, origin) if is_failure
@@ -156,6 +159,15 @@ def list_measurements(judged: Iterable[JudgedPort]) -> list[Measurement]:
         for one in judged
         for item in one.ratios
     ]  # fmt: skip
+
+
+def _notes_on_padding(judged: Sequence[JudgedPort]) -> list[str]:
+    """Count the rows that are not compared because a mask says that they are padding."""
+    padded = [one.result.num_padding for one in judged if one.result.num_padding]
+    if not padded:
+        return []
+    places = format_count(len(padded), "place")
+    return [f"padding is not compared: {format_count(sum(padded), 'row')} at {places}"]
 
 
 def _notes_on_noise(evidence: DumpEvidence, judged: Sequence[JudgedPort]) -> list[str]:
@@ -243,8 +255,8 @@ def _completeness(
         )
     if empty := _list_empty(evidence):
         reasons.append(
-            f"no comparable token is left at {format_count(len(empty), 'place')}, after different tokens"
-            f" or expert choices: {name_some(empty)}"
+            f"no comparable token is left at {format_count(len(empty), 'place')}, without padding"
+            f" and after different tokens or expert choices: {name_some(empty)}"
         )
     unknown = [
         str(port)

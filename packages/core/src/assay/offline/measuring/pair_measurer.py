@@ -225,7 +225,8 @@ class PairMeasurer:
     def _add(
         self, lanes: LanePair, pair: PassPair, tensors: TensorPair, value: Tensor, reference: Tensor
     ) -> None:
-        place, rows = self._place(lanes.port, tensors.actual), pair.rows
+        place = self._place(lanes.port, tensors.actual)
+        rows = pair.rows_at(tensors.expected.site.at)
         masks = [
             is_attention_mask(lanes.port.name, one)
             or (lanes.port.is_positional and is_unnamed_mask(one))
@@ -279,7 +280,7 @@ class PairMeasurer:
 
     def _index_of(self, pair: PassPair, rows: RowMap | None) -> RowIndex:
         """Return the addresses of rows. The tensors of a pass share one index."""
-        if rows is None or rows is not pair.rows:
+        if rows is None or rows is not pair.expected.rows:
             return RowIndex(rows)
         return self._indexes.setdefault(id(rows), RowIndex(rows))
 

@@ -13,16 +13,18 @@ from torch import Tensor
 
 from assay.dumps.protocol import Dump, DumpedTensor
 from assay.errors import name_some
+from assay.hooks.row_positions import find_columns
 from assay.offline.tokens.passes import Pass, PassPair, match_rows
 from assay.sites import RowMap
 
-_ID_PORTS = ("input.input_ids", "input.tokens")
+# Those of a decoder come first: a pass that holds both computes them.
+_ID_PORTS = ("input.decoder_input_ids", "input.input_ids", "input.tokens")
 _POSITION_PORTS = ("position_ids", "positions")
 # Words in the names of other integer inputs, and of the embeddings that take them.
 _NO_IDS = re.compile(
     r"posit|_pos\b|\bpos|mask|type|segment|rotary|rope|lens\b|length|label|cache|\bwpe\b"
 )
-_MASK_PORTS = ("attention_mask",)
+_MASK_PORT = "input.attention_mask"
 # With fewer tensors of one length, that length is not the number of tokens.
 _FEWEST_ACTIVATIONS = 3
 
@@ -74,15 +76,22 @@ def _number_prompts(passes: Iterable[Pass]) -> list[Pass]:
 def _read_pass(
     dump: Dump, batch: int, step: int, tensors: list[DumpedTensor], previous: Pass | None
 ) -> Pass:
+    sites = {one.site.at: None for one in tensors}
+    recorded = {at: dump.rows[at] for at in sites if at in dump.rows}
+    if recorded:
+        # The call of the model has the tokens that the pass computes.
+        known = next((rows for at, rows in recorded.items() if not at.module), None)
+        known = known or next(iter(recorded.values()))
+        ids = read_ids(dump, tensors, known)
+        is_flat = len(set(known.prompts)) < known.num_rows
+        if is_flat and ids is not None:
+            ids = ids.reshape(known.num_rows, known.length)
+        is_named = ids is None and known.prompts != tuple(range(known.num_rows))
+        others = {
+            (at.module, at.call): recorded.get(at) for at in sites if recorded.get(at) != known
+        }
+        return Pass(batch, step, known, ids, is_flat or is_named, others)
     ids = read_ids(dump, tensors)
-    for tensor in tensors:
-        known = dump.rows.get(tensor.site.at)
-        if known is not None:
-            is_flat = len(set(known.prompts)) < known.num_rows
-            if ids is not None and is_flat and ids.numel() == known.num_rows * known.length:
-                ids = ids.reshape(known.num_rows, known.length)
-            is_named = ids is None and known.prompts != tuple(range(known.num_rows))
-            return Pass(batch, step, known, ids, is_flat or is_named)
     shape = (ids.shape[0], ids.shape[1]) if ids is not None else _common_shape(tensors)
     if shape is None:
         return Pass(batch, step, None)
@@ -94,10 +103,13 @@ def _read_pass(
     return Pass(batch, step, RowMap(prompts, tuple(map(tuple, positions))), ids)
 
 
-def read_ids(dump: Dump, tensors: Iterable[DumpedTensor]) -> Tensor | None:
+def read_ids(
+    dump: Dump, tensors: Iterable[DumpedTensor], rows: RowMap | None = None
+) -> Tensor | None:
     """Return the token ids of a pass.
 
     They are a named argument, the input of an embedding, or the only other integer argument of the model.
+    rows: the rows of the tokens; None if unknown.
     """
     integer = [
         tensor
@@ -107,7 +119,7 @@ def read_ids(dump: Dump, tensors: Iterable[DumpedTensor]) -> Tensor | None:
         and len(tensor.shape) <= 2
         and tensor.site.port.startswith("input.")
     ]
-    named = [one for one in integer if one.site.port in _ID_PORTS]
+    named = [one for port in _ID_PORTS for one in integer if one.site.port == port]
     others = [
         (one, f"{one.class_name} {one.site.at.module}".lower())
         for one in integer
@@ -116,6 +128,8 @@ def read_ids(dump: Dump, tensors: Iterable[DumpedTensor]) -> Tensor | None:
     embedded = [one for one, name in others if "embed" in name]
     of_model = [one for one, _ in others if not one.site.at.module]
     for tensor in (*named, *embedded, *(of_model if len(of_model) == 1 else [])):
+        if rows is not None and prod(tensor.shape or ()) != rows.num_rows * rows.length:
+            continue
         value = dump.read_intact(tensor)
         if value is None:
             continue
@@ -156,14 +170,22 @@ def read_positions(
 def _read_mask(
     dump: Dump, tensors: Iterable[DumpedTensor], shape: tuple[int, int]
 ) -> Tensor | None:
-    """Return the padding mask of this and earlier passes, 0 for padding, (B, S)."""
+    """Return the padding mask of earlier tokens and those of this pass, 0 for padding, (B, S).
+
+    An encoder and its decoder have masks of their own. With both in one pass, none is read.
+    """
+    tensors = list(tensors)
+    ids = {(one.site.port, one.shape) for one in tensors if one.site.port in _ID_PORTS}
+    if len(ids) > 1 or any(one.site.port == _ID_PORTS[0] for one in tensors):
+        return None
     for tensor in tensors:
         dims = tensor.shape or ()
-        fits = len(dims) == 2 and dims[0] == shape[0] and dims[1] >= shape[1]
-        if fits and tensor.site.port.endswith(_MASK_PORTS):
+        fits = len(dims) == 2 and dims[0] == shape[0]
+        if fits and tensor.site.port == _MASK_PORT:
             mask = dump.read_intact(tensor)
-            if mask is not None:
-                return mask.long()
+            start = None if mask is None else find_columns(mask, shape[1], None)
+            if mask is not None and start is not None:
+                return (mask != 0).long()
     return None
 
 

@@ -4,13 +4,13 @@ Shape legend: B batch rows, T tokens of a pass, R selected tokens, H heads, C ch
 """
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
-from assay.sites import RowMap
+from assay.sites import CallSite, RowMap
 
 # More ids than any vocabulary has.
 _MOST_IDS = 1 << 32
@@ -29,6 +29,17 @@ class Pass:
     """Token ids, (B, T); None if unknown."""
     is_declared: bool = False
     """True if `rows` holds request names from the script, which are the same in both dumps."""
+    others: Mapping[tuple[str, int], RowMap | None] = field(default_factory=dict, hash=False)
+    """By module and call, the rows of other sequences, such as those of an encoder; None if unknown."""
+
+    def rows_at(self, site: CallSite) -> RowMap | None:
+        """Return the rows of a call in this pass."""
+        rows = self.others.get((site.module, site.call), self.rows)
+        if self.is_declared or self.rows is None or rows is None or rows is self.rows:
+            return self.rows if self.is_declared else rows
+        # Prompts have the same numbers in all sequences of a pass.
+        is_alike = rows.num_rows == self.rows.num_rows
+        return RowMap(self.rows.prompts, rows.positions) if is_alike else rows
 
     @property
     def tokens(self) -> Tensor | None:
@@ -74,6 +85,10 @@ class PassPair:
         """Return False if the passes are known to hold different numbers of tokens."""
         shapes = self.expected.shape, self.actual.shape
         return None in shapes or math.prod(shapes[0] or ()) == math.prod(shapes[1] or ())
+
+    def rows_at(self, site: CallSite) -> RowMap | None:
+        """Return the expected rows of a call; those of the paired tokens if the pair has some only."""
+        return self.rows if self.expected_rows is not None else self.expected.rows_at(site)
 
     @property
     def rows(self) -> RowMap | None:

@@ -336,6 +336,7 @@ class CaptureTracer(ModuleTracer):
         super()._begin_root(arguments)
         if self.next_rows is not None:
             self._rows, self.next_rows = self.next_rows, None
+            self._has_own_rows = False
         if self.is_training is None:
             self.is_training = torch.is_grad_enabled() and self._plan.model.training
         if self.is_warm_up:
