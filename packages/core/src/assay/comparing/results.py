@@ -61,7 +61,18 @@ class PortResult:
     num_nonfinite_padding: int = 0
     """Number of non-finite values in padding where the reference is finite. Padding is not compared."""
     num_padding: int = 0
-    """Number of rows of padding. Only the process that measured knows it."""
+    """Number of rows of padding. Only the process that measured knows it, and the passes."""
+    passes: list[tuple[tuple[int, int], int]] = field(default_factory=list)
+    """Batch and step of each forward pass, with the number of rows of `sums`, in order."""
+    first_different: tuple[int, int] | None = None
+    """Batch and step of the first pass whose exact values differ."""
+
+    def end_pass(self, at: tuple[int, int], num_rows: int = 0) -> None:
+        """Note a pass that was measured, by batch and step, and its number of rows in `sums`."""
+        self.passes.append((at, num_rows))
+        if self.exact.num_different and self.first_different is None:
+            self.first_different = at
+
     sums: PairSums = field(default_factory=PairSums)
     exact: ExactCount = field(default_factory=ExactCount)
     rank: int = 0

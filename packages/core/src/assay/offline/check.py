@@ -225,6 +225,10 @@ def _describe_extent(
         notes.append(f"only in ACTUAL ({len(extra):,}): {name_some(extra)}")
     if num_allowed:
         notes.append(f"expected items that --allow-unmatched excuses: {num_allowed:,}")
+    places = [one for found in dumps.measured.results.values() for one in found.ports.values()]
+    if padded := [one.num_padding for one in places if one.num_padding]:
+        rows, of = format_count(sum(padded), "row"), format_count(len(padded), "place")
+        notes.append(f"padding is not compared: {rows} at {of}")
     if replayed is not None and (model := dumps.comparison.model) is not None:
         notes.append(
             f"module boundaries of ACTUAL that are replayed with {model}: {replayed.num_ports:,}"

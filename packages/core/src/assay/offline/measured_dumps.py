@@ -33,7 +33,7 @@ from assay.offline.measuring.norm_sums import NormSums
 from assay.offline.measuring.routing import Flip, ScoreNoise
 from assay.offline.metrics.pair_metrics import CustomMetric, measure_pair
 from assay.offline.metrics.published import measure_as_published, measure_metrics
-from assay.offline.moving import join_later_calls, split_mixed_passes
+from assay.offline.moving import join_later_calls, number_single_passes, split_mixed_passes
 from assay.offline.options import CompareOptions
 from assay.offline.pairing import Pairing, pair_dumps
 from assay.offline.ports.lanes import Port
@@ -208,7 +208,7 @@ def _require_healthy(comparison: CompareOptions, pairing: Pairing, noise: Measur
 
 def _normalize(dump: Dump) -> tuple[Dump, list[str]]:
     """Give passes, batches and layers the same numbers in all folders and ranks."""
-    dump, mixed = split_mixed_passes(join_later_calls(dump))
+    dump, mixed = split_mixed_passes(join_later_calls(number_single_passes(dump)))
     dump, notes = number_ranks(dump)
     dump = replace(dump, problems=[*dump.problems, *find_cut_off(dump)])
     return dump, [mixed, *notes] if mixed else notes

@@ -46,6 +46,14 @@ def join_later_calls(dump: Dump) -> Dump:
     )
 
 
+def number_single_passes(dump: Dump) -> Dump:
+    """Return a dump whose passes have numbers of their own, where each folder holds one pass."""
+    if dump.is_training or any(one.site.at.step for one in dump.tensors):
+        return dump
+    moved = [move_tensor(one, step=one.site.at.micro_batch, micro_batch=0) for one in dump.tensors]
+    return move_all(dump, zip(dump.tensors, moved, strict=True))
+
+
 _NUMBERED = re.compile(r"([0-9]+)_(\w+)")
 
 

@@ -84,6 +84,9 @@ def test_decode_steps_of_a_prompt_with_padding_on_the_right_are_compared(tmp_pat
     assert verdict.verdict is Outcome.FAIL
     assert verdict.location is not None
     assert verdict.location.module == "model.decoder.layers.0.fc2"
+    assert verdict.location.step == 1  # after the call of the encoder
+    assert verdict.first_bad_token is not None
+    assert verdict.first_bad_token.phase == "decode"
 
 
 def test_decoder_tokens_are_not_padding_where_the_texts_of_both_have_one_length(

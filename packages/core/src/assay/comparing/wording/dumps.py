@@ -31,6 +31,7 @@ _EVIDENCE = {
     "inputs agree": "its inputs agree: the error is made here",
     _FIRST_RESULT: "it is the first compared result that differs: the error is made here or in code whose"
     " results were not compared",
+    "given": "it is an input of the run",
 }
 
 

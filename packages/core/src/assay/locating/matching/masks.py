@@ -65,12 +65,15 @@ def allowed(mask: Tensor) -> Tensor:
 def count_differences(
     actual: Tensor | None, expected: Tensor, rows: RowMap | None
 ) -> tuple[int, int]:
-    """Count the compared (query, key) pairs, and those that differ.
+    """Count the compared (query, key) pairs, and those that differ; of masks of padding, the keys.
 
-    actual: a mask, or None for an implementation's own causal mask.
-    expected: the reference's mask, (B, 1, T, S).
+    actual: a mask, or None for an implementation's own causal mask, and for no padding.
+    expected: the reference's mask, (B, 1, T, S), or (B, S) for padding.
     Rows of padding queries are ignored.
     """
+    if expected.ndim == 2:
+        given = torch.ones_like(expected) if actual is None else actual
+        return expected.numel(), int((allowed(given) != allowed(expected)).sum())
     expected_BT1S = allowed(expected)
     batch, _, length, num_keys = expected_BT1S.shape
     if actual is None:

@@ -10,7 +10,6 @@ from assay.offline.measuring.quantized_layers import QuantizedLayer
 from assay.offline.ports.lanes import Port
 from assay.offline.replaying import Replayed
 from assay.sites import Phase
-from assay.statistics import SYSTEMATIC
 from assay.verdicts import Diagnosis, Location, TokenPosition
 
 # A smaller share of a sum of squares is rounding.
@@ -58,16 +57,19 @@ def find_cause(
         )
         return location, "weight-mismatch"
     if origin is not None:
-        return _diagnose(evidence, judged, origin.judged)
+        is_given = origin.evidence == "given"
+        return _diagnose(evidence, judged, origin.judged, is_given=is_given)
     if any(one.is_near_tie is False for one in pairing.tokens.different_generated):
         return Location(phase="sampler"), "sampler"
     return None, None
 
 
 def _diagnose(
-    evidence: DumpEvidence, judged: Sequence[JudgedPort], origin: JudgedPort
+    evidence: DumpEvidence, judged: Sequence[JudgedPort], origin: JudgedPort, *, is_given: bool
 ) -> tuple[Location, Diagnosis]:
     location, phase = locate(evidence, origin), origin.port.phase
+    if is_given:
+        return location.model_copy(update={"phase": "inputs"}), "inputs-differ"
     if location.op is None:
         location = location.model_copy(update={"op": _first_operation(judged, origin)})
     if origin.worst.ratio.statistic == "non-finite":
@@ -122,7 +124,9 @@ def locate(evidence: DumpEvidence, judged: JudgedPort) -> Location:
     port = judged.port
     op = _operation_name(port) if port.direction == "op" else None
     op = port.direction if port.direction == "loss" else op
-    step = judged.result.step or _step_of(evidence, *_first_row(evidence, judged))
+    step = judged.first_bad_pass[1]
+    if not judged.result.passes:  # replayed
+        step = judged.result.step or _step_of(evidence, *_first_row(judged))
     rank = judged.result.rank
     short = port.name.partition(".")[2] if port.is_of_parameter else ""
     parameter = ".".join(filter(None, (port.module, short))) if short else None
@@ -131,17 +135,24 @@ def locate(evidence: DumpEvidence, judged: JudgedPort) -> Location:
     )
 
 
-def _first_row(evidence: DumpEvidence, judged: JudgedPort) -> tuple[int, int]:
+def describe_given(evidence: DumpEvidence, origin: Origin | None) -> str:
+    """Name an input that differs, and the side that lacks it; return "" for another origin."""
+    if origin is None or origin.evidence != "given":
+        return ""
+    port, matching = origin.judged.port, evidence.dumps.pairing.matching
+    text = f"{port.name.removeprefix('input.')} of {port.module or '(model)'}"
+    for side, lanes in (("ACTUAL", matching.absent_masks), ("EXPECTED", matching.extra_masks)):
+        if any(lane.port == port for lane in lanes):
+            return f"{text} is absent in {side}"
+    return f"{text} differs"
+
+
+def _first_row(judged: JudgedPort) -> tuple[int, int]:
     """Return prompt and position of the first row over the limit, or of the worst row."""
     if judged.result.exact.num_different:
         return judged.result.exact.first
-    rows = RowErrors.concatenate(judged.result.sums.rows)
-    bad = ~(rows.relative() <= judged.worst.limit * judged.worst.ratio.expected)
-    if judged.worst.ratio.statistic in SYSTEMATIC or not bool(bad.any()):
-        _, prompt, position = judged.result.sums.worst_row()
-        return prompt, position
-    places = zip(rows.prompt[bad].tolist(), rows.position[bad].tolist(), strict=True)
-    return min(places, key=lambda place: (_step_of(evidence, *place), place))
+    rows, bad = RowErrors.concatenate(judged.result.sums.rows), judged.bad_rows
+    return (int(rows.prompt[bad[0]]), int(rows.position[bad[0]])) if len(bad) else (-1, -1)
 
 
 def _step_of(evidence: DumpEvidence, prompt: int, position: int) -> int:
@@ -164,8 +175,8 @@ def find_first_bad_token(
     source = logits[0] if logits else origin.judged if origin else None
     if source is None or source.port.direction == "parameter":
         return None
-    prompt, position = _first_row(evidence, source)
+    prompt, position = _first_row(source)
     if prompt < 0 or position < 0:
         return None
-    step = _step_of(evidence, prompt, position)
+    step = locate(evidence, source).step
     return TokenPosition(prompt=prompt, position=position, phase="decode" if step else "prefill")

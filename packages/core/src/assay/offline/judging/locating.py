@@ -5,26 +5,33 @@ within noise and whose output does not.
 """
 
 import math
+import sys
+from bisect import bisect_right
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import accumulate
 from typing import get_args
+
+from torch import Tensor
 
 from assay.comparing.levels import JudgedRatio
 from assay.comparing.limits import Limits
 from assay.comparing.results import PortResult
-from assay.metrics import PairSums
+from assay.metrics import PairSums, RowErrors
 from assay.noise import TENSOR_FLOOR, Ratio, at_least, channel_ratio, error_ratios
 from assay.offline.expected_noise import NoiseLaw, adam_error, count_blocks
 from assay.offline.measuring.measured import MeasuredPorts
 from assay.offline.metrics.pair_metrics import MetricValues
 from assay.offline.ports.lanes import Port
 from assay.sites import Phase
-from assay.statistics import Statistic
+from assay.statistics import SYSTEMATIC, Statistic
 
 _PHASES = get_args(Phase)
+_NEVER = (sys.maxsize, sys.maxsize)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class JudgedPort:
     """One port with its judged ratios."""
 
@@ -61,6 +68,29 @@ class JudgedPort:
         """Return True if no ratio is over its limit."""
         return not any(item.failed for item in self.ratios)
 
+    @cached_property
+    def bad_rows(self) -> Tensor:
+        """Return the numbers of the rows over the limit, or that of the worst row, (R,)."""
+        rows = RowErrors.concatenate(self.result.sums.rows)
+        relative = rows.relative()
+        bad = ~(relative <= self.worst.limit * self.worst.ratio.expected)
+        if self.worst.ratio.statistic in SYSTEMATIC or not bool(bad.any()):
+            return relative.nan_to_num(math.inf).argmax()[None] if len(relative) else rows.prompt
+        return bad.nonzero()[:, 0]
+
+    @cached_property
+    def first_bad_pass(self) -> tuple[int, int]:
+        """Return batch and step of the first pass that differs; the last possible one if none does."""
+        if self.agrees:
+            return _NEVER
+        if self.result.first_different is not None:
+            return self.result.first_different
+        ends = list(accumulate(number for _, number in self.result.passes))
+        bad = self.bad_rows
+        if not len(bad) or not ends or int(bad[0]) >= ends[-1]:
+            return 0, self.result.step
+        return self.result.passes[bisect_right(ends, int(bad[0]))][0]
+
 
 @dataclass(frozen=True, slots=True)
 class Origin:
@@ -68,7 +98,8 @@ class Origin:
 
     judged: JudgedPort
     evidence: str
-    """`inputs agree` if its inputs were compared, `growth` if only earlier results were, or `replayed`."""
+    """`inputs agree` if its inputs were compared, `growth` if only earlier results were, or `replayed`.
+    `given` for an input of the model that differs."""
 
 
 def judge_ports(
@@ -207,8 +238,11 @@ def find_wrong_replicas(
 def find_origins(judged: Sequence[JudgedPort], absent_masks: Collection[Port]) -> list[Origin]:
     """Return the modules that make an error, in order. The first one is the location.
 
-    The parent of another such module is left out: it differs because of its child. Training steps after
-    the first different one are left out too.
+    The first wrong value in time decides: a model may get its own results in later passes. Then the order
+    of modules does. The parent of another such module is left out: it differs because of its child.
+    Training steps after the first different one are left out too.
+
+    absent_masks: masks of one side only. They explain a difference, and are none by themselves.
     """
     failed = [
         item
@@ -221,28 +255,61 @@ def find_origins(judged: Sequence[JudgedPort], absent_masks: Collection[Port]) -
         earlier = [one for one in padding if one.order < failed[0].order]
         if earlier:
             return [Origin(earlier[0], "growth")]
+    failed = [item for item in failed if item.result.step == failed[0].result.step]
+    start = _NEVER
+    if failed and failed[0].port.phase == "forward":
+        failed = [item for item in failed if item.port.phase == "forward"]
+        start = min(item.first_bad_pass for item in failed)
+        failed = [item for item in failed if item.first_bad_pass == start]
     given = _group_given(judged)
-    found: list[Origin] = []
+    found = [Origin(one, "given") for one in _find_different_inputs(judged, failed, start)[:1]]
     for item in failed:
-        if not _is_made(item.port) or item.result.step != failed[0].result.step:
+        if not _is_made(item.port):
             continue
         own = given.get(_given_key(item), [])
-        if own and all(one.agrees for one in own):
+        if own and all(one.agrees or one.first_bad_pass > start for one in own):
             found.append(Origin(item, "inputs agree"))
         elif not own and item is failed[0]:
             found.append(Origin(item, "growth"))
     if not found:  # the error of an operation may not show in the output of its module
         found = [Origin(item, "growth") for item in failed if item.port.direction == "op"][:1]
-    places = [(one.judged.port.phase, one.judged.port.module) for one in found]
+    places = [
+        (one.judged.port.phase, one.judged.port.module) for one in found if one.evidence != "given"
+    ]
     found = [
         one
         for one in found
-        if not any(
+        if one.evidence == "given"
+        or not any(
             phase == one.judged.port.phase and is_inside(module, one.judged.port.module)
             for phase, module in places
         )
     ]
     return found or [Origin(item, "growth") for item in failed[:1]]
+
+
+def _find_different_inputs(
+    judged: Sequence[JudgedPort], failed: Sequence[JudgedPort], start: tuple[int, int]
+) -> list[JudgedPort]:
+    """Return the inputs that differ in the pass `start` or before, and that no module made.
+
+    A mask of padding is passed on from module to module. Of the others, those of the model itself count.
+    """
+    if not failed or start == _NEVER:
+        return []
+    modules = {
+        one.port.module: None
+        for one in judged
+        if one.port.phase == "forward" and any(at == start for at, _ in one.result.passes)
+    }
+    outer = [one for one in modules if not any(is_inside(one, other) for other in modules)]
+    return [
+        one
+        for one in judged
+        if one.port.phase == "forward" and one.port.direction == "input"
+        and one.first_bad_pass <= start and one.port.module in outer
+        and (len(outer) == 1 or one.port.name.endswith("mask"))
+    ]  # fmt: skip
 
 
 def _is_given(port: Port) -> bool:

@@ -23,7 +23,13 @@ from assay.dtypes import float_format
 from assay.errors import name_some
 from assay.offline.completeness import list_unrecorded
 from assay.offline.expected_noise import count_blocks
-from assay.offline.judging.causes import DumpEvidence, find_cause, find_first_bad_token, locate
+from assay.offline.judging.causes import (
+    DumpEvidence,
+    describe_given,
+    find_cause,
+    find_first_bad_token,
+    locate,
+)
 from assay.offline.judging.doubts import Doubt, find_doubts
 from assay.offline.judging.locating import (
     JudgedPort,
@@ -60,7 +66,8 @@ def judge_dumps(evidence: DumpEvidence, limits: Limits) -> tuple[Verdict, list[J
     Returns: the verdict, and all judged ports.
     """
     dumps, pairing = evidence.dumps, evidence.dumps.pairing
-    absent_masks = {lane.port for lane in pairing.matching.absent_masks}
+    matching = pairing.matching
+    absent_masks = {lane.port for lane in (*matching.absent_masks, *matching.extra_masks)}
     judged = judge_ports(
         [*dumps.ports, *absent_masks],
         dumps.measured,
@@ -89,9 +96,13 @@ def judge_dumps(evidence: DumpEvidence, limits: Limits) -> tuple[Verdict, list[J
     labels = [one for one in judged if one.port.phase == "inputs"]
     completeness = _completeness(evidence, limits, judged, doubts)
     levels = _levels(evidence, completeness, by_level, origin) | _labels_level(labels)
+    given = describe_given(evidence, origin)
+    if given:
+        levels["inputs"] = Level(verdict=Outcome.FAIL, reason=given)
     outcome = outcome_of_levels(levels)
     location, diagnosis = find_cause(evidence, judged, weights, origin)
-    suspected = failed if unordered else [one.judged for one in origins]
+    made = [one.judged for one in origins if one.evidence != "given"]
+    suspected = failed if unordered else made
     is_failure = outcome is Outcome.FAIL
     verdict = Verdict(
         verdict=outcome,
@@ -100,10 +111,7 @@ def judge_dumps(evidence: DumpEvidence, limits: Limits) -> tuple[Verdict, list[J
         location=location if is_failure else None,
         suspects=_suspects(suspected, evidence) if is_failure else [],
         diagnosis=diagnosis if is_failure else None,
-        notes=[
-            *evidence.notes, *unordered, *_notes_on_padding(judged),
-            *_notes_on_noise(evidence, judged),
-        ],
+        notes=[*evidence.notes, *unordered, *_notes_on_noise(evidence, judged)],
         compared=evidence.dumps.measured.compared,
         unmatched=list_unmatched(evidence.unmatched_expected, pairing.matching.unmatched_actual),
         headline=_headline(evidence, location, weights, failed, origin) if is_failure
@@ -159,15 +167,6 @@ def list_measurements(judged: Iterable[JudgedPort]) -> list[Measurement]:
         for one in judged
         for item in one.ratios
     ]  # fmt: skip
-
-
-def _notes_on_padding(judged: Sequence[JudgedPort]) -> list[str]:
-    """Count the rows that are not compared because a mask says that they are padding."""
-    padded = [one.result.num_padding for one in judged if one.result.num_padding]
-    if not padded:
-        return []
-    places = format_count(len(padded), "place")
-    return [f"padding is not compared: {format_count(sum(padded), 'row')} at {places}"]
 
 
 def _notes_on_noise(evidence: DumpEvidence, judged: Sequence[JudgedPort]) -> list[str]:
@@ -374,6 +373,8 @@ def _headline(
     text = f"{place} is the first that differs."
     if origin is not None:
         text += evidence.dumps.pairing.describe_change(origin.judged.port)
+    if given := describe_given(evidence, origin):
+        text = f"The inputs differ: {given}."
     reused = {one.site.at.module for one in evidence.dumps.reused}
     return f"{text} {wording.REUSED}" if location.module in reused else text
 

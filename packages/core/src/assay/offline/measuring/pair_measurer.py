@@ -75,7 +75,9 @@ class PairMeasurer:
         for measured in map_shares(self._measure_share, divide_pairs(matching.pairs)):
             self.measured.extend(measured)
         for lane in matching.absent_masks:
-            self._measure_absent_mask(lane)
+            self._measure_mask(self.expected, lane)
+        for lane in matching.extra_masks:
+            self._measure_mask(self.actual, lane)
         return self.measured
 
     def _measure_share(self, share: Share) -> MeasuredPorts:
@@ -242,12 +244,10 @@ class PairMeasurer:
                 self._leave_out_tokens(pair, tensors, reference)
                 return
             value, reference, rows = taken
-        elif all(masks):
+        elif all(masks) or _are_masks_of_padding(lanes.port.name, value, reference):
             result = self.measured.at(*place, torch.empty(0, dtype=torch.bool), "")
-            count = (reference.numel(), reference.numel())
-            if value.shape[-2:] == reference.shape[-2:]:
-                count = count_differences(value, reference, rows)
-            result.exact.add(*count)
+            result.exact.add(*count_differences(value, reference, rows))
+            result.end_pass(pair.expected.number)
             self.measured.compared += 1
             self._observe(tensors)
             return
@@ -276,6 +276,8 @@ class PairMeasurer:
             value,
             reference,
         )
+        num_rows = len(compared[0]) if reference.is_floating_point() else 0
+        result.end_pass(pair.expected.number, num_rows)
         self._observe(replace(tensors, values=compared))
 
     def _index_of(self, pair: PassPair, rows: RowMap | None) -> RowIndex:
@@ -373,14 +375,23 @@ class PairMeasurer:
                 if port not in self.measured.updates:
                     self.measured.updates.append(port)
 
-    def _measure_absent_mask(self, lane: Lane) -> None:
-        """Compare a mask with the causal mask, which attention applies by default."""
-        for (batch, step, _), tensors in lane.tensors.items():
-            for pair in self.alignment.pairs_of(batch, step):
-                if pair.expected_rows is None and tensors[0].has_values:
-                    reference = self.expected.read_intact(tensors[0])
-                    if reference is None:
-                        self.measured.unpaired.append(f"{lane.port} at step {step}: damaged")
-                    elif is_attention_mask(lane.port.name, reference):
-                        result = self.measured.at(lane.port, 0, 0, reference, lane.class_name)
-                        result.exact.add(*count_differences(None, reference, pair.rows))
+    def _measure_mask(self, dump: Dump, lane: Lane) -> None:
+        """Compare a mask of one side with the mask that attention applies without one."""
+        for (batch, step, _), (tensor, *_) in lane.tensors.items():
+            for pair in self.alignment.pairs:
+                side = pair.expected if dump is self.expected else pair.actual
+                if (side.batch, side.step) != (batch, step) or pair.expected_rows is not None:
+                    continue
+                mask = dump.read_intact(tensor)
+                if mask is None and tensor.has_values:
+                    self.measured.unpaired.append(f"{lane.port} at step {step}: damaged")
+                elif mask is not None and is_any_mask(lane.port.name, mask):
+                    result = self.measured.at(lane.port, 0, 0, mask, lane.class_name)
+                    result.exact.add(*count_differences(None, mask, pair.rows))
+                    result.end_pass(pair.expected.number)
+
+
+def _are_masks_of_padding(port: str, value: Tensor, reference: Tensor) -> bool:
+    return value.shape == reference.shape and all(
+        is_any_mask(port, one) for one in (value, reference)
+    )

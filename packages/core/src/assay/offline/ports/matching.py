@@ -20,7 +20,9 @@ class Matching:
     pairs: list[LanePair]
     """Pairs in the expected order."""
     absent_masks: list[Lane]
-    """Expected attention masks of modules that ACTUAL called without a mask."""
+    """Expected masks of modules that ACTUAL called without a mask."""
+    extra_masks: list[Lane]
+    """Masks of ACTUAL, of modules that EXPECTED called without a mask."""
     unmatched_expected: list[str]
     unmatched_actual: list[str]
     rotated: list[str] = field(default_factory=list)
@@ -66,10 +68,12 @@ def match_lanes(
         for one in left_expected
         if one.port.name.endswith("mask") and partner_of.get(one.port.module) in called
     ]
+    extra = [one for one in left_actual if one.port.name.endswith("mask")]
     left_expected = [one for one in left_expected if one not in masks]
     return Matching(
         pairs,
         masks,
+        [one for one in extra if one.port.direction == "input" and one.port.module in called],
         [_with_nearest(str(one.port), names_left) for one in left_expected],
         names_left,
         rotated,

@@ -50,6 +50,11 @@ class Pass:
         return requests.repeat(1, self.rows.length) + (0 if self.ids is None else self.ids)
 
     @property
+    def number(self) -> tuple[int, int]:
+        """Return batch and step."""
+        return self.batch, self.step
+
+    @property
     def shape(self) -> tuple[int, int] | None:
         """Return (B, T)."""
         return (self.rows.num_rows, self.rows.length) if self.rows else None

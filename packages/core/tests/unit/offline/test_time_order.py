@@ -1,0 +1,128 @@
+"""The first wrong value in time, and inputs of a run that differ."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from assay.dumps.protocol import Dump
+from assay.offline.check import CompareOptions, compare_dumps
+from assay.offline.moving import move_tensor, number_single_passes
+from assay.runs import SilentProgress
+from assay.verdicts import Outcome, Verdict
+from packages.core.tests.unit.offline.memory_dump import Values, make_dump
+
+IDS = torch.tensor([[5, 6, 7, 8], [9, 3, 0, 0]])
+MASK = torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]])
+
+
+def judge(expected: Values | Dump, actual: Values | Dump) -> Verdict:
+    one, other = (
+        side if isinstance(side, Dump) else make_dump(side) for side in (expected, actual)
+    )
+    return compare_dumps(CompareOptions("e", "a"), one, other, SilentProgress()).verdict
+
+
+def sample(
+    *, wrong_at: int = 99, module: str = "late", input_at: int = 99
+) -> dict[tuple[str, str, int], Tensor]:
+    """Return three passes of a sampler with two modules, whose output is the next input."""
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, 8, 8)
+    values: dict[tuple[str, str, int], Tensor] = {}
+    for step in range(3):
+        x = x * 1.5 if step == input_at else x
+        early = x * (2.1 if step >= wrong_at and module == "early" else 2)
+        late = early * (0.55 if step >= wrong_at and module == "late" else 0.5)
+        values |= {
+            ("early", "input.x", step): x, ("early", "output", step): early,
+            ("late", "input.x", step): early, ("late", "output", step): late,
+            ("", "input.x", step): x, ("", "output", step): late,
+        }  # fmt: skip
+        x = x - 0.1 * late
+    return values
+
+
+@pytest.mark.parametrize("step", [0, 1, 2])
+@pytest.mark.parametrize("module", ["early", "late"])
+def test_the_first_wrong_value_in_time_is_named(step: int, module: str) -> None:
+    verdict = judge(sample(), sample(wrong_at=step, module=module))
+
+    assert verdict.diagnosis == "module-error"
+    assert verdict.location is not None
+    assert (verdict.location.module, verdict.location.step) == (module, step)
+
+
+def test_an_input_that_differs_before_any_result_is_named() -> None:
+    verdict = judge(sample(), sample(input_at=1))
+
+    assert verdict.diagnosis == "inputs-differ"
+    assert verdict.headline == "The inputs differ: x of (model) differs."
+    assert verdict.location is not None
+    assert (verdict.location.phase, verdict.location.step) == ("inputs", 1)
+
+
+def read(
+    mask: Tensor | None, wrong: float = 1.0, port: str = "input.attention_mask"
+) -> dict[tuple[str, str, int], Tensor]:  # one pass over two prompts of different lengths
+    torch.manual_seed(0)
+    states = torch.randn(2, 4, 8)
+    result = states * wrong
+    values = {
+        ("embed", "input.0", 0): IDS, ("embed", "output", 0): states,
+        ("attn", "input.x", 0): states, ("attn", "output", 0): result,
+        ("", "input.input_ids", 0): IDS, ("", "output", 0): result,
+    }  # fmt: skip
+    return values if mask is None else values | {("", port, 0): mask}
+
+
+@pytest.mark.parametrize(
+    ("expected", "actual", "said"),
+    [
+        (MASK, None, "is absent in ACTUAL"),
+        (None, MASK, "is absent in EXPECTED"),
+        (MASK, torch.ones_like(MASK), "differs"),
+        (torch.ones_like(MASK), MASK.bool(), "differs"),
+    ],
+)
+@pytest.mark.parametrize("name", ["attention_mask", "pixel_attention_mask"])
+def test_a_lost_mask_of_padding_is_an_input_that_differs(
+    expected: Tensor | None, actual: Tensor | None, said: str, name: str
+) -> None:
+    verdict = judge(read(expected, port=f"input.{name}"), read(actual, 1.1, port=f"input.{name}"))
+
+    assert verdict.verdict is Outcome.FAIL
+    assert verdict.diagnosis == "inputs-differ"
+    assert verdict.headline == f"The inputs differ: {name} of (model) {said}."
+    assert verdict.levels["inputs"].verdict is Outcome.FAIL
+
+
+def test_a_mask_without_padding_may_be_absent() -> None:
+    verdict = judge(read(torch.ones_like(MASK)), read(None, 1.1))
+
+    assert verdict.diagnosis == "module-error"
+    assert verdict.location is not None
+    assert verdict.location.module == "attn"
+    assert judge(read(torch.ones_like(MASK)), read(None)).verdict is Outcome.PASS
+
+
+def test_a_mask_that_a_module_loses_is_no_input_of_the_run() -> None:
+    inner = {("attn", "input.attention_mask", 0): MASK}
+    verdict = judge({**read(MASK), **inner}, read(MASK, 1.1))
+
+    assert verdict.diagnosis == "module-error"
+
+
+def test_a_folder_for_each_pass_is_a_step() -> None:
+    def in_folders(wrong_at: int = 99) -> Dump:
+        dump = make_dump(sample(wrong_at=wrong_at))
+        moved = [move_tensor(one, step=0, micro_batch=one.site.at.step) for one in dump.tensors]
+        return replace(dump, tensors=moved)
+
+    steps = {one.site.at.step for one in number_single_passes(in_folders()).tensors}
+    verdict = judge(in_folders(), in_folders(wrong_at=2))
+
+    assert steps == {0, 1, 2}
+    assert verdict.location is not None
+    assert verdict.location.step == 2
