@@ -109,3 +109,25 @@ def test_a_transposed_weight_is_described() -> None:
     )
     verdict = compare_dumps(CompareOptions("a", "b"), expected, actual, SilentProgress()).verdict
     assert str(verdict.headline).endswith("ACTUAL is EXPECTED transposed.")
+
+
+def test_modules_that_are_called_in_another_order_pair_by_their_values() -> None:
+    given, first, second = torch.randn(3, 1, 8, 16, generator=torch.Generator().manual_seed(0))
+    ids = {("embed", "input.input_ids", 0): torch.arange(8)[None], ("embed", "output", 0): given}
+    expected, actual = (
+        make_dump(
+            ids
+            | {
+                (name, port, 0): one
+                for name, value in calls
+                for port, one in (("input.0", given), ("output", value))
+            }
+        )
+        for calls in (
+            [("net.query_proj", first), ("net.key_proj", second)],
+            [("body.k_linear", second), ("body.q_linear", first)],
+        )
+    )
+    verdict = compare_dumps(CompareOptions("a", "b"), expected, actual, SilentProgress()).verdict
+    assert verdict.verdict is Outcome.PASS
+    assert verdict.compared == 6

@@ -108,6 +108,13 @@ def test_an_expected_fused_projection_is_reported_by_its_parts() -> None:
     ]  # fmt: skip
 
 
+def test_logits_with_a_partner_are_not_paired_by_their_width_again() -> None:
+    logits = linear(48)
+    expected = {("lm_head", "output"): logits, ("", "output.logits"): logits}
+    actual = {("lm_head", "output"): logits, ("layers.0.query", "output"): linear(48)}
+    assert names_of(matched(expected, actual)) == [("lm_head:output", "lm_head:output")]
+
+
 def test_a_module_of_another_width_is_not_paired() -> None:
     parts = {("a.gate", "output"): linear(4), ("a.up", "output"): linear(3)}
     assert not matched(parts, {("a.gate_up", "output"): linear(8)}).pairs

@@ -54,7 +54,8 @@ def match_lanes(
             for one, other in _match_ports(lanes, candidates)
         ]
     pairs += _match_root_inputs(pairs, expected, actual)
-    pairs += _match_logits(*_without_partner(pairs, expected, actual))
+    if not any(pair.port.level == "logits" for pair in pairs):
+        pairs += _match_logits(*_without_partner(pairs, expected, actual))
     rotated: list[str] = []
     if graphs is not None:
         pairs += pair_fused(graphs, *_without_partner(pairs, expected, actual))
@@ -85,7 +86,11 @@ def _differ_in_class(one: Lane, other: Lane) -> bool:
 
 
 def _match_logits(expected: Sequence[Lane], actual: Sequence[Lane]) -> list[LanePair]:
-    """Match logits with the last result of their width, where the head has another name."""
+    """Match logits with the last result of their width, where the head has another name.
+
+    Called if no logits have a partner: a model returns the logits of its head, and other results may be
+    as wide as the vocabulary.
+    """
     found = []
     for lane in expected:
         results = [

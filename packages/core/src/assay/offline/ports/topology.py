@@ -57,7 +57,11 @@ def match_by_topology(
     other container is the common parent of its children's partners.
     by_order: True to pair the rest by order, kind and width.
     """
-    found, fused = _match(expected, actual, names, 0.0), {}
+    found: dict[str, str] = {}
+    fused: dict[str, str] = {}
+    # An alignment keeps the order. The next one pairs what the two sides call in another order.
+    while more := _match(expected, actual, {**names, **found}, 0.0):
+        found |= more
     if by_order:
         left = [
             [lane for port, lane in graph.lanes.items() if port.module not in known]
