@@ -6,11 +6,13 @@ from packages.core.tests.false_alarms.offline_pairs import DTYPES, RECIPES
 from packages.core.tests.false_alarms.parts import Part
 from packages.core.tests.false_alarms.training_variants import training_variants
 from packages.core.tests.false_alarms.variants import variants
+from packages.core.tests.foreign.captures import CLEAN, captures_with
 
 CORPORA = {
     "generation": "test_false_alarms.py",
     "training": "test_training_false_alarms.py",
     "offline": "test_offline_false_alarms.py",
+    "foreign": "test_foreign_false_alarms.py",
 }
 
 
@@ -50,6 +52,7 @@ def pytest_collection_modifyitems(config: pytest.Config) -> None:
         "generation": [variant.name for variant in variants()],
         "training": [variant.name for variant in training_variants()],
         "offline": [f"{recipe} {dtype}" for recipe in RECIPES for dtype in DTYPES],
+        "foreign": [capture.name for capture in captures_with([CLEAN])],
     }
     chosen = [config.getoption("--corpus")] if config.getoption("--corpus") else list(names)
     if not any(wanted in name for corpus in chosen for name in names[corpus]):

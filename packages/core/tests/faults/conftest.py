@@ -10,6 +10,7 @@ CORPORA = {
     "training": ("test_training_faults.py",),
     "published": ("test_published.py", "test_loads.py"),
     "offline": ("test_offline_faults.py",),
+    "foreign": ("test_foreign_faults.py",),
 }
 # The option that chooses some of a corpus.
 CHOICES = {
@@ -58,4 +59,5 @@ def _wanted(config: pytest.Config) -> list[str]:
     if corpus := config.getoption("--corpus"):
         return [corpus]
     # Faults of generation as dumps take an hour more.
-    return [name for name, option in CHOICES.items() if config.getoption(option)] or [*CHOICES]
+    chosen = [name for name, option in CHOICES.items() if config.getoption(option)]
+    return chosen or [name for name in CORPORA if name != "offline"]
