@@ -90,6 +90,11 @@ class CaptureFunction:
         >>> with assay.capture(model, "golden"):  # doctest: +SKIP
         ...     model.generate(...)
         """
+        given: object = model
+        if not isinstance(given, nn.Module | None):
+            held = [name for name, one in vars(given).items() if isinstance(one, nn.Module)]
+            hint = f", such as its attribute {held[0]}" if held else ""
+            raise UsageError(f"{type(given).__name__} is not a torch.nn.Module: give one{hint}")
         if level not in get_args(CapturedLevel):
             raise UsageError(f"level={level!r}: choose from {', '.join(get_args(CapturedLevel))}")
         if max_seconds is not None and not 0 < max_seconds < math.inf:

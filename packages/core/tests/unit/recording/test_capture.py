@@ -336,3 +336,21 @@ def test_ranks_are_read_as_one_dump(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert list(open_dump(str(tmp_path / "partial")).problems) == ["rank 1 is missing"]
     assert judged(tmp_path / "whole", tmp_path / "whole").verdict is Outcome.PASS
     assert judged(tmp_path / "whole", tmp_path / "partial").verdict is Outcome.NOT_COMPARED
+
+
+class Envoy:
+    """A wrapper that is not a module, as that of nnsight."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._module = model
+
+
+def test_a_wrapper_that_is_not_a_module_is_refused_without_a_folder(tmp_path: Path) -> None:
+    wrapper: Any = Envoy(Causal())
+    with pytest.raises(UsageError) as refused:
+        capture(wrapper, tmp_path / "t")
+
+    assert str(refused.value) == (
+        "Envoy is not a torch.nn.Module: give one, such as its attribute _module"
+    )
+    assert not (tmp_path / "t").exists()

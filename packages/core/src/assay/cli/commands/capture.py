@@ -1,6 +1,7 @@
 """`assay capture`: record the reference as a golden, or the models of any command."""
 
 from pathlib import Path
+from shutil import rmtree
 from typing import Annotated, Any
 
 import typer
@@ -159,7 +160,11 @@ def capture(  # noqa: PLR0913 - one for each option
         remote_code=remote_code_of(trusted=trust_remote_code),
     )
     with open_progress() as progress:
-        capture_golden(request, folder.path, progress)
+        try:
+            capture_golden(request, folder.path, progress)
+        except UsageError:
+            rmtree(folder.path, ignore_errors=True)
+            raise
         usage = GoldenSection.open(folder.path, dtypes[0]).usage()
         progress.note(describe_coverage(judge_coverage(CoverageParts(usage, usage))))
     print_text(folder.path)
