@@ -125,6 +125,10 @@ def _optimizers() -> Iterator[TrainingFault]:
         "WeightsShrunkAfterwards",
     ):
         yield from _trainer(name, "optimizer", "optimizer-update")
+    for name in (
+        "UpdatesTooSmall", "FirstUpdateTooSmall", "LearningRateTooLarge", "LastUpdateTooLarge",
+    ):  # fmt: skip
+        yield from _trainer(name, "optimizer", "optimizer-update", file="scaled_updates")
     yield from _setup("embedding_frozen", "optimizer", "frozen-parameters", "model.embed_tokens")
     yield from _trainer(
         "BaseNotFrozen", "optimizer", "optimizer-update", "model.embed_tokens", lora=True

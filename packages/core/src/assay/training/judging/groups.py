@@ -9,9 +9,10 @@ from assay.comparing.levels import describe_uncalled
 from assay.comparing.results import PortResult, ReplayResults, read_results
 from assay.dtypes import float_format
 from assay.metrics import PairSums
+from assay.noise import SLOPE_FLOOR, slope_ratio
 from assay.stages import Stage
 from assay.training.judging.evidence import TrainEvidence
-from assay.training.judging.places import PARAMETER_PREFIX, is_made_by_loss
+from assay.training.judging.places import PARAMETER_PREFIX, UPDATES, is_made_by_loss
 from assay.training.judging.precision import noise_of_optimizer
 
 # In the order of a step: of several equally bad measurements, the first names the place. `gradients`
@@ -92,6 +93,10 @@ def judge_groups(evidence: TrainEvidence) -> dict[str, JudgedGroup]:
             group.judged += [
                 item for item in judged if (item.port.module, item.port.port) not in not_finite
             ]
+            if name == "stage-optimizer":
+                wrong = {id(item.port) for item in group.failed}
+                passed = [key for key, port in results.ports.items() if id(port) not in wrong]
+                group.judged += _judge_common_scale(passed, results, own_noise, evidence)
             group.ports += ports
             group.unmatched_expected += results.unmatched_expected
             group.unmatched_actual += results.unmatched_actual
@@ -104,6 +109,43 @@ def judge_groups(evidence: TrainEvidence) -> dict[str, JudgedGroup]:
         f"{name}: on no rank" for name in sorted(on_no_rank)
     ]
     return groups
+
+
+def _judge_common_scale(
+    passed: Sequence[tuple[str, str]],
+    results: ReplayResults,
+    noise: ReplayResults,
+    evidence: TrainEvidence,
+) -> list[Judged]:
+    """Judge the scale of the updates of all parameters together, without those that fail alone.
+
+    In 16 bits, rounding changes an update by a fifth, so that the scale of one parameter's updates is
+    known to a tenth. Over all of them it averages out to a thousandth.
+    """
+    pairs = [
+        (results.ports[key], noise.ports[key].sums)
+        for key in passed
+        if key[1].startswith("update.") and key in noise.ports
+    ]
+    if not pairs:
+        return []
+    actual, expected = (_total(sums) for sums in zip(*((p.sums, n) for p, n in pairs), strict=True))
+    if not math.isfinite(actual.slope + expected.slope):
+        return []
+    unit = max(float_format(port.dtype).unit_roundoff for port, _ in pairs)
+    unit = max(unit, evidence.report.traits.update_rounding / SLOPE_FLOOR)
+    ratio = slope_ratio(actual, expected, unit)
+    order = min(port.order for port, _ in pairs)
+    everywhere = PortResult("", UPDATES, Stage("", "optimizer"), order, pairs[0][0].dtype, "")
+    everywhere.sums, everywhere.rank = actual, pairs[0][0].rank
+    return [Judged(ratio, evidence.limits.of(ratio.statistic), everywhere)]
+
+
+def _total(parts: Sequence[PairSums]) -> PairSums:
+    names = ("num_elements", "dd", "ee", "de", "dede", "num_nan", "num_inf")
+    total = PairSums(**{name: sum(getattr(one, name) for one in parts) for name in names})
+    total.rows = [rows for one in parts for rows in one.rows]
+    return total
 
 
 def _read_ranks(evidence: TrainEvidence) -> dict[str, list[ReplayResults]]:

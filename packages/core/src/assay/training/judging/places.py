@@ -12,6 +12,9 @@ from assay.verdicts import Location, Measurement
 
 PARAMETER_PREFIX = "gradient."
 
+# The port that stands for the updates of all parameters.
+UPDATES = "update"
+
 
 def is_made_by_loss(module: str, port: str) -> bool:
     """Return True for the model's result, whose gradient is computed by the loss."""

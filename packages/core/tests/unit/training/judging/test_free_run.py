@@ -34,14 +34,14 @@ def ratio_of_losses(made: TrainEvidence) -> float:
 
 
 def test_losses_are_compared_by_the_root_mean_square_of_their_relative_errors() -> None:
-    # Errors of 3, 0 and 4 units; the noise run's are 1, 0 and 0: sqrt(25 / 1).
+    # Errors of 3, 0 and 4 units; the noise run's are 1, 0 and 0: sqrt(25 / 1). In bfloat16 the limit is 5.
     free = losses(4.0 * (1 + 3 * UNIT), 2.0, 1.0 - 4 * UNIT)
 
     judged, notes = judge_losses(ran(free))
 
     assert judged is not None
     assert judged.ratio.value == pytest.approx(5.0)
-    assert not judged.failed
+    assert judged.limit == 20.0 / 4
     # Of 4 nats 3 units, and 1, are 12/256 and 4/256.
     assert notes == [
         "largest difference of a loss over 3 free steps: 4.7e-02 nats (noise run: 1.6e-02)"
@@ -69,11 +69,11 @@ def test_a_step_that_changed_nothing_is_noted() -> None:
     )
 
 
-@pytest.mark.parametrize(("units", "fails"), [(9.9, False), (10.1, True)])
+@pytest.mark.parametrize(("units", "fails"), [(2.4, False), (2.6, True)])
 def test_losses_of_a_noise_run_without_an_error_are_held_to_half_a_unit(
     units: float, fails: bool
 ) -> None:
-    # One of three steps is wrong: the root mean square is the error over sqrt(3). 10 is 20 / 2.
+    # One of three steps is wrong: the root mean square is the error over sqrt(3). 2.5 is 5 / 2.
     free = losses(4.0, 2.0, 1.0 + math.sqrt(3) * units * UNIT)
 
     judged, _ = judge_losses(ran(free, noise_losses=LOSSES))

@@ -74,11 +74,14 @@ def test_clean_run_passes_each_level_and_counts_what_was_compared() -> None:
         + 3
         + 3
         + 4,  # at boundaries, after backward, reduction and clip with its norm
-        "updates": 4 + 3 + 3,  # of the steps, of the free run and of the resumed one
+        "updates": 4
+        + 1
+        + 3
+        + 3,  # of the steps, alone and together, of the free and the resumed run
         "replicas": 0,
         "checkpoint": 11,
     }
-    assert verdict.compared == 1 + 2 + 2 + 4 + 15 + 10 + 11
+    assert verdict.compared == 1 + 2 + 2 + 4 + 15 + 11 + 11
     assert (verdict.location, verdict.diagnosis, verdict.suspects) == (None, None, [])
 
 
