@@ -62,4 +62,5 @@ def pytest_collection_modifyitems(config: pytest.Config) -> None:
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     corpus = config.getoption("--corpus")
     others = {file for name, file in CORPORA.items() if corpus not in (None, name)}
+    others |= {"test_minimal_trainers.py"} if corpus not in (None, "training") else set()
     return True if collection_path.name in others else None

@@ -204,11 +204,13 @@ def _nearest_plain(factor: float, unit: float) -> float:
     """Round `factor` to a whole number, or the reciprocal of one, if that is within rounding.
 
     Such a factor is a number of ranks, micro-batches or tokens, or a power of two. Above 1 / (2 unit)
-    several whole numbers are within rounding.
+    several whole numbers are within rounding, and only a power of two is taken.
     """
     turned = factor < 1
     number = 1 / factor if turned else factor
     nearest = float(round(number))
-    if nearest > 1 / (2 * unit) or abs(number - nearest) > unit * nearest:
+    if nearest > 1 / (2 * unit) and math.isfinite(number):
+        nearest = 2.0 ** round(math.log2(number))
+    if abs(number - nearest) > unit * nearest:
         nearest = number
     return 1 / nearest if turned else nearest

@@ -8,6 +8,8 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from pydantic import ValidationError
+
 from assay.comparing.limits import Limits, load_limits
 from assay.counts import LARGEST_SEED, require_count
 from assay.devices.detection.isolation import require_run
@@ -86,8 +88,7 @@ def check_train(check: TrainCheck, folder: Path, progress: Progress) -> Verdict:
     with progress.step("looks for the devices"):
         check_consistency(check)
     golden = folder / GOLDEN_FOLDER
-    shapes = load_user_code(check, folder, progress).pipeline_shapes
-    check = replace(check, options=options_for(check.options, check.mesh, check.features, shapes))
+    check = with_user_code(check, folder, progress)
     record_golden(check, golden, progress)
     verdict = check_candidate(check, golden, folder, progress)
     remove_recordings(folder, check.keep)
@@ -109,6 +110,20 @@ def load_user_code(check: TrainCheck, folder: Path, progress: Progress) -> UserC
     return ask(
         USER_CODE, request, folder, name="user-code", progress=progress, preload=PRELOAD
     ).result
+
+
+def with_user_code(check: TrainCheck, folder: Path, progress: Progress) -> TrainCheck:
+    """Load the user's code, and return the check with the options that both sides then have.
+
+    Raises: UsageError for code that a candidate could not run, and for a plan of wrong types.
+    """
+    code = load_user_code(check, folder, progress)
+    options = options_for(check.options, check.mesh, check.features, code.pipeline_shapes)
+    try:
+        options = TrainOptions.model_validate(options.model_dump() | code.stated_plan)
+    except ValidationError as error:
+        raise UsageError(f"stated_plan of {check.trainer}: {error}") from error
+    return replace(check, options=options)
 
 
 def record_golden(check: TrainCheck, golden: Path, progress: Progress) -> None:

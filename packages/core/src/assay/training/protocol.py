@@ -6,6 +6,7 @@ wrong phase of a step. docs/training.md has an example of both.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -30,6 +31,15 @@ PHASE_METHODS: Mapping[Phase, str] = {
 
 # AdamW adds it to the root of the second moment, its divisor. Source: torch.optim.AdamW.
 ADAMW_EPS = 1e-8
+
+# Settings of AdamW, with torch's defaults, that a plan states for groups of parameters; and "lr".
+ADAMW_SETTINGS: Mapping[str, Any] = {
+    "betas": (0.9, 0.999), "eps": ADAMW_EPS, "weight_decay": 0.01,
+}  # fmt: skip
+
+# Optional attribute of a trainer's class: fields of the plan that the trainer states for both sides.
+STATED_PLAN = "stated_plan"
+STATED_FIELDS = frozenset({"learning_rate_factors", "parameter_groups", "max_grad_norm"})
 
 # Features of a plan.
 # Keep parameters (or a copy of each in the optimizer), gradient sums and moments in float32, and compute
@@ -70,8 +80,16 @@ class TrainingPlan:
     """Number of steps before the checkpoint to resume from; None: no checkpoint."""
     seed: int = 0
     learning_rate: float = 1e-3
-    """Constant learning rate of AdamW; its other settings are torch's defaults."""
+    """Learning rate of AdamW; its other settings are torch's defaults."""
+    learning_rate_factors: Sequence[float] = ()
+    """Factor of all learning rates in each step, the last one for all later steps; empty: 1."""
+    parameter_groups: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Other settings of AdamW, as `{"*norm*": {"weight_decay": 0.0}}`, by GLOB of parameter names.
+
+    Of several GLOBs that fit, the first with a setting counts. Settings are `lr`, `betas`, `eps` and `weight_decay`.
+    """
     max_grad_norm: float = 1.0
+    """Largest global norm of the gradients; inf does not clip."""
     mesh: Mapping[str, int] = field(default_factory=dict)
     """Number of ranks of each axis, such as {"dp": 2}; empty for a single process."""
     features: frozenset[str] = frozenset()
@@ -85,6 +103,14 @@ class TrainingPlan:
     """
     adapter_dropout: float = 0.1
     remote_code: RemoteCode = "refuse"
+
+    def settings_of(self, parameter: str, step: int) -> dict[str, Any]:
+        """Return the settings of AdamW for a parameter in `step`, from 0."""
+        settings: dict[str, Any] = {"lr": self.learning_rate, **ADAMW_SETTINGS}
+        for glob, own in reversed(list(self.parameter_groups.items())):
+            settings |= own if fnmatchcase(parameter, glob) else {}
+        factors = self.learning_rate_factors or (1.0,)
+        return settings | {"lr": settings["lr"] * factors[min(step, len(factors) - 1)]}
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +197,9 @@ class Trainer(Protocol):
     "equal-first-step" if micro-batches of later steps may differ in rows and tokens; by default
     "equal", if all micro-batches of a step have one shape. A verdict notes the latter, because a
     check then misses a stage that loses its gradients when it is rebuilt for another shape.
+
+    An attribute `stated_plan` holds fields of the plan that the trainer states, for the reference too:
+    `learning_rate_factors`, `parameter_groups` and `max_grad_norm`.
     """
 
     model: "torch.nn.Module"

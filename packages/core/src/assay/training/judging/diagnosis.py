@@ -236,22 +236,41 @@ def _diagnose_group(
     evidence: TrainEvidence, group: JudgedGroup, phase: Phase, location: Location
 ) -> DiagnosedFault:
     if phase == "reduce":
-        if _are_zero(group):
-            return DiagnosedFault("frozen-parameters", _without_module(location))
-        if _all_scaled_alike(group) and is_clipped_in_reduce(evidence.reports):
-            return DiagnosedFault("clip-norm", _without_module(location))
-        if _all_scaled_alike(group) or is_divided_by_another_factor(evidence):
-            return DiagnosedFault("loss-scale", _without_module(location))
-        found = find_wrong_rank_shares(evidence)
-        # An error of this size is not rounding: some sum lacks a part.
-        errors = [item.port.sums.relative_error for item in group.failed]
-        if found or all(error <= _LEAST_PART for error in errors):
-            return found or DiagnosedFault("module-error", location)
-    if phase == "clip" and is_norm_off_by_one_factor(evidence):
+        return _diagnose_reduction(evidence, group, location)
+    if phase == "clip" and "backward" in evidence.report.traits.invisible:
+        if not _all_scaled_alike(group):
+            return _diagnose_unseen_backward(group, location)
+    elif phase == "clip" and is_norm_off_by_one_factor(evidence):
         return DiagnosedFault("loss-scale", _without_module(location))
-    if phase == "clip" or (phase == "optimizer" and _most_fail(group)):
+    is_common = location.parameter is None or _most_fail(group)
+    if phase == "clip" or (phase == "optimizer" and is_common):
         location = _without_module(location)
     return DiagnosedFault(_OF_GROUP[group.name], location)
+
+
+def _diagnose_reduction(
+    evidence: TrainEvidence, group: JudgedGroup, location: Location
+) -> DiagnosedFault:
+    everywhere = _without_module(location)
+    if _are_zero(group):
+        return DiagnosedFault("frozen-parameters", everywhere)
+    if _all_scaled_alike(group) and is_clipped_in_reduce(evidence.reports):
+        return DiagnosedFault("clip-norm", everywhere)
+    if _all_scaled_alike(group) or is_divided_by_another_factor(evidence):
+        return DiagnosedFault("loss-scale", everywhere)
+    # A larger error is not rounding: some sum lacks a part.
+    is_rounding = all(item.port.sums.relative_error <= _LEAST_PART for item in group.failed)
+    diagnosis: Diagnosis = "module-error" if is_rounding else "missing-reduction"
+    return find_wrong_rank_shares(evidence) or DiagnosedFault(diagnosis, location)
+
+
+def _diagnose_unseen_backward(group: JudgedGroup, location: Location) -> DiagnosedFault:
+    """Diagnose gradients after clipping that no common factor explains, if backward is not visible."""
+    location = location.model_copy(update={"phase": "backward"})
+    if not _most_fail(group):
+        return DiagnosedFault("module-error", location)
+    diagnosis: Diagnosis = "frozen-parameters" if _are_zero(group) else "missing-reduction"
+    return DiagnosedFault(diagnosis, _without_module(location))
 
 
 def _find_lost_gradients(

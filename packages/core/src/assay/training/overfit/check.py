@@ -24,9 +24,8 @@ from assay.training.check import (
     ask_candidate,
     check_consistency,
     load_training_limits,
-    load_user_code,
-    options_for,
     record_report,
+    with_user_code,
 )
 from assay.training.overfit.requests import (
     TRAINED,
@@ -168,8 +167,7 @@ def check_overfit(
         )
     check_consistency(check)
     golden = folder / GOLDEN_FOLDER
-    shapes = load_user_code(check, folder, progress).pipeline_shapes
-    check = replace(check, options=options_for(check.options, check.mesh, check.features, shapes))
+    check = with_user_code(check, folder, progress)
     record_overfit(check, golden, progress)
     verdict = check_overfit_candidate(check, golden, folder, progress, tracker)
     remove_recordings(folder, check.keep)

@@ -134,7 +134,7 @@ class _Candidate:
             run=described,
             free=free,
             coordinates=side.coordinates,
-            traits=declared_traits(opened),
+            traits=declared_traits(opened, observer),
             model=ModelReport(load, different, changes, adapter_start, shared, begin.absent),
             replay=ReplayReport(
                 seen=sorted(observer.seen),

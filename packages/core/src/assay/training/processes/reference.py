@@ -138,8 +138,7 @@ class _RecordedSide(TrustedSide):
         with TraceWriter(folder / TRACE, manifest) as writer:
             recorder = Recorder(writer, self.boundary)
             gradients = GradientTaps(recorder, GradientRecorder(writer, self.boundary))
-            plan = self.trainer.plan
-            rules = YardstickRules(self.dtype, plan.learning_rate, plan.max_grad_norm)
+            rules = YardstickRules.of(self.dtype, self.trainer.plan)
             handler = StageRecorder(writer, self.boundary, rules)
             opened = OpenedTrainer.of(self.trainer, "reference")
             updates = UpdateWatch(self.trainer, handler)
@@ -174,7 +173,7 @@ class _RecordedSide(TrustedSide):
             gradient = parameters[module, name].grad
             return None if gradient is None else gradient.cpu()
 
-        return OptimizerResults(rules, partial(read_golden_state, golden, step), gradient_of)
+        return OptimizerResults(rules, step, partial(read_golden_state, golden, step), gradient_of)
 
     def replay(self, batches: Batches, folder: Path) -> None:
         """Measure this trainer against the recorded yardstick."""
@@ -187,6 +186,7 @@ class _RecordedSide(TrustedSide):
             for step, batch in enumerate(batches):
                 state = read_golden_state(folder, step)
                 inject_state(self.trainer, state, self.device.torch_device)
+                self.trainer.load_counters({"num_steps": step})
                 observer.run_step(step, batch)
                 advance_task("steps")
         with TraceWriter(folder / NOISE, {"kind": "training-noise"}) as writer:

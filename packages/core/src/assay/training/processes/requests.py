@@ -32,6 +32,9 @@ class TrainOptions(Record):
     shapes: Shapes = "unequal"
     seed: int = 0
     learning_rate: float = 1e-3
+    learning_rate_factors: tuple[float, ...] = ()
+    parameter_groups: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    max_grad_norm: Number = 1.0
     remote_code: RemoteCode = "refuse"
 
     def plan(
@@ -94,6 +97,7 @@ class UserCodeReport(Record):
     """Facts about a user's trainer, read before anything trains."""
 
     pipeline_shapes: Shapes
+    stated_plan: dict[str, Any] = Field(default_factory=dict)
 
 
 class StepRecord(Record):

@@ -12,6 +12,7 @@ from assay.models.loaded.report import LoadReport, SetupChanges
 from assay.training.processes.requests import StepRecord
 from assay.training.replay.observing.gradient_sums import GradientShare
 from assay.training.replay.observing.observed_gradients import GradientNorm
+from assay.training.replay.observing.step_observer import StepObserver
 from assay.training.replay.observing.update_watch import MovedElements
 from assay.training.state.precision import KeptPrecision
 from assay.training.state.records import HeldPart, StateValue, TrajectoryRecord
@@ -154,11 +155,13 @@ class TrainerReport(Record):
     optimizer: OptimizerReport = Field(default_factory=OptimizerReport)
 
 
-def declared_traits(opened: OpenedTrainer) -> DeclaredTraits:
-    """Report what a trainer declares."""
+def declared_traits(opened: OpenedTrainer, observer: StepObserver | None = None) -> DeclaredTraits:
+    """Report what a trainer declares, and which phases its steps showed to `observer`."""
     traits = opened.traits
+    seen, hidden = (observer.seen, observer.hidden) if observer else (set(), {})
+    shown = seen - traits.invisible_phases.keys()
     return DeclaredTraits(
-        invisible=opened.invisible_phases,
+        invisible={k: v for k, v in opened.invisible_phases.items() if k not in shown} | hidden,
         partial_modules=sorted(traits.partial_modules),
         unmeasured=sorted(
             f"{module or '(model)'}:{port}" for module, port in traits.unmeasured_ports

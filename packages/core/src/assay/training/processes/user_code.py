@@ -4,7 +4,7 @@ from assay.plugins import load_object
 from assay.runs import Progress
 from assay.training.processes.requests import UserCodeReport, UserCodeRequest
 from assay.training.shapes import OF_NAMED_PIPELINES
-from assay.training.trainers.registry import pipeline_shapes_of, try_trainer
+from assay.training.trainers.registry import pipeline_shapes_of, stated_plan_of, try_trainer
 
 
 def load_user_code(request: UserCodeRequest, _progress: Progress) -> UserCodeReport:
@@ -12,10 +12,10 @@ def load_user_code(request: UserCodeRequest, _progress: Progress) -> UserCodeRep
 
     Raises: UsageError for code that a candidate could not run.
     """
-    shapes = OF_NAMED_PIPELINES
+    shapes, stated = OF_NAMED_PIPELINES, {}
     if request.trainer is not None:
         try_trainer(request.trainer, request.num_ranks)
-        shapes = pipeline_shapes_of(request.trainer)
+        shapes, stated = pipeline_shapes_of(request.trainer), stated_plan_of(request.trainer)
     if request.setup is not None:
         load_object(request.setup)
-    return UserCodeReport(pipeline_shapes=shapes)
+    return UserCodeReport(pipeline_shapes=shapes, stated_plan=stated)

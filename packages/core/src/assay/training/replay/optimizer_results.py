@@ -3,20 +3,17 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from assay.errors import MachineError
-from assay.training.protocol import ADAMW_EPS
 from assay.training.replay.stage_values import ValueAddress, YardstickRules
 from assay.training.state.states import State
 
 _UPDATE = "update"
 _MOMENTS = ("exp_avg", "exp_avg_sq")
-
-# Defaults of torch.optim.AdamW.
-_BETAS, _WEIGHT_DECAY = (0.9, 0.999), 0.01
 
 # As they are before any code of a candidate runs in its process, which may replace methods of tensors.
 _add, _mul, _div, _sqrt = Tensor.add, Tensor.mul, Tensor.div, Tensor.sqrt
@@ -32,6 +29,7 @@ class OptimizerResults:
     """Computes the update and the moments of each parameter in one step."""
 
     rules: YardstickRules
+    step: int
     read_state: Callable[[], State]
     """Read the state before the step."""
     gradient_of: Callable[[str, str], Tensor | None]
@@ -59,7 +57,8 @@ class OptimizerResults:
             return {}
         before, moments = self._state["model"][name], self._state["moments"].get(name, {})
         dtype = getattr(torch, self.rules.dtype)
-        weight, made = step_adamw(before, gradient, moments, self.rules.learning_rate, dtype)
+        settings = self.rules.settings_of(name, self.step)
+        weight, made = step_adamw(before, gradient, moments, settings, dtype)
         update = weight.double() - before.double()
         return {_UPDATE: update} | {moment: made[moment] for moment in _MOMENTS}
 
@@ -68,15 +67,16 @@ def step_adamw(
     weight: Tensor,
     gradient: Tensor,
     moments: Mapping[str, Tensor],
-    learning_rate: float,
+    settings: Mapping[str, Any],
     dtype: torch.dtype,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return a weight after a step of AdamW in `dtype`, and its moments, without side effects.
 
-    It is computed as torch.optim.AdamW does with its default options, but not by it: in the process of a
-    candidate that class may be patched.
+    It is computed as torch.optim.AdamW does, but not by it: in the process of a candidate that class may
+    be patched.
 
     moments: those before the step; empty at the first.
+    settings: `lr`, `betas`, `eps` and `weight_decay`.
     Source: Loshchilov and Hutter, Decoupled Weight Decay Regularization, 2019, algorithm 2.
     """
     wide, gradient = weight.detach().to(dtype), gradient.detach().to(dtype)
@@ -86,11 +86,12 @@ def step_adamw(
     else:
         step = torch.ones((), dtype=torch.float32, device="cpu")
         first, second = torch.zeros_like(wide), torch.zeros_like(wide)
-    wide = _mul(wide, 1 - learning_rate * _WEIGHT_DECAY)
-    first = _lerp(first, gradient, 1 - _BETAS[0])
-    second = _addcmul(_mul(second, _BETAS[1]), gradient, gradient, value=1 - _BETAS[1])
-    corrections = [1 - beta ** float(step) for beta in _BETAS]
-    divisor = _add(_div(_sqrt(second), corrections[1] ** 0.5), ADAMW_EPS)
+    learning_rate, betas = settings["lr"], settings["betas"]
+    wide = _mul(wide, 1 - learning_rate * settings["weight_decay"])
+    first = _lerp(first, gradient, 1 - betas[0])
+    second = _addcmul(_mul(second, betas[1]), gradient, gradient, value=1 - betas[1])
+    corrections = [1 - beta ** float(step) for beta in betas]
+    divisor = _add(_div(_sqrt(second), corrections[1] ** 0.5), settings["eps"])
     wide = _addcdiv(wide, first, divisor, value=-learning_rate / corrections[0])
     return wide, {"step": step, _MOMENTS[0]: first, _MOMENTS[1]: second}
 

@@ -121,6 +121,10 @@ class StageRecorder:
         del phase
         return ()
 
+    def skip(self, address: ValueAddress) -> None:
+        """Raise NotImplementedError: the reference shows all values."""
+        raise NotImplementedError
+
     def end_step(self) -> None:
         """Write the rest of the step."""
         self._values.finish()
@@ -156,6 +160,7 @@ class StageReplayer:
             dtype = getattr(torch, rules.dtype)
             self._optimizer = OptimizerResults(
                 rules,
+                step,
                 partial(read_golden_state, self.golden, step),
                 lambda module, name: self.injected(
                     ValueAddress(Stage(module, "clip"), f"gradient.{name}"), dtype
@@ -234,6 +239,10 @@ class StageReplayer:
     def expected(self, phase: Phase) -> Iterable[ValueAddress]:
         """Return the addresses of the reference's values of `phase` in this step."""
         return [address for address in self._values.addresses if address.stage.phase == phase]
+
+    def skip(self, address: ValueAddress) -> None:
+        """Expect no such value in this step."""
+        self._missing.discard(address)
 
     def end_step(self) -> None:
         """Note the reference's values that this run did not show."""

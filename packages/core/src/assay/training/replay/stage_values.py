@@ -4,8 +4,8 @@ The result of a phase is stored exactly. Rounded to the candidate's dtype, it is
 phase, so that an error stays in the phase that makes it.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Protocol, Self, cast
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 from assay.sites import Phase
 from assay.stages import Stage
 from assay.trace import Trace, TraceWriter
+from assay.training.protocol import TrainingPlan
 from assay.training.state.parameters import NamedParameter
 
 # Phases with values, in the order of a step. "inputs" has the labels, "forward" the loss, "backward"
@@ -81,6 +82,9 @@ class StepValueHandler(Protocol):
     def expected(self, phase: Phase) -> Iterable[ValueAddress]:
         """Return the addresses of the reference's values of `phase`; none while it is recorded."""
 
+    def skip(self, address: ValueAddress) -> None:
+        """Expect no such value in this step: no method of the trainer shows it."""
+
     def end_step(self) -> None:
         """Finish the step."""
 
@@ -92,6 +96,19 @@ class YardstickRules:
     dtype: str
     learning_rate: float
     max_grad_norm: float
+    learning_rate_factors: Sequence[float] = ()
+    parameter_groups: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, dtype: str, plan: TrainingPlan) -> Self:
+        """Return the rules of a yardstick that trains by `plan` in `dtype`."""
+        names = (one.name for one in fields(cls) if one.name != "dtype")
+        return cls(dtype, **{name: getattr(plan, name) for name in names})
+
+    def settings_of(self, parameter: str, step: int) -> dict[str, Any]:
+        """Return the settings of AdamW for a parameter in `step`."""
+        plan = TrainingPlan("", "", **{k: v for k, v in asdict(self).items() if k != "dtype"})
+        return plan.settings_of(parameter, step)
 
     def clip_factor(self, norm: Tensor) -> float:
         """Return the factor of gradients with this norm."""

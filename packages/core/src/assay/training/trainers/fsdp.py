@@ -42,8 +42,8 @@ class FSDPTrainer(ReferenceTrainer):
     def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
         """Build AdamW without foreach, which cannot mix parameters of several meshes."""
         super().build_optimizer(model)  # raises for a model without trainable parameters
-        parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        return torch.optim.AdamW(parameters, lr=self.plan.learning_rate, foreach=False)
+        groups = self.parameter_groups(model)
+        return torch.optim.AdamW(groups, lr=self.plan.learning_rate, foreach=False)
 
     def clip_gradients(self, max_norm: float) -> float:
         """Scale all gradients, and return the norm of whole gradients.

@@ -31,6 +31,7 @@ from assay.training.protocol import (
 )
 from assay.training.state.files import read_state, write_state
 from assay.training.state.generators import generator_states, restore_generators
+from assay.training.state.parameters import named_parameters
 from assay.training.trainers.adapters import add_lora, load_adapter, save_adapter
 from assay.training.trainers.compiling import compile_layers, describe_compiling
 from assay.training.trainers.dropout import require_no_dropout
@@ -146,12 +147,25 @@ class ReferenceTrainer:
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         if not parameters:
             raise UsageError(f"{self.plan.model} has no trainable parameter")
-        return torch.optim.AdamW(parameters, lr=self.plan.learning_rate)
+        return torch.optim.AdamW(self.parameter_groups(model), lr=self.plan.learning_rate)
+
+    def parameter_groups(self, model: nn.Module) -> list[dict[str, Any]]:
+        """Return the trainable parameters in groups of equal settings, for an optimizer."""
+        groups: dict[str, dict[str, Any]] = {}
+        for item in named_parameters(model):
+            if item.tensor.requires_grad:
+                settings = self.plan.settings_of(item.name, 0)
+                groups.setdefault(repr(settings), settings | {"params": []})["params"].append(
+                    item.tensor
+                )
+        # A single group keeps the options of the optimizer.
+        return list(groups.values())
 
     def step(self, batch: Sequence[MicroBatch]) -> StepReport:
         """Make one optimizer step over the micro-batches of `batch`."""
         num_tokens = check_batch(batch)
         self.optimizer.zero_grad(set_to_none=True)
+        self.set_learning_rates()
         with self.device.execution():
             own = self.train_on(batch[self.data.index :: self.data.size], num_tokens)
             total = float(self.data.sum(torch.tensor(own, dtype=torch.float64)))
@@ -168,6 +182,14 @@ class ReferenceTrainer:
         )
         self._num_steps += not report.skipped
         return report
+
+    def set_learning_rates(self) -> None:
+        """Set the learning rates of the plan for the next step."""
+        if self.plan.learning_rate_factors:
+            names = {id(one.tensor): one.name for one in named_parameters(self.model)}
+            for group in self.optimizer.param_groups:
+                name = names[id(group["params"][0])]
+                group["lr"] = self.plan.settings_of(name, self._num_steps)["lr"]
 
     def train_on(self, own: Sequence[MicroBatch], num_tokens: int) -> float:
         """Run forward and backward of this rank's micro-batches, and return their loss."""

@@ -17,8 +17,11 @@ from assay.models.candidate_setup import called
 from assay.models.loading.configs import attention_of
 from assay.plugins import load_object
 from assay.training.protocol import (
+    ADAMW_SETTINGS,
     PHASE_METHODS,
     SCHEDULE_METHOD,
+    STATED_FIELDS,
+    STATED_PLAN,
     Trainer,
     TrainerTraits,
     TrainingPlan,
@@ -163,6 +166,23 @@ def pipeline_shapes_of(name: str) -> Shapes:
             f"{PIPELINE_SHAPES} of {name} is {shapes!r}; it is one of: {', '.join(get_args(Shapes))}"
         )
     return shapes
+
+
+def stated_plan_of(name: str) -> dict[str, Any]:
+    """Return the fields of the plan that a trainer's class states. Raises: UsageError for others."""
+    stated = getattr(_class_of(name), STATED_PLAN, {})
+    if not isinstance(stated, Mapping) or stated.keys() - STATED_FIELDS:
+        raise UsageError(
+            f"{STATED_PLAN} of {name} is {stated!r}; it is a mapping with the keys:"
+            f" {', '.join(sorted(STATED_FIELDS))}"
+        )
+    for group in stated.get("parameter_groups", {}).values():
+        if unknown := sorted(group.keys() - {"lr", *ADAMW_SETTINGS}):
+            raise UsageError(
+                f"{STATED_PLAN} of {name}: parameter_groups have {', '.join(unknown)}; there are:"
+                f" lr, {', '.join(ADAMW_SETTINGS)}"
+            )
+    return dict(stated)
 
 
 def describe_trainer(name: str | None, plan: TrainingPlan, model: nn.Module) -> dict[str, Any]:

@@ -42,8 +42,8 @@ def test_run_like_the_noise_run_is_judged_everywhere_and_fails_nowhere() -> None
     ports = {name: len({id(item.port) for item in one.judged}) for name, one in groups.items()}
     assert ports == {
         "stage-inputs": 1, "modules": 5, "stage-forward": 1, "recomputed": 0, "gradients": 5,
-        "stage-backward": 3, "stage-reduce": 3, "stage-clip": 4, "stage-optimizer": 4 + 1,  # all updates together
-
+        "stage-backward": 3, "stage-reduce": 3, "stage-clip": 4,
+        "stage-optimizer": 4 + 1,  # all updates together
     }  # fmt: skip
     assert not any(group.unmatched_expected or group.broken for group in groups.values())
 

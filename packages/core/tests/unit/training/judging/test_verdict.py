@@ -74,10 +74,8 @@ def test_clean_run_passes_each_level_and_counts_what_was_compared() -> None:
         + 3
         + 3
         + 4,  # at boundaries, after backward, reduction and clip with its norm
-        "updates": 4
-        + 1
-        + 3
-        + 3,  # of the steps, alone and together, of the free and the resumed run
+        # of the steps, alone and together, of the free and the resumed run
+        "updates": 4 + 1 + 3 + 3,
         "replicas": 0,
         "checkpoint": 11,
     }

@@ -37,7 +37,7 @@ def of_optimizer(what: str) -> ValueAddress:
 
 
 def results(rules: YardstickRules = RULES, gradient: Tensor | None = GRADIENT) -> OptimizerResults:
-    return OptimizerResults(rules, lambda: STATE, lambda module, name: gradient)
+    return OptimizerResults(rules, 0, lambda: STATE, lambda module, name: gradient)
 
 
 def test_first_step_follows_from_weight_and_gradient() -> None:
@@ -56,11 +56,12 @@ def test_first_step_follows_from_weight_and_gradient() -> None:
 def test_steps_are_those_of_torch_bit_for_bit(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     weight = torch.nn.Parameter(torch.randn(33, dtype=dtype))
-    optimizer: Any = torch.optim.AdamW([weight], lr=0.01)
+    settings = {"lr": 0.01, "betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": 0.1}
+    optimizer: Any = torch.optim.AdamW([weight], **settings)  # type: ignore[arg-type]
     moments: dict[str, Tensor] = {}
     for _ in range(4):
         weight.grad = torch.randn(33, dtype=dtype) * 1e-3
-        made, moments = step_adamw(weight, weight.grad, moments, 0.01, dtype)
+        made, moments = step_adamw(weight, weight.grad, moments, settings, dtype)
         optimizer.step()
         assert torch.equal(made, weight)
         assert moments.keys() == optimizer.state[weight].keys()

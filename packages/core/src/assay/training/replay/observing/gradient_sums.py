@@ -85,6 +85,16 @@ class GradientSums:
         """Note the micro-batches of a backward pass as it ends."""
         self._passes.append(tuple(self.micro_batches_begun()))
 
+    @property
+    def num_passed(self) -> int:
+        """Number of micro-batches in the backward passes of the step so far."""
+        return sum(map(len, self._passes))
+
+    @property
+    def has_gradients(self) -> bool:
+        """Return True if the step computed a gradient that `compare` has not seen yet."""
+        return bool(self._given)
+
     def _solve(self, parameters: list[NamedParameter]) -> dict[int, float]:
         given = [
             (one.tensor, self._given[one.name]) for one in parameters if one.name in self._given

@@ -13,7 +13,7 @@ from assay.sites import Phase
 from assay.training.protocol import PHASE_METHODS
 from assay.training.replay.observing.gradient_sums import GradientShare
 from assay.training.replay.rank_scope import RankScope
-from assay.training.replay.stage_values import StepValueHandler, ValueAddress, address_of
+from assay.training.replay.stage_values import NORM, StepValueHandler, ValueAddress, address_of
 from assay.training.state.parameters import named_parameters
 from assay.training.state.sharding import PartialSums, put, whole
 from assay.verdicts import Number
@@ -69,6 +69,24 @@ class ObservedGradients:
     def is_next(self, phase: Phase) -> bool:
         """Return True if `phase` is visible and was not observed in this step."""
         return phase not in self.late and _ORDER.index(phase) > _ORDER.index(self._last)
+
+    def last_phase(self, model: nn.Module, norm: Tensor | None) -> Phase:
+        """Return the phase that the gradients come from by their norm: "clip", or "backward" before it.
+
+        norm: the reference's before clipping.
+        """
+        if norm is None:
+            return "backward"
+        addresses = self.handler.expected("clip")
+        values = [self.handler.find(one) for one in addresses if one.port != NORM]
+        clipped = math.sqrt(sum(_square(value) for value in values if value is not None))
+        factor = 1.0 if self.loss_scale is None else self.loss_scale.of_gradients
+        found = math.sqrt(sum(_square(value) for *_, value in self._gradients(model, "clip")))
+        before = [float(norm), float(norm) * factor]
+        if not (found and clipped):
+            return "clip"
+        distances = [abs(math.log(found / one)) for one in (clipped, *before)]
+        return "clip" if distances[0] == min(distances) else "backward"
 
     def observe(self, model: nn.Module, phase: Phase) -> None:
         """Observe gradients as `phase` has ended or a later phase begins."""
@@ -150,4 +168,4 @@ def shares_of_ranks(by_owner: list[Tensor]) -> list[float]:
 
 
 def _square(value: Tensor) -> float:
-    return float(torch.linalg.vector_norm(value.detach(), dtype=torch.float64)) ** 2
+    return float(torch.linalg.vector_norm(whole(value.detach()), dtype=torch.float64)) ** 2

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, wraps
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, cast
 
 import torch
@@ -66,12 +66,16 @@ class StepObserver:
     """Scale to divide out; None if a factor of the loss is an error."""
     sums: GradientSums | None = None
     seen: set[Phase] = field(default_factory=set)
+    """Phases whose method was called, or whose result the optimizer's step shows."""
+    hidden: dict[Phase, str] = field(default_factory=dict)
+    """Phases whose method was called without showing its result, each with the reason."""
     micro_batches_run: list[tuple[int, int]] = field(default_factory=list)
     """Step and number of every micro-batch of this process."""
     drew_in_backward: bool = False
     """True if a backward pass changed the state of the generator."""
     of_parameters: ObservedGradients = field(init=False)
     _step: int = 0
+    _is_updating: bool = False
     _batch: Sequence[MicroBatch] = ()
     _losses: list[tuple[tuple[int, ...], Tensor]] = field(default_factory=list)
 
@@ -94,6 +98,10 @@ class StepObserver:
         originals = self.opened.methods
         for name, method in originals.items():
             setattr(self.opened.trainer, name, partial(wrappers[name], method))
+        optimizer, attributes = self.opened.trainer.optimizer, vars(self.opened.trainer.optimizer)
+        kept = {"step": attributes["step"]} if "step" in attributes else {}
+        # Not by torch's hooks, which do not fire any more once something is compiled.
+        attributes["step"] = wraps(optimizer.step)(partial(self._optimize, optimizer.step))
         # Calls outside of the loss, for an evaluation for example, are not training.
         self.tracer.paused = bool({PHASE_METHODS["forward"], SCHEDULE_METHOD} & originals.keys())
         handles = []
@@ -111,6 +119,8 @@ class StepObserver:
                 handle.remove()
             for name in originals:
                 delattr(self.opened.trainer, name)
+            del attributes["step"]
+            attributes.update(kept)
 
     def run_step(self, step: int, batch: Sequence[MicroBatch]) -> StepReport:
         """Make one step of the trainer, and observe it."""
@@ -123,7 +133,8 @@ class StepObserver:
         if self.sums is not None:
             self.sums.begin_step(self.updates.trained())
         report = self.opened.trainer.step(copied(batch))
-        self._observe_gradients("backward")
+        if "optimizer" not in self.seen:
+            self._observe_last_gradients()
         with suspended_modes():
             self._observe_losses()
             if "clip" in self.opened.invisible_phases:
@@ -212,6 +223,11 @@ class StepObserver:
                 self.sums.end_pass()
             self.gradients.handler.finish_backward()
             self.of_parameters.end_micro_batch(self.opened.trainer.model)
+            is_last = self.sums is not None and self.sums.num_passed == len(self._batch)
+        # A later method shows the end of backward better: hooks may still change gradients.
+        later = {PHASE_METHODS["reduce"], PHASE_METHODS["clip"]}
+        if is_last and later.isdisjoint(self.opened.methods):
+            self._observe_gradients("backward")
         return result
 
     def _run_schedule(
@@ -273,13 +289,47 @@ class StepObserver:
         dtype = str(first.dtype).removeprefix("torch.")
         return ValueAddress(Stage("", "clip"), NORM, dtype=dtype)
 
-    def _optimize(self, original: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        self.seen.add("optimizer")
-        self._observe_gradients("backward")
+    def _optimize(self, original: Callable[..., R], *args: object, **kwargs: object) -> R:
+        """Observe the trainer's `optimizer_step`, and without one the step of its optimizer.
+
+        The optimizer may call a closure first, which computes the gradients.
+        """
+        is_outer, self._is_updating = not self._is_updating, True
+        named = {"closure": args[0], **kwargs} if args else kwargs
+        if callable(closure := named.get("closure")):
+            args, kwargs = (), named | {"closure": partial(self._close, closure)}
+        elif is_outer and any(step == self._step for step, _ in self.micro_batches_run):
+            self._observe_last_gradients()
+        if not is_outer:
+            return original(*args, **kwargs)
         parameters = self.updates.trained()
-        result = original(*args, **kwargs)
-        self.updates.observe_updates(parameters)
+        try:
+            result = original(*args, **kwargs)
+        finally:
+            self._is_updating = False
+        if "optimizer" not in self._late:
+            self.seen.add("optimizer")
+            self.updates.observe_updates(parameters)
         return result
+
+    def _close(self, closure: Callable[[], R]) -> R:
+        result = closure()
+        self._observe_last_gradients()
+        return result
+
+    def _observe_last_gradients(self) -> None:
+        """Observe the gradients that the optimizer gets, which are clipped if no method does that."""
+        phase: Phase = "backward"
+        model, own = self.opened.trainer.model, self.of_parameters
+        if not {"clip", PHASE_METHODS["clip"]} & (self._late | self.opened.methods.keys()):
+            with suspended_modes():
+                phase = own.last_phase(model, self.handler.find(self._address_of_norm))
+        if phase == "clip":
+            if own.is_next("backward") and "backward" in self.seen:
+                self.hidden["backward"] = "no method shows its end: clip_gradients would"
+            self.seen.add("clip")
+            self.handler.skip(self._address_of_norm)
+        self._observe_gradients(phase)
 
     @property
     def _late(self) -> frozenset[str]:
@@ -290,7 +340,14 @@ class StepObserver:
         return frozenset(self.opened.traits.invisible_phases) - {"reduce"}
 
     def _observe_gradients(self, phase: Phase) -> None:
-        """Observe all gradients after `phase` once per step, and inject the reference's."""
+        """Observe all gradients after `phase` once per step, and inject the reference's.
+
+        Gradients that arrived and are no longer in `.grad` are used elsewhere, and are not seen.
+        """
+        arrived = self.sums is not None and self.sums.has_gradients
+        if arrived and all(item.tensor.grad is None for item in self.updates.trained()):
+            self.hidden[phase] = "`.grad` is empty when it ends"
+            return
         with suspended_modes():
             if phase == "backward" and self.sums is not None and self.of_parameters.is_next(phase):
                 self.sums.compare(self.updates.trained())

@@ -45,6 +45,8 @@ class Seen:
         del phase
         return ()
 
+    def skip(self, address: ValueAddress) -> None: ...
+
     def end_step(self) -> None: ...
 
 
