@@ -56,7 +56,7 @@ class Score:
 
     @property
     def mean(self) -> float:
-        """Return the mean over the items that have a value; NaN if there are none."""
+        """Return the mean over the items that have a value; NaN without any."""
         values = [value for value in self.values if value is not None]
         return sum(values) / len(values) if values else math.nan
 

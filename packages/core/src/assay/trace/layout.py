@@ -162,7 +162,7 @@ class ShardReader:
         """By key. Their dtypes have torch's names."""
 
     def entry(self, key: str) -> HeaderEntry:
-        """Return an entry. Raises: TraceError if there is none, or the file ends before its last byte."""
+        """Return an entry. Raises: TraceError if it is missing, or the file ends before its last byte."""
         entry = self.entries.get(key)
         if entry is None:
             raise TraceError.damaged(self._path, key, "the shard has no such key")

@@ -154,7 +154,7 @@ class JudgedWeight:
 
     @property
     def _is_random(self) -> Tensor:
-        """Return True for each group whose codes are no better than random ones."""
+        """Return True for each group whose codes fit as badly as random ones."""
         errors = self.errors
         share = errors.error / errors.random
         usual = share.view(self.weight.groups.grid_shape).nanmedian(0).values

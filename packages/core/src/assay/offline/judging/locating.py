@@ -242,7 +242,7 @@ def find_origins(judged: Sequence[JudgedPort], absent_masks: Collection[Port]) -
     of modules does. The parent of another such module is left out: it differs because of its child.
     Training steps after the first different one are left out too.
 
-    absent_masks: masks of one side only. They explain a difference, and are none by themselves.
+    absent_masks: masks that only one side holds. One explains a difference, but is not a difference by itself.
     """
     failed = [
         item
