@@ -20,9 +20,9 @@ from assay.offline.metrics.pair_metrics import TensorPair
 from assay.offline.options import CompareOptions
 from assay.offline.ports.expert_rows import place_expert_rows
 from assay.offline.ports.joined_results import add_residuals
-from assay.offline.ports.lanes import BLOCK, LanePair, Lanes, Port, collect_lanes
+from assay.offline.ports.lanes import BLOCK, LanePair, Lanes, collect_lanes
 from assay.offline.ports.matching import Matching, match_lanes, match_modules
-from assay.offline.ports.samples import Graph, describe_change, open_graphs, read_samples
+from assay.offline.ports.samples import open_graphs
 from assay.offline.ports.topology import match_by_topology
 from assay.offline.tokens.alignment import TokenAlignment, align_passes, find_passes
 from assay.offline.tokens.ids import LogitsOf, TokenComparison, compare_ids
@@ -31,9 +31,6 @@ from assay.sites import ComparedLevel
 
 # With a smaller share of equal names, the two implementations name their modules differently.
 _LEAST_NAMESAKES = 0.2
-
-# In larger weights, no simple change is searched for.
-_MOST_VALUES = 1 << 24
 
 _LEVELS_UP_TO = {
     "logits": ("logits",),
@@ -55,24 +52,6 @@ class Pairing:
     lanes: tuple[Lanes, Lanes]
     """All selected ports of both dumps, with and without a partner."""
     notes: list[str]
-    graphs: tuple[Graph, Graph] | None = None
-    """The values of a few tokens; None if no passes pair."""
-
-    def describe_change(self, port: Port) -> str:
-        """Describe a simple change that explains the difference at a port, or return an empty text."""
-        pair = next((one for one in self.matching.pairs if one.port == port), None)
-        if pair is None or self.graphs is None:
-            return ""
-        expected, actual = read_samples(pair, self.graphs)
-        if port.direction == "parameter":
-            expected = self.expected.read_intact(pair.expected.first)
-            actual = self.actual.read_intact(pair.actual.first)
-        if expected is None or actual is None or expected.numel() > _MOST_VALUES:
-            return ""
-        if expected.ndim != 2 or expected.shape != actual.shape:
-            return ""
-        kept = ~(expected + actual).isnan().any(1)
-        return describe_change(actual[kept].float(), expected[kept].float())
 
     def find_flips(self, score_noise: ScoreNoise) -> list[Flip]:
         """Return the expert choices that differ at near ties."""
@@ -159,9 +138,7 @@ def pair_dumps(
     expected, actual = place_expert_rows(
         expected, actual, matching, alignment.pairs, tokens.first_different
     )
-    return Pairing(
-        expected, actual, matching, alignment, tokens, (lanes, actual_lanes), notes, graphs
-    )
+    return Pairing(expected, actual, matching, alignment, tokens, (lanes, actual_lanes), notes)
 
 
 def _require_known(names: Mapping[str, str], expected: Lanes, actual: Lanes) -> None:

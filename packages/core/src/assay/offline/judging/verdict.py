@@ -361,18 +361,15 @@ def _headline(
         if location is not None and one.module == location.module:
             return f"{one.module} is quantized in {one.side} only: {one.sign}."
     if weights and location is not None:
-        text = wording.headline_of_weight(
+        return wording.headline_of_weight(
             location.parameter or "", weights[0].result, weights[0].worst, len(weights) - 1
         )
-        return text + evidence.dumps.pairing.describe_change(weights[0].port)
     if location is None:
         return wording.headline_without_place([str(one.port) for one in failed])
     place = describe_location(location)
     if origin is not None and location.module and not location.op and not location.parameter:
         place += describe_port(origin.judged.port.name)
     text = f"{place} is the first that differs."
-    if origin is not None:
-        text += evidence.dumps.pairing.describe_change(origin.judged.port)
     if given := describe_given(evidence, origin):
         text = f"The inputs differ: {given}."
     reused = {one.site.at.module for one in evidence.dumps.reused}

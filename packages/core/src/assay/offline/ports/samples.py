@@ -6,7 +6,6 @@ Shape legend: R tokens, C channels.
 import math
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
 from assay.dumps.protocol import Dump
@@ -94,48 +93,10 @@ def relative_error(value: Tensor | None, reference: Tensor | None) -> float:
 
 def sample_error(pair: LanePair, graphs: tuple[Graph, Graph]) -> float:
     """Return the relative error of the sampled values of a pair."""
-    expected, actual = read_samples(pair, graphs)
-    return relative_error(actual, expected)
-
-
-def read_samples(
-    pair: LanePair, graphs: tuple[Graph, Graph]
-) -> tuple[Tensor | None, Tensor | None]:
-    """Return the sampled values of both sides, (R, C)."""
     sides = (pair.expected, pair.expected_span), (pair.actual, pair.actual_span)
     expected, actual = (
         span.of(value, is_parameter=False) if span is not None and value is not None else value
         for graph, (lane, span) in zip(graphs, sides, strict=True)
         for value in [graph.sample(lane)]
     )
-    return expected, actual
-
-
-# What is left of a difference that a simple change explains.
-_EXPLAINED = 0.1
-
-
-def describe_change(actual: Tensor, expected: Tensor) -> str:
-    """Describe a change of EXPECTED that explains a difference: a factor, another order or a transposition.
-
-    actual, expected: (R, C). The rows of weights are the channels of results.
-    Returns: "" if none of them does.
-    """
-    changes = {"the channels of EXPECTED in another order": (actual, _reorder(actual, expected))}
-    changes["the rows of EXPECTED in another order"] = actual, _reorder(actual.T, expected.T).T
-    factor = float((actual * expected).sum() / expected.square().sum())
-    changes[f"{factor:.4g} times EXPECTED"] = actual, factor * expected
-    if actual.shape[0] == actual.shape[1]:
-        changes["EXPECTED transposed"] = actual, expected.T
-    difference = float((actual - expected).norm())
-    for text, (value, changed) in changes.items():
-        if float((value - changed).norm()) <= _EXPLAINED * difference:
-            return f" ACTUAL is {text}."
-    return ""
-
-
-def _reorder(actual: Tensor, expected: Tensor) -> Tensor:
-    """Return the columns of `expected` in the order that fits `actual`."""
-    weights = torch.linspace(1, 2, len(expected), dtype=expected.dtype).cos()
-    ranks = (weights @ actual).argsort().argsort()
-    return expected[:, (weights @ expected).argsort()][:, ranks]
+    return relative_error(actual, expected)
