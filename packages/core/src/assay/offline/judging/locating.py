@@ -70,12 +70,14 @@ class JudgedPort:
 
     @cached_property
     def bad_rows(self) -> Tensor:
-        """Return the numbers of the rows over the limit, or that of the worst row, (R,)."""
+        """Return the numbers of the rows over the limit, or of those that err half as much as the worst, (R,)."""
         rows = RowErrors.concatenate(self.result.sums.rows)
         relative = rows.relative()
         bad = ~(relative <= self.worst.limit * self.worst.ratio.expected)
         if self.worst.ratio.statistic in SYSTEMATIC or not bool(bad.any()):
-            return relative.nan_to_num(math.inf).argmax()[None] if len(relative) else rows.prompt
+            # All rows of a systematic error err alike; of a late one, the earlier rows do not.
+            known = relative.nan_to_num(math.inf)
+            return (known >= known.max() / 2).nonzero()[:, 0] if len(known) else rows.prompt
         return bad.nonzero()[:, 0]
 
     @cached_property
