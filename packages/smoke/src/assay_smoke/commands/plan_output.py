@@ -38,16 +38,12 @@ def print_plan(planned: SmokePlan) -> None:
 
 
 def print_refused(planned: SmokePlan) -> None:
-    """Print refused combinations, and pairs that several rules together exclude."""
+    """Print refused combinations."""
     console = open_console()
     table = new_table("REFUSED", "WHY")
     for refused in planned.refused:
         table.add_row(*map(Text, (refused.combination, refused.reason)))
     console.print("", table, sep="\n")
-    for pair in planned.refused_pairs:
-        if len(pair.rules) > 1:
-            rules = " and ".join(pair.rules)
-            _print_line(console, f"no case has {pair.pair}: the rules {rules} exclude all")
 
 
 def _print_left_out(console: Console, planned: SmokePlan) -> None:

@@ -1,13 +1,12 @@
 """Cases of the smoke matrix: combinations of framework, cards, model, precision and features.
 
-The search handles a case as a tuple of words in the order of `AXES`. The number of cards is such a
-word. A feature is "no" or its own name.
+A case has one word per axis. The number of cards is such a word. A feature is "no" or its own name.
 """
 
 import difflib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated, Any, Literal, TypeVar, cast, get_args
 
@@ -129,21 +128,17 @@ class Case(Record):
         return [feature for feature in FEATURES if feature in features]
 
     @cached_property
-    def id(self) -> str:
-        """Return the id, as in `fsdp-2-lora-offload`: non-default values in the order of the fields."""
-        return "-".join([self.framework, str(self.cards), *self._words])
+    def words(self) -> dict[str, str]:
+        """Return the word on each axis, in the order of `AXES`."""
+        fields = self.model_dump(exclude={"features"})
+        fields |= {name: name if name in self.features else "no" for name in FEATURES}
+        return {axis.name: str(fields[axis.name]) for axis in AXES}
 
-    @property
-    def _words(self) -> list[str]:
-        words: dict[str, str] = {
-            "llama": self.family,
-            "float32": self.precision,
-            **{f"no {name}": name for name in FEATURES if name in self.features},
-            "padded": self.batches,
-            state_checkpoint(self.framework): self.checkpoint,
-            "planned": self.interruption,
-        }
-        return [word for default, word in words.items() if word != default]
+    @cached_property
+    def id(self) -> str:
+        """Return the id, as in `fsdp-2-lora-offload`: non-default words in the order of the axes."""
+        usual = {"llama", "float32", "no", "padded", state_checkpoint(self.framework), "planned"}
+        return "-".join(word for word in self.words.values() if word not in usual)
 
 
 # The field of each word of an id.
@@ -213,9 +208,6 @@ def _nearest(word: str, words: tuple[_Word, ...]) -> _Word:
     return words[words.index(cast("_Word", nearest))]
 
 
-# One word per axis.
-Values = tuple[str, ...]
-
 # One card, the usual numbers of a machine, and the number between them.
 CARDS = (1, 2, 4, 8)
 
@@ -226,7 +218,7 @@ class Axis:
 
     name: str
     values: tuple[str, ...]
-    """Words, the plainest first. The planner prefers it."""
+    """Words, the plainest first."""
     meaning: str
 
 
@@ -242,31 +234,3 @@ AXES: tuple[Axis, ...] = (
     Axis("checkpoint", get_args(Checkpoint), "what is saved, read back and compared"),
     Axis("interruption", get_args(Interruption), "between steps, or by SIGTERM within a step"),
 )
-NAMES: tuple[str, ...] = tuple(axis.name for axis in AXES)
-
-
-def axes_for(cards: int) -> tuple[Axis, ...]:
-    """Return the axes of a machine with `cards` cards.
-
-    Raises: UsageError for fewer than one.
-    """
-    if cards < 1:
-        raise UsageError(f"--cards {cards}: a plan needs at least one card")
-    usable = tuple(str(number) for number in CARDS if number <= cards)
-    return tuple(replace(axis, values=usable) if axis.name == "cards" else axis for axis in AXES)
-
-
-def values_of(case: Case) -> Values:
-    """Return the word of `case` on each axis."""
-    fields = case.model_dump(exclude={"features"})
-    return tuple(
-        (name if name in case.features else "no") if name in FEATURES else str(fields[name])
-        for name in NAMES
-    )
-
-
-def case_with(values: Values) -> Case:
-    """Return the case with these words."""
-    fields = dict(zip(NAMES, values, strict=True))
-    features = {fields.pop(name) for name in FEATURES} - {"no"}
-    return Case.model_validate(fields | {"features": features})

@@ -2,13 +2,12 @@
 
 import heapq
 import re
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from assay.errors import UsageError
-from assay_smoke.matrix.cases import Case, values_of
+from assay_smoke.matrix.cases import Case
 from assay_smoke.matrix.coverage import Pair, pairs_of
 
 _BUDGET = re.compile(
@@ -32,60 +31,27 @@ def order_by_value(
     expected_seconds: Callable[[Case], float],
 ) -> list[OrderedCase]:
     """Order `cases` by falling urgency, then by new pairs per second."""
-    groups: defaultdict[tuple[bool, ...], list[Case]] = defaultdict(list)
-    for case in cases:
-        groups[urgency(case)].append(case)
-    bits = _Bits()
-    seen = 0
-    ordered = []
-    for group in sorted(groups, reverse=True):
-        for case, new in _by_new_pairs(groups[group], expected_seconds, bits, seen):
-            seen |= new
-            ordered.append(OrderedCase(case, bits.pairs_in(new)))
-    return ordered
+    seen: set[Pair] = set()
 
+    def rank(case: Case) -> tuple[list[bool], float, float, str]:
+        new = len(set(pairs_of(case)) - seen)
+        seconds = max(expected_seconds(case), 1e-9)
+        return [not urgent for urgent in urgency(case)], -new / seconds, seconds, case.id
 
-class _Bits:
-    """Sets of pairs as integers with one bit per pair, for the speed of set operations."""
-
-    def __init__(self) -> None:
-        self._numbers: dict[Pair, int] = {}
-
-    def of(self, case: Case) -> int:
-        bits = 0
-        for pair in pairs_of(values_of(case)):
-            bits |= 1 << self._numbers.setdefault(pair, len(self._numbers))
-        return bits
-
-    def pairs_in(self, bits: int) -> tuple[Pair, ...]:
-        """Return the pairs of a set, sorted."""
-        if not bits:
-            return ()
-        return tuple(sorted(pair for pair, number in self._numbers.items() if bits >> number & 1))
-
-
-def _by_new_pairs(
-    cases: Sequence[Case], expected_seconds: Callable[[Case], float], bits: _Bits, seen: int
-) -> Iterator[tuple[Case, int]]:
-    """Yield each case with the set of its new pairs. seen: the pairs of all earlier cases."""
-    sets = [bits.of(case) for case in cases]
-    seconds = [max(expected_seconds(case), 1e-9) for case in cases]
-
-    def entry(number: int) -> tuple[float, float, str, int]:
-        gain = (sets[number] & ~seen).bit_count()
-        return -gain / seconds[number], seconds[number], cases[number].id, number
-
-    queue = [entry(number) for number in range(len(cases))]
+    queue = [(rank(case), number) for number, case in enumerate(cases)]
     heapq.heapify(queue)
+    ordered = []
     while queue:
-        number = queue[0][-1]
-        # Gains only shrink, so a case that stays first after its gain is recounted is the best.
-        if (renewed := entry(number)) > queue[0]:
+        case = cases[queue[0][1]]
+        # New pairs only become fewer, so a case that stays first after its recount is the best.
+        if (renewed := (rank(case), queue[0][1])) > queue[0]:
             heapq.heapreplace(queue, renewed)
             continue
         heapq.heappop(queue)
-        yield cases[number], sets[number] & ~seen
-        seen |= sets[number]
+        new = set(pairs_of(case)) - seen
+        seen |= new
+        ordered.append(OrderedCase(case, tuple(sorted(new))))
+    return ordered
 
 
 class TimedJob(NamedTuple):

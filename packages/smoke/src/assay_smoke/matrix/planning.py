@@ -2,17 +2,15 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 
 from pydantic import Field
 
 from assay.errors import UsageError
 from assay.verdicts import SCHEMA, Record
-from assay_smoke.matrix.cases import Case, axes_for, case_with, values_of
+from assay_smoke.matrix.cases import Case
 from assay_smoke.matrix.coverage import (
     Coverage,
-    Matrix,
     Pair,
     choose_cases,
     covered_pairs,
@@ -22,7 +20,7 @@ from assay_smoke.matrix.coverage import (
 from assay_smoke.matrix.durations import Durations, history_file, machine_kind, read_history
 from assay_smoke.matrix.expressions import compile_expression
 from assay_smoke.matrix.ordering import OrderedCase, TimedJob, order_by_value, schedule_jobs
-from assay_smoke.matrix.rules import HOST, rules_for, rules_of_vendor
+from assay_smoke.matrix.rules import HOST, Rule, rules_for, rules_of_vendor
 
 
 class PlannedCase(Record):
@@ -63,13 +61,6 @@ class RefusedCombination(Record):
     """Test of the repository, or page."""
 
 
-class RefusedPair(Record):
-    """Two words that no case has, and the rules that exclude all cases with them."""
-
-    pair: str
-    rules: list[str]
-
-
 class PairCount(Record):
     """Numbers of pairs of words in the plan and in any case."""
 
@@ -94,7 +85,6 @@ class SmokePlan(Record):
     pairs: PairCount
     left_out: list[LeftOutCase]
     refused: list[RefusedCombination]
-    refused_pairs: list[RefusedPair]
     notes: list[str]
 
 
@@ -122,13 +112,15 @@ def plan_smoke(options: PlanOptions) -> SmokePlan:
     """
     if options.budget_seconds is not None and options.budget_seconds <= 0:
         raise UsageError(f"--budget {options.budget_seconds:g}s: no case can run in no time")
-    matrix = _matrix(options.vendor, options.cards)
+    if options.cards < 1:
+        raise UsageError(f"--cards {options.cards}: a plan needs at least one card")
+    rules = rules_for(options.vendor)
     notes: list[str] = []
     durations = _read_durations(options, notes)
-    cases = [case_with(words) for words in choose_cases(matrix, options.coverage)]
+    cases = choose_cases(options.coverage, options.cards, rules)
     left_out: list[tuple[Case, str]] = []
     if options.expression is not None:
-        cases, left_out = _match(options.expression, cases, matrix, options.coverage)
+        cases, left_out = _match(options, cases, rules)
     ordered = order_by_value(cases, _urgency(durations), durations.expected_seconds)
     jobs = [TimedJob(one.case.cards, durations.expected_seconds(one.case)) for one in ordered]
     num_slots = 1 if options.vendor == HOST else options.cards
@@ -144,7 +136,8 @@ def plan_smoke(options: PlanOptions) -> SmokePlan:
         )
     if options.vendor != HOST and not rules_of_vendor(options.vendor):
         notes.append(f"no limits of {options.vendor} cards are known: no rule excludes any case")
-    covered = covered_pairs(values_of(one.case) for one in chosen)
+    covered = covered_pairs(one.case for one in chosen)
+    possible = covered_pairs(choose_cases("pairwise", options.cards, rules))
     return SmokePlan(
         schema=SCHEMA,
         vendor=options.vendor,
@@ -156,22 +149,13 @@ def plan_smoke(options: PlanOptions) -> SmokePlan:
         expected_seconds=seconds,
         pairs=PairCount(
             covered=len(covered),
-            possible=len(matrix.pairs),
-            uncovered=[pair_in_words(pair) for pair in sorted(matrix.pairs - covered)],
+            possible=len(possible),
+            uncovered=[pair_in_words(pair) for pair in sorted(possible - covered)],
         ),
         left_out=list(_left_out(left_out, covered, durations)),
-        refused=_refused_combinations(matrix),
-        refused_pairs=[
-            RefusedPair(pair=pair_in_words(pair), rules=[rule.name for rule in rules])
-            for pair, rules in matrix.refused_pairs.items()
-        ],
+        refused=[_refused(rule) for rule in rules if _applies_within(rule, options.cards)],
         notes=notes,
     )
-
-
-@cache
-def _matrix(vendor: str, cards: int) -> Matrix:
-    return Matrix(axes_for(cards), rules_for(vendor))
 
 
 def _read_durations(options: PlanOptions, notes: list[str]) -> Durations:
@@ -184,24 +168,26 @@ def _read_durations(options: PlanOptions, notes: list[str]) -> Durations:
 
 
 def _match(
-    expression: str, cases: list[Case], matrix: Matrix, coverage: Coverage
+    options: PlanOptions, cases: list[Case], rules: Iterable[Rule]
 ) -> tuple[list[Case], list[tuple[Case, str]]]:
-    """Split `cases` into those that `expression` matches and the others, each with the reason.
+    """Split `cases` into those that `-k` matches and the others, each with the reason.
 
     Raises: UsageError if it matches none.
     """
+    expression = str(options.expression)
     matches = compile_expression(expression)
     matched = [case for case in cases if matches(case.id)]
     if matched:
         return matched, [(case, f"not -k {expression!r}") for case in cases if not matches(case.id)]
-    every = sum(matches(case_with(words).id) for words in matrix.cases())
+    every = sum(matches(case.id) for case in choose_cases("full", options.cards, rules))
     elsewhere = (
         f"{every:,} of all compatible cases match: --coverage full"
-        if every and coverage != "full"
+        if every
         else "no compatible case matches"
     )
     raise UsageError(
-        f"-k {expression!r}: no case of this plan (--coverage {coverage}) matches; {elsewhere}"
+        f"-k {expression!r}: no case of this plan (--coverage {options.coverage}) matches;"
+        f" {elsewhere}"
     )
 
 
@@ -236,7 +222,7 @@ def _left_out(
     """Describe each case that is left out. A lost pair is listed with the first case that has it."""
     seen = set(covered)
     for case, reason in cases:
-        lost = set(pairs_of(values_of(case))) - seen
+        lost = set(pairs_of(case)) - seen
         seen |= lost
         yield LeftOutCase(
             id=case.id,
@@ -248,16 +234,15 @@ def _left_out(
         )
 
 
-def _refused_combinations(matrix: Matrix) -> list[RefusedCombination]:
-    """Describe the rules that refuse a case on these axes."""
-    words = {axis.name: {*axis.values} for axis in matrix.axes}
-    return [
-        RefusedCombination(
-            rule=rule.name,
-            combination=rule.describe(),
-            reason=rule.reason,
-            shown_by=rule.shown_by,
-        )
-        for rule in matrix.rules
-        if all(words[axis] & refused for axis, refused in rule.refuses.items())
-    ]
+def _applies_within(rule: Rule, cards: int) -> bool:
+    """Return whether the rule refuses a case that uses at most `cards` cards."""
+    return any(int(number) <= cards for number in rule.refuses.get("cards", "1"))
+
+
+def _refused(rule: Rule) -> RefusedCombination:
+    return RefusedCombination(
+        rule=rule.name,
+        combination=rule.describe(),
+        reason=rule.reason,
+        shown_by=rule.shown_by,
+    )

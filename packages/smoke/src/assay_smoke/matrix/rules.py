@@ -20,13 +20,10 @@ from assay.parallel.tensor_parallel.division import HeadsError, share_heads
 from assay_smoke.matrix.cases import (
     AXES,
     CARDS,
-    NAMES,
     Case,
     Family,
     Framework,
-    Values,
     state_checkpoint,
-    values_of,
 )
 
 _DIVIDING: tuple[Framework, ...] = ("tensor-parallel", "pipeline")
@@ -52,9 +49,9 @@ class Rule:
     shown_by: str
     """FILE::TEST of this repository, or an address."""
 
-    def applies(self, values: Values) -> bool:
-        """Return whether the rule refuses the case with these words."""
-        return all(values[NAMES.index(axis)] in words for axis, words in self.refuses.items())
+    def applies(self, words: Mapping[str, str]) -> bool:
+        """Return whether the rule refuses the case with these words by axis."""
+        return all(words[axis] in refused for axis, refused in self.refuses.items())
 
     def describe(self) -> str:
         """Describe the combination, as in "framework pipeline, recompute"."""
@@ -254,8 +251,7 @@ RULES: tuple[Rule, ...] = (
 
 def check_compatible(case: Case, rules: Iterable[Rule] = RULES) -> str | None:
     """Return the reason of the first rule that refuses `case`, or None."""
-    values = values_of(case)
-    return next((rule.reason for rule in rules if rule.applies(values)), None)
+    return next((rule.reason for rule in rules if rule.applies(case.words)), None)
 
 
 @cache

@@ -20,7 +20,7 @@ from assay_smoke.cases.running import prepare
 from assay_smoke.cases.settings import TRAINERS, is_deepspeed
 from assay_smoke.external.cycle import require_runnable
 from assay_smoke.external.library import read_library
-from assay_smoke.matrix.cases import Case, case_of, values_of
+from assay_smoke.matrix.cases import Case, case_of
 from assay_smoke.matrix.coverage import Coverage, covered_pairs
 from assay_smoke.matrix.durations import RecordedRun, history_file, machine_kind, record_runs
 from assay_smoke.matrix.expressions import compile_expression
@@ -180,7 +180,7 @@ def _require_different(names: list[str]) -> None:
 def _num_pairs_met(chosen: _Chosen, results: list[CaseResult]) -> int:
     """Count the pairs of values that met in the cases that ran."""
     ran = {result.name for result in results}
-    return len(covered_pairs(values_of(case) for case in chosen.cases if case.id in ran))
+    return len(covered_pairs(case for case in chosen.cases if case.id in ran))
 
 
 def _require_libraries(cases: list[Case]) -> None:

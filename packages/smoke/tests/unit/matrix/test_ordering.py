@@ -1,4 +1,4 @@
-from assay_smoke.matrix.cases import Case, case_of, values_of
+from assay_smoke.matrix.cases import Case, case_of
 from assay_smoke.matrix.coverage import pairs_of
 from assay_smoke.matrix.ordering import order_by_value
 
@@ -18,7 +18,7 @@ def test_new_pairs_add_up_to_all_pairs_and_each_counts_once() -> None:
     ordered = order_by_value(cases, equally_urgent, one_second)
     new = [pair for valued in ordered for pair in valued.new_pairs]
     assert len(set(new)) == len(new)
-    assert set(new) == {pair for case in cases for pair in pairs_of(values_of(case))}
+    assert set(new) == {pair for case in cases for pair in pairs_of(case)}
     assert {valued.case for valued in ordered} == set(cases)
 
 

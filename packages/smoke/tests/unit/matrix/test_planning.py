@@ -145,8 +145,6 @@ def test_refusals_are_those_of_the_cards_that_are_planned_for() -> None:
     assert "pipeline-recompute" in names
     assert "pipeline-layers-8" not in names
     assert "pipeline-layers-8" in [refused.rule for refused in plan(cards=8).refused]
-    pairs = {refused.pair: refused.rules for refused in plan().refused_pairs}
-    assert pairs["framework ddp + offload"] == ["offload-replicated"]
 
 
 def test_a_plan_is_read_back_from_its_json() -> None:
