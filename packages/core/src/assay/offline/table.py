@@ -6,7 +6,7 @@ from dataclasses import astuple, dataclass, fields, replace
 
 from assay.comparing.levels import JudgedRatio, find_worst
 from assay.dumps.protocol import DumpedTensor
-from assay.offline.judging.locating import JudgedPort
+from assay.offline.judging.judged_ports import JudgedPort
 from assay.offline.metrics.pair_metrics import TensorPair
 from assay.offline.metrics.published import PairMetrics
 from assay.offline.ports.lanes import Lanes, Port

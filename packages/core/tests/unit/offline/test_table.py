@@ -10,7 +10,8 @@ import torch
 
 from assay.comparing.limits import load_limits
 from assay.dumps.protocol import Dump, Statistic
-from assay.offline.judging.locating import JudgedPort, judge_ports
+from assay.offline.judging.judged_ports import JudgedPort
+from assay.offline.judging.locating import judge_ports
 from assay.offline.measuring.pair_measurer import PairMeasurer
 from assay.offline.metrics.pair_metrics import measure_pair
 from assay.offline.metrics.published import measure_metrics

@@ -54,6 +54,38 @@ def test_the_first_wrong_value_in_time_is_named(step: int, module: str) -> None:
     assert (verdict.location.module, verdict.location.step) == (module, step)
 
 
+def growing(errors_of_early: list[float], factor: float) -> dict[tuple[str, str, int], Tensor]:
+    """Return passes in which `late` multiplies the relative error that `early` makes."""
+    torch.manual_seed(0)
+    values: dict[tuple[str, str, int], Tensor] = {}
+    for step, error in enumerate(errors_of_early):
+        x = torch.randn(2, 3, 8, 8, dtype=torch.float64)
+        early, late = x * 2 * (1 + error), x * (1 + error * factor)
+        values |= {
+            ("early", "input.x", step): x.float(), ("early", "output", step): early.float(),
+            ("late", "input.x", step): early.float(), ("late", "output", step): late.float(),
+        }  # fmt: skip
+    return values
+
+
+# An error of float32 fails from 3.5 * 4 * 2**-24 = 8.3e-7 on.
+@pytest.mark.parametrize(
+    ("errors", "factor", "module", "step"),
+    [
+        ([6e-7, 2e-6, 2e-6], 3, "early", 1),  # in step 0, `late` shows what `early` made
+        ([0, 2e-6, 2e-6], 1, "early", 1),
+        ([0, 0, 2e-6], 1e5, "early", 2),
+    ],
+)
+def test_an_error_that_grows_is_made_where_it_begins(
+    errors: list[float], factor: float, module: str, step: int
+) -> None:
+    verdict = judge(growing([0, 0, 0], factor), growing(errors, factor))
+
+    assert verdict.location is not None
+    assert (verdict.location.module, verdict.location.step) == (module, step)
+
+
 def test_an_input_that_differs_before_any_result_is_named() -> None:
     verdict = judge(sample(), sample(input_at=1))
 

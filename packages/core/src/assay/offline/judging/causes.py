@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from assay.metrics import RowErrors
-from assay.offline.judging.locating import JudgedPort, Origin
+from assay.offline.judging.judged_ports import JudgedPort
+from assay.offline.judging.locating import Origin
 from assay.offline.measured_dumps import MeasuredDumps
 from assay.offline.measuring.quantized_layers import QuantizedLayer
 from assay.offline.ports.lanes import Port
@@ -124,7 +125,7 @@ def locate(evidence: DumpEvidence, judged: JudgedPort) -> Location:
     port = judged.port
     op = _operation_name(port) if port.direction == "op" else None
     op = port.direction if port.direction == "loss" else op
-    step = judged.first_bad_pass[1]
+    step = judged.first_bad_pass[1] if judged.first_bad_pass else judged.result.step
     if not judged.result.passes:  # replayed
         step = judged.result.step or _step_of(evidence, *_first_row(judged))
     rank = judged.result.rank
@@ -151,8 +152,8 @@ def _first_row(judged: JudgedPort) -> tuple[int, int]:
     """Return prompt and position of the first row over the limit, or of the worst row."""
     if judged.result.exact.num_different:
         return judged.result.exact.first
-    rows, bad = RowErrors.concatenate(judged.result.sums.rows), judged.bad_rows
-    return (int(rows.prompt[bad[0]]), int(rows.position[bad[0]])) if len(bad) else (-1, -1)
+    rows, bad = RowErrors.concatenate(judged.result.sums.rows), judged.first_bad_row
+    return (-1, -1) if bad is None else (int(rows.prompt[bad]), int(rows.position[bad]))
 
 
 def _step_of(evidence: DumpEvidence, prompt: int, position: int) -> int:

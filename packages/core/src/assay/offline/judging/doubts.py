@@ -6,7 +6,8 @@ them agrees, a difference means that the two modules compute different values, n
 
 from collections.abc import Sequence
 
-from assay.offline.judging.locating import JudgedPort, is_inside
+from assay.offline.judging.judged_ports import JudgedPort
+from assay.offline.judging.locating import is_inside
 from assay.offline.ports.lanes import BLOCK, LanePair, without_numbers
 
 Doubt = tuple[JudgedPort, LanePair]

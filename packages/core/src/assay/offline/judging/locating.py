@@ -6,92 +6,25 @@ within noise and whose output does not.
 
 import math
 import sys
-from bisect import bisect_right
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from itertools import accumulate
 from typing import get_args
-
-from torch import Tensor
 
 from assay.comparing.levels import JudgedRatio
 from assay.comparing.limits import Limits
 from assay.comparing.results import PortResult
-from assay.metrics import PairSums, RowErrors
+from assay.metrics import PairSums
 from assay.noise import TENSOR_FLOOR, Ratio, at_least, channel_ratio, error_ratios
 from assay.offline.expected_noise import NoiseLaw, adam_error, count_blocks
+from assay.offline.judging.judged_ports import JudgedPort
 from assay.offline.measuring.measured import MeasuredPorts
 from assay.offline.metrics.pair_metrics import MetricValues
 from assay.offline.ports.lanes import Port
 from assay.sites import Phase
-from assay.statistics import SYSTEMATIC, Statistic
+from assay.statistics import Statistic
 
 _PHASES = get_args(Phase)
 _NEVER = (sys.maxsize, sys.maxsize)
-
-
-@dataclass(frozen=True, eq=False)
-class JudgedPort:
-    """One port with its judged ratios."""
-
-    port: Port
-    order: int
-    result: PortResult
-    ratios: tuple[JudgedRatio, ...]
-    expected_noise: float = 0.0
-    """Expected relative error, used without a noise run."""
-
-    @property
-    def worst(self) -> JudgedRatio:
-        """Return the ratio furthest over its limit, or nearest to it."""
-        return max(self.ratios, key=lambda item: item.severity)
-
-    @property
-    def call(self) -> tuple[str, str, int, int]:
-        """Return what the inputs and outputs of a module share: module, phase, rank and step."""
-        return self.port.module, self.port.phase, self.result.rank, self.result.step
-
-    @property
-    def is_blind(self) -> bool:
-        """Return True if the expected noise is so large that a tensor of zeros would agree.
-
-        Equal values agree without noise.
-        """
-        if self.result.sums.num_elements and not self.result.sums.dd:
-            return False
-        inexact = [item for item in self.ratios if item.ratio.expected]
-        return bool(inexact) and all(item.resolution >= 1 for item in inexact)
-
-    @property
-    def agrees(self) -> bool:
-        """Return True if no ratio is over its limit."""
-        return not any(item.failed for item in self.ratios)
-
-    @cached_property
-    def bad_rows(self) -> Tensor:
-        """Return the numbers of the rows over the limit, or of those that err half as much as the worst, (R,)."""
-        rows = RowErrors.concatenate(self.result.sums.rows)
-        relative = rows.relative()
-        bad = ~(relative <= self.worst.limit * self.worst.ratio.expected)
-        if self.worst.ratio.statistic in SYSTEMATIC or not bool(bad.any()):
-            # All rows of a systematic error err alike; of a late one, the earlier rows do not.
-            known = relative.nan_to_num(math.inf)
-            return (known >= known.max() / 2).nonzero()[:, 0] if len(known) else rows.prompt
-        return bad.nonzero()[:, 0]
-
-    @cached_property
-    def first_bad_pass(self) -> tuple[int, int]:
-        """Return batch and step of the first pass that differs; the last possible one if none does."""
-        if self.agrees:
-            return _NEVER
-        if self.result.first_different is not None:
-            return self.result.first_different
-        ends = list(accumulate(number for _, number in self.result.passes))
-        bad = self.bad_rows
-        if not len(bad) or not ends or int(bad[0]) >= ends[-1]:
-            return 0, self.result.step
-        return self.result.passes[bisect_right(ends, int(bad[0]))][0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +101,7 @@ def judge_ports(
                 ratio = Ratio("non-finite", error, 0.0)
             ratios += (JudgedRatio(ratio, limits.of(ratio.statistic)),)
         if ratios:
-            judged.append(JudgedPort(port, order, result, ratios, expected))
+            judged.append(JudgedPort(port, order, result, ratios, expected, reference))
     return judged
 
 
@@ -261,15 +194,16 @@ def find_origins(judged: Sequence[JudgedPort], absent_masks: Collection[Port]) -
     start = _NEVER
     if failed and failed[0].port.phase == "forward":
         failed = [item for item in failed if item.port.phase == "forward"]
-        start = min(item.first_bad_pass for item in failed)
-        failed = [item for item in failed if item.first_bad_pass == start]
+        known = [item.first_bad_pass for item in failed if item.first_bad_pass is not None]
+        start = min(known, default=(0, failed[0].result.step))
+        failed = [item for item in failed if item.differs_by(start)]
     given = _group_given(judged)
     found = [Origin(one, "given") for one in _find_different_inputs(judged, failed, start)[:1]]
     for item in failed:
         if not _is_made(item.port):
             continue
         own = given.get(_given_key(item), [])
-        if own and all(one.agrees or one.first_bad_pass > start for one in own):
+        if own and not any(one.differs_by(start) for one in own):
             found.append(Origin(item, "inputs agree"))
         elif not own and item is failed[0]:
             found.append(Origin(item, "growth"))
@@ -309,7 +243,7 @@ def _find_different_inputs(
         one
         for one in judged
         if one.port.phase == "forward" and one.port.direction == "input"
-        and one.first_bad_pass <= start and one.port.module in outer
+        and one.differs_by(start) and one.port.module in outer
         and (len(outer) == 1 or one.port.name.endswith("mask"))
     ]  # fmt: skip
 

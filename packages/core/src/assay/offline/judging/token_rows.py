@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 
 from assay.comparing.token_rows import MAX_TOKEN_ROWS, TokenPort, TokenRows
 from assay.offline.judging.causes import DumpEvidence
-from assay.offline.judging.locating import JudgedPort
+from assay.offline.judging.judged_ports import JudgedPort
 from assay.verdicts import Measurement
 
 _IN_BLOCK = re.compile(r"\.\d+(\.|$)")

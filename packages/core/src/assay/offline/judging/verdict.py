@@ -31,8 +31,8 @@ from assay.offline.judging.causes import (
     locate,
 )
 from assay.offline.judging.doubts import Doubt, find_doubts
+from assay.offline.judging.judged_ports import JudgedPort
 from assay.offline.judging.locating import (
-    JudgedPort,
     Origin,
     find_origins,
     find_wrong_replicas,
