@@ -6,11 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from assay.errors import UsageError
+from assay_runners.checking import relations
 from assay_runners.checking.context import CallGraph, Context, Problem
-from assay_runners.checking.rules import checkouts, machines, permissions, steps, triggers
-from assay_runners.checking.rules.vocabulary import known_words
+from assay_runners.checking.vocabulary import known_words, required_keys
 from assay_runners.checking.workflow_files.documents import Document, read_documents
 from assay_runners.fleet.entries import Fleet
+from assay_runners.fleet.reading import RUNNERS_FILE
+from assay_runners.planning.choices import BEFORE_MACHINES, FIRST_TIERS, NIGHTLY
+from assay_runners.planning.labels import TIER_SESSIONS
 
 
 @dataclass(frozen=True, order=True)
@@ -31,30 +34,21 @@ class Finding:
 
 _Rule = Callable[[Document, Context], Iterator[Problem]]
 _WORKFLOW_RULES: dict[str, _Rule] = {
-    "permissions": permissions.permissions_of_workflows,
-    "write": permissions.no_write_but_listed,
-    "checkout": checkouts.exact_commits,
-    "commit-compared": checkouts.compared_commits,
-    "session": steps.known_sessions,
-    "event": triggers.known_events,
-    "schedule": triggers.schedules,
-    "called-alone": triggers.called_alone,
-    "label-and-push": triggers.labels_without_new_commits,
-    "pull-request-target": triggers.no_foreign_code_with_write_access,
-    "machine": machines.known_machines,
-    "machine-guard": machines.guarded_machines,
-    "needs": machines.known_needs,
-    "tests-first": machines.tests_first,
-    "timeout": machines.timeouts,
-    "concurrency": machines.concurrency,
+    "required": required_keys,
+    "checkout": relations.labeled_commits,
+    "commit-compared": relations.compared_commits,
+    "push": relations.pushes,
+    "schedule": relations.schedules,
+    "called-alone": relations.called_alone,
+    "label-and-push": relations.labels_without_new_commits,
+    "pull-request-target": relations.no_foreign_code_with_write_access,
+    "machine-guard": relations.guarded_machines,
+    "needs": relations.known_needs,
+    "tests-first": relations.tests_first,
+    "concurrency": relations.groups_of_labels,
 }
 _ALL_FILES_RULES: dict[str, _Rule] = {
-    "secret": permissions.no_secret_for_others,
-    "cache": permissions.no_caches,
-    "branch-name": checkouts.no_branch_names,
-    "credentials": checkouts.no_kept_credentials,
-    "pin": steps.pinned_actions,
-    "expression-in-shell": steps.no_expressions_in_commands,
+    "version": relations.named_versions,
     "vocabulary": known_words,
 }
 RULES = _WORKFLOW_RULES | _ALL_FILES_RULES
@@ -82,8 +76,7 @@ def check_workflows(root: Path, fleet: Fleet, sessions: Collection[str]) -> list
         if not document.jobs or not document.events
     ]
     unknown = [
-        Finding(place, 1, "session", problem)
-        for place, problem in steps.find_unknown_sessions(context)
+        Finding(place, 1, "session", problem) for place, problem in _find_unknown_sessions(context)
     ]
     found = {
         Finding(document.file, line, name, message)
@@ -96,6 +89,19 @@ def check_workflows(root: Path, fleet: Fleet, sessions: Collection[str]) -> list
     return sorted(
         one for one in found if one.rule != "vocabulary" or (one.file, one.line) not in named
     )
+
+
+def _find_unknown_sessions(context: Context) -> Iterator[tuple[str, str]]:
+    """Find the sessions of the planner and of machines that nox does not have, with their places."""
+    planned = {*FIRST_TIERS, *NIGHTLY, *BEFORE_MACHINES, "bench", "recapture"}
+    planned |= {name for names in TIER_SESSIONS.values() for name in names}
+    for name in sorted(planned - set(context.sessions)):
+        yield "the planner", f"nox has no session {name!r}"
+    for runner in context.fleet.runners():
+        for name in runner.kind.sessions:
+            if name not in context.sessions:
+                place = f"[{runner.vendor.name}] cards = {runner.kind.cards}"
+                yield str(RUNNERS_FILE), f"{place}: nox has no session {name!r}"
 
 
 def read_sessions(root: Path) -> set[str]:

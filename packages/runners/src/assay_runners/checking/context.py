@@ -1,15 +1,11 @@
 """The input of a rule and its output: the repository, with the call graph of its workflows."""
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 
 from assay_runners.checking.workflow_files.documents import Document
-from assay_runners.checking.workflow_files.scalars import Scalar, expressions_in, find_scalars
 from assay_runners.fleet.entries import Fleet
-
-# Events whose payload, and usually whose code, comes from the author of a pull request.
-PULL_REQUEST_EVENTS = ("pull_request", "pull_request_target", "merge_group")
 
 # A line that breaks a rule, from 1, and the problem with what to write instead.
 Problem = tuple[int, str]
@@ -41,12 +37,9 @@ class CallGraph:
         names = self.callers[workflow.name]
         return [other for other in self.workflows if other.name in names]
 
-    def is_reached_by(self, workflow: Document, *events: str) -> bool:
-        """Check that one of `events` starts it or one of its callers."""
-        if "pull_request" in events and self._is_for_other_repositories(workflow):
-            return True
-        starters = self.find_starters(workflow)
-        return any(event in other.events for other in starters for event in events)
+    def is_reached_by(self, workflow: Document, event: str) -> bool:
+        """Check that `event` starts it or one of its callers."""
+        return any(event in other.events for other in self.find_starters(workflow))
 
     def is_reached_by_label(self, workflow: Document) -> bool:
         """Check that a label given to a pull request reaches it."""
@@ -81,11 +74,3 @@ class Context:
     def documents(self) -> tuple[Document, ...]:
         """Workflows and actions."""
         return self.workflows + self.actions
-
-
-def expressions_of(document: Document) -> Iterator[tuple[Scalar, str]]:
-    """Yield every expression of a document, normalized, with the value around it."""
-    for scalar in find_scalars(document.raw):
-        if isinstance(scalar.value, str):
-            for expression in expressions_in(scalar.value, is_condition=scalar.key == "if"):
-                yield scalar, expression

@@ -1,11 +1,13 @@
-"""The rule that workflows and actions contain only what `vocabulary.toml` lists."""
+"""The rules that workflows and actions contain what `vocabulary.toml` requires, and only what it lists."""
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+from ruamel.yaml.comments import CommentedMap
 
 from assay.errors import UsageError
 from assay.files import read_toml
@@ -18,8 +20,8 @@ from assay_runners.checking.workflow_files.scalars import (
     normalize,
 )
 
-_FILE = "packages/runners/src/assay_runners/checking/rules/vocabulary.toml"
-MAX_MINUTES = 360
+_FILE = "packages/runners/src/assay_runners/checking/vocabulary.toml"
+_MAX_MINUTES = 360
 _CALLERS_MINUTES = ("${{ inputs.minutes }}", "${{ matrix.timeout_minutes }}")
 
 _Allowed = str | list[Any]
@@ -27,8 +29,9 @@ _Allowed = str | list[Any]
 
 def known_words(document: Document, context: Context) -> Iterator[Problem]:
     """Report every key and value that the vocabulary does not list."""
-    table = read_vocabulary()["workflow" if document in context.workflows else "action"]
-    words = _Words(table, context)
+    vocabulary = _read_vocabulary()
+    common = vocabulary["workflow" if document in context.workflows else "action"]
+    words = _Words([vocabulary.get(document.name, {}), common], context)
     for scalar in find_scalars(document.raw):
         problem = words.find_problem(scalar)
         if problem:
@@ -36,11 +39,28 @@ def known_words(document: Document, context: Context) -> Iterator[Problem]:
             yield scalar.line, f"{scalar.numbered}: {problem}. {advice}"
 
 
+def required_keys(document: Document, _: Context) -> Iterator[Problem]:
+    """Require the keys without which a default of GitHub holds, such as a limit of six hours."""
+    required = _read_vocabulary()["required"]
+
+    def find_missing(node: CommentedMap, keys: list[str], line: int) -> Iterator[Problem]:
+        yield from ((line, f"{key} is missing") for key in keys if key not in node)
+
+    yield from find_missing(document.raw, required["workflow"], 1)
+    for job in document.jobs.values():
+        keys = required["call" if job.uses else "job"]
+        keys = keys + required.get(f"{document.name} {job.id}", [])
+        yield from find_missing(job.raw, keys, job.line)
+        for step in filter(lambda step: step.is_checkout, job.steps):
+            yield from find_missing(step.inputs, required["checkout"], step.line)
+
+
 @cache
-def read_vocabulary() -> dict[str, Any]:
+def _read_vocabulary() -> dict[str, Any]:
     """Read the file. Raises: UsageError if it is not TOML, or names an unknown kind of value."""
     read = read_toml(Path(__file__).with_name("vocabulary.toml"))
-    for place, allowed in (read["workflow"] | read["action"]).items():
+    tables = [read[name] for name in read if name not in ("expressions", "required")]
+    for place, allowed in (entry for table in tables for entry in table.items()):
         if not isinstance(allowed, list) and allowed not in _KINDS:
             kinds = ", ".join(map(repr, _KINDS))
             raise UsageError(
@@ -50,13 +70,16 @@ def read_vocabulary() -> dict[str, Any]:
 
 
 class _Words:
-    """The allowed values of one kind of file, by place."""
+    """The allowed values of a file, by place."""
 
-    def __init__(self, table: Mapping[str, _Allowed], context: Context) -> None:
-        self._table = table
-        self._patterns = [
-            (re.compile(re.escape(place).replace(r"\*", r"[^.\[\]]+")), allowed)
-            for place, allowed in table.items()
+    def __init__(self, tables: Iterable[Mapping[str, _Allowed]], context: Context) -> None:
+        """Take the tables of the file itself and of its kind. The first with a place decides."""
+        self._tables = [
+            [
+                (re.compile(re.escape(place).replace(r"\*", r"[^.\[\]]+")), allowed)
+                for place, allowed in table.items()
+            ]
+            for table in tables
         ]
         github = context.fleet.github
         self._names = {
@@ -68,9 +91,8 @@ class _Words:
 
     def find_problem(self, scalar: Scalar) -> str:
         """Say why the value is not allowed; "" if it is."""
-        allowed = [one for pattern, one in self._patterns if pattern.fullmatch(scalar.place)]
-        if scalar.place in self._table:
-            allowed = [self._table[scalar.place]]
+        listed = ([one for key, one in t if key.fullmatch(scalar.place)] for t in self._tables)
+        allowed = next(filter(None, listed), [])
         if not allowed:
             return "no workflow of ours has this key"
         if any(self._is_allowed(scalar.value, one) for one in allowed):
@@ -115,11 +137,11 @@ def _toggle_quotes(value: object) -> object:
 def _is_minutes(value: object) -> bool:
     if isinstance(value, str):
         return value in _CALLERS_MINUTES
-    return isinstance(value, int) and not isinstance(value, bool) and 0 < value <= MAX_MINUTES
+    return isinstance(value, int) and not isinstance(value, bool) and 0 < value <= _MAX_MINUTES
 
 
 def _has_known_expressions(value: object) -> bool:
-    known = set(map(normalize, read_vocabulary()["expressions"]))
+    known = set(map(normalize, _read_vocabulary()["expressions"]))
     return isinstance(value, str) and set(expressions_in(value)) <= known
 
 

@@ -1,1 +1,0 @@
-"""The rules, a file for each subject, and the vocabulary."""
