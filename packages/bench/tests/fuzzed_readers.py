@@ -13,9 +13,9 @@ from assay_bench.comparing.terms import Terms
 from assay_bench.comparison_files import MARKDOWN_FILE, compare_folders, comparison_as_json
 from assay_bench.evaluations.reading import read_evaluation, write_manifest
 from assay_bench.tuning.judging import judge_tunings
+from assay_bench.tuning.rank_tasks import read_sources
 from assay_bench.tuning.recipe import read_recipe
 from assay_bench.tuning.records import LOSSES_FILE, RECORD_FILE, read_tunings, tuning_folder
-from assay_bench.tuning.rows import read_sources
 from packages.bench.tests.unit.evaluations.test_reading import KINDS, STAMP, sample
 from packages.bench.tests.unit.evaluations.test_reading import write as write_lm_eval
 from packages.bench.tests.unit.sample_evaluations import evaluation, item, task

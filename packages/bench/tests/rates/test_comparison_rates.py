@@ -11,8 +11,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy.stats import binom, norm
 
-from assay_bench.statistics.families import holm, holm_in_layers
-from assay_bench.statistics.paired import Differences, p_not_inferior, p_worse
+from assay_bench.paired_statistics import Differences, holm, holm_in_layers, p_not_inferior, p_worse
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -15,39 +15,33 @@ from assay_bench.performance.results import RESULT_FILE, PerformanceResult
 pytestmark = pytest.mark.timeout(600)
 
 # Suites without torch, for environments in which only `decode` differs.
-LIGHT_SUITES = """
-import time
-from assay_bench.performance.requests import NUM_WARMUP_ROUNDS, SuiteRequest, TurnClient
+LIGHT_WORKER = """
+import sys, time
+from assay_bench.performance.requests import NUM_WARMUP_ROUNDS, SuiteEvent, SuiteRequest, TurnClient
+from assay_bench.performance.results import SuiteResult
 
-ASKED = SuiteRequest.of_environment()
-
-def measure(suite, benchmark, seconds):
-    turns = TurnClient(ASKED)
-    benchmark.pedantic(
-        lambda: time.sleep(seconds), setup=lambda: turns.wait(suite),
-        rounds=ASKED.num_rounds, warmup_rounds=NUM_WARMUP_ROUNDS,
-    )
-    times = [1.0] * ASKED.num_rounds
-    benchmark.extra_info.update(
-        suite=suite, device={}, matmul_seconds=times, matmul_flops=1, read_seconds=times, read_bytes=1
+asked, turns = SuiteRequest.model_validate_json(sys.argv[-1]), TurnClient()
+for suite in asked.suites:
+    times = []
+    for _ in range(NUM_WARMUP_ROUNDS + asked.num_rounds):
+        turns.wait(suite)
+        begun = time.perf_counter()
+        time.sleep(SECONDS if suite == "decode" else 0.004)
+        times.append(time.perf_counter() - begun)
+    controls = [1.0] * asked.num_rounds
+    result = SuiteResult(
+        suite=suite, seconds=times[NUM_WARMUP_ROUNDS:], matmul_seconds=controls, matmul_flops=1,
+        read_seconds=controls, read_bytes=1,
     )
     turns.wait(suite)
-
-def test_prefill(benchmark):
-    measure("prefill", benchmark, 0.004)
-
-def test_decode(benchmark):
-    measure("decode", benchmark, SECONDS)
-
+    turns.send(SuiteEvent(kind="measured", suite=suite, result=result))
 """
 
-REPLACED_TABLE = """
-from assay_bench.performance import suite_table
-suite_table.SUITE_FOLDER = __import__("pathlib").Path(r"{folder}")
-suite_table.SUITES = {{
-    name: suite_table.SpeedSuite(name, "test_light.py", "test_" + name, "read")
-    for name in ("prefill", "decode")
-}}
+LIGHT_PYTHON = """#!/bin/sh
+case "$*" in
+    *suite_worker*) exec "{python}" "{worker}" "$@" ;;
+    *) exec "{python}" "$@" ;;
+esac
 """
 
 # A planted slow-down: every linear layer computes its product ten times.
@@ -92,14 +86,16 @@ def printed(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
 
 
 def make_environment(folder: Path, seconds: float) -> Path:
-    """A virtual environment with this one's packages and light suites. `decode` takes `seconds`."""
+    """Make an environment with this one's packages and light suites. `decode` takes `seconds`."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
     (packages,) = folder.glob("lib/python*/site-packages")
     paths = [path for path in sys.path if path]
-    lines = ["import sys", f"sys.path[:0] = {paths!r}"]
-    (packages / "a_paths.pth").write_text(f"{'; '.join(lines)}\nimport light_table\n")
-    (packages / "light_table.py").write_text(REPLACED_TABLE.format(folder=folder))
-    (folder / "test_light.py").write_text(LIGHT_SUITES.replace("SECONDS", f"{seconds}"))
+    (packages / "a_paths.pth").write_text(f"import sys; sys.path[:0] = {paths!r}\n")
+    worker, python = folder / "light_worker.py", folder / "bin" / "python"
+    worker.write_text(LIGHT_WORKER.replace("SECONDS", f"{seconds}"))
+    real = python.rename(folder / "bin" / "real-python")
+    python.write_text(LIGHT_PYTHON.format(python=real, worker=worker))
+    python.chmod(0o755)
     return folder
 
 

@@ -18,8 +18,14 @@ from assay_bench.comparing.pairing import Pair, differences, pairs_of, trained_e
 from assay_bench.comparing.terms import Terms
 from assay_bench.evaluations.items import LOG_PROBABILITY, Evaluation, Item, Score, TaskResult
 from assay_bench.outcomes import PairedOutcome
-from assay_bench.statistics.families import holm, holm_in_layers, items_needed
-from assay_bench.statistics.paired import Differences, p_not_inferior, p_worse
+from assay_bench.paired_statistics import (
+    Differences,
+    holm,
+    holm_in_layers,
+    items_needed,
+    p_not_inferior,
+    p_worse,
+)
 
 ALL_TASKS = "all tasks"
 

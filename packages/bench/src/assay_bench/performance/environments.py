@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -22,14 +22,13 @@ _PROBE = """
 import json
 from importlib.metadata import PackageNotFoundError, version
 from assay_bench.performance.suite_table import SUITES
-import pytest_benchmark.plugin
 def known(name):
     try:
         return version(name)
     except PackageNotFoundError:
         return "absent"
 print(json.dumps({
-    "nodes": {name: suite.node for name, suite in SUITES.items()},
+    "suites": list(SUITES),
     "versions": {name: known(name) for name in
                  ("torch", "transformers", "assay-core", "assay-bench", "numpy")},
 }))
@@ -48,8 +47,8 @@ class Environment:
 
     name: str
     python: Path
-    nodes: Mapping[str, str]
-    """The pytest node of each suite."""
+    suites: Collection[str]
+    """Names of its suites."""
     versions: Mapping[str, str]
     """Versions of the packages that affect speed."""
     variables: Mapping[str, str]
@@ -58,8 +57,7 @@ class Environment:
     @classmethod
     def current(cls) -> Self:
         """Return the environment of this process."""
-        nodes = {name: suite.node for name, suite in SUITES.items()}
-        return cls("this environment", Path(sys.executable), nodes, {}, dict(os.environ))
+        return cls("this environment", Path(sys.executable), list(SUITES), {}, dict(os.environ))
 
     @classmethod
     def at(cls, path: Path) -> Self:
@@ -85,19 +83,18 @@ class Environment:
             raise MachineError(f"{python} did not respond within {_PROBE_SECONDS} s") from error
         try:
             answer = json.loads(done.stdout)
-            return cls(str(path), python, answer["nodes"], answer["versions"], variables)
+            return cls(str(path), python, answer["suites"], answer["versions"], variables)
         except (ValueError, KeyError, TypeError):
             lines = done.stderr.strip().splitlines() or ["no output"]
             raise UsageError(
                 f"{python} lacks the suites of assay-bench ({lines[-1]}); install assay-bench there with pip"
             ) from None
 
-    def nodes_of(self, suites: Sequence[SpeedSuite]) -> list[str]:
-        """Return the pytest nodes of `suites`. Raises: UsageError for a missing suite."""
+    def require(self, suites: Sequence[SpeedSuite]) -> None:
+        """Raise UsageError for a missing suite."""
         for suite in suites:
-            if suite.name not in self.nodes:
-                raise make_unknown_suite_error(suite.name, tuple(self.nodes), f" in {self.name}")
-        return [self.nodes[suite.name] for suite in suites]
+            if suite.name not in self.suites:
+                raise make_unknown_suite_error(suite.name, tuple(self.suites), f" in {self.name}")
 
 
 def _find_python(path: Path) -> Path:

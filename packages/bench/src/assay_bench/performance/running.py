@@ -52,20 +52,19 @@ def run_suites(
                 while process.waiting_for == suite:
                     process.run_round()
                     task.advance()
-        results, device = process.results()
     for name, reason in process.skipped.items():
         progress.note(f"{name}: skipped: {reason}")
-    if not results:
+    if not process.results:
         raise MachineError(f"no suite can run here: {'; '.join(process.skipped.values())}")
     origin = provenance()
     result = PerformanceResult(
-        machine=machine_kind(device, origin["num_cpus"]),
+        machine=machine_kind(process.device, origin["num_cpus"]),
         run=request.run,
         model=request.model,
-        suites=results,
+        suites=process.results,
         skipped=process.skipped,
-        device=device,
-        versions=device["versions"],
+        device=process.device,
+        versions=process.device["versions"],
         provenance=origin,
     )
     write_whole(folder / RESULT_FILE, result.to_json())
@@ -104,7 +103,7 @@ def compare_environments(
     parse_run(request.run)
     require_blocks(num_blocks)
     for environment in environments:
-        environment.nodes_of(suites)
+        environment.require(suites)
     seed = random.randrange(1 << 32)  # noqa: S311 - reproducible
     rng = random.Random(seed)  # noqa: S311 - reproducible
     of_block = request.model_copy(update={"num_rounds": 2 * NUM_QUADS})
@@ -182,8 +181,8 @@ def _measure_block(
             suite = next(name for name in SUITES if name in waiting)
             _run_suite({side: p for side, p in sides.items() if p.waiting_for == suite}, rng)
         return Block(
-            expected=sides["A"].results()[0],
-            actual=sides["B"].results()[0],
+            expected=sides["A"].results,
+            actual=sides["B"].results,
             skipped={side: process.skipped for side, process in sides.items()},
         )
 

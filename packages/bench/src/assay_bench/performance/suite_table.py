@@ -1,8 +1,7 @@
-"""The suites, with the test and the control of each."""
+"""The suites, with the control of each."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from assay.errors import UsageError
@@ -10,36 +9,32 @@ from assay.errors import UsageError
 # A product of two square matrices, or a pass over a tensor larger than the caches.
 Control = Literal["matmul", "read"]
 
-SUITE_FOLDER = Path(__file__).parent / "suites"
-
 
 @dataclass(frozen=True, slots=True)
 class SpeedSuite:
-    """One test of `suites/`."""
+    """One function of suites.py."""
 
     name: str
-    file: str
-    function: str
     control: Control
     """The divisor of its times: matmul if arithmetic dominates, read if memory traffic does."""
 
     @property
-    def node(self) -> str:
-        """Return the pytest node."""
-        return f"{SUITE_FOLDER / self.file}::{self.function}"
+    def function(self) -> str:
+        """Return the name of its function."""
+        return self.name.replace("-", "_")
 
 
 SUITES = {
     suite.name: suite
     for suite in (
-        SpeedSuite("training-step", "test_training.py", "test_training_step", "matmul"),
-        SpeedSuite("prefill", "test_generation.py", "test_prefill", "matmul"),
-        SpeedSuite("decode", "test_generation.py", "test_decode", "read"),
-        SpeedSuite("collectives", "test_collectives.py", "test_all_reduce", "read"),
-        SpeedSuite("capture", "test_traces.py", "test_capture", "read"),
-        SpeedSuite("compare", "test_traces.py", "test_compare", "read"),
-        SpeedSuite("checkpoint-save", "test_checkpoints.py", "test_save", "read"),
-        SpeedSuite("checkpoint-load", "test_checkpoints.py", "test_load", "read"),
+        SpeedSuite("training-step", "matmul"),
+        SpeedSuite("prefill", "matmul"),
+        SpeedSuite("decode", "read"),
+        SpeedSuite("collectives", "read"),
+        SpeedSuite("capture", "read"),
+        SpeedSuite("compare", "read"),
+        SpeedSuite("checkpoint-save", "read"),
+        SpeedSuite("checkpoint-load", "read"),
     )
 }
 

@@ -31,7 +31,7 @@ def test_python_without_assay_bench_is_an_error(tmp_path: Path) -> None:
         Environment.at(program)
 
 
-@pytest.mark.parametrize("answer", ["", "hello", "[]", '{"nodes": {}}'])
+@pytest.mark.parametrize("answer", ["", "hello", "[]", '{"suites": []}'])
 def test_other_program_is_an_error(tmp_path: Path, answer: str) -> None:
     program = write_program(tmp_path / "python", f"echo '{answer}'")
     with pytest.raises(UsageError, match="lacks the suites of assay-bench"):
@@ -43,15 +43,15 @@ def test_another_environment_does_not_inherit_the_import_path(
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", "/somewhere")
     monkeypatch.setenv("ASSAY_KEPT", "yes")
-    answer = '{"nodes": {"prefill": "x.py::test_prefill"}, "versions": {"torch": "2.9.0"}}'
+    answer = '{"suites": ["prefill"], "versions": {"torch": "2.9.0"}}'
     found = Environment.at(write_program(tmp_path / "python", f"echo '{answer}'"))
     assert "PYTHONPATH" not in found.variables
     assert found.variables["ASSAY_KEPT"] == "yes"
     assert found.versions == {"torch": "2.9.0"}
-    assert found.nodes_of(choose_suites(["prefill"])) == ["x.py::test_prefill"]
+    found.require(choose_suites(["prefill"]))
     with pytest.raises(UsageError, match=f"no suite 'decode' in {tmp_path}"):
-        found.nodes_of(choose_suites(["decode"]))
+        found.require(choose_suites(["decode"]))
 
 
 def test_this_environment_has_all_suites() -> None:
-    assert len(Environment.current().nodes_of(choose_suites([]))) == len(SUITES)
+    assert list(Environment.current().suites) == list(SUITES)

@@ -1,63 +1,41 @@
+import json
+import subprocess
+import sys
+
+from assay_bench.performance.requests import SuiteEvent, SuiteRequest
+
+CHILD = """
 import os
-from collections.abc import Iterator
-
-import pytest
-
-from assay.errors import AssayError, MachineError, UsageError
-from assay_bench.performance.requests import SuiteEvent, SuiteRequest, TurnClient
-
-
-class Giver:
-    """The other end of both pipes."""
-
-    def __init__(self) -> None:
-        self.child_go, self.go = os.pipe()
-        self.events, self.child_events = os.pipe()
-        self.turns = TurnClient(SuiteRequest(go=self.child_go, events=self.child_events))
-
-    def event(self) -> SuiteEvent:
-        return SuiteEvent.model_validate_json(os.read(self.events, 1 << 16))
+from assay_bench.performance.requests import SuiteEvent, TurnClient
+turns = TurnClient()
+print("a library prints")
+turns.wait("decode")
+turns.send(SuiteEvent(kind="skipped", suite="capture", reason="needs 2 devices"))
+"""
 
 
-@pytest.fixture
-def giver() -> Iterator[Giver]:
-    giver = Giver()
-    yield giver
-    for descriptor in (giver.child_go, giver.events, giver.child_events):
-        os.close(descriptor)
+def run_child(turns: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", CHILD], input=turns, capture_output=True, text=True, check=False
+    )
 
 
-def test_turn_is_requested_and_awaited(giver: Giver) -> None:
-    os.write(giver.go, b"g")
-    giver.turns.wait("decode")
-    assert giver.event() == SuiteEvent(kind="ready", suite="decode")
-    os.close(giver.go)
+def test_a_turn_is_requested_and_awaited_and_only_events_reach_standard_output() -> None:
+    done = run_child("\n")
+    events = [SuiteEvent.model_validate_json(line) for line in done.stdout.splitlines()]
+    assert events == [
+        SuiteEvent(kind="ready", suite="decode"),
+        SuiteEvent(kind="skipped", suite="capture", reason="needs 2 devices"),
+    ]
+    assert done.returncode == 0
+    assert done.stderr == "a library prints\n"
 
 
-def test_closed_pipe_is_an_error(giver: Giver) -> None:
-    os.close(giver.go)
-    with pytest.raises(EOFError):
-        giver.turns.wait("decode")
+def test_the_end_of_the_process_that_gives_turns_is_an_error() -> None:
+    done = run_child("")
+    assert json.loads(done.stdout)["kind"] == "ready"
+    assert "EOFError: the process that gives the turns has ended" in done.stderr
 
 
-def test_skipped_suite_is_reported_with_its_reason(giver: Giver) -> None:
-    giver.turns.skip("collectives", "needs 2 devices")
-    expected = SuiteEvent(kind="skipped", suite="collectives", reason="needs 2 devices")
-    assert giver.event() == expected
-    os.close(giver.go)
-
-
-@pytest.mark.parametrize(
-    ("error", "kind"), [(UsageError("x"), "usage"), (MachineError("x"), "machine")]
-)
-def test_error_is_reported_with_its_kind(giver: Giver, error: AssayError, kind: str) -> None:
-    giver.turns.report_error(error)
-    assert (giver.event().kind, kind) == (kind, kind)
-    os.close(giver.go)
-
-
-def test_without_pipes_there_is_no_wait() -> None:
-    turns = TurnClient(SuiteRequest())
-    turns.wait("decode")
-    turns.skip("decode", "no reason")
-    assert SuiteRequest().go is None
+def test_a_suite_waits_before_each_round_and_after_the_last() -> None:
+    assert SuiteRequest(num_rounds=20).num_turns == 3 + 20 + 1

@@ -1,6 +1,6 @@
 import pytest
 
-from assay_bench.statistics.families import holm, holm_in_layers, items_needed
+from assay_bench.paired_statistics import holm, holm_in_layers, items_needed
 
 
 def test_smallest_p_value_is_multiplied_by_their_number() -> None:

@@ -6,7 +6,7 @@ from math import comb
 import numpy as np
 import pytest
 
-from assay_bench.statistics.paired import Differences, _saddlepoint, p_not_inferior, p_worse
+from assay_bench.paired_statistics import Differences, _saddlepoint, p_not_inferior, p_worse
 
 
 def answers(lost: int, gained: int, num: int) -> Differences:

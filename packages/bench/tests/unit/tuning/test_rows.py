@@ -2,8 +2,8 @@ import pytest
 import torch
 
 from assay.training.batches import IGNORED, TextCoder
+from assay_bench.tuning.rank_tasks import Source, draw_step, held_out_rows
 from assay_bench.tuning.recipe import DataSource, Permutation, TuningRecipe
-from assay_bench.tuning.rows import Source, draw_step, held_out_rows
 from assay_bench.tuning.texts import Text
 
 PAD = 0

@@ -4,18 +4,24 @@ The controls are the machine's own matrix product and memory read. The ratio of 
 before it depends less on the clock rate and on other work than the time itself.
 """
 
+import gc
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol, TypeVar
+from functools import cached_property
+from pathlib import Path
+from typing import Generic, TypeVar
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from assay.devices.base import Device
-from assay.devices.registry import describe_run
+from assay.devices.registry import open_run
 from assay.devices.run_string import parse_run
-from assay_bench.performance.requests import NUM_WARMUP_ROUNDS, SuiteRequest, TurnClient
+from assay.models import LoadedModel, load_model
+from assay.models.size import choose_threads
+from assay_bench.performance.requests import NUM_WARMUP_ROUNDS, SuiteRequest
+from assay_bench.performance.results import SuiteResult
 
 # Rows of the square matrices. A product takes milliseconds on the host. An accelerator needs larger matrices
 # to reach its peak.
@@ -61,18 +67,6 @@ class Controls:
         return matmul, timed(self._memory.sum, self._device)
 
 
-class Benchmark(Protocol):
-    """The used part of pytest-benchmark's fixture `benchmark`."""
-
-    extra_info: dict[str, Any]
-
-    def pedantic(
-        self, target: Callable[..., object], *, setup: Callable[[], object], rounds: int,
-        warmup_rounds: int,
-    ) -> object:  # fmt: skip
-        """Time `target` in each round, with the arguments that `setup` returns."""
-
-
 @dataclass(frozen=True, slots=True)
 class Amounts:
     """The amount of work of one round. Zero means not applicable."""
@@ -92,53 +86,73 @@ def count_flops(work: Callable[[], object]) -> int:
     return num_flops
 
 
-@dataclass(frozen=True, slots=True)
-class SuiteTimer:
-    """Timer of one suite, which its test calls once."""
+class SuiteSkippedError(Exception):
+    """A suite that cannot run here, with the reason."""
 
-    suite: str
-    request: SuiteRequest
-    device: Device
-    benchmark: Benchmark
-    turns: TurnClient
 
-    def __call__(
-        self, prepare: Callable[[], T], work: Callable[[T], object], amounts: Amounts
-    ) -> None:
-        """Time `work` on the results of `prepare`, and store the times with pytest-benchmark.
+class Workbench:
+    """Device, model and folder of the suites of a process."""
 
-        prepare: called before each round, outside of the timed part, as are the controls.
-        """
-        device = self.device
-        controls = Controls(device, getattr(torch, parse_run(self.request.run).dtype))
-        times: list[tuple[float, float]] = []
+    def __init__(self, request: SuiteRequest, folder: Path) -> None:
+        self.request, self.folder = request, folder
+        self.run = parse_run(request.run)
+        self.device: Device = open_run(self.run)
 
-        def begin() -> tuple[tuple[T], dict[str, Any]]:
-            prepared = prepare()
-            self.turns.wait(self.suite)
-            if len(times) == NUM_WARMUP_ROUNDS:
-                device.reset_peak_memory()
-            times.append(controls.measure())
-            return (prepared,), {}
-
-        def finish(prepared: T) -> None:
-            work(prepared)
-            device.synchronize()
-
-        self.benchmark.pedantic(
-            finish, setup=begin, rounds=self.request.num_rounds, warmup_rounds=NUM_WARMUP_ROUNDS
+    @cached_property
+    def loaded(self) -> LoadedModel:
+        """Load the model on the device, and choose the number of threads for its size."""
+        loaded = load_model(
+            self.request.model, dtype=self.run.dtype, device=self.device.torch_device
         )
-        matmul_seconds, read_seconds = zip(*times[NUM_WARMUP_ROUNDS:], strict=True)
-        self.benchmark.extra_info.update(
-            suite=self.suite,
-            **asdict(amounts),
+        choose_threads(sum(parameter.numel() for parameter in loaded.model.parameters()))
+        return loaded
+
+
+@dataclass(frozen=True, slots=True)
+class Work(Generic[T]):
+    """The work of a suite's rounds."""
+
+    prepare: Callable[[], T]
+    """Called before each round, outside of the timed part, as are the controls."""
+    work: Callable[[T], object]
+    """Timed, with the result of `prepare`."""
+    amounts: Amounts
+    one_thread: bool = False
+    """True for work that does not depend on the model's size."""
+    clock: Callable[[], float] = time.perf_counter
+
+    def measure(self, suite: str, bench: Workbench, wait: Callable[[], None]) -> SuiteResult:
+        """Time the rounds. wait: called before each round, when everything is prepared."""
+        num_threads = torch.get_num_threads()
+        if self.one_thread:
+            torch.set_num_threads(1)
+        device, controls = bench.device, Controls(bench.device, getattr(torch, bench.run.dtype))
+        rounds = []
+        for number in range(NUM_WARMUP_ROUNDS + bench.request.num_rounds):
+            prepared = self.prepare()
+            wait()
+            if number == NUM_WARMUP_ROUNDS:
+                device.reset_peak_memory()
+            times = controls.measure()
+            gc.disable()
+            begun = self.clock()
+            self.work(prepared)
+            device.synchronize()
+            rounds.append((self.clock() - begun, *times))
+            gc.enable()
+        seconds, matmul_seconds, read_seconds = map(
+            list, zip(*rounds[NUM_WARMUP_ROUNDS:], strict=True)
+        )
+        result = SuiteResult(
+            suite=suite,
+            seconds=seconds,
             matmul_seconds=matmul_seconds,
             matmul_flops=controls.matmul_flops,
             read_seconds=read_seconds,
             read_bytes=controls.read_bytes,
             peak_memory_bytes=device.peak_memory_bytes(),
             num_threads=torch.get_num_threads(),
-            device=describe_run(device, parse_run(self.request.run)),
+            **asdict(self.amounts),
         )
-        # Another process can still have rounds to run: wait before any other work.
-        self.turns.wait(self.suite)
+        torch.set_num_threads(num_threads)
+        return result

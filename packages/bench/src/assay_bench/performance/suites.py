@@ -1,0 +1,227 @@
+"""The suites: what a round of each does. Each function prepares a suite and returns its work.
+
+Shapes: B rows, T tokens.
+"""
+
+import math
+import shutil
+import time
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+import assay
+from assay.errors import MachineError
+from assay.inputs import built_in_texts
+from assay.launch import Rank, World, launch_world
+from assay.metrics import PairSums
+from assay.trace import Trace
+from assay.training.batches import MicroBatch, coder_of, training_batches
+from assay.training.protocol import TrainingPlan
+from assay.training.trainers.reference import ReferenceTrainer
+from assay_bench.performance.measurement import (
+    Amounts,
+    SuiteSkippedError,
+    Work,
+    Workbench,
+    count_flops,
+)
+
+NUM_MICRO_BATCHES = 2
+NUM_ROWS = 2
+PROMPT_LENGTH = 128
+NUM_NEW_TOKENS = 16
+
+NUM_RANKS = 2
+NUM_ELEMENTS = 1 << 20
+NUM_REPEATS = 10
+
+CAPTURED_LENGTH = 64
+# The size of values at a module boundary. For larger tensors the allocator of some processes requests pages
+# from the system every time, which doubles their time.
+COMPARED_SHAPE = (256, 1024)
+NUM_PAIRS = 8
+
+
+def training_step(bench: Workbench) -> Work[list[MicroBatch]]:
+    """Run forward, backward, clipping and AdamW over two micro-batches with the reference trainer."""
+    trainer, batch = _make_trainer(bench, NUM_MICRO_BATCHES)
+    _require(math.isfinite(trainer.step(batch).loss), "the loss of a training step is not finite")
+    num_tokens = sum(int(micro_batch["attention_mask"].sum()) for micro_batch in batch)
+    flops = count_flops(lambda: trainer.step(batch))
+    return Work(lambda: batch, trainer.step, Amounts(num_tokens=num_tokens, num_flops=flops))
+
+
+def prefill(bench: Workbench) -> Work[Tensor]:
+    """Run one forward pass over all prompts."""
+    prompts_BT = _make_prompts(bench)
+    _require(bool(_prefill(bench, prompts_BT).logits.isfinite().all()), "logits are not finite")
+    flops = count_flops(lambda: _prefill(bench, prompts_BT))
+    amounts = Amounts(num_tokens=prompts_BT.numel(), num_flops=flops)
+    return Work(lambda: prompts_BT, partial(_prefill, bench), amounts)
+
+
+def decode(bench: Workbench) -> Work[Any]:
+    """Generate tokens one by one. Each reads at least the weights."""
+    prompts_BT = _make_prompts(bench)
+    output = _prefill(bench, prompts_BT)
+    flops = count_flops(lambda: _decode(bench, output))
+    weight_bytes = sum(parameter.nbytes for parameter in bench.loaded.model.parameters())
+    amounts = Amounts(
+        num_tokens=len(prompts_BT) * NUM_NEW_TOKENS,
+        num_flops=flops,
+        num_bytes=weight_bytes * NUM_NEW_TOKENS,
+    )
+    return Work(lambda: _prefill(bench, prompts_BT), partial(_decode, bench), amounts)
+
+
+def collectives(bench: Workbench) -> Work[World]:
+    """Run ten all-reduces of 4 MiB in float32 over two ranks. Each round starts a new world."""
+    device = bench.device
+    if device.torch_device != "cpu" and device.count() < NUM_RANKS:
+        raise SuiteSkippedError(f"needs {NUM_RANKS} devices; {device.name} has {device.count()}")
+    world = World({"dp": NUM_RANKS}, device=bench.run.device)
+    seconds_in_ranks = 0.0
+
+    def run_world(target: World) -> None:
+        nonlocal seconds_in_ranks
+        answers = launch_world(all_reduce, target)
+        totals = [total for _, total in answers]
+        _require(totals == [NUM_RANKS ** (NUM_REPEATS + 1)] * NUM_RANKS, f"a sum is {totals}")
+        seconds_in_ranks += max(seconds for seconds, _ in answers)
+
+    # The start of a world takes longer than its collectives, so the slowest rank's own time counts.
+    return Work(
+        lambda: world,
+        run_world,
+        Amounts(num_bytes=NUM_REPEATS * NUM_ELEMENTS * 4),
+        one_thread=True,
+        clock=lambda: seconds_in_ranks,
+    )
+
+
+def all_reduce(rank: Rank) -> tuple[float, float]:
+    """Return the seconds of all repeats, after one that opens the connections, and an element of the sum."""
+    values = torch.ones(NUM_ELEMENTS, device=rank.device.torch_device)
+    dist.all_reduce(values)
+    rank.device.synchronize()
+    begun = time.perf_counter()
+    for _ in range(NUM_REPEATS):
+        dist.all_reduce(values)
+    rank.device.synchronize()
+    return time.perf_counter() - begun, float(values[0])
+
+
+def capture(bench: Workbench) -> Work[Path]:
+    """Run a forward pass and write every tensor of every module."""
+    loaded, device = bench.loaded, bench.device
+    length = min(CAPTURED_LENGTH, loaded.max_positions or CAPTURED_LENGTH)
+    ids_BT = torch.arange(NUM_ROWS * length, device=device.torch_device) % loaded.vocab_size
+    folder = bench.folder / "trace"
+
+    @torch.no_grad()
+    def record(target: Path) -> None:
+        with assay.capture(loaded.model, target), device.execution():
+            loaded.model(input_ids=ids_BT.view(NUM_ROWS, length))
+
+    record(folder)
+    amounts = Amounts(num_tokens=ids_BT.numel(), num_bytes=Trace.open(folder).unique_bytes)
+    return Work(partial(_remove, folder), record, amounts)
+
+
+def compare(_: Workbench) -> Work[tuple[Tensor, Tensor]]:
+    """Compute all sums of a check between two tensors on the host, several times."""
+    expected = torch.randn(COMPARED_SHAPE, generator=torch.Generator().manual_seed(0))
+    actual = expected * (1 + 1e-7)
+    rows = torch.arange(len(expected))
+
+    def add_pairs(pair: tuple[Tensor, Tensor]) -> None:
+        for _ in range(NUM_PAIRS):
+            PairSums().add(*pair, rows, rows)
+
+    num_bytes = NUM_PAIRS * (actual.nbytes + expected.nbytes)
+    return Work(
+        lambda: (actual, expected), add_pairs, Amounts(num_bytes=num_bytes), one_thread=True
+    )
+
+
+def checkpoint_save(bench: Workbench) -> Work[Path]:
+    """Write model, moments and generators into a new folder."""
+    trainer, folder = _stepped_trainer(bench), bench.folder / "saved"
+    trainer.save(folder)
+    return Work(partial(_remove, folder), trainer.save, Amounts(num_bytes=_bytes_in(folder)))
+
+
+def checkpoint_load(bench: Workbench) -> Work[Path]:
+    """Read the same into a trainer that is set up."""
+    trainer, folder = _stepped_trainer(bench), bench.folder / "loaded"
+    trainer.save(folder)
+    return Work(lambda: folder, trainer.load, Amounts(num_bytes=_bytes_in(folder)))
+
+
+def _make_trainer(
+    bench: Workbench, num_micro_batches: int
+) -> tuple[ReferenceTrainer, list[MicroBatch]]:
+    """Make the reference trainer with the micro-batches of a step."""
+    _ = bench.loaded  # sets the number of threads
+    model = bench.request.model
+    plan = TrainingPlan(model=model, run=bench.request.run, micro_batches=num_micro_batches)
+    trainer = ReferenceTrainer()
+    trainer.setup(plan)
+    (batch,) = training_batches(coder_of(model), steps=1, micro_batches=num_micro_batches)
+    return trainer, batch
+
+
+@cache
+def _stepped_trainer(bench: Workbench) -> ReferenceTrainer:
+    """Make a trainer after one step, so that its optimizer has moments."""
+    trainer, batch = _make_trainer(bench, 1)
+    trainer.step(batch)
+    return trainer
+
+
+def _make_prompts(bench: Workbench) -> Tensor:
+    """Make prompts (B, T), shortened to the model's context."""
+    loaded = bench.loaded
+    if not loaded.can_generate:
+        raise SuiteSkippedError(f"{loaded.source.reference} does not generate")
+    longest = (loaded.max_positions or PROMPT_LENGTH + NUM_NEW_TOKENS) - NUM_NEW_TOKENS
+    length = min(PROMPT_LENGTH, longest)
+    ids = loaded.encode("\n".join(built_in_texts()))[: NUM_ROWS * length]
+    return torch.tensor(ids, device=bench.device.torch_device).view(NUM_ROWS, -1)
+
+
+@torch.no_grad()
+def _prefill(bench: Workbench, prompts_BT: Tensor) -> Any:  # noqa: ANN401 - an output of transformers
+    """Run whole prompts and return the output with its cache."""
+    with bench.device.execution():
+        return bench.loaded.model(input_ids=prompts_BT, use_cache=True)
+
+
+@torch.no_grad()
+def _decode(bench: Workbench, output: Any) -> None:  # noqa: ANN401 - an output of transformers
+    """Generate token by token."""
+    with bench.device.execution():
+        for _ in range(NUM_NEW_TOKENS):
+            token_B1 = output.logits[:, -1:].argmax(-1)
+            output = bench.loaded.model(
+                input_ids=token_B1, past_key_values=output.past_key_values, use_cache=True
+            )
+
+
+def _remove(folder: Path) -> Path:
+    shutil.rmtree(folder)
+    return folder
+
+
+def _bytes_in(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+
+
+def _require(condition: bool, problem: str) -> None:  # noqa: FBT001 - as in `assert`
+    if not condition:
+        raise MachineError(problem)

@@ -1,1 +1,0 @@
-"""The suites, as tests of pytest-benchmark. One environment variable holds their settings."""

@@ -1,1 +1,0 @@
-"""Statistical tests of paired items."""
