@@ -20,8 +20,7 @@ from assay_smoke.machine.leftovers import (
     find_leftovers,
     ports_taken,
 )
-from assay_smoke.machine.memory import MemoryUse, MemoryWatch, format_size
-from assay_smoke.machine.process_tree import ProcessTree
+from assay_smoke.machine.process_tree import MemoryUse, MemoryWatch, ProcessTree, format_size
 
 if TYPE_CHECKING:
     from assay.devices.base import Device

@@ -21,16 +21,14 @@ from assay_smoke.cases.timeline import Timeline
 MERGED_FOLDER = "merged"
 
 
-def read(rank: Rank, body: dict[str, Any]) -> dict[str, Any]:
+def read(rank: Rank, request: CaseRequest) -> ReadAnswer:
     """Load the model of a checkpoint in a world of one rank and measure its logits."""
-    request = CaseRequest.model_validate(body)
     timeline = Timeline(Path(request.timelines) / "rank-0.jsonl", rank.device)
     with timeline.phase("read"):
         try:
-            answer = _read(request, rank)
+            return _read(request, rank)
         except (OSError, ValueError, KeyError, RuntimeError, TypeError) as error:
-            answer = ReadAnswer(problem=f"{type(error).__name__}: {error}")
-    return answer.model_dump(mode="json")
+            return ReadAnswer(problem=f"{type(error).__name__}: {error}")
 
 
 def _read(request: CaseRequest, rank: Rank) -> ReadAnswer:

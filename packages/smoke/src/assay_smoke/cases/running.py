@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from assay.files import read_sealed, write_sealed
 from assay.launch import Rank, TimeLimits, World, WorldError, launch_world
@@ -13,8 +13,8 @@ from assay.runs import Progress
 from assay.runs.caches import locked
 from assay.runs.results import write_results
 from assay.training.check import load_training_limits
-from assay.training.processes.requests import ReferenceRequest, StepRecord
-from assay.verdicts import Outcome, Record, Verdict
+from assay.training.processes.requests import ReferenceRequest
+from assay.verdicts import Outcome, Verdict
 from assay_smoke.cases import reading, worlds
 from assay_smoke.cases.evidence import CaseEvidence
 from assay_smoke.cases.requests import (
@@ -22,11 +22,7 @@ from assay_smoke.cases.requests import (
     LAST_CHECKPOINT,
     TERMINATED_CHECKPOINT,
     CaseRequest,
-    ReadAnswer,
     ReferenceAnswer,
-    ResumeAnswer,
-    TerminateAnswer,
-    TrainAnswer,
 )
 from assay_smoke.cases.settings import (
     REFERENCE,
@@ -43,8 +39,7 @@ from assay_smoke.matrix.cases import Case
 from assay_smoke.matrix.rules import HOST
 from assay_smoke.trainers.deepspeed.compiling import compile_ahead
 
-Body = Callable[[Rank, dict[str, Any]], dict[str, Any]]
-_Answer = TypeVar("_Answer", bound=Record)
+_Answer = TypeVar("_Answer")
 
 _ANSWER_FILE = "answer.json"
 
@@ -92,10 +87,9 @@ def open_reference(
             return golden, read_sealed(ReferenceAnswer, kept)
         asked = request.model_copy(update={"folder": str(golden)})
         world = World({"dp": 1}, "cpu", limits=limits, preload=EVERY_CASE, log_folder=golden)
-        (answer,) = launch_world(worlds.reference, world, asked.model_dump())
-        made = ReferenceAnswer.model_validate(answer)
-        write_sealed(kept, made)
-    return golden, made
+        (answer,) = launch_world(worlds.reference, world, asked)
+        write_sealed(kept, answer)
+    return golden, answer
 
 
 def prepare(case: Case, trainer: str | None, folder: Path, progress: Progress) -> None:
@@ -162,17 +156,17 @@ class CaseRun:
         )
         launch = partial(self._launch, evidence, progress)
         with record_leftovers(folder / "temporary", evidence.left_behind):
-            evidence.trained = launch("train", worlds.train, TrainAnswer)
+            evidence.trained = launch("train", worlds.train)
             checkpoint = CHECKPOINT
             if case.interruption == "sigterm":
                 checkpoint = TERMINATED_CHECKPOINT
-                evidence.terminated = launch("terminate", worlds.terminate, TerminateAnswer)
+                evidence.terminated = launch("terminate", worlds.terminate)
             if (folder / checkpoint).is_dir():
-                evidence.resumed = launch("resume", worlds.resume, ResumeAnswer, checkpoint)
+                evidence.resumed = launch("resume", worlds.resume, checkpoint)
             if case.checkpoint == "hugging-face" and (folder / CHECKPOINT).is_dir():
-                evidence.restarted = launch("restart", worlds.restart, StepRecord, CHECKPOINT)
+                evidence.restarted = launch("restart", worlds.restart, CHECKPOINT)
             if (folder / LAST_CHECKPOINT).is_dir():
-                (evidence.read,) = launch("read", reading.read, ReadAnswer, LAST_CHECKPOINT)
+                (evidence.read,) = launch("read", reading.read, LAST_CHECKPOINT)
         return evidence
 
     def _launch(
@@ -180,8 +174,7 @@ class CaseRun:
         evidence: CaseEvidence,
         progress: Progress,
         name: str,
-        body: Body,
-        answer: type[_Answer],
+        body: Callable[[Rank, CaseRequest], _Answer],
         checkpoint: str = "",
     ) -> list[_Answer]:
         """Run `body` on every rank of a world and return the answers by rank.
@@ -206,8 +199,7 @@ class CaseRun:
             }
         )
         with progress.step(f"{self.case.id}: {name}"):
-            answers = launch_world(body, world, asked.model_dump())
-        return [answer.model_validate(one) for one in answers]
+            return launch_world(body, world, asked)
 
     def _stopped_in(self) -> str | None:
         """Return the phase in which the last world ended early."""

@@ -1,26 +1,31 @@
 """The work of a case's ranks, world by world. Judges nothing."""
 
+import gc
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from assay.devices.registry import describe_run
 from assay.errors import AssayError
 from assay.launch import Rank
 from assay.training.batches import MicroBatch, copied
+from assay.training.processes.candidate_side import CandidateSide
 from assay.training.processes.requests import ReferenceRequest, StepRecord
 from assay.training.processes.skipped_steps import step_until_made
 from assay.training.processes.trainer_report import ModelReport, TrainerReport, declared_traits
 from assay.training.replay.conditions import comparable
-from assay.training.state.files import read_golden_state
-from assay.training.state.parameter_records import trajectory_of
-from assay.training.state.states import differing_parameters, inject_state
+from assay.training.state.files import fingerprint, read_golden_state
+from assay.training.state.parameter_records import hash_held_parts, trajectory_of
+from assay.training.state.parameters import named_parameters
+from assay.training.state.sharding import local_part
+from assay.training.state.states import current_state, differing_parameters, inject_state
 from assay.training.trainers.reference import MODEL_FOLDER
 from assay.training.trainers.registry import OpenedTrainer, describe_trainer
 from assay_smoke.cases.reference import train_reference
@@ -28,36 +33,126 @@ from assay_smoke.cases.requests import (
     LAST_CHECKPOINT,
     TERMINATED_CHECKPOINT,
     CaseRequest,
+    Hashes,
+    ReferenceAnswer,
     ResumeAnswer,
+    Survivors,
     TerminateAnswer,
     TrainAnswer,
 )
-from assay_smoke.cases.watched_side import (
-    WatchedSide,
-    hash_held,
-    hash_model,
-    held_parameter_bytes,
-    live_tensors,
-    survivors,
-)
+from assay_smoke.cases.timeline import CyclePhase, Timeline
+from assay_smoke.trainers.deepspeed.partitions import whole_size
 
-# Each takes the rank and a request as JSON, and returns its answer as JSON.
-Answer = dict[str, Any]
+_METHODS: dict[str, CyclePhase] = {
+    "step": "step",
+    "save": "checkpoint",
+    "load": "resume",
+    "teardown": "tear-down",
+}
+_SHOWN = 3
 
 
-def reference(rank: Rank, body: Answer) -> Answer:
+class WatchedSide(CandidateSide):
+    """Opens trainers that record each call as a phase.
+
+    ended: hashes of each trainer's model at its teardown, in order.
+    """
+
+    def __init__(self, request: CaseRequest, rank: Rank) -> None:
+        super().__init__(request.candidate, rank)
+        self.timeline = Timeline(Path(request.timelines) / f"rank-{rank.number}.jsonl", self.device)
+        self.resume_at = request.candidate.options.resume_at
+        self.ended: list[Hashes] = []
+
+    def open(self) -> OpenedTrainer:
+        """Open and set up a trainer."""
+        with self.timeline.phase("set-up"):
+            opened = super().open()
+        num_steps = 0
+        for method, phase in _METHODS.items():
+            original = getattr(opened.trainer, method)
+
+            def call(
+                *args: Any,  # noqa: ANN401 - of any trainer
+                original: Callable[..., Any] = original,
+                phase: CyclePhase = phase,
+            ) -> Any:  # noqa: ANN401
+                nonlocal num_steps
+                if phase == "tear-down":
+                    self.ended.append(hash_model(opened, self.device.torch_device))
+                number = num_steps if phase == "step" else None
+                with self.timeline.phase(phase, number):
+                    result = original(*args)
+                if phase == "step":
+                    num_steps = getattr(result, "step", num_steps) + 1
+                elif phase == "resume":
+                    num_steps = self.resume_at
+                return result
+
+            setattr(opened.trainer, method, call)
+        return opened
+
+
+def hash_model(opened: OpenedTrainer, torch_device: str) -> Hashes:
+    """Hash every whole parameter and buffer. A collective."""
+    return fingerprint({"model": current_state(opened.trainer, torch_device)["model"]})
+
+
+def hash_held(opened: OpenedTrainer) -> Hashes:
+    """Hash every part of a parameter or moment that this rank holds."""
+    return {str(part): digest for part, digest in hash_held_parts(opened.trainer).items()}
+
+
+def held_parameter_bytes(opened: OpenedTrainer, num_ranks: int) -> int:
+    """Return the size of this rank's parameters or shards.
+
+    A parameter that is whole only during its use, as under ZeRO-3, counts as an even share.
+    """
+    total = 0
+    for item in named_parameters(opened.trainer.model):
+        held = local_part(item.tensor).numel() or whole_size(item.tensor) // num_ranks
+        total += held * item.tensor.element_size()
+    return total
+
+
+def live_tensors() -> dict[int, Tensor]:
+    """Return every tensor that Python's garbage collector knows, by identity."""
+    gc.collect()
+    # type() instead of isinstance(): `__class__` of an arbitrary object may run code.
+    return {id(item): item for item in gc.get_objects() if issubclass(type(item), Tensor)}
+
+
+def survivors(before: dict[int, Tensor]) -> Survivors:
+    """Return live tensors that are not in `before`, one per storage."""
+    new = [tensor for key, tensor in live_tensors().items() if key not in before]
+    storages = {
+        tensor.untyped_storage().data_ptr(): tensor for tensor in new if _has_storage(tensor)
+    }
+    sizes = sorted(storages.values(), key=lambda tensor: -tensor.untyped_storage().nbytes())
+    return Survivors(
+        num_bytes=sum(tensor.untyped_storage().nbytes() for tensor in sizes),
+        shapes=[f"{tuple(tensor.shape)} {tensor.dtype}" for tensor in sizes[:_SHOWN]],
+    )
+
+
+def _has_storage(tensor: Tensor) -> bool:
+    if isinstance(tensor, DTensor):  # the garbage collector also knows the local tensor
+        return False
+    # Fake tensors of compilers name a real device, and their storage is on `meta`.
+    return tensor.layout is torch.strided and tensor.untyped_storage().device.type != "meta"
+
+
+def reference(_: Rank, request: ReferenceRequest) -> ReferenceAnswer:
     """Train the reference in a world of one rank."""
-    del rank
-    return train_reference(ReferenceRequest.model_validate(body)).model_dump(mode="json")
+    return train_reference(request)
 
 
-def train(rank: Rank, body: Answer) -> Answer:
+def train(rank: Rank, request: CaseRequest) -> TrainAnswer:
     """Set up, train, save, train on and tear down; then resume in the same process."""
-    request = CaseRequest.model_validate(body)
     side = WatchedSide(request, rank)
     alive = live_tensors()
     report, before, held, parameter_bytes = _train(side, request, rank)
-    answer = TrainAnswer(
+    return TrainAnswer(
         report=report,
         before=before,
         after=side.ended[0],
@@ -65,7 +160,6 @@ def train(rank: Rank, body: Answer) -> Answer:
         parameter_bytes=parameter_bytes,
         survivors=survivors(alive),
     )
-    return answer.model_dump(mode="json")
 
 
 def _train(
@@ -93,9 +187,8 @@ def _train(
     return report, before, last, parameter_bytes
 
 
-def terminate(rank: Rank, body: Answer) -> Answer:
+def terminate(rank: Rank, request: CaseRequest) -> TerminateAnswer:
     """Train until SIGTERM arrives within a step, then save."""
-    request = CaseRequest.model_validate(body)
     side = WatchedSide(request, rank)
     opened = side.open()
     begin = side.begin(opened)
@@ -117,8 +210,7 @@ def terminate(rank: Rank, body: Answer) -> Answer:
                     break
     finally:
         signal.signal(signal.SIGTERM, previous)
-    answer = TerminateAnswer(was_signalled=bool(signals), steps=steps)
-    return answer.model_dump(mode="json")
+    return TerminateAnswer(was_signalled=bool(signals), steps=steps)
 
 
 def _send_within_step(root: nn.Module) -> None:
@@ -131,9 +223,8 @@ def _send_within_step(root: nn.Module) -> None:
     handle = root.register_forward_hook(send)
 
 
-def resume(rank: Rank, body: Answer) -> Answer:
+def resume(rank: Rank, request: CaseRequest) -> ResumeAnswer:
     """Continue from the checkpoint in new processes, save at the end, and tear down."""
-    request = CaseRequest.model_validate(body)
     side = WatchedSide(request, rank)
     options = request.candidate.options
     opened = side.open()
@@ -144,7 +235,7 @@ def resume(rank: Rank, body: Answer) -> Answer:
         opened.trainer.load(Path(request.checkpoint))
     except (AssayError, OSError, ValueError, KeyError, RuntimeError) as error:
         answer.problem = f"the checkpoint cannot be read: {type(error).__name__}: {error}"
-        return answer.model_dump(mode="json")
+        return answer
     with comparable(side.run.dtype, side.device):
         answer.steps = [make_step(opened, batch) for batch in side.batches[options.resume_at :]]
     answer.held = hash_held(opened)
@@ -152,12 +243,11 @@ def resume(rank: Rank, body: Answer) -> Answer:
     answer.trajectory = trajectory_of(opened.trainer.model, end)
     opened.trainer.save(Path(request.candidate.folder).parent / LAST_CHECKPOINT)
     opened.trainer.teardown()
-    return answer.model_dump(mode="json")
+    return answer
 
 
-def restart(rank: Rank, body: Answer) -> Answer:
+def restart(rank: Rank, request: CaseRequest) -> StepRecord:
     """Make the first step of another run that starts from the saved model."""
-    request = CaseRequest.model_validate(body)
     side = WatchedSide(request, rank)
     resume_at = request.candidate.options.resume_at
     batch = side.batches[resume_at]
@@ -166,7 +256,7 @@ def restart(rank: Rank, body: Answer) -> Answer:
     with comparable(side.run.dtype, side.device):
         step = make_step(opened, batch)
     opened.trainer.teardown()
-    return step.model_dump(mode="json")
+    return step
 
 
 def make_step(opened: OpenedTrainer, batch: Sequence[MicroBatch]) -> StepRecord:

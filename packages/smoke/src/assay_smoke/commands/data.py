@@ -105,7 +105,7 @@ def data(  # noqa: PLR0913 - one for each option
     request.require_meaning()
     folder = RunFolder.create("smoke data", output).path
     work: RemoteFunction[DataRequest, DataAnswer] = RemoteFunction(
-        "assay_smoke.data.command.worker:run_checks"
+        "assay_smoke.data.command.planned_checks:run_checks"
     )
     with open_progress() as progress:
         answer = ask(work, request, folder, name="data", progress=progress).result

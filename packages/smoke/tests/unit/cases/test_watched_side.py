@@ -3,7 +3,7 @@
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from assay_smoke.cases.watched_side import live_tensors, survivors
+from assay_smoke.cases.worlds import live_tensors, survivors
 
 
 def test_tensors_that_outlive_are_counted_once_for_each_storage() -> None:

@@ -17,7 +17,7 @@ from assay_smoke.data.command.planned_checks import ChecksPlan
 from assay_smoke.data.command.requests import CheckReport, DataAnswer, DataRequest
 from assay_smoke.data.command.tokenizers import ONE_BOS, open_tokenizer
 from assay_smoke.data.command.verdict import judge_data, print_data_verdict
-from assay_smoke.data.libraries.chat_templates import render_by_template
+from assay_smoke.data.libraries import render_by_template
 from assay_smoke.data.properties import BrokenProperty, RaisedError, Subject, SubjectReport
 from assay_smoke.data.sampling import (
     NEW_ORDER,
@@ -26,7 +26,7 @@ from assay_smoke.data.sampling import (
     check_sampling,
 )
 from assay_smoke.data.text.chat import check_chat
-from assay_smoke.data.tokens.micro_tokenizer import micro_tokenizer
+from assay_smoke.data.tokens import micro_tokenizer
 
 PLANTS = Path(__file__).parents[2] / "data_plants"
 
@@ -224,7 +224,7 @@ def test_a_library_that_is_absent_is_noted(monkeypatch: pytest.MonkeyPatch) -> N
             raise PackageNotFoundError(library)
         return "1.0"
 
-    monkeypatch.setattr("assay_smoke.data.libraries.installed.version", version)
+    monkeypatch.setattr("assay_smoke.data.libraries.version", version)
     plan = ChecksPlan(DataRequest())
     names = " ".join(check.name for check in plan.checks())
     assert "Trainer" not in names.replace("as in its Trainer", "")

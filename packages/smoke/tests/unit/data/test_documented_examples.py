@@ -8,7 +8,7 @@ from assay.plugins import load_object
 from assay_smoke.data import sampling
 from assay_smoke.data.batches import padding
 from assay_smoke.data.properties import Subject
-from assay_smoke.data.tokens.micro_tokenizer import micro_tokenizer
+from assay_smoke.data.tokens import micro_tokenizer
 
 PAGE = (Path(__file__).parents[5] / "docs/smoke-data.md").read_text(encoding="utf-8")
 

@@ -15,8 +15,7 @@ from assay_smoke.data.batches import packing, padding
 from assay_smoke.data.properties import Subject, SubjectReport
 from assay_smoke.data.protocols import LoaderPlan, Message
 from assay_smoke.data.text import chat, labels
-from assay_smoke.data.tokens.chats import Conversation
-from assay_smoke.data.tokens.micro_tokenizer import micro_tokenizer
+from assay_smoke.data.tokens import Conversation, micro_tokenizer
 
 PLANTS = Path(__file__).parents[2] / "data_plants"
 

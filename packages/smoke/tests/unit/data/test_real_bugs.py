@@ -10,10 +10,10 @@ import torch
 from assay.plugins import load_object
 from assay_smoke.data import accumulation, sampling
 from assay_smoke.data.batches import packing, padding
-from assay_smoke.data.libraries.chat_templates import micro_tokenizers
+from assay_smoke.data.libraries import micro_tokenizers
 from assay_smoke.data.properties import Subject, SubjectReport
 from assay_smoke.data.text import chat, labels
-from assay_smoke.data.tokens.micro_tokenizer import micro_tokenizer
+from assay_smoke.data.tokens import micro_tokenizer
 
 PLANTS = Path(__file__).parents[2] / "data_plants"
 

@@ -9,8 +9,7 @@ from transformers import PreTrainedTokenizerFast
 from assay_smoke.data.properties import PropertyLog, RaisedError, Subject
 from assay_smoke.data.protocols import Message, RenderedChat
 from assay_smoke.data.text.rendering import render_all, turn_end
-from assay_smoke.data.tokens.chats import WITH_SYSTEM, Conversation
-from assay_smoke.data.tokens.micro_tokenizer import micro_tokenizer
+from assay_smoke.data.tokens import WITH_SYSTEM, Conversation, micro_tokenizer
 
 
 def byte_fallback_tokenizer() -> Any:

@@ -6,7 +6,7 @@ import pytest
 
 from assay.errors import UsageError
 from assay.training.protocol import TrainingPlan
-from assay_smoke.trainers.deepspeed.configuration import deepspeed_config
+from assay_smoke.trainers.deepspeed.trainer import deepspeed_config
 
 
 def config_of(

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from assay_smoke.data.properties import Subject, Violation
 from assay_smoke.data.protocols import IGNORED, Collate, Feature, Tokenizer
-from assay_smoke.data.tokens.token_display import show_row, show_token, show_tokens
+from assay_smoke.data.tokens import show_row, show_token, show_tokens
 
 # `masked`: the first half of a sample has no labels, as in fine-tuning. `plain`: samples have no key
 # `labels`, and every token counts.

@@ -32,7 +32,7 @@ from assay_smoke.data.properties import (
     first_violation,
 )
 from assay_smoke.data.protocols import IGNORED, MakeCollator, Tokenizer
-from assay_smoke.data.tokens.token_display import show_row, show_token
+from assay_smoke.data.tokens import show_row, show_token
 
 WHOLE = "no token is lost or doubled"
 LABELS = "a token has the label that its sample has"

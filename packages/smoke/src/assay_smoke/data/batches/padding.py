@@ -29,7 +29,7 @@ from assay_smoke.data.properties import (
     first_violation,
 )
 from assay_smoke.data.protocols import IGNORED, Feature, MakeCollator, Tokenizer
-from assay_smoke.data.tokens.token_display import show_row, show_token
+from assay_smoke.data.tokens import show_row, show_token
 
 ONE_ROW_EACH = "every sample is one row, whole and once"
 LABELS = "a token has the label that its sample has"

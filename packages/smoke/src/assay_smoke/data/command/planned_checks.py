@@ -1,34 +1,57 @@
-"""The checks that a request asks for: of the user's own code, or of the installed libraries."""
+"""The checks of a request, and the process that runs them."""
 
+import multiprocessing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
+
+import torch
 
 from assay.plugins import load_object
-from assay_smoke.data import protocols, worker_seeds
+from assay.runs import Progress
+from assay_smoke.data import libraries, library_trainer, protocols, worker_seeds
 from assay_smoke.data.accumulation import STEPS, check_accumulation
 from assay_smoke.data.batches.packing import check_packing
 from assay_smoke.data.batches.padding import check_padding
-from assay_smoke.data.command.requests import LEVELS, NOT_ASKED_FOR, DataLevel, DataRequest
-from assay_smoke.data.command.tokenizers import ModelTokenizer, open_tokenizer
-from assay_smoke.data.libraries import (
-    chat_templates,
-    collators,
-    loaders,
-    samplers,
-    trainer,
+from assay_smoke.data.command.requests import (
+    LEVELS,
+    NOT_ASKED_FOR,
+    CheckReport,
+    DataAnswer,
+    DataLevel,
+    DataRequest,
 )
-from assay_smoke.data.libraries.installed import absent_libraries, is_installed, library_subject
-from assay_smoke.data.properties import Subject, SubjectReport
+from assay_smoke.data.command.tokenizers import ModelTokenizer, open_tokenizer
+from assay_smoke.data.properties import RaisedError, Subject, SubjectReport
 from assay_smoke.data.protocols import Tokenizer
 from assay_smoke.data.sampling import BATCH_SAMPLER_PLANS, check_sampling
 from assay_smoke.data.text.chat import check_chat
 from assay_smoke.data.text.labels import check_labels
-from assay_smoke.data.tokens.micro_tokenizer import micro_tokenizer
+from assay_smoke.data.tokens import micro_tokenizer
 
-if TYPE_CHECKING:
-    from torch import Tensor, nn
+
+def run_checks(request: DataRequest, progress: Progress) -> DataAnswer:
+    """Run every check that the request asks for, in a process of its own."""
+    # Workers of data loaders are forked, since a new interpreter cannot import users' files.
+    multiprocessing.set_start_method("fork", force=True)
+    torch.set_num_threads(1)  # more threads are slower on models of this size
+    plan = ChecksPlan(request)
+    reports = []
+    checks = plan.checks()
+    with progress.task("checks properties", len(checks)) as task:
+        for check in checks:
+            with progress.step(f"{check.level}: {check.name}"):
+                try:
+                    found = CheckReport(level=check.level, report=check.run())
+                except RaisedError as error:
+                    if check.is_own:
+                        raise
+                    nothing = SubjectReport(subject=check.name, cases={})
+                    found = CheckReport(level=check.level, report=nothing, problem=str(error))
+            reports.append(found)
+            task.advance()
+    return DataAnswer(checks=reports, left_out=plan.left_out, notes=plan.notes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +83,7 @@ class ChecksPlan:
         """Return all checks in the order of the levels, and fill `left_out` and `notes`."""
         if self.request.model is None and not self.request.own_code:
             found = list(_library_checks())
-            self.notes += absent_libraries()
+            self.notes += libraries.absent_libraries()
         else:
             found = [*self._chat_checks(), *self._own_checks()]
             self.notes += self.model.notes if self.model else ()
@@ -76,7 +99,7 @@ class ChecksPlan:
             yield PlannedCheck("chat", report.subject, lambda: report)
         if render is not None:
             own = cast("protocols.Render", load_object(render))
-            tokenizers = [model.tokenizer] if model else chat_templates.micro_tokenizers()
+            tokenizers = [model.tokenizer] if model else libraries.micro_tokenizers()
             yield from self._render_checks(Subject(render), own, tokenizers, labelled=True)
             return
         if model is None:
@@ -85,14 +108,14 @@ class ChecksPlan:
             why = "the tokenizer has no chat template: give --render"
             self.left_out |= {"chat": why, "labels": why}
             return
-        labelled = chat_templates.marks_assistant(model.tokenizer)
+        labelled = libraries.marks_assistant(model.tokenizer)
         if not labelled:
             self.left_out["labels"] = (
                 "the chat template has no {% generation %} marks, so transformers cannot tell the"
                 " assistant's tokens: give --render"
             )
         subject = Subject(f"chat template of {self.request.model}")
-        template = chat_templates.render_by_template
+        template = libraries.render_by_template
         yield from self._render_checks(subject, template, [model.tokenizer], labelled=labelled)
 
     def _render_checks(
@@ -117,7 +140,7 @@ class ChecksPlan:
         own = {name: cast("Any", load_object(file)) for name, file in self.request.own_code.items()}
         tokenizers = [self.model.tokenizer] if self.model else _micro_tokenizers()
         features = self.request.features
-        loader = own.get("loader", loaders.torch_loader)
+        loader = own.get("loader", libraries.torch_loader)
         planned: dict[str, tuple[DataLevel, Any, tuple[Any, ...]]] = {
             "collator": ("collator", check_padding, (tokenizers, features)),
             "packing": ("packing", check_packing, (tokenizers, features)),
@@ -143,37 +166,39 @@ def _library_checks() -> Iterator[PlannedCheck]:
         run = partial(check, subject, *arguments)
         return PlannedCheck(level, subject.name, run, is_own=False)
 
-    template = chat_templates.render_by_template
-    for case, tokenizers in chat_templates.micro_tokenizers_by_case().items():
-        subject = library_subject("transformers", f"apply_chat_template{case}")
+    template = libraries.render_by_template
+    for case, tokenizers in libraries.micro_tokenizers_by_case().items():
+        subject = libraries.library_subject("transformers", f"apply_chat_template{case}")
         yield plan("chat", check_chat, subject, template, tokenizers)
         yield plan("labels", check_labels, subject, template, tokenizers)
     padding = _micro_tokenizers()
-    for subject, collator, kind in collators.padding_collators():
+    for subject, collator, kind in libraries.padding_collators():
         yield plan("collator", check_padding, subject, collator, padding, kind)
-    for subject, collator, kind in collators.packing_collators():
+    for subject, collator, kind in libraries.packing_collators():
         yield plan("packing", check_packing, subject, collator, padding, kind)
-    for subject, open_run in samplers.library_samplers():
+    for subject, open_run in libraries.library_samplers():
         yield plan("sampler", check_sampling, subject, open_run)
-    if is_installed("accelerate"):
-        subject = library_subject("transformers", "Trainer, resume_from_checkpoint")
-        plans = trainer.TRAINER_PLANS
-        yield plan("sampler", check_sampling, subject, trainer.TrainerRun, plans)
-    subject = library_subject("transformers", "num_items_in_batch")
+    if libraries.is_installed("accelerate"):
+        subject = libraries.library_subject("transformers", "Trainer, resume_from_checkpoint")
+        plans = library_trainer.TRAINER_PLANS
+        yield plan("sampler", check_sampling, subject, library_trainer.TrainerRun, plans)
+    subject = libraries.library_subject("transformers", "num_items_in_batch")
     yield plan("accumulation", check_accumulation, subject, _backward_by_model_loss)
-    if is_installed("accelerate"):
+    if libraries.is_installed("accelerate"):
         one_rank = [step for step in STEPS if len(step) == 1]
-        subject = library_subject("transformers", "Trainer(gradient_accumulation_steps)")
-        yield plan("accumulation", check_accumulation, subject, trainer.trainer_step, one_rank)
-    for subject, loader in loaders.library_loaders():
+        subject = libraries.library_subject("transformers", "Trainer(gradient_accumulation_steps)")
+        yield plan(
+            "accumulation", check_accumulation, subject, library_trainer.trainer_step, one_rank
+        )
+    for subject, loader in libraries.library_loaders():
         yield plan("workers", worker_seeds.check_loader, subject, loader)
-    for subject, dataset in loaders.library_datasets():
-        yield plan("workers", worker_seeds.check_dataset, subject, dataset, loaders.torch_loader)
+    for subject, dataset in libraries.library_datasets():
+        yield plan("workers", worker_seeds.check_dataset, subject, dataset, libraries.torch_loader)
 
 
 def _backward_by_model_loss(
-    model: "nn.Module",
-    micro_batches: Sequence[Mapping[str, "Tensor"]],
+    model: torch.nn.Module,
+    micro_batches: Sequence[Mapping[str, torch.Tensor]],
     num_step_tokens: int,
     num_ranks: int,
 ) -> None:

@@ -13,7 +13,7 @@ from assay.models.remote_code import RemoteCode
 from assay.models.sources import ModelSource, resolve_model
 from assay_smoke.data.properties import PropertyLog, SubjectReport, Violation
 from assay_smoke.data.protocols import Tokenizer
-from assay_smoke.data.tokens.micro_tokenizer import micro_tokenizer
+from assay_smoke.data.tokens import micro_tokenizer
 
 _TOKENIZER_FILES = ["*.json", "*.model", "*.txt", "*.jinja"]
 ONE_BOS = "a text begins with one BOS, and a chat is tokenized once"

@@ -13,8 +13,14 @@ from assay_smoke.data.text.rendering import (
     turn_end,
 )
 from assay_smoke.data.text.truncation import Truncation, cut_chats, judge_cut_text
-from assay_smoke.data.tokens.chats import SHORT, conversations, generation_prompt, template_ids
-from assay_smoke.data.tokens.token_display import show_row, show_token
+from assay_smoke.data.tokens import (
+    SHORT,
+    conversations,
+    generation_prompt,
+    show_row,
+    show_token,
+    template_ids,
+)
 
 ONE_BOS = "a chat begins with one BOS, or with none where the template has none"
 TURNS = "every turn is in the text, in order"

@@ -21,8 +21,7 @@ from assay_smoke.data.text.rendering import (
     turn_end,
 )
 from assay_smoke.data.text.truncation import cut_chats, judge_cut_labels
-from assay_smoke.data.tokens.chats import conversations
-from assay_smoke.data.tokens.token_display import show_token
+from assay_smoke.data.tokens import conversations, show_token
 
 OWN_ID = "a label is the id at its own position"
 OTHERS = "no token of a user's or system's turn has a label"

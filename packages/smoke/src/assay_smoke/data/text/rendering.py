@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 from assay_smoke.data.properties import PropertyLog, RaisedError, Subject, Violation
 from assay_smoke.data.protocols import IGNORED, Message, Render, Tokenizer
-from assay_smoke.data.tokens.chats import WITH_SYSTEM, Conversation
-from assay_smoke.data.tokens.token_display import show_tokens
+from assay_smoke.data.tokens import WITH_SYSTEM, Conversation, show_tokens
 
 # The chats to render with a tokenizer.
 Chats = Callable[[Tokenizer], Iterable[Conversation]]

@@ -7,8 +7,7 @@ from typing import Literal
 from assay_smoke.data.properties import PropertyLog, Subject, Violation
 from assay_smoke.data.protocols import IGNORED, Render, Tokenizer
 from assay_smoke.data.text.rendering import render_chat
-from assay_smoke.data.tokens.chats import LONG
-from assay_smoke.data.tokens.token_display import show_row, show_tokens
+from assay_smoke.data.tokens import LONG, show_row, show_tokens
 
 # Declared treatment of a chat that is too long.
 Truncation = Literal["keep-start", "keep-end", "drop"]

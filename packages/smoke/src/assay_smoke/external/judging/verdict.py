@@ -17,7 +17,7 @@ from assay_smoke.external.judging.resumptions import (
 )
 from assay_smoke.external.judging.saved_models import judge_checkpoints, judge_updates
 from assay_smoke.machine.failures import FULL_DISK
-from assay_smoke.machine.memory import MemoryUse
+from assay_smoke.machine.process_tree import MemoryUse
 
 # Half a unit of the fourth significant digit. Libraries, such as transformers, log at least four.
 _LOGGED_RATE = 5e-4

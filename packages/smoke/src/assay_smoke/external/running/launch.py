@@ -16,7 +16,7 @@ from assay_smoke.external.library import ExternalLibrary, fill
 from assay_smoke.external.running.losses import LoggedLoss
 from assay_smoke.machine.failures import FULL_DISK
 from assay_smoke.machine.leftovers import Leftover, free_port, ports_taken
-from assay_smoke.machine.memory import MemoryUse
+from assay_smoke.machine.process_tree import MemoryUse
 
 Phase = Literal["set-up", "steps", "tear-down"]
 

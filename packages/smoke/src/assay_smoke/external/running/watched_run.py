@@ -29,8 +29,7 @@ from assay_smoke.machine.leftovers import (
     Snapshot,
     find_leftovers,
 )
-from assay_smoke.machine.memory import MemoryWatch
-from assay_smoke.machine.process_tree import ProcessTree, describe
+from assay_smoke.machine.process_tree import MemoryWatch, ProcessTree, describe
 
 _POLL_SECONDS = 0.02
 _CHUNK_BYTES = _LONGEST_LINE_BYTES = 1 << 16

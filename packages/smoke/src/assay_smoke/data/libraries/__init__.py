@@ -1,1 +1,0 @@
-"""Code of installed libraries, in the protocols of users' code."""

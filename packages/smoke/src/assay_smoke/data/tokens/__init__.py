@@ -1,1 +1,0 @@
-"""Tokenizers and conversations for checks, and the display of tokens."""
