@@ -138,8 +138,7 @@ def rehearse(
     Exit code: 0; 1 a session failed; 2 a request is refused, or the event cannot be read.
     """
     from assay.runs import RunFolder, open_progress
-    from assay_runners.running.rehearsal import rehearse
-    from assay_runners.running.rehearsal_page import PAGE_FILE
+    from assay_runners.running.rehearsal import PAGE_FILE, rehearse
     from assay_runners.workflow_run.events import read_event
 
     read = read_event(event, {})

@@ -4,7 +4,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 
-from assay_runners.checking.workflow_files.documents import Document
+from assay_runners.checking.workflow_documents import Document
 from assay_runners.fleet.entries import Fleet
 
 # A line that breaks a rule, from 1, and the problem with what to write instead.

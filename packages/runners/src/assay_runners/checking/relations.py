@@ -5,8 +5,14 @@ from collections.abc import Iterator
 from difflib import get_close_matches
 
 from assay_runners.checking.context import Context, Problem, called_file
-from assay_runners.checking.workflow_files.documents import Document, Job, Step
-from assay_runners.checking.workflow_files.scalars import expressions_in, find_scalars, mentions
+from assay_runners.checking.workflow_documents import (
+    Document,
+    Job,
+    Step,
+    expressions_in,
+    find_scalars,
+    mentions,
+)
 from assay_runners.planning.rules import RELEASE, RELEASE_TAGS
 
 _ACCELERATOR = "accelerator.yml"

@@ -12,8 +12,8 @@ from ruamel.yaml.comments import CommentedMap
 from assay.errors import UsageError
 from assay.files import read_toml
 from assay_runners.checking.context import Context, Problem
-from assay_runners.checking.workflow_files.documents import Document
-from assay_runners.checking.workflow_files.scalars import (
+from assay_runners.checking.workflow_documents import (
+    Document,
     Scalar,
     expressions_in,
     find_scalars,

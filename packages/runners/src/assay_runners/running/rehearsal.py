@@ -3,11 +3,13 @@
 import os
 import shlex
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from assay.errors import UsageError
+from assay.files import write_whole
+from assay.report.page.html import render_page
 from assay.runs import Progress
 from assay.verdicts import Outcome
 from assay_runners.fleet.reading import read_fleet
@@ -15,9 +17,56 @@ from assay_runners.planning.events import Event
 from assay_runners.planning.plan import MachineJob, Plan, SessionCall, explain_plan, summarize_plan
 from assay_runners.planning.rules import make_plan
 from assay_runners.running.machine_job import Checkout, JobResult, SessionResult, run_machine_job
-from assay_runners.running.rehearsal_page import RehearsedJob, write_page
 from assay_runners.running.summary import summarize_job
 from assay_runners.workflow_run.programs import files_changed_since, run_git
+
+PAGE_FILE = "index.html"
+
+
+@dataclass(frozen=True)
+class RehearsedJob:
+    """A planned job, and the end of its sessions."""
+
+    name: str
+    needs: Sequence[str] = ()
+    """The jobs that pass before it starts."""
+    sessions: Sequence[tuple[SessionResult, str]] = ()
+    """Each with its failure; "" for a success. Empty if the job did not start."""
+    summary: str = ""
+    """The Markdown that GitHub would show."""
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """FAIL if a session failed; None if the job did not start."""
+        if not self.sessions:
+            return None
+        return judge_session("".join(failure for _, failure in self.sessions))
+
+
+def judge_session(failure: str) -> Outcome:
+    """Return the outcome of a session with this failure."""
+    return Outcome.FAIL if failure else Outcome.PASS
+
+
+def write_page(jobs: Sequence[RehearsedJob], plan: str, exit_code: int, folder: Path) -> Path:
+    """Write the page into `folder`, which also has the checkout. plan: the explained plan."""
+
+    def find_pages(session: SessionResult) -> Iterator[tuple[str, str]]:
+        """Yield the name of each run and the address of its page."""
+        for run in session.runs:
+            for page in sorted(run.glob("*.html")):
+                yield run.name, page.relative_to(folder).as_posix()
+
+    page = render_page(
+        Path(__file__).with_name("rehearsal.html.j2"),
+        jobs=jobs,
+        plan=plan,
+        outcome=judge_session("red" if exit_code else ""),
+        judge_session=judge_session,
+        find_pages=find_pages,
+    )
+    return write_whole(folder / PAGE_FILE, page)
+
 
 CLONE, SUMMARY_FILE = "clone", "summary.md"
 

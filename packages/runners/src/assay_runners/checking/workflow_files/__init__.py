@@ -1,1 +1,0 @@
-"""Workflow files: their values with line numbers, and their expressions."""
