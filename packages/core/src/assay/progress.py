@@ -4,9 +4,8 @@ Deeply nested code advances the innermost open task (`advance_task`) or opens a 
 (`subtask`, `counted`). Without a display these calls have no effect.
 """
 
-import time
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import Protocol, TypeVar
@@ -25,8 +24,6 @@ class Progress(ABC):
     """Base of all displays of tasks."""
 
     _phase = _num_phases = 0
-    _expected: Sequence[float] = ()
-    _began = 0.0
 
     @abstractmethod
     def open_task(
@@ -38,20 +35,9 @@ class Progress(ABC):
     def note(self, text: str) -> None:
         """Show one line."""
 
-    def number_phases(self, total: int, expected: Sequence[float] = ()) -> None:
-        """Show the numbers of the tasks to come, out of the `total` of this process.
-
-        expected: seconds of each phase. Each phase then begins with the time left.
-        """
-        self._num_phases, self._expected = total, expected
-        self._began = time.monotonic()
-
-    @property
-    def _slowdown(self) -> float:
-        """The time that the finished phases took, relative to the expected one; near 1 at first."""
-        trust = _TRUST * sum(self._expected)
-        done = sum(self._expected[: self._phase])
-        return (time.monotonic() - self._began + trust) / (done + trust) if trust else 1.0
+    def number_phases(self, total: int) -> None:
+        """Show the numbers of the tasks to come, out of the `total` of this process."""
+        self._num_phases = total
 
     @contextmanager
     def task(self, description: str, total: float | None, unit: str = "") -> Iterator[Task]:
@@ -60,12 +46,9 @@ class Progress(ABC):
         unit: the name of the parts, in the plural, such as "tensors".
         """
         if self._num_phases and _INNERMOST.get()[0] is not self:
-            left = self._slowdown * sum(self._expected[self._phase :])
             self._phase += 1
             self._num_phases = max(self._phase, self._num_phases)
-            at = f"{self._phase} of {self._num_phases}"
-            at += f", {format_duration(left)} left" if left >= 1 else ""
-            description = f"[{at}] {description}"
+            description = f"[{self._phase} of {self._num_phases}] {description}"
         with self.open_task(description, total, unit) as task:
             token = _INNERMOST.set((self, task, unit))
             try:
@@ -77,9 +60,6 @@ class Progress(ABC):
         """Begin a task of one part, which ends on exit."""
         return self.task(description, None)
 
-
-# The expected times count as much as measured ones of this share of a run.
-_TRUST = 0.1
 
 # From here on, durations are given in minutes.
 _MINUTES_FROM_SECONDS = 100

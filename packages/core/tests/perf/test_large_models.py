@@ -5,7 +5,6 @@ Times are one run each, by the clock: both sides use all cores.
 
 import json
 import os
-import re
 import subprocess
 import sys
 import time
@@ -56,8 +55,6 @@ class Check:
 
     folder: Path
     seconds: float
-    estimate: float
-    """Seconds that it expects of both sides before it begins."""
     memory: Peaks
 
     @classmethod
@@ -69,14 +66,12 @@ class Check:
             subprocess.Popen(
                 [*command, "--output", str(folder), *options],
                 stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                text=True,
+                stderr=subprocess.DEVNULL,
             ) as process,
             highest_memory(process.pid, interval_seconds=0.2) as memory,
         ):
-            _, told = process.communicate()
-        (estimate,) = re.findall("takes about (.+), and a candidate on cpu (.+)", told)
-        return cls(folder, time.perf_counter() - started, sum(map(seconds_of, estimate)), memory)
+            process.wait()
+        return cls(folder, time.perf_counter() - started, memory)
 
     @property
     def verdict(self) -> dict[str, Any]:
@@ -90,14 +85,6 @@ class Check:
             return sum(
                 Times.of(partial(generate_batches, model, dtype, batches)).wall for dtype in dtypes
             )
-
-
-def seconds_of(duration: str) -> int:
-    """Return the seconds of a duration such as `2 min 5 s`."""
-    found = re.fullmatch(r"(?:(\d+) min )?(\d+) s", duration)
-    assert found, duration
-    minutes, seconds = found.groups(default="0")
-    return 60 * int(minutes) + int(seconds)
 
 
 def generate_batches(folder: Path, dtype: torch.dtype, batches: Sequence[Batch]) -> None:
@@ -149,15 +136,8 @@ def assert_few_generations(
     table.at_most(what, Times(ratio, ratio), bound, note)
 
 
-def assert_estimated(check: Check, table: Table) -> None:
-    factor = max(check.seconds / check.estimate, check.estimate / check.seconds)
-    note = f"{check.estimate:.0f} s expected before it begins"
-    table.at_most("its estimate, or the inverse", Times(factor, factor), 1.5, note)
-
-
 def test_check_costs_few_generations(small: SmallRuns, table: Table) -> None:
     assert_few_generations("whole check of 134 M parameters", small.clean, small.plain, 3.5, table)
-    assert_estimated(small.clean, table)
 
 
 def test_check_names_an_operation_in_few_generations(small: SmallRuns, table: Table) -> None:
@@ -207,7 +187,6 @@ def test_a_model_larger_than_its_memory_is_checked_in_few_generations(
     assert check.verdict["verdict"] == "PASS", check.verdict
     plain = check.generate_plainly(model, torch.float32, torch.bfloat16)
     assert_few_generations("whole check of 1.2 B parameters", check, plain, 10, table)
-    assert_estimated(check, table)
     share = check.memory.together / 8e9
     note = f"{check.memory.together / 1e9:.1f} GB, all processes"
     table.at_most("its memory within --memory 8G", Times(share, share), 1, note)

@@ -1,15 +1,15 @@
 """A call of a model without values, on torch's meta device, which gives the shape of every tensor."""
 
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
-from assay.estimates.products import Product, ProductCounter
+from assay.estimates.speed import SECONDS_PER_MODULE_CALL, Speed
 from assay.hooks.values.nested import iterate_tensors
 
 # Few models have a dim of 61, so a (61, 61) tensor is a mask or probabilities of attention.
@@ -18,23 +18,13 @@ _TRIAL_TOKENS = 61
 
 @dataclass(frozen=True, slots=True)
 class TrialCall:
-    """A call of a model without values."""
+    """The sizes of a model's call."""
 
     num_values: float
     """Numbers at all module boundaries for each token, each tensor once, and cache entries; no logits."""
-    seconds: float
-    """Of the call, which is the time of the model's Python."""
-    products: Sequence[Product]
-
-    @property
-    def num_multiplied(self) -> int:
-        """Number of weights by which each token is multiplied."""
-        return sum(one.count * one.num_weights for one in self.products)
-
-    @property
-    def chooses_experts(self) -> bool:
-        """True if weights are chosen for each token."""
-        return any(one.is_chosen for one in self.products)
+    num_multiplied: float
+    """Weights by which each token is multiplied: of experts, those that it chooses."""
+    num_modules: int
 
     @classmethod
     def of(cls, model: nn.Module) -> "TrialCall":
@@ -46,18 +36,24 @@ class TrialCall:
         try:
             with torch.no_grad(), torch.device("meta"):
                 token_ids = torch.zeros(1, _TRIAL_TOKENS, dtype=torch.long)
-                with _noting_tensors(model, seen), ProductCounter(_TRIAL_TOKENS) as products:
+                with _noting_tensors(model, seen), FlopCounterMode(display=False) as operations:
                     output: Any = model(input_ids=token_ids, return_dict=True)
-                begin = time.perf_counter()
-                model(input_ids=token_ids, return_dict=True)
-                seconds = time.perf_counter() - begin
         finally:
             config.pad_token_id = padding
         layers = getattr(output.get("past_key_values"), "layers", None) or []
         cached = [getattr(layer, part, None) for layer in layers for part in ("keys", "values")]
         values = [*seen.values(), *(one for one in cached if isinstance(one, Tensor))]
         num_values: int = sum(one.numel() for one in values) - output["logits"].numel()
-        return cls(num_values / _TRIAL_TOKENS, seconds, products.found)
+        num_multiplied = operations.get_total_flops() / 2 / _TRIAL_TOKENS
+        num_modules = sum(1 for _ in model.modules())
+        return cls(num_values / _TRIAL_TOKENS, num_multiplied, num_modules)
+
+    def seconds(self, speed: Speed, num_calls: int, num_tokens: int) -> float:
+        """Estimate calls that read the weights `num_calls` times, with many tokens `num_tokens` in all."""
+        weights = num_calls * speed.weight + num_tokens * speed.product
+        return (
+            self.num_multiplied * weights + num_calls * self.num_modules * SECONDS_PER_MODULE_CALL
+        )
 
 
 @contextmanager

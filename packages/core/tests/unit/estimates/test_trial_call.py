@@ -1,7 +1,9 @@
 from pathlib import Path
 
+import pytest
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from assay.estimates.speed import Speed
 from assay.estimates.trial_call import TrialCall
 from assay.models.loading.loaded_model import load_outline
 
@@ -29,3 +31,37 @@ def test_padding_changes_no_count(tmp_path: Path) -> None:
         counts.append(TrialCall.of(load_outline(str(tmp_path)).model).num_values)
 
     assert counts[0] == counts[1] > 0
+
+
+def test_token_is_multiplied_by_the_layers_and_the_head_of_a_decoder() -> None:
+    outline = load_outline("micro:llama")
+    config = outline.config
+    hidden, inner = config.hidden_size, config.intermediate_size
+    queries = config.num_attention_heads * config.head_dim
+    kept = config.num_key_value_heads * config.head_dim
+    layer = hidden * (2 * queries + 2 * kept + 3 * inner)
+    scores_and_values = 2 * 61 * queries  # with all 61 tokens
+
+    multiplied = TrialCall.of(outline.model).num_multiplied
+
+    layers = config.num_hidden_layers * (layer + scores_and_values)
+    assert layers + hidden * config.vocab_size == pytest.approx(multiplied, rel=0.01)
+
+
+def test_token_is_multiplied_by_the_experts_that_it_chooses() -> None:
+    outline = load_outline("micro:mixtral")
+    config = outline.config
+    expert = 3 * config.hidden_size * config.intermediate_size
+    left_out = config.num_local_experts - config.num_experts_per_tok
+
+    multiplied = TrialCall.of(outline.model).num_multiplied
+
+    num_weights = sum(one.numel() for one in outline.model.parameters())
+    assert multiplied < num_weights - 0.8 * config.num_hidden_layers * left_out * expert
+
+
+def test_seconds_are_those_of_reads_products_and_modules() -> None:
+    trial = TrialCall(num_values=0, num_multiplied=1e6, num_modules=100)
+
+    # 3 calls read 1e6 weights in 1 ms and run 100 modules in 10 ms; 50 tokens take 0.1 ms each.
+    assert trial.seconds(Speed(weight=1e-9, product=1e-10), 3, 50) == pytest.approx(0.038)

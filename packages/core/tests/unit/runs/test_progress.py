@@ -151,22 +151,6 @@ def test_phases_are_numbered_and_their_parts_are_not(
     ]
 
 
-def test_time_left_follows_from_expected_phases_and_from_those_that_are_over(
-    clock: Clock, lines: LineProgress, stream: io.StringIO
-) -> None:
-    lines.number_phases(3, [10.0, 40.0, 50.0])
-    for seconds in (30, 120, 150):  # three times the expected ones
-        with lines.step("works"):
-            clock.advance(seconds)
-    begun = [line for line in stream.getvalue().splitlines() if line.endswith("...")]
-    # The expected 100 s count as much as 10 measured ones: (30 + 10) / (10 + 10) of 90 s are left.
-    assert begun == [
-        "[1 of 3, 1 min 40 s left] works ...",
-        "[2 of 3, 3 min 0 s left] works ...",
-        "[3 of 3, 2 min 13 s left] works ...",
-    ]
-
-
 def test_the_end_is_that_of_the_outermost_task_that_counts(
     clock: Clock, lines: LineProgress, stream: io.StringIO
 ) -> None:

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from assay.comparing.results import attach_results
 from assay.devices.registry import describe_run
-from assay.estimates.expected_seconds import read_expected_seconds
 from assay.generate.passes.batch_attachments import attach_batch
 from assay.generate.passes.choices import (
     RecordedChoices,
@@ -79,7 +78,7 @@ def run_candidate(
     num_phases = _NUM_PHASES[request.level] + bool(request.setup)
     if request.level == "modules" and options.compile:
         num_phases -= 1  # how errors accumulate is measured by hooks, which break compiled graphs
-    progress.number_phases(num_phases, _expected_seconds(request, golden))
+    progress.number_phases(num_phases)
     with progress.step(f"loads {request.model} on {run}"):
         side = load(request, options, golden, rank)
     with progress.step("compares what is loaded with the files"):
@@ -118,18 +117,6 @@ def run_candidate(
         notes=[*loaded.notes, *candidate.notes],
         peak_memory_bytes=device.peak_memory_bytes(),
     )
-
-
-def _expected_seconds(request: CandidateRequest, golden: GoldenManifest) -> list[float]:
-    """Return the expected seconds of each phase; none if the reference estimated another candidate.
-
-    It estimated one without options, in the first dtype of its golden.
-    """
-    if request.level != "modules" or request.setup or request.mesh or request.options:
-        return []
-    if request.candidate.dtype != next(iter(golden.sections)):
-        return []
-    return read_expected_seconds(Path(request.golden), request.candidate.device)
 
 
 class _Candidate:

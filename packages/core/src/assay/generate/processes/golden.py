@@ -11,7 +11,6 @@ from assay.devices.base import Device
 from assay.devices.registry import describe_run, open_run
 from assay.devices.trusted import trusted_device
 from assay.errors import UsageError
-from assay.estimates.expected_seconds import write_expected_seconds
 from assay.files import write_whole
 from assay.generate.passes.batch_attachments import attach_batch, attached_batches
 from assay.generate.passes.choices import (
@@ -106,7 +105,7 @@ def capture_golden(request: GoldenRequest, progress: Progress) -> GoldenManifest
     identity: ModelIdentity | None = None
     notes: list[str] = []
     num_phases = _MODULE_PHASES if request.level == "module" else _PHASES
-    progress.number_phases(num_phases * len(request.noise_for), run.seconds)
+    progress.number_phases(num_phases * len(request.noise_for))
     for dtype in request.noise_for:
         with progress.step(f"loads {request.model} in {wide}, for {dtype}"):
             yardstick = load_yardstick(
@@ -142,8 +141,6 @@ def capture_golden(request: GoldenRequest, progress: Progress) -> GoldenManifest
         environment=provenance(),
     )
     manifest = manifest.model_copy(update={"digest": manifest.content_hash()})
-    if run.of_candidate:
-        write_expected_seconds(folder, request.reference.device, run.of_candidate)
     write_whole(folder / MANIFEST, manifest.model_dump_json(by_alias=True, indent=1))
     return manifest
 

@@ -14,7 +14,6 @@ from torch import nn
 from assay.comparing.coverage import Usage
 from assay.devices.registry import describe_run
 from assay.dtypes import float_format
-from assay.estimates.expected_seconds import read_expected_seconds
 from assay.hooks.values.boundary import Boundary
 from assay.launch import Rank
 from assay.locating.loss_scale import GradientScale, LossScale, is_scaled_alike
@@ -88,7 +87,7 @@ class _Candidate:
         request, side = self._request, self._side
         device, run, plan = side.device, side.run, side.plan
         # And one more phase where the trainer scales its loss.
-        self._progress.number_phases(3, self._expected_seconds())
+        self._progress.number_phases(3)
         with self._progress.step("compares what is loaded with the files"):
             load = self._inspect_load()
         num_graphs = count_compiled_graphs()
@@ -162,14 +161,6 @@ class _Candidate:
             ),
             optimizer=optimizer,
         )
-
-    def _expected_seconds(self) -> list[float]:
-        """Return the estimated seconds of each phase, for the trainer that they are estimated for."""
-        request = self._request
-        is_plain = request.trainer == "reference" and not (request.setup or request.features)
-        if not is_plain or self._rank is not None:
-            return []
-        return read_expected_seconds(self._side.golden, self._side.run.device)
 
     def _replay_scaled(self, start: State, scale: LossScale, folder: Path) -> ReplayedSteps:
         """Replay a fresh trainer, with its loss scale divided out of what is measured."""

@@ -12,7 +12,6 @@ from assay.comparing.coverage import Usage
 from assay.devices.base import Device
 from assay.devices.registry import describe_run, open_run
 from assay.devices.run_string import parse_run
-from assay.estimates.expected_seconds import write_expected_seconds
 from assay.hooks.gradient_taps import GradientTaps
 from assay.hooks.module_tracer import ModuleTracer, NullHandler
 from assay.hooks.usage import UsageWatch
@@ -33,7 +32,7 @@ from assay.training.processes.golden import (
     plan_batches,
 )
 from assay.training.processes.requests import ReferenceReport, ReferenceRequest
-from assay.training.processes.run_estimate import plan_training
+from assay.training.processes.run_estimate import require_resources
 from assay.training.processes.trusted import TrustedSide, describe_model, wide_dtype
 from assay.training.protocol import StepReport
 from assay.training.replay.conditions import comparable
@@ -64,8 +63,8 @@ def record_reference(request: ReferenceRequest, progress: Progress) -> Reference
     device = open_run(run)
     batches = plan_batches(options)
     wide = wide_dtype(options.model, device)
-    estimate = plan_training(request, batches, device, wide, progress)
-    progress.number_phases(5, estimate.reference if estimate else ())
+    require_resources(request, batches, device, wide, progress)
+    progress.number_phases(5)
     num_steps = len(batches)
     with progress.step(f"loads {options.model} in {wide}, for {request.dtype}"):
         yardstick = _RecordedSide(request, device, wide)
@@ -88,8 +87,6 @@ def record_reference(request: ReferenceRequest, progress: Progress) -> Reference
     with progress.task("noise run: measures every stage", num_steps, "steps"):
         noise.replay(batches, folder)
         shared = shared_parameters(noise.trainer.model)
-    if estimate is not None:
-        write_expected_seconds(folder, run.device, estimate.candidate)
     return ReferenceReport(
         model=facts,
         reference=describe_run(device, run) | {"yardstick": wide},

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 
@@ -12,14 +11,11 @@ from assay.devices.run_string import parse_run
 from assay.devices.trusted import trusted_device
 from assay.errors import AssayError, MachineError
 from assay.estimates.limits import allowed_memory, report_unknown, require_disk
-from assay.estimates.products import Product
 from assay.estimates.speed import (
     SECONDS_PER_COMPARED_VALUE,
     SECONDS_PER_LOADED_WEIGHT,
     SECONDS_PER_STORED_BYTE,
-    SECONDS_TO_LOAD,
     Speed,
-    seconds_per_new_value,
 )
 from assay.estimates.trial_call import TrialCall
 from assay.hooks.values.boundary import Boundary
@@ -32,17 +28,13 @@ from assay.training.processes.requests import ReferenceRequest
 from assay.training.protocol import can_keep_moments
 from assay.training.trainers.adapters import add_lora
 
-# Values compared for each trained weight and step: its gradient before and after clipping; its update and
-# moments. Only one gradient is always stored. On the host the results are computed again from it. Kernels of
-# other devices may round differently, so results from those are stored as well.
-_GRADIENTS, _RESULTS = 2, 3
+# Results stored for each trained weight and step: its update and moments. On the host they are computed again
+# from the stored gradient. Kernels of other devices may round differently, so their results are stored as well.
+_RESULTS = 3
 _MOMENTS = 2
 
 # Recorded for each value of the forward pass: itself, and gradients of inputs and results of modules.
 _RECORDED_PER_VALUE = 3
-
-# Values that AdamW reads or writes for each trained weight.
-_TOUCHED_BY_ADAMW = 12
 
 # Wide numbers of each trained weight in memory: gradient, moments, the weight before the step.
 _WIDE_PER_TRAINED = 4
@@ -50,12 +42,8 @@ _WIDE_PER_TRAINED = 4
 # Imports, the tensors of a call, and values that wait to be written.
 _BASE_BYTES = 1000 << 20
 
-# Seconds of Python in a micro-batch, in calls of the model without values: forward and backward.
-_PLAIN_CALLS, _RECORDED_CALLS, _REPLAYED_CALLS = 1.5, 8.0, 12.0
-
-# Values in new memory for each trained weight and step: AdamW computed again, hashes, copies, states read
-# and written.
-_NEW_PER_STEPPED_WEIGHT = 40
+# AdamW computed again, sums of its results, hashes and copies, measured on x86-64 with two cores.
+_SECONDS_PER_STEPPED_WEIGHT = 1.2e-7
 
 # States that a candidate writes and reads again as checkpoints.
 _CHECKPOINTS = 2
@@ -73,7 +61,6 @@ class TrainingSizes:
     tokens: Sequence[int]
     """Of each micro-batch of the run."""
     num_steps: int
-    resumed_steps: int
     dtype: torch.dtype
     wide: torch.dtype
     moments: torch.dtype
@@ -98,7 +85,6 @@ class TrainingSizes:
             trial=trial,
             tokens=[one["input_ids"].numel() for step in batches for one in step],
             num_steps=len(batches),
-            resumed_steps=len(batches) - options.resume_at,
             dtype=getattr(torch, request.dtype),
             wide=getattr(torch, wide),
             moments=getattr(torch, moments),
@@ -132,103 +118,41 @@ class TrainingSizes:
         return sum(self.tokens) * self.num_values * _RECORDED_PER_VALUE
 
 
-class TrainingSpeed(NamedTuple):
-    """The speed of a device in both passes of a training step.
+def _time_reference(sizes: TrainingSizes, yardstick: Speed, noise: Speed) -> float:
+    """Estimate the seconds of the reference: yardstick, free noise run, and measured noise run."""
 
-    One pass can be ten times as fast as the other, as bfloat16 is on processors without instructions for
-    it: it depends on the order in which a weight is stored. Gradients of weights are about as fast as the
-    faster pass.
-    """
+    def train(speed: Speed) -> float:
+        # A backward pass has a product for the gradient of the tokens and one for that of the weights.
+        return 3 * sizes.trial.seconds(speed, len(sizes.tokens), sum(sizes.tokens))
 
-    forward: Speed
-    backward: Speed
-    """Of the gradients of inputs."""
-
-    @property
-    def product(self) -> float:
-        """Seconds of both passes and of the gradients of weights, for each weight and token."""
-        products = [one.product for one in self]
-        return sum(products) + min(products)
-
-    @classmethod
-    def probe(cls, device: Device, dtype: str, products: Sequence[Product]) -> "TrainingSpeed":
-        """Measure the speed of a model's `products`, and of their gradients."""
-        backward = [one.backward for one in products]
-        return cls(Speed.probe(device, dtype, products), Speed.probe(device, dtype, backward))
+    stepped = 2 * sizes.num_steps * sizes.num_trained * _SECONDS_PER_STEPPED_WEIGHT
+    compared = sizes.boundary_values * SECONDS_PER_COMPARED_VALUE
+    stored = sizes.golden_bytes * SECONDS_PER_STORED_BYTE
+    load = 2 * sizes.num_weights * SECONDS_PER_LOADED_WEIGHT
+    return load + train(yardstick) + 2 * train(noise) + stepped + compared + stored
 
 
-@dataclass(frozen=True, slots=True)
-class TrainingDurations:
-    """The seconds of each phase of both sides."""
-
-    reference: Sequence[float]
-    candidate: Sequence[float]
-    """On the reference's device."""
-
-    @classmethod
-    def of(
-        cls,
-        sizes: TrainingSizes,
-        new_value: float,
-        yardstick: TrainingSpeed,
-        noise: TrainingSpeed,
-        candidate: TrainingSpeed,
-    ) -> "TrainingDurations":
-        """Estimate the phases from the seconds of a new value and the speeds of the three runs."""
-        load = SECONDS_TO_LOAD + sizes.num_weights * SECONDS_PER_LOADED_WEIGHT
-        python = len(sizes.tokens) * sizes.trial.seconds
-        trained = sizes.num_steps * sizes.num_trained
-        of_results = _RESULTS * trained * SECONDS_PER_COMPARED_VALUE
-        compared = (sizes.boundary_values + _GRADIENTS * trained) * SECONDS_PER_COMPARED_VALUE
-        stepped = trained * _NEW_PER_STEPPED_WEIGHT * new_value
-        replayed = _REPLAYED_CALLS * python + compared + of_results + stepped
-        of_noise, plain = (_time_training(sizes, speed) for speed in (noise, candidate))
-        stored = sizes.golden_bytes * SECONDS_PER_STORED_BYTE
-        saved = 2 * _CHECKPOINTS * sizes.state_bytes * SECONDS_PER_STORED_BYTE
-        again = 1 + sizes.resumed_steps / sizes.num_steps
-        return cls(
-            reference=[
-                load,
-                _time_training(sizes, yardstick) + _RECORDED_CALLS * python + stored + stepped,
-                load,
-                of_noise,
-                of_noise + replayed,
-            ],
-            candidate=[load, load + again * plain + saved, plain + replayed],
-        )
-
-
-def _time_training(sizes: TrainingSizes, speed: TrainingSpeed) -> float:
-    """Return the seconds of all steps of a plain run."""
-    multiplied = sum(sizes.tokens) * sizes.trial.num_multiplied * speed.product
-    touched = sizes.num_steps * sizes.num_trained * _TOUCHED_BY_ADAMW
-    updates = touched * min(one.weight for one in speed)
-    return multiplied + updates + len(sizes.tokens) * _PLAIN_CALLS * sizes.trial.seconds
-
-
-def plan_training(
+def require_resources(
     request: ReferenceRequest, batches: Batches, device: Device, wide: str, progress: Progress
-) -> TrainingDurations | None:
-    """Estimate the check of `request`, and note the numbers.
+) -> None:
+    """Note the memory, disk and time that the check of `request` needs.
 
-    Returns: None if the model cannot be estimated, or is small and has no limit. The estimate of a small
-        model takes as long as a phase of its check.
+    A small model without a limit has no estimate, which would take as long as a phase of its check.
     Raises: MachineError, with the numbers, if memory or disk do not suffice.
     """
     is_small = count_parameters(request.options.model) < SMALL_MODEL_PARAMETERS
     if is_small and request.max_disk is None:
-        return None
+        return
     try:
         sizes = TrainingSizes.of(request, batches, wide)
         trusted = trusted_device(device, request.dtype, sizes.num_weights)
-        runs = (device, wide), (trusted, request.dtype), (device, request.dtype)
-        speeds = (TrainingSpeed.probe(*run, sizes.trial.products) for run in runs)
-        durations = TrainingDurations.of(sizes, seconds_per_new_value(device, wide), *speeds)
+        noise = Speed.probe(trusted, request.dtype)
+        seconds = _time_reference(sizes, Speed.probe(device, wide), noise)
     except AssayError:
         raise
     except Exception as error:  # noqa: BLE001 - a model's own code may raise anything without values
         report_unknown(error, {"--disk": request.max_disk}, progress)
-        return None
+        return
     folder, advice = Path(request.folder), "fewer --steps, --lora, or a smaller model"
     require_disk("the golden", sizes.golden_bytes, folder, request.max_disk, advice)
     disk = sizes.golden_bytes + _CHECKPOINTS * sizes.state_bytes
@@ -241,7 +165,5 @@ def plan_training(
         )
     progress.note(
         f"the reference needs about {format_size(memory)} of memory, and the check {format_size(disk)}"
-        f" of disk; the reference takes about {format_duration(sum(durations.reference))}, and a"
-        f" candidate on {device.name} {format_duration(sum(durations.candidate))}"
+        f" of disk; the reference takes about {format_duration(seconds)}"
     )
-    return durations

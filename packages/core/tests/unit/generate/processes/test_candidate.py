@@ -1,16 +1,12 @@
 """What a candidate reports about its weights and its time."""
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from torch import nn
 
-from assay.devices.run_string import parse_run
-from assay.estimates.expected_seconds import write_expected_seconds
-from assay.generate.processes.candidate import _different_weights, _expected_seconds, _untied
-from assay.generate.processes.requests import CandidateRequest
+from assay.generate.processes.candidate import _different_weights, _untied
 from assay.models import weight_hashes
 
 
@@ -49,26 +45,3 @@ def test_weights_of_a_wrapped_model_have_the_names_of_the_model() -> None:
     assert _different_weights(section_of(model), nn.ModuleDict({"module": model})) == []
     changed = nn.ModuleDict({"module": head_on("wte")})
     assert "wte.weight" in _different_weights(section_of(model), changed)
-
-
-@pytest.mark.parametrize(
-    ("changed", "expected"),
-    [
-        ({}, [1.0, 2.0]),
-        ({"options": {"batch-size": "1"}}, []),
-        ({"setup": "file.py:setup"}, []),
-        ({"level": "logits"}, []),
-        ({"candidate": parse_run("cpu/float16")}, []),
-        ({"candidate": parse_run("sim/bfloat16")}, []),
-    ],
-)
-def test_time_is_expected_of_the_candidate_that_was_estimated(
-    changed: dict[str, Any], expected: list[float], tmp_path: Path
-) -> None:
-    write_expected_seconds(tmp_path, "cpu", [1.0, 2.0])
-    golden: Any = SimpleNamespace(sections={"bfloat16": None, "float16": None})
-    request = CandidateRequest(
-        model="micro:llama", candidate=parse_run("cpu/bfloat16"), golden=str(tmp_path), folder=""
-    )
-
-    assert _expected_seconds(request.model_copy(update=changed), golden) == expected

@@ -1,7 +1,6 @@
 """Plan a run that fits on this machine and into its budget, before weights are loaded."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,10 +8,15 @@ from assay.devices.base import Device
 from assay.devices.trusted import trusted_device
 from assay.errors import AssayError, MachineError
 from assay.estimates.limits import allowed_memory, report_unknown, require_disk
-from assay.estimates.speed import Speed
+from assay.estimates.speed import (
+    SECONDS_PER_COMPARED_VALUE,
+    SECONDS_PER_LOADED_WEIGHT,
+    SECONDS_PER_STORED_BYTE,
+    Speed,
+)
 from assay.estimates.trial_call import TrialCall
+from assay.generate.passes.generation_loop import count_tokens
 from assay.generate.passes.whole_texts import steps_of_texts
-from assay.generate.processes.estimates.durations import Durations
 from assay.generate.processes.estimates.needs import (
     Needs,
     Widening,
@@ -32,14 +36,11 @@ _FEWEST_TOKENS = 2
 
 @dataclass(frozen=True, slots=True)
 class RunPlan:
-    """The inputs and the widening of a run, and the expected seconds of its phases."""
+    """The inputs and the widening of a run."""
 
     inputs: InputOptions
     """Those of the request, with fewer new tokens where the budget is short."""
     widening: Widening = "at once"
-    seconds: Sequence[float] = ()
-    of_candidate: Sequence[float] = ()
-    """The seconds of a candidate on the same device."""
 
 
 def plan_run(
@@ -72,23 +73,28 @@ def plan_run(
     require_disk("the golden", needs.disk, Path(request.folder), request.max_disk, advice)
     widening = choose_widening(needs, allowed_memory(device, request.max_memory))
     progress.note(f"the reference needs {needs.describe(widening)}")
-    if request.level != "module":
-        return RunPlan(estimate.inputs, widening)
-    progress.note(
-        f"the reference takes about {format_duration(sum(estimate.seconds))}, and a candidate on"
-        f" {request.reference.device} {format_duration(sum(estimate.of_candidate))}"
-    )
-    return RunPlan(estimate.inputs, widening, estimate.seconds, estimate.of_candidate)
+    if request.level == "module":
+        progress.note(
+            f"the reference takes about {format_duration(estimate.reference)}, and a candidate on"
+            f" {request.reference.device} {format_duration(estimate.candidate)}"
+        )
+    return RunPlan(estimate.inputs, widening)
 
 
 @dataclass(frozen=True, slots=True)
 class _Estimate:
-    """The needs of a run with these inputs, and the seconds of its phases."""
+    """The needs of a run with these inputs, and the seconds of both sides."""
 
     inputs: InputOptions
     needs: Needs
-    seconds: list[float]
-    of_candidate: list[float]
+    reference: float
+    candidate: float
+    """On the reference's device."""
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of both sides."""
+        return self.reference + self.candidate
 
 
 class _Estimator:
@@ -101,30 +107,30 @@ class _Estimator:
         self._num_weights = sum(one.numel() for one in self._outline.model.parameters())
         needs = self._needs(plan_inputs(request.inputs, self._outline))
         is_wide = needs.memory <= allowed_memory(device, request.max_memory)
-        stored = None if is_wide else request.noise_for[0]
-        products = self._trial.products
-        self._wide = Speed.probe(device, yardstick_dtype, products, stored)
-        self._narrow = [
-            Speed.probe(trusted_device(device, dtype, self._num_weights), dtype, products)
-            for dtype in request.noise_for
-        ]
-        self._candidate = Speed.probe(device, request.noise_for[0], products)
+        candidate = request.noise_for[0]
+        self._wide = Speed.probe(device, yardstick_dtype, None if is_wide else candidate)
+        self._candidate = Speed.probe(device, candidate)
+        trusted = trusted_device(device, candidate, self._num_weights)
+        self._noise = Speed.probe(trusted, candidate)
 
     def of(self, inputs: InputOptions) -> _Estimate:
         """Estimate a run with these inputs."""
         plan = plan_inputs(inputs, self._outline)
         needs = self._needs(plan)
-        durations = Durations(
-            self._trial,
-            self._num_weights,
-            needs.disk,
-            plan.batches,
-            reads_texts=bool(steps_of_texts(self._outline, plan.batches)),
-        )
-        seconds = [
-            one for speed in self._narrow for one in durations.of_reference(self._wide, speed)
-        ]
-        return _Estimate(inputs, needs, seconds, durations.of_candidate(self._candidate))
+        num_prompt_tokens = sum(len(one.rows) * one.length for one in plan.batches)
+        num_tokens = count_tokens(plan.batches)
+        steps = sum(max(1, one.max_new_tokens) for one in plan.batches), num_prompt_tokens
+        reads_texts = steps_of_texts(self._outline, plan.batches)
+        texts = (len(plan.batches), num_tokens) if reads_texts else steps
+        load = self._num_weights * SECONDS_PER_LOADED_WEIGHT
+        replay = num_tokens * self._trial.num_values * SECONDS_PER_COMPARED_VALUE
+        # The yardstick generates and records; the noise run is forced and replays.
+        reference = 2 * load + replay + needs.disk * SECONDS_PER_STORED_BYTE
+        for speed, passes in ((self._wide, (steps, texts)), (self._noise, (texts, texts))):
+            reference += sum(self._trial.seconds(speed, *one) for one in passes)
+        # The candidate generates, is forced where its tokens differ, and replays.
+        candidate = load + replay + 2.5 * self._trial.seconds(self._candidate, *steps)
+        return _Estimate(inputs, needs, len(self._request.noise_for) * reference, candidate)
 
     def _needs(self, plan: InputPlan) -> Needs:
         dtype, num_values = self._yardstick_dtype, self._trial.num_values
@@ -135,13 +141,13 @@ class _Estimator:
 
         All prompts and the first steps are kept. Raises: MachineError if those take too long.
         """
-        while (took := sum(estimate.seconds) + sum(estimate.of_candidate)) > max_seconds:
+        while estimate.seconds > max_seconds:
             num_new, generates = estimate.inputs.max_new_tokens, self._outline.can_generate
             if num_new <= _FEWEST_TOKENS or not generates:
                 of_tokens = f" of {num_new} new tokens" if generates else ""
                 raise MachineError(
-                    f"the check{of_tokens} takes about {format_duration(math.ceil(took))}, but"
-                    f" --budget allows {format_duration(max_seconds)}. Use shorter --prompts"
+                    f"the check{of_tokens} takes about {format_duration(math.ceil(estimate.seconds))},"
+                    f" but --budget allows {format_duration(max_seconds)}. Use shorter --prompts"
                 )
             fewer = max(_FEWEST_TOKENS, num_new // 2)
             estimate = self.of(estimate.inputs.model_copy(update={"max_new_tokens": fewer}))

@@ -10,7 +10,7 @@ from assay.errors import MachineError
 from assay.estimates.speed import Speed
 from assay.estimates.trial_call import TrialCall
 from assay.generate.processes.estimates.needs import BASE_BYTES
-from assay.generate.processes.estimates.run_plan import plan_run
+from assay.generate.processes.estimates.run_plan import _Estimator, plan_run
 from assay.generate.processes.golden import capture_golden
 from assay.generate.processes.requests import GoldenRequest, InputOptions
 from assay.runs import SilentProgress
@@ -29,21 +29,18 @@ def probed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str | None]]:
     """A machine on which a decode step takes the time; the probed dtypes, and those of the weights."""
     probes: list[tuple[str, str | None]] = []
 
-    def probe(_: object, dtype: str, products: object, stored: str | None = None) -> Speed:
-        del products
+    def probe(_: object, dtype: str, stored: str | None = None) -> Speed:
         probes.append((dtype, stored))
         return Speed(1e-7, 0.0)
 
     monkeypatch.setattr(Speed, "probe", probe)
-    monkeypatch.setattr(TrialCall, "of", lambda model: TrialCall(1e4, 1.0, []))
+    monkeypatch.setattr(TrialCall, "of", lambda model: TrialCall(1e4, 1e7, 0))
     return probes
 
 
 def seconds_of(num_tokens: int) -> float:
-    inputs = InputOptions(max_new_tokens=num_tokens)
-    request = REQUEST.model_copy(update={"inputs": inputs})
-    run = plan_run(request, open_run(REQUEST.reference), "float64", SilentProgress())
-    return sum(run.seconds) + sum(run.of_candidate)
+    estimator = _Estimator(REQUEST, open_run(REQUEST.reference), "float64")
+    return estimator.of(InputOptions(max_new_tokens=num_tokens)).seconds
 
 
 def tokens_within(budget: float | None, wanted: int = 32) -> int:
