@@ -5,7 +5,7 @@ from pathlib import Path
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from assay.parallel.checkpoints.weight_loading import open_weights
+from assay.models import load_model
 from assay.parallel.fsdp import shard_parameters
 from assay.parallel.pipeline_parallel.stages import StagePlan, cut_stage
 from assay.parallel.tensor_parallel.decoder import apply_tensor_parallel
@@ -13,10 +13,8 @@ from packages.core.tests.subsystem.parallel.training_steps import NUM_LAYERS, lo
 
 
 def load_stage(folder: Path, index: int, plan: StagePlan, device: str = "cpu") -> nn.Module:
-    with open_weights(str(folder), dtype="float32") as weights:
-        stage = cut_stage(weights.empty_model("eager"), plan, index)
-        weights.fill(stage, device)
-    return stage.train()
+    whole = load_model(str(folder), dtype="float32", attention="eager").model
+    return cut_stage(whole, plan, index).to(device).train()
 
 
 def load_divided(folder: Path, mesh: DeviceMesh) -> nn.Module:

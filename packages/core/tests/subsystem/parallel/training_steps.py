@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import functional
 
+from assay.models import load_model
 from assay.models.transformers_logging import quiet_transformers
-from assay.parallel.checkpoints.weight_loading import open_weights
 from assay.parallel.clipping import clip_gradients
 from packages.core.tests.subsystem.parallel.judging import plain, relative_error
 from packages.core.tests.subsystem.parallel.tiny_models import VOCABULARY, build_model
@@ -242,7 +242,5 @@ def to_device(batch: Iterable[Mapping[str, Tensor]], device: str) -> list[dict[s
 
 
 def load_whole(folder: Path, device: str = "cpu") -> nn.Module:
-    with open_weights(str(folder), dtype="float32") as weights:
-        model = weights.empty_model("eager")
-        weights.fill(model, device)
-    return model.train()
+    loaded = load_model(str(folder), dtype="float32", device=device, attention="eager")
+    return loaded.model.train()

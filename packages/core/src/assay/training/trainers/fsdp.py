@@ -9,8 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from assay.devices.run_string import parse_run
-from assay.parallel.checkpoints.consolidation import save_adapters, save_model
-from assay.parallel.checkpoints.sharded import load_checkpoint, save_checkpoint
+from assay.parallel.checkpoints import (
+    load_checkpoint,
+    save_adapter,
+    save_checkpoint,
+    save_model,
+)
 from assay.parallel.clipping import clip_gradients
 from assay.parallel.fsdp import shard_parameters
 from assay.training.state.sharding import moment_like, put, whole
@@ -58,17 +62,18 @@ class FSDPTrainer(ReferenceTrainer):
         if self.mesh is None:
             super().save_model(folder)
         elif "lora" in self.plan.features:
-            save_adapters(folder, [self.model])
+            save_adapter(folder, self.model)
         else:
-            save_model(folder, [self.model])
+            save_model(folder, self.model)
 
     def save_progress(self, path: Path) -> None:
         """Write this rank's part of parameters and moments."""
-        save_checkpoint(path, [self.model], self.optimizer, self.counters())
+        save_checkpoint(path, self.model, self.optimizer, self.counters())
 
     def load_progress(self, path: Path) -> None:
         """Read the ranks' parts of parameters and moments."""
-        self.load_counters(load_checkpoint(path, [self.model], self.optimizer))
+        counters = load_checkpoint(path, self.model, self.optimizer, self.counters())
+        self.load_counters(counters)
 
     def load_model(self, folder: Path) -> None:
         """Do nothing: `load_progress` reads the parameters."""

@@ -9,8 +9,8 @@ from torch import nn
 
 from assay.devices.run_string import parse_run
 from assay.errors import UsageError
+from assay.models import load_model
 from assay.models.candidate_setup import set_up
-from assay.parallel.checkpoints.weight_loading import open_weights
 from assay.parallel.pipeline_parallel.pipeline import Pipeline
 from assay.parallel.pipeline_parallel.stages import StagePlan, called_module, cut_stage
 from assay.training.batches import MicroBatch
@@ -73,17 +73,14 @@ class PipelineTrainer(TensorParallelTrainer):
         return called_module(self.model)
 
     def _load_stage(self, plan: TrainingPlan) -> nn.Module:
-        if plan.setup is not None:
-            # The setup function may change any part of the model, so it needs the whole.
-            whole: Any = set_up(self.load_pretrained(plan.model), plan.setup)
-            return cut_stage(whole, self._plan_stages(whole.config), self.stages.index)
-        with open_weights(
+        # On the host, as the device may have memory for this stage only.
+        whole: Any = load_model(
             plan.model, dtype=self.parameter_dtype(), remote_code=plan.remote_code
-        ) as weights:
-            empty: Any = weights.empty_model()
-            stage = cut_stage(empty, self._plan_stages(empty.config), self.stages.index)
-            weights.fill(stage, self.device.torch_device)
-        return stage
+        ).model
+        if plan.setup is not None:
+            whole = set_up(whole.to(self.device.torch_device), plan.setup)
+        stage = cut_stage(whole, self._plan_stages(whole.config), self.stages.index)
+        return stage.to(self.device.torch_device)
 
     def _plan_stages(self, config: "PretrainedConfig") -> StagePlan:
         if config.tie_word_embeddings:

@@ -1,1 +1,0 @@
-"""Weights and training states of divided models, in files."""
