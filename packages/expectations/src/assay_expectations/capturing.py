@@ -29,14 +29,16 @@ from assay_expectations.requests import (
 )
 
 _WORKER = "assay_expectations.worker"
-_CAPTURE: RemoteFunction[SignatureRequest, Captured] = RemoteFunction(f"{_WORKER}:capture")
 # The fork server imports these once for all captures.
-PRELOAD = (
+_PRELOAD = (
     "transformers.models.auto.modeling_auto",
     "transformers.models.llama.modeling_llama",  # shared by most decoders
     _WORKER,
 )
-OBSERVE: RemoteFunction[VerifyRequest, AllSeen] = RemoteFunction(f"{_WORKER}:observe_all")
+_CAPTURE: RemoteFunction[SignatureRequest, Captured] = RemoteFunction(
+    f"{_WORKER}:capture", _PRELOAD
+)
+OBSERVE: RemoteFunction[VerifyRequest, AllSeen] = RemoteFunction(f"{_WORKER}:observe_all", _PRELOAD)
 
 CONTAINER = "ASSAY_CONTAINER"
 
@@ -116,9 +118,7 @@ def _refuse_hidden_change(expectation: Expectation, path: Path, reason: str | No
 def _capture_first(options: CaptureOptions, folder: Path, progress: Progress) -> Captured:
     folder.mkdir()
     request = SignatureRequest(model=options.model, run=options.run)
-    return ask(
-        _CAPTURE, request, folder, name="capture 1", progress=progress, preload=PRELOAD
-    ).result
+    return ask(_CAPTURE, request, folder, name="capture 1", progress=progress).result
 
 
 def _expectation_from_first(options: CaptureOptions, captured: Captured) -> Expectation:
@@ -155,9 +155,7 @@ def _observe_again(
     """Observe the model in another process, on the inputs of `expectation`."""
     file = write_expectation(expectation, folder / "expectation.json")
     request = VerifyRequest(files=[str(file)], run=run)
-    answer = ask(
-        OBSERVE, request, folder, name=f"capture {folder.name}", progress=progress, preload=PRELOAD
-    )
+    answer = ask(OBSERVE, request, folder, name=f"capture {folder.name}", progress=progress)
     (seen,) = answer.result.seen
     if seen.observed is None:
         problem = seen.problem or "; ".join(seen.stale)

@@ -9,7 +9,7 @@ from assay.errors import UsageError
 from assay.runs import Progress, ask
 from assay.runs.results import write_results
 from assay.verdicts import Verdict
-from assay_expectations.capturing import OBSERVE, PRELOAD
+from assay_expectations.capturing import OBSERVE
 from assay_expectations.judging.changes import change_as_markdown
 from assay_expectations.judging.verdicts import judge_pair, judge_seen
 from assay_expectations.records import Expectation, read_expectation
@@ -35,9 +35,7 @@ def verify_expectations(
     expectations = {file: read_expectation(file) for file in find_files(paths or [SHIPPED])}
     _require_unique_keys(expectations)
     request = VerifyRequest(files=[str(file) for file in expectations], run=run, setup=setup)
-    observations = ask(
-        OBSERVE, request, folder, name="verify", progress=progress, preload=PRELOAD
-    ).result
+    observations = ask(OBSERVE, request, folder, name="verify", progress=progress).result
     verdict, rows = judge_seen(run, list(expectations.values()), observations, allow_unused)
     return write_results(verdict, rows, folder)
 

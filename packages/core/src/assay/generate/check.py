@@ -42,7 +42,7 @@ def capture(request: GoldenRequest, folder: Path, progress: Progress) -> Answer[
     """Capture a golden in its own process, whose log goes to `folder`."""
     require_run(request.reference)
     _require_readable(request.inputs)
-    return ask(GOLDEN, request, folder, name="reference", progress=progress, preload=PRELOAD)
+    return ask(GOLDEN, request, folder, name="reference", progress=progress)
 
 
 def _require_readable(inputs: InputOptions) -> None:
@@ -85,7 +85,7 @@ def check_generate(check: GenerateCheck, folder: Path, progress: Progress) -> Ve
         if check.setup is not None or check.options or candidate.mesh:
             # In its own process, as it may patch globals; a mistake costs no reference run.
             name = "candidate-setup"
-            ask(EARLY, candidate, folder, name=name, progress=progress, preload=PRELOAD)
+            ask(EARLY, candidate, folder, name=name, progress=progress)
         _capture_golden(check, golden, folder, progress)
     elif check.verify_golden:
         from assay.generate.processes.golden_folder import verify_golden  # torch
@@ -131,7 +131,7 @@ def _capture_golden(check: GenerateCheck, golden: Path, folder: Path, progress: 
         max_seconds=check.max_seconds,
         remote_code=check.remote_code,
     )
-    ask(GOLDEN, request, folder, name="reference", progress=progress, preload=PRELOAD)
+    ask(GOLDEN, request, folder, name="reference", progress=progress)
 
 
 def _run_and_judge(
@@ -150,7 +150,6 @@ def _run_and_judge(
         results,
         name="candidate",
         progress=progress,
-        preload=PRELOAD,
     )
     from assay.generate.judging.verdict import merge_weight_facts, worst_of_ranks  # torch
 

@@ -24,7 +24,6 @@ from assay.generate.processes.operation_trace import (
 from assay.generate.processes.remote_functions import (
     EQUIVALENCE,
     OPERATIONS,
-    PRELOAD,
     RECORDED_EQUIVALENCE,
 )
 from assay.generate.processes.requests import (
@@ -103,15 +102,10 @@ def _pass_if_representation(
 ) -> Judgement:
     ports = [item.port for item in judgement.failed]
     request = EquivalenceRequest(
-        model=check.model,
-        golden=candidate.golden,
-        dtype=check.dtype,
+        candidate=candidate,
         folder=str(folder / EQUIVALENCE_FOLDER),
         ports=sorted({(p.stage.module, p.module, p.port) for p in ports}),
-        setup=check.setup,
-        options=check.options,
         max_memory=check.max_memory,
-        remote_code=check.remote_code,
     )
     if not ask(
         RECORDED_EQUIVALENCE,
@@ -119,12 +113,11 @@ def _pass_if_representation(
         folder,
         name="equivalence",
         progress=progress,
-        preload=PRELOAD,
     ).result:
         return judgement
     # A setup function may patch torch in its own process: the trusted one decides.
     name = "equivalence-reference"
-    found = ask(EQUIVALENCE, request, folder, name=name, progress=progress, preload=PRELOAD).result
+    found = ask(EQUIVALENCE, request, folder, name=name, progress=progress).result
     if not is_representation(judgement.failed, found):
         return judgement
     if judgement.load is not None and not _is_load_tested(judgement.load, judgement.failed):
@@ -182,16 +175,13 @@ def _find_operation(
     sides: dict[str, list[list[Operation]]] = {}
     for name, parts in PARTS.items():
         request = OperationsRequest(
-            model=check.model,
-            golden=candidate.golden,
-            dtype=check.dtype,
+            candidate=candidate,
+            side=name,
             folder=str(folder / f"operations-{name}"),
             module=module,
             batch=batch,
             step=step,
-            candidate=candidate if name == "candidate" else None,
             max_memory=check.max_memory,
-            remote_code=check.remote_code,
         )
         mesh = candidate.mesh if name == "candidate" else {}
         ask_side(
@@ -202,7 +192,6 @@ def _find_operation(
             Path(request.folder),
             name=f"operations-{name}",
             progress=progress,
-            preload=PRELOAD,
         )
         traces = [Trace.open(one) for one in _folders(Path(request.folder), prod(mesh.values()))]
         sides |= {part: [read_operations(one, part) for one in traces] for part in parts}

@@ -1,6 +1,6 @@
 """`ask_side`: have one process, or all ranks of a mesh, do the work of the candidate's side."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from math import prod
 from pathlib import Path
 from typing import TypeVar
@@ -28,7 +28,6 @@ def ask_side(
     *,
     name: str,
     progress: Progress,
-    preload: Sequence[str],
 ) -> list[Result]:
     """Answer `request` in one process, or on every rank of `mesh`. Returns: the results by rank.
 
@@ -38,17 +37,19 @@ def ask_side(
     """
     num_ranks = prod(mesh.values())
     if num_ranks == 1:
-        answer = ask(
-            function, request, folder.parent, name=name, progress=progress, preload=preload
-        )
-        return [answer.result]
+        return [ask(function, request, folder.parent, name=name, progress=progress).result]
     folder.mkdir(parents=True, exist_ok=True)
     axes = ", ".join(f"{axis}={size}" for axis, size in mesh.items())
     with progress.step(f"{name} on {num_ranks} ranks ({axes})"):
         left = seconds_left()
         limits = _LIMITS if left is None else TimeLimits.within(max(1.0, left))
         world = World(
-            mesh, device, limits=limits, preload=preload, log_folder=folder, progress=progress
+            mesh,
+            device,
+            limits=limits,
+            preload=function.preload,
+            log_folder=folder,
+            progress=progress,
         )
         return launch_world(answer_on_rank, world, function, request)
 

@@ -27,7 +27,7 @@ from assay.runs.results import (
     write_results,
 )
 from assay.sites import KeptFiles
-from assay.training.processes.remote_functions import CANDIDATE, PRELOAD, REFERENCE, USER_CODE
+from assay.training.processes.remote_functions import CANDIDATE, REFERENCE, USER_CODE
 from assay.training.processes.requests import (
     ReferenceReport,
     ReferenceRequest,
@@ -107,9 +107,7 @@ def load_user_code(check: TrainCheck, folder: Path, progress: Progress) -> UserC
         return UserCodeReport(pipeline_shapes=OF_NAMED_PIPELINES)
     num_ranks = prod(check.mesh.values())
     request = UserCodeRequest(trainer=trainer, setup=check.setup, num_ranks=num_ranks)
-    return ask(
-        USER_CODE, request, folder, name="user-code", progress=progress, preload=PRELOAD
-    ).result
+    return ask(USER_CODE, request, folder, name="user-code", progress=progress).result
 
 
 def with_user_code(check: TrainCheck, folder: Path, progress: Progress) -> TrainCheck:
@@ -147,7 +145,7 @@ def record_report(
         folder=str(golden),
         max_disk=check.max_disk,
     )
-    answer = ask(function, request, golden.parent, name=name, progress=progress, preload=PRELOAD)
+    answer = ask(function, request, golden.parent, name=name, progress=progress)
     write_sealed(golden / REPORT_FILE, answer.result)
 
 
@@ -189,7 +187,6 @@ def ask_candidate(
         folder / CANDIDATE_FOLDER,
         name=name,
         progress=progress,
-        preload=PRELOAD,
     )
 
 

@@ -112,26 +112,27 @@ def record_equivalence(request: EquivalenceRequest, progress: Progress) -> bool:
     Returns: False if the logits differ, which ends the test.
     Raises: MachineError if the model in float64 does not fit into memory.
     """
-    golden, device = read_golden(Path(request.golden)), open_device("cpu")
-    if golden.sections[request.dtype].yardstick_dtype != "float64":
+    candidate, dtype = request.candidate, request.candidate.candidate.dtype
+    golden, device = read_golden(Path(candidate.golden)), open_device("cpu")
+    if golden.sections[dtype].yardstick_dtype != "float64":
         return False  # no such logits agree to 1e-13
     _prepare(golden, device, request)
-    section = GoldenSection.open(Path(request.golden), request.dtype)
-    options = CandidateOptions.parse(request.options)
+    section = GoldenSection.open(Path(candidate.golden), dtype)
+    options = CandidateOptions.parse(candidate.options)
     # Two runs; the second only if the logits of the first agree.
     num_tokens = 2 * count_tokens(section.batches)
     with progress.task("runs the candidate's code in float64", num_tokens, "tokens"):
         loaded = load_model(
-            request.model,
+            candidate.model,
             dtype="float64",
             attention=options.attention,
             experts=options.experts,
-            rounded_to=request.dtype,
-            remote_code=request.remote_code,
+            rounded_to=dtype,
+            remote_code=candidate.remote_code,
         )
         check_same_model(golden, loaded)
         before = weight_hashes(loaded.model)
-        side = set_up(Side(loaded, device), request.setup)
+        side = set_up(Side(loaded, device), candidate.setup)
         if not _agrees(side, section):
             return False
         after = weight_hashes(side.loaded.model).items()
@@ -159,14 +160,15 @@ def record_equivalence(request: EquivalenceRequest, progress: Progress) -> bool:
 
 def verify_equivalence(request: EquivalenceRequest, progress: Progress) -> Equivalence:
     """Run the yardstick with the recorded weights and values: logits first, stages if they agree."""
-    golden, device = read_golden(Path(request.golden)), open_device("cpu")
+    candidate, dtype = request.candidate, request.candidate.candidate.dtype
+    golden, device = read_golden(Path(candidate.golden)), open_device("cpu")
     _prepare(golden, device, request)
-    section = GoldenSection.open(Path(request.golden), request.dtype)
+    section = GoldenSection.open(Path(candidate.golden), dtype)
     recorded = Trace.open(Path(request.folder))
     num_tokens = 2 * count_tokens(section.batches)
     with progress.task("puts the candidate's values into the yardstick", num_tokens, "tokens"):
         loaded = load_yardstick(
-            request.model, device, "float64", request.dtype, request.remote_code, "at once"
+            candidate.model, device, "float64", dtype, candidate.remote_code, "at once"
         )
         known = _tensors_of(loaded.model)
         weights = recorded.attachment(_WEIGHTS) if _WEIGHTS in recorded.attachments else {}

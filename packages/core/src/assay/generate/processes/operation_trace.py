@@ -38,33 +38,34 @@ def trace_operations(
 
     The trace goes to `request.folder`; with several ranks, to a folder for each rank there.
     """
-    golden = read_golden(Path(request.golden))
-    section = GoldenSection.open(Path(request.golden), request.dtype)
+    candidate = request.candidate
+    dtype, remote_code = candidate.candidate.dtype, candidate.remote_code
+    golden = read_golden(Path(candidate.golden))
+    section = GoldenSection.open(Path(candidate.golden), dtype)
     work = _shortened(section, request)
     num_tokens = count_tokens([work.batch])
     folder = Path(request.folder)
     if rank is not None:
         folder = rank_folder(folder, rank.number)
     with TraceWriter(folder, {"module": request.module}) as writer:
-        if request.candidate is not None:
-            with progress.step(f"loads {request.model}"):
-                side = load_candidate(request.candidate, golden, rank)
+        if request.side == "candidate":
+            with progress.step(f"loads {candidate.model}"):
+                side = load_candidate(candidate, golden, rank)
             with progress.task(f"records operations of {request.module}", num_tokens, "tokens"):
                 _record(side, section, work, request, writer, CANDIDATE)
             return
         choose_threads(golden.model.num_parameters)
         run = parse_run(golden.reference["run"])
         device = open_run(run)
-        yardstick_dtype = golden.sections[request.dtype].yardstick_dtype
-        dtype, remote_code = request.dtype, request.remote_code
+        yardstick_dtype = golden.sections[dtype].yardstick_dtype
         allowed = allowed_memory(device, request.max_memory)
         widening = widening_within(golden.model.num_parameters, yardstick_dtype, allowed)
 
         def load(name: str) -> LoadedModel:
             if name == NOISE_RUN:
-                return load_reference(request.model, device, dtype, remote_code)
+                return load_reference(candidate.model, device, dtype, remote_code)
             return load_yardstick(
-                request.model, device, yardstick_dtype, dtype, remote_code, widening
+                candidate.model, device, yardstick_dtype, dtype, remote_code, widening
             )
 
         for name in (YARDSTICK, NOISE_RUN):
@@ -100,7 +101,7 @@ def _record(
     )
     replayer.layout = side.layout
     tracer = ModuleTracer(replayer)
-    recorder = OperationRecorder(tracer, (request.module, request.step, request.call))
+    recorder = OperationRecorder(tracer, (request.module, request.step, 0))
     tokens = section.tensors("tokens")[[b.number for b in section.batches].index(request.batch)]
     with tracer.attached(side.loaded.model):
         tracer.begin_batch(work.batch.number, timeline_of(work.batch))

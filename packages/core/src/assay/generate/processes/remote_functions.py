@@ -29,20 +29,20 @@ PRELOAD = (
 )
 
 EARLY: "RemoteFunction[CandidateRequest, None]" = RemoteFunction(
-    "assay.generate.processes.candidate_model:check_candidate"
+    "assay.generate.processes.candidate_model:check_candidate", PRELOAD
 )
 GOLDEN: "RemoteFunction[GoldenRequest, GoldenManifest]" = RemoteFunction(
-    "assay.generate.processes.golden:capture_golden"
+    "assay.generate.processes.golden:capture_golden", PRELOAD
 )
 CANDIDATE: "RemoteFunction[CandidateRequest, CandidateReport]" = RemoteFunction(
-    "assay.generate.processes.candidate:run_candidate"
+    "assay.generate.processes.candidate:run_candidate", PRELOAD
 )
 OPERATIONS: "RemoteFunction[OperationsRequest, None]" = RemoteFunction(
-    "assay.generate.processes.operation_trace:trace_operations"
+    "assay.generate.processes.operation_trace:trace_operations", PRELOAD
 )
 RECORDED_EQUIVALENCE: "RemoteFunction[EquivalenceRequest, bool]" = RemoteFunction(
-    "assay.generate.processes.equivalence:record_equivalence"
+    "assay.generate.processes.equivalence:record_equivalence", PRELOAD
 )
 EQUIVALENCE: "RemoteFunction[EquivalenceRequest, Equivalence]" = RemoteFunction(
-    "assay.generate.processes.equivalence:verify_equivalence"
+    "assay.generate.processes.equivalence:verify_equivalence", PRELOAD
 )

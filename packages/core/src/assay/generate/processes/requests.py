@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import xxhash
 from pydantic import BeforeValidator, Field, PlainSerializer, PositiveInt
@@ -81,37 +81,27 @@ class CandidateRequest(Record):
 
 
 class OperationsRequest(Record):
-    """A request to record the operations of one module call."""
+    """A request to record the operations of one module call, on one side of a check."""
 
-    model: str
-    golden: str
-    dtype: str
+    candidate: CandidateRequest
+    side: Literal["reference", "candidate"]
     folder: str
     module: str
     batch: int
     step: int
-    call: int = 0
-    candidate: CandidateRequest | None = None
-    """None for the reference, which runs yardstick and noise run."""
     max_memory: int | None = None
-    remote_code: RemoteCode = "refuse"
 
 
 class EquivalenceRequest(Record):
     """A request to run the candidate's code, and what it recorded, in float64 against a golden."""
 
-    model: str
-    golden: str
-    dtype: str
+    candidate: CandidateRequest
     folder: str
     """For what the candidate's code records, or with it."""
     ports: list[tuple[str, str, str]] = Field(default_factory=list)
     """Stage, module and port of the values that failed."""
-    setup: str | None = None
-    options: dict[str, str] = Field(default_factory=dict)
     max_memory: int | None = None
     """Largest number of bytes that the model may take; None for what is free."""
-    remote_code: RemoteCode = "refuse"
 
 
 class ModelIdentity(Record):

@@ -76,7 +76,6 @@ def ask(
     name: str,
     progress: Progress,
     environment: Mapping[str, str] | None = None,
-    preload: Sequence[str] = (),
 ) -> Answer[Result]:
     """Have a new process call `function` with `request`, and wait for its answer.
 
@@ -93,7 +92,6 @@ def ask(
         name: of the process in messages and the name of its log, such as "candidate".
         progress: the display of its progress.
         environment: variables to set on top of this process's own.
-        preload: slow modules, which the fork server imports once for all processes.
 
     Raises: UsageError or MachineError that `function` raised; ProcessError with the end of the log if
         there is no answer; DiskError if the folder cannot be written.
@@ -114,7 +112,7 @@ def ask(
     with log, progress.step(name), TemporaryFile() as asked, TemporaryFile() as replied:
         pickle.dump(question, asked)
         asked.seek(0)
-        exit_code = _run((asked.fileno(), replied.fileno()), preload, log, name, progress)
+        exit_code = _run((asked.fileno(), replied.fileno()), function.preload, log, name, progress)
         replied.seek(0)
         reply = _read_reply(replied, name, exit_code, log_file)
         result: Result = _read_pickle(io.BytesIO(reply.result), name, exit_code, log_file)

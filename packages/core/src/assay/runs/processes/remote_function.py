@@ -1,7 +1,7 @@
 """A function that another process calls, named so that this process need not import it."""
 
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar, cast
 
@@ -18,6 +18,8 @@ class RemoteFunction(Generic[Request, Result]):
 
     path: str
     """MODULE:FUNCTION."""
+    preload: Sequence[str] = ()
+    """Slow modules, which the fork server imports once for all processes."""
 
     def load(self) -> Callable[..., Result]:
         """Import the module and return the function."""

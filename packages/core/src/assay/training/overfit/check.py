@@ -123,13 +123,13 @@ _FEWEST_STEPS = 10
 
 _SIDES = "assay.training.overfit.sides"
 _REFERENCE: RemoteFunction[ReferenceRequest, OverfitReference] = RemoteFunction(
-    f"{_SIDES}:overfit_trusted"
+    f"{_SIDES}:overfit_trusted", PRELOAD
 )
 _CANDIDATE: RemoteFunction[TrainerRequest, OverfitCandidate] = RemoteFunction(
-    f"{_SIDES}:overfit_candidate"
+    f"{_SIDES}:overfit_candidate", PRELOAD
 )
 _MEMORIZATION: RemoteFunction[ReferenceRequest, Memorization] = RemoteFunction(
-    f"{_SIDES}:measure_trained"
+    f"{_SIDES}:measure_trained", PRELOAD
 )
 
 
@@ -200,7 +200,7 @@ def check_overfit_candidate(
             folder=str(folder / CANDIDATE_FOLDER / TRAINED),
         )
         memorization = ask(
-            _MEMORIZATION, trained, folder, name="memorization", progress=progress, preload=PRELOAD
+            _MEMORIZATION, trained, folder, name="memorization", progress=progress
         ).result
         evidence = replace(evidence, candidates=candidates, memorization=memorization)
     verdict, measurements = judge_overfit(evidence)

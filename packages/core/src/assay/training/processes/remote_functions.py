@@ -22,11 +22,11 @@ PRELOAD = (
 )
 
 USER_CODE: "RemoteFunction[UserCodeRequest, UserCodeReport]" = RemoteFunction(
-    "assay.training.processes.user_code:load_user_code"
+    "assay.training.processes.user_code:load_user_code", PRELOAD
 )
 REFERENCE: "RemoteFunction[ReferenceRequest, ReferenceReport]" = RemoteFunction(
-    "assay.training.processes.reference:record_reference"
+    "assay.training.processes.reference:record_reference", PRELOAD
 )
 CANDIDATE: "RemoteFunction[TrainerRequest, TrainerReport]" = RemoteFunction(
-    "assay.training.processes.candidate:run_candidate"
+    "assay.training.processes.candidate:run_candidate", PRELOAD
 )

@@ -22,7 +22,12 @@ from assay.generate.processes.equivalence import (
 )
 from assay.generate.processes.golden import capture_golden
 from assay.generate.processes.golden_folder import GoldenSection, read_golden
-from assay.generate.processes.requests import EquivalenceRequest, GoldenRequest, InputOptions
+from assay.generate.processes.requests import (
+    CandidateRequest,
+    EquivalenceRequest,
+    GoldenRequest,
+    InputOptions,
+)
 from assay.noise import Ratio
 from assay.runs import SilentProgress
 from assay.stages import Stage
@@ -150,13 +155,17 @@ def request_for(golden: Path, tmp_path: Path) -> Callable[..., EquivalenceReques
     setups.write_text(SETUPS)
 
     def make(setup: str, module: str = DOWN) -> EquivalenceRequest:
-        return EquivalenceRequest(
+        candidate = CandidateRequest(
             model=MODEL,
+            candidate=parse_run("cpu/bfloat16"),
             golden=str(golden),
-            dtype="bfloat16",
+            folder="",
+            setup=f"{setups}:{setup}",
+        )
+        return EquivalenceRequest(
+            candidate=candidate,
             folder=str(tmp_path / "recorded"),
             ports=[(module, module, port) for port in ("output", "output.0", "output.1")],
-            setup=f"{setups}:{setup}",
         )
 
     return make

@@ -22,8 +22,8 @@ print("the script runs")
 for value in ("first", "second"):
     os.environ["ASSAY_TEST_VARIABLE"] = value
     answer = ask(
-        RemoteFunction("child_work:echo"), {}, Path(sys.argv[1]), name="candidate",
-        progress=SilentProgress(), preload=["json"],
+        RemoteFunction("child_work:echo", ["json"]), {}, Path(sys.argv[1]), name="candidate",
+        progress=SilentProgress(),
     )
     print(answer.result["variable"])
 """
@@ -53,8 +53,8 @@ from assay.runs import SilentProgress, RemoteFunction, ask
 
 for preload in ([], ["json"]):
     answer = ask(
-        RemoteFunction("child_work:hash_names"), {}, Path(sys.argv[1]), name="candidate",
-        progress=SilentProgress(), preload=preload,
+        RemoteFunction("child_work:hash_names", preload), {}, Path(sys.argv[1]), name="candidate",
+        progress=SilentProgress(),
     )
     print(answer.result["hashes"])
 print(os.environ["PYTHONHASHSEED"])

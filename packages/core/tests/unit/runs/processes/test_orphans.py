@@ -19,8 +19,8 @@ from assay.runs import SilentProgress, RemoteFunction, ask
 
 preload, folder = sys.argv[1:]
 request = {"pids": folder + "/pids"}
-ask(RemoteFunction("child_work:hold_interpreter"), request, Path(folder), name="x",
-    progress=SilentProgress(), preload=preload.split())
+function = RemoteFunction("child_work:hold_interpreter", preload.split())
+ask(function, request, Path(folder), name="x", progress=SilentProgress())
 """
 
 # How the main process is ended, as words in front of its command; none: by the test.
