@@ -261,7 +261,7 @@ class LayersExchangedBetweenStages(PipelineTrainer):
         whole: Any = self.load_pretrained(plan.model)
         layers = whole.model.layers
         layers[1], layers[2] = layers[2], layers[1]
-        return cut_stage(whole, self._plan_stages(whole.config), self.stages.index)
+        return cut_stage(whole, self.stages.size, self.stages.index)
 
 
 class LayerRunTwice(PipelineTrainer):

@@ -44,18 +44,12 @@ class Pipeline:
         mesh: of one axis.
         hidden_dtype: of the hidden states between stages, by default the parameters' dtype; under
             mixed precision the compute dtype.
-        Raises: UsageError if the head is tied to the embeddings of another stage.
         """
         self.stage = called_module(stage)
         self._index, self._num_stages = mesh.get_local_rank(), mesh.size()
         self._group = mesh.get_group()
         self._device = torch.device(mesh.device_type)
         self._config = cast("Any", self.stage).config
-        if self._num_stages > 1 and self._config.tie_word_embeddings:
-            raise UsageError(
-                "the head is tied to the embeddings: each end of a pipeline would have a part of"
-                " their gradient; use data or tensor parallelism"
-            )
         self._hidden_dtype = hidden_dtype or next(self.stage.parameters()).dtype
         self._loss = _TokenLoss()
         # The shape for which the schedule was built, and the schedule.

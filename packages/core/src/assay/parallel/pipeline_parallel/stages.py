@@ -8,7 +8,7 @@ Shapes: B rows, T tokens, H hidden size, V vocabulary.
 """
 
 import copy
-from dataclasses import dataclass
+from itertools import pairwise
 from types import MethodType
 from typing import TYPE_CHECKING, Any, cast
 
@@ -26,36 +26,17 @@ MODEL_TYPES = frozenset({"llama", "granite", "qwen3", "mistral", "mixtral", "phi
 _STAGE_NUMBER = "_assay_stage"
 
 
-@dataclass(frozen=True, slots=True)
-class StagePlan:
-    """The layers of each stage; the first also has the embedding, the last norm and head."""
+def divide_layers(num_layers: int, num_stages: int) -> list[range]:
+    """Return the layers of each stage: equally many, and one more in the first ones if some are left.
 
-    layers: tuple[range, ...]
-
-    @classmethod
-    def balanced(cls, num_layers: int, num_stages: int) -> "StagePlan":
-        """Give each stage equally many layers, and the first stages one more if some are left.
-
-        The last stage gets none of these, as the head costs more than the embedding.
-        Raises: UsageError if there are fewer layers than stages.
-        """
-        if not 0 < num_stages <= num_layers:
-            raise UsageError(
-                f"{num_layers} layers cannot be divided over {num_stages} pipeline stages"
-            )
-        size, left = divmod(num_layers, num_stages)
-        starts = [stage * size + min(stage, left) for stage in range(num_stages + 1)]
-        return cls(tuple(map(range, starts, starts[1:])))
-
-    @property
-    def num_stages(self) -> int:
-        """Return the number of stages."""
-        return len(self.layers)
-
-    @property
-    def last(self) -> int:
-        """Return the index of the last stage."""
-        return len(self.layers) - 1
+    The last stage gets none of these, as the head costs more than the embedding.
+    Raises: UsageError if there are fewer layers than stages.
+    """
+    if not 0 < num_stages <= num_layers:
+        raise UsageError(f"{num_layers} layers cannot be divided over {num_stages} pipeline stages")
+    size, left = divmod(num_layers, num_stages)
+    starts = [stage * size + min(stage, left) for stage in range(num_stages + 1)]
+    return [range(*one) for one in pairwise(starts)]
 
 
 def called_module(model: nn.Module) -> nn.Module:
@@ -69,55 +50,53 @@ def called_module(model: nn.Module) -> nn.Module:
     return base if _STAGE_NUMBER in vars(base) else model
 
 
-def cut_stage(model: nn.Module, plan: StagePlan, stage: int) -> nn.Module:
+def cut_stage(model: nn.Module, num_stages: int, stage: int) -> nn.Module:
     """Remove from `model`, in place, the modules of all stages but number `stage`.
 
-    Best called on the meta device, before weights are read. The first stage takes token ids (B, T),
+    The first stage has the embedding, the last one norm and head. The first stage takes token ids (B, T),
     later ones hidden states (B, T, H), and all an `attention_mask`; the last stage returns logits
     (B, T, V), the others hidden states. `model.config` still describes the whole model.
-    Raises: UsageError if `plan` does not fit the model.
+    Raises: UsageError for a model that cannot be cut.
     """
     whole = cast("Any", model)
-    config = whole.config
-    _check(config, plan)
+    layers = _divide(whole.config, num_stages)
     vars(model)[_STAGE_NUMBER] = stage
-    if plan.num_stages == 1:
+    if num_stages == 1:
         model.forward = MethodType(_forward_whole, model)
         return model
-    body = whole.model
-    kept = plan.layers[stage]
-    _cut_layers(body, kept)
+    body, is_last = whole.model, stage == num_stages - 1
+    _cut_layers(body, layers[stage])
     if stage > 0:
         body.embed_tokens = None
         if hasattr(body, "embedding_multiplier"):
             body.embedding_multiplier = 1.0  # applied by the first stage
-    if stage < plan.last:
+    if not is_last:
         del body.norm
         body.norm = _pass_on
         whole.lm_head = None
     # peft would look for both tied parameters.
     whole._tied_weights_keys = None  # noqa: SLF001 - of transformers
-    model.forward = MethodType(_FORWARDS[stage > 0, stage == plan.last], model)
+    model.forward = MethodType(_FORWARDS[stage > 0, is_last], model)
     return model
 
 
-def _check(config: "PretrainedConfig", plan: StagePlan) -> None:
+def _divide(config: "PretrainedConfig", num_stages: int) -> list[range]:
+    if num_stages > 1 and config.tie_word_embeddings:
+        raise UsageError(
+            "the head is tied to the embeddings: in a pipeline each end has a part of their"
+            " gradient, which cannot be compared yet; use dp or tp"
+        )
     if config.model_type not in MODEL_TYPES:
         raise UsageError(
             f"models of type {config.model_type!r} cannot be cut into stages;"
             f" known: {', '.join(sorted(MODEL_TYPES))}"
-        )
-    planned = [layer for layers in plan.layers for layer in layers]
-    if planned != [*range(config.num_hidden_layers)]:
-        raise UsageError(
-            f"the stages are planned for {len(planned)} layers, the model has"
-            f" {config.num_hidden_layers}"
         )
     if getattr(config, "output_router_logits", False):
         # It is a sum over the layers of all stages.
         raise UsageError(
             "output_router_logits: the loss of the router is not known to stages; turn it off"
         )
+    return divide_layers(config.num_hidden_layers, num_stages)
 
 
 def _cut_layers(body: Any, kept: range) -> None:  # noqa: ANN401 - a decoder of transformers

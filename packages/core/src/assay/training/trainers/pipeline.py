@@ -8,11 +8,10 @@ import torch
 from torch import nn
 
 from assay.devices.run_string import parse_run
-from assay.errors import UsageError
 from assay.models import load_model
 from assay.models.candidate_setup import set_up
 from assay.parallel.pipeline_parallel.pipeline import Pipeline
-from assay.parallel.pipeline_parallel.stages import StagePlan, called_module, cut_stage
+from assay.parallel.pipeline_parallel.stages import called_module, cut_stage
 from assay.training.batches import MicroBatch
 from assay.training.protocol import TrainerTraits, TrainingPlan
 from assay.training.shapes import OF_NAMED_PIPELINES
@@ -22,7 +21,6 @@ from assay.training.trainers.tensor_parallel import TensorParallelTrainer
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
-    from transformers import PretrainedConfig
 
 # Only its dtype matters. Later stages pass hidden states instead of embeddings.
 _UNMEASURED_PORTS = frozenset({("model.rotary_emb", "input.x")})
@@ -79,16 +77,8 @@ class PipelineTrainer(TensorParallelTrainer):
         ).model
         if plan.setup is not None:
             whole = set_up(whole.to(self.device.torch_device), plan.setup)
-        stage = cut_stage(whole, self._plan_stages(whole.config), self.stages.index)
+        stage = cut_stage(whole, self.stages.size, self.stages.index)
         return stage.to(self.device.torch_device)
-
-    def _plan_stages(self, config: "PretrainedConfig") -> StagePlan:
-        if config.tie_word_embeddings:
-            raise UsageError(
-                f"{self.plan.model} ties its head to its embeddings: in a pipeline each end has a"
-                " part of their gradient, which cannot be compared yet; use dp or tp"
-            )
-        return StagePlan.balanced(config.num_hidden_layers, self.stages.size)
 
     def train_on(self, own: Sequence[MicroBatch], num_tokens: int) -> float:
         """Run forward and backward of this rank's micro-batches, and return their loss."""

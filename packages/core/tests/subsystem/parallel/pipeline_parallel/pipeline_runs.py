@@ -11,12 +11,10 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from assay.parallel.fsdp import shard_parameters
 from assay.parallel.pipeline_parallel.pipeline import Pipeline
-from assay.parallel.pipeline_parallel.stages import StagePlan
 from assay.parallel.tensor_parallel.decoder import apply_tensor_parallel
 from packages.core.tests.subsystem.parallel.divided_models import load_stage
 from packages.core.tests.subsystem.parallel.training_steps import (
     MAX_NORM,
-    NUM_LAYERS,
     STEPS,
     Record,
     build_optimizer,
@@ -42,9 +40,8 @@ class Case:
 
 
 def load_own_stage(folder: Path, mesh_pp: DeviceMesh) -> Stages:
-    plan = StagePlan.balanced(NUM_LAYERS, mesh_pp.size())
     index = mesh_pp.get_local_rank()
-    return {index: load_stage(folder, index, plan, mesh_pp.device_type)}
+    return {index: load_stage(folder, index, mesh_pp.size(), mesh_pp.device_type)}
 
 
 def divide_stage(stage: nn.Module, mesh: DeviceMesh) -> None:

@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from assay.errors import UsageError
 from assay.parallel.pipeline_parallel.pipeline import Pipeline, pad_alike
-from assay.parallel.pipeline_parallel.stages import StagePlan, cut_stage
+from assay.parallel.pipeline_parallel.stages import cut_stage, divide_layers
 from packages.core.tests.subsystem.parallel.pipeline_parallel.pipeline_runs import (
     Case,
     MicroBatchMeans,
@@ -137,7 +137,7 @@ def _accumulated(case: Case, mesh: DeviceMesh, passes: int) -> list[str]:
 
 
 def test_stage_keeps_the_paths_of_the_whole_model() -> None:
-    stage = cut_stage(build_model("llama"), StagePlan((range(1), range(1, 2))), 1)
+    stage = cut_stage(build_model("llama"), 2, 1)
     paths = [name for name, _ in stage.named_modules()]
     assert paths[:4] == ["", "model", "model.layers", "model.layers.1"]
     assert "model.layers.1.mlp.down_proj" in paths
@@ -146,7 +146,7 @@ def test_stage_keeps_the_paths_of_the_whole_model() -> None:
 
 
 def test_layers_left_over_go_to_the_front() -> None:
-    assert StagePlan.balanced(7, 3).layers == (range(3), range(3, 5), range(5, 7))
+    assert divide_layers(7, 3) == [range(3), range(3, 5), range(5, 7)]
 
 
 def test_micro_batches_with_other_numbers_of_rows_are_refused() -> None:

@@ -20,7 +20,7 @@ from torch.distributed.fsdp import fully_shard
 
 from assay.devices.base import Device
 from assay.errors import UsageError
-from assay.parallel.pipeline_parallel.stages import StagePlan, cut_stage
+from assay.parallel.pipeline_parallel.stages import cut_stage
 from assay.parallel.tensor_parallel import decoder, layers
 from assay.parallel.tensor_parallel.decoder import apply_tensor_parallel
 from assay.parallel.tensor_parallel.division import HeadsError
@@ -188,7 +188,7 @@ def test_divided_model_generates_from_its_cache(
 @pytest.mark.world(tp=2)
 @pytest.mark.parametrize(
     ("architecture", "fault"),
-    [("granite", None), ("phi3", None), ("llama", "outputs are not summed")],
+    [("granite-untied", None), ("phi3", None), ("llama", "outputs are not summed")],
 )
 def test_stages_of_a_pipeline_are_divided_too(
     mesh: DeviceMesh, device: Device, architecture: str, fault: str | None
@@ -199,7 +199,7 @@ def test_stages_of_a_pipeline_are_divided_too(
     exact = {"logits": plain(build_model(architecture).double()(ids).logits)}
     values = ids.to(where)
     for number in range(2):
-        stage = cut_stage(build_model(architecture), StagePlan.balanced(2, 2), number).to(where)
+        stage = cut_stage(build_model(architecture), 2, number).to(where)
         apply_tensor_parallel(stage, mesh["tp"])
         if fault:
             FAULTS[fault](stage, mesh)
