@@ -2,24 +2,17 @@
 
 Query, key, value, gate and up projections, fused or not, are sharded by their output features;
 o_proj and down_proj by their input features; embedding and head by the vocabulary. Everything else,
-including the hidden states between the blocks, is whole on every rank.
+including the hidden states between the blocks, is whole on every rank. LoRA may wrap any projection:
+the matrices B are then sharded like outputs, and A like inputs.
 """
 
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Mapping
+from typing import Any, cast
 
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from assay.errors import UsageError
-from assay.parallel.tensor_parallel.decoder_blocks import (
-    Block,
-    ColumnsAndRow,
-    Experts,
-    Projection,
-    find_blocks,
-    make_unknown_parameter_error,
-    projection_at,
-)
 from assay.parallel.tensor_parallel.division import (
     Division,
     HeadShare,
@@ -40,11 +33,10 @@ from assay.parallel.tensor_parallel.layers import (
 )
 from assay.parallel.tensor_parallel.rank_boundaries import Features, TensorLayout
 
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig
-
-# The kinds of heads of a `HeadShare`, and their numbers in a configuration.
-_KINDS_OF_HEADS = {"query_heads": "num_attention_heads", "kv_heads": "num_key_value_heads"}
+# Names of the projections that read a block's input, and of the one that makes its output.
+_ATTENTION = ({"q_proj", "k_proj", "v_proj"}, {"qkv_proj"}), "o_proj"
+_MLP = ({"gate_proj", "up_proj"}, {"gate_up_proj"}), "down_proj"
+_EXPERTS = {"gate_up_proj", "down_proj"}
 
 
 def apply_tensor_parallel(model: nn.Module, mesh_tp: DeviceMesh) -> TensorLayout:
@@ -62,31 +54,56 @@ def apply_tensor_parallel(model: nn.Module, mesh_tp: DeviceMesh) -> TensorLayout
         raise UsageError(
             f"tensor parallelism needs a mesh of one axis, not of {mesh_tp.ndim}: {mesh_tp}"
         )
-    blocks = find_blocks(model)
-    config: Any = next(
-        block.module.config
-        for block in blocks
-        if isinstance(block, ColumnsAndRow) and block.kind == "attention"
-    )
+    modules = dict(model.named_modules())
+    blocks = [(path, dict(module.named_children())) for path, module in modules.items()]
+    attention = {path for path, children in blocks if _has(children, _ATTENTION)}
+    if not attention:
+        raise UsageError(
+            f"{type(model).__name__} has no attention with q_proj, k_proj, v_proj (or qkv_proj) "
+            "and o_proj: it cannot be divided over tensor-parallel ranks"
+        )
+    config: Any = modules[min(attention)].config
     shares = share_heads(config.num_attention_heads, config.num_key_value_heads, mesh_tp.size())
     dividing = _Dividing(mesh_tp, shares)
-    for block in blocks:
-        if isinstance(block, Experts):
-            dividing.divide_experts(block)
-        elif block.kind == "attention":
-            dividing.divide_attention(block)
-        else:
-            dividing.divide_mlp(block)
-    paths = {id(module): path for path, module in model.named_modules()}
+    for path, children in blocks:
+        if path in attention:
+            dividing.divide_attention(path, modules[path])
+        elif _has(children, _MLP):
+            dividing.divide_mlp(path, modules[path])
+        elif modules[path]._parameters.keys() >= _EXPERTS:  # noqa: SLF001 - its own parameters
+            dividing.divide_experts(path, modules[path])
+    paths = {id(module): path for path, module in modules.items()}
     # A pipeline stage may lack either.
     if (embedding := cast("Any", model).get_input_embeddings()) is not None:
         divide_vocabulary(paths[id(embedding)], embedding, dividing.shards)
     if (head := cast("Any", model).get_output_embeddings()) is not None:
-        projection = projection_at(paths[id(head)], head)
-        divide_columns_and_gather(projection.base_path, projection.base, dividing.shards)
-        for adapter in projection.adapters:
-            divide_columns_and_gather(adapter.b_path, adapter.b, dividing.shards)
+        for path, linear in _linears_of(paths[id(head)], head, "lora_B").items():
+            divide_columns_and_gather(path, linear, dividing.shards)
     return dividing.layout
+
+
+def _has(children: Mapping[str, nn.Module], block: tuple[tuple[set[str], ...], str]) -> bool:
+    columns, row = block
+    return row in children and any(one <= children.keys() for one in columns)
+
+
+def _linears_of(path: str, projection: nn.Module, half: str) -> dict[str, nn.Module]:
+    """Return the linear at `path` and the adapters' matrices `half` around it, by path.
+
+    Raises: UsageError for another kind of adapter than plain LoRA.
+    """
+    base = getattr(projection, "base_layer", None)
+    if base is None:
+        return {path: projection}
+    children = dict(projection.named_children())
+    is_dora = bool(len(cast("Any", children.get("lora_magnitude_vector", ()))))
+    if is_dora or half not in children:
+        variant = "DoRA" if is_dora else type(projection).__name__
+        raise UsageError(
+            f"{path}: {variant} cannot be divided over tensor-parallel ranks, plain LoRA can"
+        )
+    adapters = children[half].named_children()
+    return {f"{path}.base_layer": base} | {f"{path}.{half}.{name}": one for name, one in adapters}
 
 
 class HeadsOfThisRank:
@@ -115,85 +132,93 @@ class _Dividing:
         self.layout = TensorLayout(shares[self.rank])
         self.inputs, self.outputs = self.layout.input_features, self.layout.output_features
 
-    def divide_attention(self, block: ColumnsAndRow) -> None:
-        module = cast("Any", block.module)
-        config, share = module.config, self.shares[self.rank]
-        query, kv = (self._divide_heads(config, kind, module.head_dim) for kind in _KINDS_OF_HEADS)
-        self._divide_linears(block, (query, kv, kv), query)
-        self._divide_norms_of_heads(block, config)
+    def divide_attention(self, path: str, attention: nn.Module) -> None:
+        module, share = cast("Any", attention), self.shares[self.rank]
+        config = module.config
+        of_query = config.num_attention_heads, [one.query_heads for one in self.shares]
+        of_kv = config.num_key_value_heads, [one.kv_heads for one in self.shares]
+        query, kv = (
+            divide_by_heads(number, module.head_dim, heads) for number, heads in (of_query, of_kv)
+        )
+        columns = {"q_proj": query, "k_proj": kv, "v_proj": kv, "qkv_proj": fuse(query, kv, kv)}
+        self._divide_linears(path, attention, columns, {"o_proj": query})
+        norms = {
+            "q_norm": divide_by_heads(of_query[0], 1, of_query[1]),
+            "k_norm": divide_by_heads(of_kv[0], 1, of_kv[1]),
+        }
+        self._divide_norms_of_heads(path, attention, norms, {*columns, "o_proj"})
         module.num_key_value_groups = share.group_size
         if hasattr(module, "num_heads"):
             module.num_heads = len(share.query_heads)
         if hasattr(module, "num_key_value_heads"):
             module.num_key_value_heads = len(share.kv_heads)
-        if len(block.columns) == 1:
+        if hasattr(module, "qkv_proj"):
             # The attention's forward splits the fused output by the numbers in its configuration.
             module.config = HeadsOfThisRank(config, share)
 
-    def _divide_heads(self, config: "PretrainedConfig", kind: str, head_dim: int) -> Division:
-        num_heads: int = getattr(config, _KINDS_OF_HEADS[kind])
-        return divide_by_heads(num_heads, head_dim, [getattr(share, kind) for share in self.shares])
-
-    def _divide_norms_of_heads(self, block: ColumnsAndRow, config: "PretrainedConfig") -> None:
+    def _divide_norms_of_heads(
+        self, path: str, attention: nn.Module, norms: Mapping[str, Division], linears: set[str]
+    ) -> None:
         """Divide the norms of single heads, the only other modules with parameters in attention."""
-        projections = {p.path for p in (*block.columns, block.row)}
-        for name, child in [("", block.module), *block.module.named_children()]:
-            path = f"{block.path}.{name}".removesuffix(".")
+        for name, child in [("", attention), *attention.named_children()]:
+            at = f"{path}.{name}".removesuffix(".")
             parameters = dict(child.named_parameters(recurse=bool(name)))
-            if path in projections or not parameters:
+            if name in linears or not parameters:
                 continue
             for parameter_name, parameter in parameters.items():
-                is_of_heads = parameter.shape == (cast("int", block.module.head_dim),)
-                if name not in ("q_norm", "k_norm") or not is_of_heads:
-                    raise make_unknown_parameter_error(f"{path}.{parameter_name}", parameter)
+                is_of_heads = parameter.shape == (cast("int", attention.head_dim),)
+                if name not in norms or not is_of_heads:
+                    raise _make_unknown_parameter_error(f"{at}.{parameter_name}", parameter)
             replace_forward_of(child, WithSummedGradients, self.shards.mesh)
-            division = self._divide_heads(
-                config, "query_heads" if name == "q_norm" else "kv_heads", head_dim=1
-            )
-            self.inputs[path] = self.outputs[path] = Features.of(division, self.rank, dim=-2)
+            self.inputs[at] = self.outputs[at] = Features.of(norms[name], self.rank, dim=-2)
 
-    def divide_mlp(self, block: ColumnsAndRow) -> None:
-        size = cast("int", block.row.base.in_features)
-        half = divide_evenly(size, len(self.shares))
-        self._divide_linears(block, (half, half), half)
-        self._note_activations(block, half)
+    def divide_mlp(self, path: str, mlp: nn.Module) -> None:
+        half = divide_evenly(cast("Any", mlp).down_proj.in_features, len(self.shares))
+        columns = {"gate_proj": half, "up_proj": half, "gate_up_proj": fuse(half, half)}
+        self._divide_linears(path, mlp, columns, {"down_proj": half})
+        self._note_activations(path, mlp, half)
 
-    def divide_experts(self, block: Experts) -> None:
-        size = cast("Any", block.module).down_proj.shape[-1]
-        half = divide_evenly(size, len(self.shares))
-        divide_experts(block, half, self.shards)
-        self._note_activations(block, half)
+    def divide_experts(self, path: str, experts: nn.Module) -> None:
+        for name, parameter in experts.named_parameters(recurse=False):
+            if name not in _EXPERTS or parameter.dim() != 3:
+                raise _make_unknown_parameter_error(f"{path}.{name}", parameter)
+        half = divide_evenly(cast("Any", experts).down_proj.shape[-1], len(self.shares))
+        divide_experts(path, experts, half, self.shards)
+        self._note_activations(path, experts, half)
 
-    def _note_activations(self, block: Block, division: Division) -> None:
-        for name, child in block.module.named_children():
+    def _note_activations(self, path: str, block: nn.Module, division: Division) -> None:
+        for name, child in block.named_children():
             if not [*child.parameters()]:
-                path = f"{block.path}.{name}"
-                self.inputs[path] = self.outputs[path] = Features.of(division, self.rank)
+                at = f"{path}.{name}"
+                self.inputs[at] = self.outputs[at] = Features.of(division, self.rank)
 
     def _divide_linears(
-        self, block: ColumnsAndRow, parts: tuple[Division, ...], row: Division
+        self,
+        path: str,
+        block: nn.Module,
+        columns: Mapping[str, Division],
+        rows: Mapping[str, Division],
     ) -> None:
-        """Divide all linears of a block; `parts` are those of its column-parallel weights, fused or not."""
-        divisions = parts if len(block.columns) == len(parts) else (fuse(*parts),)
-        for projection, division in zip(block.columns, divisions, strict=True):
-            self._divide_columns(projection, division)
-        self._divide_rows(block.row, row)
+        """Divide the linears of a block by output features (`columns`) and input features (`rows`)."""
+        for name, child in block.named_children():
+            at = f"{path}.{name}".removeprefix(".")
+            if name in columns:
+                features = self.outputs[at] = Features.of(columns[name], self.rank)
+                for inner, linear in _linears_of(at, child, "lora_B").items():
+                    divide_columns(inner, linear, columns[name], self.shards)
+                    self.outputs[inner] = features
+            elif name in rows:
+                features = self.inputs[at] = Features.of(rows[name], self.rank)
+                for inner, linear in _linears_of(at, child, "lora_A").items():
+                    divide_rows(inner, linear, self.shards)
+                    self.inputs[inner] = features
+                for inner, _ in getattr(child, "lora_dropout", nn.ModuleDict()).named_children():
+                    at_dropout = f"{at}.lora_dropout.{inner}"
+                    self.inputs[at_dropout] = self.outputs[at_dropout] = features
 
-    def _divide_columns(self, projection: Projection, division: Division) -> None:
-        """Divide a projection and its adapters' B matrices by output features; A stays whole."""
-        features = Features.of(division, self.rank)
-        divide_columns(projection.base_path, projection.base, division, self.shards)
-        self.outputs[projection.path] = self.outputs[projection.base_path] = features
-        for adapter in projection.adapters:
-            divide_columns(adapter.b_path, adapter.b, division, self.shards)
-            self.outputs[adapter.b_path] = features
 
-    def _divide_rows(self, projection: Projection, division: Division) -> None:
-        """Divide a projection and its adapters' A matrices by input features; B stays whole."""
-        features = Features.of(division, self.rank)
-        divide_rows(projection.base_path, projection.base, self.shards)
-        self.inputs[projection.path] = self.inputs[projection.base_path] = features
-        for adapter in projection.adapters:
-            divide_rows(adapter.a_path, adapter.a, self.shards)
-            self.inputs[adapter.a_path] = features
-            self.inputs[adapter.dropout_path] = self.outputs[adapter.dropout_path] = features
+def _make_unknown_parameter_error(path: str, parameter: nn.Parameter) -> UsageError:
+    return UsageError(
+        f"{path} has shape {tuple(parameter.shape)}: what it would be on one tensor-parallel rank is"
+        " not known"
+    )

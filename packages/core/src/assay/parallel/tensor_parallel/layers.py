@@ -25,7 +25,6 @@ from assay.parallel.tensor_parallel.collectives import (
     sum_gradients,
     sum_over_ranks,
 )
-from assay.parallel.tensor_parallel.decoder_blocks import Experts
 from assay.parallel.tensor_parallel.division import (
     Division,
     check_every_rank_has_some,
@@ -248,21 +247,21 @@ def divide_vocabulary(path: str, embedding: nn.Module, shards: ShardParameters) 
     _become(VocabularyParallelEmbedding, plain, shards.mesh)
 
 
-def divide_experts(block: Experts, half: Division, shards: ShardParameters) -> None:
+def divide_experts(path: str, experts: nn.Module, half: Division, shards: ShardParameters) -> None:
     """Make experts compute with the intermediate features of this rank, which are `half`.
 
     Experts that LoRA adapts keep whole parameters, as it adds whole matrices in each call.
     Raises: UsageError for a rank without a feature.
     """
-    check_every_rank_has_some(block.path, half)
+    check_every_rank_has_some(path, half)
     gate_up, rank = fuse(half, half), shards.mesh.get_local_rank()
     gate_up_ranges, down_ranges = _ranges_to_gather(gate_up, shards.mesh), None
-    if block.has_adapters:
+    if path.endswith(".base_layer"):
         gate_up_ranges, down_ranges = gate_up.parts[rank], half.parts[rank]
     else:
-        shards.shard(block.module, "gate_up_proj", 1)
-        shards.shard(block.module, "down_proj", 2)
-    replaced = replace_forward_of(block.module, ParallelExperts, shards.mesh)
+        shards.shard(experts, "gate_up_proj", 1)
+        shards.shard(experts, "down_proj", 2)
+    replaced = replace_forward_of(experts, ParallelExperts, shards.mesh)
     replaced.gate_up_ranges, replaced.down_ranges = gate_up_ranges, down_ranges
 
 
