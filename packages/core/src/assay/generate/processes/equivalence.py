@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -26,12 +26,12 @@ from assay.estimates.limits import allowed_memory
 from assay.generate.passes.generation_loop import count_tokens
 from assay.generate.passes.passes import Side, replay, run_forced, watched, whole_batches
 from assay.generate.processes.candidate_model import set_up
-from assay.generate.processes.estimates.needs import BASE_BYTES
 from assay.generate.processes.fitting_golden import check_same_model
 from assay.generate.processes.golden import load_yardstick
 from assay.generate.processes.golden_folder import GoldenSection, read_golden
 from assay.generate.processes.options import CandidateOptions
 from assay.generate.processes.requests import EquivalenceRequest, GoldenManifest
+from assay.generate.processes.run_plan import BASE_BYTES
 from assay.hooks.module_tracer import ActiveCall, NullHandler, TraceHandler
 from assay.hooks.usage import UsageWatch
 from assay.hooks.values.nested import map_tensors
@@ -57,8 +57,7 @@ SAME_ERROR = 2.0
 _WEIGHTS = "weights"
 
 
-@dataclass(frozen=True, slots=True)
-class PortDifference:
+class PortDifference(NamedTuple):
     """The error of a port in float64."""
 
     relative_error: float
@@ -66,15 +65,8 @@ class PortDifference:
     """Number of different elements of values that must be equal."""
 
 
-@dataclass(frozen=True, slots=True)
-class Equivalence:
-    """The yardstick with the candidate's weights and values, against the golden."""
-
-    agrees: bool
-    """True if the logits agree."""
-    errors: Mapping[tuple[str, str], PortDifference] = field(default_factory=dict)
-    """Errors by module and port, if the logits agree."""
-
+PortDifferences = Mapping[tuple[str, str], PortDifference]
+"""Errors of the yardstick with the candidate's weights and values, by module and port."""
 
 Visit = Callable[[CallSite, str, Tensor], Tensor]
 
@@ -158,8 +150,11 @@ def record_equivalence(request: EquivalenceRequest, progress: Progress) -> bool:
     return True
 
 
-def verify_equivalence(request: EquivalenceRequest, progress: Progress) -> Equivalence:
-    """Run the yardstick with the recorded weights and values: logits first, stages if they agree."""
+def verify_equivalence(request: EquivalenceRequest, progress: Progress) -> PortDifferences | None:
+    """Run the yardstick with the recorded weights and values: logits first, stages if they agree.
+
+    Returns: the errors of the stages; None if the logits differ.
+    """
     candidate, dtype = request.candidate, request.candidate.candidate.dtype
     golden, device = read_golden(Path(candidate.golden)), open_device("cpu")
     _prepare(golden, device, request)
@@ -175,7 +170,7 @@ def verify_equivalence(request: EquivalenceRequest, progress: Progress) -> Equiv
         with torch.no_grad():
             for name, value in weights.items():
                 if name not in known or known[name].shape != value.shape:
-                    return Equivalence(agrees=False)
+                    return None
                 known[name].copy_(value)
 
         def substitute(at: CallSite, port: str, value: Tensor) -> Tensor:
@@ -184,8 +179,8 @@ def verify_equivalence(request: EquivalenceRequest, progress: Progress) -> Equiv
 
         side = Side(loaded, device)
         if not _agrees(side, section, substitute):
-            return Equivalence(agrees=False)
-        return Equivalence(agrees=True, errors=_errors(_replay(side, section, substitute)))
+            return None
+        return _errors(_replay(side, section, substitute))
 
 
 def _prepare(golden: GoldenManifest, device: Device, request: EquivalenceRequest) -> None:
@@ -233,7 +228,7 @@ def _replay(side: Side, section: GoldenSection, visit: Visit) -> ReplayResults:
     return replay(side, works, tokens, replayer, watch)
 
 
-def _errors(results: ReplayResults) -> dict[tuple[str, str], PortDifference]:
+def _errors(results: ReplayResults) -> PortDifferences:
     return {
         (port.module, port.port): PortDifference(port.sums.relative_error, port.exact.num_different)
         for port in results.ports.values()
@@ -241,11 +236,10 @@ def _errors(results: ReplayResults) -> dict[tuple[str, str], PortDifference]:
     }
 
 
-def is_representation(failed: Iterable[Judged], found: Equivalence) -> bool:
-    """Return True if the logits agree, and every failed statistic differs as much in float64."""
-    return found.agrees and all(
-        _differs_as_much(item, found.errors.get((item.port.module, item.port.port)))
-        for item in failed
+def is_representation(failed: Iterable[Judged], errors: PortDifferences) -> bool:
+    """Return True if every failed statistic differs as much in float64."""
+    return all(
+        _differs_as_much(item, errors.get((item.port.module, item.port.port))) for item in failed
     )
 
 

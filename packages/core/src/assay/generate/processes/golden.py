@@ -38,8 +38,6 @@ from assay.generate.passes.whole_texts import (
     attach_text_steps,
     with_whole_texts,
 )
-from assay.generate.processes.estimates.needs import Widening
-from assay.generate.processes.estimates.run_plan import RunPlan, plan_run
 from assay.generate.processes.golden_folder import MANIFEST
 from assay.generate.processes.input_plans import plan_inputs
 from assay.generate.processes.requests import (
@@ -51,6 +49,7 @@ from assay.generate.processes.requests import (
     ModelIdentity,
     Section,
 )
+from assay.generate.processes.run_plan import RunPlan, Widening, plan_run
 from assay.hooks.module_tracer import NullHandler
 from assay.hooks.usage import UsageWatch
 from assay.hooks.values.boundary import Boundary

@@ -11,10 +11,10 @@ from assay.estimates.limits import allowed_memory
 from assay.generate.passes.generation_loop import count_tokens, timeline_of
 from assay.generate.passes.passes import Side, Work, run_forced, whole_batches
 from assay.generate.processes.candidate_model import load_candidate
-from assay.generate.processes.estimates.needs import widening_within
 from assay.generate.processes.golden import load_reference, load_yardstick
 from assay.generate.processes.golden_folder import GoldenSection, read_golden
 from assay.generate.processes.requests import OperationsRequest
+from assay.generate.processes.run_plan import widening_within
 from assay.hooks.module_tracer import ModuleTracer
 from assay.launch import Rank
 from assay.locating.modules import Replayer

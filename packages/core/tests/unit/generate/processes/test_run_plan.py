@@ -9,10 +9,9 @@ from assay.devices.run_string import parse_run
 from assay.errors import MachineError
 from assay.estimates.speed import Speed
 from assay.estimates.trial_call import TrialCall
-from assay.generate.processes.estimates.needs import BASE_BYTES
-from assay.generate.processes.estimates.run_plan import _Estimator, plan_run
 from assay.generate.processes.golden import capture_golden
 from assay.generate.processes.requests import GoldenRequest, InputOptions
+from assay.generate.processes.run_plan import BASE_BYTES, _Estimator, plan_run
 from assay.runs import SilentProgress
 
 REQUEST = GoldenRequest(

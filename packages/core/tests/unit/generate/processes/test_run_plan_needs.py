@@ -8,15 +8,15 @@ from assay.devices.run_string import parse_run
 from assay.errors import MachineError
 from assay.estimates.limits import allowed_memory
 from assay.estimates.trial_call import TrialCall
-from assay.generate.processes.estimates.needs import (
+from assay.generate.processes.golden import capture_golden
+from assay.generate.processes.input_plans import plan_inputs
+from assay.generate.processes.requests import GoldenManifest, GoldenRequest, InputOptions
+from assay.generate.processes.run_plan import (
     Needs,
     choose_widening,
     estimate_needs,
     widening_within,
 )
-from assay.generate.processes.golden import capture_golden
-from assay.generate.processes.input_plans import plan_inputs
-from assay.generate.processes.requests import GoldenManifest, GoldenRequest, InputOptions
 from assay.hooks import widening
 from assay.models.loading.loaded_model import load_outline
 from assay.runs import SilentProgress

@@ -1,1 +1,0 @@
-"""Estimate time, memory and disk of `assay check generate` before weights are loaded."""
