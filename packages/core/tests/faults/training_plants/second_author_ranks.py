@@ -12,8 +12,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 from assay.parallel.pipeline_parallel.stages import cut_stage
-from assay.parallel.tensor_parallel.collectives import sum_over_ranks
-from assay.parallel.tensor_parallel.layers import part_of
+from assay.parallel.tensor_parallel.layers import part_of, sum_over_ranks
 from assay.training.batches import IGNORED, MicroBatch
 from assay.training.protocol import StepReport, TrainingPlan
 from assay.training.trainers.ddp import DDPTrainer

@@ -6,6 +6,9 @@ as for any DTensor. If a rank computes other features than its shard's (halves o
 key/value heads that several ranks need), the weight is gathered and cut in the forward pass, and the
 gradients of all ranks are summed into the shards in the backward pass.
 
+A *whole* tensor and its gradient are the same on all ranks; a *part* is this rank's shard along one dim;
+the ranks' *summands* add up to the whole tensor.
+
 Shapes: B batch, T tokens, H hidden features, V vocabulary.
 """
 
@@ -15,22 +18,64 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Replicate
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.nn import functional
 
 from assay.errors import UsageError
-from assay.parallel.tensor_parallel.collectives import (
-    gather,
-    shard_tensor,
-    sum_gradients,
-    sum_over_ranks,
-)
 from assay.parallel.tensor_parallel.division import (
     Division,
     check_every_rank_has_some,
     divide_evenly,
     fuse,
 )
+
+
+def sum_gradients(whole: Tensor, mesh: DeviceMesh) -> Tensor:
+    """Return `whole`; sum the ranks' gradients in backward."""
+    entered = DTensor.from_local(whole, mesh, [Replicate()], run_check=False)
+    return entered.to_local(grad_placements=[Partial()])
+
+
+def sum_over_ranks(summand: Tensor, mesh: DeviceMesh) -> Tensor:
+    """Return the sum of all ranks' summands, whole on every rank."""
+    entered = DTensor.from_local(summand, mesh, [Partial()], run_check=False)
+    return entered.redistribute(placements=[Replicate()]).to_local()
+
+
+def gather(part: Tensor, mesh: DeviceMesh, dim: int, size: int) -> Tensor:
+    """Gather the whole tensor, of length `size` along `dim`, from all ranks' parts."""
+    shape = list(part.shape)
+    shape[dim] = size
+    stride = torch.empty(shape, device="meta").stride()
+    entered = DTensor.from_local(
+        part.contiguous(),
+        mesh,
+        [Shard(dim % part.dim())],
+        run_check=False,
+        shape=torch.Size(shape),
+        stride=stride,
+    )
+    return entered.redistribute(placements=[Replicate()]).to_local()
+
+
+def shard_tensor(whole: Tensor, mesh: DeviceMesh, dim: int) -> DTensor:
+    """Shard `whole`, which every rank has, along `dim`, and keep memory only for the part."""
+    rank = mesh.get_local_rank()
+    (chunk,) = divide_evenly(whole.shape[dim], mesh.size()).parts[rank]
+    # A copy, as a view would keep the whole tensor's memory.
+    part = (
+        whole.detach()
+        .narrow(dim, chunk.start, len(chunk))
+        .clone(memory_format=torch.contiguous_format)
+    )
+    return DTensor.from_local(
+        part,
+        mesh,
+        [Shard(dim)],
+        run_check=False,
+        shape=whole.shape,
+        stride=torch.empty(whole.shape, device="meta").stride(),
+    )
 
 
 class ShardParameters:

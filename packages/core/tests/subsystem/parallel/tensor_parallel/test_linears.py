@@ -12,7 +12,6 @@ from torch.distributed.tensor import Replicate
 from assay.devices.base import Device
 from assay.errors import UsageError
 from assay.parallel.tensor_parallel import layers
-from assay.parallel.tensor_parallel.collectives import sum_over_ranks
 from assay.parallel.tensor_parallel.division import (
     Division,
     divide_by_heads,
@@ -25,6 +24,7 @@ from assay.parallel.tensor_parallel.layers import (
     divide_columns,
     divide_columns_and_gather,
     divide_rows,
+    sum_over_ranks,
 )
 from packages.core.tests.subsystem.parallel.judging import differing, plain
 
