@@ -11,8 +11,8 @@ from assay.devices.base import Device
 _ROWS, _COLUMNS = 4096, 4096
 _FEW_TOKENS, _MANY_TOKENS = 4, 64
 
-# Seconds of work outside of products, measured on x86-64 with two cores. A model is loaded and its weights
-# are hashed; hooks of a module run Python; the errors of a value are summed.
+# Approximate seconds of work outside of products, on x86-64 with two cores. A model is loaded and its
+# weights are hashed; hooks of a module run Python; the errors of a value are summed.
 SECONDS_PER_LOADED_WEIGHT = 1e-8
 SECONDS_PER_MODULE_CALL = 1e-4
 SECONDS_PER_STORED_BYTE = 2e-9

@@ -118,7 +118,7 @@ def _pass_if_representation(
     # A setup function may patch torch in its own process: the trusted one decides.
     name = "equivalence-reference"
     found = ask(EQUIVALENCE, request, folder, name=name, progress=progress).result
-    if found is None or not is_representation(judgement.failed, found):
+    if not is_representation(judgement.failed, found):
         return judgement
     if judgement.load is not None and not _is_load_tested(judgement.load, judgement.failed):
         return judgement

@@ -65,8 +65,13 @@ class PortDifference(NamedTuple):
     """Number of different elements of values that must be equal."""
 
 
-PortDifferences = Mapping[tuple[str, str], PortDifference]
-"""Errors of the yardstick with the candidate's weights and values, by module and port."""
+@dataclass(frozen=True, slots=True)
+class Equivalence:
+    """The yardstick with the candidate's weights and values, against the golden."""
+
+    errors: Mapping[tuple[str, str], PortDifference] | None = None
+    """Errors by module and port; None if the logits differ."""
+
 
 Visit = Callable[[CallSite, str, Tensor], Tensor]
 
@@ -150,11 +155,8 @@ def record_equivalence(request: EquivalenceRequest, progress: Progress) -> bool:
     return True
 
 
-def verify_equivalence(request: EquivalenceRequest, progress: Progress) -> PortDifferences | None:
-    """Run the yardstick with the recorded weights and values: logits first, stages if they agree.
-
-    Returns: the errors of the stages; None if the logits differ.
-    """
+def verify_equivalence(request: EquivalenceRequest, progress: Progress) -> Equivalence:
+    """Run the yardstick with the recorded weights and values: logits first, stages if they agree."""
     candidate, dtype = request.candidate, request.candidate.candidate.dtype
     golden, device = read_golden(Path(candidate.golden)), open_device("cpu")
     _prepare(golden, device, request)
@@ -170,7 +172,7 @@ def verify_equivalence(request: EquivalenceRequest, progress: Progress) -> PortD
         with torch.no_grad():
             for name, value in weights.items():
                 if name not in known or known[name].shape != value.shape:
-                    return None
+                    return Equivalence()
                 known[name].copy_(value)
 
         def substitute(at: CallSite, port: str, value: Tensor) -> Tensor:
@@ -179,8 +181,8 @@ def verify_equivalence(request: EquivalenceRequest, progress: Progress) -> PortD
 
         side = Side(loaded, device)
         if not _agrees(side, section, substitute):
-            return None
-        return _errors(_replay(side, section, substitute))
+            return Equivalence()
+        return Equivalence(_errors(_replay(side, section, substitute)))
 
 
 def _prepare(golden: GoldenManifest, device: Device, request: EquivalenceRequest) -> None:
@@ -228,7 +230,7 @@ def _replay(side: Side, section: GoldenSection, visit: Visit) -> ReplayResults:
     return replay(side, works, tokens, replayer, watch)
 
 
-def _errors(results: ReplayResults) -> PortDifferences:
+def _errors(results: ReplayResults) -> dict[tuple[str, str], PortDifference]:
     return {
         (port.module, port.port): PortDifference(port.sums.relative_error, port.exact.num_different)
         for port in results.ports.values()
@@ -236,9 +238,10 @@ def _errors(results: ReplayResults) -> PortDifferences:
     }
 
 
-def is_representation(failed: Iterable[Judged], errors: PortDifferences) -> bool:
-    """Return True if every failed statistic differs as much in float64."""
-    return all(
+def is_representation(failed: Iterable[Judged], found: Equivalence) -> bool:
+    """Return True if the logits agree, and every failed statistic differs as much in float64."""
+    errors = found.errors
+    return errors is not None and all(
         _differs_as_much(item, errors.get((item.port.module, item.port.port))) for item in failed
     )
 

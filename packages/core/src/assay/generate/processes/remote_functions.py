@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from assay.runs import RemoteFunction
 
 if TYPE_CHECKING:
-    from assay.generate.processes.equivalence import PortDifferences
+    from assay.generate.processes.equivalence import Equivalence
     from assay.generate.processes.requests import (
         CandidateReport,
         CandidateRequest,
@@ -43,6 +43,6 @@ OPERATIONS: "RemoteFunction[OperationsRequest, None]" = RemoteFunction(
 RECORDED_EQUIVALENCE: "RemoteFunction[EquivalenceRequest, bool]" = RemoteFunction(
     "assay.generate.processes.equivalence:record_equivalence", PRELOAD
 )
-EQUIVALENCE: "RemoteFunction[EquivalenceRequest, PortDifferences | None]" = RemoteFunction(
+EQUIVALENCE: "RemoteFunction[EquivalenceRequest, Equivalence]" = RemoteFunction(
     "assay.generate.processes.equivalence:verify_equivalence", PRELOAD
 )

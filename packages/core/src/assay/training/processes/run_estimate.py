@@ -42,7 +42,7 @@ _WIDE_PER_TRAINED = 4
 # Imports, the tensors of a call, and values that wait to be written.
 _BASE_BYTES = 1000 << 20
 
-# AdamW computed again, sums of its results, hashes and copies, measured on x86-64 with two cores.
+# Approximate, on x86-64 with two cores: AdamW computed again, sums of its results, hashes and copies.
 _SECONDS_PER_STEPPED_WEIGHT = 1.2e-7
 
 # States that a candidate writes and reads again as checkpoints.
