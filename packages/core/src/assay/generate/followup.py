@@ -9,8 +9,9 @@ from assay.comparing.judge import Judged
 from assay.comparing.levels import outcome_of_levels
 from assay.comparing.limits import load_limits
 from assay.comparing.loaded import JudgedLoad
+from assay.comparing.wording.numerals import format_count
 from assay.dtypes import float_format
-from assay.errors import AssayError, UsageError
+from assay.errors import AssayError, UsageError, name_some
 from assay.generate.judging.verdict import Judgement
 from assay.generate.processes.equivalence import is_representation
 from assay.generate.processes.golden_folder import GoldenSection
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
     from assay.recording.operations import Operation
 
 _TEXT_LEVELS = ("tokens", "logits", "sampler")
-_NAMED = 5
 
 
 def follow_up(
@@ -143,8 +143,8 @@ def _pass_if_representation(
         }
     )
     note = (
-        f"{len(stages)} stages hold other values than the reference ({', '.join(stages[:_NAMED])}),"
-        " but computed exactly the model is the same: its logits agree in float64"
+        f"the values inside of {format_count(len(stages), 'stage')} differ from the reference's"
+        f" ({name_some(stages)}), but the logits agree in float64: only their representation differs"
     )
     return _with_note(replace(judgement, verdict=changed, origin=None), note)
 

@@ -14,6 +14,7 @@ from assay.comparing.levels import (
     describe_judged_level,
     level_of,
 )
+from assay.comparing.wording.numerals import format_count
 from assay.generate.judging.evidence import GenerateEvidence
 from assay.generate.judging.logits import TokenMetrics, compare_logits, failure_rate, judge_logits
 from assay.generate.passes.sampler import compare_scores
@@ -151,8 +152,8 @@ def judge_logits_level(evidence: GenerateEvidence) -> LevelResult:
     return result
 
 
-def judge_tokens_level(evidence: GenerateEvidence) -> LevelResult:
-    """Compare the chosen tokens; near ties may differ."""
+def judge_tokens_level(evidence: GenerateEvidence, *, logits_agree: bool) -> LevelResult:
+    """Compare the chosen tokens; near ties may differ if the logits agree within noise."""
     if not evidence.golden.model.can_generate:
         return LevelResult.not_run("the model does not generate")
     if evidence.golden.inputs.sampling.get("do_sample"):
@@ -184,7 +185,7 @@ def judge_tokens_level(evidence: GenerateEvidence) -> LevelResult:
         equal += count_equal(actual, expected)
         for difference in differences:
             rows.append(_difference_row(batch, difference))
-            if difference.is_near_tie:
+            if difference.is_near_tie and logits_agree:
                 ties.append(difference)
             else:
                 wrong.append((batch, difference))
@@ -193,8 +194,8 @@ def judge_tokens_level(evidence: GenerateEvidence) -> LevelResult:
     result = LevelResult(level, rows)
     if ties:
         result.notes.append(
-            f"near-tie: {len(ties)} of the generated texts leave the reference's where two tokens are nearly"
-            " tied: the gap is within the noise"
+            f"near-tie: {format_count(len(ties), 'text')} with another token than the reference's, where"
+            " the gap between the two is within the noise"
         )
     if wrong:
         batch, difference = min(wrong, key=lambda pair: pair[1].step)

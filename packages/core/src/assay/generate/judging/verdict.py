@@ -58,11 +58,13 @@ def judge_generation(evidence: GenerateEvidence) -> Judgement:
     load_reports += [] if evidence.report.load is None else [evidence.report.load]
     load = judge_load(load_reports, [evidence.report.changes])
     replay = judge_module_levels(evidence)
+    logits = judge_logits_level(evidence)
+    logits_agree = logits.level.verdict is not Outcome.FAIL
     results = {
         "load": load.result,
         "inputs": replay.inputs,
-        "tokens": judge_tokens_level(evidence),
-        "logits": judge_logits_level(evidence),
+        "tokens": judge_tokens_level(evidence, logits_agree=logits_agree),
+        "logits": logits,
         "modules": replay.modules,
         "sampler": judge_sampler_level(evidence),
     }

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -108,9 +109,9 @@ def test_tokens_behind_the_first_difference_are_not_counted_as_compared(
     tokens = {name: values.argmax(-1) for name, values in logits_of_batches(0, 3.0).items()}
     tokens["0"][1, 0] += 1
 
-    result = judge_tokens_level(make_evidence(tokens=tokens))
+    result = judge_tokens_level(make_evidence(tokens=tokens), logits_agree=True)
 
-    assert judge_tokens_level(make_evidence()).level.compared == 6
+    assert judge_tokens_level(make_evidence(), logits_agree=True).level.compared == 6
     assert result.level.compared == 5
 
 
@@ -147,7 +148,7 @@ def test_logits_of_another_vocabulary_fail(make_evidence: MakeEvidence) -> None:
 @pytest.mark.parametrize(
     ("name", "judge"),
     [
-        ("tokens", judge_tokens_level),
+        ("tokens", partial(judge_tokens_level, logits_agree=True)),
         ("logits", judge_logits_level),
         ("sampler", judge_sampler_level),
     ],
@@ -202,7 +203,7 @@ def test_measured_tokens_have_the_step_that_made_them(make_evidence: MakeEvidenc
 
 
 def test_equal_tokens_pass(make_evidence: MakeEvidence) -> None:
-    result = judge_tokens_level(make_evidence())
+    result = judge_tokens_level(make_evidence(), logits_agree=True)
 
     assert (result.level.verdict, result.level.compared) == (Outcome.PASS, 6)
     assert result.level.model_extra == {"equal": 6, "near_ties": 0}
@@ -214,7 +215,7 @@ def test_other_token_that_is_no_near_tie_fails_at_its_place(make_evidence: MakeE
         tokens[0, 1] = (tokens[0, 1] + 1) % VOCABULARY
 
     evidence = make_evidence(tokens=changed(make_evidence(), "tokens", "1", spoil))
-    result = judge_tokens_level(evidence)
+    result = judge_tokens_level(evidence, logits_agree=True)
 
     assert result.level.verdict is Outcome.FAIL
     assert result.first_bad == TokenPosition(prompt=2, position=6, phase="decode")
@@ -229,25 +230,30 @@ def test_near_tie_passes_and_is_reported(make_evidence: MakeEvidence) -> None:
     evidence.candidate.stored["tokens"]["0"] = evidence.expected("tokens")[0].clone()
     evidence.candidate.stored["tokens"]["0"][0, 1] = second
 
-    result = judge_tokens_level(evidence)
+    result = judge_tokens_level(evidence, logits_agree=True)
 
     assert (result.level.verdict, result.first_bad) == (Outcome.PASS, None)
     assert result.level.model_extra == {"equal": 5, "near_ties": 1}
-    assert result.notes[0].startswith("near-tie: 1 of the generated texts")
+    assert result.notes[0].startswith("near-tie: 1 text with another token")
+
+    result = judge_tokens_level(evidence, logits_agree=False)
+
+    assert (result.level.verdict, result.notes) == (Outcome.FAIL, [])
+    assert result.level.model_extra == {"equal": 5, "near_ties": 0}
 
 
 @pytest.mark.parametrize("length", [1, 3])
 def test_texts_of_another_length_fail(make_evidence: MakeEvidence, length: int) -> None:
     other = {"0": torch.zeros(2, length), "1": torch.zeros(1, length)}
 
-    result = judge_tokens_level(make_evidence(tokens=other))
+    result = judge_tokens_level(make_evidence(tokens=other), logits_agree=True)
 
     assert result.level.verdict is Outcome.FAIL
     assert result.level.reason == f"batch 0: (2, {length}) tokens instead of (2, 2)"
 
 
 def test_drawn_tokens_are_not_compared(make_evidence: MakeEvidence) -> None:
-    result = judge_tokens_level(make_evidence(sampling={"do_sample": True}))
+    result = judge_tokens_level(make_evidence(sampling={"do_sample": True}), logits_agree=True)
 
     assert result.level.verdict is None
     assert "random" in (result.level.reason or "")
@@ -278,7 +284,7 @@ def test_one_other_score_fails(make_evidence: MakeEvidence, value: float) -> Non
 def test_encoder_has_neither_tokens_nor_a_sampler(make_evidence: MakeEvidence) -> None:
     evidence = make_evidence(can_generate=False)
 
-    assert judge_tokens_level(evidence).level.verdict is None
+    assert judge_tokens_level(evidence, logits_agree=True).level.verdict is None
     assert judge_sampler_level(evidence).level.verdict is None
 
 

@@ -121,6 +121,6 @@ def test_pass_with_a_near_tie_has_a_note_and_no_diagnosis() -> None:
     assert (verdict.verdict, verdict.diagnosis) == (Outcome.PASS, None)
     (note,) = verdict.notes
     assert note == (
-        "near-tie: 1 of the generated texts leave the reference's where two tokens are nearly tied:"
-        " the gap is within the noise"
+        "near-tie: 1 text with another token than the reference's, where the gap between the two is within"
+        " the noise"
     )
