@@ -145,8 +145,6 @@ def _of_row(row: _Row, judged: JudgedRatio) -> JudgedRatio:
         "accumulated": distance,
         "cosine-distance": 1 - metrics.cosine_similarity,
         "kl-divergence": metrics.kl_divergence,
-        "exact": 0.0 if is_equal else math.nan,
-        "non-finite": 0.0 if is_equal else math.nan,
     }
-    value = values.get(ratio.statistic, math.nan)
+    value = 0.0 if is_equal else values.get(ratio.statistic, math.nan)
     return judged if math.isnan(value) else replace(judged, ratio=replace(ratio, actual=value))

@@ -4,12 +4,15 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
 
+from assay.comparing.levels import JudgedRatio
 from assay.comparing.limits import load_limits
 from assay.dumps.protocol import Dump, Statistic
+from assay.noise import Ratio
 from assay.offline.judging.judged_ports import JudgedPort
 from assay.offline.judging.locating import judge_ports
 from assay.offline.measuring.pair_measurer import PairMeasurer
@@ -168,6 +171,19 @@ def test_a_row_has_its_own_verdict_and_not_that_of_other_steps(
     assert names(rows) == [("a", 0, "PASS"), ("a", 1, "FAIL"), ("a", 2, "PASS")]
     assert [row["statistic"] for row in rows] == [statistic] * 3
     assert [row["noise_ratio"] for row in rows[::2]] == [0.0, 0.0]
+
+
+def test_an_equal_row_passes_whatever_statistic_decides() -> None:
+    """Only all steps together show the error of a channel."""
+    steps = [("a", "output", step) for step in range(2)]
+    expected, actual = dict.fromkeys(steps, X), {steps[0]: X, steps[1]: Y}
+
+    def judge(*args: Any) -> list[JudgedPort]:
+        (found,) = judge_ports(*args)
+        return [replace(found, ratios=(JudgedRatio(Ratio("replay-channel", 0.1, 1e-3), 3.5),))]
+
+    rows = tabulate(make_dump(expected), make_dump(actual), judge)
+    assert names(rows) == [("a", 0, "PASS"), ("a", 1, "FAIL")]
 
 
 def test_shards_of_one_tensor_have_rows_with_the_verdict_of_the_whole() -> None:
