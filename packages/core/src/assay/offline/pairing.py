@@ -75,6 +75,22 @@ class Pairing:
         )  # fmt: skip
         return measurer.measure(self.matching)
 
+    def read_values(
+        self, lanes: LanePair, flips: Sequence[Flip], *, flips_spread: bool
+    ) -> list[TensorPair]:
+        """Return the tensors of one pair with the values that a comparison uses."""
+        found: list[TensorPair] = []
+
+        def keep(pair: TensorPair) -> TensorPair:
+            found.append(pair)
+            return pair
+
+        PairMeasurer(
+            self.expected, self.actual, self.alignment, self.tokens.first_different,
+            flips, flips_spread, add_metrics=keep,
+        ).measure_pairs([lanes])  # fmt: skip
+        return found
+
     @cached_property
     def unit_roundoff(self) -> float:
         """Return the unit roundoff of the coarsest dtype of the paired values."""

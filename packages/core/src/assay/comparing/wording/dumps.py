@@ -75,7 +75,8 @@ def headline_of_weight(name: str, result: PortResult, judged: JudgedRatio, num_o
     """State which parameter differs, and the largest difference."""
     worst, count = result.sums.worst, result.exact
     row, column = worst.index[1:] if worst.index else (0, 0)
-    others = f"; so do {format_count(num_others, 'other parameter')}" if num_others else ""
+    verb = "does" if num_others == 1 else "do"
+    others = f"; so {verb} {format_count(num_others, 'other parameter')}" if num_others else ""
     if not count.num_compared:  # the dumps hold statistics
         return f"{name} differs: {describe_error(judged.ratio.statistic, judged.ratio.actual)}{others}."
     return (

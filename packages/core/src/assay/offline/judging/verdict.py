@@ -30,6 +30,7 @@ from assay.offline.judging.causes import (
     find_first_bad_token,
     locate,
 )
+from assay.offline.judging.changes import describe_change
 from assay.offline.judging.doubts import Doubt, find_doubts
 from assay.offline.judging.judged_ports import JudgedPort
 from assay.offline.judging.locating import (
@@ -104,6 +105,11 @@ def judge_dumps(evidence: DumpEvidence, limits: Limits) -> tuple[Verdict, list[J
     made = [one.judged for one in origins if one.evidence != "given"]
     suspected = failed if unordered else made
     is_failure = outcome is Outcome.FAIL
+    headline = _headline(evidence, location, weights, failed, origin)
+    deciding = weights[0] if weights else origin.judged if origin is not None else None
+    if is_failure and location is not None and deciding is not None:
+        change = describe_change(evidence, location, deciding, failed)
+        headline = f"{headline} {change}" if change else headline
     verdict = Verdict(
         verdict=outcome,
         levels=levels,
@@ -114,8 +120,7 @@ def judge_dumps(evidence: DumpEvidence, limits: Limits) -> tuple[Verdict, list[J
         notes=[*evidence.notes, *unordered, *_notes_on_noise(evidence, judged)],
         compared=evidence.dumps.measured.compared,
         unmatched=list_unmatched(evidence.unmatched_expected, pairing.matching.unmatched_actual),
-        headline=_headline(evidence, location, weights, failed, origin) if is_failure
-        else wording.headline_of_agreement(
+        headline=headline if is_failure else wording.headline_of_agreement(
             evidence.dumps.measured.compared,
             evidence.unmatched_expected,
             norms=len(evidence.dumps.measured.norm_errors),
