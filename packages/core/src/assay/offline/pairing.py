@@ -9,6 +9,7 @@ from torch import Tensor
 
 from assay.comparing.wording.numerals import format_count
 from assay.dumps.protocol import Dump, DumpError
+from assay.dumps.readers.model_folder import TIED, load_settings
 from assay.errors import name_some
 from assay.metrics import PairSums
 from assay.offline.expected_noise import coarser_unit
@@ -20,17 +21,19 @@ from assay.offline.metrics.pair_metrics import TensorPair
 from assay.offline.options import CompareOptions
 from assay.offline.ports.expert_rows import place_expert_rows
 from assay.offline.ports.joined_results import add_residuals
-from assay.offline.ports.lanes import BLOCK, LanePair, Lanes, collect_lanes
+from assay.offline.ports.lanes import BLOCK, LanePair, Lanes, Port, collect_lanes
 from assay.offline.ports.matching import Matching, match_lanes, match_modules
 from assay.offline.ports.samples import open_graphs
 from assay.offline.ports.topology import match_by_topology
 from assay.offline.tokens.alignment import TokenAlignment, align_passes, find_passes
 from assay.offline.tokens.ids import LogitsOf, TokenComparison, compare_ids
 from assay.offline.tokens.passes import PassPair
-from assay.sites import ComparedLevel
+from assay.sites import ComparedLevel, strip_model_prefixes
 
 # With a smaller share of equal names, the two implementations name their modules differently.
 _LEAST_NAMESAKES = 0.2
+
+_WEIGHT = "parameter.weight"
 
 _LEVELS_UP_TO = {
     "logits": ("logits",),
@@ -115,6 +118,7 @@ def pair_dumps(
         knows_tokens = any(one.tokens is not None for one in (*passes, *actual_passes))
         shift = None if knows_tokens else 0
     alignment = align_passes(passes, actual_passes, shift)
+    all_lanes = _add_tied((expected, actual), all_lanes)
     _require_known(name_map, *all_lanes)
     notes = list(alignment.notes)
     partner_of, guesses = match_modules(*all_lanes, name_map), set()
@@ -132,6 +136,7 @@ def pair_dumps(
         if dump is not before:
             notes.append(f"{side} keeps hidden states and residuals apart: their sums are compared")
     all_lanes = collect_lanes(expected, options.rank), collect_lanes(actual, options.rank)
+    all_lanes = _add_tied((expected, actual), all_lanes)
     lanes, actual_lanes = (_choose(one, options.level) for one in all_lanes)
     graphs = None
     if alignment.pairs:
@@ -167,6 +172,36 @@ def _require_known(names: Mapping[str, str], expected: Lanes, actual: Lanes) -> 
         for pattern in patterns:
             if not any(fnmatchcase(module, pattern) for module in modules):
                 raise DumpError(f"--map: {side} has no module {pattern}")
+
+
+def _add_tied(dumps: tuple[Dump, Dump], lanes: tuple[Lanes, Lanes]) -> tuple[Lanes, Lanes]:
+    """Give each side the weights that only the other side stores, if it shares them with its embedding."""
+    found = []
+    for dump, own, other in zip(dumps, lanes, lanes[::-1], strict=True):
+        weights = {
+            port: lane
+            for port, lane in own.items()
+            if (port.name, port.phase) == (_WEIGHT, "forward")
+        }
+        holders = {port.module for port in own if port.is_of_parameter}
+        callers = {port.module for port in own if port.direction == "output"} - holders
+        added: Lanes = {}
+        for port, lane in other.items():
+            if (port.name, port.phase) != (_WEIGHT, "forward") or port in own:
+                continue
+            names = [
+                one
+                for one in callers
+                if strip_model_prefixes(one) == strip_model_prefixes(port.module)
+            ]
+            alike = [one for one in weights.values() if one.first.shape == lane.first.shape]
+            if dump.format == "model" and len(alike) == 1 and (load_settings(dump) or {}).get(TIED):
+                names = [port.module]
+            if len(names) == 1 and len(alike) == 1:
+                shared = Port(names[0], _WEIGHT)
+                added[shared] = replace(alike[0], port=shared)
+        found.append(own | added)
+    return found[0], found[1]
 
 
 def _collect(dump: Dump, options: CompareOptions) -> Lanes:

@@ -282,3 +282,29 @@ def test_only_the_first_pass_that_differs_is_described() -> None:
     later = {(module, port, 1): one + 0.01 for (module, port, _), one in values.items() if one.is_floating_point()}  # fmt: skip
     actual = expected | wrong | later
     assert end(expected, actual) == "It is 1.1 times the expected one."
+
+
+def with_head(head: Tensor, *, is_shared: bool) -> Values:
+    """Return the tensors of a model whose head may share the weight of its embedding."""
+    table = random(16, 12)
+    hidden = table[IDS]
+    values = {
+        ("embed", "input.input_ids", 0): IDS,
+        ("embed", "parameter.weight", 0): table,
+        ("embed", "output", 0): hidden,
+        ("lm_head", "input.0", 0): hidden,
+        ("lm_head", "output", 0): hidden @ head.T,
+    }
+    return values if is_shared else values | {("lm_head", "parameter.weight", 0): head}
+
+
+def test_a_head_is_compared_with_the_embedding_that_it_shares_on_the_other_side() -> None:
+    table = random(16, 12)
+    shared, own = with_head(table, is_shared=True), with_head(table, is_shared=False)
+    wrong = with_head(1.1 * table, is_shared=False)
+    assert headline(shared, own) == "The dumps agree in all 6 tensors."
+    assert headline(own, shared) == "The dumps agree in all 6 tensors."
+    for expected, actual, factor in ((shared, wrong, "1.1"), (wrong, shared, "0.9091")):
+        found = headline(expected, actual)
+        assert found.startswith("lm_head.weight differs in 192 of 192 values")
+        assert found.endswith(f" It is {factor} times the expected one.")

@@ -1,6 +1,7 @@
 """Model folders with equal weights, whose configurations make other results."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -123,3 +124,49 @@ def test_keys_of_a_model_type_that_transformers_lacks_are_compared_as_they_are(
     assert other.verdict is Outcome.FAIL
     lacking = compared(tmp_path / "two", own, own | {"rms_norm_eps": None})
     assert lacking.verdict is Outcome.NOT_COMPARED
+
+
+EMBEDDING = torch.arange(128.0).reshape(16, 8)
+
+
+def compared_heads(
+    folder: Path, *heads: torch.Tensor | None, is_tied: Sequence[bool | None] = (True, False)
+) -> Verdict:
+    """Compare two folders with the same embedding and these heads."""
+    for name, head, tied in zip("ab", heads, is_tied, strict=True):
+        (folder / name).mkdir(parents=True)
+        config = LLAMA if tied is None else LLAMA | {"tie_word_embeddings": tied}
+        (folder / name / "config.json").write_text(json.dumps(config))
+        weights = {"model.embed_tokens.weight": EMBEDDING, "lm_head.weight": head}
+        held = {key: value for key, value in weights.items() if value is not None}
+        save_file(held, folder / name / "model.safetensors")
+    (folder / "out").mkdir()
+    options = CompareOptions(str(folder / "a"), str(folder / "b"))
+    return compare(options, folder / "out", SilentProgress())
+
+
+def test_a_head_is_compared_with_the_embedding_that_the_other_side_shares(tmp_path: Path) -> None:
+    equal = compared_heads(tmp_path / "1", None, EMBEDDING.clone())
+    assert (equal.verdict, equal.compared) == (Outcome.PASS, 2)
+    assert equal.notes == ["config.json: tie_word_embeddings is True in EXPECTED, False in ACTUAL"]
+    for number, heads in (("2", (None, 2 * EMBEDDING)), ("3", (2 * EMBEDDING, None))):
+        is_tied = tuple(one is None for one in heads)
+        verdict = compared_heads(tmp_path / number, *heads, is_tied=is_tied)
+        assert (verdict.verdict, verdict.diagnosis) == (Outcome.FAIL, "weight-mismatch")
+        assert verdict.location is not None
+        assert verdict.location.parameter == "lm_head.weight"
+
+
+def test_a_missing_head_of_a_model_that_does_not_share_it_is_not_compared(tmp_path: Path) -> None:
+    """The class of this model shares no weights by default."""
+    verdict = compared_heads(tmp_path, EMBEDDING.clone(), None, is_tied=(False, None))
+    assert verdict.verdict is Outcome.NOT_COMPARED
+    assert verdict.unmatched.expected == ["lm_head:parameter.weight"]
+
+
+def test_a_stored_head_that_is_not_loaded_fails(tmp_path: Path) -> None:
+    """Both folders store the same head, and one of the models uses its embedding instead."""
+    head = 2 * EMBEDDING
+    verdict = compared_heads(tmp_path, head, head.clone())
+    assert verdict.verdict is Outcome.FAIL
+    assert "tie_word_embeddings" in str(verdict.headline)

@@ -1,26 +1,19 @@
 """The comparison of two model folders' configurations, which equal weights do not imply."""
 
 import re
-from collections.abc import Mapping
 from typing import Any
 
 from assay.comparing.levels import outcome_of_levels
 from assay.comparing.wording.weights import describe_setting, headline_of_settings
 from assay.dumps.protocol import Dump
-from assay.errors import UsageError
+from assay.dumps.readers.model_folder import TIED, flatten_settings, load_settings
 from assay.files import read_json_object
 from assay.models.loaded.config_keys import inert_keys
-from assay.models.loading.configs import load_config
-from assay.models.transformers_logging import quiet_transformers
 from assay.verdicts import Level, Outcome, Verdict
 
 _MODEL = "model"
 _ABSENT = "absent"
 
-# Facts on the writer and on the form of the weights, which are compared themselves.
-_ON_THE_FILE = frozenset(
-    {"transformers_version", "dtype", "torch_dtype", "quantization_config", "compression_config"}
-)
 # Keys that only training reads.
 _OF_TRAINING = re.compile(r"dropout|_pdrop|layerdrop")
 # Another class may compute the same, and a longest sequence limits callers.
@@ -56,10 +49,12 @@ def judge_configs(verdict: Verdict, expected: Dump, actual: Dump) -> Verdict:
 
 def _find_different(expected: Dump, actual: Dump) -> list[tuple[str, Outcome]]:
     """Describe each key that differs; FAIL changes a result, NOT_COMPARED may, PASS does not."""
-    raw = [_flatten(read_json_object(one.path / "config.json")) for one in (expected, actual)]
+    raw = [
+        flatten_settings(read_json_object(one.path / "config.json")) for one in (expected, actual)
+    ]
     if raw[0] == raw[1]:
         return []
-    known = [one for one in (_load(expected), _load(actual)) if one is not None]
+    known = [one for one in (load_settings(expected), load_settings(actual)) if one is not None]
     is_known = len(known) == len(raw)
     sides = known if is_known else raw
     is_other_class = sides[0].get("model_type") != sides[1].get("model_type")
@@ -71,7 +66,12 @@ def _find_different(expected: Dump, actual: Dump) -> list[tuple[str, Outcome]]:
         if values[0] == values[1] or "._" in f".{key}":
             continue
         outcome = Outcome.FAIL
-        if _OF_TRAINING.search(name) or (name in inert_keys() and name not in _DOUBTFUL):
+        is_form = key == TIED and (
+            (values[0] is True and _lacks_weight(expected, actual))
+            or (values[1] is True and _lacks_weight(actual, expected))
+        )
+        is_inert = name in inert_keys() and name not in _DOUBTFUL
+        if is_form or is_inert or _OF_TRAINING.search(name):
             outcome = Outcome.PASS
         elif (
             name in _DOUBTFUL
@@ -84,20 +84,6 @@ def _find_different(expected: Dump, actual: Dump) -> list[tuple[str, Outcome]]:
     return found
 
 
-def _load(dump: Dump) -> dict[str, Any] | None:
-    """Return the settings with the defaults of their class; None if transformers refuses them."""
-    try:
-        with quiet_transformers():
-            return _flatten(load_config(dump.path, "refuse").to_dict())
-    except UsageError:
-        return None
-
-
-def _flatten(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in settings.items():
-        if isinstance(value, dict) and key not in _ON_THE_FILE:
-            found |= _flatten(value, f"{prefix}{key}.")
-        elif value is not None and key not in _ON_THE_FILE:
-            found[f"{prefix}{key}"] = value
-    return found
+def _lacks_weight(tied: Dump, other: Dump) -> bool:
+    """Return True if `tied` stores no head: its embedding is compared with the head of `other`."""
+    return not {one.site for one in other.tensors} <= {one.site for one in tied.tensors}
