@@ -1,6 +1,5 @@
 """torch.compile of a model with hooks: they run between two graphs."""
 
-import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -67,17 +66,6 @@ def forget_compiled_graphs() -> None:
     # On a GPU, a reset imports inductor, which takes seconds.
     if dynamo is not None and dynamo.convert_frame.input_codes.seen:
         torch.compiler.reset()
-
-
-def find_whole_graphs(model: nn.Module) -> list[str]:
-    """Return the paths of modules compiled with fullgraph=True: hooks would end their compilation."""
-    return [
-        path or "the model"
-        for path, module in model.named_modules()
-        for function in (vars(module).get("forward"), module._compiled_call_impl)  # noqa: SLF001
-        if hasattr(function, "_torchdynamo_orig_callable")
-        and getattr(inspect.getclosurevars(function).nonlocals.get("self"), "fullgraph", False)
-    ]
 
 
 def find_compiled_modules(model: nn.Module) -> list[str]:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from assay.devices.run_string import RUN_DTYPES
 from assay.errors import UsageError, name_some
 from assay.files import Url, parse_location
-from assay.hooks.compiled_code import find_compiled_modules, find_whole_graphs
+from assay.hooks.compiled_code import find_compiled_modules
 from assay.hooks.module_tracer import find_called_modules
 from assay.recording.capturing.background import BackgroundWriter
 from assay.recording.capturing.budget import Budget, parse_size
@@ -82,10 +82,10 @@ class CaptureFunction:
         max_memory: limit on copies that wait to be written.
         control: "SIGUSR1", which turns the capture off and on, or a file that holds
             {"capture": true, "tokens": "0:16"} and may change at any time.
-        Raises: UsageError for a glob that no module matches, a model that is being captured, a part
-            compiled with fullgraph=True, or any compiled part for level="op"; TraceError if the
-            folder is not empty; StorageError if it cannot be written or reached. A later error ends
-            the capture with a message, and the run continues.
+        Raises: UsageError for a glob that no module matches, a model that is being captured, or any
+            compiled part for level="op"; TraceError if the folder is not empty; StorageError if it
+            cannot be written or reached. A later error ends the capture with a message, and the run
+            continues.
 
         >>> with assay.capture(model, "golden"):  # doctest: +SKIP
         ...     model.generate(...)
@@ -186,10 +186,6 @@ class Capture(ContextDecorator):
         if self.plan.model in _captured:
             raise UsageError("this model is being captured already")
         self._require_modules()
-        if whole := find_whole_graphs(self.plan.model):
-            raise UsageError(
-                f"{name_some(whole)} is compiled with fullgraph=True, and a capture breaks graphs"
-            )
         if self.plan.level == "op" and (compiled := find_compiled_modules(self.plan.model)):
             raise UsageError(f"{name_some(compiled)} is compiled: level='op' records eager code")
         with ExitStack() as stack:

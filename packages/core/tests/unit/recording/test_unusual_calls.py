@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from assay.dumps.recognizing import open_dump
-from assay.errors import UsageError
 from assay.offline.check import CompareOptions, compare_dumps
 from assay.recording.capture import capture
 from assay.runs import SilentProgress
@@ -249,9 +248,27 @@ def test_compiled_models_are_captured(tmp_path: Path, compiled: Callable[..., nn
 @pytest.mark.parametrize(
     "compiled", [compile_model, compile_in_place, compile_layers, compile_forward]
 )
-def test_fullgraph_is_refused(tmp_path: Path, compiled: Callable[..., nn.Module]) -> None:
-    with pytest.raises(UsageError, match="is compiled with fullgraph=True"):
-        capture(compiled(Net(), fullgraph=True), tmp_path / "t").start()
+def test_a_model_in_a_whole_graph_runs_and_its_inner_modules_are_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], compiled: Callable[..., nn.Module]
+) -> None:
+    torch.manual_seed(0)
+    net = Net().eval()
+    with torch.no_grad():
+        expected = net(torch.ones(1, 4))
+        model = compiled(net, fullgraph=True)
+        with capture(model, tmp_path / "t"):
+            assert torch.equal(model(torch.ones(1, 4)), expected)
+
+    recorded = [call.site.module for call in Trace.open(tmp_path / "t").calls]
+    if compiled is compile_layers:  # each one is a whole graph without inner modules
+        assert recorded == PATHS
+        return
+    assert recorded == [""]
+    (problem,) = open_dump(str(tmp_path / "t")).problems
+    assert problem == (
+        f"{tmp_path / 't'}: left out calls in code compiled with fullgraph=True: layers.0, layers.1"
+    )
+    assert f"assay: {problem}\n" in capsys.readouterr().err
 
 
 class Partly(nn.Module):
