@@ -139,6 +139,14 @@ def test_a_mask_without_padding_may_be_absent() -> None:
     assert judge(read(torch.ones_like(MASK)), read(None)).verdict is Outcome.PASS
 
 
+@pytest.mark.parametrize("is_of_left_out_pairs", [False, True])
+def test_a_causal_mask_may_be_absent_in_either_convention(is_of_left_out_pairs: bool) -> None:
+    allowed = torch.ones(2, 1, 4, 4, dtype=torch.bool).tril()
+    verdict = judge(read(None), read(allowed ^ is_of_left_out_pairs, 1.1))
+
+    assert verdict.diagnosis == "module-error"
+
+
 def test_a_mask_that_a_module_loses_is_no_input_of_the_run() -> None:
     inner = {("attn", "input.attention_mask", 0): MASK}
     verdict = judge({**read(MASK), **inner}, read(MASK, 1.1))
