@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from assay.models.quantization.quantized_weight import Grid, QuantizedWeight
+from assay.models.quantization.quantized_weight import Grid, Groups, QuantizedWeight
 
 # With fewer rows per column, the covariance overfits the errors of a group.
 _ROWS_PER_COLUMN = 4
@@ -107,11 +107,14 @@ _SINGULAR = 1e-4
 # Variance of a uniform error over a cell of width 1.
 _UNIFORM_VARIANCE = 1 / 12
 
-# A weight is rounded to nearest if fewer codes than this, in the median group, differ from exact rounding.
+# A weight is rounded to nearest if fewer codes than this, in the median row, differ from exact rounding.
 # Derived: a factor that AWQ folds in bfloat16 moves a value by up to 8 steps x 2^-9, which changes 1.6 %
-# of the codes of 4 bits. Measured for GPTQ: 18 % and more.
-_MOST_OTHER_CODES = 0.05
+# of the codes of 4 bits. Measured for GPTQ: at least 5.5 % (GPTQModel 7.7, inputs almost uncorrelated).
+_MOST_OTHER_CODES = 0.03
 _OTHER_CODES = 0.02
+# Codes of a row that are judged together, whatever the size of their group.
+_PART = 64
+
 # Variance of the difference from exact rounding: one step in 5 % of the codes.
 _ROUNDED_VARIANCE = 0.05
 
@@ -146,6 +149,9 @@ class GroupErrors:
     """Standard deviation of `other_codes` in a weight rounded to nearest."""
     correlation: Tensor
     """Cosine of the angle between d and w."""
+    parts: Tensor
+    """Mean squared difference from exact rounding, in steps, of up to 64 codes of a row, over that of the
+    same columns in the median row: rows x groups across x parts of a group."""
     pooled: PooledSlopes | None
     """Slopes from errors of all rows; None if the codes are those of exact rounding."""
     is_rounded: bool
@@ -164,7 +170,7 @@ def measure_groups(
     groups, grid = weight.groups, weight.grid
     candidates = list(_candidates(weight, reference))
     best_squares = torch.zeros(len(candidates), groups.num_groups, dtype=torch.float64)
-    sums = _Sums(groups.num_groups, roundoff)
+    sums = _Sums(groups, roundoff)
     for rows in groups.chunks():
         expected = groups.select(reference, rows)
         sums.add(weight, rows, expected)
@@ -176,7 +182,8 @@ def measure_groups(
     best = torch.cat([best_squares, sums.exact_squares[None]]).nan_to_num(torch.inf).amin(0)
     count = sums.count.clamp(min=1)
     other_codes = (sums.others / count - _MOST_OTHER_CODES).clamp(min=0)
-    is_rounded = is_exact and not float(other_codes.nanmedian())
+    of_rows = sums.others.view(groups.grid_shape).sum(1) / count.view(groups.grid_shape).sum(1)
+    is_rounded = is_exact and float(of_rows.nanmedian()) < _MOST_OTHER_CODES
     slope, slope_deviation, offset, offset_deviation = _fit(sums, grid, is_rounded=is_rounded)
     norm = sums.squares.sqrt()
     return GroupErrors(
@@ -193,6 +200,7 @@ def measure_groups(
         other_codes_deviation=((_OTHER_CODES + sums.excused_share) / count).sqrt(),
         pooled=None if is_rounded else pool_slopes(weight, reference),
         correlation=sums.products / (norm * sums.dequantized_squares.sqrt()),
+        parts=sums.compare_parts(),
         is_rounded=is_rounded,
     )
 
@@ -225,14 +233,17 @@ def _candidates(weight: QuantizedWeight, reference: Tensor) -> Iterator[tuple[Te
 class _Sums:
     """Sums over the elements of each group. Those for the fit exclude clipped elements."""
 
-    def __init__(self, num_groups: int, roundoff: float) -> None:
+    def __init__(self, groups: Groups, roundoff: float) -> None:
         """roundoff: unit roundoff of the dtype in which the quantizer computed."""
         self.roundoff = roundoff
+        num_parts = -(-groups.block[1] // _PART)
+        across = groups.grid_shape[1]
+        self.part_squares, self.part_counts = torch.zeros(2, groups.shape[0], across, num_parts)
         (
             self.squares, self.total, self.size, self.error_squares, self.exact_squares,
             self.products, self.dequantized_squares, self.others, self.excused, self.count, self.aa,
             self.ac, self.cc, self.au, self.cu, self.uu, self.aauu, self.aaau, self.aaaa,
-        ) = torch.zeros(19, num_groups, dtype=torch.float64)  # fmt: skip
+        ) = torch.zeros(19, groups.num_groups, dtype=torch.float64)  # fmt: skip
 
     def add(self, weight: QuantizedWeight, rows: slice, expected: Tensor) -> None:
         """Add rows of the divided matrix."""
@@ -280,6 +291,13 @@ class _Sums:
             (self.aaaa, aa * aa),
         ):
             groups.add(part, rows, into)
+        self.part_squares[rows], self.part_counts[rows] = _by_part(u * u), _by_part(is_used)
+
+    def compare_parts(self) -> Tensor:
+        """Divide the mean squares of the parts by those of the median row, or of uniform errors."""
+        means = self.part_squares / self.part_counts.clamp(min=1)
+        ratios: Tensor = means / means.nanmedian(0).values.clamp(min=_UNIFORM_VARIANCE)
+        return ratios
 
     @property
     def excused_share(self) -> float:
@@ -293,6 +311,13 @@ class _Sums:
         mean, square = levels.mean(1), levels.square().mean(1)
         squares: Tensor = self.size * square - 2 * mean * self.total + self.squares
         return squares
+
+
+def _by_part(values: Tensor) -> Tensor:
+    """Add the elements of each part of a group."""
+    missing = -values.shape[-1] % _PART
+    parts: Tensor = torch.nn.functional.pad(values, (0, missing)).unflatten(-1, (-1, _PART))
+    return parts.sum(-1)
 
 
 def _fit(sums: _Sums, grid: Grid, *, is_rounded: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
