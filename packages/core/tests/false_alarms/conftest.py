@@ -6,7 +6,9 @@ from packages.core.tests.false_alarms.offline_pairs import DTYPES, RECIPES
 from packages.core.tests.false_alarms.parts import Part
 from packages.core.tests.false_alarms.training_variants import training_variants
 from packages.core.tests.false_alarms.variants import variants
-from packages.core.tests.foreign.captures import CLEAN, captures_with
+from packages.core.tests.foreign.captures import captures_with
+from packages.core.tests.foreign.judged import CLEAN
+from packages.core.tests.foreign.quantized import folders_with
 
 CORPORA = {
     "generation": "test_false_alarms.py",
@@ -52,7 +54,10 @@ def pytest_collection_modifyitems(config: pytest.Config) -> None:
         "generation": [variant.name for variant in variants()],
         "training": [variant.name for variant in training_variants()],
         "offline": [f"{recipe} {dtype}" for recipe in RECIPES for dtype in DTYPES],
-        "foreign": [capture.name for capture in captures_with([CLEAN])],
+        "foreign": [
+            *(capture.name for capture in captures_with([CLEAN])),
+            *(" ".join(one) for one in folders_with([CLEAN])),
+        ],
     }
     chosen = [config.getoption("--corpus")] if config.getoption("--corpus") else list(names)
     if not any(wanted in name for corpus in chosen for name in names[corpus]):

@@ -5,19 +5,14 @@ library that it names. All clean captures agree with transformers: the logits di
 """
 
 import tarfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from assay.dumps.recognizing import open_dump
-from assay.offline.check import CompareOptions, compare_dumps
-from assay.runs import SilentProgress
-from assay.verdicts import Outcome, Verdict
-from packages.core.tests.trials.tables import markdown_table, number
+from packages.core.tests.foreign.judged import CLEAN, Judged, compare
 
 _CAPTURES = Path(__file__).with_name("captures.tar.xz")
 
-CLEAN = "clean"
 # The module whose weight is wrong, by the name of the fault in making/models.py.
 FAULTS = {
     "k_proj": "model.layers.0.self_attn.k_proj",
@@ -59,29 +54,13 @@ class Capture:
         return f"transformers-{self.model}{'-generate' * (self.framework == 'vllm')}"
 
     @property
-    def module(self) -> str | None:
-        """The module that makes the error."""
+    def modules(self) -> tuple[str, ...]:
+        """The module that makes the error; none without a fault."""
+        if self.fault == CLEAN:
+            return ()
         if self.model == "mixtral" and self.fault in ("up_proj", "down_proj"):
-            return _EXPERTS
-        return FAULTS.get(self.fault)
-
-
-@dataclass(frozen=True)
-class Judged:
-    """A capture and the verdict on it."""
-
-    capture: Capture
-    verdict: Verdict
-
-    @property
-    def located(self) -> bool:
-        """True if the verdict fails at the wrong weight."""
-        found = self.verdict.location
-        return (
-            self.verdict.verdict is Outcome.FAIL
-            and found is not None
-            and found.module == self.capture.module
-        )
+            return (_EXPERTS,)
+        return (FAULTS[self.fault],)
 
 
 def captures_with(faults: Iterable[str], wanted: str = "") -> list[Capture]:
@@ -95,29 +74,10 @@ def captures_with(faults: Iterable[str], wanted: str = "") -> list[Capture]:
     return [one for one in found if wanted in one.name]
 
 
-def judge_all(captures: Sequence[Capture], folder: Path) -> list[Judged]:
+def judge_captures(captures: Iterable[Capture], folder: Path) -> Iterator[Judged]:
     """Compare captures with those of transformers. They are unpacked into `folder`."""
     with tarfile.open(_CAPTURES) as packed:
         packed.extractall(folder, filter="data")
-    return [Judged(one, _compare(folder / one.expected, folder / one.name)) for one in captures]
-
-
-def _compare(expected: Path, actual: Path) -> Verdict:
-    comparison = CompareOptions(str(expected), str(actual))
-    return compare_dumps(
-        comparison, open_dump(expected), open_dump(actual), SilentProgress()
-    ).verdict
-
-
-def captures_table(judged: Sequence[Judged]) -> str:
-    """One row for each capture, as Markdown."""
-    head = ("framework", "model", "fault", "verdict", "location", "ratio", "limit", "compared")
-    rows = []
-    for one in judged:
-        capture, verdict = one.capture, one.verdict
-        location = (verdict.location.module or "(model)") if verdict.location else ""
-        rows.append((
-            capture.framework, capture.model, capture.fault, verdict.verdict.value, location,
-            number(verdict.noise_ratio), number(verdict.limit), str(verdict.compared),
-        ))  # fmt: skip
-    return markdown_table(head, rows)
+    for one in captures:
+        verdict = compare(folder / one.expected, folder / one.name)
+        yield Judged(one.framework, one.model, one.fault, one.modules, verdict)
