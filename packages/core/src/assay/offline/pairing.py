@@ -27,7 +27,7 @@ from assay.offline.ports.samples import open_graphs
 from assay.offline.ports.topology import match_by_topology
 from assay.offline.tokens.alignment import TokenAlignment, align_passes, find_passes
 from assay.offline.tokens.ids import LogitsOf, TokenComparison, compare_ids
-from assay.offline.tokens.passes import PassPair
+from assay.offline.tokens.passes import Pass, PassPair
 from assay.sites import ComparedLevel, strip_model_prefixes
 
 # With a smaller share of equal names, the two implementations name their modules differently.
@@ -139,8 +139,9 @@ def pair_dumps(
     all_lanes = _add_tied((expected, actual), all_lanes)
     lanes, actual_lanes = (_choose(one, options.level) for one in all_lanes)
     graphs = None
-    if alignment.pairs:
-        graphs = open_graphs(all_lanes, (expected, actual), alignment.pairs[0])
+    if alignment.pairs or all(port.direction == "parameter" for port in lanes):
+        shared = next(iter(alignment.pairs), PassPair(Pass(0, 0, None), Pass(0, 0, None)))
+        graphs = open_graphs(all_lanes, (expected, actual), shared)
     # The level is that of the expected port: the head may have another name in ACTUAL.
     matching = match_lanes(lanes, all_lanes[1], partner_of, guesses, graphs)
     chosen = {str(port) for port in actual_lanes}

@@ -257,6 +257,12 @@ def _completeness(
             f"{format_count(len(doubts), 'guessed pair')} differ, though what depends on them agrees, so"
             f" these are different values: {names}; --map names the right modules"
         )
+    matching = evidence.dumps.pairing.matching
+    if matching.rotated and not any(one.port.direction == "output" for one in matching.pairs):
+        reasons.append(
+            "weights alone do not show which order of channels the code that loads them rotates:"
+            f" {name_some(matching.rotated)}"
+        )
     if empty := _list_empty(evidence):
         reasons.append(
             f"no comparable token is left at {format_count(len(empty), 'place')}, without padding"

@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
@@ -155,14 +156,17 @@ def find_rotary_layouts(
     """Return the pairs, with heads reordered where the two sides pair their rotary channels differently.
 
     One side rotates the halves of a head, the other one neighboring channels. The scores do not depend on it,
-    so the output of a module around the projection must agree, in one of the blocks.
+    so the output of a module around the projection must agree, in one of the blocks. In dumps of weights
+    alone, queries and keys must have one order.
     Returns: also the modules whose heads are reordered.
     """
     orders: dict[str, tuple[int, int]] = {}
     confirmed: set[str] = set()
+    has_results = any(one.port.direction == "output" for one in pairs)
     for pair in pairs:
-        module = pair.port.module
-        is_result = pair.port.direction == "output" and pair.port.phase == "forward"
+        module, port = pair.port.module, pair.port
+        is_chosen = port.direction == "output" if has_results else port.name == "parameter.weight"
+        is_result = is_chosen and port.phase == "forward"
         before = sample_error(pair, graphs) if is_result and _ROTATED.match(_last(module)) else 0.0
         if SIMILAR / 10 < before < math.inf:
             width = (pair.expected_span or pair.actual_span or _whole(pair)).length
@@ -175,7 +179,13 @@ def find_rotary_layouts(
                 confirmed |= (
                     {without_numbers(module)} if _agrees_around(pair, pairs, graphs) else set()
                 )
-    orders = {name: one for name, one in orders.items() if without_numbers(name) in confirmed}
+    if has_results:
+        orders = {name: one for name, one in orders.items() if without_numbers(name) in confirmed}
+    else:
+        alike = Counter((name.rpartition(".")[0], one) for name, one in orders.items())
+        orders = {
+            name: one for name, one in orders.items() if alike[name.rpartition(".")[0], one] > 1
+        }
     return [
         _reorder(pair, orders[pair.port.module])
         if pair.port.module in orders and pair.port.direction in ("output", "parameter")

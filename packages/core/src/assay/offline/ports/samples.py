@@ -44,7 +44,11 @@ class Graph:
         value = self.dump.read_intact(tensors[0]) if tensors else None
         if value is None or not value.is_floating_point() or not value.numel() or not value.ndim:
             return None
-        taken = take_rows(value, self.of_pass, self.rows)
+        taken = None
+        if lane.port.is_of_parameter:  # outputs of a projection are the rows of its weight
+            value = value.reshape(len(value), -1).t()
+        else:
+            taken = take_rows(value, self.of_pass, self.rows)
         if taken is None:
             flat = value.reshape(-1, value.shape[-1])
         else:
