@@ -33,22 +33,24 @@ class Sample:
         return Sample(self.original, replace(self.weight, scales=scales))
 
 
-def quantize_by_gptq(size: int, bits: int = 4, rows: int = ROWS, *, uneven: bool = False) -> Sample:
+def quantize_by_gptq(
+    size: int, bits: int = 4, rows: int = ROWS, columns: int = COLUMNS, *, uneven: bool = False
+) -> Sample:
     """Quantize column by column; each error is made up for by the columns after it, as the inputs allow."""
     generator = torch.Generator().manual_seed(size)
-    original = torch.randn(rows, COLUMNS, generator=generator, dtype=torch.float64) * 0.05
+    original = torch.randn(rows, columns, generator=generator, dtype=torch.float64) * 0.05
     if uneven:  # rows of other sizes, and values with 6 degrees of freedom
-        draws = torch.randn(7, rows, COLUMNS, generator=generator, dtype=torch.float64)
+        draws = torch.randn(7, rows, columns, generator=generator, dtype=torch.float64)
         original *= (draws[:6].square().mean(0)).rsqrt() * (1 + 2 * draws[6, :, :1].abs())
-    decay = (1 + torch.arange(COLUMNS)).double() ** -0.5
-    mixing = torch.linalg.qr(torch.randn(COLUMNS, COLUMNS, generator=generator).double()).Q
-    inputs = torch.randn(1024, COLUMNS, generator=generator).double() * decay @ mixing
+    decay = (1 + torch.arange(columns)).double() ** -0.5
+    mixing = torch.linalg.qr(torch.randn(columns, columns, generator=generator).double()).Q
+    inputs = torch.randn(1024, columns, generator=generator).double() * decay @ mixing
     hessian = inputs.t() @ inputs
     hessian.diagonal().add_(0.01 * hessian.diagonal().mean())
     factor = torch.linalg.cholesky(torch.linalg.inv(hessian), upper=True)
     left, highest = original.clone(), 2**bits - 1
     codes, scales, zeros = torch.zeros_like(original), [], []
-    for column in range(COLUMNS):
+    for column in range(columns):
         if column % size == 0:
             group = left[:, column : column + size]
             low, high = group.amin(1).clamp(max=0), group.amax(1).clamp(min=0)
@@ -61,7 +63,7 @@ def quantize_by_gptq(size: int, bits: int = 4, rows: int = ROWS, *, uneven: bool
     weight = QuantizedWeight(
         codes.to(torch.uint8),
         Grid.of_unsigned(bits),
-        Groups((rows, COLUMNS), (1, size)),
+        Groups((rows, columns), (1, size)),
         torch.stack(scales, 1).float().flatten(),
         scale_precision=2.0**-11,
         stored_zeros=torch.stack(zeros, 1).float().flatten(),
