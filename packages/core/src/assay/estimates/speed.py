@@ -14,7 +14,7 @@ _FEW_TOKENS, _MANY_TOKENS = 4, 64
 # Approximate seconds of work outside of products, on x86-64 with two cores. A model is loaded and its
 # weights are hashed; hooks of a module run Python; the errors of a value are summed.
 SECONDS_PER_LOADED_WEIGHT = 1e-8
-SECONDS_PER_MODULE_CALL = 1e-4
+SECONDS_PER_MODULE_CALL = 3e-4
 SECONDS_PER_STORED_BYTE = 2e-9
 SECONDS_PER_COMPARED_VALUE = 1.3e-8
 
