@@ -14,7 +14,12 @@ from torch import Tensor, nn
 from assay.models import load_model
 from assay.training import MicroBatch, StepReport, TrainingPlan, count_label_tokens, set_up
 
-FAULTS = ("forward", "backward", "accumulation", "clip", "optimizer", "checkpoint")
+FAULTS = {
+    "forward": "forward", "backward": "backward", "accumulation": "backward", "clip": "clip",
+    "optimizer": "optimizer", "schedule": "optimizer", "groups": "optimizer",
+    "checkpoint": "checkpoint",
+}  # fmt: skip
+"""Each fault with its phase."""
 NORMS = "*norm*"
 WARM_UP = (0.25, 0.5, 1.0)
 
@@ -37,17 +42,34 @@ class Plain:
             weight = self.model.get_parameter("model.layers.1.self_attn.k_proj.weight")
             weight.register_hook(lambda gradient: gradient * 2)
         self.optimizer: torch.optim.Optimizer = self.build_optimizer()
+        if self.fault == "groups":
+            self.split_off_norms()
         self.prepare()
 
     def build_optimizer(self) -> torch.optim.Optimizer:
         return torch.optim.AdamW(self.model.parameters(), lr=self.rate)
+
+    def split_off_norms(self) -> None:
+        """Let norms learn at twice the rate."""
+        norms = [one for name, one in self.model.named_parameters() if "norm" in name]
+        for group in self.optimizer.param_groups:
+            group["params"] = [p for p in group["params"] if all(p is not one for one in norms)]
+        self.optimizer.add_param_group({"params": norms, "lr": 2 * self.rate})
 
     def prepare(self) -> None:
         """Build what a style needs."""
 
     @property
     def rate(self) -> float:
-        return self.plan.learning_rate * (1.5 if self.fault == "optimizer" else 1)
+        is_late = self.fault == "schedule" and self.num_steps
+        factor = 1.5 if self.fault == "optimizer" else 0.5 if is_late else 1
+        return self.plan.learning_rate * factor
+
+    def schedule_rate(self) -> None:
+        """Set the rate of this step, as a loop with a wrong schedule does."""
+        if self.fault == "schedule":
+            for group in self.optimizer.param_groups:
+                group["lr"] = self.rate
 
     @property
     def max_norm(self) -> float:
@@ -61,6 +83,7 @@ class Plain:
         return self.report(total, num_tokens, norm)
 
     def accumulate(self, batch: Sequence[MicroBatch]) -> tuple[float, int]:
+        self.schedule_rate()
         total, num_tokens = 0.0, sum(map(count_label_tokens, batch))
         for number, micro_batch in enumerate(batch):
             if self.fault == "accumulation" and number:
@@ -194,6 +217,7 @@ class SumsLosses(Plain):
     """One backward pass for the sum of all losses."""
 
     def accumulate(self, batch: Sequence[MicroBatch]) -> tuple[float, int]:
+        self.schedule_rate()
         num_tokens = sum(map(count_label_tokens, batch))
         losses = [self.loss(one, num_tokens) for one in batch]
         loss = losses[-1] if self.fault == "accumulation" else torch.stack(losses).sum()
@@ -207,9 +231,13 @@ class WarmsUp(Plain):
     stated_plan: ClassVar = {"learning_rate_factors": WARM_UP}
 
     def prepare(self) -> None:
+        factors = (WARM_UP[0], *WARM_UP) if self.fault == "schedule" else WARM_UP
         self.schedule = torch.optim.lr_scheduler.LambdaLR(
-            self.optimizer, lambda step: WARM_UP[min(step, len(WARM_UP) - 1)]
+            self.optimizer, lambda step: factors[min(step, len(factors) - 1)]
         )
+
+    def schedule_rate(self) -> None:
+        """Leave it to the scheduler."""
 
     def step(self, batch: Sequence[MicroBatch]) -> StepReport:
         report = super().step(batch)
@@ -252,9 +280,12 @@ class StepsInBackward(SumsLosses):
     stated_plan: ClassVar = {"max_grad_norm": math.inf}
 
     def prepare(self) -> None:
+        self.of_parameters: list[torch.optim.Optimizer] = []
+        rates = {p: group["lr"] for group in self.optimizer.param_groups for p in group["params"]}
         for parameter in self.model.parameters():
-            one = torch.optim.AdamW([parameter], lr=self.rate, foreach=False)
+            one = torch.optim.AdamW([parameter], lr=rates[parameter], foreach=False)
             one.state = self.optimizer.state
+            self.of_parameters.append(one)
             parameter.register_post_accumulate_grad_hook(self.updating(one))
 
     def updating(self, one: torch.optim.Optimizer) -> Callable[[Tensor], None]:
@@ -266,6 +297,11 @@ class StepsInBackward(SumsLosses):
             one.zero_grad()
 
         return update
+
+    def schedule_rate(self) -> None:
+        if self.fault == "schedule":
+            for one in self.of_parameters:
+                one.param_groups[0]["lr"] = self.rate
 
     def step(self, batch: Sequence[MicroBatch]) -> StepReport:
         return self.report(*self.accumulate(batch), math.nan)
@@ -287,8 +323,8 @@ class _ClippingAdamW(torch.optim.AdamW):
     max_norm = 1.0
 
     def step(self, closure: Any = None) -> Any:
-        for group in self.param_groups:
-            nn.utils.clip_grad_norm_(group["params"], self.max_norm)
+        parameters = [one for group in self.param_groups for one in group["params"]]
+        nn.utils.clip_grad_norm_(parameters, self.max_norm)
         return super().step(closure)
 
 

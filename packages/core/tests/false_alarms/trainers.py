@@ -197,7 +197,7 @@ class RoundsStochastically(ReferenceTrainer):
 
 
 class HasNoOptimizerStep(ReferenceTrainer):
-    """The gradients of the optimizer's step cannot be observed."""
+    """Only the step of the optimizer itself shows clipped gradients and updates."""
 
     optimizer_step = None  # type: ignore[assignment]
 

@@ -20,7 +20,7 @@ def render_markdown(report: Report) -> str:
     if len(verdict.suspects) > 1:
         blocks.append(_suspects(report))
     blocks += ["\n".join(f"- {escape_markdown(note)}" for note in report.notes)]
-    resolution = describe_resolution(verdict)
+    resolution = describe_resolution(verdict, report.decided)
     if resolution and verdict.verdict is Outcome.FAIL:
         blocks.append(escape_markdown(resolution))
     if verdict.command:

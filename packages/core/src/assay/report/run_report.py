@@ -6,7 +6,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from assay.comparing.wording.deciding_rows import DecidingRows, find_deciding_rows, find_worst_rows
+from assay.comparing.wording.deciding_rows import (
+    DecidingRows,
+    find_deciding_rows,
+    find_worst_rows,
+    resolution_of,
+)
 from assay.comparing.wording.explain import Explanation, describe_cause, explain_verdict
 from assay.comparing.wording.numerals import format_number
 from assay.comparing.wording.phrases import (
@@ -28,7 +33,7 @@ _SHOWN_ELSEWHERE = {"statistic", "noise_ratio", "limit", "limits_origin", "worst
 TOP_SUSPECTS = 5  # number shown by formats without space for all
 
 # Columns that every format aligns on the right.
-NUMERIC_COLUMNS = ("compared", "ratio / limit")
+NUMERIC_COLUMNS = ("compared", "ratio / limit", "resolution")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -54,6 +59,8 @@ class LadderRung:
     level: Level
     worst: Measurement | None
     """The worst judged measurement; of the failed level, the deciding one."""
+    coarsest: Measurement | None = None
+    """The measurement of coarsest resolution."""
 
     @property
     def cells(self) -> dict[str, str]:
@@ -64,6 +71,7 @@ class LadderRung:
             "verdict": level.verdict.value if level.verdict else "not run",
             "compared": f"{level.compared:,}" if level.compared else "",
             "ratio / limit": "" if row is None else describe_judged(row.ratio, row.limit or 0.0),
+            "resolution": format_number(resolution_of(self.coarsest)) if self.coarsest else "",
             "worst": one_line(level.reason or self._error),
         }
 
@@ -140,7 +148,8 @@ class Report:
             self.verdict.levels.items(),
             key=lambda item: known_order.index(item[0]) if item[0] in known_order else math.inf,
         )
-        return [LadderRung(name, level, worst.get(name)) for name, level in levels]
+        coarsest = self.decided.coarsest
+        return [LadderRung(n, level, worst.get(n), coarsest.get(n)) for n, level in levels]
 
     @property
     def top_suspects(self) -> list[Suspect]:

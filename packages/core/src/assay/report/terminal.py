@@ -65,7 +65,7 @@ def _pieces(report: Report, html: Path | None) -> Iterator[RenderableType]:
         yield _indented(_table(report.suspect_cells(report.top_suspects)))
     for note in report.notes:
         yield Text(f"note: {one_line(note)}")
-    resolution = describe_resolution(verdict)
+    resolution = describe_resolution(verdict, report.decided)
     if resolution and verdict.verdict is Outcome.FAIL:
         yield Text(resolution)
     if html:

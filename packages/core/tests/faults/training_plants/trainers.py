@@ -294,7 +294,7 @@ class ReducesInBackward(ReferenceTrainer):
 
 
 class StepsByItself(ReferenceTrainer):
-    """No fault that could be seen: the optimizer is called past the method that shows it."""
+    """No fault that could be seen: the optimizer is called past the methods of phases."""
 
     def step(self, batch: Sequence[MicroBatch]) -> StepReport:
         return _plain_step(self, batch, self.optimizer.step)

@@ -42,6 +42,7 @@ class Run:
     )
     dtype: torch.dtype = torch.float64
     label_shift: int = 0
+    between: Callable[[dict[str, Any]], None] = lambda names: None
     values: dict[Site, Tensor] = field(default_factory=dict)
 
     def add(self, step: int, module: str, phase: Phase, port: str, value: Tensor) -> None:
@@ -70,6 +71,7 @@ class Run:
             for handle in handles:
                 handle.remove()
             self.add_gradients(step, "backward", names)
+            self.between(names)
             total = nn.utils.clip_grad_norm_(names.values(), self.max_norm)
             before = {name: one.detach().clone() for name, one in names.items()}
             optimizer.step()
@@ -198,6 +200,19 @@ def test_clipping_that_was_left_out_is_named() -> None:
     verdict = judge(Run(max_norm=1e9))
     assert verdict.diagnosis == "clip-norm"
     assert verdict.headline == "The clipping of gradients (clip, step 0) is the first that differs."
+
+
+def test_gradient_that_changes_between_backward_and_the_optimizer_is_not_clipping() -> None:
+    verdict = judge(Run(between=lambda names: names["layers.1.2.weight"].grad.mul_(1.5)))
+
+    assert verdict.diagnosis == "missing-reduction"
+    assert verdict.headline is not None
+    assert verdict.headline.startswith("layers.1.2, parameter weight (clip, step 0)")
+    assert verdict.levels["gradients"].reason is not None
+    assert verdict.levels["gradients"].reason.endswith(
+        "it agrees after backward, and clipping multiplies all gradients by one factor: something"
+        " else changes it between backward and the optimizer step"
+    )
 
 
 @pytest.mark.parametrize("keeps_phases", [True, False])

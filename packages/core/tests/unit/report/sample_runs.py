@@ -163,7 +163,7 @@ def _stage_rows(sample: Sample, rng: np.random.Generator) -> list[Measurement]:
     for order, module in enumerate(sample.modules):
         faulty = module == sample.faulty_module
         excess = 0.9 if faulty else 0.95 * excess
-        noise, ratio = NOISE * float(rng.uniform(0.8, 1.2)), float(rng.uniform(0.95, 1.25))
+        noise, ratio = NOISE * float(rng.uniform(0.8, 1.0)), float(rng.uniform(0.95, 1.25))
         if faulty:
             noise, ratio = NOISE, FAULTY_RATIO
         elif order == 0 and sample.faulty_module is None:

@@ -2,13 +2,21 @@
 
 import math
 from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from assay.statistics import STATISTICS
 from assay.verdicts import Location, Measurement, Number, Record, Verdict
 
 # The statistic of single tokens, which is never judged: rows of clean runs reach a ratio of 20.
 TOKEN_STATISTIC = "token"  # noqa: S105 - not a password
+
+# Statistics that see a relative error of any form, the most general first.
+_GENERAL = [
+    name
+    for name, entry in STATISTICS.items()
+    if "relative error" in entry.words and not entry.is_systematic
+]
 
 
 Key = TypeVar("Key", bound=Hashable)
@@ -38,6 +46,8 @@ class DecidingRows:
     """The origin of the limit, as in "calibrated on 312 clean runs"."""
     error: float | None = None
     """The candidate's error behind the deciding ratio; None if no file holds it."""
+    coarsest: dict[str, Measurement] = field(default_factory=dict)
+    """By level, the row with the coarsest resolution for errors of any form."""
 
 
 def severity(value: float) -> float:
@@ -75,7 +85,7 @@ def over_limit(measurement: Measurement) -> float:
 
 def find_worst_rows(
     rows: Iterable[tuple[Key, Measurement]],
-    rank: Callable[[Measurement], float] = over_limit,
+    rank: Callable[[Measurement], Any] = over_limit,
 ) -> dict[Key, Measurement]:
     """Return the row of highest rank for each key, the first of equal ones."""
     worst: dict[Key, Measurement] = {}
@@ -85,8 +95,22 @@ def find_worst_rows(
     return worst
 
 
+def resolution_of(row: Measurement) -> float:
+    """Return the smallest relative error that would have failed at a judged row."""
+    floor = row.actual / row.ratio if 0 < row.ratio < math.inf else 0.0
+    return (row.limit or 0.0) * max(row.expected, floor)
+
+
+def find_coarsest_rows(rows: Iterable[Measurement]) -> dict[str, Measurement]:
+    """Return for each level the row of coarsest resolution, of its most general statistic."""
+    judged = (row for row in rows if row.limit and row.statistic in _GENERAL)
+    keyed = ((row.level, row) for row in judged)
+    return find_worst_rows(keyed, lambda row: (-_GENERAL.index(row.statistic), resolution_of(row)))
+
+
 def find_deciding_rows(verdict: Verdict, measurements: Iterable[Measurement]) -> DecidingRows:
     """Find the rows behind the numbers of `verdict`."""
+    measurements = list(measurements)
     near = [row for row in measurements if _is_at(row, verdict.location)]
     tokens = [row for row in near if row.statistic == TOKEN_STATISTIC and row.prompt is not None]
     deciding = next((row for row in near if _decided(row, verdict)), None)
@@ -98,6 +122,7 @@ def find_deciding_rows(verdict: Verdict, measurements: Iterable[Measurement]) ->
         worst_element=ShownElement.model_validate(element) if "channel" in element else None,
         limits_origin=extras.get("limits_origin"),
         error=deciding.actual if deciding else _error_of_suspect(verdict),
+        coarsest=find_coarsest_rows(measurements),
     )
 
 

@@ -32,6 +32,8 @@ _EVIDENCE = {
     _FIRST_RESULT: "it is the first compared result that differs: the error is made here or in code whose"
     " results were not compared",
     "given": "it is an input of the run",
+    "unlike": "it agrees after backward, and clipping multiplies all gradients by one factor: something"
+    " else changes it between backward and the optimizer step",
 }
 
 

@@ -146,7 +146,7 @@ def _explain_pass(verdict: Verdict, evidence: DecidingRows) -> list[str]:
         details.append(f"worst{where}: {_describe_ratio(verdict, evidence)}")
     if verdict.compared_unit is None:
         details.append(
-            describe_resolution(verdict)
+            describe_resolution(verdict, evidence)
             or "the resolution is unknown: a small error may not have been seen"
         )
     if verdict.diagnosis:
@@ -204,7 +204,7 @@ def _explain_place(verdict: Verdict, evidence: DecidingRows) -> list[str | None]
 def _describe_origin(location: Location, reason: str | None) -> str | None:
     """State that the error is made at `location`; None if it is not made at one place."""
     is_in_all_modules = location.module is None and location.phase in ("forward", "backward")
-    if is_in_all_modules or (location.phase == "inputs" and reason):
+    if is_in_all_modules or (reason and location.phase != "checkpoint"):
         return None
     return _MADE_HERE[location.phase]
 

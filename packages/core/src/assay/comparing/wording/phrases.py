@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 
+from assay.comparing.wording.deciding_rows import DecidingRows, resolution_of
 from assay.comparing.wording.numerals import format_against, format_number
 from assay.foreign_text import one_line
 from assay.sites import Phase
@@ -156,18 +157,24 @@ def describe_error(statistic: str, error: float | None) -> str:
     return what if error is None else f"{what} {format_number(error)}"
 
 
-def describe_resolution(verdict: Verdict) -> str | None:
-    """State the smallest relative error that the run sees; None if unknown, or not relative."""
+def describe_resolution(verdict: Verdict, rows: DecidingRows) -> str | None:
+    """State the smallest relative error that the run sees, and where; None if unknown, or not relative."""
     if verdict.resolution is None or verdict.compared_unit:
         return None
     if not verdict.resolution:
         return "resolution 0: every difference is seen"
-    if verdict.resolution >= 1:
-        return f"resolution {format_number(verdict.resolution)}: {_BLIND}"
-    return (
-        f"resolution {format_number(verdict.resolution)}: "
-        "a smaller relative error may not have been seen"
-    )
+    others, row = [], rows.deciding
+    if verdict.verdict is not Outcome.FAIL:
+        row = None
+        for level, coarsest in rows.coarsest.items():
+            if math.isclose(resolution_of(coarsest), verdict.resolution):
+                row = coarsest
+            else:
+                others.append(f"{level} {format_number(resolution_of(coarsest))}")
+    where = f" ({row.level}, at {one_line(row.module) or '(model)'})" if row else ""
+    stated = ", ".join((f"{format_number(verdict.resolution)}{where}", *others))
+    unseen = "a smaller relative error may not have been seen"
+    return f"resolution {stated}: {_BLIND if verdict.resolution >= 1 else unseen}"
 
 
 def describe_unseen(resolution: float) -> str:

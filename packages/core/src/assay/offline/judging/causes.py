@@ -58,6 +58,8 @@ def find_cause(
         )
         return location, "weight-mismatch"
     if origin is not None:
+        if origin.evidence == "unlike":
+            return locate(evidence, origin.judged), "missing-reduction"
         is_given = origin.evidence == "given"
         return _diagnose(evidence, judged, origin.judged, is_given=is_given)
     if any(one.is_near_tie is False for one in pairing.tokens.different_generated):

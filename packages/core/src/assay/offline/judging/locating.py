@@ -8,6 +8,7 @@ import math
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import median
 from typing import get_args
 
 from assay.comparing.levels import JudgedRatio
@@ -191,6 +192,8 @@ def find_origins(judged: Sequence[JudgedPort], absent_masks: Collection[Port]) -
         if earlier:
             return [Origin(earlier[0], "growth")]
     failed = [item for item in failed if item.result.step == failed[0].result.step]
+    if failed and failed[0].port.phase == "clip" and (unlike := _find_unlike(judged, failed)):
+        return [Origin(item, "unlike") for item in unlike]
     start = _NEVER
     if failed and failed[0].port.phase == "forward":
         failed = [item for item in failed if item.port.phase == "forward"]
@@ -222,6 +225,21 @@ def find_origins(judged: Sequence[JudgedPort], absent_masks: Collection[Port]) -
         )
     ]
     return found or [Origin(item, "growth") for item in failed[:1]]
+
+
+def _find_unlike(judged: Sequence[JudgedPort], failed: Sequence[JudgedPort]) -> list[JudgedPort]:
+    """Return the few clipped gradients without the factor that most have in common, worst first."""
+    sums = {
+        id(one): one.result.sums
+        for one in judged
+        if one.port.phase == "clip" and one.port.is_of_parameter
+        and one.result.step == failed[0].result.step and one.result.sums.ee
+    }  # fmt: skip
+    factor = 1 + median(one.slope for one in sums.values()) if sums else 1.0
+    errors = {number: one.error_beyond(factor) for number, one in sums.items()}
+    unlike = [one for one in failed if errors.get(id(one), 0.0) > one.worst.resolution]
+    is_few = 2 * len(unlike) < len(sums)
+    return sorted(unlike, key=lambda one: -errors[id(one)]) if is_few else []
 
 
 def _find_different_inputs(

@@ -176,14 +176,20 @@ def list_measurements(judged: Iterable[JudgedPort]) -> list[Measurement]:
 
 def _notes_on_noise(evidence: DumpEvidence, judged: Sequence[JudgedPort]) -> list[str]:
     """State the origin of the noise, and the smallest visible error."""
-    ratios = [ratio for one in judged for ratio in one.ratios]
-    resolution = pool_resolutions(ratios).get("accumulated")
-    if resolution is None:
+    resolutions = [
+        (ratio.resolution, one.port)
+        for one in judged
+        for ratio in one.ratios
+        if ratio.limit and ratio.ratio.statistic == "accumulated"
+    ]
+    if not resolutions:
         return []
+    resolution, port = max(resolutions, key=lambda one: one[0])
     dumps = evidence.dumps
     is_coarse = dumps.noise is None and dumps.pairing.unit_roundoff > _FINE_UNIT
     advice = "; --noise DUMP shows smaller ones" if is_coarse else ""
-    text = f"judged by {dumps.noise_origin}: {describe_unseen(resolution)}{advice}"
+    where = f" at {port.module or '(model)'} ({port.level})"
+    text = f"judged by {dumps.noise_origin}: {describe_unseen(resolution)}{where}{advice}"
     notes, noise = [text], dumps.noise
     lacking = [str(port) for port in dumps.ports if noise is not None and not noise.of(port)]
     if lacking:
@@ -396,5 +402,6 @@ def _numbers(
     if not ratios:
         return {}
     decided = origin.judged.worst if origin is not None else find_worst(ratios)
-    resolutions = pool_resolutions(ratios)
-    return deciding_numbers(decided, resolutions.get("accumulated"))
+    if origin is not None and decided.ratio.statistic == "accumulated":
+        return deciding_numbers(decided, decided.resolution)
+    return deciding_numbers(decided, pool_resolutions(ratios).get("accumulated"))

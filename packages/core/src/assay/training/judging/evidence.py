@@ -53,6 +53,8 @@ def merge_reports(reports: Sequence[TrainerReport]) -> TrainerReport:
             first.gradients,
             drew_in_backward=any(one.drew_in_backward for one in gradients),
             errors_of_sums=_worst([one.errors_of_sums for one in gradients]),
+            changed=_worst([one.changed for one in gradients]),
+            **_unions(gradients, "kept"),
             sharded_gradients=sum(one.sharded_gradients for one in gradients),
             narrow_gradients=sum(one.narrow_gradients for one in gradients),
         ),
@@ -62,7 +64,7 @@ def merge_reports(reports: Sequence[TrainerReport]) -> TrainerReport:
                 sum(one.moved.num_expected for one in optimizers),
                 sum(one.moved.num_moved for one in optimizers),
             ),
-            **_unions(optimizers, "not_in_optimizer", "unexpectedly_trained"),
+            **_unions(optimizers, "not_in_optimizer", "frozen", "unexpectedly_trained"),
         ),
     }
     return first.model_copy(update=update)

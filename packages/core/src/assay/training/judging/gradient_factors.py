@@ -4,11 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from assay.comparing.levels import DiagnosedFault
+from assay.errors import name_alike
 from assay.locating.loss_scale import ScaledStep, was_read_scaled
 from assay.sites import Phase
 from assay.training.judging.evidence import TrainEvidence
 from assay.training.judging.groups import JudgedGroup
-from assay.training.judging.places import describe_steps
+from assay.training.judging.places import describe_steps, location_of_parameter
 from assay.training.processes.trainer_report import TrainerReport
 from assay.training.protocol import TrainingPlan
 from assay.training.replay.observing.gradient_sums import GradientShare
@@ -142,6 +143,31 @@ def find_wrong_shares(evidence: TrainEvidence) -> DiagnosedFault | None:
     first = min(key for key, one in shares.items() if _is_wrong(one))
     location = finding.location.model_copy(update={"rank": ranks[first]})
     return DiagnosedFault(finding.diagnosis, location, finding.reason)
+
+
+def find_kept_gradients(evidence: TrainEvidence, location: Location) -> DiagnosedFault | None:
+    """Find gradients of the step before that a step does not clear; `location` is where they show."""
+    kept = [one for one in evidence.report.gradients.kept if abs(one.share) > _LEAST_SHARE]
+    if not kept:
+        return None
+    first = min(kept, key=lambda one: one.step)
+    in_all = len(first.parameters) >= evidence.reference.num_trainable
+    name = location.parameter if location.parameter in first.parameters else first.parameters[0]
+    place = location_of_parameter("backward", None if in_all else name, first.step)
+    reason = (
+        f"the gradients of step {first.step} also hold those of step {first.step - 1}"
+        f" ({first.share:.2g} times): nothing clears `.grad` of"
+        f" {'all parameters' if in_all else name_alike(first.parameters)}"
+        f" ({describe_steps(one.step for one in kept)})"
+    )
+    return DiagnosedFault("missing-reduction", place, reason)
+
+
+def describe_factor(factor: float) -> str:
+    """Put a factor before the value that it multiplies: "1/4 of" or "0.3 times"."""
+    parts = round(1 / factor) if factor > 0 else 0
+    is_share = parts > 1 and abs(factor * parts - 1) <= _SAME_FACTOR
+    return f"1/{parts} of" if is_share else f"{factor:.3g} times"
 
 
 def find_wrong_rank_shares(evidence: TrainEvidence) -> DiagnosedFault | None:

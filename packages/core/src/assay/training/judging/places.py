@@ -48,28 +48,39 @@ def describe_steps(steps: Iterable[int]) -> str:
 
 
 def first_bad_step(item: Judged, run_rows: RunRows) -> int:
-    """Return the first step with an error of at least half the largest."""
+    """Return the first step with an error over the limit, or of at least half the largest."""
     return _bad_steps(item, run_rows)[0]
 
 
 def is_bad_at_first_only(item: Judged, run_rows: RunRows) -> bool:
-    """Return True if only the first step has an error of at least half the largest."""
-    return _bad_steps(item, run_rows) == (0, 0)
+    """Return True if no step but the first has an error over the limit, or about as large."""
+    return _bad_steps(item, run_rows) == [0]
 
 
-def _bad_steps(item: Judged, run_rows: RunRows) -> tuple[int, int]:
-    """Return the first and last step with an error of at least half the largest."""
+def _bad_steps(item: Judged, run_rows: RunRows) -> list[int]:
     first, _ = item.port.exact.first
-    if item.ratio.statistic == "exact" and first >= 0:
-        step = run_rows.step_of(first)
-        return step, step
+    statistic = item.ratio.statistic
+    if statistic == "exact" and first >= 0:
+        return [run_rows.step_of(first)]
     rows = RowErrors.concatenate(item.port.sums.rows)
-    if rows.error.numel() == 0:
-        return 0, 0
-    relative = torch.where(rows.error.isnan(), torch.inf, rows.relative())
-    bad = rows.prompt[relative >= float(relative.max()) / 2]
     # Values that belong to no prompt, such as rotary tables, have row number -1.
-    return max(0, run_rows.step_of(int(bad[0]))), max(0, run_rows.step_of(int(bad.max())))
+    starts = torch.tensor(run_rows.step_starts)
+    steps = (torch.bucketize(rows.prompt.contiguous(), starts, right=True) - 1).clamp(min=0)
+    errors = rows.relative()
+    of_steps = torch.zeros(len(starts), dtype=errors.dtype)
+    if statistic == "replay-tensor":  # of all rows of a step together
+        squares, sizes = (
+            of_steps.index_add(0, steps, norms.square()) for norms in (rows.error, rows.expected)
+        )
+        of_steps = (squares / sizes).sqrt().where(squares != 0, 0.0)
+    else:
+        of_steps = of_steps.scatter_reduce(0, steps, errors, "amax")
+    of_steps = of_steps.nan_to_num(torch.inf, torch.inf)
+    # An error of one form in all rows, such as a scale, is over its limit in no single step.
+    is_general = statistic in ("replay-tensor", "replay-row")
+    allowed = item.limit * item.ratio.expected if is_general else torch.inf
+    bad = (of_steps > allowed) | (of_steps >= of_steps.max() / 2)
+    return bad.nonzero()[:, 0].tolist() if bool(of_steps.any()) else [0]
 
 
 def location_of(failed: FailedStage, judged: list[Judged], rows: RunRows) -> Location:

@@ -32,7 +32,6 @@ from assay.training.judging.diagnosis import (
     diagnose_replay,
     find_left_out,
     find_unexpectedly_trained,
-    stands_still,
 )
 from assay.training.judging.evidence import (
     TrainEvidence,
@@ -66,6 +65,7 @@ from assay.training.judging.replicas import (
     judge_replicas,
     notes_on_masks,
 )
+from assay.training.judging.signature import stands_still
 from assay.training.processes.trainer_report import TrainerReport
 from assay.training.processes.unapplied_features import describe_unapplied
 from assay.training.protocol import PHASE_METHODS
@@ -375,8 +375,7 @@ def _decide_numbers(decision: _Decision, judged: list[Judged], load: JudgedLoad)
     general = [
         item.resolution
         for item in judged
-        if item.ratio.statistic == "replay-tensor"
-        and item.port.stage.phase in ("forward", "backward")
+        if item.ratio.statistic == "replay-tensor" and item.port.stage.phase != "optimizer"
     ]
     return deciding_numbers(reported, max(general, default=0.0))
 

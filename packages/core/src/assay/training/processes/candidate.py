@@ -153,6 +153,8 @@ class _Candidate:
             gradients=GradientReport(
                 drew_in_backward=observer.drew_in_backward,
                 errors_of_sums=errors_of_sums,
+                changed=steps.sums.changed,
+                kept=steps.kept,
                 sharded_gradients=steps.sums.num_sharded,
                 narrow_gradients=steps.sums.num_narrow,
                 shares=steps.shares,
@@ -276,6 +278,8 @@ def _optimizer_report(trainer: "Trainer", initial: State, steps: ReplayedSteps) 
         is_held, is_expected = id(item.tensor) in held, item.name in initial["trainable"]
         if is_expected and not is_held:
             report.not_in_optimizer.append(item.name)
+        if is_expected and not item.tensor.requires_grad:
+            report.frozen.append(item.name)
         is_trained = is_held and item.tensor.requires_grad and item.name in initial["model"]
         if is_trained and not is_expected:
             report.unexpectedly_trained.append(item.name)

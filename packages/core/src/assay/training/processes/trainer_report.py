@@ -10,7 +10,7 @@ from assay.locating.label_gradients import LabelDifference
 from assay.locating.loss_scale import GradientScale, ScaledStep
 from assay.models.loaded.report import LoadReport, SetupChanges
 from assay.training.processes.requests import StepRecord
-from assay.training.replay.observing.gradient_sums import GradientShare
+from assay.training.replay.observing.gradient_sums import GradientShare, KeptGradients
 from assay.training.replay.observing.observed_gradients import GradientNorm
 from assay.training.replay.observing.step_observer import StepObserver
 from assay.training.replay.observing.update_watch import MovedElements
@@ -118,6 +118,10 @@ class GradientReport:
     """True if a backward pass changed the state of the generator."""
     errors_of_sums: dict[str, Number] = field(default_factory=dict)
     """`GradientSums.errors`."""
+    changed: dict[str, Number] = field(default_factory=dict)
+    """`GradientSums.changed`."""
+    kept: list[KeptGradients] = field(default_factory=list)
+    """Steps whose first backward pass found gradients of the step before."""
     sharded_gradients: int = 0
     """`GradientSums.num_sharded`."""
     narrow_gradients: int = 0
@@ -135,6 +139,8 @@ class OptimizerReport:
 
     not_in_optimizer: list[str] = field(default_factory=list)
     """Parameters that the reference trains and this optimizer does not hold."""
+    frozen: list[str] = field(default_factory=list)
+    """Parameters that the reference trains and that have `requires_grad=False` here."""
     unexpectedly_trained: list[str] = field(default_factory=list)
     """Parameters that this optimizer changes and the reference does not train."""
     moved: MovedElements = field(default_factory=MovedElements)

@@ -18,7 +18,7 @@ from assay.locating.modules import Replayer
 from assay.trace import Trace, TraceWriter
 from assay.training.batches import MicroBatch
 from assay.training.protocol import StepReport
-from assay.training.replay.observing.gradient_sums import GradientShare, GradientSums
+from assay.training.replay.observing.gradient_sums import GradientShare, GradientSums, KeptGradients
 from assay.training.replay.observing.step_observer import StepObserver
 from assay.training.replay.observing.update_watch import UpdateWatch
 from assay.training.replay.rank_scope import RankScope
@@ -68,6 +68,7 @@ class ReplayedSteps:
         over_ranks = None if scope is None else scope.summed_by_backward
         self.sums = GradientSums(boundary.rounded, over_ranks, self.gradients.micro_batches_begun)
         self.shares: list[GradientShare] = []
+        self.kept: list[KeptGradients] = []
         self._rows = rows
         taps = GradientTaps(self._replayer, self.gradients)
         self.watch = UsageWatch(taps)
@@ -97,10 +98,12 @@ class ReplayedSteps:
             (self.gradients, "labels"),
             (self._handler, "results"),
             (self, "shares"),
+            (self, "kept"),
             (self.observer, "micro_batches_run"),
             (self.observer.of_parameters, "norms"),
             (self.observer.of_parameters, "rank_shares"),
             (self.sums, "errors"),
+            (self.sums, "changed"),
             (self.sums, "num_sharded"),
             (self.sums, "num_narrow"),
             (self.updates, "moved"),
@@ -112,6 +115,8 @@ class ReplayedSteps:
         """Make one step, and measure it."""
         report = self.observer.run_step(step, batch)
         self.shares += self._shares_of(step)
+        if self.sums.kept[1]:
+            self.kept.append(KeptGradients(step, *self.sums.kept))
         return report
 
     def _shares_of(self, step: int) -> list[GradientShare]:

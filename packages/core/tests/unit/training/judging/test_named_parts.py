@@ -3,28 +3,33 @@
 from typing import Any
 
 import pytest
+import torch
 
 from assay.comparing.wording.deciding_rows import find_deciding_rows
 from assay.comparing.wording.explain import explain_verdict
 from assay.locating.label_gradients import LabelDifference
 from assay.locating.loss_scale import ScaledStep
 from assay.training.judging.verdict import judge_training
-from assay.training.replay.observing.gradient_sums import GradientShare
+from assay.training.replay.observing.gradient_sums import GradientShare, KeptGradients
 from assay.verdicts import Outcome
 from packages.core.tests.unit.training.judging.evidence_by_hand import (
     KINDS,
     LOSS_GRADIENT,
+    NORM,
     STEPS,
     WRONG,
     evidence,
+    from_step,
     gradient,
     report,
+    rounding,
     step_results,
     times,
+    update,
 )
 
 
-def message(changed: dict[Any, Any], **facts: Any) -> list[str]:
+def message(changed: dict[Any, Any], /, **facts: Any) -> list[str]:
     made = evidence(step_results(changed), reports=report(**facts))
     verdict, rows = judge_training(made)
     assert verdict.verdict is Outcome.FAIL
@@ -122,5 +127,133 @@ def test_parameters_that_the_optimizer_does_not_hold_are_counted_and_named() -> 
     assert lines[:3] == [
         "The optimizer step (optimizer, step 0) differs from the reference.",
         "  18 of 3 trained parameters are not in the optimizer: h.*.norm.weight (17), head.bias",
-        "  its gradients are the reference's own: the error is made here",
+        "  diagnosis frozen-parameters: parameters that should move do not",
     ]
+
+
+@pytest.mark.parametrize(
+    ("phase", "names", "head", "cleared"),
+    [
+        ("backward", [], "The gradients of all parameters", "all parameters"),
+        ("clip", [], "The gradients of all parameters", "all parameters"),
+        ("backward", ["norm.weight"], "norm, parameter weight", "norm.weight"),
+    ],
+)
+def test_gradients_of_the_step_before_are_told_with_their_share(
+    phase: Any, names: list[str], head: str, cleared: str
+) -> None:
+    modules = [name.removesuffix(".weight") for name in names] or list(KINDS)
+    wrong = {gradient(module, phase): from_step(1, WRONG) for module in modules}
+    kept = [
+        KeptGradients(step, 1.0, names or [f"{module}.weight" for module in KINDS])
+        for step in (1, 2)
+    ]
+
+    lines = message(wrong, kept=kept, invisible={} if phase == "backward" else HIDDEN)
+
+    assert lines[:2] == [
+        f"{head} (backward, step 1) {'differ' if not names else 'differs'} from the reference.",
+        (
+            "  the gradients of step 1 also hold those of step 0 (1 times): nothing clears `.grad` of"
+            f" {cleared} (step 1, and 1 later)"
+        ),
+    ]
+    assert (
+        "  diagnosis missing-reduction: gradients are not the sum of what ranks and micro-batches"
+        " contribute"
+    ) in lines
+
+
+HIDDEN = {"backward": "no method shows its end"}
+
+
+def test_share_of_zero_of_the_step_before_is_no_fault() -> None:
+    kept = [KeptGradients(1, 0.01, ["a.weight"])]
+
+    assert "hold" not in message({gradient("a"): WRONG}, kept=kept)[1]
+
+
+def test_parameter_without_requires_grad_is_named_with_the_reason() -> None:
+    wrong = {gradient("a"): times(0.0), update("a"): times(0.0)}
+
+    lines = message(wrong, frozen=["a.weight"])
+
+    assert lines[:2] == [
+        "a, parameter weight (optimizer, step 0) differs from the reference.",
+        "  1 of 3 trained parameters have requires_grad=False and get no gradient: a.weight",
+    ]
+    assert not any("made here" in line for line in lines)
+
+
+@pytest.mark.parametrize(("phase", "invisible"), [("backward", {}), ("clip", HIDDEN)])
+def test_parameter_that_gets_no_gradient_is_named(phase: Any, invisible: dict[str, str]) -> None:
+    lines = message({gradient("a", phase): times(0.0)}, invisible=invisible)
+
+    assert lines[:2] == [
+        "a, parameter weight (backward, step 0) differs from the reference.",
+        "  1 of 3 trained parameters get no gradient: a.weight",
+    ]
+
+
+def test_gradient_that_changes_between_backward_and_clipping_is_of_the_gap() -> None:
+    lines = message({gradient("a"): times(1.5)}, changed={"a.weight": 0.5})
+
+    assert lines[:2] == [
+        "a, parameter weight (backward, step 0) differs from the reference.",
+        ("  between the last backward pass and reduce_gradients the gradients of a.weight change"),
+    ]
+    assert not any("made here" in line for line in lines)
+
+
+@pytest.mark.parametrize("changed", [{}, {"a.weight": 0.1}, {"b.weight": 0.5}])
+def test_change_of_another_size_or_place_explains_no_gradient(changed: dict[str, float]) -> None:
+    assert "between" not in " ".join(message({gradient("a"): times(1.5)}, changed=changed))
+
+
+@pytest.mark.parametrize(
+    ("invisible", "changed", "is_gap"),
+    [({}, {}, True), (HIDDEN, {"a.weight": 0.5}, True), (HIDDEN, {}, False)],
+)
+def test_clipping_by_another_factor_in_one_parameter_is_no_clipping(
+    invisible: dict[str, str], changed: dict[str, float], is_gap: bool
+) -> None:
+    # The changed gradient changes the norm, and with it all others.
+    wrong = {gradient(module, "clip"): times(1.2 if module == "a" else 0.8) for module in KINDS}
+    made = evidence(
+        step_results(wrong, missing=[NORM]), reports=report(invisible=invisible, changed=changed)
+    )
+    verdict, _ = judge_training(made)
+
+    words = (
+        "between the last backward pass and the optimizer step, where no method shows clipping, the"
+        " gradients of a.weight change"
+    )
+    assert (verdict.levels["gradients"].reason == words) is is_gap
+
+
+@pytest.mark.parametrize(
+    ("factor", "words"), [(0.25, "1/4 of"), (2.0, "2 times"), (0.3, "0.3 times")]
+)
+@pytest.mark.parametrize("phase", ["backward", "reduce", "clip"])
+def test_factor_that_all_gradients_have_in_common_is_told(
+    phase: Any, factor: float, words: str
+) -> None:
+    wrong = {gradient(module, phase): times(factor) for module in KINDS}
+
+    assert message(wrong)[1] == f"  all gradients are {words} the reference's"
+
+
+def test_update_after_hidden_clipping_is_not_the_optimizer_s_alone() -> None:
+    lines = message({update("a"): WRONG}, invisible={"clip": "the optimizer clips"})
+
+    assert lines[1] == "  clip is not visible: the error is made there, or here"
+
+
+def test_headline_and_its_suspect_have_one_step() -> None:
+    # Half of the largest error is in step 2 alone, and step 1 is over the limit.
+    error = torch.cat([rounding()[:1], 0.2 * WRONG[1:2], WRONG[2:]])
+    made = evidence(step_results({gradient(module): error for module in KINDS}))
+    verdict, _ = judge_training(made)
+
+    assert verdict.location is not None
+    assert {one.location.step for one in verdict.suspects} == {verdict.location.step} == {1}

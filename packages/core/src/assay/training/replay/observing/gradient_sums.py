@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from statistics import median
 
 import torch
 from torch import Tensor
@@ -31,22 +33,32 @@ class GradientShare:
     share: Number
 
 
+@dataclass(frozen=True, slots=True)
+class KeptGradients:
+    """Gradients of the step before that are part of a step's gradients."""
+
+    step: int
+    share: Number
+    """How often they are in the sum; 0 is right."""
+    parameters: list[str]
+
+
 @dataclass(slots=True)
 class _Sum:
     """Gradients of one parameter so far."""
 
     total: Tensor
     squares: float
-    samples: dict[int, Tensor] = field(default_factory=dict)
-    """Sampled elements by number of the backward pass."""
+    samples: dict[int, Tensor]
+    """Sampled elements by number of the backward pass; number -1 was there before the first one."""
 
 
 @dataclass
 class GradientSums:
     """Independent sums of the gradients that backward passes compute for each parameter.
 
-    Call `begin_step` before the first backward pass of a step, `end_pass` after each pass, and
-    `compare` after the last one, before anything else changes the gradients.
+    Call `begin_step` before the first backward pass of a step, `end_pass` after each pass that is
+    visible, and `compare` after the last one, before anything else changes the gradients.
     """
 
     narrow: torch.dtype | None = None
@@ -54,12 +66,14 @@ class GradientSums:
     over_ranks: PartialSums | None = None
     """Set if `.grad` is a sum or mean over these ranks when it is compared."""
     micro_batches_begun: Callable[[], Sequence[int]] = tuple
-    """Returns the micro-batches whose gradients have arrived in the running backward pass."""
+    """Returns the micro-batches whose gradients have arrived since the last visible pass."""
     errors: dict[str, float] = field(default_factory=dict)
     """By parameter the largest error of a step's sum, relative to the root of the summed squares.
 
     Sharded parameters are missing: autograd computes gradients for their gathered copies.
     """
+    changed: dict[str, float] = field(default_factory=dict)
+    """By parameter the largest relative change of `.grad` between the last pass and `compare`."""
     num_sharded: int = 0
     """Nonzero gradient elements of sharded parameters."""
     num_narrow: int = 0
@@ -69,21 +83,32 @@ class GradientSums:
 
     Empty if `.grad` is not such a sum, or contains parts of other ranks.
     """
+    kept: tuple[float, list[str]] = (0.0, [])
+    """Weight of what `.grad` held before the first pass, and the parameters where it held anything."""
     _passes: list[tuple[int, ...]] = field(default_factory=list)
     _given: dict[str, _Sum] = field(default_factory=dict)
+    _begun: tuple[int, ...] = ()
+    _after_pass: dict[str, Tensor] = field(default_factory=dict)
     _handles: list[Callable[[], None]] = field(default_factory=list)
 
     def begin_step(self, parameters: list[NamedParameter]) -> None:
         """Register hooks that collect the gradients of `parameters`."""
         self._forget()
+        self.in_sum, self.kept = {}, (0.0, [])
         for item in parameters:
             if not isinstance(item.tensor, DTensor):
-                handle = item.tensor.register_hook(self._listener(item.name))
+                handle = item.tensor.register_hook(partial(self._add, item))
                 self._handles.append(handle.remove)
 
-    def end_pass(self) -> None:
-        """Note the micro-batches of a backward pass as it ends."""
+    def end_pass(self, parameters: Sequence[NamedParameter] = ()) -> None:
+        """Note the micro-batches of a backward pass as it ends, and the gradients of `parameters`."""
         self._passes.append(tuple(self.micro_batches_begun()))
+        self._begun = ()
+        self._after_pass = {
+            one.name: _sample(one.tensor.grad)
+            for one in parameters
+            if one.name in self._given and one.tensor.grad is not None
+        }
 
     @property
     def num_passed(self) -> int:
@@ -95,62 +120,106 @@ class GradientSums:
         """Return True if the step computed a gradient that `compare` has not seen yet."""
         return bool(self._given)
 
-    def _solve(self, parameters: list[NamedParameter]) -> dict[int, float]:
+    def _solve(self, parameters: list[NamedParameter]) -> None:
+        """Fit the weights of all passes, and of earlier gradients, in `.grad`."""
         given = [
             (one.tensor, self._given[one.name]) for one in parameters if one.name in self._given
         ]
         if self.over_ranks is not None or not given or not self._passes:
-            return {}
+            return
         zero = torch.zeros((), dtype=torch.float64)
-        passes = [
+        numbers = [-1, *range(len(self._passes))]
+        columns = [
             torch.cat([one.samples.get(number, zero).expand(_num_sampled(p)) for p, one in given])
-            for number in range(len(self._passes))
+            for number in numbers
         ]
         sums = [
             zero.expand(_num_sampled(p)) if p.grad is None else _sample(p.grad) for p, _ in given
         ]
-        matrix, total = torch.stack(passes, 1), torch.cat(sums)
+        matrix, total = torch.stack(columns, 1), torch.cat(sums)
         if not bool((matrix.isfinite().all(1) & total.isfinite()).all()):
-            return {}
+            return
         found = torch.linalg.lstsq(matrix, total[:, None], driver="gelsd").solution[:, 0]
         if float((matrix @ found - total).norm()) > _LARGEST_REST * float(matrix.norm()):
-            return {}
-        return {
-            micro_batch: float(found[number])
-            for number, column in enumerate(passes)
+            return
+        before, *weights = found.tolist()
+        self.in_sum = {
+            micro_batch: weight
+            for weight, column, passed in zip(weights, columns[1:], self._passes, strict=True)
             if bool(column.any())
-            for micro_batch in self._passes[number]
+            for micro_batch in passed
         }
+        names = (n for n, one in self._given.items() if bool(one.samples.get(-1, zero).any()))
+        self.kept = before, sorted(names)
 
-    def compare(self, parameters: list[NamedParameter]) -> None:
-        """Compare the `.grad` of each parameter with the sum of its gradients in this step."""
-        self.in_sum = self._solve(parameters)
+    def compare(self, parameters: list[NamedParameter], *, is_clipped: bool = False) -> None:
+        """Compare the `.grad` of each parameter with the sum of its gradients in this step.
+
+        is_clipped: one unknown factor multiplies all sums.
+        """
+        if self._begun:
+            self._end_hidden_pass()
+        self._solve(parameters)
+        if is_clipped:
+            largest = max(map(abs, self.in_sum.values()), default=0.0) or 1.0
+            self.in_sum = {number: one / largest for number, one in self.in_sum.items()}
+            self.kept = self.kept[0] / largest, self.kept[1]
+            self._after_pass = self._expect_clipped(parameters)
         for item in parameters:
+            given = self._given.get(item.name)
             if isinstance(item.tensor, DTensor):
                 self._count_sharded(item.tensor.grad)
-                continue
-            given = self._given.get(item.name)
-            if self.over_ranks is None and given is None:
-                continue
-            error = self._error_of(item.tensor, given)
-            self.errors[item.name] = worst_error([self.errors.get(item.name, 0.0), error])
+            elif not is_clipped and (self.over_ranks is not None or given is not None):
+                error = self._error_of(item.tensor, given)
+                self.errors[item.name] = worst_error([self.errors.get(item.name, 0.0), error])
+            self._note_change(item)
         self._forget()
 
-    def _listener(self, name: str) -> Callable[[Tensor], None]:
-        def add(gradient: Tensor) -> None:
-            with suspended_modes():
-                value = gradient.detach().to(torch.promote_types(gradient.dtype, torch.float32))
-                square = float(value.double().square().sum())
-                known = self._given.setdefault(name, _Sum(torch.zeros_like(value), 0.0))
-                known.total += value
-                known.squares += square
-                known.samples[len(self._passes)] = _sample(value)
+    def _expect_clipped(self, parameters: list[NamedParameter]) -> dict[str, Tensor]:
+        """Sample the sums times the factor that most parameters have in common."""
+        totals = {name: _sample(one.total) for name, one in self._given.items()}
+        given = [(totals.get(one.name), one.tensor.grad) for one in parameters]
+        factors = [
+            float(total @ _sample(gradient) / total.square().sum())
+            for total, gradient in given
+            if gradient is not None and total is not None and bool(total.any())
+        ]
+        return {name: median(factors) * total for name, total in totals.items()} if factors else {}
 
-        return add
+    def _note_change(self, item: NamedParameter) -> None:
+        before = self._after_pass.get(item.name)
+        if before is None:
+            return
+        now = torch.zeros_like(before) if item.tensor.grad is None else _sample(item.tensor.grad)
+        change = float((now - before).norm() / before.norm()) if bool(before.any()) else 0.0
+        if change > _LARGEST_REST:
+            self.changed[item.name] = worst_error([self.changed.get(item.name, 0.0), change])
+
+    def _add(self, item: NamedParameter, gradient: Tensor) -> None:
+        with suspended_modes():
+            value = gradient.detach().to(torch.promote_types(gradient.dtype, torch.float32))
+            known = self._given.get(item.name)
+            if known is None:
+                known = self._given[item.name] = _Sum(torch.zeros_like(value), 0.0, {})
+                if item.tensor.grad is not None:
+                    known.samples[-1] = _sample(item.tensor.grad)
+            begun = tuple(self.micro_batches_begun())
+            if len(self._passes) in known.samples and begun != self._begun:
+                self._end_hidden_pass()
+            self._begun = begun
+            known.total += value
+            known.squares += float(value.double().square().sum())
+            number = len(self._passes)
+            known.samples[number] = known.samples.get(number, 0) + _sample(value)
+
+    def _end_hidden_pass(self) -> None:
+        """End a pass that no method shows: a parameter gets a gradient of another micro-batch."""
+        done = {number for passed in self._passes for number in passed}
+        self._passes.append(tuple(number for number in self._begun if number not in done))
 
     def _error_of(self, parameter: Tensor, given: _Sum | None) -> float:
         if given is None:
-            given = _Sum(torch.zeros_like(parameter, dtype=torch.float32), 0.0)
+            given = _Sum(torch.zeros_like(parameter, dtype=torch.float32), 0.0, {})
         total, squares, num_ranks = given.total, given.squares, 1
         if self.over_ranks is not None:
             total = self.over_ranks.total(total)
@@ -178,6 +247,8 @@ class GradientSums:
         self._handles.clear()
         self._given.clear()
         self._passes.clear()
+        self._begun = ()
+        self._after_pass.clear()
 
 
 def _sample(value: Tensor) -> Tensor:

@@ -220,7 +220,7 @@ class StepObserver:
             self.drew_in_backward |= not torch.equal(before, torch.get_rng_state())
             self._observe_losses()
             if self.sums is not None:
-                self.sums.end_pass()
+                self.sums.end_pass(self.updates.trained())
             self.gradients.handler.finish_backward()
             self.of_parameters.end_micro_batch(self.opened.trainer.model)
             is_last = self.sums is not None and self.sums.num_passed == len(self._batch)
@@ -349,8 +349,8 @@ class StepObserver:
             self.hidden[phase] = "`.grad` is empty when it ends"
             return
         with suspended_modes():
-            if phase == "backward" and self.sums is not None and self.of_parameters.is_next(phase):
-                self.sums.compare(self.updates.trained())
+            if self.sums is not None and self.of_parameters.is_next("backward"):
+                self.sums.compare(self.updates.trained(), is_clipped=phase == "clip")
             self.of_parameters.observe(self.opened.trainer.model, phase)
 
 

@@ -152,13 +152,14 @@ def test_mean_that_lacks_a_part_is_no_mean() -> None:
 
 def shares_after(factors: tuple[float, ...], zeroed_before: int | None = None) -> dict[int, float]:
     """What is found of passes of micro-batches 0, 1, ...; one may begin with gradients of zero."""
-    parameters, numbers = weights(), iter(range(len(factors)))
-    sums = GradientSums(micro_batches_begun=lambda: [next(numbers)])
+    parameters, begun = weights(), [0]
+    sums = GradientSums(micro_batches_begun=lambda: begun)
     sums.begin_step(parameters)
     for number, factor in enumerate(factors):
         if number == zeroed_before:
             for item in parameters:
                 item.tensor.grad = None
+        begun[:] = [number]
         give(parameters, factor)
         sums.end_pass()
     sums.compare(parameters)
@@ -185,3 +186,87 @@ def test_gradients_that_are_no_sum_of_passes_have_no_shares() -> None:
     sums.compare(parameters)
 
     assert sums.in_sum == {}
+
+
+@pytest.mark.parametrize("cleared", [(), ("first",)], ids=["none", "one of two"])
+def test_gradients_that_nothing_clears_are_once_in_the_next_sum(cleared: tuple[str, ...]) -> None:
+    parameters, sums = weights(), GradientSums(micro_batches_begun=lambda: [0])
+    for factor in (1.0, 0.5):  # steps
+        sums.begin_step(parameters)
+        for item in parameters:
+            if item.name in cleared:
+                item.tensor.grad = None
+        give(parameters, factor)
+        sums.end_pass(parameters)
+        sums.compare(parameters)
+
+    share, names = sums.kept
+    assert share == pytest.approx(1.0)
+    assert names == [name for name in ("first", "second") if name not in cleared]
+    assert sums.in_sum == pytest.approx({0: 1.0})
+
+
+def test_gradients_that_are_cleared_between_passes_are_not_kept() -> None:
+    parameters, begun = weights(), [0]
+    sums = GradientSums(micro_batches_begun=lambda: begun)
+    for factor in (0.25, 1.0):  # steps
+        sums.begin_step(parameters)
+        for number in range(2):
+            begun[:] = [number]
+            for item in parameters:
+                item.tensor.grad = item.tensor.grad if number == 0 else None
+            give(parameters, factor * (1 + number))
+            sums.end_pass(parameters)
+        sums.compare(parameters)
+
+    assert sums.kept[0] == pytest.approx(0.0, abs=1e-6)
+    assert sums.in_sum == pytest.approx({0: 0.0, 1: 1.0}, abs=1e-6)
+
+
+def test_gradient_that_changes_after_the_last_pass_is_told_by_how_much() -> None:
+    parameters, sums = weights(), GradientSums(micro_batches_begun=lambda: [0])
+    sums.begin_step(parameters)
+    give(parameters, 1.0)
+    sums.end_pass(parameters)
+    assert parameters[1].tensor.grad is not None
+    parameters[1].tensor.grad *= 1.5
+    sums.compare(parameters)
+
+    assert sums.changed == {"second": pytest.approx(0.5)}
+
+
+@pytest.mark.parametrize(("lost", "shares"), [(False, (1.0, 1.0)), (True, (0.0, 1.0))])
+def test_clipped_gradients_show_their_passes_though_no_method_does(
+    lost: bool, shares: tuple[float, float]
+) -> None:
+    parameters, begun = weights(), [0]
+    sums = GradientSums(micro_batches_begun=lambda: begun)
+    sums.begin_step(parameters)
+    give(parameters, 1.0)
+    for item in parameters:
+        item.tensor.grad = None if lost else item.tensor.grad
+    begun.append(1)  # of the second pass, besides the first
+    give(parameters, 0.5)
+    for item in parameters:
+        assert item.tensor.grad is not None
+        item.tensor.grad *= 0.125
+    sums.compare(parameters, is_clipped=True)
+
+    assert sums.in_sum == pytest.approx({0: shares[0], 1: shares[1]}, abs=1e-6)
+    assert not sums.errors  # a clipped gradient is no sum
+
+
+def test_clipped_gradient_of_another_factor_than_most_has_changed() -> None:
+    torch.manual_seed(0)
+    parameters = [
+        NamedParameter(name, "", "", nn.Parameter(torch.randn(64))) for name in ("a", "b", "c")
+    ]
+    sums = GradientSums(micro_batches_begun=lambda: [0])
+    sums.begin_step(parameters)
+    give(parameters, 1.0)
+    for item in parameters:
+        assert item.tensor.grad is not None
+        item.tensor.grad *= 0.375 if item.name == "b" else 0.25
+    sums.compare(parameters, is_clipped=True)
+
+    assert sums.changed == {"b": pytest.approx(0.5)}
