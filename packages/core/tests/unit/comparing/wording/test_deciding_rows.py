@@ -3,7 +3,13 @@
 import math
 from typing import Any
 
-from assay.comparing.wording.deciding_rows import find_deciding_rows, over_limit, severity
+from assay.comparing.wording.deciding_rows import (
+    find_deciding_rows,
+    over_limit,
+    resolution_of,
+    severity,
+)
+from assay.comparing.wording.phrases import describe_resolution
 from assay.verdicts import Level, Location, Measurement, Outcome, Verdict
 
 
@@ -84,3 +90,41 @@ def test_rows_of_different_statistics_rank_by_ratio_over_limit() -> None:
     assert over_limit(measured("a", ratio=6.0, limit=3.0)) == 2.0
     assert over_limit(measured("a", ratio=6.0, limit=None)) == 6.0
     assert over_limit(measured("a", ratio=math.nan, limit=3.0)) == math.inf
+
+
+def test_each_level_has_its_own_coarsest_row() -> None:
+    rows = [
+        measured("a", actual=0.01, ratio=1.0),
+        measured("b", actual=0.02, expected=0.02, ratio=1.0),
+        measured("c", expected=9.0, statistic="replay-slope"),  # sees one form of error only
+        measured("d", expected=9.0, limit=None),
+        measured("e", level="updates", actual=0.5, expected=0.5, ratio=1.0),
+        measured("e", level="updates", expected=9.0, statistic="replay-row"),
+    ]
+    verdict = Verdict(verdict=Outcome.PASS, resolution=0.06, compared=1)
+    found = find_deciding_rows(verdict, rows)
+
+    assert {level: row.module for level, row in found.coarsest.items()} == {
+        "modules": "b",
+        "updates": "e",
+    }
+    assert describe_resolution(verdict, found) == (
+        "resolution 6e-2 (modules, at b), updates 1.5: a smaller relative error may not have been"
+        " seen"
+    )
+
+
+def test_a_floor_above_the_noise_is_what_is_resolved() -> None:
+    # The noise run errs by 0.01, and the ratio is to a floor of 0.02.
+    row = measured("a", actual=0.02, expected=0.01, ratio=1.0)
+
+    assert resolution_of(row) == 3.0 * 0.02
+
+
+def test_a_failure_quotes_the_resolution_of_its_own_place() -> None:
+    rows = [measured("b", actual=0.05, ratio=5.0), measured("a", level="updates", expected=9.0)]
+    verdict = failed_at("b", 5.0).model_copy(update={"resolution": 0.03})
+
+    assert describe_resolution(verdict, find_deciding_rows(verdict, rows)) == (
+        "resolution 3e-2 (modules, at b): a smaller relative error may not have been seen"
+    )
