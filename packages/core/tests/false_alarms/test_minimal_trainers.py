@@ -63,7 +63,7 @@ def verdicts(
     text = table(found)
     request.config.get_terminal_writer().line(f"\n{text}")
     if option("--publish"):
-        publish("minimal trainers", f"\n{text}\n\n")
+        publish("minimal trainers", text)
     return found
 
 
