@@ -306,12 +306,6 @@ class PairSums:
         """Return the least-squares slope of d on e through the origin: the relative error of a scale."""
         return self.de / self.ee if self.ee else 0.0
 
-    def error_beyond(self, factor: float) -> float:
-        """Return the relative error of the actual values to the expected ones times `factor`."""
-        squares = self.dd - 2 * (factor - 1) * self.de + (factor - 1) ** 2 * self.ee
-        size = factor * factor * self.ee
-        return math.sqrt(max(squares, 0.0) / size) if size else math.inf
-
     @property
     def slope_standard_error(self) -> float:
         """Return the standard error of `slope` under independent errors of unequal variance.

@@ -107,6 +107,13 @@ def at_least(floor: float, noise: float) -> float:
     return max(noise, floor) if math.isfinite(noise) else floor
 
 
+def error_beyond(sums: PairSums, factor: float) -> float:
+    """Return the relative error of the actual values to the expected ones times `factor`."""
+    squares = sums.dd - 2 * (factor - 1) * sums.de + (factor - 1) ** 2 * sums.ee
+    size = factor * factor * sums.ee
+    return math.sqrt(max(squares, 0.0) / size) if size else math.inf
+
+
 def _function_bias(unit_roundoff: float, bias: float = FLOAT32_BIAS) -> float:
     """Return the systematic error that functions of a device may have; 0 for a narrower dtype."""
     return bias * unit_roundoff if unit_roundoff <= FLOAT32_UNIT_ROUNDOFF else 0.0

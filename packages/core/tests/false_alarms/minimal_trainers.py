@@ -43,18 +43,18 @@ class Plain:
             weight.register_hook(lambda gradient: gradient * 2)
         self.optimizer: torch.optim.Optimizer = self.build_optimizer()
         if self.fault == "groups":
-            self.split_off_norms()
+            self.split_off_keys()
         self.prepare()
 
     def build_optimizer(self) -> torch.optim.Optimizer:
         return torch.optim.AdamW(self.model.parameters(), lr=self.rate)
 
-    def split_off_norms(self) -> None:
-        """Let norms learn at twice the rate."""
-        norms = [one for name, one in self.model.named_parameters() if "norm" in name]
+    def split_off_keys(self) -> None:
+        """Let the keys of attention learn at twice the rate: bfloat16 rounds updates of norms to zero."""
+        keys = [one for name, one in self.model.named_parameters() if "k_proj" in name]
         for group in self.optimizer.param_groups:
-            group["params"] = [p for p in group["params"] if all(p is not one for one in norms)]
-        self.optimizer.add_param_group({"params": norms, "lr": 2 * self.rate})
+            group["params"] = [p for p in group["params"] if all(p is not one for one in keys)]
+        self.optimizer.add_param_group({"params": keys, "lr": 2 * self.rate})
 
     def prepare(self) -> None:
         """Build what a style needs."""

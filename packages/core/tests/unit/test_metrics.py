@@ -222,16 +222,3 @@ def test_rounding_of_float32_itself_is_resolved() -> None:
     sums = sums_of(expected.float(), expected)
 
     assert sums.relative_error == pytest.approx(2.0**-26 / math.sqrt(2), rel=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("factor", "error"), [(1.0, 0.5), (1.5, 0.0), (3.0, 0.5), (0.75, 1.0), (0.0, math.inf)]
-)
-def test_error_beyond_a_factor_is_relative_to_the_scaled_values(
-    factor: float, error: float
-) -> None:
-    sums = PairSums()
-    expected, rows = torch.ones(2, 4), torch.arange(2)
-    sums.add(1.5 * expected, expected, rows, rows)
-
-    assert sums.error_beyond(factor) == pytest.approx(error)

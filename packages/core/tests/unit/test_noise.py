@@ -13,6 +13,7 @@ from assay.noise import (
     Ratio,
     bins_ratio,
     channel_ratio,
+    error_beyond,
     error_ratios,
     row_ratio,
     row_slope_ratio,
@@ -358,3 +359,16 @@ def test_bias_of_float32_functions_is_no_fault_beside_channels_with_much_noise()
 
     limit = load_limits("noise").of("replay-channel")
     assert 0 < ratio(3.0) < limit < ratio(40.0)
+
+
+@pytest.mark.parametrize(
+    ("factor", "error"), [(1.0, 0.5), (1.5, 0.0), (3.0, 0.5), (0.75, 1.0), (0.0, math.inf)]
+)
+def test_error_beyond_a_factor_is_relative_to_the_scaled_values(
+    factor: float, error: float
+) -> None:
+    sums = PairSums()
+    expected, rows = torch.ones(2, 4), torch.arange(2)
+    sums.add(1.5 * expected, expected, rows, rows)
+
+    assert error_beyond(sums, factor) == pytest.approx(error)

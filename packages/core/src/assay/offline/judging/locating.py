@@ -15,7 +15,14 @@ from assay.comparing.levels import JudgedRatio
 from assay.comparing.limits import Limits
 from assay.comparing.results import PortResult
 from assay.metrics import PairSums
-from assay.noise import TENSOR_FLOOR, Ratio, at_least, channel_ratio, error_ratios
+from assay.noise import (
+    TENSOR_FLOOR,
+    Ratio,
+    at_least,
+    channel_ratio,
+    error_beyond,
+    error_ratios,
+)
 from assay.offline.expected_noise import NoiseLaw, adam_error, count_blocks
 from assay.offline.judging.judged_ports import JudgedPort
 from assay.offline.measuring.measured import MeasuredPorts
@@ -236,7 +243,7 @@ def _find_unlike(judged: Sequence[JudgedPort], failed: Sequence[JudgedPort]) -> 
         and one.result.step == failed[0].result.step and one.result.sums.ee
     }  # fmt: skip
     factor = 1 + median(one.slope for one in sums.values()) if sums else 1.0
-    errors = {number: one.error_beyond(factor) for number, one in sums.items()}
+    errors = {number: error_beyond(one, factor) for number, one in sums.items()}
     unlike = [one for one in failed if errors.get(id(one), 0.0) > one.worst.resolution]
     is_few = 2 * len(unlike) < len(sums)
     return sorted(unlike, key=lambda one: -errors[id(one)]) if is_few else []

@@ -6,6 +6,7 @@ from statistics import median
 
 from assay.comparing.judge import FailedStage, Judged
 from assay.comparing.results import PortResult
+from assay.noise import error_beyond
 from assay.sites import Phase
 from assay.training.judging import gradient_factors as factors
 from assay.training.judging.evidence import TrainEvidence
@@ -133,7 +134,7 @@ class Signature:
         """List parameters whose gradients lack the factor that most have in common, worst first."""
         factor = 1 + median(port.sums.slope for port in self.gradients)
         errors = {
-            parameter_name(p.stage.module, p.port): p.sums.error_beyond(factor)
+            parameter_name(p.stage.module, p.port): error_beyond(p.sums, factor)
             for p in self.gradients
         }
         return sorted((n for n in errors if errors[n] > _PARALLEL), key=lambda n: -errors[n])
