@@ -2,13 +2,14 @@
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 
 from assay.comparing.wording.deciding_rows import DecidingRows, resolution_of
 from assay.comparing.wording.numerals import format_against, format_number
 from assay.foreign_text import one_line
 from assay.sites import Phase
 from assay.statistics import STATISTICS
-from assay.verdicts import Location, Outcome, Verdict
+from assay.verdicts import Location, Measurement, Outcome, Verdict
 
 # Signs in addition to colors, which some readers do not see.
 OUTCOME_SIGNS = {Outcome.PASS: "✓", Outcome.FAIL: "✗", Outcome.NOT_COMPARED: "?"}
@@ -177,11 +178,13 @@ def describe_resolution(verdict: Verdict, rows: DecidingRows) -> str | None:
     return f"resolution {stated}: {_BLIND if verdict.resolution >= 1 else unseen}"
 
 
-def describe_unseen(resolution: float) -> str:
-    """State the relative errors that comparisons of this resolution may miss."""
+def describe_unseen(rows: Sequence[Measurement]) -> str:
+    """State the relative errors that comparisons may miss, at the row of coarsest resolution."""
+    row = max(rows, key=resolution_of)
+    resolution, where = resolution_of(row), f"at {one_line(row.module) or '(model)'} ({row.level})"
     if resolution >= 1:
-        return _BLIND
-    return f"a relative error below {format_number(resolution)} may not have been seen"
+        return f"{_BLIND}: {where}"
+    return f"a relative error below {format_number(resolution)} may not have been seen {where}"
 
 
 def describe_judged(ratio: float, limit: float) -> str:

@@ -176,20 +176,13 @@ def list_measurements(judged: Iterable[JudgedPort]) -> list[Measurement]:
 
 def _notes_on_noise(evidence: DumpEvidence, judged: Sequence[JudgedPort]) -> list[str]:
     """State the origin of the noise, and the smallest visible error."""
-    resolutions = [
-        (ratio.resolution, one.port)
-        for one in judged
-        for ratio in one.ratios
-        if ratio.limit and ratio.ratio.statistic == "accumulated"
-    ]
-    if not resolutions:
+    rows = [row for row in list_measurements(judged) if row.statistic == "accumulated"]
+    if not rows:
         return []
-    resolution, port = max(resolutions, key=lambda one: one[0])
     dumps = evidence.dumps
     is_coarse = dumps.noise is None and dumps.pairing.unit_roundoff > _FINE_UNIT
     advice = "; --noise DUMP shows smaller ones" if is_coarse else ""
-    where = f" at {port.module or '(model)'} ({port.level})"
-    text = f"judged by {dumps.noise_origin}: {describe_unseen(resolution)}{where}{advice}"
+    text = f"judged by {dumps.noise_origin}: {describe_unseen(rows)}{advice}"
     notes, noise = [text], dumps.noise
     lacking = [str(port) for port in dumps.ports if noise is not None and not noise.of(port)]
     if lacking:
@@ -402,6 +395,6 @@ def _numbers(
     if not ratios:
         return {}
     decided = origin.judged.worst if origin is not None else find_worst(ratios)
-    if origin is not None and decided.ratio.statistic == "accumulated":
-        return deciding_numbers(decided, decided.resolution)
-    return deciding_numbers(decided, pool_resolutions(ratios).get("accumulated"))
+    is_at_origin = origin is not None and decided.ratio.statistic == "accumulated"
+    pooled = pool_resolutions(ratios).get("accumulated")
+    return deciding_numbers(decided, decided.resolution if is_at_origin else pooled)
