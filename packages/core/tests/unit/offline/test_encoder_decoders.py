@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from transformers import (
@@ -13,6 +14,8 @@ from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
     StaticCache,
+    T5Config,
+    T5ForConditionalGeneration,
 )
 
 from assay.dumps.recognizing import open_dump
@@ -168,3 +171,72 @@ def test_padding_of_a_chunked_prefill_is_that_of_its_columns(tmp_path: Path) -> 
         model.model.norm.register_forward_hook(change)
 
     assert judge(tmp_path, make_llama, plant, run).verdict is Outcome.PASS
+
+
+def make_t5() -> Any:
+    torch.manual_seed(13)
+    config = T5Config(
+        vocab_size=90, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2,
+        dropout_rate=0.0,
+    )  # fmt: skip
+    config.decoder_start_token_id = 2
+    model = T5ForConditionalGeneration(config).eval()
+    for parameter in model.parameters():
+        parameter.data.normal_(0, 0.3)
+    return model
+
+
+def judge_padding(
+    folder: Path, make: Callable[[], Any], ids: Tensor, mask: Tensor, plant: Run
+) -> Verdict:
+    """Compare a run on PROMPTS with one on other ids and mask, which may have a fault."""
+    for name, given in (("expected", (PROMPTS, RIGHT_PADDED)), ("actual", (ids, mask))):
+        model = make()
+        if name == "actual":
+            plant(model)
+        with torch.no_grad(), capture(model, folder / name):
+            model.generate(
+                input_ids=given[0], attention_mask=given[1], max_new_tokens=3, min_new_tokens=3,
+                do_sample=False,
+            )  # fmt: skip
+    sides = open_dump(str(folder / "expected")), open_dump(str(folder / "actual"))
+    return compare_dumps(CompareOptions("e", "a"), *sides, SilentProgress()).verdict
+
+
+def with_other_padding() -> Tensor:
+    ids = PROMPTS.clone()
+    ids[1, 9:] = 7
+    return ids
+
+
+@pytest.mark.parametrize("make", [make_bart, make_t5])
+def test_a_decoder_ignores_the_padding_of_its_encoder(
+    tmp_path: Path, make: Callable[[], Any]
+) -> None:
+    verdict = judge_padding(tmp_path, make, with_other_padding(), RIGHT_PADDED, lambda _: None)
+    assert verdict.verdict is Outcome.PASS
+    assert verdict.notes[0].startswith("padding is not compared: ")
+
+
+@pytest.mark.parametrize("name", ["k_proj", "v_proj"])
+def test_an_error_of_attention_to_the_encoder_is_found_with_padding(
+    tmp_path: Path, name: str
+) -> None:
+    def plant(model: Any) -> None:
+        weight = model.model.decoder.layers[0].encoder_attn.get_submodule(name).weight
+        weight.data *= 1.1
+
+    verdict = judge_padding(tmp_path, make_bart, with_other_padding(), RIGHT_PADDED, plant)
+    assert verdict.verdict is Outcome.FAIL
+    assert verdict.location is not None
+    assert verdict.location.module == f"model.decoder.layers.0.encoder_attn.{name}"
+
+
+def test_padding_of_an_encoder_on_the_other_side_is_no_difference(tmp_path: Path) -> None:
+    """T5 has relative positions, so the same tokens have the same results there."""
+    ids, mask = torch.full_like(PROMPTS, 5), torch.ones_like(PROMPTS)
+    ids[0], ids[1, 11:], mask[1, :11] = PROMPTS[0], PROMPTS[1, :9], 0
+    verdict = judge_padding(tmp_path, make_t5, ids, mask, lambda _: None)
+    assert verdict.verdict is Outcome.NOT_COMPARED  # the bias of all positions has no tokens
+    assert "modules" in verdict.levels
+    assert verdict.levels["modules"].verdict is Outcome.PASS

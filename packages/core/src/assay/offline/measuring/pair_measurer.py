@@ -228,6 +228,7 @@ class PairMeasurer:
         self, lanes: LanePair, pair: PassPair, tensors: TensorPair, value: Tensor, reference: Tensor
     ) -> None:
         place = self._place(lanes.port, tensors.actual)
+        pair = pair.of_sequences(reference.shape, value.shape)
         rows = pair.rows_at(tensors.expected.site.at)
         masks = [
             is_attention_mask(lanes.port.name, one)

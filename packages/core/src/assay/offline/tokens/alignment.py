@@ -5,7 +5,7 @@ Shape legend: B batch rows, T tokens of a pass.
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -47,7 +47,27 @@ def find_passes(dump: Dump, rank: int | None = None) -> list[Pass]:
         passes.append(_read_pass(dump, batch, step, tensors, previous))
     if any(one.is_declared for one in passes):
         return [replace(one, is_declared=one.rows is not None) for one in passes]
-    return _number_prompts(passes)
+    return list(_add_sequences(_number_prompts(passes)))
+
+
+def _add_sequences(passes: Iterable[Pass]) -> Iterator[Pass]:
+    """Add the sequences of other modules, and of earlier passes over other prompts, such as an encoder's."""
+    earlier: dict[int, dict[int, RowMap]] = {}
+    for one in passes:
+        known = earlier.setdefault(one.batch, {})
+        others = [rows for rows in one.others.values() if rows is not None]
+        known |= {rows.length: rows for rows in others}
+        if one.rows is not None:
+            sequences = {
+                length: RowMap(one.rows.prompts, rows.positions)
+                for length, rows in known.items()
+                if rows.num_rows == one.rows.num_rows
+                and (rows in others or rows.prompts != one.rows.prompts)
+            }
+            known[one.rows.length] = one.rows
+            yield replace(one, sequences=sequences)
+        else:
+            yield one
 
 
 def _number_prompts(passes: Iterable[Pass]) -> list[Pass]:

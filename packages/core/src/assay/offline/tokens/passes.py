@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from assay.hooks.row_positions import RowLayout
 from assay.sites import CallSite, RowMap
 
 # More ids than any vocabulary has.
@@ -31,6 +32,19 @@ class Pass:
     """True if `rows` holds request names from the script, which are the same in both dumps."""
     others: Mapping[tuple[str, int], RowMap | None] = field(default_factory=dict, hash=False)
     """By module and call, the rows of other sequences, such as those of an encoder; None if unknown."""
+
+    sequences: Mapping[int, RowMap] = field(default_factory=dict, hash=False)
+    """By length, the rows of other sequences of these prompts, such as those that an encoder has read."""
+
+    def of_sequence(self, shape: Sequence[int]) -> "Pass | None":
+        """Return this pass with the rows of another sequence, if a tensor of this shape holds them."""
+        layout = RowLayout.of_shape(tuple(shape), self.rows)
+        is_own = layout.flattened or (layout.token_dim is not None and not layout.tail)
+        if self.rows is None or is_own or len(shape) < 3 or shape[0] != self.rows.num_rows:
+            return None
+        dim = 2 if len(shape) == 4 else 1  # after the heads
+        rows = self.sequences.get(shape[dim])
+        return None if rows is None else replace(self, rows=rows, others={}, sequences={})
 
     def rows_at(self, site: CallSite) -> RowMap | None:
         """Return the rows of a call in this pass."""
@@ -84,6 +98,39 @@ class PassPair:
             return self
         numbers = torch.arange(self.expected.shape[0] * self.expected.shape[1])
         return replace(self, expected_rows=numbers, actual_rows=numbers)
+
+    def of_sequences(self, expected: Sequence[int], actual: Sequence[int]) -> "PassPair":
+        """Return the pair of the sequences that tensors of these shapes hold, if others than the passes'."""
+        one, other = self.expected.of_sequence(expected), self.actual.of_sequence(actual)
+        if one is None or other is None or not self._is_of_same_rows:
+            return self
+        if one.rows is None or other.rows is None or one.rows.positions == other.rows.positions:
+            return PassPair(one, other)
+        numbers, others = (
+            {
+                (row, at): row * rows.length + column
+                for row, positions in enumerate(rows.positions)
+                for column, at in enumerate(positions)
+                if at >= 0
+            }
+            for rows in (one.rows, other.rows)
+        )
+        shared = [key for key in numbers if key in others]
+        return PassPair(
+            one,
+            other,
+            torch.tensor([numbers[key] for key in shared]),
+            torch.tensor([others[key] for key in shared]),
+        )
+
+    @property
+    def _is_of_same_rows(self) -> bool:
+        """Return True if row n of one pass corresponds to row n of the other, with all tokens."""
+        numbers = self.expected_rows, self.actual_rows
+        if numbers[0] is None or numbers[1] is None or self.expected.shape is None:
+            return True
+        every = torch.arange(math.prod(self.expected.shape))
+        return torch.equal(numbers[0], every) and torch.equal(numbers[1], every)
 
     @property
     def is_of_as_many_tokens(self) -> bool:
