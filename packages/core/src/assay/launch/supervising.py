@@ -12,6 +12,7 @@ from assay.launch.errors import WorldError, WorldSkipped
 from assay.launch.failures.causes import Directness, RankState, failure_of, hang_of, strongest
 from assay.launch.failures.stacks import describe_place, read_stack
 from assay.launch.world import World
+from assay.runs.processes.asking import LARGEST_LOG_BYTES
 from assay.runs.processes.group_leader import STACK_SIGNAL
 from assay.runs.processes.groups import LEADER_LOST, ProcessGroup, started_group
 from assay.runs.processes.pipes import LinePipe, Pipe, opened, wait_for_any
@@ -43,6 +44,8 @@ _SETTLE_SECONDS = {
 _STACK_SECONDS = 5.0
 _POLL_SECONDS = 0.01
 _END_SECONDS = 10.0
+# Logs are measured this often.
+_LOG_SECONDS = 1.0
 _LOG_TAIL_BYTES = 1 << 14
 
 
@@ -133,7 +136,7 @@ class WorldSupervisor:
                 ranks = (waited_for or self._at_work)()
                 self._collect_stacks(ranks)
                 raise hang_of(self._world, self._states, what, ranks)
-            self._receive(left)
+            self._receive(min(left, _LOG_SECONDS))
 
     def _failure(self, found: tuple[Directness, list[int]]) -> AssayError:
         """Wait for more direct failures. Returns: the error to raise."""
@@ -171,6 +174,8 @@ class WorldSupervisor:
         for rank in ended:
             self._states[rank].exit_code = self.group.exit_codes[rank]
             self._note_order(rank)
+        for rank in self._states:
+            shorten_log(self._folder / f"rank{rank}.log")
 
     def _take_report(self, rank: int, event: str) -> None:
         if event == "ready":
@@ -211,6 +216,18 @@ class WorldSupervisor:
         except OSError:
             return ""
         return describe_place(read_stack(text))
+
+
+def shorten_log(log: Path) -> None:
+    """Cut the middle out of a log that is too large, while its rank may append to it."""
+    with suppress(OSError):
+        if log.stat().st_size <= LARGEST_LOG_BYTES:
+            return
+        with log.open("a+b") as file:
+            file.seek(-LARGEST_LOG_BYTES // 4, os.SEEK_END)
+            last = file.read()
+            file.truncate(LARGEST_LOG_BYTES // 2)
+            file.write(b"\n[assay: output is cut here]\n" + last)
 
 
 def _read_end(log: Path) -> str:

@@ -98,6 +98,11 @@ def print_number(rank: Rank) -> None:
     os.write(2, b"err\n")
 
 
+def print_lines(_rank: Rank) -> None:
+    for number in range(1, 101):
+        sys.stdout.write(f"line {number} of 100\n")
+
+
 def start_world(_rank: Rank) -> None:
     launch_world(sum_of_ranks, World({"dp": 2}))
 

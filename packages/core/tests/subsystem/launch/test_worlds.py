@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from assay.errors import MachineError, UsageError
-from assay.launch import TimeLimits, World, WorldSkipped, launch_world
+from assay.launch import TimeLimits, World, WorldSkipped, launch_world, supervising
 from assay.runs.errors import ForkServerError
 from assay.runs.processes.fork_server_client import FORK_SERVER
 from packages.core.tests.subsystem.launch import bodies
@@ -117,6 +117,18 @@ def test_logs_are_kept_in_the_given_folder(tmp_path: Path) -> None:
     launch_world(bodies.print_number, World({"dp": 2}, log_folder=tmp_path))
     assert (tmp_path / "rank0.log").read_text() == "out of 0\nerr\n"
     assert (tmp_path / "rank1.log").read_text() == "out of 1\nerr\n"
+
+
+def test_logs_of_ranks_keep_their_begin_and_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervising, "LARGEST_LOG_BYTES", 40)
+    launch_world(bodies.print_lines, World({"dp": 1}, log_folder=tmp_path))
+    log = (tmp_path / "rank0.log").read_text()
+    assert log.startswith("line 1 of 100\nline 2")
+    assert log.endswith("00 of 100\n")
+    assert "[assay: output is cut here]" in log
+    assert len(log) < 100
 
 
 def test_world_is_skipped_if_every_rank_skips(pids: Path) -> None:

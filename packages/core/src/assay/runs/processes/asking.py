@@ -33,7 +33,7 @@ Result = TypeVar("Result")
 _LONGEST_LINE_BYTES = 1 << 16
 
 # Of more output a log holds the begin, and the last lines.
-_LARGEST_LOG_BYTES = 16 << 20
+LARGEST_LOG_BYTES = 16 << 20
 _LAST_LINES = 100
 
 # A process writes its stack in milliseconds, unless it is stopped or blocked in a driver.
@@ -151,7 +151,7 @@ def _run(
 
 def _listen(output: int, log: IO[bytes], name: str, progress: Progress, reader: WireReader) -> None:
     is_log_named = False
-    room, last = _LARGEST_LOG_BYTES, deque[bytes](maxlen=_LAST_LINES)
+    room, last = LARGEST_LOG_BYTES, deque[bytes](maxlen=_LAST_LINES)
     try:
         with os.fdopen(output, "rb") as stream:
             while line := stream.readline(_LONGEST_LINE_BYTES):
@@ -171,7 +171,7 @@ def _listen(output: int, log: IO[bytes], name: str, progress: Progress, reader: 
     finally:
         reader.close()
         if last:
-            cut = f"output is cut after {format_size(_LARGEST_LOG_BYTES)}"
+            cut = f"output is cut after {format_size(LARGEST_LOG_BYTES)}"
             progress.note(f"{name}: {cut}: {log.name}")
             with suppress(OSError, ValueError):
                 log.write(f"[assay: {cut}; the last {len(last)} lines follow]\n".encode())

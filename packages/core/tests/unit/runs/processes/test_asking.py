@@ -281,7 +281,7 @@ def test_time_is_that_of_all_processes(tmp_path: Path) -> None:
 def test_log_holds_the_begin_and_the_end_of_more_output(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(asking, "_LARGEST_LOG_BYTES", 14)
+    monkeypatch.setattr(asking, "LARGEST_LOG_BYTES", 14)
     monkeypatch.setattr(asking, "_LAST_LINES", 2)
     shown = io.StringIO()
 
