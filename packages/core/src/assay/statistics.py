@@ -28,6 +28,8 @@ class StatisticEntry:
     """The statistic whose limit applies unless this one has a limit."""
     is_systematic: bool = False
     """The error is small in every row, so that no single row shows it."""
+    is_general: bool = False
+    """It sees an error of any form."""
     failure: str = ""
     """Description of a failure that has no ratio, if `words` does not describe it."""
 
@@ -41,8 +43,8 @@ STATISTICS: dict[str, StatisticEntry] = {
         "zero",
         failure="values that must be equal (integers, indices, masks) differ",
     ),
-    "replay-tensor": StatisticEntry("relative error"),
-    "replay-row": StatisticEntry("relative error of the worst row"),
+    "replay-tensor": StatisticEntry("relative error", is_general=True),
+    "replay-row": StatisticEntry("relative error of the worst row", is_general=True),
     "replay-slope": StatisticEntry("systematic scale error", is_systematic=True),
     "replay-bins": StatisticEntry("systematic error by size of the value", is_systematic=True),
     "replay-channel": StatisticEntry("systematic error of the worst channel", is_systematic=True),
@@ -50,15 +52,17 @@ STATISTICS: dict[str, StatisticEntry] = {
     "replay-share": StatisticEntry("share of wrongly rounded elements", is_systematic=True),
     "logits-kl": StatisticEntry("mean KL divergence"),
     "logits-kl-worst": StatisticEntry("KL divergence of the worst token"),
-    "logits-error": StatisticEntry("relative error of the logits"),
-    "logits-worst": StatisticEntry("relative error of the worst token's logits"),
-    "logits-whole": StatisticEntry("relative error over the whole vocabulary"),
-    "loss-error": StatisticEntry("relative error of the losses"),
+    "logits-error": StatisticEntry("relative error of the logits", is_general=True),
+    "logits-worst": StatisticEntry("relative error of the worst token's logits", is_general=True),
+    "logits-whole": StatisticEntry("relative error over the whole vocabulary", is_general=True),
+    "loss-error": StatisticEntry("relative error of the losses", is_general=True),
     "trajectory-error": StatisticEntry(
         "median distance of a trained parameter from the reference's"
     ),
     # An error that was carried on grows with the noise.
-    "accumulated": StatisticEntry("accumulated relative error", limit_of="replay-tensor"),
+    "accumulated": StatisticEntry(
+        "accumulated relative error", limit_of="replay-tensor", is_general=True
+    ),
     # Two norms differ by no more than the norm of the difference.
     "norm-error": StatisticEntry("relative difference of the norms", limit_of="replay-tensor"),
     "cosine-distance": StatisticEntry("cosine distance", "metric"),

@@ -11,13 +11,8 @@ from assay.verdicts import Location, Measurement, Number, Record, Verdict
 # The statistic of single tokens, which is never judged: rows of clean runs reach a ratio of 20.
 TOKEN_STATISTIC = "token"  # noqa: S105 - not a password
 
-# Statistics that see a relative error of any form, the most general first.
-_GENERAL = [
-    name
-    for name, entry in STATISTICS.items()
-    if "relative error" in entry.words and not entry.is_systematic
-]
-
+# The statistics that see an error of any form, the most telling first.
+_GENERAL = [name for name, entry in STATISTICS.items() if entry.is_general]
 
 Key = TypeVar("Key", bound=Hashable)
 
