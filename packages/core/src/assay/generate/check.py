@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from assay.comparing.limits import load_limits
 from assay.devices.detection.isolation import require_run
-from assay.errors import UsageError
+from assay.errors import AssayError, UsageError
 from assay.generate.processes.options import CandidateOptions
 from assay.generate.processes.remote_functions import CANDIDATE, EARLY, GOLDEN, PRELOAD
 from assay.generate.processes.requests import (
@@ -142,15 +142,15 @@ def _run_and_judge(
 ) -> "Judgement":
     """Run the candidate in one process or on its ranks, and judge it."""
     results = Path(candidate.folder)
-    reports = ask_side(
-        CANDIDATE,
-        candidate,
-        check.mesh,
-        check.candidate.device,
-        results,
-        name="candidate",
-        progress=progress,
-    )
+    device = check.candidate.device
+    try:
+        reports = ask_side(
+            CANDIDATE, candidate, check.mesh, device, results, name="candidate", progress=progress
+        )
+    except AssayError:
+        if check.golden is None:
+            progress.note(f"the reference is kept: --golden {golden.parent} reads it again")
+        raise
     from assay.generate.judging.verdict import merge_weight_facts, worst_of_ranks  # torch
 
     with progress.step("judges"):
