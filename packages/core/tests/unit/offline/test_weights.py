@@ -59,9 +59,9 @@ def test_sound_weights_pass_with_their_resolution() -> None:
     assert (
         verdict.headline == "The weights agree, as far as their formats allow: 1 weight, 64 groups."
     )
-    assert verdict.levels["weights"].reason == (
-        f"an error of one scale below 5.0 % may be unseen (in {NAME})"
-    )
+    unseen = f"an error of one scale below 5.0 % may be unseen (in {NAME})"
+    assert verdict.levels["weights"].reason == unseen
+    assert verdict.notes == [unseen]
     assert find_contradiction(verdict) is None
 
 

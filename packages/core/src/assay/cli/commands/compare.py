@@ -7,7 +7,8 @@ compare = derive_command(
     dumps.compare,
     """Compare two dumps on disk: are they the same, and if not, where do they differ first?
 
-    Each is a folder or file of any supported tool. No model runs unless --model is given.
+    Each is a folder or file of any supported tool, or a model folder, which may be quantized. No model runs
+    unless --model is given.
 
     Example: assay compare dump/golden dump/mine
 

@@ -84,7 +84,7 @@ def judge_weights(
         levels=levels,
         location=location,
         diagnosis="weight-mismatch" if is_failure else None,
-        notes=_list_rescaled(comparison),
+        notes=_list_notes(comparison),
         noise_ratio=worst.ratio if worst else None,
         statistic="weight-error" if worst else None,
         resolution=max((one.resolution for one in comparison.results), default=None),
@@ -113,13 +113,15 @@ def _judge_completeness(comparison: WeightComparison, problems: Sequence[str]) -
     return Level(verdict=Outcome.PASS, compared=len(comparison.results))
 
 
-def _list_rescaled(comparison: WeightComparison) -> list[str]:
+def _list_notes(comparison: WeightComparison) -> list[str]:
     names = [one.name for one in comparison.results if one.is_rescaled]
-    if not names:
-        return []
-    return [
-        f"{len(names):,} weights have scales that other weights cancel, as in AWQ: {names[0]}, ..."
+    notes = [
+        f"{len(names):,} weights have scales that other weights cancel, as in AWQ: {name}, ..."
+        for name in names[:1]
     ]
+    if comparison.results and not comparison.findings:
+        notes.append(describe_resolution(comparison))
+    return notes
 
 
 def _row(result: WeightResult, order: int) -> Measurement:

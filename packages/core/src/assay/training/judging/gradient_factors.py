@@ -154,9 +154,10 @@ def find_kept_gradients(evidence: TrainEvidence, location: Location) -> Diagnose
     in_all = len(first.parameters) >= evidence.reference.num_trainable
     name = location.parameter if location.parameter in first.parameters else first.parameters[0]
     place = location_of_parameter("backward", None if in_all else name, first.step)
+    times = "" if abs(first.share - 1) < _LEAST_SHARE else f", {first.share:.2g} times"
     reason = (
         f"the gradients of step {first.step} also hold those of step {first.step - 1}"
-        f" ({first.share:.2g} times): nothing clears `.grad` of"
+        f"{times}: nothing clears `.grad` of"
         f" {'all parameters' if in_all else name_alike(first.parameters)}"
         f" ({describe_steps(one.step for one in kept)})"
     )

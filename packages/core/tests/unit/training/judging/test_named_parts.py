@@ -154,17 +154,25 @@ def test_gradients_of_the_step_before_are_told_with_their_share(
     assert lines[:2] == [
         f"{head} (backward, step 1) {'differ' if not names else 'differs'} from the reference.",
         (
-            "  the gradients of step 1 also hold those of step 0 (1 times): nothing clears `.grad` of"
+            "  the gradients of step 1 also hold those of step 0: nothing clears `.grad` of"
             f" {cleared} (step 1, and 1 later)"
         ),
     ]
     assert (
-        "  diagnosis missing-reduction: gradients are not the sum of what ranks and micro-batches"
-        " contribute"
+        "  diagnosis missing-reduction: gradients are not the sum of what the ranks and micro-batches"
+        " of the step contribute"
     ) in lines
 
 
 HIDDEN = {"backward": "no method shows its end"}
+
+
+def test_part_of_the_step_before_is_told_as_its_share() -> None:
+    kept = [KeptGradients(1, 0.5, ["a.weight"])]
+
+    line = message({gradient("a"): from_step(1, WRONG)}, kept=kept)[1]
+
+    assert "also hold those of step 0, 0.5 times: nothing clears" in line
 
 
 def test_share_of_zero_of_the_step_before_is_no_fault() -> None:
