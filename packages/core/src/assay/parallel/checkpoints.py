@@ -5,7 +5,8 @@ parameters keep the names of the whole model.
 """
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -19,7 +20,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
 
-from assay.errors import MachineError
+from assay.errors import MachineError, UsageError
 from assay.foreign_text import shorten
 from assay.models.saving import save_pretrained
 
@@ -63,31 +64,34 @@ def load_checkpoint(
 
 
 def save_model(folder: Path, model: nn.Module) -> None:
-    """Write the whole model as a Hugging Face folder."""
+    """Write the whole model as a Hugging Face folder.
+
+    Raises: MachineError, on rank 0 for what it cannot write, on the others with rank 0's words.
+    """
     tensors = gather_tensors(model)
-    if tensors is not None:
-        write_model_folder(folder, cast("Any", model).config, tensors)
+    with _errors_reach_all_ranks(folder):
+        if tensors is not None:
+            write_model_folder(folder, cast("Any", model).config, tensors)
 
 
 def save_adapter(folder: Path, model: nn.Module) -> None:
-    """Write the whole LoRA adapter of a model of peft as a folder of peft."""
+    """Write the whole LoRA adapter of a model of peft as a folder of peft.
+
+    Raises: UsageError for an adapter that trains more than LoRA's matrices; MachineError as `save_model`.
+    """
     config = cast("Any", model).peft_config[_DEFAULT_ADAPTER]
+    if config.modules_to_save or config.bias != "none":
+        raise UsageError(
+            "only LoRA without biases and modules_to_save can be put together from ranks"
+        )
     targets: list[set[str]] = [set()] * dist.get_world_size()
     dist.all_gather_object(targets, set(config.target_modules))
-    tensors = gather_tensors(model)
-    if tensors is None:
-        return
-    # peft's own function writes only tensors of modules of this process.
-    adapter = {
-        name.replace(f".{_DEFAULT_ADAPTER}", ""): tensor
-        for name, tensor in tensors.items()
-        if ".lora_" in name
-    }
-    folder.mkdir(parents=True, exist_ok=True)
-    save_file(adapter, folder / _ADAPTER_FILE, metadata={"format": "pt"})
     written = copy.copy(config)
     written.target_modules, written.inference_mode = set().union(*targets), True
-    written.save_pretrained(str(folder))
+    tensors = gather_tensors(model)
+    with _errors_reach_all_ranks(folder):
+        if tensors is not None:
+            _write_adapter_folder(folder, written, tensors)
 
 
 def gather_tensors(model: nn.Module) -> dict[str, Tensor] | None:
@@ -121,7 +125,7 @@ def write_model_folder(
 ) -> None:
     """Write whole tensors as the folder of the model that `config` describes.
 
-    Raises: MachineError for missing, extra and misshapen tensors.
+    Raises: MachineError for missing, extra and misshapen tensors, and for tied ones that differ.
     """
     from transformers import AutoModelForCausalLM
 
@@ -131,9 +135,40 @@ def write_model_folder(
         model.load_state_dict(tensors, strict=True, assign=True)
     except RuntimeError as error:
         raise MachineError(f"{folder} was not written: {shorten(error)}") from error
+    for head, source in model.all_tied_weights_keys.items():
+        if not tensors[head].equal(tensors[source]):
+            raise MachineError(f"{folder} was not written: {head} is tied to {source}, but differs")
     model.tie_weights()
     model.config.dtype = next(iter(tensors.values())).dtype
     save_pretrained(model, folder)
+
+
+def _write_adapter_folder(folder: Path, config: Any, tensors: Mapping[str, Tensor]) -> None:  # noqa: ANN401 - of peft
+    # peft's own function writes only tensors of modules of this process.
+    adapter = {
+        name.replace(f".{_DEFAULT_ADAPTER}", ""): tensor
+        for name, tensor in tensors.items()
+        if ".lora_" in name
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(adapter, folder / _ADAPTER_FILE, metadata={"format": "pt"})
+    config.save_pretrained(str(folder))
+
+
+@contextmanager
+def _errors_reach_all_ranks(folder: Path) -> Iterator[None]:
+    """Make every rank raise if rank 0, which writes, raises inside. Others would wait for it."""
+    error: Exception | None = None
+    try:
+        yield
+    except Exception as raised:  # noqa: BLE001 - all ranks must stop
+        error = raised
+    words = [str(error) if error else None]
+    dist.broadcast_object_list(words, src=0)
+    if error is not None:
+        raise error
+    if words[0] is not None:
+        raise MachineError(f"{folder} was not written; rank 0: {words[0]}")
 
 
 def _whole(tensor: Tensor) -> Tensor:

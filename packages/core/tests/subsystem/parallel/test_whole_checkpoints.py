@@ -15,7 +15,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from assay.errors import MachineError
+from assay.errors import MachineError, UsageError
 from assay.models.loading.loaded_model import load_model
 from assay.parallel.checkpoints import save_adapter, save_model, write_model_folder
 from assay.parallel.fsdp import shard_parameters
@@ -122,15 +122,24 @@ def _stored(folder: Path) -> dict[str, Tensor]:
 
 
 @pytest.mark.world(pp=2)
-def test_stage_that_is_left_out_is_named_and_nothing_is_written(
+def test_stage_that_is_left_out_is_named_on_all_ranks_and_nothing_is_written(
     mesh: DeviceMesh, folder: Path, tmp_path: Path
 ) -> None:
     stage = load_divided(folder, mesh)
     if mesh.get_local_rank() == 1:
-        save_model(tmp_path / "saved", nn.ModuleDict())
-    else:
-        with pytest.raises(MachineError, match=r"Missing key.*model.layers.2.self_attn"):
-            save_model(tmp_path / "saved", stage)
+        stage = nn.ModuleDict()
+    with pytest.raises(MachineError, match=r"Missing key.*model.layers.2.self_attn"):
+        save_model(tmp_path / "saved", stage)
+    assert not (tmp_path / "saved").exists()
+
+
+@pytest.mark.parametrize("folder", ["granite"], indirect=True)
+def test_tied_parameters_that_differ_are_refused(folder: Path, tmp_path: Path) -> None:
+    model: Any = load_whole(folder)
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    state["lm_head.weight"][3, 5] += 0.25
+    with pytest.raises(MachineError, match=r"lm_head.weight is tied to model.embed_tokens.weight"):
+        write_model_folder(tmp_path / "saved", model.config, state)
     assert not (tmp_path / "saved").exists()
 
 
@@ -205,3 +214,11 @@ def test_folder_names_the_adapted_layers_of_all_stages(
     saved = json.loads((tmp_path / "adapter_config.json").read_text(encoding="utf-8"))
     assert own
     assert set(own) < set(saved["target_modules"])
+
+
+@pytest.mark.world(dp=2)
+def test_adapter_with_trained_biases_is_refused(mesh: DeviceMesh, folder: Path) -> None:
+    model = _with_adapter(load_whole(folder, mesh.device_type))
+    model.peft_config["default"].bias = "all"
+    with pytest.raises(UsageError, match="without biases"):
+        save_adapter(folder, model)

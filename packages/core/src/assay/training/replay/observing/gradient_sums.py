@@ -39,7 +39,7 @@ class KeptGradients:
 
     step: int
     share: Number
-    """How often they are in the sum; 0 is right."""
+    """Their weight in the sum; 0 is right."""
     parameters: list[str]
 
 
@@ -192,7 +192,7 @@ class GradientSums:
             return
         now = torch.zeros_like(before) if item.tensor.grad is None else _sample(item.tensor.grad)
         change = float((now - before).norm() / before.norm()) if bool(before.any()) else 0.0
-        if change > _LARGEST_REST:
+        if not change <= _LARGEST_REST:
             self.changed[item.name] = worst_error([self.changed.get(item.name, 0.0), change])
 
     def _add(self, item: NamedParameter, gradient: Tensor) -> None:
