@@ -56,7 +56,7 @@ def library_subject(library: str, what: str) -> Subject:
 
 
 def marks_assistant(tokenizer: Tokenizer) -> bool:
-    """Return whether the template marks the assistant's tokens. Without marks there is no mask."""
+    """Return True if the template marks the assistant's tokens; a mask needs these marks."""
     template: object = tokenizer.chat_template
     templates = template.values() if isinstance(template, dict) else [template]
     return any(re.search(r"{%[-+]? generation", str(one)) for one in templates)

@@ -91,7 +91,9 @@ def _find_without_gradient(case: Signature) -> DiagnosedFault | None:
     if case.here.parameter not in names or (case.phase == "clip" and not case.hides_backward):
         return None
     found = _frozen(case.evidence, names, "get no gradient")
-    return replace(found, location=found.location.model_copy(update={"phase": "backward"}))
+    is_all = len(names) >= case.evidence.reference.num_trainable
+    place = case.everywhere if is_all else case.at(names[0])
+    return replace(found, location=place.model_copy(update=_BACKWARD))
 
 
 def _find_shares(case: Signature) -> DiagnosedFault | None:
