@@ -165,6 +165,12 @@ def false_alarms(session: nox.Session) -> None:
 
 
 @nox.session(default=False)
+def locked(session: nox.Session) -> None:
+    """Hold all numbers to those of an earlier commit. `-- FOLDER --record`, then `-- FOLDER`."""
+    torch_environment(session).run(session, "packages.core.tests.locked", *session.posargs)
+
+
+@nox.session(default=False)
 def fuzz(session: nox.Session) -> None:
     """Mutate the files of every reader, and give commands hostile ones. `-- --seconds 60 --seed 1`."""
     torch_environment(session).run(session, "packages.core.tests.fuzz", *session.posargs)
@@ -375,10 +381,7 @@ def _is_given(session: nox.Session, option: str) -> bool:
 
 
 def _must_be_judged(session: nox.Session) -> bool:
-    """Whether what was not compared is a failure: for a promised accelerator, and wherever GitHub asks.
-
-    On a laptop it is none: nobody merges by it.
-    """
+    """Return True if an uncompared part is a failure: on GitHub, or with a promised accelerator."""
     return _hardware_promised(session) or os.environ.get("GITHUB_ACTIONS") == "true"
 
 

@@ -13,7 +13,7 @@ from assay_runners.planning.choices import BEFORE_MACHINES, FIRST_TIERS, NIGHTLY
 from assay_runners.planning.labels import TIER_SESSIONS
 
 # Started by hand, by a person at a keyboard.
-BY_HAND = {"rehearse"}
+BY_HAND = {"locked", "rehearse"}
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ from assay.dumps.recognizing import open_dump
 from assay.offline.check import CompareOptions, compare_dumps
 from assay.runs import SilentProgress
 from assay.verdicts import Outcome, Verdict
+from packages.core.tests.trials.kept import kept_if_asked
 from packages.core.tests.trials.tables import markdown_table, number
 
 CLEAN = "clean"
@@ -42,6 +43,11 @@ class Judged:
 
 def compare(expected: Path, actual: Path) -> Verdict:
     """Compare two dumps or model folders."""
+    return kept_if_asked(_compare)((expected, actual))
+
+
+def _compare(folders: tuple[Path, Path]) -> Verdict:
+    expected, actual = folders
     comparison = CompareOptions(str(expected), str(actual))
     return compare_dumps(
         comparison, open_dump(expected), open_dump(actual), SilentProgress()

@@ -23,6 +23,7 @@ from assay.runs.results import MEASUREMENTS_FILE
 from assay.stages import Stage
 from assay.trace import Trace
 from assay.verdicts import Verdict
+from packages.core.tests.trials.kept import kept_if_asked
 from packages.core.tests.trials.readings import Reading, read_readings, worst_readings
 
 NUM_AT_A_TIME = 2
@@ -94,7 +95,8 @@ def run_all(
     with ProcessPoolExecutor(
         NUM_AT_A_TIME, mp_context=context, initializer=torch.set_num_threads, initargs=(1,)
     ) as pool:
-        futures = {pool.submit(work, task): task for task in tasks}
+        kept = kept_if_asked(work)
+        futures = {pool.submit(kept, task): task for task in tasks}
         for number, done in enumerate(as_completed(futures), 1):
             if number % line_every == 0 or number == len(futures):
                 SHOWN.print(f"{work.__name__}: {number} of {len(futures)}")
