@@ -10,15 +10,16 @@ from typing import Any
 import pytest
 
 from assay.files import read_sealed
-from assay_bench.performance.results import RESULT_FILE, PerformanceResult
+from assay_bench.performance.records import RESULT_FILE, PerformanceResult
 
 pytestmark = pytest.mark.timeout(600)
 
 # Suites without torch, for environments in which only `decode` differs.
 LIGHT_WORKER = """
 import sys, time
-from assay_bench.performance.requests import NUM_WARMUP_ROUNDS, SuiteEvent, SuiteRequest, TurnClient
-from assay_bench.performance.results import SuiteResult
+from assay_bench.performance.records import (
+    NUM_WARMUP_ROUNDS, SuiteEvent, SuiteRequest, SuiteResult, TurnClient,
+)
 
 asked, turns = SuiteRequest.model_validate_json(sys.argv[-1]), TurnClient()
 for suite in asked.suites:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from assay_bench.performance.comparing import EnvironmentComparison
-    from assay_bench.performance.results import PerformanceResult, SuiteResult
+    from assay_bench.performance.records import PerformanceResult, SuiteResult
 
 _Suites = Annotated[
     list[str] | None,
@@ -41,16 +41,14 @@ def perf(
     """
     from assay.output.console import open_console
     from assay.runs import RunFolder, open_progress
-    from assay_bench.performance.requests import SuiteRequest
+    from assay_bench.performance.records import SuiteRequest
     from assay_bench.performance.running import run_suites
     from assay_bench.performance.suite_table import choose_suites
 
-    chosen = choose_suites(suite or [])
+    request = SuiteRequest(suites=choose_suites(suite or []), run=run, model=model)
     folder = RunFolder.create("bench perf", output)
     with open_progress() as progress:
-        result = run_suites(
-            SuiteRequest(run=run, model=model), chosen, folder.path.resolve(), progress
-        )
+        result = run_suites(request, folder.path.resolve(), progress)
     open_console(sys.stderr if as_json else None).print(performance_table(result))
     if as_json:
         print_text(result.to_json())
@@ -88,19 +86,18 @@ def ab(
     from assay.output.console import open_console
     from assay.runs import RunFolder, open_progress
     from assay_bench.performance.environments import Environment
-    from assay_bench.performance.requests import SuiteRequest
+    from assay_bench.performance.records import SuiteRequest
     from assay_bench.performance.running import compare_environments
     from assay_bench.performance.suite_table import choose_suites
 
-    chosen = choose_suites(suite or [])
+    request = SuiteRequest(suites=choose_suites(suite or []), run=run, model=model)
     with open_progress() as progress:
         with progress.step("reads the suites of both environments"):
             sides = Environment.at(environments[0]), Environment.at(environments[1])
         folder = RunFolder.create("bench ab", output)
         result = compare_environments(
             sides,
-            chosen,
-            SuiteRequest(run=run, model=model),
+            request,
             margin=margin,
             num_blocks=blocks,
             folder=folder.path.resolve(),

@@ -2,17 +2,16 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import pairwise
 from statistics import median
 from typing import Any, Literal
 
+import numpy as np
 from pydantic import ConfigDict, Field
 
 from assay.errors import UsageError
 from assay.verdicts import SCHEMA, Record
 from assay_bench.outcomes import PairedOutcome
-from assay_bench.performance.results import SuiteResult
+from assay_bench.performance.records import SuiteResult
 
 Speed = Literal["slower", "not slower", "UNDERPOWERED"]
 
@@ -25,24 +24,6 @@ MIN_BLOCKS = 6
 COMPARISON_FILE = "ab.json"
 
 
-@dataclass(frozen=True, slots=True)
-class RatioInterval:
-    """The time of B relative to A, with an interval of at least 95 % confidence."""
-
-    ratio: float
-    lower: float
-    upper: float
-
-    def judge(self, margin: float) -> Speed:
-        """Judge if B is slower by more than `margin`, a share: 0.05 for 5 %.
-
-        Returns: UNDERPOWERED if the interval contains 1 + margin, so that more blocks are needed.
-        """
-        if self.lower > 1 + margin:
-            return "slower"
-        return "not slower" if self.upper < 1 + margin else "UNDERPOWERED"
-
-
 def require_blocks(num_blocks: int) -> None:
     """Raise UsageError if there are too few blocks for an interval."""
     if num_blocks < MIN_BLOCKS:
@@ -52,42 +33,38 @@ def require_blocks(num_blocks: int) -> None:
         )
 
 
-def ratio_interval(block_ratios: Sequence[float]) -> RatioInterval:
+def ratio_interval(block_ratios: Sequence[float]) -> tuple[float, float, float]:
     """Compute the Hodges-Lehmann estimate of the blocks' common ratio, and its exact interval.
 
     block_ratios: one positive ratio per block. Blocks are independent because they are different
         processes; the rounds inside of a block are not.
+    Returns: the estimate, and the lower and upper end of an interval of at least 95 % confidence.
     Raises: UsageError.
     Source: Hollander, Wolfe & Chicken, Nonparametric Statistical Methods, 3.2-3.3 (intervals from the
         signed-rank test).
     """
     require_blocks(len(block_ratios))
     logs = [math.log(ratio) for ratio in block_ratios]
-    return RatioInterval(
-        ratio=math.exp(median(_walsh_averages(logs))),
-        lower=math.exp(_lower_end(logs)),
-        upper=math.exp(-_lower_end([-value for value in logs])),
-    )
+    averages = sorted((one + other) / 2 for n, one in enumerate(logs) for other in logs[n:])
+    # The statistic is a sum of ranks, each with probability 1/2. It counts the averages on one side of a center.
+    chances = np.ones(1)
+    for rank in range(1, len(logs) + 1):
+        chances = np.convolve(chances, [0.5, *[0.0] * (rank - 1), 0.5])
+    num_excluded = int(np.searchsorted(np.cumsum(chances), (1 - CONFIDENCE) / 2, side="right"))
+    ends = median(averages), averages[num_excluded - 1], averages[-num_excluded]
+    ratio, lower, upper = map(math.exp, ends)
+    return ratio, lower, upper
 
 
-def _walsh_averages(values: Sequence[float]) -> list[float]:
-    return sorted((one + other) / 2 for n, one in enumerate(values) for other in values[n:])
+def judge_speed(lower: float, upper: float, margin: float) -> Speed:
+    """Judge if B is slower by more than `margin`, a share: 0.05 for 5 %.
 
-
-def _lower_end(values: Sequence[float]) -> float:
-    """Return the smallest center of symmetry that the signed-rank test does not reject as too small."""
-    from scipy.stats import wilcoxon
-
-    averages = _walsh_averages(values)
-    for below, above in pairwise(averages):
-        center = (below + above) / 2
-        if not below < center < above:
-            continue  # equal averages have no center between them
-        differences = [value - center for value in values]
-        p = wilcoxon(differences, alternative="greater", method="exact").pvalue
-        if p > (1 - CONFIDENCE) / 2:
-            return below
-    return averages[0]
+    lower, upper: interval of the time of B relative to A.
+    Returns: UNDERPOWERED if the interval contains 1 + margin, so that more blocks are needed.
+    """
+    if lower > 1 + margin:
+        return "slower"
+    return "not slower" if upper < 1 + margin else "UNDERPOWERED"
 
 
 class Block(Record):
@@ -149,14 +126,10 @@ def compare_suite(suite: str, blocks: Sequence[Block], margin: float) -> SuiteCo
         (expected,) = (one for one in block.expected if one.suite == suite)
         (actual,) = (one for one in block.actual if one.suite == suite)
         ratios.append(actual.fastest / expected.fastest)
-    found = ratio_interval(ratios)
+    ratio, lower, upper = ratio_interval(ratios)
+    speed = judge_speed(lower, upper, margin)
     return SuiteComparison(
-        suite=suite,
-        speed=found.judge(margin),
-        ratio=found.ratio,
-        lower=found.lower,
-        upper=found.upper,
-        block_ratios=ratios,
+        suite=suite, speed=speed, ratio=ratio, lower=lower, upper=upper, block_ratios=ratios
     )
 
 

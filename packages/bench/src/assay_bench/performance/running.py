@@ -20,11 +20,14 @@ from assay_bench.performance.comparing import (
     overall,
     require_blocks,
 )
-from assay_bench.performance.environments import Environment
-from assay_bench.performance.requests import NUM_WARMUP_ROUNDS, SuiteRequest
-from assay_bench.performance.results import RESULT_FILE, PerformanceResult, machine_kind
-from assay_bench.performance.suite_process import SuiteProcess, suite_process
-from assay_bench.performance.suite_table import SUITES, SpeedSuite
+from assay_bench.performance.environments import Environment, SuiteProcess, suite_process
+from assay_bench.performance.records import (
+    NUM_WARMUP_ROUNDS,
+    RESULT_FILE,
+    PerformanceResult,
+    SuiteRequest,
+    machine_kind,
+)
 
 Side = Literal["A", "B"]
 _SIDES: tuple[Side, Side] = ("A", "B")
@@ -34,17 +37,15 @@ _SIDES: tuple[Side, Side] = ("A", "B")
 NUM_QUADS = 16
 
 
-def run_suites(
-    request: SuiteRequest, suites: Sequence[SpeedSuite], folder: Path, progress: Progress
-) -> PerformanceResult:
-    """Measure `suites` in this environment, and write performance.json into `folder`.
+def run_suites(request: SuiteRequest, folder: Path, progress: Progress) -> PerformanceResult:
+    """Measure the suites of `request` in this environment, and write performance.json into `folder`.
 
     Raises: UsageError for an unknown run or model; MachineError, with the end of the log, if a suite
         fails or none can run here.
     """
     parse_run(request.run)
     resolve_model(request.model)
-    with suite_process(Environment.current(), suites, request, folder) as process:
+    with suite_process(Environment.current(), request, folder) as process:
         with progress.step(f"loads {request.model} on {request.run}"):
             process.wait_until_ready()
         while (suite := process.waiting_for) is not None:
@@ -85,7 +86,6 @@ def turn_order(rng: random.Random) -> Iterator[Side]:
 
 def compare_environments(
     environments: tuple[Environment, Environment],
-    suites: Sequence[SpeedSuite],
     request: SuiteRequest,
     *,
     margin: float,
@@ -95,7 +95,7 @@ def compare_environments(
 ) -> EnvironmentComparison:
     """Measure both environments, judge if the second is slower, and write ab.json into `folder`.
 
-    request: run and model; its number of rounds is ignored.
+    request: suites, run and model; its number of rounds is ignored.
     margin: largest acceptable slow-down, as a share.
     Raises: UsageError for too few blocks or a missing suite; UsageError or MachineError if a
         process fails.
@@ -103,7 +103,7 @@ def compare_environments(
     parse_run(request.run)
     require_blocks(num_blocks)
     for environment in environments:
-        environment.require(suites)
+        environment.require(request.suites)
     seed = random.randrange(1 << 32)  # noqa: S311 - reproducible
     rng = random.Random(seed)  # noqa: S311 - reproducible
     of_block = request.model_copy(update={"num_rounds": 2 * NUM_QUADS})
@@ -111,9 +111,9 @@ def compare_environments(
     with progress.task("measures A and B", num_blocks, "blocks") as task:
         for number in range(num_blocks):
             block_folder = folder / f"block{number}"
-            blocks.append(_measure_block(environments, suites, of_block, block_folder, rng))
+            blocks.append(_measure_block(environments, of_block, block_folder, rng))
             task.advance()
-    compared, not_compared, skipped = compare_blocks(blocks, suites, margin)
+    compared, not_compared, skipped = compare_blocks(blocks, request.suites, margin)
     result = EnvironmentComparison(
         verdict=overall(compared, not_compared),
         margin=margin,
@@ -135,7 +135,7 @@ def compare_environments(
 
 
 def compare_blocks(
-    blocks: Sequence[Block], suites: Sequence[SpeedSuite], margin: float
+    blocks: Sequence[Block], suites: Sequence[str], margin: float
 ) -> tuple[list[SuiteComparison], dict[str, str], dict[str, str]]:
     """Compare each suite that both sides ran.
 
@@ -146,25 +146,24 @@ def compare_blocks(
     skipped: dict[str, str] = {}
     for suite in suites:
         reasons = {
-            side: reasons[suite.name]
+            side: reasons[suite]
             for block in blocks
             for side, reasons in block.skipped.items()
-            if suite.name in reasons
+            if suite in reasons
         }
         words = "; ".join(f"{side}: {reason}" for side, reason in sorted(reasons.items()))
         match len(reasons):
             case 0:
-                compared.append(compare_suite(suite.name, blocks, margin))
+                compared.append(compare_suite(suite, blocks, margin))
             case 1:
-                not_compared[suite.name] = f"only one side could run it; {words}"
+                not_compared[suite] = f"only one side could run it; {words}"
             case _:
-                skipped[suite.name] = words
+                skipped[suite] = words
     return compared, not_compared, skipped
 
 
 def _measure_block(
     environments: tuple[Environment, Environment],
-    suites: Sequence[SpeedSuite],
     request: SuiteRequest,
     folder: Path,
     rng: random.Random,
@@ -173,12 +172,12 @@ def _measure_block(
         sides: dict[Side, SuiteProcess] = {}
         for side, environment in zip(_SIDES, environments, strict=True):
             (folder / side).mkdir(parents=True)
-            started = suite_process(environment, suites, request, folder / side)
+            started = suite_process(environment, request, folder / side)
             sides[side] = stack.enter_context(started)
         for process in sides.values():
             process.wait_until_ready()
         while waiting := {p.waiting_for for p in sides.values() if p.waiting_for is not None}:
-            suite = next(name for name in SUITES if name in waiting)
+            suite = next(name for name in request.suites if name in waiting)
             _run_suite({side: p for side, p in sides.items() if p.waiting_for == suite}, rng)
         return Block(
             expected=sides["A"].results,

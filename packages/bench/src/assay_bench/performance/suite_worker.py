@@ -9,8 +9,7 @@ from assay.errors import AssayError, UsageError
 from assay.watchdog import temporary_folder
 from assay_bench.performance import suites
 from assay_bench.performance.measurement import SuiteSkippedError, Work, Workbench
-from assay_bench.performance.requests import SuiteEvent, SuiteRequest, TurnClient
-from assay_bench.performance.suite_table import SUITES
+from assay_bench.performance.records import SuiteEvent, SuiteRequest, TurnClient
 
 
 def measure_suites(request: SuiteRequest, turns: TurnClient, folder: Path) -> None:
@@ -18,7 +17,7 @@ def measure_suites(request: SuiteRequest, turns: TurnClient, folder: Path) -> No
     bench = Workbench(request, folder)
     for name in request.suites:
         try:
-            work: Work[object] = getattr(suites, SUITES[name].function)(bench)
+            work: Work[object] = getattr(suites, name.replace("-", "_"))(bench)
         except SuiteSkippedError as skipped:
             turns.send(SuiteEvent(kind="skipped", suite=name, reason=str(skipped)))
             continue

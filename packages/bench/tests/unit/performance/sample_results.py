@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from assay_bench.performance.results import PerformanceResult, SuiteResult
+from assay_bench.performance.records import PerformanceResult, SuiteResult
 
 
 def suite_result(

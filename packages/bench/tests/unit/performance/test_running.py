@@ -13,7 +13,7 @@ from assay_bench.performance.comparing import (
     overall,
 )
 from assay_bench.performance.environments import Environment
-from assay_bench.performance.requests import NUM_WARMUP_ROUNDS, SuiteRequest
+from assay_bench.performance.records import NUM_WARMUP_ROUNDS, SuiteRequest
 from assay_bench.performance.running import (
     NUM_QUADS,
     compare_blocks,
@@ -83,8 +83,7 @@ def test_too_few_blocks_are_refused_before_anything_is_run(tmp_path: Path) -> No
     with pytest.raises(UsageError, match="5 blocks are too few"):
         compare_environments(
             (here, here),
-            choose_suites([]),
-            SuiteRequest(),
+            SuiteRequest(suites=choose_suites([])),
             margin=0.05,
             num_blocks=5,
             folder=tmp_path,
