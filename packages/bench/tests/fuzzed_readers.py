@@ -13,7 +13,7 @@ from assay_bench.comparing.terms import Terms
 from assay_bench.comparison_files import MARKDOWN_FILE, compare_folders, comparison_as_json
 from assay_bench.evaluations.reading import read_evaluation, write_manifest
 from assay_bench.tuning.judging import judge_tunings
-from assay_bench.tuning.rank_tasks import read_sources
+from assay_bench.tuning.rank_tasks import read_texts
 from assay_bench.tuning.recipe import read_recipe
 from assay_bench.tuning.records import LOSSES_FILE, RECORD_FILE, read_tunings, tuning_folder
 from packages.bench.tests.unit.evaluations.test_reading import KINDS, STAMP, sample
@@ -149,7 +149,7 @@ def _write_recipe(folder: Path) -> None:
 
 def _read_recipe(folder: Path) -> object:
     read = read_recipe(str(folder / "recipe.toml"))
-    return read.recipe.hash, read_sources(read.recipe, read.folder)
+    return read.recipe.hash, read_texts(read.recipe, read.folder)
 
 
 READERS = (

@@ -11,7 +11,7 @@ from assay.training import ReferenceTrainer, TrainingPlan
 from assay.training.batches import coder_of
 from assay.verdicts import Level, Outcome
 from assay_bench.tuning.judging import LossBand, band_of, judge_losses
-from assay_bench.tuning.rank_tasks import draw_step, read_sources
+from assay_bench.tuning.rank_tasks import draw_step, read_texts
 from assay_bench.tuning.recipe import DataSource, Permutation, TuningRecipe
 from packages.bench.tests.planted_tuning import (
     HalfOfTheGradientLost,
@@ -37,11 +37,11 @@ PLAN = TrainingPlan(MODEL, RECIPE.run, steps=STEPS, micro_batches=1, learning_ra
 
 
 def curve(trainer: ReferenceTrainer, seed: int) -> list[float]:
-    sources, coder = read_sources(RECIPE, Path()), coder_of(MODEL)
+    texts, coder = read_texts(RECIPE, Path()), coder_of(MODEL)
     with chosen_threads(1):
         trainer.setup(replace(PLAN, seed=seed))
         return [
-            trainer.step(draw_step(sources, RECIPE, coder, seed=seed, step=step, ranks=1)).loss
+            trainer.step(draw_step(texts, RECIPE, coder, seed=seed, step=step, ranks=1)).loss
             for step in range(STEPS)
         ]
 

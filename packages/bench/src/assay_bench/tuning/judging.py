@@ -9,7 +9,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
-from typing import Self
 
 from scipy.stats import t as student_t
 from scipy.stats import ttest_rel
@@ -105,30 +104,23 @@ def judge_by_baseline(tuning: Tuning, baseline: Sequence[Tuning]) -> Level:
             return Level(verdict=Outcome.NOT_COMPARED, reason=reason)
     try:
         band = band_of([one.curve for one in matching])
-    except BandError as error:
+    except UsageError as error:
         return Level(verdict=Outcome.NOT_COMPARED, reason=str(error))
     return judge_losses(tuning.curve, band)
 
 
 def _batches_of(record: TuningRecord) -> dict[str, int]:
-    recipe = record.recipe
-    return {
-        "steps": recipe.steps,
-        "batch_size": recipe.batch_size,
-        "sequence_length": recipe.sequence_length,
-    }
+    return record.recipe.model_dump(include={"steps", "batch_size", "sequence_length"})
 
 
 def _way_of(record: TuningRecord) -> dict[str, object]:
     """Return the settings that change losses by more than rounding: not trainer and ranks."""
-    way = record.recipe.permutations[record.permutation]
-    return {"learning_rate": way.learning_rate, "features": sorted(way.features)}
+    return {"learning_rate": record.way.learning_rate, "features": sorted(record.way.features)}
 
 
 def _weighted_rows(record: TuningRecord) -> tuple[list[float], list[float]]:
     """Return held-out losses by row, before and after, weighted by the shares of the sources."""
-    total = sum(one.share for one in record.recipe.data)
-    shares = {one.source: one.share / total for one in record.recipe.data}
+    shares = record.recipe.shares
 
     def mixed(held_out: dict[str, list[float]]) -> list[float]:
         weighted = [[share * loss for loss in held_out[name]] for name, share in shares.items()]
@@ -161,15 +153,6 @@ def _rows(tuning: Tuning) -> list[Measurement]:
     ]  # fmt: skip
 
 
-class BandError(UsageError):
-    """The curves do not make a band."""
-
-    @classmethod
-    def of(cls, problem: str) -> Self:
-        """Make the error."""
-        return cls(f"a band needs at least two finite curves of equal length: {problem}")
-
-
 @dataclass(frozen=True, slots=True)
 class LossBand:
     """Prediction intervals of the mean loss in windows of steps, in nats per token."""
@@ -191,20 +174,23 @@ def band_of(curves: Sequence[Sequence[float]]) -> LossBand:
     """Make the band of runs that differ only in their seeds.
 
     curves: the loss of each step, in nats per token.
-    Raises: BandError for fewer than two curves, or curves that are not finite, not equally long, or equal.
+    Raises: UsageError for fewer than two curves, or curves that are not finite, not equally long, or equal.
     Source: prediction interval on one observation of a normal distribution, Montgomery & Runger, Applied
         Statistics and Probability for Engineers, 3rd edition, (8-29), with Bonferroni's inequality over
         all windows.
     """
+    num_steps = len(curves[0]) if curves else 0
+    problem = ""
     if len(curves) < 2:
-        raise BandError.of(f"found {len(curves)}")
-    num_steps = len(curves[0])
-    if not num_steps or any(len(curve) != num_steps for curve in curves):
-        raise BandError.of(f"found {', '.join(str(len(curve)) for curve in curves)} steps")
-    if not all(math.isfinite(loss) for curve in curves for loss in curve):
-        raise BandError.of("a loss is not finite")
-    if len({tuple(curve) for curve in curves}) < len(curves):
-        raise BandError.of("two are equal, so their spread says nothing about other seeds")
+        problem = f"found {len(curves)}"
+    elif not num_steps or any(len(curve) != num_steps for curve in curves):
+        problem = f"found {', '.join(str(len(curve)) for curve in curves)} steps"
+    elif not all(math.isfinite(loss) for curve in curves for loss in curve):
+        problem = "a loss is not finite"
+    elif len({tuple(curve) for curve in curves}) < len(curves):
+        problem = "two are equal, so their spread says nothing about other seeds"
+    if problem:
+        raise UsageError(f"a band needs at least two finite curves of equal length: {problem}")
     size = max(1, num_steps // NUM_WINDOWS)
     starts = range(0, num_steps - size + 1, size)
     windows = [range(start, start + size) for start in starts]

@@ -10,23 +10,24 @@ import random
 import shutil
 import time
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.nn.utils.rnn import pad_sequence
 
 from assay.devices.registry import describe_run
 from assay.devices.run_string import parse_run
 from assay.launch import Rank
-from assay.models import LoadedModel, count_parameters, load_model, resolve_model
+from assay.models import count_parameters, load_model, resolve_model
 from assay.models.folders import local_folder
 from assay.models.loading.tokenizing import load_tokenizer
 from assay.models.saving import save_pretrained
 from assay.models.size import choose_threads
-from assay.runs import Progress
+from assay.runs import Progress, Task
 from assay.training.batches import IGNORED, MicroBatch, TextCoder, coder_of
 from assay.training.overfit.memorization import LABELS, measure_memorization
 from assay.training.processes.skipped_steps import step_until_made
@@ -45,10 +46,9 @@ from assay_bench.tuning.records import (
     LOSSES_FILE,
     MODEL_FOLDER,
     PART,
+    Measured,
     ModelStart,
     StepLoss,
-    Trained,
-    Tuned,
     TuneTask,
     checkpoint_folder,
     held_out_file,
@@ -60,27 +60,13 @@ from assay_bench.tuning.texts import Text, read_training_text
 _CHARACTERS_PER_TOKEN = 8
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
-    """A text of the recipe."""
-
-    name: str
-    text: Text
-    share: float
-    """Share of the rows; all shares add up to 1."""
-
-
-def read_sources(recipe: TuningRecipe, folder: Path) -> list[Source]:
-    """Read the texts of a recipe. folder: folder of its relative paths. Raises: UsageError."""
-    total = sum(one.share for one in recipe.data)
-    return [
-        Source(one.source, read_training_text(one.source, folder), one.share / total)
-        for one in recipe.data
-    ]
+def read_texts(recipe: TuningRecipe, folder: Path) -> dict[str, Text]:
+    """Read the text of each source of a recipe. folder: folder of relative paths. Raises: UsageError."""
+    return {source: read_training_text(source, folder) for source in recipe.shares}
 
 
 def draw_step(
-    sources: Sequence[Source],
+    texts: Mapping[str, Text],
     recipe: TuningRecipe,
     coder: TextCoder,
     *,
@@ -90,32 +76,33 @@ def draw_step(
 ) -> list[MicroBatch]:
     """Draw the micro-batches of a step, one per rank. All together have the same rows for any `ranks`."""
     rng = random.Random(f"{seed}/{step}")  # noqa: S311 - reproducible
-    chosen = _choose_sources(sources, recipe.batch_size)
-    rows = [_draw(one.text.training, coder, recipe.sequence_length, rng) for one in chosen]
+    rows = [
+        _draw(texts[source].training, coder, recipe.sequence_length, rng)
+        for source in _choose_sources(recipe)
+    ]
     return [_pad(rows[rank::ranks], coder.pad_token_id) for rank in range(ranks)]
 
 
 def held_out_rows(
-    source: Source, recipe: TuningRecipe, coder: TextCoder, num_rows: int
+    text: Text, recipe: TuningRecipe, coder: TextCoder, num_rows: int
 ) -> list[MicroBatch]:
     """Draw held-out rows, one per micro-batch, the same for all seeds."""
     rng = random.Random("held out")  # noqa: S311 - reproducible
-    rows = [
-        _draw(source.text.held_out, coder, recipe.sequence_length, rng) for _ in range(num_rows)
-    ]
+    rows = [_draw(text.held_out, coder, recipe.sequence_length, rng) for _ in range(num_rows)]
     return [_pad([row], coder.pad_token_id) for row in rows]
 
 
-def _choose_sources(sources: Sequence[Source], num_rows: int) -> list[Source]:
-    """Return the source of each row, in proportion to the shares.
+def _choose_sources(recipe: TuningRecipe) -> list[str]:
+    """Return the source of each row of a step, in proportion to the shares.
 
     Rows of one source are adjacent, so that every rank's stride gets its part of each source.
     """
-    counts = [0] * len(sources)
-    for row in range(1, num_rows + 1):
-        behind = max(range(len(sources)), key=lambda key: sources[key].share * row - counts[key])
+    shares = recipe.shares
+    counts = dict.fromkeys(shares, 0)
+    for row in range(1, recipe.batch_size + 1):
+        behind = max(shares, key=lambda source: shares[source] * row - counts[source])
         counts[behind] += 1
-    return [source for source, count in zip(sources, counts, strict=True) for _ in range(count)]
+    return [source for source, count in counts.items() for _ in range(count)]
 
 
 def _draw(text: str, coder: TextCoder, length: int, rng: random.Random) -> list[int]:
@@ -130,15 +117,12 @@ def _draw(text: str, coder: TextCoder, length: int, rng: random.Random) -> list[
 
 def _pad(rows: Sequence[Sequence[int]], pad_token_id: int) -> MicroBatch:
     """Make tensors (B, T), padded on the right."""
-    width = max(map(len, rows))
-
-    def fill(values: Sequence[int], value: int) -> list[int]:
-        return [*values, *[value] * (width - len(values))]
-
+    ids = [torch.tensor(row) for row in rows]
+    pad = partial(pad_sequence, batch_first=True)
     return {
-        "input_ids": torch.tensor([fill(row, pad_token_id) for row in rows]),
-        "attention_mask": torch.tensor([fill([1] * len(row), 0) for row in rows]),
-        "labels": torch.tensor([fill(row, IGNORED) for row in rows]),
+        "input_ids": pad(ids, padding_value=pad_token_id),
+        "attention_mask": pad([torch.ones_like(row) for row in ids]),
+        "labels": pad(ids, padding_value=IGNORED),
     }
 
 
@@ -151,64 +135,56 @@ def measure_start(task: TuneTask, _progress: Progress, rank: Rank) -> ModelStart
     """Measure the model before training, on one rank. Raises: UsageError for an unknown trainer."""
     for permutation in task.recipe.permutations.values():
         require_trainer(permutation.trainer)
-    sources = read_sources(task.recipe, Path(task.sources))
-    for source in sources:
-        path = held_out_file(task.folder, source.name)
-        path.write_text(source.text.held_out, encoding="utf-8")
-    loaded = _load(task.model, task, rank)
+    texts = read_texts(task.recipe, task.sources)
+    for source, text in texts.items():
+        held_out_file(task.folder, source).write_text(text.held_out, encoding="utf-8")
+    measured = _measure(task.model, texts, task, rank)
     return ModelStart(
-        data_hash={source.name: source.text.hash for source in sources},
-        weights_hash=loaded.weights_hash,
-        held_out=_measure(loaded, sources, task, rank),
+        data_hash={source: text.hash for source, text in texts.items()},
+        weights_hash=measured.weights_hash,
+        held_out=measured.held_out,
     )
 
 
-def train(task: TuneTask, _progress: Progress, rank: Rank) -> Trained:
-    """Train from the newest checkpoint, and write losses on rank 0."""
+def train(task: TuneTask, progress: Progress, rank: Rank) -> dict[str, Any]:
+    """Train from the newest checkpoint, and write losses on rank 0. Returns: facts of the candidate."""
     recipe, way = task.recipe, task.way
-    choose_threads(count_parameters(task.model))
-    run = parse_run(recipe.run)
-    plan = TrainingPlan(
-        model=task.model,
-        run=f"{rank.device.name}/{run.dtype}",
-        steps=recipe.steps,
-        micro_batches=way.ranks,
-        seed=task.seed,
-        learning_rate=way.learning_rate,
-        mesh=dict(rank.axes),
-        features=frozenset(way.features),
-        # Dropout depends on the number of ranks, which would make curves incomparable.
-        adapter_dropout=0.0,
-    )
-    opened = open_trainer(way.trainer, plan)
-    keep_no_cache(opened.trainer.model)
-    facts = describe_run(rank.device, run) | describe_trainer(
-        way.trainer, plan, opened.trainer.model
-    )
-    if task.done:
-        with opened.errors_in("load"):
-            opened.trainer.load(checkpoint_folder(task.folder, task.done))
-    sources, coder = read_sources(recipe, Path(task.sources)), coder_of(task.model)
-
-    def batch_of(step: int) -> Sequence[MicroBatch]:
-        return draw_step(sources, recipe, coder, seed=task.seed, step=step, ranks=way.ranks)
-
-    with comparable(run.dtype, rank.device):
-        _train_steps(opened, task, rank, batch_of)
-    opened.trainer.teardown()
-    return Trained(candidate=facts)
+    with progress.task(f"tunes {task.title}", recipe.steps, "steps") as bar:
+        bar.advance(task.done)
+        choose_threads(count_parameters(task.model))
+        run = parse_run(recipe.run)
+        plan = TrainingPlan(
+            model=task.model,
+            run=f"{rank.device.name}/{run.dtype}",
+            steps=recipe.steps,
+            micro_batches=way.ranks,
+            seed=task.seed,
+            learning_rate=way.learning_rate,
+            mesh=dict(rank.axes),
+            features=frozenset(way.features),
+            # Dropout depends on the number of ranks, which would make curves incomparable.
+            adapter_dropout=0.0,
+        )
+        opened = open_trainer(way.trainer, plan)
+        keep_no_cache(opened.trainer.model)
+        facts = describe_run(rank.device, run)
+        facts |= describe_trainer(way.trainer, plan, opened.trainer.model)
+        if task.done:
+            with opened.errors_in("load"):
+                opened.trainer.load(checkpoint_folder(task.folder, task.done))
+        with comparable(run.dtype, rank.device):
+            _train_steps(opened, task, rank, bar)
+        opened.trainer.teardown()
+    return facts
 
 
-def _train_steps(
-    opened: OpenedTrainer,
-    task: TuneTask,
-    rank: Rank,
-    batch_of: Callable[[int], Sequence[MicroBatch]],
-) -> None:
+def _train_steps(opened: OpenedTrainer, task: TuneTask, rank: Rank, bar: Task) -> None:
     recipe = task.recipe
+    texts, coder = read_texts(recipe, task.sources), coder_of(task.model)
     with (task.folder / LOSSES_FILE).open("a", encoding="utf-8") as losses:
         for step in range(task.done, recipe.steps):
-            began, batch = time.perf_counter(), batch_of(step)
+            began = time.perf_counter()
+            batch = draw_step(texts, recipe, coder, seed=task.seed, step=step, ranks=task.way.ranks)
 
             def make_step(batch: Sequence[MicroBatch] = batch) -> StepReport:
                 with opened.errors_in("step"):
@@ -225,6 +201,7 @@ def _train_steps(
             if rank.number == 0:
                 losses.write(line.model_dump_json() + "\n")
                 losses.flush()
+            bar.advance()
             num_done = step + 1
             if num_done % recipe.checkpoint_every == 0 or num_done == recipe.steps:
                 os.fsync(losses.fileno())
@@ -242,7 +219,7 @@ def _save(opened: OpenedTrainer, folder: Path, rank: Rank, num_done: int) -> Non
         keep_only_checkpoint(folder, num_done)
 
 
-def write_model(task: TuneTask, _progress: Progress, rank: Rank) -> Tuned:
+def write_model(task: TuneTask, _progress: Progress, rank: Rank) -> Measured:
     """Write the trained model as a Hugging Face folder, read it back and measure it, on one rank."""
     trained = checkpoint_folder(task.folder, task.recipe.steps) / TRAINED_MODEL
     target = task.folder / MODEL_FOLDER
@@ -256,9 +233,7 @@ def write_model(task: TuneTask, _progress: Progress, rank: Rank) -> Tuned:
     with local_folder(resolve_model(task.model), "refuse") as source:
         if (source / "tokenizer_config.json").is_file():
             load_tokenizer(source, "refuse").save_pretrained(target)
-    loaded = _load(str(target), task, rank)
-    sources = read_sources(task.recipe, Path(task.sources))
-    return Tuned(weights_hash=loaded.weights_hash, held_out=_measure(loaded, sources, task, rank))
+    return _measure(str(target), read_texts(task.recipe, task.sources), task, rank)
 
 
 def _write_merged(task: TuneTask, adapter: Path, target: Path) -> None:
@@ -274,25 +249,21 @@ def _write_merged(task: TuneTask, adapter: Path, target: Path) -> None:
     save_pretrained(merged.to(getattr(torch, dtype)), target)
 
 
-def _load(model: str, task: TuneTask, rank: Rank) -> LoadedModel:
-    dtype = parse_run(task.recipe.run).dtype
+def _measure(model: str, texts: Mapping[str, Text], task: TuneTask, rank: Rank) -> Measured:
+    """Load `model`, and measure the nats per token of each held-out row."""
     choose_threads(count_parameters(model))
-    return load_model(model, dtype=dtype, device=rank.device.torch_device)
-
-
-def _measure(
-    loaded: LoadedModel, sources: Sequence[Source], task: TuneTask, rank: Rank
-) -> dict[str, list[float]]:
-    """Measure the nats per token of each held-out row, by source."""
+    device = rank.device
+    dtype = parse_run(task.recipe.run).dtype
+    loaded = load_model(model, dtype=dtype, device=device.torch_device)
     coder = coder_of(task.model)
-    measured: dict[str, list[float]] = {}
-    with rank.device.execution(), comparable(loaded.dtype, rank.device):
-        for source in sources:
-            rows = held_out_rows(source, task.recipe, coder, _HELD_OUT_ROWS)
-            measured[source.name] = [_nats(loaded, row, rank) for row in rows]
-    return measured
 
+    def nats_of(row: MicroBatch) -> float:
+        on_device = {name: tensor.to(device.torch_device) for name, tensor in row.items()}
+        return measure_memorization(loaded.model, [on_device]).nats[LABELS]
 
-def _nats(loaded: LoadedModel, row: MicroBatch, rank: Rank) -> float:
-    on_device = {name: tensor.to(rank.device.torch_device) for name, tensor in row.items()}
-    return measure_memorization(loaded.model, [on_device]).nats[LABELS]
+    with device.execution(), comparable(loaded.dtype, device):
+        held_out = {
+            source: list(map(nats_of, held_out_rows(text, task.recipe, coder, _HELD_OUT_ROWS)))
+            for source, text in texts.items()
+        }
+    return Measured(weights_hash=loaded.weights_hash, held_out=held_out)

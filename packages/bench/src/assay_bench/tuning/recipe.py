@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Self
@@ -25,11 +26,6 @@ from assay.verdicts import Record
 from assay_bench.tuning.texts import BUILT_IN
 
 _RECIPES = Path(str(files("assay_bench") / "recipes"))
-
-
-def make_recipe_error(path: object, problem: str, key: str = "") -> UsageError:
-    """Make the error. key: the wrong key; empty for the whole file."""
-    return UsageError(f"{path}: {f'{key}: ' if key else ''}{shorten(problem)}")
 
 
 class _RecipePart(Record):
@@ -85,6 +81,12 @@ class TuningRecipe(_RecipePart):
         """Hash the settings, without comments and the order of keys."""
         return xxhash.xxh3_128_hexdigest(json.dumps(self.model_dump(), sort_keys=True).encode())
 
+    @property
+    def shares(self) -> dict[str, float]:
+        """Return the share of the rows of each source. All shares add up to 1."""
+        total = sum(one.share for one in self.data)
+        return {one.source: one.share / total for one in self.data}
+
     @model_validator(mode="after")
     def _require_consistency(self) -> Self:
         for name, permutation in self.permutations.items():
@@ -126,25 +128,26 @@ def read_recipe(name: str, run: str | None = None) -> RecipeFile:
 
 def _validate(path: Path, document: dict[str, Any]) -> TuningRecipe:
     recipe = validate_record(TuningRecipe, document, path)
+    checks: dict[str, partial[Any]] = {"run": partial(parse_run, recipe.run)}
     for number, one in enumerate(recipe.data):
-        if one.source not in BUILT_IN and not (path.parent / one.source).is_file():
-            problem = (
-                f"{path.parent / one.source} is not a file; built-in texts: {', '.join(BUILT_IN)}"
-            )
-            raise make_recipe_error(path, problem, f"data.{number}.source")
-    try:
-        parse_run(recipe.run)
-    except UsageError as error:
-        raise make_recipe_error(path, str(error), "run") from None
+        checks[f"data.{number}.source"] = partial(_require_text, path.parent, one.source)
     for number, model in enumerate(recipe.models):
-        _require_decoder(path, model, f"models.{number}")
+        checks[f"models.{number}"] = partial(_require_decoder, model)
+    for key, check in checks.items():
+        try:
+            check()
+        except UsageError as error:
+            raise UsageError(f"{path}: {key}: {shorten(str(error))}") from None
     return recipe
 
 
-def _require_decoder(path: Path, model: str, key: str) -> None:
-    try:
-        micro = resolve_model(model).recipe
-    except UsageError as error:
-        raise make_recipe_error(path, str(error), key) from None
+def _require_text(folder: Path, source: str) -> None:
+    if source not in BUILT_IN and not (folder / source).is_file():
+        built_in = ", ".join(BUILT_IN)
+        raise UsageError(f"{folder / source} is not a file; built-in texts: {built_in}")
+
+
+def _require_decoder(model: str) -> None:
+    micro = resolve_model(model).recipe
     if micro is not None and micro.masked:
-        raise make_recipe_error(path, f"{model} does not predict next tokens", key)
+        raise UsageError(f"{model} does not predict next tokens")

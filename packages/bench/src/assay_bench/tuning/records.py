@@ -40,29 +40,28 @@ class StepLoss(Record):
     """Duration of the step."""
 
 
-class ModelStart(Record):
-    """Data and weights before training. Tunings are comparable if these are equal."""
+class Measured(Record):
+    """A model in its folder, measured after it was read."""
 
-    data_hash: dict[str, str]
-    """Hash of each source's text."""
     weights_hash: str
     held_out: dict[str, list[Number]]
     """For each source, nats per token of each held-out row."""
 
 
-class TuneTask(Record):
-    """A request to train one model in one permutation with one seed."""
+class ModelStart(Measured):
+    """Data and weights before training. Tunings are comparable if these are equal."""
+
+    data_hash: dict[str, str]
+    """Hash of each source's text."""
+
+
+class _OneTuning(Record):
+    """One model, permutation and seed of a recipe."""
 
     recipe: TuningRecipe
-    sources: str
-    """Folder of the recipe's relative paths."""
     model: str
     permutation: str
     seed: int
-    output: str
-    """Folder of this tuning."""
-    done: int = 0
-    """Steps before the newest checkpoint."""
 
     @property
     def way(self) -> Permutation:
@@ -70,51 +69,34 @@ class TuneTask(Record):
         return self.recipe.permutations[self.permutation]
 
     @property
-    def folder(self) -> Path:
-        """Return `output` as a path."""
-        return Path(self.output)
-
-    @property
     def title(self) -> str:
         """Return the name for messages and verdicts."""
-        return title_of(self.model, self.permutation, self.seed)
+        return f"{self.model} {self.permutation} seed {self.seed}"
 
 
-class Trained(Record):
-    """The answer of a rank that trained."""
+class TuneTask(_OneTuning):
+    """A request to train one model in one permutation with one seed."""
 
-    candidate: dict[str, Any]
-    """Run, trainer, mesh and features."""
-
-
-class Tuned(Record):
-    """The finished model, measured after it was written and read back."""
-
-    weights_hash: str
-    held_out: dict[str, list[Number]]
-    """As in `ModelStart`."""
+    sources: Path
+    """Folder of the recipe's relative paths."""
+    folder: Path
+    """Folder of this tuning."""
+    done: int = 0
+    """Steps before the newest checkpoint."""
 
 
-class TuningRecord(Record):
+class TuningRecord(_OneTuning):
     """The file tuning.json. It is written last, so its presence marks a finished tuning."""
 
     schema_: int = Field(default=SCHEMA, alias="schema")
     recipe_hash: str
-    recipe: TuningRecipe
-    model: str
-    permutation: str
-    seed: int
     start: ModelStart
-    end: Tuned
+    end: Measured
+    """The finished model."""
     candidate: dict[str, Any]
-    """As in `Trained`, from rank 0."""
+    """Run, trainer, mesh and features, from rank 0."""
     losses_digest: str
     provenance: dict[str, Any]
-
-    @property
-    def title(self) -> str:
-        """Return the name for messages and verdicts."""
-        return title_of(self.model, self.permutation, self.seed)
 
 
 class Tuning(Record):
@@ -127,11 +109,6 @@ class Tuning(Record):
     def curve(self) -> list[float]:
         """Return the loss of each step, in nats per token."""
         return [one.loss for one in self.losses]
-
-
-def title_of(model: str, permutation: str, seed: int) -> str:
-    """Return the name of a tuning for messages and verdicts."""
-    return f"{model} {permutation} seed {seed}"
 
 
 def model_folder(output: Path, model: str) -> Path:

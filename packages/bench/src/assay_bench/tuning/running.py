@@ -2,19 +2,16 @@
 
 import os
 import shutil
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from assay.devices.detection.isolation import require_run
 from assay.devices.run_string import parse_run
 from assay.errors import UsageError
 from assay.files import file_digest, read_sealed, write_sealed
 from assay.launch import TimeLimits, World, answer_on_rank, launch_world
-from assay.runs import Progress, RemoteFunction, RunFolder, Task, provenance
+from assay.runs import Progress, RemoteFunction, RunFolder, provenance
 from assay.runs.caches import locked
 from assay.runs.results import write_results
 from assay.training.processes.remote_functions import PRELOAD
@@ -24,9 +21,8 @@ from assay_bench.tuning.recipe import RecipeFile, TuningRecipe
 from assay_bench.tuning.records import (
     LOSSES_FILE,
     RECORD_FILE,
+    Measured,
     ModelStart,
-    Trained,
-    Tuned,
     TuneTask,
     TuningRecord,
     checkpoint_folder,
@@ -44,14 +40,12 @@ _RECIPE_FILE, _START_FILE, _LOCK, _LOGS = "recipe.json", "start.json", "lock", "
 # A tuning can take days. A collective of a step never takes five minutes.
 _LIMITS = TimeLimits(start_seconds=300.0, collective_seconds=300.0, body_seconds=7 * 86_400.0)
 
-_POLL_SECONDS = 0.5
-
 _RANK_TASKS = "assay_bench.tuning.rank_tasks"
 _MEASURE_START: RemoteFunction[TuneTask, ModelStart] = RemoteFunction(
     f"{_RANK_TASKS}:measure_start"
 )
-_TRAIN: RemoteFunction[TuneTask, Trained] = RemoteFunction(f"{_RANK_TASKS}:train")
-_WRITE_MODEL: RemoteFunction[TuneTask, Tuned] = RemoteFunction(f"{_RANK_TASKS}:write_model")
+_TRAIN: RemoteFunction[TuneTask, dict[str, Any]] = RemoteFunction(f"{_RANK_TASKS}:train")
+_WRITE_MODEL: RemoteFunction[TuneTask, Measured] = RemoteFunction(f"{_RANK_TASKS}:write_model")
 
 
 def open_folder(recipe_file: RecipeFile, output: Path | None) -> Path:
@@ -102,11 +96,11 @@ def _task(
     folder.mkdir(parents=True, exist_ok=True)
     return TuneTask(
         recipe=recipe_file.recipe,
-        sources=str(recipe_file.folder),
+        sources=recipe_file.folder,
         model=model,
         permutation=permutation,
         seed=seed,
-        output=str(folder.resolve()),
+        folder=folder.resolve(),
     )
 
 
@@ -118,7 +112,7 @@ def _measure_start(
     permutation, seed = next(iter(recipe_file.recipe.permutations)), recipe_file.recipe.seeds[0]
     task = _task(recipe_file, model, permutation, seed, folder)
     with progress.step(f"measures {model} before training"):
-        start = _launch(_MEASURE_START, task, 1)
+        start = _launch(_MEASURE_START, task, 1, progress)
     kept = folder / _START_FILE
     if kept.is_file():
         before = read_sealed(ModelStart, kept)
@@ -135,12 +129,9 @@ def _tune(task: TuneTask, start: ModelStart, progress: Progress) -> None:
     """Train from the newest checkpoint, write the model, and write the record last."""
     folder, recipe = task.folder, task.recipe
     task = task.model_copy(update={"done": go_back_to_checkpoint(folder)})
-    with progress.task(f"tunes {task.title}", recipe.steps, "steps") as bar:
-        bar.advance(task.done)
-        with _lines_counted(folder / LOSSES_FILE, bar):
-            trained = _launch(_TRAIN, task, task.way.ranks)
+    candidate = _launch(_TRAIN, task, task.way.ranks, progress)
     with progress.step(f"writes {task.title}"):
-        end = _launch(_WRITE_MODEL, task, 1)
+        end = _launch(_WRITE_MODEL, task, 1, progress)
     record = TuningRecord(
         recipe_hash=recipe.hash,
         recipe=recipe,
@@ -149,7 +140,7 @@ def _tune(task: TuneTask, start: ModelStart, progress: Progress) -> None:
         seed=task.seed,
         start=start,
         end=end,
-        candidate=trained.candidate,
+        candidate=candidate,
         losses_digest=file_digest(folder / LOSSES_FILE),
         provenance=provenance(),
     )
@@ -157,7 +148,9 @@ def _tune(task: TuneTask, start: ModelStart, progress: Progress) -> None:
     shutil.rmtree(checkpoint_folder(folder, recipe.steps).parent)
 
 
-def _launch(function: RemoteFunction[TuneTask, Result], task: TuneTask, num_ranks: int) -> Result:
+def _launch(
+    function: RemoteFunction[TuneTask, Result], task: TuneTask, num_ranks: int, progress: Progress
+) -> Result:
     """Call `function` on `num_ranks` data-parallel ranks. Returns: rank 0's result."""
     logs = task.folder / _LOGS
     logs.mkdir(exist_ok=True)
@@ -168,27 +161,6 @@ def _launch(function: RemoteFunction[TuneTask, Result], task: TuneTask, num_rank
         limits=_LIMITS,
         preload=(*PRELOAD, _RANK_TASKS),
         log_folder=logs,
+        progress=progress,
     )
     return launch_world(answer_on_rank, world, function, task)[0]
-
-
-@contextmanager
-def _lines_counted(losses: Path, bar: Task) -> Iterator[None]:
-    """Advance `bar` by each line that rank 0 adds to `losses`, inside of the context."""
-    ended = threading.Event()
-
-    def count() -> None:
-        with losses.open("rb") as lines:
-            lines.seek(0, os.SEEK_END)
-            is_last = False
-            while not is_last:
-                is_last = ended.wait(_POLL_SECONDS)
-                bar.advance(lines.read().count(b"\n"))
-
-    counter = threading.Thread(target=count, daemon=True)
-    counter.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        counter.join()

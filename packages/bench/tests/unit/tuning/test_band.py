@@ -3,8 +3,9 @@ import random
 
 import pytest
 
+from assay.errors import UsageError
 from assay.verdicts import Outcome
-from assay_bench.tuning.judging import BandError, LossBand, band_of, judge_losses
+from assay_bench.tuning.judging import LossBand, band_of, judge_losses
 
 INF, NAN = math.inf, math.nan
 
@@ -64,7 +65,7 @@ def test_short_run_has_windows_of_one_step() -> None:
     ],
 )
 def test_unusable_curves_are_refused(curves: list[list[float]], problem: str) -> None:
-    with pytest.raises(BandError) as raised:
+    with pytest.raises(UsageError) as raised:
         band_of(curves)
     assert str(raised.value) == (
         f"a band needs at least two finite curves of equal length: {problem}"

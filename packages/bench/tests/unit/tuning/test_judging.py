@@ -7,7 +7,7 @@ import pytest
 from assay.verdicts import Outcome
 from assay_bench.tuning.judging import judge_by_baseline, judge_learning, judge_tunings
 from assay_bench.tuning.recipe import DataSource, Permutation, TuningRecipe
-from assay_bench.tuning.records import ModelStart, StepLoss, Tuned, Tuning, TuningRecord
+from assay_bench.tuning.records import Measured, ModelStart, StepLoss, Tuning, TuningRecord
 
 RECIPE = TuningRecipe(
     models=["micro:llama"],
@@ -42,7 +42,7 @@ def tuning(
         permutation="full",
         seed=seed,
         start=began.model_copy(update=start or {}),
-        end=Tuned(weights_hash="t", held_out=dict(after)),
+        end=Measured(weights_hash="t", held_out=dict(after)),
         candidate={},
         losses_digest="d",
         provenance={},

@@ -68,4 +68,4 @@ def test_damaged_record_is_named(tmp_path: Path) -> None:
     path.write_text(seal({"schema": 1}))
     with pytest.raises(UsageError) as raised:
         read_tunings(tmp_path)
-    assert str(raised.value) == f"{path}: recipe_hash: Field required"
+    assert str(raised.value) == f"{path}: recipe: Field required"

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from assay.training.batches import IGNORED, TextCoder
-from assay_bench.tuning.rank_tasks import Source, draw_step, held_out_rows
+from assay_bench.tuning.rank_tasks import draw_step, held_out_rows
 from assay_bench.tuning.recipe import DataSource, Permutation, TuningRecipe
 from assay_bench.tuning.texts import Text
 
@@ -26,14 +26,24 @@ def recipe(**changes: object) -> TuningRecipe:
     ).model_copy(update=changes)
 
 
-def draw(sources: list[Source], *, seed: int = 0, step: int = 0, ranks: int = 1) -> list[list[str]]:
+def draw(
+    texts: dict[str, Text],
+    *,
+    shares: tuple[float, ...] = (0.5, 0.5),
+    seed: int = 0,
+    step: int = 0,
+    ranks: int = 1,
+) -> list[list[str]]:
     """The text of every row, by rank."""
-    batch = draw_step(sources, recipe(), CODER, seed=seed, step=step, ranks=ranks)
+    data = [
+        DataSource(source=name, share=share) for name, share in zip(texts, shares, strict=False)
+    ]
+    batch = draw_step(texts, recipe(data=data), CODER, seed=seed, step=step, ranks=ranks)
     return [["".join(map(chr, row)) for row in one["input_ids"].tolist()] for one in batch]
 
 
 def test_rows_depend_only_on_seed_and_step() -> None:
-    sources = [Source("small", SMALL, 1.0)]
+    sources = {"small": SMALL}
     assert draw(sources, seed=1, step=2) == draw(sources, seed=1, step=2)
     assert draw(sources, seed=1, step=2) != draw(sources, seed=1, step=1)
     assert draw(sources, seed=1, step=2) != draw(sources, seed=2, step=2)
@@ -41,7 +51,7 @@ def test_rows_depend_only_on_seed_and_step() -> None:
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 def test_ranks_share_the_rows_of_one_process(ranks: int) -> None:
-    sources = [Source("small", SMALL, 0.5), Source("large", LARGE, 0.5)]
+    sources = {"small": SMALL, "large": LARGE}
     (whole,), shared = draw(sources), draw(sources, ranks=ranks)
     assert sorted(row for one in shared for row in one) == sorted(whole)
     assert {len(one) for one in shared} == {8 // ranks}
@@ -52,32 +62,32 @@ def test_ranks_share_the_rows_of_one_process(ranks: int) -> None:
 
 @pytest.mark.parametrize(("share", "num_small"), [(0.5, 4), (0.75, 6), (0.125, 1), (0.1, 1)])
 def test_every_batch_has_its_share_of_each_source(share: float, num_small: int) -> None:
-    sources = [Source("small", SMALL, share), Source("large", LARGE, 1 - share)]
+    sources = {"small": SMALL, "large": LARGE}
     for step in range(3):
-        (rows,) = draw(sources, step=step)
+        (rows,) = draw(sources, shares=(share, 1 - share), step=step)
         assert sum(row[0] < "k" for row in rows) == num_small
 
 
 def test_row_begins_with_a_line_and_wraps_around() -> None:
-    (rows,) = draw([Source("small", Text("ab\ncd", "x"), 1.0)])
+    (rows,) = draw({"small": Text("ab\ncd", "x")})
     assert set(rows) <= {"ab\ncda", "cdab\nc"}
 
 
 def test_labels_are_all_tokens_except_padding() -> None:
     # Text of 4 tokens for rows of 6.
-    one = Source("small", Text("abcd", "x"), 1.0)
-    (batch,) = draw_step([one], recipe(), CODER, seed=0, step=0, ranks=1)
+    one = {"sums": Text("abcd", "x")}
+    (batch,) = draw_step(one, recipe(), CODER, seed=0, step=0, ranks=1)
     assert batch["input_ids"].shape == (8, 6)
     short = TextCoder(lambda text: [ord(letter) for letter in text[:4]], PAD)
-    long_row = Source("large", Text("abcdefgh", "x"), 1.0)
-    (batch,) = draw_step([long_row], recipe(), short, seed=0, step=0, ranks=1)
+    long_row = {"sums": Text("abcdefgh", "x")}
+    (batch,) = draw_step(long_row, recipe(), short, seed=0, step=0, ranks=1)
     assert torch.equal(batch["labels"], batch["input_ids"])
     assert batch["attention_mask"].all()
     assert IGNORED not in batch["labels"]
 
 
 def test_held_out_rows_come_from_the_held_out_part() -> None:
-    rows = held_out_rows(Source("small", SMALL, 1.0), recipe(), CODER, 5)
+    rows = held_out_rows(SMALL, recipe(), CODER, 5)
     assert len(rows) == 5
     letters = {chr(id_) for row in rows for id_ in row["input_ids"].flatten().tolist()}
     assert letters <= set("ABCDEFGHIJ\n")
