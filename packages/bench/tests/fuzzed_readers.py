@@ -6,8 +6,7 @@ from pathlib import Path
 from assay.files import file_digest, write_sealed
 from assay.runs.results import read_verdict
 from assay_bench.baselines.accepting import accept
-from assay_bench.battery.suites import read_suite
-from assay_bench.battery.task_files import load_task
+from assay_bench.battery.suites import load_task, read_suite
 from assay_bench.comparing.judging import compare
 from assay_bench.comparing.terms import Terms
 from assay_bench.comparison_files import MARKDOWN_FILE, compare_folders, comparison_as_json

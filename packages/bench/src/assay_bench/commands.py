@@ -107,8 +107,12 @@ def run(  # noqa: PLR0913 - one for each option
     from assay.runs import RunFolder, open_progress
     from assay.runs.results import write_results
     from assay_bench.battery.suites import TaskSuite, read_suite
-    from assay_bench.evaluating.requests import EvaluationRequest
-    from assay_bench.evaluating.running import evaluate, parse_backend, run_command_line
+    from assay_bench.evaluating.running import (
+        EvaluationRequest,
+        evaluate,
+        parse_backend,
+        run_command_line,
+    )
     from assay_bench.evaluations.reading import read_evaluation
     from assay_bench.evaluations.scores import judge_scores
 

@@ -12,10 +12,9 @@ from assay.verdicts import Level, Measurement, Outcome, Unmatched, Verdict
 from assay_bench.baselines.accepting import is_baseline, read_baseline
 from assay_bench.comparing.judging import EvaluationComparison, Measure, TaskComparison, compare
 from assay_bench.comparing.pairing import Pair
-from assay_bench.comparing.terms import Terms
+from assay_bench.comparing.terms import PairedOutcome, Terms
 from assay_bench.evaluations.items import Evaluation
 from assay_bench.evaluations.reading import read_evaluation
-from assay_bench.outcomes import PairedOutcome
 
 JSON_FILE, MARKDOWN_FILE = "comparison.json", "comparison.md"
 

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from assay_bench.comparing.judging import compare
-from assay_bench.comparing.terms import Terms
+from assay_bench.comparing.terms import PairedOutcome, Terms
 from assay_bench.evaluations.items import Evaluation, TaskResult
 from assay_bench.evaluations.reading import read_evaluation
 from assay_bench.evaluations.scores import judge_scores
-from assay_bench.outcomes import PairedOutcome
 from packages.bench.tests.lm_eval_folders import TASKS, write_folder
 
 if TYPE_CHECKING:

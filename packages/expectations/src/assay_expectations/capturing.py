@@ -1,7 +1,5 @@
 """Captures an expectation in several processes, which must agree."""
 
-import os
-from dataclasses import dataclass
 from pathlib import Path
 
 from assay.devices.run_string import parse_run
@@ -11,11 +9,11 @@ from assay.models.sources import resolve_model
 from assay.runs import Progress, RemoteFunction, ask, provenance
 from assay.watchdog import temporary_folder
 from assay_expectations.judging.changes import find_change
-from assay_expectations.judging.numbers import LIMITS, judge_by, judge_numbers, limits_origin
+from assay_expectations.judging.numbers import LIMITS, judge_by, judge_numbers
 from assay_expectations.records import (
+    Distributions,
     Expectation,
     Observed,
-    Provenance,
     file_for,
     read_expectation,
     require_writable,
@@ -24,35 +22,19 @@ from assay_expectations.records import (
 from assay_expectations.requests import (
     AllSeen,
     Captured,
-    SignatureRequest,
+    CaptureOptions,
     VerifyRequest,
 )
 
-_WORKER = "assay_expectations.worker"
+_WORKER = "assay_expectations.observing.candidates"
 # The fork server imports these once for all captures.
 _PRELOAD = (
     "transformers.models.auto.modeling_auto",
     "transformers.models.llama.modeling_llama",  # shared by most decoders
     _WORKER,
 )
-_CAPTURE: RemoteFunction[SignatureRequest, Captured] = RemoteFunction(
-    f"{_WORKER}:capture", _PRELOAD
-)
+_CAPTURE: RemoteFunction[CaptureOptions, Captured] = RemoteFunction(f"{_WORKER}:capture", _PRELOAD)
 OBSERVE: RemoteFunction[VerifyRequest, AllSeen] = RemoteFunction(f"{_WORKER}:observe_all", _PRELOAD)
-
-CONTAINER = "ASSAY_CONTAINER"
-
-
-@dataclass(frozen=True)
-class CaptureOptions:
-    """Options of a capture."""
-
-    model: str
-    run: str
-    num_captures: int = 3
-    """Number of processes that capture, one after the other."""
-    approved_by: str | None = None
-    reason: str | None = None
 
 
 def capture_expectation(options: CaptureOptions, output: Path, progress: Progress) -> Path:
@@ -67,9 +49,7 @@ def capture_expectation(options: CaptureOptions, output: Path, progress: Progres
     resolve_model(options.model)
     require_writable(output)
     with temporary_folder("assay-expect-") as scratch:
-        first = _capture_first(options, scratch / "1", progress)
-        _require_agreement_with_host(options, first)
-        expectation = _expectation_from_first(options, first)
+        expectation = _capture_first(options, scratch / "1", progress)
         path = file_for(expectation, output)
         _refuse_hidden_change(expectation, path, options.reason)
         for number in range(2, options.num_captures + 1):
@@ -80,13 +60,29 @@ def capture_expectation(options: CaptureOptions, output: Path, progress: Progres
     return write_expectation(expectation.model_copy(update={"limits": limits}), path)
 
 
-def _require_agreement_with_host(options: CaptureOptions, captured: Captured) -> None:
+def _capture_first(options: CaptureOptions, folder: Path, progress: Progress) -> Expectation:
+    """Capture in one process, and require finite numbers that agree with the host's."""
+    folder.mkdir()
+    captured = ask(_CAPTURE, options, folder, name="capture 1", progress=progress).result
+    expectation = captured.expectation
+    _require_agreement_with_host(options, expectation, captured.on_host)
+    if not judge_by(expectation, expectation.signature.captured).passed:
+        raise MachineError(
+            f"{options.model} gives NaN or infinity on {options.run}. Nothing was written"
+        )
+    origin = expectation.provenance.model_copy(update={"process": provenance()})
+    return expectation.model_copy(update={"provenance": origin})
+
+
+def _require_agreement_with_host(
+    options: CaptureOptions, expectation: Expectation, on_host: Distributions | None
+) -> None:
     """Raise UsageError if the device is further from the yardstick than the host, without a reason."""
-    if options.reason is not None or captured.on_host is None:
+    if options.reason is not None or on_host is None:
         return
-    by_host = captured.signature.model_copy(update={"captured": captured.on_host})
-    dtype = captured.key.machine.dtype
-    judged = judge_numbers(by_host, captured.signature.captured, dtype, LIMITS)
+    by_host = expectation.signature.model_copy(update={"captured": on_host})
+    dtype = expectation.key.machine.dtype
+    judged = judge_numbers(by_host, expectation.signature.captured, dtype, LIMITS)
     if not judged.passed:
         raise UsageError(
             f"{options.run} cannot be trusted: {judged.describe_worst(f'the error of cpu/{dtype}')}."
@@ -113,40 +109,6 @@ def _refuse_hidden_change(expectation: Expectation, path: Path, reason: str | No
             f"{path} exists, and the new capture differs from it: {change.summary}. Nothing was written."
             " If the change is intended: --reason TEXT"
         )
-
-
-def _capture_first(options: CaptureOptions, folder: Path, progress: Progress) -> Captured:
-    folder.mkdir()
-    request = SignatureRequest(model=options.model, run=options.run)
-    return ask(_CAPTURE, request, folder, name="capture 1", progress=progress).result
-
-
-def _expectation_from_first(options: CaptureOptions, captured: Captured) -> Expectation:
-    machine = captured.key.machine
-    judged = judge_numbers(captured.signature, captured.signature.captured, machine.dtype, LIMITS)
-    if not judged.passed:
-        raise MachineError(
-            f"{options.model} gives NaN or infinity on {options.run}. Nothing was written"
-        )
-    return Expectation(
-        model=options.model,
-        key=captured.key,
-        captures=[judged.ratios],
-        limits=LIMITS,
-        limits_origin=limits_origin(options.model, machine),
-        signature=captured.signature,
-        layers=captured.layers,
-        provenance=Provenance(
-            run=options.run,
-            product=captured.product,
-            versions=captured.versions,
-            torch_settings=captured.torch_settings,
-            container=os.environ.get(CONTAINER),
-            process=provenance(),
-            approved_by=options.approved_by,
-            reason=options.reason,
-        ),
-    )
 
 
 def _observe_again(

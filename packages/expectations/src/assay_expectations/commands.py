@@ -75,10 +75,11 @@ def capture(
     """
     from assay.errors import UsageError
     from assay.runs import open_progress
-    from assay_expectations.capturing import CaptureOptions, capture_expectation
+    from assay_expectations.capturing import capture_expectation
+    from assay_expectations.requests import CaptureOptions
 
     if shapes is not None:
-        from assay_expectations.decoders.capturing import capture_metrics
+        from assay_expectations.decoders.checking import capture_metrics
         from assay_expectations.decoders.options import Shape
 
         if any((approved_by, reason, captures)) or output.suffix == ".json":

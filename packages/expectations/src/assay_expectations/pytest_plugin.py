@@ -50,34 +50,22 @@ def _add_options_of_models(parser: pytest.Parser) -> None:
 
 def _add_options_of_decoders(parser: pytest.Parser) -> None:
     group = parser.getgroup("assay decoders", "test_decoders of assay_expectations.suites")
-    group.addoption("--decoder-model", metavar="MODEL", action="append", help="Repeatable.")
-    group.addoption(
-        "--decoder-shape",
-        metavar="BxTxN",
-        action="append",
-        help="Rows, prompt length and new tokens, such as 4x64x16; repeatable.",
-    )
-    group.addoption(
-        "--decoder-attention",
-        metavar="NAME",
-        action="append",
-        help="Attention of the candidate: eager, sdpa; repeatable.",
-    )
-    group.addoption(
-        "--decoder-prompts", metavar="FILE.json", help="Prompts in the ShareGPT format."
-    )
-    group.addoption(
-        "--decoder-thresholds", metavar="FILE.toml", help="Output of `assay calibrate`."
-    )
-    group.addoption("--decoder-references", metavar="DIR", help="Cache of references.")
+    for name, metavar, words in (
+        ("model", "MODEL", "Repeatable."),
+        ("shape", "BxTxN", "Rows, prompt length and new tokens, such as 4x64x16; repeatable."),
+        ("attention", "NAME", "Attention of the candidate: eager, sdpa; repeatable."),
+        ("prompts", "FILE.json", "Prompts in the ShareGPT format."),
+        ("thresholds", "FILE.toml", "Output of `assay calibrate`."),
+        ("references", "DIR", "Cache of references."),
+        ("setup", "FILE.py:FUNC", "Call FUNC with the candidate's model."),
+    ):
+        action = "append" if words.lower().endswith("repeatable.") else "store"
+        group.addoption(f"--decoder-{name}", metavar=metavar, action=action, help=words)
     group.addoption(
         "--decoder-ranks",
         metavar="N",
         type=int,
         help="Shard the candidate's model over N devices. Default: the processes of torchrun, or 1.",
-    )
-    group.addoption(
-        "--decoder-setup", metavar="FILE.py:FUNC", help="Call FUNC with the candidate's model."
     )
 
 

@@ -1,38 +1,30 @@
 """Requests to the process that runs models, and its answers."""
 
-from typing import Any
-
 from pydantic import Field
 
 from assay.comparing.coverage import Usage
-from assay.verdicts import Number, Record
-from assay_expectations.records import (
-    Distributions,
-    Key,
-    Machine,
-    Observed,
-    Signature,
-)
+from assay.verdicts import Record
+from assay_expectations.records import Distributions, Expectation, Machine, Observed
 
 
-class SignatureRequest(Record):
-    """A request to capture a model on a device."""
+class CaptureOptions(Record):
+    """Options of a capture, and the request to its first process."""
 
     model: str
     run: str
+    num_captures: int = 3
+    """Number of processes that capture, one after the other."""
+    approved_by: str | None = None
+    reason: str | None = None
 
 
 class Captured(Record):
-    """The answer to a `SignatureRequest`, with fields as in `Expectation` and `Provenance`."""
+    """The answer to `CaptureOptions`."""
 
-    key: Key
-    signature: Signature
-    layers: dict[str, Number]
+    expectation: Expectation
+    """Of this capture alone, without `process` in its provenance."""
     on_host: Distributions | None
     """Outputs of the host in the same dtype; None if the host was captured."""
-    product: str
-    versions: dict[str, str]
-    torch_settings: dict[str, Any]
 
 
 class VerifyRequest(Record):

@@ -13,8 +13,12 @@ from assay.comparing.token_thresholds import calibrate_thresholds, read_clean_to
 from assay.errors import UsageError
 from assay.runs import SilentProgress
 from assay.verdicts import Outcome, Verdict
-from assay_expectations.decoders.capturing import REFERENCES, capture_metrics
-from assay_expectations.decoders.checking import DecoderCheck, content_of_model
+from assay_expectations.decoders.checking import (
+    REFERENCES,
+    DecoderCheck,
+    capture_metrics,
+    content_of_model,
+)
 from assay_expectations.decoders.options import DecoderOptions, Shape, Thresholds
 
 Check = Callable[..., Verdict]
@@ -157,7 +161,7 @@ def test_trusted_device_passes_its_calibrated_thresholds(tmp_path: Path) -> None
 
     folder = tmp_path / "run"
     folder.mkdir()
-    options = DecoderOptions(references=kept, thresholds=Thresholds(thresholds), seed=1)
+    options = DecoderOptions(references=kept, thresholds=Thresholds(metrics=thresholds), seed=1)
     again = DecoderCheck("micro:llama", shape, "cpu/float16", folder, options)
     assert again.run(SilentProgress()).verdict is Outcome.PASS
     assert again.failure_rates() == dict.fromkeys(thresholds, 0.0)

@@ -9,13 +9,14 @@ from assay.errors import MachineError, UsageError
 from assay.files import DiskError
 from assay.runs import Answer, SilentProgress
 from assay_expectations import capturing
-from assay_expectations.capturing import CaptureOptions, capture_expectation
+from assay_expectations.capturing import capture_expectation
 from assay_expectations.records import Distributions, Signature, read_expectation
-from assay_expectations.requests import AllSeen, Captured, Seen, SignatureRequest
+from assay_expectations.requests import AllSeen, Captured, CaptureOptions, Seen
 from packages.expectations.tests.unit.sample_expectations import (
     CONTENT,
     MACHINE,
     NOISE,
+    PROVENANCE,
     VERSIONS,
     distributions,
     expectation,
@@ -23,32 +24,30 @@ from packages.expectations.tests.unit.sample_expectations import (
     off,
 )
 
-OPTIONS = CaptureOptions("micro:llama", "cpu/bfloat16", approved_by="Ada", reason="first of all")
+OPTIONS = CaptureOptions(
+    model="micro:llama", run="cpu/bfloat16", approved_by="Ada", reason="first of all"
+)
 
 
 def answer(
     monkeypatch: pytest.MonkeyPatch,
     signature: Signature,
     *errors: float,
+    options: CaptureOptions = OPTIONS,
     on_host: Distributions | None = None,
 ) -> None:
     """Fake the processes: the first captures `signature`, later ones have `errors`."""
-    first = Captured(
-        key=expectation().key,
-        signature=signature,
-        layers={},
-        on_host=on_host,
-        product="Acme 1",
-        versions=VERSIONS,
-        torch_settings={},
-    )
+    approval = {"approved_by": options.approved_by, "reason": options.reason}
+    origin = PROVENANCE.model_copy(update=approval)
+    update = {"signature": signature, "provenance": origin}
+    first = Captured(expectation=expectation().model_copy(update=update), on_host=on_host)
     answers: list[Captured | AllSeen] = [first]
     for error in errors:
         seen = Seen(file="x", observed=observed(distributions(off(error))))
         answers.append(AllSeen(machine=MACHINE, versions=VERSIONS, seen=[seen]))
 
     def ask(_work: object, request: object, *_: object, **__: object) -> Answer[Any]:
-        assert isinstance(request, SignatureRequest) == (len(answers) == 1 + len(errors))
+        assert isinstance(request, CaptureOptions) == (len(answers) == 1 + len(errors))
         return Answer(result=answers.pop(0), peak_rss_bytes=0, wall_seconds=0.0)
 
     monkeypatch.setattr(capturing, "ask", ask)
@@ -98,7 +97,7 @@ def test_captures_without_agreement_are_not_written(
 def test_device_with_a_larger_error_than_the_host_is_not_captured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = CaptureOptions("micro:llama", "acme/bfloat16", num_captures=1)
+    options = CaptureOptions(model="micro:llama", run="acme/bfloat16", num_captures=1)
     wrong = expectation(noise=5 * NOISE).signature
     answer(monkeypatch, wrong, on_host=distributions(off(NOISE)))
     with pytest.raises(UsageError) as raised:
@@ -114,7 +113,7 @@ def test_device_with_a_larger_error_than_the_host_is_not_captured(
 def test_recapture_that_hides_a_break_needs_a_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = CaptureOptions("micro:llama", "cpu/bfloat16", num_captures=1)
+    options = CaptureOptions(model="micro:llama", run="cpu/bfloat16", num_captures=1)
     answer(monkeypatch, expectation(noise=NOISE).signature)
     path = capture_expectation(options, tmp_path, SilentProgress())
     before = path.read_bytes()
@@ -128,8 +127,10 @@ def test_recapture_that_hides_a_break_needs_a_reason(
     )
     assert path.read_bytes() == before
 
-    answer(monkeypatch, expectation(noise=5 * NOISE).signature)
-    meant = CaptureOptions("micro:llama", "cpu/bfloat16", num_captures=1, reason="new kernels")
+    meant = CaptureOptions(
+        model="micro:llama", run="cpu/bfloat16", num_captures=1, reason="new kernels"
+    )
+    answer(monkeypatch, expectation(noise=5 * NOISE).signature, options=meant)
     assert read_expectation(
         capture_expectation(meant, tmp_path, SilentProgress())
     ).provenance.reason
@@ -138,7 +139,7 @@ def test_recapture_that_hides_a_break_needs_a_reason(
 def test_a_recapture_within_the_limits_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = CaptureOptions("micro:llama", "cpu/bfloat16", num_captures=1)
+    options = CaptureOptions(model="micro:llama", run="cpu/bfloat16", num_captures=1)
     answer(monkeypatch, expectation(noise=NOISE).signature)
     capture_expectation(options, tmp_path, SilentProgress())
     answer(monkeypatch, expectation(noise=1.1 * NOISE).signature)

@@ -12,10 +12,9 @@ from assay.runs import provenance
 from assay.verdicts import Outcome, Record
 from assay_bench.comparing.judging import EvaluationComparison, compare
 from assay_bench.comparing.pairing import differences
-from assay_bench.comparing.terms import Terms
+from assay_bench.comparing.terms import PairedOutcome, Terms
 from assay_bench.evaluations.items import Evaluation, TaskResult
 from assay_bench.evaluations.scores import judge_scores
-from assay_bench.outcomes import PairedOutcome
 
 SCHEMA = 1
 

@@ -15,9 +15,8 @@ from statistics import fmean
 import numpy as np
 
 from assay_bench.comparing.pairing import Pair, differences, pairs_of, trained_elsewhere
-from assay_bench.comparing.terms import Terms
+from assay_bench.comparing.terms import PairedOutcome, Terms
 from assay_bench.evaluations.items import LOG_PROBABILITY, Evaluation, Item, Score, TaskResult
-from assay_bench.outcomes import PairedOutcome
 from assay_bench.paired_statistics import (
     Differences,
     holm,

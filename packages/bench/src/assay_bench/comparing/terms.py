@@ -1,10 +1,32 @@
-"""Margins and significance of a comparison."""
+"""Margins and significance of a comparison, and its outcomes, which can be short of data."""
 
+from collections.abc import Iterable
+from enum import StrEnum
 from typing import Annotated
 
 from pydantic import Field
 
-from assay.verdicts import Record
+from assay.verdicts import Outcome, Record
+
+
+class PairedOutcome(StrEnum):
+    """The outcome of a paired comparison."""
+
+    PASS = "PASS"  # noqa: S105 - an outcome, not a password
+    UNDERPOWERED = "UNDERPOWERED"
+    NOT_COMPARED = "NOT_COMPARED"
+    FAIL = "FAIL"
+
+    @property
+    def as_verdict(self) -> Outcome:
+        """Return the outcome of verdict.json, which has no UNDERPOWERED."""
+        return Outcome.NOT_COMPARED if self is PairedOutcome.UNDERPOWERED else Outcome(self.value)
+
+    @classmethod
+    def worst(cls, outcomes: Iterable["PairedOutcome"]) -> "PairedOutcome":
+        """Return the outcome that comes last in the order of the members."""
+        return max(outcomes, key=list(cls).index)
+
 
 _Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 

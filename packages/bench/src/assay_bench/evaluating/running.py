@@ -6,8 +6,10 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import yaml
+from pydantic import Field
 
 from assay.devices.run_string import parse_run
 from assay.errors import UsageError
@@ -24,11 +26,42 @@ from assay.models.remote_code import RemoteCode
 from assay.models.sources import ModelSource, resolve_model
 from assay.runs import ProcessError, Progress, RemoteFunction, ask
 from assay.runs.provenance import redact
+from assay.verdicts import Record
 from assay.watchdog import temporary_folder
-from assay_bench.battery.suites import TaskSuite
-from assay_bench.battery.task_files import load_task
-from assay_bench.evaluating.requests import DONE_FILE, EvaluationRequest, task_folder
+from assay_bench.battery.suites import TaskSuite, load_task
 from assay_bench.evaluations.reading import newest_results, write_manifest
+
+DONE_FILE = "done.json"
+
+
+class EvaluationRequest(Record):
+    """A request to evaluate a model that assay loads."""
+
+    model: str
+    run: str
+    tasks: list[str]
+    """Tasks of the suite; for the process, those that have no results yet."""
+    content: str = ""
+    """Hash of the model's files, which `evaluate` adds; "" for a model on the hub."""
+    fewshot: int | None = None
+    limit: int | None = None
+    """Number of documents of each task; None for all."""
+    clusters: dict[str, str] = Field(default_factory=dict)
+    setup: str | None = None
+    """FILE.py:FUNC to call with the loaded model."""
+    remote_code: RemoteCode = "refuse"
+    folder: str
+    """Folder of the run."""
+
+    def key(self) -> dict[str, Any]:
+        """Return the settings that must be equal to keep the results of an interrupted run."""
+        return self.model_dump(mode="json", exclude={"folder", "tasks", "clusters"})
+
+
+def task_folder(folder: Path, task: str) -> Path:
+    """Return the folder of a task in the folder of a run."""
+    return folder / "tasks" / (Path(task).stem if "/" in task else task)
+
 
 _WORK: RemoteFunction[EvaluationRequest, None] = RemoteFunction(
     "assay_bench.evaluating.worker:evaluate"

@@ -29,8 +29,8 @@ from assay.models.micro.recipes import BOS_ID
 from assay.models.size import choose_threads
 from assay.progress import subtask
 from assay.runs import Progress
-from assay_bench.battery.task_files import load_task, make_task_error
-from assay_bench.evaluating.requests import DONE_FILE, EvaluationRequest, task_folder
+from assay_bench.battery.suites import load_task, make_task_error
+from assay_bench.evaluating.running import DONE_FILE, EvaluationRequest, task_folder
 
 if TYPE_CHECKING:
     from lm_eval.models.huggingface import HFLM

@@ -136,7 +136,7 @@ def comparison_table(result: "EnvironmentComparison") -> "Table":
 
 def comparison_line(result: "EnvironmentComparison") -> str:
     """Describe the verdict, its reason, and what to do if it is undecided."""
-    from assay_bench.outcomes import PairedOutcome
+    from assay_bench.comparing.terms import PairedOutcome
 
     limit = 1 + result.margin
     match result.verdict:

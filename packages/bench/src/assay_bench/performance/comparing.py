@@ -10,7 +10,7 @@ from pydantic import ConfigDict, Field
 
 from assay.errors import UsageError
 from assay.verdicts import SCHEMA, Record
-from assay_bench.outcomes import PairedOutcome
+from assay_bench.comparing.terms import PairedOutcome
 from assay_bench.performance.records import SuiteResult
 
 Speed = Literal["slower", "not slower", "UNDERPOWERED"]

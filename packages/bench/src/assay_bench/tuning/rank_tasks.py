@@ -51,7 +51,6 @@ from assay_bench.tuning.records import (
     StepLoss,
     TuneTask,
     checkpoint_folder,
-    held_out_file,
     keep_only_checkpoint,
 )
 from assay_bench.tuning.texts import Text, read_training_text
@@ -136,8 +135,6 @@ def measure_start(task: TuneTask, _progress: Progress, rank: Rank) -> ModelStart
     for permutation in task.recipe.permutations.values():
         require_trainer(permutation.trainer)
     texts = read_texts(task.recipe, task.sources)
-    for source, text in texts.items():
-        held_out_file(task.folder, source).write_text(text.held_out, encoding="utf-8")
     measured = _measure(task.model, texts, task, rank)
     return ModelStart(
         data_hash={source: text.hash for source, text in texts.items()},

@@ -113,12 +113,7 @@ class Tuning(Record):
 
 def model_folder(output: Path, model: str) -> Path:
     """Return the folder of a model's tunings."""
-    return output / _file_name(model)
-
-
-def held_out_file(folder: Path, source: str) -> Path:
-    """Return the file of a source's held-out text in the folder of a model."""
-    return folder / f"{_file_name(source)}.held-out.txt"
+    return output / re.sub(r"[^A-Za-z0-9.-]+", "-", model).strip("-")
 
 
 def tuning_folder(output: Path, model: str, permutation: str, seed: int) -> Path:
@@ -176,7 +171,3 @@ def read_tunings(output: Path) -> list[Tuning]:
     if not tunings:
         raise UsageError(f"{output} has no finished tuning of `assay bench tune`")
     return list(map(read_tuning, tunings))
-
-
-def _file_name(name: str) -> str:
-    return re.sub(r"[^A-Za-z0-9.-]+", "-", name).strip("-")

@@ -4,8 +4,7 @@ import pytest
 
 from assay.errors import UsageError
 from assay_bench.battery.documents import TASKS, documents_of
-from assay_bench.battery.suites import read_suite
-from assay_bench.battery.task_files import load_task
+from assay_bench.battery.suites import load_task, read_suite
 
 
 @pytest.mark.parametrize("name", ["core", "leaderboard", "offline", "retrained"])

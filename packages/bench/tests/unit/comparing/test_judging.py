@@ -7,10 +7,9 @@ import pytest
 
 from assay.verdicts import Outcome
 from assay_bench.comparing.judging import compare
-from assay_bench.comparing.terms import Terms
+from assay_bench.comparing.terms import PairedOutcome, Terms
 from assay_bench.comparison_files import comparison_as_markdown, verdict_of
 from assay_bench.evaluations.items import Evaluation, Score, TaskResult
-from assay_bench.outcomes import PairedOutcome
 from packages.bench.tests.unit.sample_evaluations import answered, evaluation, item, task
 
 TERMS = Terms(accuracy=0.02, log_probability=0.01)

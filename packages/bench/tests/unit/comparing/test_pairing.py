@@ -6,9 +6,8 @@ import pytest
 
 from assay_bench.comparing.judging import compare
 from assay_bench.comparing.pairing import differences, pairs_of
-from assay_bench.comparing.terms import Terms
+from assay_bench.comparing.terms import PairedOutcome, Terms
 from assay_bench.evaluations.items import TaskResult
-from assay_bench.outcomes import PairedOutcome
 from packages.bench.tests.unit.sample_evaluations import answered, evaluation, item, task
 
 BASE = answered(5, 10)

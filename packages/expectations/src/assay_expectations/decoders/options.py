@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import product
 from math import ceil, inf
 from pathlib import Path
@@ -51,33 +51,26 @@ class Shape:
         return f"{self.batch_size}x{self.prompt_length}x{self.max_new_tokens}"
 
 
-@dataclass(frozen=True, slots=True)
-class Thresholds:
+class Thresholds(BaseModel):
     """The thresholds of one shape."""
 
-    metrics: Mapping[str, float] = field(default_factory=dict)
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+    metrics: dict[_Metric, _Positive] = Field(alias="thresholds")
     """Threshold of each metric."""
-    failure_rate: float = FAILURE_RATE
+    failure_rate: _Share = FAILURE_RATE
     """Share of tokens at or over a threshold from which a test fails."""
 
 
-class _ShapeTable(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-    failure_rate: _Share | None = None
-    thresholds: dict[_Metric, _Positive]
+NO_THRESHOLDS = Thresholds(metrics={})
 
 
-class _File(BaseModel):
+class _File(Thresholds):
     """A file of `assay calibrate`."""
 
-    model_config = ConfigDict(extra="forbid")
-
-    failure_rate: _Share = FAILURE_RATE
     false_failure_bound: float | None = None
     runs: dict[str, object] = Field(default_factory=dict)
-    thresholds: dict[_Metric, _Positive]
-    shapes: dict[str, _ShapeTable] = Field(default_factory=dict)
+    shapes: dict[str, Thresholds] = Field(default_factory=dict)
 
 
 def read_thresholds(path: Path) -> tuple[Thresholds, dict[Shape, Thresholds]]:
@@ -88,13 +81,15 @@ def read_thresholds(path: Path) -> tuple[Thresholds, dict[Shape, Thresholds]]:
     Raises: UsageError.
     """
     read = read_toml_record(_File, path)
+    rates = {"failure_rate": read.failure_rate}
     by_shape = {
         Shape.parse(name): Thresholds(
-            read.thresholds | own.thresholds, own.failure_rate or read.failure_rate
+            metrics=read.metrics | own.metrics,
+            **rates | own.model_dump(include={"failure_rate"}, exclude_unset=True),
         )
         for name, own in read.shapes.items()
     }
-    return Thresholds(read.thresholds, read.failure_rate), by_shape
+    return Thresholds(metrics=read.metrics, **rates), by_shape
 
 
 DEFAULT_SHAPES = tuple(Shape(*sizes) for sizes in product(*_DEFAULT_SIZES))
@@ -113,7 +108,7 @@ class DecoderOptions:
     """File in the ShareGPT format; None for the built-in texts."""
     tokens_per_row: int | None = None
     """Tokens for each row of a shape, in as many batches as necessary; None for one batch."""
-    thresholds: Thresholds = field(default_factory=Thresholds)
+    thresholds: Thresholds = NO_THRESHOLDS
     shape_thresholds: Mapping[Shape, Thresholds] = field(default_factory=dict)
     """Thresholds of shapes that have their own."""
     references: Path | None = None
@@ -162,7 +157,7 @@ def options_from(environment: Mapping[str, str] = os.environ) -> DecoderOptions:
 
 
 def _read_thresholds(variables: "_Variables") -> Thresholds:
-    thresholds = Thresholds()
+    metrics: dict[str, float] = {}
     if limits := variables.read_numbers("METRICS_THRESHOLD"):
         if len(limits) != len(_METRICS):
             raise variables.error(
@@ -173,14 +168,12 @@ def _read_thresholds(variables: "_Variables") -> Thresholds:
             lambda word: _PUBLISHED_NAMES[word.lower()],
             "ce, mean_diff or both",
         )
-        by_name = dict(zip(_METRICS, limits, strict=True))
-        kept = {name: limit for name, limit in by_name.items() if name not in skipped}
-        thresholds = replace(thresholds, metrics=kept)
-    if rates := variables.read_numbers("FAILURE_THRESHOLD"):
-        if len(rates) > 1 or rates[0] >= 1:
-            raise variables.error("FAILURE_THRESHOLD", "one share below 1")
-        thresholds = replace(thresholds, failure_rate=rates[0])
-    return thresholds
+        by_name = zip(_METRICS, limits, strict=True)
+        metrics = {name: limit for name, limit in by_name if name not in skipped}
+    rates = variables.read_numbers("FAILURE_THRESHOLD") or [FAILURE_RATE]
+    if len(rates) > 1 or rates[0] >= 1:
+        raise variables.error("FAILURE_THRESHOLD", "one share below 1")
+    return Thresholds(metrics=metrics, failure_rate=rates[0])
 
 
 def micro_model(name: str) -> str:

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from assay.comparing.levels import JudgedRatio, find_worst
+from assay.comparing.levels import JudgedRatio, LevelResult, find_worst
 from assay.dtypes import float_format
 from assay.models import RECIPES
 from assay.noise import Ratio
 from assay.statistics import Statistic
-from assay.verdicts import Measurement
+from assay.verdicts import Level, Outcome
 from assay_expectations.records import Distributions, Expectation, Machine, Observed, Signature
 
 Array = NDArray[np.float64]
@@ -78,9 +78,14 @@ class JudgedSignature:
         """Return the ratios by statistic."""
         return {item.ratio.statistic: item.ratio.value for item in self.judged}
 
-    def measurements(self, level: str) -> list[Measurement]:
-        """Return a row for each statistic."""
-        return [item.measurement(level, "output.logits") for item in self.judged]
+    def as_level(
+        self, name: str, reason: str | None, notes: list[str], facts: Mapping[str, Any]
+    ) -> LevelResult:
+        """Make the result of the level `name`, with `facts` in the verdict."""
+        outcome = Outcome.PASS if self.passed else Outcome.FAIL
+        level = Level(verdict=outcome, reason=reason, compared=self.num_tokens, **facts)
+        rows = [item.measurement(name, "output.logits") for item in self.judged]
+        return LevelResult(level, rows, notes, self.judged)
 
 
 def limits_origin(model: str, machine: Machine) -> str:

@@ -1,13 +1,14 @@
 """The verdict over the expectations of a machine."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from assay.comparing.coverage import CoverageParts, judge_coverage
 from assay.comparing.levels import (
     DecidingNumbers,
+    LevelResult,
     deciding_numbers,
     find_worst,
     outcome_of_levels,
@@ -45,52 +46,6 @@ _NO_EXPECTATION = "expectations"
 _MAX_NOTES = 3
 
 
-@dataclass(slots=True)
-class _Judgement:
-    """A verdict under construction."""
-
-    levels: dict[str, Level] = field(default_factory=dict)
-    judged: dict[str, JudgedSignature] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-    coverages: list[Coverage] = field(default_factory=list)
-    elsewhere: dict[str, str] = field(default_factory=dict)
-
-    def verdict(
-        self, models: Iterable[str], reference: str, candidate: str, location: Location | None
-    ) -> Verdict:
-        """Make the verdict of all levels."""
-        unmatched = [
-            name
-            for name, level in self.levels.items()
-            if not level.compared and name != _NO_EXPECTATION
-        ]
-        numbers: DecidingNumbers = {}
-        diagnosis: Diagnosis | None = None
-        if self.judged:
-            worst = find_worst(judged.worst for judged in self.judged.values())
-            numbers = deciding_numbers(worst, worst.resolution)
-            # Only `assay check generate` can name a module.
-            diagnosis = None if math.isfinite(worst.ratio.value) else "non-finite"
-        return Verdict(
-            verdict=outcome_of_levels(self.levels),
-            model={"name": ", ".join(sorted(set(models)))},
-            reference={"run": reference},
-            candidate={"run": candidate},
-            levels=self.levels,
-            location=location,
-            diagnosis=diagnosis,
-            notes=self.notes,
-            compared=sum(level.compared for level in self.levels.values()),
-            unmatched=Unmatched(expected=unmatched),
-            coverage=self.coverages[0] if len(self.levels) == len(self.coverages) == 1 else None,
-            **numbers,
-        )
-
-    def measurements(self) -> list[Measurement]:
-        """Return the rows of all levels."""
-        return [row for name, one in self.judged.items() for row in one.measurements(name)]
-
-
 def judge_seen(
     run: str,
     expectations: Sequence[Expectation],
@@ -102,60 +57,88 @@ def judge_seen(
     Expectations of other machines are excluded.
     allow_unused: GLOBs of modules, parameters and experts that may stay uncompared.
     """
-    judgement = _Judgement()
+    results: dict[str, LevelResult] = {}
+    elsewhere: dict[str, str] = {}
+    coverages: list[Coverage] = []
     for name, expectation, seen in zip(_names(here.seen), expectations, here.seen, strict=True):
         if expectation.key.machine != here.machine:
-            judgement.elsewhere[name] = _describe_elsewhere(name, expectation, seen, here)
+            elsewhere[name] = _describe_elsewhere(name, expectation, seen, here)
         elif seen.observed is None:
             reason = seen.problem or f"stale, different content: {'; '.join(seen.stale)}"
-            judgement.levels[name] = Level(
-                verdict=Outcome.FAIL,
-                reason=reason,
-                expectation=expectation.hash,
-                stale=bool(seen.stale),
-            )
+            facts = {"expectation": expectation.hash, "stale": bool(seen.stale)}
+            results[name] = LevelResult(Level(verdict=Outcome.FAIL, reason=reason, **facts))
         else:
-            _judge_one(name, expectation, seen.observed, here.versions, run, judgement)
-            _require_coverage(name, seen, allow_unused, judgement)
-    if not judgement.levels:
-        reason = "; ".join(judgement.elsewhere.values())
-        judgement.levels[_NO_EXPECTATION] = Level(verdict=Outcome.NOT_COMPARED, reason=reason)
-    else:
-        judgement.notes += _condense(judgement.elsewhere)
-    models = [expectation.model for expectation in expectations]
-    verdict = judgement.verdict(models, "the captures", run, None)
-    return verdict, judgement.measurements()
+            results[name] = _judge_one(name, expectation, seen.observed, here.versions, run)
+            if seen.usage is not None:
+                parts = CoverageParts(seen.usage, seen.usage, allowed=allow_unused)
+                coverages.append(judge_coverage(parts))
+                _require_coverage(name, results[name], coverages[-1])
+    notes = _condense(elsewhere)
+    if not results:
+        reason, notes = "; ".join(elsewhere.values()), []
+        level = Level(verdict=Outcome.NOT_COMPARED, reason=reason)
+        results[_NO_EXPECTATION] = LevelResult(level)
+    return _combine(
+        results,
+        notes,
+        model={"name": ", ".join(sorted({expectation.model for expectation in expectations}))},
+        reference={"run": "the captures"},
+        candidate={"run": run},
+        coverage=coverages[0] if len(results) == len(coverages) == 1 else None,
+    )
+
+
+def _combine(
+    results: Mapping[str, LevelResult],
+    notes: Sequence[str],
+    **fields: Any,  # noqa: ANN401 - more fields of the verdict
+) -> tuple[Verdict, list[Measurement]]:
+    """Make the verdict over all levels, with `fields`, and its measurements."""
+    levels = {name: one.level for name, one in results.items()}
+    judged = [ratio for one in results.values() for ratio in one.judged]
+    numbers: DecidingNumbers = {}
+    diagnosis: Diagnosis | None = None
+    if judged:
+        worst = find_worst(judged)
+        numbers = deciding_numbers(worst, worst.resolution)
+        # Only `assay check generate` can name a module.
+        diagnosis = None if math.isfinite(worst.ratio.value) else "non-finite"
+    unmatched = [n for n, one in levels.items() if not one.compared and n != _NO_EXPECTATION]
+    verdict = Verdict(
+        verdict=outcome_of_levels(levels),
+        levels=levels,
+        diagnosis=diagnosis,
+        notes=[*(note for one in results.values() for note in one.notes), *notes],
+        compared=sum(level.compared for level in levels.values()),
+        unmatched=Unmatched(expected=unmatched),
+        **numbers,
+        **fields,
+    )
+    return verdict, [row for one in results.values() for row in one.measurements]
 
 
 def _judge_one(
-    name: str,
-    expectation: Expectation,
-    observed: Observed,
-    versions: Mapping[str, str],
-    run: str,
-    judgement: _Judgement,
-) -> None:
+    name: str, expectation: Expectation, observed: Observed, versions: Mapping[str, str], run: str
+) -> LevelResult:
     judged = judge_by(expectation, observed.distributions)
+    notes = []
     changed = value_differences(expectation.provenance.versions, versions)
     if changed:
-        judgement.notes.append(f"{name}: changed since its capture: {', '.join(changed)}")
+        notes.append(f"{name}: changed since its capture: {', '.join(changed)}")
     reason = None
     if not judged.passed:
         reason = _describe_failure(judged, expectation, observed)
-        judgement.notes.append(
+        notes.append(
             f"to find the module: assay check generate {expectation.model}"
             f" --reference cpu/float32 --candidate {run}; if that passes, both sides share the fault, in the"
             " model's code or in assay's, and `git bisect` with this command finds the commit"
         )
-    judgement.judged[name] = judged
-    judgement.levels[name] = Level(
-        verdict=Outcome.PASS if judged.passed else Outcome.FAIL,
-        reason=reason,
-        compared=judged.num_tokens,
-        limits_origin=expectation.limits_origin,
-        expectation=expectation.hash,
-        since_capture=changed,
-    )
+    facts = {
+        "limits_origin": expectation.limits_origin,
+        "expectation": expectation.hash,
+        "since_capture": changed,
+    }
+    return judged.as_level(name, reason, notes, facts)
 
 
 def _describe_failure(judged: JudgedSignature, expectation: Expectation, observed: Observed) -> str:
@@ -170,48 +153,39 @@ def _describe_failure(judged: JudgedSignature, expectation: Expectation, observe
     return f"{likeness}; {reason}" if likeness else reason
 
 
-def _require_coverage(
-    name: str, seen: Seen, allow_unused: Sequence[str], judgement: _Judgement
-) -> None:
+def _require_coverage(name: str, result: LevelResult, coverage: Coverage) -> None:
     """Change a PASS to NOT_COMPARED if part of the model did not contribute."""
-    if seen.usage is None:
-        return
-    coverage = judge_coverage(CoverageParts(seen.usage, seen.usage, allowed=allow_unused))
-    level = judgement.levels[name]
     update: dict[str, object] = {"coverage": describe_coverage(coverage)}
-    if coverage.forbidden_gaps and level.verdict is Outcome.PASS:
+    if coverage.forbidden_gaps and result.level.verdict is Outcome.PASS:
         reason = f"{'; '.join(list_gaps(coverage))}; --allow-unused GLOB passes without them"
         update |= {"verdict": Outcome.NOT_COMPARED, "reason": reason}
-    judgement.levels[name] = level.model_copy(update=update)
-    judgement.notes += [f"{name}: {note}" for note in notes_on_coverage(coverage)]
-    judgement.coverages.append(coverage)
+    result.level = result.level.model_copy(update=update)
+    result.notes += [f"{name}: {note}" for note in notes_on_coverage(coverage)]
 
 
 def judge_pair(
     expected: Expectation, actual: Expectation
 ) -> tuple[Verdict, list[Measurement], Change]:
     """Judge the capture `actual` by the limits of `expected`, and describe the change."""
-    judgement = _Judgement()
-    change = find_change(expected, actual)
+    change, level = find_change(expected, actual), "signature"
     if change.judged is None:
         reason = "; ".join(change.content)
-        judgement.levels["signature"] = Level(verdict=Outcome.NOT_COMPARED, reason=reason)
+        result = LevelResult(Level(verdict=Outcome.NOT_COMPARED, reason=reason))
     else:
-        judgement.judged["signature"] = change.judged
-        judgement.levels["signature"] = Level(
-            verdict=Outcome.PASS if change.judged.passed else Outcome.FAIL,
-            reason=change.summary,
-            compared=change.judged.num_tokens,
-            limits_origin=expected.limits_origin,
-            change=change.kind,
-        )
-    judgement.notes += change.environment
+        facts = {"limits_origin": expected.limits_origin, "change": change.kind}
+        result = change.judged.as_level(level, change.summary, [], facts)
     location = None
     if change.kind == "break" and change.grown:
         location = Location(phase="forward", module=change.grown[0].module)
-    models = (expected.model, actual.model)
-    verdict = judgement.verdict(models, expected.name, actual.name, location)
-    return verdict, judgement.measurements(), change
+    verdict, rows = _combine(
+        {level: result},
+        change.environment,
+        model={"name": ", ".join(sorted({expected.model, actual.model}))},
+        reference={"run": expected.name},
+        candidate={"run": actual.name},
+        location=location,
+    )
+    return verdict, rows, change
 
 
 def _describe_elsewhere(name: str, expectation: Expectation, seen: Seen, here: AllSeen) -> str:

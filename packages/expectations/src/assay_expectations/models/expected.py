@@ -12,8 +12,9 @@ from assay.errors import UsageError
 from assay.models import load_model
 from assay.runs import SilentProgress
 from assay.verdicts import Verdict
-from assay_expectations.capturing import CaptureOptions, capture_expectation
+from assay_expectations.capturing import capture_expectation
 from assay_expectations.records import Weight, read_expectation, weight_differences
+from assay_expectations.requests import CaptureOptions
 from assay_expectations.verifying import verify_expectations
 
 _NUM_TOKENS = 8

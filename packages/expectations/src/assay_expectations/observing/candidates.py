@@ -1,15 +1,19 @@
-"""Candidates: models on their device, with inputs and key, and the capture of their signature."""
+"""The process that runs models: captures an expectation, or observes the models of several."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 import transformers
 from torch import Tensor
 
+from assay.comparing.coverage import Usage
 from assay.devices.base import Device
 from assay.devices.registry import open_device, open_run
-from assay.devices.run_string import Run
+from assay.devices.run_string import Run, parse_run
+from assay.errors import UsageError
 from assay.generate.passes.generation_loop import count_tokens, limits_of_generation
 from assay.generate.passes.passes import Side, run_free, whole_batches
 from assay.hooks.module_tracer import NullHandler
@@ -18,21 +22,35 @@ from assay.inputs import BatchOptions, InputPlan, plan_batches
 from assay.models import LoadedModel, load_model
 from assay.models.candidate_setup import set_up
 from assay.models.size import choose_threads, yardstick_dtype
+from assay.progress import subtask
 from assay.runs import Progress
+from assay_expectations.judging.numbers import LIMITS, judge_numbers, limits_origin
 from assay_expectations.observing.distributions import (
     distributions_of,
     forced_log_probabilities,
+    layer_errors,
     observe,
+    sketch_layers,
 )
-from assay_expectations.observing.layers import layer_errors, sketch_layers
 from assay_expectations.records import (
     Content,
     Distributions,
+    Expectation,
     Key,
     Machine,
+    Provenance,
     Settings,
     Signature,
     Weight,
+    content_differences,
+    read_expectation,
+)
+from assay_expectations.requests import (
+    AllSeen,
+    Captured,
+    CaptureOptions,
+    Seen,
+    VerifyRequest,
 )
 
 _HOST = "cpu"
@@ -175,3 +193,80 @@ def _load(
         attention=None if settings.attention == "default" else settings.attention,
         rounded_to=rounded_to,
     )
+
+
+CONTAINER = "ASSAY_CONTAINER"
+
+
+def capture(options: CaptureOptions, progress: Progress) -> Captured:
+    """Capture a model on a device."""
+    progress.number_phases(5)
+    with progress.step(f"loads {options.model} on {options.run}"):
+        candidate = open_candidate(options.model, parse_run(options.run), Settings())
+    device, machine = candidate.side.device, candidate.key.machine
+    signature, layers = capture_signature(options.model, candidate, progress)
+    with progress.step("compares with the host"):
+        on_host = captured_on_host(options.model, candidate, signature)
+    expectation = Expectation(
+        model=options.model,
+        key=candidate.key,
+        captures=[judge_numbers(signature, signature.captured, machine.dtype, LIMITS).ratios],
+        limits=LIMITS,
+        limits_origin=limits_origin(options.model, machine),
+        signature=signature,
+        layers=layers,
+        provenance=Provenance(
+            run=options.run,
+            product=device.product(),
+            versions=versions_of(device),
+            torch_settings=dict(torch_settings()),
+            container=os.environ.get(CONTAINER),
+            approved_by=options.approved_by,
+            reason=options.reason,
+        ),
+    )
+    return Captured(expectation=expectation, on_host=on_host)
+
+
+def observe_all(request: VerifyRequest, progress: Progress) -> AllSeen:
+    """Observe the models of expectation files on a device."""
+    run = parse_run(request.run)
+    device = open_run(run)
+    machine = machine_of(run, device)
+    expectations = {file: read_expectation(Path(file)) for file in request.files}
+    seen = []
+    with progress.task(f"observes on {run}", len(expectations), "expectations") as task:
+        for file, expectation in expectations.items():
+            is_useful = _is_useful(expectation, machine, [*expectations.values()])
+            seen.append(
+                _observe(file, expectation, run, request.setup) if is_useful else Seen(file=file)
+            )
+            task.advance()
+    return AllSeen(machine=machine, versions=versions_of(device), seen=seen)
+
+
+def _is_useful(expectation: Expectation, here: Machine, others: list[Expectation]) -> bool:
+    """Return True for this machine; or, if it has none, for machines with the same rounding."""
+    if expectation.key.machine == here:
+        return True
+    there = expectation.key.machine
+    rounds_alike = (there.dtype, there.precision) == (here.dtype, here.precision)
+    has_own = any(one.model == expectation.model and one.key.machine == here for one in others)
+    return rounds_alike and not has_own
+
+
+def _observe(file: str, expectation: Expectation, run: Run, setup: str | None) -> Seen:
+    expected = expectation.key.content
+    try:
+        with subtask(f"loads {expectation.model}"):
+            candidate = open_candidate(expectation.model, run, expected.settings)
+    except UsageError as error:
+        return Seen(file=file, problem=str(error))
+    if stale := content_differences(expected, candidate.key.content):
+        return Seen(file=file, stale=stale)
+    if setup is not None:
+        candidate = after_setup(candidate, setup)
+    batches, watch = candidate.plan.batches, UsageWatch(NullHandler())
+    with subtask(f"runs {expectation.model}", count_tokens(batches), "tokens"):
+        observed = observe(candidate.side, batches, expectation.signature, watch)
+    return Seen(file=file, observed=observed, usage=Usage.model_validate(watch.to_json()))

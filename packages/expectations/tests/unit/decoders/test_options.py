@@ -45,7 +45,8 @@ def test_published_variables_set_all_options() -> None:
         shapes=(Shape(1, 64, 16), Shape(2, 64, 16)),
         tokens_per_row=40,
         thresholds=Thresholds(
-            {"cross_entropy": 2.8364005851745624, "diff_mean": 0.0007839603102183846}, 0.02
+            metrics={"cross_entropy": 2.8364005851745624, "diff_mean": 0.0007839603102183846},
+            failure_rate=0.02,
         ),
         references=Path("/kept"),
     )
@@ -135,10 +136,10 @@ def test_shape_overrides_the_thresholds_for_all_shapes(tmp_path: Path) -> None:
         return DecoderCheck("micro:llama", shape, "cpu/float32", tmp_path, options).thresholds
 
     assert thresholds_of(Shape(1, 64, 16)) == Thresholds(
-        {"cross_entropy": 2.5, "diff_mean": 0.001}, 0.02
+        metrics={"cross_entropy": 2.5, "diff_mean": 0.001}, failure_rate=0.02
     )
     assert thresholds_of(Shape(4, 64, 16)) == Thresholds(
-        {"cross_entropy": 2.5, "diff_mean": 0.01}, 0.05
+        metrics={"cross_entropy": 2.5, "diff_mean": 0.01}, failure_rate=0.05
     )
 
 
