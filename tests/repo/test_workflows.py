@@ -9,8 +9,8 @@ import pytest
 from ruamel.yaml import YAML
 
 from assay_runners.fleet.reading import read_fleet
-from assay_runners.planning.choices import BEFORE_MACHINES, FIRST_TIERS, NIGHTLY
 from assay_runners.planning.labels import TIER_SESSIONS
+from assay_runners.planning.rules import BEFORE_MACHINES, FIRST_TIERS, NIGHTLY
 
 # Started by hand, by a person at a keyboard.
 BY_HAND = {"locked", "rehearse"}

@@ -96,8 +96,7 @@ def run(
     from assay.files import parse_record
     from assay_runners.fleet.reading import read_fleet
     from assay_runners.planning.plan import MachineJob
-    from assay_runners.running.machine_job import Checkout, run_machine_job
-    from assay_runners.running.summary import summarize_job
+    from assay_runners.running.machine_job import Checkout, run_machine_job, summarize_job
     from assay_runners.workflow_run.outputs import add_to_summary
     from assay_runners.workflow_run.programs import run_git
 

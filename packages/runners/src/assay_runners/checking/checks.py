@@ -7,13 +7,18 @@ from pathlib import Path
 
 from assay.errors import UsageError
 from assay_runners.checking import relations
-from assay_runners.checking.context import CallGraph, Context, Problem
 from assay_runners.checking.vocabulary import known_words, required_keys
-from assay_runners.checking.workflow_documents import Document, read_documents
+from assay_runners.checking.workflow_documents import (
+    CallGraph,
+    Context,
+    Document,
+    Problem,
+    read_documents,
+)
 from assay_runners.fleet.entries import Fleet
 from assay_runners.fleet.reading import RUNNERS_FILE
-from assay_runners.planning.choices import BEFORE_MACHINES, FIRST_TIERS, NIGHTLY
 from assay_runners.planning.labels import TIER_SESSIONS
+from assay_runners.planning.rules import BEFORE_MACHINES, FIRST_TIERS, NIGHTLY
 
 
 @dataclass(frozen=True, order=True)

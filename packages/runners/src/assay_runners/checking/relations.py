@@ -4,11 +4,13 @@ import re
 from collections.abc import Iterator
 from difflib import get_close_matches
 
-from assay_runners.checking.context import Context, Problem, called_file
 from assay_runners.checking.workflow_documents import (
+    Context,
     Document,
     Job,
+    Problem,
     Step,
+    called_file,
     expressions_in,
     find_scalars,
     mentions,

@@ -11,9 +11,10 @@ from ruamel.yaml.comments import CommentedMap
 
 from assay.errors import UsageError
 from assay.files import read_toml
-from assay_runners.checking.context import Context, Problem
 from assay_runners.checking.workflow_documents import (
+    Context,
     Document,
+    Problem,
     Scalar,
     expressions_in,
     find_scalars,

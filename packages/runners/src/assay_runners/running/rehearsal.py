@@ -16,8 +16,13 @@ from assay_runners.fleet.reading import read_fleet
 from assay_runners.planning.events import Event
 from assay_runners.planning.plan import MachineJob, Plan, SessionCall, explain_plan, summarize_plan
 from assay_runners.planning.rules import make_plan
-from assay_runners.running.machine_job import Checkout, JobResult, SessionResult, run_machine_job
-from assay_runners.running.summary import summarize_job
+from assay_runners.running.machine_job import (
+    Checkout,
+    JobResult,
+    SessionResult,
+    run_machine_job,
+    summarize_job,
+)
 from assay_runners.workflow_run.programs import files_changed_since, run_git
 
 PAGE_FILE = "index.html"

@@ -7,8 +7,7 @@ import pytest
 
 from assay.errors import UsageError
 from assay_runners.planning.plan import MachineJob, SessionCall
-from assay_runners.running.machine_job import SICK, Checkout, run_machine_job
-from assay_runners.running.summary import summarize_job
+from assay_runners.running.machine_job import SICK, Checkout, run_machine_job, summarize_job
 from packages.runners.tests.fake_programs import NOX, verdict
 from packages.runners.tests.fleet import FLEET, write_fleet
 
