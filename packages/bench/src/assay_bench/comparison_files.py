@@ -49,7 +49,7 @@ def verdict_of(comparison: EvaluationComparison) -> tuple[Verdict, list[Measurem
         reason = f"the two sides answered different questions: {'; '.join(comparison.refused)}"
         levels = {"tasks": Level(verdict=Outcome.NOT_COMPARED, reason=reason)}
     else:
-        levels = {one.name: _level_of(one) for one in (*comparison.pools, *comparison.tasks)}
+        levels = {one.name: _level_of(one) for one in comparison.parts}
     wrong = any(task.problem and task.judged is PairedOutcome.FAIL for task in comparison.tasks)
     verdict = Verdict(
         verdict=comparison.judged.as_verdict,
@@ -61,7 +61,7 @@ def verdict_of(comparison: EvaluationComparison) -> tuple[Verdict, list[Measurem
             *comparison.notes,
             *(
                 f"{task.name}: {measure_in_words(measure)}"
-                for task in (*comparison.pools, *comparison.tasks)
+                for task in comparison.parts
                 for measure in task.measures
             ),
         ],
@@ -70,11 +70,7 @@ def verdict_of(comparison: EvaluationComparison) -> tuple[Verdict, list[Measurem
         compared_unit="items",
         unmatched=Unmatched(expected=list(base.tasks) if comparison.refused else []),
     )
-    rows = [
-        _row_of(one.name, measure)
-        for one in (*comparison.pools, *comparison.tasks)
-        for measure in one.measures
-    ]
+    rows = [_row_of(one.name, measure) for one in comparison.parts for measure in one.measures]
     return verdict, rows
 
 
@@ -204,7 +200,7 @@ def _lines(comparison: EvaluationComparison) -> Iterator[str]:
         return
     yield "| task | measure | base | candidate | difference | bounds | margin | items | |"
     yield "|---|---|---|---|---|---|---|---|---|"
-    for task in (*comparison.pools, *comparison.tasks):
+    for task in comparison.parts:
         name = escape_markdown(task.name)
         if task.problem:
             yield f"| {name} | {escape_markdown(task.problem)} | | | | | | | {task.judged} |"
@@ -216,7 +212,7 @@ def _lines(comparison: EvaluationComparison) -> Iterator[str]:
             )
     yield ""
     yield from (f"- {escape_markdown(note)}" for note in comparison.notes)
-    for task in (*comparison.pools, *comparison.tasks):
+    for task in comparison.parts:
         measures = (f"{task.name}: {measure_in_words(measure)}" for measure in task.measures)
         yield from (f"- {escape_markdown(measure)}" for measure in measures)
     for task in comparison.tasks:

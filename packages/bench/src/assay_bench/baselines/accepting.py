@@ -1,6 +1,6 @@
 """Baseline files: evaluations without their texts, with who accepted them and why."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -45,14 +45,8 @@ class Baseline(Record):
     @classmethod
     def of(cls, evaluation: Evaluation, acceptance: Acceptance) -> Self:
         """Make a baseline of an evaluation."""
-        return cls(
-            name=evaluation.name,
-            acceptance=acceptance,
-            facts=evaluation.facts,
-            asked=evaluation.asked,
-            tasks=evaluation.tasks,
-            groups=evaluation.groups,
-        )
+        kept = {one.name: getattr(evaluation, one.name) for one in fields(evaluation)}
+        return cls(acceptance=acceptance, **kept)
 
     def evaluation(self) -> Evaluation:
         """Return the evaluation that was accepted."""
@@ -103,11 +97,7 @@ def _refuse_surprises(before: Evaluation, now: Evaluation, path: Path, terms: Te
         )
     worse = compare(before, now, terms)
     if worse.judged is not PairedOutcome.PASS:
-        failing = [
-            f"{task.name}: {task.judged}"
-            for task in (*worse.pools, *worse.tasks)
-            if task.judged != "PASS"
-        ]
+        failing = [f"{task.name}: {task.judged}" for task in worse.parts if task.judged != "PASS"]
         raise UsageError(
             f"{path} exists, and the new evaluation is not shown to be as good"
             f" ({'; '.join(failing)}). Nothing was written. To replace it anyway: --reason TEXT"
@@ -127,7 +117,7 @@ def _better_by_margin(reversed_: EvaluationComparison) -> str:
     """
     return ", ".join(
         f"{task.name} {measure.name} improved by {-measure.gain:.3g}"
-        for task in (*reversed_.pools, *reversed_.tasks)
+        for task in reversed_.parts
         for measure in task.measures
         if -measure.gain > measure.margin and measure.p_worse < reversed_.terms.significance
     )

@@ -96,6 +96,11 @@ class EvaluationComparison:
     """Measures that were not judged, with reasons."""
 
     @property
+    def parts(self) -> tuple[TaskComparison, ...]:
+        """Return the pools and the tasks."""
+        return self.pools + self.tasks
+
+    @property
     def judged(self) -> PairedOutcome:
         """Return the worst outcome of all tasks, or FAIL if a pool fails."""
         if self.refused or not self.tasks:

@@ -12,8 +12,8 @@ from assay_bench.options import AsJson, Model, Output, Run
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from assay_bench.performance.comparing import EnvironmentComparison
     from assay_bench.performance.records import PerformanceResult, SuiteResult
+    from assay_bench.performance.running import EnvironmentComparison
 
 _Suites = Annotated[
     list[str] | None,

@@ -40,7 +40,7 @@ from assay.training.trainers.registry import (
     open_trainer,
     require_trainer,
 )
-from assay_bench.tuning.recipe import TuningRecipe
+from assay_bench.tuning.recipe import Text, TuningRecipe, read_training_text
 from assay_bench.tuning.records import (
     ADAPTER_FOLDER,
     LOSSES_FILE,
@@ -53,7 +53,6 @@ from assay_bench.tuning.records import (
     checkpoint_folder,
     keep_only_checkpoint,
 )
-from assay_bench.tuning.texts import Text, read_training_text
 
 # Common tokenizers have about 4 characters of English per token, and more for spaces.
 _CHARACTERS_PER_TOKEN = 8

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from assay.errors import UsageError
-from assay_bench.performance.comparing import judge_speed, ratio_interval
+from assay_bench.performance.running import judge_speed, ratio_interval
 
 
 def test_six_blocks_span_the_interval() -> None:

@@ -5,19 +5,17 @@ import pytest
 
 from assay.errors import UsageError
 from assay.runs import SilentProgress
-from assay_bench.performance.comparing import (
-    Block,
-    Speed,
-    SuiteComparison,
-    compare_suite,
-    overall,
-)
 from assay_bench.performance.environments import Environment
 from assay_bench.performance.records import NUM_WARMUP_ROUNDS, SuiteRequest
 from assay_bench.performance.running import (
     NUM_QUADS,
+    Block,
+    Speed,
+    SuiteComparison,
     compare_blocks,
     compare_environments,
+    compare_suite,
+    overall,
     turn_order,
 )
 from assay_bench.performance.suite_table import choose_suites

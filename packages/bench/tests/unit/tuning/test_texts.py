@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from assay.errors import UsageError
-from assay_bench.tuning.texts import read_training_text
+from assay_bench.tuning.recipe import read_training_text
 
 
 def test_sums_are_right_and_in_one_part_only() -> None:
