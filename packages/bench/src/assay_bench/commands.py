@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from assay.cli.derived_commands import TrustRemoteCode
+from assay.api.options import Model, Option, TrustRemoteCode
+from assay.cli.derived_commands import with_options
 from assay.output.streams import print_text
-from assay_bench.options import AsJson, Model, Output, Run
+from assay_bench.options import AsJson, Output, Run
 from assay_bench.performance.commands import ab, perf
 
 if TYPE_CHECKING:
@@ -22,70 +23,62 @@ app.command()(ab)
 
 _Suite = Annotated[
     str,
-    typer.Option(
-        metavar="NAME|FILE.toml",
-        help="Tasks, and margins for a comparison: offline, retrained, core, leaderboard.",
+    Option(
+        "Tasks, and margins for a comparison: offline, retrained, core, leaderboard.",
+        "NAME|FILE.toml",
     ),
 ]
 _Margin = Annotated[
     float | None,
-    typer.Option(
-        metavar="SHARE",
-        help="Largest acceptable drop in accuracy: 0.02 is 2 points. Default: from the suite.",
+    Option(
+        "Largest acceptable drop in accuracy: 0.02 is 2 points. Default: from the suite.", "SHARE"
     ),
 ]
 _MarginNats = Annotated[
     float | None,
-    typer.Option(
-        metavar="NATS",
-        help="Largest acceptable drop in the log-probability of right answers, per byte."
+    Option(
+        "Largest acceptable drop in the log-probability of right answers, per byte."
         " Default: from the suite.",
+        "NATS",
     ),
 ]
 _Movement = Annotated[
     float | None,
-    typer.Option(
-        metavar="NATS",
-        help="Both sides must be the same model: largest root mean square change of"
+    Option(
+        "Both sides must be the same model: largest root mean square change of"
         " log-probabilities, per byte.",
+        "NATS",
     ),
 ]
 
 
 @app.command()
+@with_options
 def run(  # noqa: PLR0913 - one for each option
     *,
     model: Model = "micro:llama",
     run: Run = "cpu/float32",
     suite: _Suite = "offline",
     task: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME|FILE.yaml", help="Run this task, not a suite; repeatable."),
+        list[str] | None, Option("Run this task, not a suite; repeatable.", "NAME|FILE.yaml")
     ] = None,
     limit: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="Ask only the first N documents of each task."),
+        int | None, Option("Ask only the first N documents of each task.", "N", minimum=1)
     ] = None,
     candidate_setup: Annotated[
-        str | None,
-        typer.Option(metavar="FILE.py:FUNC", help="Call FUNC with the loaded model."),
+        str | None, Option("Call FUNC with the loaded model.", "FILE.py:FUNC")
     ] = None,
     model_backend: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME",
-            help="Use a model class of lm-eval with --model-args: hf, vllm, local-completions.",
+        Option(
+            "Use a model class of lm-eval with --model-args: hf, vllm, local-completions.", "NAME"
         ),
     ] = None,
     model_args: Annotated[
-        list[str] | None,
-        typer.Option(metavar="KEY=VALUE", help="Backend argument: pretrained=…; repeatable."),
+        list[str] | None, Option("Backend argument: pretrained=…; repeatable.", "KEY=VALUE")
     ] = None,
     processes: Annotated[
-        int,
-        typer.Option(
-            metavar="N", min=1, help="Backend copies that share the documents (accelerate)."
-        ),
+        int, Option("Backend copies that share the documents (accelerate).", "N", minimum=1)
     ] = 1,
     trust_remote_code: TrustRemoteCode = False,
     output: Output = None,
@@ -140,25 +133,18 @@ def run(  # noqa: PLR0913 - one for each option
 
 
 @app.command()
+@with_options
 def tune(
-    recipe: Annotated[
-        str,
-        typer.Argument(metavar="RECIPE.toml", help="A recipe file, or the shipped recipe: micro."),
-    ],
+    recipe: Annotated[str, Option("A recipe file, or the shipped recipe: micro.", "RECIPE.toml")],
     *,
-    run: Annotated[
-        str | None,
-        typer.Option(metavar="RUN", help="Device and dtype. Default: from the recipe."),
-    ] = None,
+    run: Annotated[str | None, Option("Device and dtype. Default: from the recipe.", "RUN")] = None,
     baseline: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", help="Output of an earlier run with several seeds."),
+        Path | None, Option("Output of an earlier run with several seeds.", "DIR")
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Default: runs/<time>-bench-tune. An interrupted run continues in its folder.",
+        Option(
+            "Default: runs/<time>-bench-tune. An interrupted run continues in its folder.", "DIR"
         ),
     ] = None,
     as_json: AsJson = False,
@@ -187,24 +173,19 @@ def tune(
 
 
 @app.command()
+@with_options
 def compare(  # noqa: PLR0913 - one for each option
     base: Annotated[
-        Path,
-        typer.Argument(
-            metavar="BASE", help="Folder of a run, --output_path of lm-eval, or baseline."
-        ),
+        Path, Option("Folder of a run, --output_path of lm-eval, or baseline.", "BASE")
     ],
-    candidate: Annotated[Path, typer.Argument(metavar="CANDIDATE", help="Same kinds; is judged.")],
+    candidate: Annotated[Path, Option("Same kinds; is judged.", "CANDIDATE")],
     *,
     suite: _Suite = "offline",
     margin: _Margin = None,
     margin_nats: _MarginNats = None,
     movement: _Movement = None,
     cluster: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="TASK=FIELD", help="Document field that names the cluster; repeatable."
-        ),
+        list[str] | None, Option("Document field that names the cluster; repeatable.", "TASK=FIELD")
     ] = None,
     output: Output = None,
     as_json: AsJson = False,
@@ -227,25 +208,19 @@ def compare(  # noqa: PLR0913 - one for each option
 
 
 @app.command()
+@with_options
 def accept(
-    evaluation: Annotated[
-        Path, typer.Argument(metavar="RUN", help="Folder of a run, or --output_path of lm-eval.")
-    ],
-    baseline: Annotated[Path, typer.Argument(metavar="BASELINE.json", help="File to write.")],
+    evaluation: Annotated[Path, Option("Folder of a run, or --output_path of lm-eval.", "RUN")],
+    baseline: Annotated[Path, Option("File to write.", "BASELINE.json")],
     *,
     suite: _Suite = "offline",
     name: Annotated[
-        str | None,
-        typer.Option(metavar="TEXT", help="Model name in reports. Default: from the run."),
+        str | None, Option("Model name in reports. Default: from the run.", "TEXT")
     ] = None,
-    approved_by: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Who approves the baseline.")
-    ] = None,
+    approved_by: Annotated[str | None, Option("Who approves the baseline.", "NAME")] = None,
     reason: Annotated[
         str | None,
-        typer.Option(
-            metavar="TEXT", help="Required if the run is worse or far better than the old baseline."
-        ),
+        Option("Required if the run is worse or far better than the old baseline.", "TEXT"),
     ] = None,
 ) -> None:
     """Accept RUN as the baseline of later runs.

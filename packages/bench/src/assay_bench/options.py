@@ -3,11 +3,8 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from assay.api.options import Option
 
-Run = Annotated[str, typer.Option(metavar="RUN", help="Device and dtype: cpu/bfloat16.")]
-Model = Annotated[str, typer.Option(metavar="MODEL", help="Folder, hub name, or micro:RECIPE.")]
-Output = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="Default: runs/<time>-bench-<command>.")
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON and nothing else.")]
+Run = Annotated[str, Option("Device and dtype: cpu/bfloat16.", "RUN")]
+Output = Annotated[Path | None, Option("Default: runs/<time>-bench-<command>.", "DIR")]
+AsJson = Annotated[bool, Option("Print the result as JSON and nothing else.")]

@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from assay.cli.derived_commands import AllowUnused
+from assay.api.options import Model, Option
+from assay.cli.derived_commands import AllowUnused, with_options
 from assay.output.streams import print_text
 
 app = typer.Typer(
@@ -13,56 +14,37 @@ app = typer.Typer(
 )
 
 _Expectations = Annotated[
-    list[Path] | None,
-    typer.Argument(metavar="[FILE.json|DIR]...", help="Default: the shipped files."),
+    list[Path] | None, Option("Default: the shipped files.", "[FILE.json|DIR]...")
 ]
-_Output = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="Default: runs/<time>-expect-<command>.")
-]
-_AsJson = Annotated[
-    bool, typer.Option("--json", help="Print the verdict as JSON and nothing else.")
-]
+_Output = Annotated[Path | None, Option("Default: runs/<time>-expect-<command>.", "DIR")]
+_AsJson = Annotated[bool, Option("Print the verdict as JSON and nothing else.")]
 
 
 @app.command()
+@with_options
 def capture(
-    model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="Folder, hub name, or micro:RECIPE.")
-    ],
+    model: Model,
     *,
-    run: Annotated[
-        str, typer.Option(metavar="RUN", help="Trusted device and dtype: cpu/bfloat16.")
-    ],
-    output: Annotated[
-        Path, typer.Option(metavar="FILE.json|DIR", help="In a DIR, the key names the file.")
-    ],
+    run: Annotated[str, Option("Trusted device and dtype: cpu/bfloat16.", "RUN")],
+    output: Annotated[Path, Option("In a DIR, the key names the file.", "FILE.json|DIR")],
     shapes: Annotated[
         str | None,
-        typer.Option(
-            metavar="BxTxN,...",
-            help="Capture metrics and references of decoders for `assay calibrate` instead, with these"
+        Option(
+            "Capture metrics and references of decoders for `assay calibrate` instead, with these"
             " rows, prompt lengths and new tokens.",
+            "BxTxN,...",
         ),
     ] = None,
     seeds: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N", min=1, help="With --shapes: sets of prompts per shape. Default: 3."
-        ),
+        int | None, Option("With --shapes: sets of prompts per shape. Default: 3.", "N", minimum=1)
     ] = None,
     captures: Annotated[
-        int | None,
-        typer.Option(metavar="N", min=1, help="Number of captures, which must agree. Default: 3."),
+        int | None, Option("Number of captures, which must agree. Default: 3.", "N", minimum=1)
     ] = None,
-    approved_by: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Who approves the expectation.")
-    ] = None,
+    approved_by: Annotated[str | None, Option("Who approves the expectation.", "NAME")] = None,
     reason: Annotated[
         str | None,
-        typer.Option(
-            metavar="TEXT",
-            help="Required if the capture differs from the old file or from the host.",
-        ),
+        Option("Required if the capture differs from the old file or from the host.", "TEXT"),
     ] = None,
 ) -> None:
     """Capture the outputs of MODEL on RUN as an expectation.
@@ -102,15 +84,13 @@ def capture(
 
 
 @app.command()
+@with_options
 def verify(
     expectations: _Expectations = None,
     *,
-    run: Annotated[
-        str, typer.Option(metavar="RUN", help="Device and dtype to verify: cpu/bfloat16.")
-    ] = "cpu/float32",
+    run: Annotated[str, Option("Device and dtype to verify: cpu/bfloat16.", "RUN")] = "cpu/float32",
     candidate_setup: Annotated[
-        str | None,
-        typer.Option(metavar="FILE.py:FUNC", help="Call FUNC with the model before it runs."),
+        str | None, Option("Call FUNC with the model before it runs.", "FILE.py:FUNC")
     ] = None,
     allow_unused: AllowUnused = None,
     output: _Output = None,
@@ -135,13 +115,14 @@ def verify(
 
 
 @app.command()
+@with_options
 def diff(
-    expected: Annotated[Path, typer.Argument(metavar="OLD", help="An expectation.")],
-    actual: Annotated[Path, typer.Argument(metavar="NEW", help="Another one of the same model.")],
+    expected: Annotated[Path, Option("An expectation.", "OLD")],
+    actual: Annotated[Path, Option("Another one of the same model.", "NEW")],
     *,
     output: _Output = None,
     as_markdown: Annotated[
-        bool, typer.Option("--markdown", help="Print Markdown for a pull request and nothing else.")
+        bool, Option("Print Markdown for a pull request and nothing else.")
     ] = False,
     as_json: _AsJson = False,
 ) -> None:
@@ -169,13 +150,14 @@ def diff(
 
 
 @app.command()
+@with_options
 def page(
     expectations: _Expectations = None,
     *,
-    runs: Annotated[
-        Path, typer.Option(metavar="DIR", help="Folder of the runs of `assay expect verify`.")
-    ] = Path("runs"),
-    output: Annotated[Path, typer.Option(metavar="FILE.html")] = Path("expectations.html"),
+    runs: Annotated[Path, Option("Folder of the runs of `assay expect verify`.", "DIR")] = Path(
+        "runs"
+    ),
+    output: Annotated[Path, Option("", "FILE.html")] = Path("expectations.html"),
 ) -> None:
     """Write an HTML page of all expectations: passed, failed, stale or missing, with their age.
 
@@ -192,6 +174,7 @@ def page(
 
 
 @app.command()
+@with_options
 def schema() -> None:
     """Print the JSON Schema of expectation files.
 

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from assay.api.options import Option
+from assay.cli.derived_commands import with_options
 from assay.errors import UsageError
 from assay.output.streams import print_error, print_text, print_warning_command
 
@@ -15,40 +17,35 @@ app = typer.Typer(
     help="Plan the jobs of GitHub events, and set up the machines that run them.",
 )
 
-_Root = Annotated[Path, typer.Option(metavar="DIR", help="A checkout of assay.")]
-_AsJson = Annotated[bool, typer.Option("--json", help="Print a JSON list and nothing else.")]
-_Nox = Annotated[str, typer.Option(metavar="PYTHON", help="The Python that has nox.")]
+_Root = Annotated[Path, Option("A checkout of assay.", "DIR")]
+_AsJson = Annotated[bool, Option("Print a JSON list and nothing else.")]
+_Nox = Annotated[str, Option("The Python that has nox.", "PYTHON")]
 
 
 @app.command()
+@with_options
 def plan(
     event: Annotated[
         str,
-        typer.Argument(
-            metavar="LABEL|EVENT.json",
-            help="A label, or a recorded event. Default: the event of the workflow run.",
+        Option(
+            "A label, or a recorded event. Default: the event of the workflow run.",
+            "LABEL|EVENT.json",
         ),
     ] = "",
     *,
     changed_since: Annotated[
         str,
-        typer.Option(
-            metavar="COMMIT",
-            help="Find the changed files since this commit: a change of documentation alone starts"
+        Option(
+            "Find the changed files since this commit: a change of documentation alone starts"
             " nothing. Default: in the workflow run of a pull request, where it left the protected"
             " branch; elsewhere everything runs.",
+            "COMMIT",
         ),
     ] = "",
     unless_succeeded: Annotated[
-        str,
-        typer.Option(
-            metavar="WORKFLOW.yml",
-            help="Plan nothing if its last successful run was of this commit.",
-        ),
+        str, Option("Plan nothing if its last successful run was of this commit.", "WORKFLOW.yml")
     ] = "",
-    explain: Annotated[
-        bool, typer.Option("--explain", help="Print the reasons instead of JSON.")
-    ] = False,
+    explain: Annotated[bool, Option("Print the reasons instead of JSON.")] = False,
     root: _Root = Path(),
 ) -> None:
     """Plan the jobs that a label or an event of GitHub starts.
@@ -79,12 +76,10 @@ def plan(
 
 
 @app.command()
+@with_options
 def run(
     *,
-    job: Annotated[
-        str,
-        typer.Option(metavar="JSON", envvar="ASSAY_JOB", help="One of the `machines` of a plan."),
-    ],
+    job: Annotated[str, Option("One of the `machines` of a plan.", "JSON", variable="ASSAY_JOB")],
     nox: _Nox = "python3",
     root: _Root = Path(),
 ) -> None:
@@ -109,22 +104,16 @@ def run(
 
 
 @app.command()
+@with_options
 def rehearse(
-    event: Annotated[
-        str, typer.Argument(metavar="LABEL|EVENT.json", help="A label, or a recorded event.")
-    ],
+    event: Annotated[str, Option("A label, or a recorded event.", "LABEL|EVENT.json")],
     *,
-    patch: Annotated[
-        Path | None, typer.Option(metavar="FILE.diff", help="The change of the event.")
-    ] = None,
+    patch: Annotated[Path | None, Option("The change of the event.", "FILE.diff")] = None,
     only: Annotated[
-        list[str] | None,
-        typer.Option(metavar="SESSION", help="Run only this planned session; repeatable."),
+        list[str] | None, Option("Run only this planned session; repeatable.", "SESSION")
     ] = None,
     nox: _Nox = "python3",
-    output: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Default: runs/<time>-runners-rehearse.")
-    ] = None,
+    output: Annotated[Path | None, Option("Default: runs/<time>-runners-rehearse.", "DIR")] = None,
     root: _Root = Path(),
 ) -> None:
     """Run the jobs of a label or an event here, in a clean clone.
@@ -155,18 +144,12 @@ def rehearse(
 
 
 @app.command()
+@with_options
 def propose(
-    captured: Annotated[
-        Path,
-        typer.Argument(metavar="DIR", help="The captured files, in a folder for each machine."),
-    ],
+    captured: Annotated[Path, Option("The captured files, in a folder for each machine.", "DIR")],
     *,
-    reason: Annotated[
-        str, typer.Option(metavar="TEXT", envvar="REASON", help="The reason for the recapture.")
-    ],
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only print the text of the pull request.")
-    ] = False,
+    reason: Annotated[str, Option("The reason for the recapture.", "TEXT", variable="REASON")],
+    dry_run: Annotated[bool, Option("Only print the text of the pull request.")] = False,
     root: _Root = Path(),
 ) -> None:
     """Open the pull request of a recapture.
@@ -186,15 +169,12 @@ def propose(
 
 
 @app.command(name="report-nightly")
+@with_options
 def report_nightly(
     *,
     results: Annotated[
         str,
-        typer.Option(
-            metavar="JSON",
-            envvar="RESULTS",
-            help="The results of the preceding jobs, `toJSON(needs)`.",
-        ),
+        Option("The results of the preceding jobs, `toJSON(needs)`.", "JSON", variable="RESULTS"),
     ],
     root: _Root = Path(),
 ) -> None:
@@ -228,11 +208,10 @@ def report_nightly(
 
 
 @app.command()
+@with_options
 def reap(
     *,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only print what would be terminated.")
-    ] = False,
+    dry_run: Annotated[bool, Option("Only print what would be terminated.")] = False,
 ) -> None:
     """Terminate expired cloud instances.
 
@@ -253,35 +232,29 @@ def reap(
 
 
 @app.command()
+@with_options
 def init(
     *,
-    repository: Annotated[
-        str | None, typer.Option(metavar="OWNER/NAME", help="Your repository on GitHub.")
-    ] = None,
+    repository: Annotated[str | None, Option("Your repository on GitHub.", "OWNER/NAME")] = None,
     vendor: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="A vendor of your machines; repeatable."),
+        list[str] | None, Option("A vendor of your machines; repeatable.", "NAME")
     ] = None,
     cards: Annotated[
-        list[str] | None,
-        typer.Option(metavar="VENDOR=1,4", help="Their numbers of cards. Default: as in the file."),
+        list[str] | None, Option("Their numbers of cards. Default: as in the file.", "VENDOR=1,4")
     ] = None,
     group: Annotated[
-        str | None, typer.Option(metavar="NAME", help="The runner group. Default: as in the file.")
+        str | None, Option("The runner group. Default: as in the file.", "NAME")
     ] = None,
     plan: Annotated[
         str | None,
-        typer.Option(
-            metavar="PLAN",
-            help="public, or your plan if the repository is private: free, team or enterprise."
+        Option(
+            "public, or your plan if the repository is private: free, team or enterprise."
             " Default: as in the file.",
+            "PLAN",
         ),
     ] = None,
     ghes: Annotated[
-        str | None,
-        typer.Option(
-            metavar="HOST", help="Your GitHub Enterprise Server. Default: as in the file."
-        ),
+        str | None, Option("Your GitHub Enterprise Server. Default: as in the file.", "HOST")
     ] = None,
     root: _Root = Path(),
 ) -> None:
@@ -320,6 +293,7 @@ def _ask(option: str, what: str) -> str:
 
 
 @app.command()
+@with_options
 def check(*, root: _Root = Path(), as_json: _AsJson = False) -> None:
     """Check the workflows and the rendered files.
 
@@ -351,6 +325,7 @@ def check(*, root: _Root = Path(), as_json: _AsJson = False) -> None:
 
 
 @app.command()
+@with_options
 def verify(*, root: _Root = Path()) -> None:
     """Compare the settings on GitHub with those in runners/README.md.
 
@@ -373,6 +348,7 @@ def verify(*, root: _Root = Path()) -> None:
 
 
 @app.command()
+@with_options
 def render(*, root: _Root = Path()) -> None:
     """Write the files of each vendor's machines.
 

@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from assay.api.options import Model, Option
+from assay.cli.derived_commands import with_options
 from assay.output.streams import print_text
-from assay_bench.options import AsJson, Model, Output, Run
+from assay_bench.options import AsJson, Output, Run
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -15,14 +17,12 @@ if TYPE_CHECKING:
     from assay_bench.performance.records import PerformanceResult, SuiteResult
     from assay_bench.performance.running import EnvironmentComparison
 
-_Suites = Annotated[
-    list[str] | None,
-    typer.Option("--suite", metavar="NAME", help="Repeatable. Default: all."),
-]
+_Suites = Annotated[list[str] | None, Option("Repeatable. Default: all.", "NAME")]
 
 _MEBIBYTE = 1 << 20
 
 
+@with_options
 def perf(
     *,
     run: Run = "cpu/float32",
@@ -56,22 +56,21 @@ def perf(
         print_text(f"{result.machine}; samples: {folder.path}")
 
 
+@with_options
 def ab(
     environments: Annotated[
         tuple[Path, Path],
-        typer.Argument(
-            metavar="ENV_A ENV_B", help="Virtual environments or Python executables; B is judged."
-        ),
+        Option("Virtual environments or Python executables; B is judged.", "ENV_A ENV_B"),
     ],
     *,
     run: Run = "cpu/float32",
     model: Model = "micro:llama",
     suite: _Suites = None,
     margin: Annotated[
-        float, typer.Option(min=0.0, help="Largest acceptable slow-down, as a share: 0.05 is 5 %.")
+        float, Option("Largest acceptable slow-down, as a share: 0.05 is 5 %.", minimum=0.0)
     ] = 0.05,
     blocks: Annotated[
-        int, typer.Option(help="New processes of A and of B. More blocks narrow the interval.")
+        int, Option("New processes of A and of B. More blocks narrow the interval.")
     ] = 10,
     output: Output = None,
     as_json: AsJson = False,

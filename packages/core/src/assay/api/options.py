@@ -27,6 +27,9 @@ class Option:
 
     help: str
     metavar: str | None = None
+    minimum: float | None = None
+    variable: str | None = None
+    """Environment variable that holds the default."""
 
 
 Model = Annotated[str, Option("Folder, hub name, or micro:RECIPE.", "MODEL")]

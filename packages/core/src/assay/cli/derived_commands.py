@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -75,6 +76,19 @@ def with_options_of(
     return decorate
 
 
+def with_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Let typer read the parameters with an `Option` of a command that is written by hand."""
+    parameters = [
+        one.replace(annotation=Annotated[get_args(one.annotation)[0], _describe(one, option)])
+        if (option := _find_option(one))
+        else one
+        for one in inspect.signature(command).parameters.values()
+    ]
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {one.name: one.annotation for one in parameters}
+    return command
+
+
 def derive_parameters(function: Callable[..., object]) -> list[inspect.Parameter]:
     """Return the parameters of the command for `function`, as typer reads them."""
     return [
@@ -104,20 +118,23 @@ def _find_option(parameter: inspect.Parameter) -> Option | None:
 
 def _derive_parameter(parameter: inspect.Parameter, option: Option) -> inspect.Parameter:
     kind = _command_line_type(get_args(parameter.annotation)[0])
-    flag = f"--{parameter.name.replace('_', '-')}"
-    if parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD:
-        info = typer.Argument(metavar=option.metavar, help=option.help)
-    else:
-        text = option.help.removesuffix(".")
-        info = typer.Option(
-            flag,
-            metavar=option.metavar,
-            help=f"{text}; repeatable." if kind == list[str] else option.help,
-        )
+    if kind == list[str] and parameter.kind is inspect.Parameter.KEYWORD_ONLY:
+        option = replace(option, help=f"{option.help.removesuffix('.')}; repeatable.")
+    info = _describe(parameter, option)
     default = parameter.default
     if default in (None, ()):
         kind, default = kind | None, None
     return parameter.replace(annotation=Annotated[kind, info], default=default)
+
+
+def _describe(parameter: inspect.Parameter, option: Option) -> Any:  # noqa: ANN401 - of typer
+    """Describe a parameter for typer: a positional one is an argument."""
+    words: dict[str, Any] = {"metavar": option.metavar, "help": option.help}
+    words["envvar"] = option.variable
+    if parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD:
+        return typer.Argument(**words)
+    flag = parameter.name.removeprefix("as_").replace("_", "-")
+    return typer.Option(f"--{flag}", min=option.minimum, **words)
 
 
 def _command_line_type(annotation: object) -> Any:  # noqa: ANN401 - a type that typer parses

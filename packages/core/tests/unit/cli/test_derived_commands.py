@@ -9,7 +9,7 @@ import typer
 from typer.testing import CliRunner
 
 from assay.api.options import Option
-from assay.cli.derived_commands import read_values, with_options_of
+from assay.cli.derived_commands import read_values, with_options, with_options_of
 from assay.errors import UsageError
 
 CALLS: list[dict[str, Any]] = []
@@ -85,3 +85,41 @@ def test_help_names_files_and_repeatable_options() -> None:
     assert "--name GLOB" in text
     assert "Names; repeatable." in text
     assert "--live" not in text
+
+
+@with_options
+def by_hand(
+    file: Annotated[Path, Option("A file.", "FILE")],
+    *,
+    count: Annotated[int | None, Option("Some.", "N", minimum=1, variable="TEST_COUNT")] = None,
+    only: Annotated[list[str] | None, Option("Names.")] = None,
+    as_json: Annotated[bool, Option("Print JSON.")] = False,
+) -> None:
+    CALLS.append(locals().copy())
+
+
+@pytest.mark.parametrize(
+    ("words", "variables", "given"),
+    [
+        ("x", {}, {"count": None, "only": None, "as_json": False}),
+        (
+            "x --count 2 --only a --only b --json",
+            {},
+            {"count": 2, "only": ["a", "b"], "as_json": True},
+        ),
+        ("x", {"TEST_COUNT": "3"}, {"count": 3, "only": None, "as_json": False}),
+        ("x --count 0", {}, None),
+        ("x --no-json", {}, None),
+        ("", {}, None),
+    ],
+)
+def test_a_command_written_by_hand_is_read_by_typer(
+    words: str, variables: dict[str, str], given: dict[str, Any] | None
+) -> None:
+    CALLS.clear()
+    app = typer.Typer(rich_markup_mode=None)
+    app.command()(by_hand)
+    done = CliRunner().invoke(app, words.split(), env=variables)
+    assert done.exit_code == (2 if given is None else 0), done.output
+    expected = [] if given is None else [{"file": Path("x"), **given}]
+    assert expected == CALLS
