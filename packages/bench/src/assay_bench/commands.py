@@ -119,13 +119,11 @@ def run(  # noqa: PLR0913 - one for each option
             request = EvaluationRequest(
                 model=model,
                 run=run,
-                tasks=chosen.tasks,
-                fewshot=chosen.fewshot,
+                suite=chosen,
                 limit=limit,
-                clusters=chosen.clusters,
                 setup=candidate_setup,
                 remote_code=remote_code_of(trusted=trust_remote_code),
-                folder=str(folder.resolve()),
+                folder=folder.resolve(),
             )
             evaluate(request, progress)
     write_results(judge_scores(read_evaluation(folder)), [], folder)

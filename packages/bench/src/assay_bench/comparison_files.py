@@ -78,8 +78,8 @@ def measure_in_words(measure: Measure) -> str:
     """Describe both values, the difference with its bounds, and the conclusion."""
     values = (
         f"{measure.name} {_number(measure, measure.base)} -> {_number(measure, measure.candidate)},"
-        f" difference {_signed(measure, measure.difference)} ({_signed(measure, measure.low)} to"
-        f" {_signed(measure, measure.high)}): "
+        f" difference {_number(measure, measure.difference, '+')} ({_number(measure, measure.low, '+')} to"
+        f" {_number(measure, measure.high, '+')}): "
     )
     margin = _number(measure, measure.margin)
     if measure.name == "movement":
@@ -138,12 +138,8 @@ def _row_of(task: str, measure: Measure) -> Measurement:
     )
 
 
-def _number(measure: Measure, value: float) -> str:
-    return f"{value:.1%}" if measure.kind == "yes-no" else f"{value:.4f}"
-
-
-def _signed(measure: Measure, value: float) -> str:
-    return f"{value:+.1%}" if measure.kind == "yes-no" else f"{value:+.4f}"
+def _number(measure: Measure, value: float, sign: str = "") -> str:
+    return f"{value:{sign}.1%}" if measure.kind == "yes-no" else f"{value:{sign}.4f}"
 
 
 def comparison_as_json(comparison: EvaluationComparison) -> str:

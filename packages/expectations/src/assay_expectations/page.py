@@ -3,7 +3,7 @@
 import os
 import subprocess
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,7 +13,7 @@ from assay.errors import UsageError
 from assay.files import write_whole
 from assay.output.pages import page_environment
 from assay.runs.results import VERDICT_FILE, read_verdict
-from assay.verdicts import Outcome, Verdict
+from assay.verdicts import Outcome
 from assay_expectations.records import Machine, Provenance, read_expectation
 from assay_expectations.verifying import find_files
 
@@ -102,29 +102,19 @@ def collect_cells(paths: Sequence[Path], runs: Path, page: Path, now: datetime) 
 
 def _sightings(runs: Path, page_folder: Path) -> dict[str, Sighting]:
     """Find the newest sighting of each expectation, by its hash. At equal dates, a pass comes first."""
-    seen = [
-        pair
-        for file in runs.rglob(VERDICT_FILE)
-        for pair in _seen_in(read_verdict(file.parent), file.parent, page_folder)
-    ]
+    seen = []
+    for file in runs.rglob(VERDICT_FILE):
+        verdict = read_verdict(file.parent)
+        date = str(verdict.environment.get("date", ""))
+        report = Path(os.path.relpath(file.with_name(_REPORT), page_folder)).as_posix()
+        for level in verdict.levels.values():
+            facts = level.model_extra or {}
+            if level.verdict in (Outcome.PASS, Outcome.FAIL) and "expectation" in facts:
+                failed: State = "stale" if facts.get("stale") else "fail"
+                state = "pass" if level.verdict is Outcome.PASS else failed
+                sighting = Sighting(state, date, level.reason or "", report)
+                seen.append((str(facts["expectation"]), sighting))
     return dict(sorted(seen, key=lambda pair: (pair[1].date, pair[1].state != "pass")))
-
-
-def _seen_in(verdict: Verdict, folder: Path, page_folder: Path) -> Iterator[tuple[str, Sighting]]:
-    for level in verdict.levels.values():
-        details = level.model_extra or {}
-        if level.verdict not in (Outcome.PASS, Outcome.FAIL) or "expectation" not in details:
-            continue
-        failed: State = "stale" if details.get("stale") else "fail"
-        yield (
-            str(details["expectation"]),
-            Sighting(
-                state="pass" if level.verdict is Outcome.PASS else failed,
-                date=str(verdict.environment.get("date", "")),
-                reason=level.reason or "",
-                report=Path(os.path.relpath(folder / _REPORT, page_folder)).as_posix(),
-            ),
-        )
 
 
 def _approved(provenance: Provenance) -> str:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import Field
 
 from assay.devices.run_string import parse_run
 from assay.errors import UsageError
@@ -39,23 +38,22 @@ class EvaluationRequest(Record):
 
     model: str
     run: str
-    tasks: list[str]
-    """Tasks of the suite; for the process, those that have no results yet."""
+    suite: TaskSuite
+    """For the process, with the tasks that have no results yet."""
     content: str = ""
     """Hash of the model's files, which `evaluate` adds; "" for a model on the hub."""
-    fewshot: int | None = None
     limit: int | None = None
     """Number of documents of each task; None for all."""
-    clusters: dict[str, str] = Field(default_factory=dict)
     setup: str | None = None
     """FILE.py:FUNC to call with the loaded model."""
     remote_code: RemoteCode = "refuse"
-    folder: str
+    folder: Path
     """Folder of the run."""
 
     def key(self) -> dict[str, Any]:
         """Return the settings that must be equal to keep the results of an interrupted run."""
-        return self.model_dump(mode="json", exclude={"folder", "tasks", "clusters"})
+        kept = self.model_dump(mode="json", exclude={"folder", "suite"})
+        return kept | {"fewshot": self.suite.fewshot}
 
 
 def task_folder(folder: Path, task: str) -> Path:
@@ -73,7 +71,7 @@ def evaluate(request: EvaluationRequest, progress: Progress) -> None:
 
     Raises: UsageError, MachineError or ProcessError.
     """
-    folder, tasks = Path(request.folder), request.tasks
+    folder, tasks = request.folder, request.suite.tasks
     parse_run(request.run)
     source = resolve_model(request.model)
     content = _content_of(source, request.remote_code)
@@ -84,9 +82,11 @@ def evaluate(request: EvaluationRequest, progress: Progress) -> None:
             environment = {"HF_DATASETS_CACHE": str(cache), "TQDM_DISABLE": "1"}
             if source.kind != "hub" and _are_local(remaining):
                 environment["HF_HUB_OFFLINE"] = "1"
+            suite = request.suite.model_copy(update={"tasks": remaining})
+            request = request.model_copy(update={"suite": suite})
             ask(
                 _WORK,
-                request.model_copy(update={"tasks": remaining}),
+                request,
                 folder,
                 name="evaluation",
                 progress=progress,

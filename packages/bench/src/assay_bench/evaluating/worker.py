@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -68,11 +67,11 @@ def evaluate(options: EvaluationRequest, progress: Progress) -> None:
         "weights_hash": loaded.weights_hash,
         "tokenizer_hash": loaded.tokenizer_hash,
         "versions": {"lm_eval": lm_eval.__version__} | dict(device.versions()),
-        "clusters": options.clusters,
+        "clusters": options.suite.clusters,
     }
     language_model = open_language_model(loaded, options)
-    with progress.task(f"evaluates {options.model}", len(options.tasks), "tasks") as bar:
-        for task in options.tasks:
+    with progress.task(f"evaluates {options.model}", len(options.suite.tasks), "tasks") as bar:
+        for task in options.suite.tasks:
             with subtask(task):
                 _run_task(task, options, language_model, device, facts)
             bar.advance()
@@ -88,7 +87,7 @@ def _run_task(
     from lm_eval import simple_evaluate
     from lm_eval.loggers import EvaluationTracker
 
-    folder = task_folder(Path(options.folder), task)
+    folder = task_folder(options.folder, task)
     config = load_task(task, folder / "documents")
     counted = NanCalls()
     tracker = EvaluationTracker(output_path=str(folder / "results.json"))
@@ -98,7 +97,7 @@ def _run_task(
             results: Any = simple_evaluate(
                 model=language_model,
                 tasks=[config],
-                num_fewshot=options.fewshot,
+                num_fewshot=options.suite.fewshot,
                 limit=options.limit,
                 bootstrap_iters=0,
                 evaluation_tracker=tracker,

@@ -79,38 +79,30 @@ def run_tunings(
     recipe, tunings = recipe_file.recipe, []
     with locked(output / _LOCK):
         for model in recipe.models:
-            start = _measure_start(recipe_file, model, output, progress)
-            for permutation, seed in product(recipe.permutations, recipe.seeds):
-                folder = tuning_folder(output, model, permutation, seed)
-                if not (folder / RECORD_FILE).is_file():
-                    task = _task(recipe_file, model, permutation, seed, folder)
+            tasks = [
+                TuneTask(
+                    recipe=recipe,
+                    sources=recipe_file.folder,
+                    model=model,
+                    permutation=permutation,
+                    seed=seed,
+                    folder=tuning_folder(output, model, permutation, seed).resolve(),
+                )
+                for permutation, seed in product(recipe.permutations, recipe.seeds)
+            ]
+            start = _measure_start(tasks[0], output, progress)
+            for task in tasks:
+                if not (task.folder / RECORD_FILE).is_file():
                     _tune(task, start, progress)
-                tunings.append(read_tuning(folder))
+                tunings.append(read_tuning(task.folder))
         verdict, measurements = judge_tunings(tunings, expected)
         return write_results(verdict, measurements, output)
 
 
-def _task(
-    recipe_file: RecipeFile, model: str, permutation: str, seed: int, folder: Path
-) -> TuneTask:
-    folder.mkdir(parents=True, exist_ok=True)
-    return TuneTask(
-        recipe=recipe_file.recipe,
-        sources=recipe_file.folder,
-        model=model,
-        permutation=permutation,
-        seed=seed,
-        folder=folder.resolve(),
-    )
-
-
-def _measure_start(
-    recipe_file: RecipeFile, model: str, output: Path, progress: Progress
-) -> ModelStart:
+def _measure_start(task: TuneTask, output: Path, progress: Progress) -> ModelStart:
     """Measure a model before training. Raises: UsageError if its data or weights have changed."""
-    folder = model_folder(output, model)
-    permutation, seed = next(iter(recipe_file.recipe.permutations)), recipe_file.recipe.seeds[0]
-    task = _task(recipe_file, model, permutation, seed, folder)
+    model, folder = task.model, model_folder(output, task.model)
+    task = task.model_copy(update={"folder": folder.resolve()})
     with progress.step(f"measures {model} before training"):
         start = _launch(_MEASURE_START, task, 1, progress)
     kept = folder / _START_FILE
@@ -153,7 +145,7 @@ def _launch(
 ) -> Result:
     """Call `function` on `num_ranks` data-parallel ranks. Returns: rank 0's result."""
     logs = task.folder / _LOGS
-    logs.mkdir(exist_ok=True)
+    logs.mkdir(parents=True, exist_ok=True)
     world = World(
         {"dp": num_ranks},
         parse_run(task.recipe.run).device,
