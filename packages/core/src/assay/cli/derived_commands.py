@@ -20,15 +20,12 @@ def _help_of(option: Any) -> str:  # noqa: ANN401 - an annotation with an `Optio
     return str(option.__metadata__[0].help)
 
 
-# Options of commands that are written by hand.
+# Of commands that are written by hand.
 AllowUnused = Annotated[
     list[str] | None,
     typer.Option(
         metavar="GLOB", help=f"{_help_of(options.AllowUnused).removesuffix('.')}; repeatable."
     ),
-]
-TrustRemoteCode = Annotated[
-    bool, typer.Option("--trust-remote-code", help=_help_of(options.TrustRemoteCode))
 ]
 
 

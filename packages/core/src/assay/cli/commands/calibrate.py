@@ -4,31 +4,30 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
+from assay.api.options import Option
+from assay.cli.derived_commands import with_options
 from assay.output.streams import print_text
 
 _METRICS = ".jsonl"
 
 
+@with_options
 def calibrate(
     clean: Annotated[
         list[str],
-        typer.Argument(
-            metavar="RUN...|FILE.jsonl...",
-            help="Runs known to be right, as cpu/bfloat16; or their metrics, as"
+        Option(
+            "Runs known to be right, as cpu/bfloat16; or their metrics, as"
             " `assay expect capture --shapes` writes them.",
+            "RUN...|FILE.jsonl...",
         ),
     ],
     *,
-    output: Annotated[Path, typer.Option(metavar="LIMITS.toml", help="File to write.")],
+    output: Annotated[Path, Option("File to write.", "LIMITS.toml")],
     reference: Annotated[
-        str | None,
-        typer.Option(metavar="RUN", help="Of runs: the trusted device. Default: cpu/float32."),
+        str | None, Option("Of runs: the trusted device. Default: cpu/float32.", "RUN")
     ] = None,
     model: Annotated[
-        list[str] | None,
-        typer.Option(metavar="MODEL", help="Of runs: by default the micro decoders."),
+        list[str] | None, Option("Of runs: by default the micro decoders.", "MODEL")
     ] = None,
 ) -> None:
     """Set limits from what is known to be right.

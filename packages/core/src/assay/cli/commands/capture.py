@@ -8,7 +8,8 @@ import typer
 from typer.core import TyperCommand
 
 from assay.api.inputs import input_options
-from assay.cli.derived_commands import TrustRemoteCode, read_values, with_options_of
+from assay.api.options import Option, TrustRemoteCode
+from assay.cli.derived_commands import read_values, with_options, with_options_of
 from assay.errors import UsageError
 from assay.output.streams import print_text
 from assay.sites import CapturedLevel
@@ -30,75 +31,55 @@ class CaptureCommand(TyperCommand):
 
 
 @with_options_of(input_options)
+@with_options
 def capture(  # noqa: PLR0913 - one for each option
     context: typer.Context,
-    model: Annotated[
-        str | None, typer.Argument(metavar="MODEL", help="Folder, hub name, or micro:RECIPE.")
-    ] = None,
+    model: Annotated[str | None, Option("Folder, hub name, or micro:RECIPE.", "MODEL")] = None,
     *,
-    run: Annotated[
-        str | None, typer.Option(metavar="RUN", help="The trusted device: cpu/float32.")
-    ] = None,
-    output: Annotated[
-        str, typer.Option(metavar="TRACE", help="Folder of the golden; folder or URL of the trace.")
-    ],
-    include: Annotated[
-        list[str] | None, typer.Option(metavar="GLOB", help="Of a command: modules to record.")
-    ] = None,
+    run: Annotated[str | None, Option("The trusted device: cpu/float32.", "RUN")] = None,
+    output: Annotated[str, Option("Folder of the golden; folder or URL of the trace.", "TRACE")],
+    include: Annotated[list[str] | None, Option("Of a command: modules to record.", "GLOB")] = None,
     exclude: Annotated[
-        list[str] | None, typer.Option(metavar="GLOB", help="Of a command: modules to leave out.")
+        list[str] | None, Option("Of a command: modules to leave out.", "GLOB")
     ] = None,
     steps: Annotated[
-        str | None, typer.Option(metavar="RANGES", help="Of a command: steps, such as 0,100:102.")
+        str | None, Option("Of a command: steps, such as 0,100:102.", "RANGES")
     ] = None,
     tokens: Annotated[
-        str | None,
-        typer.Option(metavar="RANGES", help="Of a command: passes of each generation, as 0:16."),
+        str | None, Option("Of a command: passes of each generation, as 0:16.", "RANGES")
     ] = None,
-    weights: Annotated[
-        bool, typer.Option("--weights", help="Of a command: parameters and their gradients, too.")
-    ] = False,
-    stats_only: Annotated[
-        bool, typer.Option("--stats-only", help="Of a command: statistics instead of values.")
-    ] = False,
+    weights: Annotated[bool, Option("Of a command: parameters and their gradients, too.")] = False,
+    stats_only: Annotated[bool, Option("Of a command: statistics instead of values.")] = False,
     warmup: Annotated[
-        str | None,
-        typer.Option(metavar="N|SHAPE", help="Of a command: passes to leave out, as 3 or 8x512."),
+        str | None, Option("Of a command: passes to leave out, as 3 or 8x512.", "N|SHAPE")
     ] = None,
     max_disk: Annotated[
-        str | None,
-        typer.Option(metavar="SIZE", help="Of a command: what a trace may take, as 20G."),
+        str | None, Option("Of a command: what a trace may take, as 20G.", "SIZE")
     ] = None,
     max_seconds: Annotated[
-        float | None,
-        typer.Option(metavar="SECONDS", help="Of a command: how long it may wait for the trace."),
+        float | None, Option("Of a command: how long it may wait for the trace.", "SECONDS")
     ] = None,
     max_memory: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SIZE", help="Of a command: for copies to be written. [default: 256M]"
-        ),
+        str | None, Option("Of a command: for copies to be written. [default: 256M]", "SIZE")
     ] = None,
     control: Annotated[
-        str | None,
-        typer.Option(metavar="FILE|SIGUSR1", help="Of a command: turns the capture off and on."),
+        str | None, Option("Of a command: turns the capture off and on.", "FILE|SIGUSR1")
     ] = None,
     min_parameters: Annotated[
-        int, typer.Option(metavar="N", min=0, help="Of a command: leave out smaller modules.")
+        int, Option("Of a command: leave out smaller modules.", "N", minimum=0)
     ] = _MIN_PARAMETERS,
     model_name: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Of a command: the only model, as Llama or 2-Llama."),
+        str | None, Option("Of a command: the only model, as Llama or 2-Llama.", "NAME")
     ] = None,
     noise_for: Annotated[
         str | None,
-        typer.Option(
-            metavar="DTYPES",
-            help="Dtypes of the candidates to come. [default: bfloat16,float16; of a command: none]",
+        Option(
+            "Dtypes of the candidates to come. [default: bfloat16,float16; of a command: none]",
+            "DTYPES",
         ),
     ] = None,
     level: Annotated[
-        CapturedLevel, typer.Option(help="What is recorded. Only a command has the level op.")
+        CapturedLevel, Option("What is recorded. Only a command has the level op.")
     ] = "module",
     trust_remote_code: TrustRemoteCode = False,
     **inputs: Any,  # noqa: ANN401 - the options of `input_options`

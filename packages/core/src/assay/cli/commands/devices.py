@@ -3,8 +3,8 @@
 import json
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
+from assay.api.options import Option
+from assay.cli.derived_commands import with_options
 from assay.output.streams import print_text
 
 if TYPE_CHECKING:
@@ -13,17 +13,13 @@ if TYPE_CHECKING:
 _STYLES = {"present": "green", "absent": "dim", "broken": "red"}
 
 
+@with_options
 def devices(
     *,
     timeout: Annotated[
-        float,
-        typer.Option(
-            metavar="SECONDS", min=0.1, help="How long the answers may take; some need longer."
-        ),
+        float, Option("How long the answers may take; some need longer.", "SECONDS", minimum=0.1)
     ] = 6.0,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object and nothing else.")
-    ] = False,
+    as_json: Annotated[bool, Option("Print one JSON object and nothing else.")] = False,
 ) -> None:
     """Show the devices of this machine, and for each vendor what is missing.
 

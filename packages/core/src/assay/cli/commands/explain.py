@@ -2,12 +2,14 @@
 
 from typing import Annotated
 
-import typer
+from assay.api.options import Option
+from assay.cli.derived_commands import with_options
 
 
+@with_options
 def explain(
     diagnosis: Annotated[
-        str | None, typer.Argument(help="A diagnosis of verdict.json; without it, all are listed.")
+        str | None, Option("A diagnosis of verdict.json; without it, all are listed.")
     ] = None,
 ) -> None:
     """Say what a diagnosis means, what usually causes it, and what to do next."""

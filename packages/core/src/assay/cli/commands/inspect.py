@@ -3,18 +3,16 @@
 import json
 from typing import Annotated
 
-import typer
+from assay.api.options import Option
+from assay.cli.derived_commands import with_options
 
 
+@with_options
 def inspect(
-    folder: Annotated[
-        str, typer.Argument(metavar="FOLDER", help="A dump, trace or golden; a folder or URL.")
-    ],
+    folder: Annotated[str, Option("A dump, trace or golden; a folder or URL.", "FOLDER")],
     *,
-    format_name: Annotated[
-        str | None, typer.Option("--format", metavar="NAME", help="Default: recognized.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_format: Annotated[str | None, Option("Default: recognized.", "NAME")] = None,
+    as_json: Annotated[bool, Option("Print JSON.")] = False,
 ) -> None:
     """List what a dump holds: format, ranks, passes, modules, sizes, and what is missing or damaged.
 
@@ -30,7 +28,7 @@ def inspect(
     from assay.runs import open_progress
 
     with open_progress() as progress, progress.step(f"inspects {folder}"):
-        contents = describe_contents(folder, format_name)
+        contents = describe_contents(folder, as_format)
     if as_json:
         print_text(json.dumps(contents.to_json(), indent=1))
     else:

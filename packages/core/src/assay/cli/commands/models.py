@@ -6,6 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
+from assay.api.options import Option
+from assay.cli.derived_commands import with_options
 from assay.output.streams import print_text
 
 app = typer.Typer(no_args_is_help=True, help="List the micro models, or train one again.")
@@ -14,11 +16,10 @@ _STEPS_BETWEEN_NOTES = 100
 
 
 @app.command("list")
+@with_options
 def list_models(
     *,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object and nothing else.")
-    ] = False,
+    as_json: Annotated[bool, Option("Print one JSON object and nothing else.")] = False,
 ) -> None:
     """Show the recipes: what each is for, its size and its loss on held-out text."""
     from assay.models import RECIPES
@@ -36,14 +37,15 @@ def list_models(
 
 
 @app.command("build")
+@with_options
 def build(
-    recipe: Annotated[str, typer.Argument(help="A recipe of `assay models list`.")],
+    recipe: Annotated[str, Option("A recipe of `assay models list`.")],
+    *,
     output: Annotated[
-        Path | None,
-        typer.Option(help="Folder for the model; by default ./micro-RECIPE."),
+        Path | None, Option("Folder for the model; by default ./micro-RECIPE.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of the first weights and of the text's order.")] = 0,
-    threads: Annotated[int, typer.Option(min=1, help="A part of what the weights depend on.")] = 2,
+    seed: Annotated[int, Option("Of the first weights and of the text's order.")] = 0,
+    threads: Annotated[int, Option("A part of what the weights depend on.", minimum=1)] = 2,
 ) -> None:
     """Train a micro model from the standard library's own text, and print its held-out loss.
 

@@ -6,27 +6,27 @@ from typing import Annotated
 
 import typer
 
+from assay.api.options import Option
+from assay.cli.derived_commands import with_options
 from assay.output.streams import print_text
 
 
+@with_options
 def report(
-    folders: Annotated[
-        list[Path], typer.Argument(metavar="DIR...", help="Folders of finished runs.")
-    ],
+    folders: Annotated[list[Path], Option("Folders of finished runs.", "DIR...")],
     *,
     output: Annotated[
         Path | None,
-        typer.Option(
-            help="Folder for the page. Default: DIR itself; for several, runs/<time>-report. "
+        Option(
+            "Folder for the page. Default: DIR itself; for several, runs/<time>-report. "
             "A non-empty folder is refused."
         ),
     ] = None,
     markdown: Annotated[
-        Path | None,
-        typer.Option(help="Append a Markdown summary to this file, as for a job summary."),
+        Path | None, Option("Append a Markdown summary to this file, as for a job summary.")
     ] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print the verdict, or a list of them, and nothing else.")
+        bool, Option("Print the verdict, or a list of them, and nothing else.")
     ] = False,
 ) -> None:
     """Draw the report of finished runs again; several runs get an index in one file.
