@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from itertools import product
 from math import ceil, inf
 from pathlib import Path
-from typing import Annotated, Any, Self, TypeVar
+from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -25,8 +25,6 @@ _METRICS = ("cross_entropy", "diff_mean")
 _PUBLISHED_NAMES = {"ce": "cross_entropy", "mean_diff": "diff_mean"}
 _DEFAULT_MODEL = "micro:llama"
 _DEFAULT_SIZES = ((1, 4), (16, 64), (8,))
-T = TypeVar("T")
-N = TypeVar("N", int, float)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,20 +132,20 @@ def options_from(environment: Mapping[str, str] = os.environ) -> DecoderOptions:
     """
     variables = _Variables(environment)
     for name in ("FORCE_VALIDATION_LEVEL_1", "SAVE_VALIDATION_INFO_OUTPUTS"):
-        variables.read_flag(name, default=False)
+        variables.read(name, "0 or 1")
     changes: dict[str, Any] = {}
-    uses_micro_models = variables.read_flag("USE_MICRO_MODELS", default=True)
+    uses_micro_models = all(variables.read("USE_MICRO_MODELS", "0 or 1")[:1])
     if models := variables.words("COMMON_MODEL_PATHS"):
         found = map(micro_model, models) if uses_micro_models else models
         changes["models"] = tuple(dict.fromkeys(found))
     sizes = [
-        variables.read_counts(name)
+        variables.read(name, "positive integers")
         for name in ("COMMON_BATCH_SIZES", "COMMON_SEQ_LENGTHS", "COMMON_MAX_NEW_TOKENS")
     ]
     if any(sizes):
         chosen = [given or default for given, default in zip(sizes, _DEFAULT_SIZES, strict=True)]
         changes["shapes"] = tuple(Shape(*shape) for shape in product(*chosen))
-    if tokens := variables.read_counts("CUMULATIVE_TEST_TOKENS_PER_SEQUENCE"):
+    if tokens := variables.read("CUMULATIVE_TEST_TOKENS_PER_SEQUENCE", "positive integers"):
         if len(tokens) > 1:
             raise variables.error("CUMULATIVE_TEST_TOKENS_PER_SEQUENCE", "one number")
         changes["tokens_per_row"] = tokens[0]
@@ -158,19 +156,15 @@ def options_from(environment: Mapping[str, str] = os.environ) -> DecoderOptions:
 
 def _read_thresholds(variables: "_Variables") -> Thresholds:
     metrics: dict[str, float] = {}
-    if limits := variables.read_numbers("METRICS_THRESHOLD"):
+    if limits := variables.read("METRICS_THRESHOLD", "positive numbers"):
         if len(limits) != len(_METRICS):
             raise variables.error(
                 "METRICS_THRESHOLD", "two numbers, for cross_entropy and diff_mean"
             )
-        skipped = variables.read(
-            "SKIP_ASSERTIONS",
-            lambda word: _PUBLISHED_NAMES[word.lower()],
-            "ce, mean_diff or both",
-        )
+        skipped = variables.read("SKIP_ASSERTIONS", "ce, mean_diff or both")
         by_name = zip(_METRICS, limits, strict=True)
         metrics = {name: limit for name, limit in by_name if name not in skipped}
-    rates = variables.read_numbers("FAILURE_THRESHOLD") or [FAILURE_RATE]
+    rates = variables.read("FAILURE_THRESHOLD", "positive numbers") or [FAILURE_RATE]
     if len(rates) > 1 or rates[0] >= 1:
         raise variables.error("FAILURE_THRESHOLD", "one share below 1")
     return Thresholds(metrics=metrics, failure_rate=rates[0])
@@ -199,6 +193,22 @@ def _letters(name: str) -> str:
     return "".join(filter(str.isalnum, name.lower()))
 
 
+def _require_positive(value: float) -> float:
+    """Return `value`. A NaN threshold would never fail."""
+    if not 0 < value < inf:
+        raise ValueError(value)
+    return value
+
+
+# The conversion of a word of a variable, by what is expected.
+_CONVERSIONS: Mapping[str, Callable[[str], Any]] = {
+    "0 or 1": ("0", "1").index,
+    "positive integers": lambda word: _require_positive(int(word)),
+    "positive numbers": lambda word: _require_positive(float(word)),
+    "ce, mean_diff or both": lambda word: _PUBLISHED_NAMES[word.lower()],
+}
+
+
 @dataclass(frozen=True, slots=True)
 class _Variables:
     """Typed access to the published variables."""
@@ -210,33 +220,15 @@ class _Variables:
         text = self.environment.get(_PREFIX + name, "")
         return [word.strip() for word in text.split(",") if word.strip()]
 
-    def read(self, name: str, convert: Callable[[str], T], expected: str) -> list[T]:
+    def read(self, name: str, expected: str) -> list[Any]:
         """Convert the words of a variable. Raises: UsageError."""
+        convert = _CONVERSIONS[expected]
         try:
             return [convert(word) for word in self.words(name)]
         except (KeyError, ValueError):
             raise self.error(name, expected) from None
 
-    def read_flag(self, name: str, *, default: bool) -> bool:
-        """Read 1 or 0."""
-        found = self.read(name, ("0", "1").index, "0 or 1")
-        return bool(found[0]) if found else default
-
-    def read_counts(self, name: str) -> list[int]:
-        """Read positive integers."""
-        return self.read(name, lambda word: _require_positive(int(word)), "positive integers")
-
-    def read_numbers(self, name: str) -> list[float]:
-        """Read positive finite numbers. A NaN threshold would never fail."""
-        return self.read(name, lambda word: _require_positive(float(word)), "positive numbers")
-
     def error(self, name: str, expected: str) -> UsageError:
         """Make the error for an invalid value."""
         value = self.environment.get(_PREFIX + name)
         return UsageError(f"{_PREFIX}{name} is {value!r}; expected: {expected}")
-
-
-def _require_positive(value: N) -> N:
-    if not 0 < value < inf:
-        raise ValueError(value)
-    return value
