@@ -1,5 +1,6 @@
 """The command `assay bench`."""
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -8,8 +9,6 @@ import typer
 from assay.api.options import Model, Option, TrustRemoteCode
 from assay.cli.derived_commands import with_options
 from assay.output.streams import print_text
-from assay_bench.options import AsJson, Output, Run
-from assay_bench.performance.commands import ab, perf
 
 if TYPE_CHECKING:
     from assay_bench.comparing.terms import Terms
@@ -18,8 +17,11 @@ app = typer.Typer(
     no_args_is_help=True,
     help="Evaluate models with lm-eval, compare the results, and measure speed.",
 )
-app.command()(perf)
-app.command()(ab)
+
+_Run = Annotated[str, Option("Device and dtype: cpu/bfloat16.", "RUN")]
+_Output = Annotated[Path | None, Option("Default: runs/<time>-bench-<command>.", "DIR")]
+_AsJson = Annotated[bool, Option("Print the result as JSON and nothing else.")]
+_Suites = Annotated[list[str] | None, Option("Repeatable. Default: all.", "NAME")]
 
 _Suite = Annotated[
     str,
@@ -54,10 +56,99 @@ _Movement = Annotated[
 
 @app.command()
 @with_options
+def perf(
+    *,
+    run: _Run = "cpu/float32",
+    model: Model = "micro:llama",
+    suite: _Suites = None,
+    output: _Output = None,
+    as_json: _AsJson = False,
+) -> None:
+    """Measure the speed of training, generation and assay itself on this machine.
+
+    Times are compared with this machine's own matrix product and read bandwidth, measured between rounds.
+
+    Example: assay bench perf --suite training-step --suite decode
+
+    Exit code: 0 measured, 2 usage or environment error, or a failed suite.
+    """
+    from assay.output.console import open_console
+    from assay.runs import RunFolder, open_progress
+    from assay_bench.performance.records import SuiteRequest
+    from assay_bench.performance.running import run_suites
+    from assay_bench.performance.suite_table import choose_suites
+    from assay_bench.performance.tables import performance_table
+
+    request = SuiteRequest(suites=choose_suites(suite or []), run=run, model=model)
+    folder = RunFolder.create("bench perf", output)
+    with open_progress() as progress:
+        result = run_suites(request, folder.path.resolve(), progress)
+    open_console(sys.stderr if as_json else None).print(performance_table(result))
+    if as_json:
+        print_text(result.to_json())
+    else:
+        print_text(f"{result.machine}; samples: {folder.path}")
+
+
+@app.command()
+@with_options
+def ab(
+    environments: Annotated[
+        tuple[Path, Path],
+        Option("Virtual environments or Python executables; B is judged.", "ENV_A ENV_B"),
+    ],
+    *,
+    run: _Run = "cpu/float32",
+    model: Model = "micro:llama",
+    suite: _Suites = None,
+    margin: Annotated[
+        float, Option("Largest acceptable slow-down, as a share: 0.05 is 5 %.", minimum=0.0)
+    ] = 0.05,
+    blocks: Annotated[
+        int, Option("New processes of A and of B. More blocks narrow the interval.")
+    ] = 10,
+    output: _Output = None,
+    as_json: _AsJson = False,
+) -> None:
+    """Compare the speed of two Python environments, which take turns on this machine.
+
+    Example: assay bench ab /opt/torch-2.12 /opt/torch-2.13 --suite training-step
+
+    Exit code: 0 PASS, 1 FAIL (B is slower by more than the margin), 2 usage or environment error, 3 the
+    interval is too wide, or a suite ran on only one side.
+    """
+    from assay.output.console import open_console
+    from assay.runs import RunFolder, open_progress
+    from assay_bench.performance.environments import Environment
+    from assay_bench.performance.records import SuiteRequest
+    from assay_bench.performance.running import compare_environments
+    from assay_bench.performance.suite_table import choose_suites
+    from assay_bench.performance.tables import comparison_line, comparison_table
+
+    request = SuiteRequest(suites=choose_suites(suite or []), run=run, model=model)
+    with open_progress() as progress:
+        with progress.step("reads the suites of both environments"):
+            sides = Environment.at(environments[0]), Environment.at(environments[1])
+        folder = RunFolder.create("bench ab", output)
+        result = compare_environments(
+            sides,
+            request,
+            margin=margin,
+            num_blocks=blocks,
+            folder=folder.path.resolve(),
+            progress=progress,
+        )
+    open_console(sys.stderr if as_json else None).print(comparison_table(result))
+    print_text(result.to_json() if as_json else comparison_line(result))
+    raise typer.Exit(result.verdict.as_verdict.exit_code)
+
+
+@app.command()
+@with_options
 def run(  # noqa: PLR0913 - one for each option
     *,
     model: Model = "micro:llama",
-    run: Run = "cpu/float32",
+    run: _Run = "cpu/float32",
     suite: _Suite = "offline",
     task: Annotated[
         list[str] | None, Option("Run this task, not a suite; repeatable.", "NAME|FILE.yaml")
@@ -81,8 +172,8 @@ def run(  # noqa: PLR0913 - one for each option
         int, Option("Backend copies that share the documents (accelerate).", "N", minimum=1)
     ] = 1,
     trust_remote_code: TrustRemoteCode = False,
-    output: Output = None,
-    as_json: AsJson = False,
+    output: _Output = None,
+    as_json: _AsJson = False,
 ) -> None:
     """Evaluate a model on a suite of tasks.
 
@@ -145,7 +236,7 @@ def tune(
             "Default: runs/<time>-bench-tune. An interrupted run continues in its folder.", "DIR"
         ),
     ] = None,
-    as_json: AsJson = False,
+    as_json: _AsJson = False,
 ) -> None:
     """Train models on a known text, and check what they learned and how their losses compare.
 
@@ -185,8 +276,8 @@ def compare(  # noqa: PLR0913 - one for each option
     cluster: Annotated[
         list[str] | None, Option("Document field that names the cluster; repeatable.", "TASK=FIELD")
     ] = None,
-    output: Output = None,
-    as_json: AsJson = False,
+    output: _Output = None,
+    as_json: _AsJson = False,
 ) -> None:
     """Compare two evaluations item by item: PASS, FAIL, or UNDERPOWERED (too few items to decide).
 

@@ -206,7 +206,7 @@ def test_planning_imports_no_torch() -> None:
     code = (
         "import sys; from assay_bench.commands import app;"
         " from assay_bench.evaluating import running as _;"
-        " from assay_bench.performance import commands, running;"
+        " from assay_bench.performance import running, tables;"
         " sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

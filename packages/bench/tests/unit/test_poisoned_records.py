@@ -16,7 +16,7 @@ from assay_bench.comparison_files import (
     comparison_as_markdown,
     verdict_of,
 )
-from assay_bench.performance.commands import performance_table
+from assay_bench.performance.tables import performance_table
 from packages.bench.tests.unit.performance.sample_results import performance_result
 from packages.bench.tests.unit.sample_evaluations import answered, evaluation, item, task
 from packages.core.tests.poison import (
