@@ -6,7 +6,7 @@ moments of Adam are divided the same way. Functions that read a whole value are 
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NoReturn
 
@@ -75,14 +75,11 @@ class Partitions(ABC):
 
     def master(self, parameter: nn.Parameter) -> Tensor:
         """Return the whole float32 copy of `parameter`."""
-        piece = self.piece(parameter)
-        return self._whole(parameter, piece, None if piece is None else piece.flat)
+        return self._whole(parameter, lambda piece: piece.flat)
 
     def set_master(self, parameter: nn.Parameter, value: Tensor) -> None:
         """Replace this rank's part of the float32 copy."""
-        piece = self.piece(parameter)
-        if piece is not None:
-            _put(piece, piece.flat, value)
+        self._put(parameter, lambda piece: piece.flat, value)
 
     def refresh_masters(self) -> None:
         """Recompute every float32 copy from its parameter, as DeepSpeed does after loading a model."""
@@ -92,14 +89,11 @@ class Partitions(ABC):
 
     def clipped_gradient(self, parameter: nn.Parameter) -> Tensor:
         """Return the whole gradient that the optimizer is about to use, float32."""
-        piece = self.piece(parameter)
-        return self._whole(parameter, piece, None if piece is None else piece.flat.grad)
+        return self._whole(parameter, lambda piece: piece.flat.grad)
 
     def set_clipped_gradient(self, parameter: nn.Parameter, value: Tensor) -> None:
         """Replace the gradient that the optimizer is about to use."""
-        piece = self.piece(parameter)
-        if piece is not None and piece.flat.grad is not None:
-            _put(piece, piece.flat.grad, value)
+        self._put(parameter, lambda piece: piece.flat.grad, value)
 
     # Moments of Adam.
 
@@ -115,11 +109,8 @@ class Partitions(ABC):
         kept = states.get(self.flats()[0] if piece is None else piece.flat)
         if not kept:
             return {}
-        moments = {
-            name: self._whole(parameter, piece, value)
-            for name, value in kept.items()
-            if name != COUNT
-        }
+        names = [name for name in kept if name != COUNT]  # in the order of all ranks
+        moments = {name: self._whole(parameter, _moment(states, name)) for name in names}
         return {COUNT: torch.tensor(float(kept[COUNT]))} | moments
 
     def set_moments(self, moments: Sequence[Mapping[str, Any]]) -> None:
@@ -133,10 +124,9 @@ class Partitions(ABC):
                 "exp_avg_sq": torch.zeros_like(flat.detach()),
             }
         for parameter, values in zip(self.parameters, moments, strict=True):
-            piece = self.piece(parameter)
             for name, value in values.items():
-                if piece is not None and name != COUNT:
-                    _put(piece, states[piece.flat][name], value)
+                if name != COUNT:
+                    self._put(parameter, _moment(states, name), value)
         self._relink()
 
     def _relink(self) -> None:  # noqa: B027 - only Zero12 keeps views
@@ -147,19 +137,27 @@ class Partitions(ABC):
         is_torchs = isinstance(self._engine.basic_optimizer, torch.optim.AdamW)
         return torch.tensor(count) if is_torchs else int(count)
 
-    def _whole(
-        self, parameter: nn.Parameter, piece: Piece | None, like_flat: Tensor | None
-    ) -> Tensor:
+    def _whole(self, parameter: nn.Parameter, held: Callable[[Piece], Tensor | None]) -> Tensor:
         """Assemble a value of `parameter` from all ranks: float32, in its shape.
 
-        like_flat: a tensor with the layout of the piece's flat tensor, or None.
+        held: returns a tensor with the layout of the piece's flat tensor, or None.
         """
         total = torch.zeros(whole_size(parameter), dtype=torch.float32, device=parameter.device)
-        if piece is not None and like_flat is not None:
+        piece = self.piece(parameter)
+        if piece is not None and (like_flat := held(piece)) is not None:
             total[piece.offset : piece.offset + piece.size] = piece.of(like_flat)
         if dist.get_world_size() > 1:
             dist.all_reduce(total)  # all other ranks have zero there
         return total.view(whole_shape(parameter))
+
+    def _put(
+        self, parameter: nn.Parameter, held: Callable[[Piece], Tensor | None], value: Tensor
+    ) -> None:
+        """Write this rank's part of a value of `parameter`; see `_whole`."""
+        piece = self.piece(parameter)
+        if piece is not None and (like_flat := held(piece)) is not None:
+            own = value.detach().reshape(-1)[piece.offset : piece.offset + piece.size]
+            piece.of(like_flat).copy_(own)
 
 
 class Zero12(Partitions):
@@ -255,10 +253,8 @@ def whole_shape(parameter: nn.Parameter) -> torch.Size:
     return shape
 
 
-def _put(piece: Piece, like_flat: Tensor, value: Tensor) -> None:
-    """Write this rank's part of `value` into a tensor with the layout of the flat tensor."""
-    own = value.detach().reshape(-1)[piece.offset : piece.offset + piece.size]
-    piece.of(like_flat).copy_(own)
+def _moment(states: Mapping[Tensor, Mapping[str, Tensor]], name: str) -> Callable[[Piece], Tensor]:
+    return lambda piece: states[piece.flat][name]
 
 
 # Key of the float32 copy in a parameter's state.

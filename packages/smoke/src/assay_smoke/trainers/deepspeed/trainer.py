@@ -43,7 +43,8 @@ _NUM_BUCKETS = 4
 _SMALLEST_BUCKET = 2**16
 _LARGEST_BUCKET = 500_000_000  # DeepSpeed's default
 
-_FIRST_PARTITIONED_STAGE = 3
+# The stage of ZeRO from which on ranks divide parameters.
+_DIVIDED_PARAMETERS = 3
 
 # Larger than any model, so that one sub-group of ZeRO-3 holds all parameters. All gradients are then
 # clipped before the optimizer uses the first of them.
@@ -94,7 +95,7 @@ def num_accumulated(plan: TrainingPlan) -> int:
 def _zero(stage: int, num_elements: int, offload: bool) -> dict[str, Any]:  # noqa: FBT001
     bucket = min(max(num_elements // _NUM_BUCKETS, _SMALLEST_BUCKET), _LARGEST_BUCKET)
     zero: dict[str, Any] = {"stage": stage, "reduce_bucket_size": bucket}
-    if stage == _FIRST_PARTITIONED_STAGE:
+    if stage == _DIVIDED_PARAMETERS:
         zero |= {
             "stage3_param_persistence_threshold": 0,
             "stage3_max_reuse_distance": 0,
@@ -103,13 +104,9 @@ def _zero(stage: int, num_elements: int, offload: bool) -> dict[str, Any]:  # no
         }
     if offload:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": False}
-        if stage == _FIRST_PARTITIONED_STAGE:
+        if stage == _DIVIDED_PARAMETERS:
             zero["offload_param"] = {"device": "cpu", "pin_memory": False}
     return zero
-
-
-# The stage of ZeRO from which on ranks divide parameters.
-_DIVIDED_PARAMETERS = 3
 
 
 class DeepSpeedTrainer(ReferenceTrainer):
