@@ -8,7 +8,7 @@ from assay.devices.registry import open_device
 from assay.verdicts import Outcome
 from assay_smoke.cases.timeline import Timeline, read_timeline, where_it_stopped
 from assay_smoke.external.library import Losses, read_library
-from assay_smoke.external.running.losses import LossReader
+from assay_smoke.external.losses import LossReader
 from assay_smoke.matrix.cases import case_of
 from assay_smoke.matrix.durations import Durations, RecordedRun, read_history, record_runs
 from assay_smoke.matrix.planning import PlanOptions, plan_smoke
@@ -27,7 +27,7 @@ def _write_plan(folder: Path) -> None:
 
 def _choose_items(folder: Path) -> object:
     options = SessionOptions((), plan=folder / "plan.json")
-    return choose_items(options, str(folder / "references"))
+    return choose_items(options, folder / "references")
 
 
 def _write_durations(folder: Path) -> None:

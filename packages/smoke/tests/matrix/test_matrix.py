@@ -31,7 +31,7 @@ def test_case_passes(
 ) -> None:
     device = request.config.getoption("--device")
 
-    verdict = CaseRun(case, device, tmp_path, references, limits=LIMITS).run(SilentProgress())
+    verdict = CaseRun(case, device, references, limits=LIMITS).run(tmp_path, SilentProgress())
 
     wrong = {
         name: level.reason

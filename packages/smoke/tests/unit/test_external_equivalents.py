@@ -5,15 +5,16 @@ from typing import Any
 
 import pytest
 
-from assay_smoke.external.evidence import Evidence
-from assay_smoke.external.judging.equivalent_run import judge_equivalent, unit_in_log
+from assay.runs import SilentProgress
+from assay_smoke.external.equivalent_run import judge_equivalent, unit_in_log
+from assay_smoke.external.runs import Cycle
 
 
 def test_split_is_unchecked_without_a_whole_last_checkpoint() -> None:
-    library: Any = SimpleNamespace(split_otherwise=lambda: "another split")
-    uninterrupted: Any = SimpleNamespace()
+    library = SimpleNamespace(split_otherwise=lambda: "another split", steps=9)
+    launch: Any = SimpleNamespace(library=library)
 
-    level = judge_equivalent(Evidence(library, uninterrupted)).level
+    level = judge_equivalent(Cycle(launch, SilentProgress())).level
 
     assert level.verdict is None
     assert (level.model_extra or {})["unchecked"] is True

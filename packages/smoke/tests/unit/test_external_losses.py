@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from assay_smoke.external.library import Losses
-from assay_smoke.external.running.losses import LoggedLoss, LossesError, LossReader
+from assay_smoke.external.losses import LoggedLoss, LossesError, LossReader
 
 STEP_AND_LOSS = Losses(pattern=r"step (?P<step>\d+) loss (?P<loss>\S+)")
 

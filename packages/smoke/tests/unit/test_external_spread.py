@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from assay_smoke.external.evidence import measure_apart, measure_spread
+from assay_smoke.external.equivalent_run import measure_apart
+from assay_smoke.external.resumptions import measure_spread
 
 END = {"a": torch.tensor([3.0, 4.0])}
 NEAR = {"a": torch.tensor([3.0, 4.001])}

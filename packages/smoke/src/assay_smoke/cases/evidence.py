@@ -5,40 +5,38 @@ from functools import cached_property
 
 from assay.comparing.limits import Limits
 from assay.training.judging.evidence import FreeEvidence
-from assay.training.processes.requests import StepRecord
-from assay_smoke.cases.requests import (
-    CaseRequest,
-    ReadAnswer,
-    ReferenceAnswer,
-    ResumeAnswer,
-    TerminateAnswer,
-    TrainAnswer,
-)
+from assay.training.processes.requests import TrainOptions
+from assay_smoke.cases.requests import ReadAnswer, ReferenceAnswer, StepsAnswer, TrainAnswer
+from assay_smoke.cases.settings import options_of
 from assay_smoke.machine.leftovers import Leftover
+from assay_smoke.matrix.cases import Case
 
 
 @dataclass(kw_only=True)
 class CaseEvidence:
     """The answers of every world by rank, empty for a world that did not run, and their reference."""
 
-    request: CaseRequest
-    dtype: str
-    """Dtype of the judged run."""
+    case: Case
     reference: ReferenceAnswer
     limits: Limits
     trained: list[TrainAnswer] = field(default_factory=list)
-    terminated: list[TerminateAnswer] = field(default_factory=list)
-    resumed: list[ResumeAnswer] = field(default_factory=list)
-    restarted: list[StepRecord] = field(default_factory=list)
+    terminated: list[StepsAnswer] = field(default_factory=list)
+    resumed: list[StepsAnswer] = field(default_factory=list)
+    restarted: list[StepsAnswer] = field(default_factory=list)
     read: ReadAnswer | None = None
     left_behind: list[Leftover] = field(default_factory=list)
+
+    @cached_property
+    def options(self) -> TrainOptions:
+        """Return the training options."""
+        return options_of(self.case)
 
     @cached_property
     def free(self) -> FreeEvidence:
         """Return the free run with its resumption in the same process."""
         return FreeEvidence(
-            self.request.candidate.options,
-            self.dtype,
+            self.options,
+            self.case.precision,
             self.reference.training,
             [answer.report for answer in self.trained],
             self.limits,
@@ -47,25 +45,22 @@ class CaseEvidence:
     @cached_property
     def in_new_processes(self) -> FreeEvidence:
         """Return the free run with the resumption in new processes instead."""
-        reports = [
-            one.report.model_copy(
+        reports = []
+        for rank, other in zip(self.trained, self.resumed, strict=True):
+            held = {
+                str(part): digest for step in rank.report.free.held[-1:] for part, digest in step
+            }
+            # Judged as the resumption in the same process, except for what only that one measures.
+            free = rank.report.free.model_copy(
                 update={
-                    "free": one.report.free.model_copy(
-                        update={
-                            "resumed": other.steps,
-                            "resumed_trajectory": other.trajectory,
-                            "ended_otherwise": _different(one.held, other.held),
-                            "problem": other.problem,
-                            "not_restored": [],
-                            "saved": [],
-                            "changed_by_saving": [],
-                            "settings": [],
-                        }
-                    )
+                    "resumed": other.steps,
+                    "resumed_trajectory": other.trajectory,
+                    "ended_otherwise": _different(held, other.held),
+                    "problem": other.problem,
                 }
+                | dict.fromkeys(("not_restored", "saved", "changed_by_saving", "settings"), ())
             )
-            for one, other in zip(self.trained, self.resumed, strict=True)
-        ]
+            reports.append(rank.report.model_copy(update={"free": free}))
         return replace(self.free, reports=reports)
 
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from assay.devices.base import Device
 from assay.devices.registry import describe_run, open_run
 from assay.devices.run_string import parse_run
+from assay.launch import Rank
 from assay.models import count_parameters
 from assay.models.size import choose_threads, yardstick_dtype
 from assay.training.batches import MicroBatch
@@ -25,7 +26,7 @@ from assay_smoke.cases.requests import ReferenceAnswer
 _LOGITS = "logits.safetensors"
 
 
-def train_reference(request: ReferenceRequest) -> ReferenceAnswer:
+def train_reference(_: Rank, request: ReferenceRequest) -> ReferenceAnswer:
     """Train the yardstick and the noise run. Write their initial and final states to `request.folder`."""
     folder, options = Path(request.folder), request.options
     run = parse_run(request.reference)

@@ -52,28 +52,21 @@ class TrainAnswer(Record):
     report: TrainerReport
     before: Hashes
     """Hash of every parameter and buffer before the first step."""
-    after: Hashes
+    after: Hashes = Field(default_factory=dict)
     """The same after the last step."""
-    held: Hashes
-    """Hash of every part of a parameter or moment that this rank holds after the last step."""
     parameter_bytes: int
     """Size of the rank's parameters during training."""
-    survivors: Survivors
+    survivors: Survivors = Field(default_factory=Survivors)
 
 
-class TerminateAnswer(Record):
-    """Answer of a rank of `terminate`: whether the signal arrived, and the steps until then."""
-
-    was_signalled: bool
-    steps: list[StepRecord]
-
-
-class ResumeAnswer(Record):
-    """Answer of a rank of `resume`."""
+class StepsAnswer(Record):
+    """Answer of a rank of `terminate`, `resume` or `restart`. Only `resume` measures the end."""
 
     steps: list[StepRecord] = Field(default_factory=list)
+    was_signalled: bool = False
+    """Whether SIGTERM arrived."""
     held: Hashes = Field(default_factory=dict)
-    """As in `TrainAnswer`."""
+    """Hash of every part of a parameter or moment that this rank holds after the last step."""
     trajectory: list[TrajectoryRecord] = Field(default_factory=list)
     problem: str | None = None
     """Why the checkpoint could not be loaded."""

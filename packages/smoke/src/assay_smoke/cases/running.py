@@ -3,7 +3,6 @@
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -13,10 +12,11 @@ from assay.runs import Progress
 from assay.runs.caches import locked
 from assay.runs.results import write_results
 from assay.training.check import load_training_limits
-from assay.training.processes.requests import ReferenceRequest
-from assay.verdicts import Outcome, Verdict
+from assay.training.processes.requests import ReferenceRequest, TrainerRequest
+from assay.verdicts import Measurement, Verdict
 from assay_smoke.cases import reading, worlds
 from assay_smoke.cases.evidence import CaseEvidence
+from assay_smoke.cases.reference import train_reference
 from assay_smoke.cases.requests import (
     CHECKPOINT,
     LAST_CHECKPOINT,
@@ -27,13 +27,14 @@ from assay_smoke.cases.requests import (
 from assay_smoke.cases.settings import (
     REFERENCE,
     TRAINERS,
+    features_of,
     is_deepspeed,
     mesh_of,
     options_of,
-    request_of,
 )
 from assay_smoke.cases.timeline import where_it_stopped
-from assay_smoke.cases.verdict import judge_case, verdict_of_early_end
+from assay_smoke.cases.verdict import judge_case
+from assay_smoke.judging import Found, failed, not_compared, verdict_of
 from assay_smoke.machine.leftovers import find_in_group, record_leftovers
 from assay_smoke.matrix.cases import Case
 from assay_smoke.matrix.rules import HOST
@@ -87,7 +88,7 @@ def open_reference(
             return golden, read_sealed(ReferenceAnswer, kept)
         asked = request.model_copy(update={"folder": str(golden)})
         world = World({"dp": 1}, "cpu", limits=limits, preload=EVERY_CASE, log_folder=golden)
-        (answer,) = launch_world(worlds.reference, world, asked)
+        (answer,) = launch_world(train_reference, world, asked)
         write_sealed(kept, answer)
     return golden, answer
 
@@ -109,7 +110,6 @@ class CaseRun:
     case: Case
     device: str
     """As in a RUN."""
-    folder: Path
     references: Path
     """Folder of the reference runs of a session."""
     trainer: str | None = None
@@ -121,90 +121,104 @@ class CaseRun:
     )
     """Limits of each world."""
 
-    def run(self, progress: Progress) -> Verdict:
+    def run(self, folder: Path, progress: Progress) -> Verdict:
         """Run all worlds of the case, judge them, and write the verdict into `folder`.
 
         Raises: MachineError if the compilation for its trainer fails.
         """
-        prepare(self.case, self.trainer, self.folder, progress)
+        prepare(self.case, self.trainer, folder, progress)
+        verdict, measurements = self._judge(folder, progress)
+        return write_results(verdict, measurements, folder)
+
+    def _judge(self, folder: Path, progress: Progress) -> tuple[Verdict, list[Measurement]]:
         try:
             with progress.step(f"{self.case.id}: reference"):
                 golden, reference = open_reference(self.case, self.references, self.limits)
         except WorldError as error:
-            reason = f"the reference run ended: {error}"
-            verdict = verdict_of_early_end(self.case, Outcome.NOT_COMPARED, reason)
-            return write_results(verdict, [], self.folder)
+            return self._end_early(not_compared(f"the reference run ended: {error}"), {}), []
+        limits = load_training_limits("training")
+        evidence = CaseEvidence(case=self.case, reference=reference, limits=limits)
         try:
-            evidence = self._gather(golden, reference, progress)
+            _Worlds(self, golden, folder, progress, evidence).run()
         except WorldError as error:
-            phase = self._stopped_in()
+            phase = _stopped_in(folder)
             reason = f"the run ended{f' in {phase}' if phase else ''}: {error}"
-            verdict = verdict_of_early_end(self.case, Outcome.FAIL, reason, {"run": REFERENCE})
-            return write_results(verdict, [], self.folder)
-        verdict, measurements = judge_case(self.case, evidence)
-        return write_results(verdict, measurements, self.folder)
+            return self._end_early(failed(0, reason), {"run": REFERENCE}), []
+        return judge_case(evidence)
 
-    def _gather(self, golden: Path, reference: ReferenceAnswer, progress: Progress) -> CaseEvidence:
+    def _end_early(self, found: Found, reference: dict[str, str]) -> Verdict:
+        """Make the verdict on a case whose reference or ranks ended before their end."""
+        model = {"name": f"micro:{self.case.family}"}
+        candidate = {"case": self.case.id}
+        return verdict_of({"run": found}, model=model, reference=reference, candidate=candidate)
+
+
+@dataclass(frozen=True)
+class _Worlds:
+    """The worlds of a case, whose answers go into `evidence`."""
+
+    settings: CaseRun
+    golden: Path
+    folder: Path
+    progress: Progress
+    evidence: CaseEvidence
+
+    def run(self) -> None:
         """Run the worlds one after the other."""
-        case, folder = self.case, self.folder
-        candidate = request_of(case, self.device, str(golden), str(folder / "ranks"), self.trainer)
-        evidence = CaseEvidence(
-            request=CaseRequest(candidate=candidate, kind=case.checkpoint, timelines=""),
-            dtype=case.precision,
-            reference=reference,
-            limits=load_training_limits("training"),
-        )
-        launch = partial(self._launch, evidence, progress)
+        case, folder, evidence = self.settings.case, self.folder, self.evidence
         with record_leftovers(folder / "temporary", evidence.left_behind):
-            evidence.trained = launch("train", worlds.train)
+            evidence.trained = self._launch("train", worlds.train)
             checkpoint = CHECKPOINT
             if case.interruption == "sigterm":
                 checkpoint = TERMINATED_CHECKPOINT
-                evidence.terminated = launch("terminate", worlds.terminate)
+                evidence.terminated = self._launch("terminate", worlds.terminate)
             if (folder / checkpoint).is_dir():
-                evidence.resumed = launch("resume", worlds.resume, checkpoint)
+                evidence.resumed = self._launch("resume", worlds.resume, checkpoint)
             if case.checkpoint == "hugging-face" and (folder / CHECKPOINT).is_dir():
-                evidence.restarted = launch("restart", worlds.restart, CHECKPOINT)
+                evidence.restarted = self._launch("restart", worlds.restart, CHECKPOINT)
             if (folder / LAST_CHECKPOINT).is_dir():
-                (evidence.read,) = launch("read", reading.read, LAST_CHECKPOINT)
-        return evidence
+                (evidence.read,) = self._launch("read", reading.read, LAST_CHECKPOINT)
 
     def _launch(
-        self,
-        evidence: CaseEvidence,
-        progress: Progress,
-        name: str,
-        body: Callable[[Rank, CaseRequest], _Answer],
-        checkpoint: str = "",
+        self, name: str, body: Callable[[Rank, CaseRequest], _Answer], checkpoint: str = ""
     ) -> list[_Answer]:
         """Run `body` on every rank of a world and return the answers by rank.
 
         Processes that outlive their ranks are added to the evidence.
         """
+        case, device = self.settings.case, self.settings.device
+        trainer = self.settings.trainer or TRAINERS[case.framework]
         logs = self.folder / "logs" / name
         logs.mkdir(parents=True, exist_ok=True)
-        trainer = self.trainer or TRAINERS[self.case.framework]
         world = World(
-            {"dp": 1} if name == "read" else mesh_of(self.case),
-            self.device,
-            limits=self.limits,
-            preload=preload_for(self.case, trainer, self.device),
+            {"dp": 1} if name == "read" else mesh_of(case),
+            device,
+            limits=self.settings.limits,
+            preload=preload_for(case, trainer, device),
             log_folder=logs,
-            at_end=lambda group: evidence.left_behind.extend(find_in_group(group)),
+            at_end=lambda group: self.evidence.left_behind.extend(find_in_group(group)),
         )
-        asked = evidence.request.model_copy(
-            update={
-                "timelines": str(self.folder / "timelines" / name),
-                "checkpoint": str(self.folder / checkpoint) if checkpoint else "",
-            }
+        request = CaseRequest(
+            candidate=TrainerRequest(
+                options=self.evidence.options,
+                candidate=f"{device}/{case.precision}",
+                golden=str(self.golden),
+                folder=str(self.folder / "ranks"),
+                trainer=trainer,
+                mesh=mesh_of(case),
+                features=features_of(case),
+            ),
+            kind=case.checkpoint,
+            timelines=str(self.folder / "timelines" / name),
+            checkpoint=str(self.folder / checkpoint) if checkpoint else "",
         )
-        with progress.step(f"{self.case.id}: {name}"):
-            return launch_world(body, world, asked)
+        with self.progress.step(f"{case.id}: {name}"):
+            return launch_world(body, world, request)
 
-    def _stopped_in(self) -> str | None:
-        """Return the phase in which the last world ended early."""
-        files = sorted(
-            (self.folder / "timelines").glob("*/rank-*.jsonl"),
-            key=lambda file: file.stat().st_mtime,
-        )
-        return next((phase for file in files[::-1] if (phase := where_it_stopped(file))), None)
+
+def _stopped_in(folder: Path) -> str | None:
+    """Return the phase in which the last world ended early."""
+    files = sorted(
+        (folder / "timelines").glob("*/rank-*.jsonl"), key=lambda file: file.stat().st_mtime
+    )
+    return next((phase for file in files[::-1] if (phase := where_it_stopped(file))), None)

@@ -2,9 +2,8 @@
 
 import math
 
-from assay.devices.run_string import parse_run
 from assay.training.check import options_for
-from assay.training.processes.requests import TrainerRequest, TrainOptions
+from assay.training.processes.requests import TrainOptions
 from assay.training.protocol import MIXED_PRECISION
 from assay_smoke.matrix.cases import FEATURES, Case, FeatureEntry, Framework
 
@@ -62,23 +61,3 @@ def features_of(case: Case) -> list[str]:
     if case.batches == "packed":
         features.append("packed")
     return sorted(features)
-
-
-def request_of(
-    case: Case, device: str, golden: str, folder: str, trainer: str | None
-) -> TrainerRequest:
-    """Make the request to the ranks of a case.
-
-    device: as in a RUN; golden: folder of the reference states; trainer: replaces the framework's own.
-    """
-    run = f"{device}/{case.precision}"
-    parse_run(run)
-    return TrainerRequest(
-        options=options_of(case),
-        candidate=run,
-        golden=golden,
-        folder=folder,
-        trainer=trainer or TRAINERS[case.framework],
-        mesh=mesh_of(case),
-        features=features_of(case),
-    )

@@ -17,7 +17,7 @@ from assay.errors import AssayError
 from assay.launch import Rank
 from assay.training.batches import MicroBatch, copied
 from assay.training.processes.candidate_side import CandidateSide
-from assay.training.processes.requests import ReferenceRequest, StepRecord
+from assay.training.processes.requests import StepRecord
 from assay.training.processes.skipped_steps import step_until_made
 from assay.training.processes.trainer_report import ModelReport, TrainerReport, declared_traits
 from assay.training.replay.conditions import comparable
@@ -28,16 +28,13 @@ from assay.training.state.sharding import local_part
 from assay.training.state.states import current_state, differing_parameters, inject_state
 from assay.training.trainers.reference import MODEL_FOLDER
 from assay.training.trainers.registry import OpenedTrainer, describe_trainer
-from assay_smoke.cases.reference import train_reference
 from assay_smoke.cases.requests import (
     LAST_CHECKPOINT,
     TERMINATED_CHECKPOINT,
     CaseRequest,
     Hashes,
-    ReferenceAnswer,
-    ResumeAnswer,
+    StepsAnswer,
     Survivors,
-    TerminateAnswer,
     TrainAnswer,
 )
 from assay_smoke.cases.timeline import CyclePhase, Timeline
@@ -62,6 +59,7 @@ class WatchedSide(CandidateSide):
         super().__init__(request.candidate, rank)
         self.timeline = Timeline(Path(request.timelines) / f"rank-{rank.number}.jsonl", self.device)
         self.resume_at = request.candidate.options.resume_at
+        self.folder = Path(request.candidate.folder).parent
         self.ended: list[Hashes] = []
 
     def open(self) -> OpenedTrainer:
@@ -96,11 +94,6 @@ class WatchedSide(CandidateSide):
 def hash_model(opened: OpenedTrainer, torch_device: str) -> Hashes:
     """Hash every whole parameter and buffer. A collective."""
     return fingerprint({"model": current_state(opened.trainer, torch_device)["model"]})
-
-
-def hash_held(opened: OpenedTrainer) -> Hashes:
-    """Hash every part of a parameter or moment that this rank holds."""
-    return {str(part): digest for part, digest in hash_held_parts(opened.trainer).items()}
 
 
 def held_parameter_bytes(opened: OpenedTrainer, num_ranks: int) -> int:
@@ -142,29 +135,15 @@ def _has_storage(tensor: Tensor) -> bool:
     return tensor.layout is torch.strided and tensor.untyped_storage().device.type != "meta"
 
 
-def reference(_: Rank, request: ReferenceRequest) -> ReferenceAnswer:
-    """Train the reference in a world of one rank."""
-    return train_reference(request)
-
-
 def train(rank: Rank, request: CaseRequest) -> TrainAnswer:
     """Set up, train, save, train on and tear down; then resume in the same process."""
     side = WatchedSide(request, rank)
     alive = live_tensors()
-    report, before, held, parameter_bytes = _train(side, request, rank)
-    return TrainAnswer(
-        report=report,
-        before=before,
-        after=side.ended[0],
-        held=held,
-        parameter_bytes=parameter_bytes,
-        survivors=survivors(alive),
-    )
+    answer = _train(side, request, rank)  # its trainers are gone when it returns
+    return answer.model_copy(update={"after": side.ended[0], "survivors": survivors(alive)})
 
 
-def _train(
-    side: WatchedSide, request: CaseRequest, rank: Rank
-) -> tuple[TrainerReport, dict[str, str], dict[str, str], int]:
+def _train(side: WatchedSide, request: CaseRequest, rank: Rank) -> TrainAnswer:
     opened = side.open()
     begin = side.begin(opened)
     trainer = opened.trainer
@@ -175,42 +154,40 @@ def _train(
     before = hash_model(opened, side.device.torch_device)
     described = describe_trainer(request.candidate.trainer, side.plan, trainer.model)
     parameter_bytes = held_parameter_bytes(opened, rank.size)
-    free = side.train_freely(opened, begin)
     report = TrainerReport(
         run=describe_run(side.device, side.run) | described,
-        free=free,
+        free=side.train_freely(opened, begin),
         coordinates=side.coordinates,
         traits=declared_traits(opened),
         model=ModelReport(weights_different=different, absent=begin.absent),
     )
-    last = {str(part): digest for part, digest in free.held[-1]} if free.held else {}
-    return report, before, last, parameter_bytes
+    return TrainAnswer(report=report, before=before, parameter_bytes=parameter_bytes)
 
 
-def terminate(rank: Rank, request: CaseRequest) -> TerminateAnswer:
+def terminate(rank: Rank, request: CaseRequest) -> StepsAnswer:
     """Train until SIGTERM arrives within a step, then save."""
     side = WatchedSide(request, rank)
     opened = side.open()
     begin = side.begin(opened)
     inject_state(opened.trainer, begin.own, side.device.torch_device)
-    signals: list[int] = []
-    previous = signal.signal(signal.SIGTERM, lambda number, _: signals.append(number))
-    steps: list[StepRecord] = []
-    resume_at = request.candidate.options.resume_at
+    answer = StepsAnswer()
+
+    def note(*_: object) -> None:
+        answer.was_signalled = True
+
+    previous = signal.signal(signal.SIGTERM, note)
     try:
         with comparable(side.run.dtype, side.device):
             for number, batch in enumerate(side.batches):
-                if number + 1 == resume_at:
+                if number + 1 == side.resume_at:
                     _send_within_step(opened.root)
-                steps.append(make_step(opened, batch))
-                if signals:
-                    opened.trainer.save(
-                        Path(request.candidate.folder).parent / TERMINATED_CHECKPOINT
-                    )
+                answer.steps.append(make_step(opened, batch))
+                if answer.was_signalled:
+                    opened.trainer.save(side.folder / TERMINATED_CHECKPOINT)
                     break
     finally:
         signal.signal(signal.SIGTERM, previous)
-    return TerminateAnswer(was_signalled=bool(signals), steps=steps)
+    return answer
 
 
 def _send_within_step(root: nn.Module) -> None:
@@ -223,40 +200,39 @@ def _send_within_step(root: nn.Module) -> None:
     handle = root.register_forward_hook(send)
 
 
-def resume(rank: Rank, request: CaseRequest) -> ResumeAnswer:
+def resume(rank: Rank, request: CaseRequest) -> StepsAnswer:
     """Continue from the checkpoint in new processes, save at the end, and tear down."""
     side = WatchedSide(request, rank)
-    options = request.candidate.options
     opened = side.open()
     # Another generator state than the saving process had: equal seeds would hide an unrestored one.
-    torch.manual_seed(options.seed + 1)
-    answer = ResumeAnswer()
+    torch.manual_seed(request.candidate.options.seed + 1)
+    answer = StepsAnswer()
     try:
         opened.trainer.load(Path(request.checkpoint))
     except (AssayError, OSError, ValueError, KeyError, RuntimeError) as error:
         answer.problem = f"the checkpoint cannot be read: {type(error).__name__}: {error}"
         return answer
     with comparable(side.run.dtype, side.device):
-        answer.steps = [make_step(opened, batch) for batch in side.batches[options.resume_at :]]
-    answer.held = hash_held(opened)
+        answer.steps = [make_step(opened, batch) for batch in side.batches[side.resume_at :]]
+    held = hash_held_parts(opened.trainer)
+    answer.held = {str(part): digest for part, digest in held.items()}
     end = read_golden_state(side.golden, len(side.batches))
     answer.trajectory = trajectory_of(opened.trainer.model, end)
-    opened.trainer.save(Path(request.candidate.folder).parent / LAST_CHECKPOINT)
+    opened.trainer.save(side.folder / LAST_CHECKPOINT)
     opened.trainer.teardown()
     return answer
 
 
-def restart(rank: Rank, request: CaseRequest) -> StepRecord:
+def restart(rank: Rank, request: CaseRequest) -> StepsAnswer:
     """Make the first step of another run that starts from the saved model."""
     side = WatchedSide(request, rank)
-    resume_at = request.candidate.options.resume_at
-    batch = side.batches[resume_at]
+    batch = side.batches[side.resume_at]
     side.plan = replace(side.plan, model=str(Path(request.checkpoint) / MODEL_FOLDER))
     opened = side.open()
     with comparable(side.run.dtype, side.device):
         step = make_step(opened, batch)
     opened.trainer.teardown()
-    return step
+    return StepsAnswer(steps=[step])
 
 
 def make_step(opened: OpenedTrainer, batch: Sequence[MicroBatch]) -> StepRecord:

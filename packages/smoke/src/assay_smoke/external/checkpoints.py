@@ -18,8 +18,8 @@ from assay.models import load_model
 from assay.models.loading.loaded_model import stored_dtype
 from assay.training.state.files import hash_value
 from assay.training.trainers.adapters import read_adapter
+from assay_smoke.external.launch import Launch
 from assay_smoke.external.library import fill
-from assay_smoke.external.running.launch import Launch
 
 _STEP = r"(?P<step>\d+)"
 
@@ -31,13 +31,14 @@ _SPLIT_DEPENDENCE = re.compile(
 )
 
 
-def make_checkpoint_error(pattern: str, output: Path) -> UsageError:
-    """Describe training that ended well without a path that matches `pattern`."""
+def make_checkpoint_error(launch: Launch) -> UsageError:
+    """Describe training that ended well without a checkpoint where they are expected."""
+    output = launch.output
     there = sorted(str(path.relative_to(output)) for path in output.rglob("*") if path.is_dir())
     held = f"the folders are: {name_some(there, 8)}" if there else "there is no folder"
     return UsageError(
-        f"checkpoints.folder: nothing matches {pattern}, although training ended well; in"
-        f" {output} {held}"
+        f"checkpoints.folder: nothing matches {_absolute(launch, launch.library.checkpoints.folder)},"
+        f" although training ended well; in {output} {held}"
     )
 
 
@@ -75,25 +76,24 @@ def find_checkpoints(pattern: str) -> dict[int, Path]:
 
 def checkpoints_of(launch: Launch) -> dict[int, Path]:
     """Find the checkpoints of a run by the number of steps before them."""
-    return _by_step(launch, checkpoint_pattern(launch), launch.library.checkpoints.numbers)
+    checkpoints = launch.library.checkpoints
+    return _by_step(launch, checkpoints.folder, checkpoints.numbers)
 
 
-def copy_until(step: int, source: Launch, launch: Launch) -> None:
-    """Copy the output of `source` to `launch` without the checkpoints after `step`."""
+def copy_until(step: int, source: Launch, launch: Launch) -> Path:
+    """Copy the output of `source` to `launch` without the checkpoints after `step`.
+
+    Returns: the checkpoint of `step`.
+    """
     shutil.copytree(source.output, launch.output, symlinks=True)
     paths = list(checkpoints_of(launch).items())
     checkpoints = launch.library.checkpoints
     if checkpoints.state is not None:
-        pattern = _absolute(launch, checkpoints.state)
-        paths += _by_step(launch, pattern, checkpoints.state_numbers).items()
+        paths += _by_step(launch, checkpoints.state, checkpoints.state_numbers).items()
     for number, path in paths:
         if number > step:
             shutil.rmtree(path)
-
-
-def checkpoint_pattern(launch: Launch) -> str:
-    """Return `checkpoints.folder` with all placeholders except {step} filled in."""
-    return _absolute(launch, launch.library.checkpoints.folder)
+    return checkpoints_of(launch)[step]
 
 
 def _absolute(launch: Launch, pattern: str) -> str:
@@ -103,7 +103,7 @@ def _absolute(launch: Launch, pattern: str) -> str:
 def _by_step(launch: Launch, pattern: str, numbers: tuple[int, int] | None) -> dict[int, Path]:
     found = {
         launch.library.step_of(number, numbers): path
-        for number, path in find_checkpoints(pattern).items()
+        for number, path in find_checkpoints(_absolute(launch, pattern)).items()
     }
     return {step: path for step, path in found.items() if step is not None}
 
@@ -167,7 +167,7 @@ def read_tensors(launch: Launch, folder: Path) -> dict[str, Tensor]:
         return read_adapter(model)
     if not model.is_dir():
         raise UsageError(f"{folder} has no folder {checkpoints.model}")
-    return _load(model, stored_dtype(str(model), "refuse"))
+    return load_tensors(model, stored_dtype(str(model), "refuse"))
 
 
 def find_split_dependence(model: Path) -> str | None:
@@ -178,16 +178,10 @@ def find_split_dependence(model: Path) -> str | None:
     return None
 
 
-def read_start(launch: Launch, checkpoint: Path) -> dict[str, Tensor]:
-    """Read the initial model in the dtype of a checkpoint. Raises: AssayError."""
-    dtype = stored_dtype(str(checkpoint / launch.library.checkpoints.model), "refuse")
-    return _load(launch.model, dtype)
-
-
 def read_base(launch: Launch, first: Path, dtype: str) -> dict[str, Tensor]:
     """Read the tensors that training began with. An adapter begins at random: use `first` instead."""
     is_adapter = launch.library.checkpoints.kind == "adapter"
-    return read_tensors(launch, first) if is_adapter else _load(launch.model, dtype)
+    return read_tensors(launch, first) if is_adapter else load_tensors(launch.model, dtype)
 
 
 def narrowest_dtype(tensors: Mapping[str, Tensor]) -> str:
@@ -196,7 +190,7 @@ def narrowest_dtype(tensors: Mapping[str, Tensor]) -> str:
     return max(names, key=lambda name: FORMATS[name].unit_roundoff, default="float32")
 
 
-def _load(model: Path, dtype: str) -> dict[str, Tensor]:
+def load_tensors(model: Path, dtype: str) -> dict[str, Tensor]:
     """Load the tensors of a model folder by transformers."""
     return dict(load_model(str(model), dtype=dtype).model.state_dict())
 

@@ -1,21 +1,164 @@
-"""The evidence from the runs of a training library, and the distances between their ends."""
+"""The evidence from one run of a library, and from one that resumed."""
 
-from collections.abc import Mapping, Sequence
+import re
 from dataclasses import dataclass, field
-from math import inf, isfinite
+from pathlib import Path
+from typing import Literal
 
-from torch import Tensor
-
+from assay.errors import MachineError, exit_in_words
+from assay.files import write_whole
 from assay.noise import Ratio
-from assay.training.judging.free_run import relative_error_of_losses
+from assay_smoke.cases.timeline import CyclePhase, PhaseTime
 from assay_smoke.external.checkpoints import SavedModel
-from assay_smoke.external.library import ExternalLibrary
-from assay_smoke.external.running.launch import RunEvidence
+from assay_smoke.external.launch import Launch
+from assay_smoke.external.losses import LoggedLoss
+from assay_smoke.machine.failures import FULL_DISK
+from assay_smoke.machine.leftovers import Leftover
+from assay_smoke.machine.process_tree import MemoryUse
 
-# Losses are logged with at most float32 precision: 2^-23 is its relative spacing at powers of two.
-_LOGGED = 2.0**-23
+Phase = Literal["set-up", "steps", "tear-down"]
 
-_PERCENTILE = 0.85
+_TAIL_LINES = 20
+
+# Names of worlds in timelines for runs that have a counterpart among the worlds of a case.
+_WORLDS = {"uninterrupted": "train", "interrupted": "terminate", "resumed": "resume"}
+
+_MISSING_MODULE = re.compile(
+    r"^(?:\[.*?\]:\s*)?ModuleNotFoundError: No module named '([^']+)'", re.MULTILINE
+)
+
+
+@dataclass(slots=True)
+class RunEvidence:
+    """The evidence from one run. Times are in seconds since the epoch."""
+
+    launch: Launch
+    exit_code: int = 0
+    losses: list[LoggedLoss] = field(default_factory=list)
+    signalled_after: int | None = None
+    """Number of losses when SIGTERM was sent."""
+    hung_in: Phase | None = None
+    """Phase in which a time limit passed."""
+    waits: list[str] = field(default_factory=list)
+    """Where the processes of a hung run were."""
+    leftovers: list[Leftover] = field(default_factory=list)
+    host: MemoryUse = field(default_factory=lambda: MemoryUse(0, 0, 0))
+    on_device: MemoryUse | None = None
+    began_at: float = 0.0
+    ended_at: float = 0.0
+
+    @property
+    def values(self) -> list[float]:
+        """Return the losses as numbers."""
+        return [loss.value for loss in self.losses]
+
+    @property
+    def ended_well(self) -> bool:
+        """Return whether it ended by itself, with exit code 0."""
+        return self.exit_code == 0 and self.hung_in is None
+
+    @property
+    def phase(self) -> Phase:
+        """Return the phase that the losses so far imply."""
+        if not self.losses:
+            return "set-up"
+        return "steps" if self.steps_made < self.launch.library.steps else "tear-down"
+
+    @property
+    def seconds(self) -> dict[Phase, float]:
+        """Return the duration of each phase: until the first loss, until the last, until the end."""
+        logged = [loss.seen_at for loss in self.losses] or [self.ended_at]
+        return {
+            "set-up": logged[0] - self.began_at,
+            "steps": logged[-1] - logged[0],
+            "tear-down": self.ended_at - logged[-1],
+        }
+
+    @property
+    def steps_made(self) -> int:
+        """Return the number of steps made, including those before a resume."""
+        return self.launch.first_step + len(self.losses)
+
+    def describe_bad_end(self) -> str | None:
+        """Describe a bad end and its place, or return None for a good end. A full disk comes first."""
+        name, library = self.launch.name, self.launch.library
+        where = f"after step {self.steps_made} of {library.steps}"
+        if not self.losses:
+            where = "before its first loss"
+        if self.hung_in is not None:
+            tears_down = self.hung_in == "tear-down"
+            limit = library.end_limit_seconds if tears_down else library.time_limit_seconds
+            return (
+                f"the {name} run hung in {self.hung_in}, {where}: over {limit:g} s"
+                f"{self.describe_waits()}"
+            )
+        if not self.exit_code:
+            return None
+        reason = f"the {name} run {exit_in_words(self.exit_code)} {where}; {self._last_line}"
+        full = next((words for words in FULL_DISK if words in self.last_lines), None)
+        return reason if full is None else f"{full}: {reason}"
+
+    def describe_waits(self) -> str:
+        """Describe where the processes of a hung run were, each after a semicolon."""
+        return "".join(f"; {place}" for place in self.waits)
+
+    @property
+    def _log_lines(self) -> list[str]:
+        return self.launch.log.read_text(encoding="utf-8", errors="replace").splitlines()
+
+    @property
+    def _last_line(self) -> str:
+        last = next((line.strip() for line in reversed(self._log_lines) if line.strip()), "")
+        return f"its last line is {last!r} ({self.launch.log})" if last else "it printed nothing"
+
+    @property
+    def last_lines(self) -> str:
+        """Describe the end of the log, for a message."""
+        lines = self._log_lines
+        if not lines:
+            return f" It printed nothing ({self.launch.log} is empty)."
+        shown = "\n".join(f"  {line}" for line in lines[-_TAIL_LINES:])
+        return f" Its last lines ({self.launch.log}):\n{shown}"
+
+    def require_modules(self) -> None:
+        """Check that it did not fail for lack of a Python package. Raises: MachineError."""
+        missing = _MISSING_MODULE.search("\n".join(self._log_lines))
+        if self.exit_code and not self.losses and missing:
+            name = missing[1].partition(".")[0]
+            hint = self.launch.library.install or f"install it there, as by pip install {name}"
+            raise MachineError(
+                f"the launch line needs the Python package {name!r}, which is absent: {hint}"
+            )
+
+    def write_timeline(self, folder: Path) -> None:
+        """Write the phases to timelines/WORLD/rank-0.jsonl, for the page of a session.
+
+        A step ends when its loss is logged. A checkpoint after it counts to the next step.
+        """
+        ends = [*(loss.seen_at for loss in self.losses), self.ended_at]
+        first = self.launch.first_step + 2
+        names: list[tuple[CyclePhase, int | None]] = [
+            ("set-up", None),
+            *(("step", first + index) for index in range(len(self.losses) - 1)),
+            ("tear-down", None),
+        ]
+        rows = [
+            PhaseTime(
+                phase=phase,
+                number=number,
+                begin=begin,
+                end=None if self.hung_in is not None and end == self.ended_at else end,
+                host_bytes=self.host.peak_bytes,
+                device_bytes=0 if self.on_device is None else self.on_device.peak_bytes,
+            )
+            for (phase, number), begin, end in zip(
+                names, [self.began_at, *ends], ends, strict=False
+            )
+        ]
+        world = _WORLDS.get(self.launch.name, self.launch.name)
+        path = folder / "timelines" / world / "rank-0.jsonl"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, "".join(row.model_dump_json() + "\n" for row in rows))
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,79 +170,8 @@ class Spread:
     moved: float
     """Change by training since the checkpoint, in the unit of the error of the ends."""
 
-    @property
-    def ratios(self) -> list[Ratio]:
-        """Return both ratios."""
-        return [self.losses, self.ends]
 
-
-def measure_spread(
-    losses: Mapping[str, Sequence[float]],
-    ends: Mapping[str, Mapping[str, Tensor]],
-    middle: Mapping[str, Tensor],
-) -> Spread:
-    """Measure a resumed run against the difference of two uninterrupted ones.
-
-    The noise of losses is at least their logged precision. The noise of ends has no floor: a few steps
-    change bfloat16 weights by about half a unit roundoff.
-
-    losses: of all steps for `uninterrupted` and `repeated`, of the last steps for `resumed`; ends: final
-        tensors of each; middle: tensors of the checkpoint.
-    """
-    whole, end = list(losses["uninterrupted"]), ends["uninterrupted"]
-    resumed = list(losses["resumed"])
-    begin = len(whole) - len(resumed)
-    # Two runs may agree by chance in some steps, so the larger of both windows counts.
-    noise = max(
-        _LOGGED,
-        relative_error_of_losses(list(losses["repeated"]), whole),
-        relative_error_of_losses(list(losses["repeated"])[begin:], whole[begin:]),
-    )
-    return Spread(
-        Ratio("loss-error", relative_error_of_losses(resumed, whole[begin:]), noise),
-        Ratio(
-            "trajectory-error",
-            _relative_error(ends["resumed"], end),
-            _relative_error(ends["repeated"], end),
-        ),
-        _relative_error(middle, end),
-    )
-
-
-def measure_apart(
-    actual: Mapping[str, Tensor], expected: Mapping[str, Tensor], base: Mapping[str, Tensor]
-) -> float:
-    """Measure the distance of two final states, relative to the change by training in each tensor.
-
-    base: the tensors that training began with, or those of an early checkpoint.
-    Returns: the 85th percentile over tensors; inf if the states hold different tensors, or one holds
-        NaN or infinity. The gradient of up to one tensor in twelve, such as a key's bias, is only
-        rounding. Its final value is arbitrary.
-    """
-    if not actual.keys() == expected.keys() == base.keys():
-        return inf
-    shares = []
-    for name, one in expected.items():
-        moved = float((one.double() - base[name].double()).norm())
-        error = float((actual[name].double() - one.double()).norm())
-        if not isfinite(error):
-            return inf
-        if error or moved:
-            shares.append(error / moved if moved else inf)
-    return sorted(shares)[int(_PERCENTILE * len(shares))] if shares else 0.0
-
-
-def _relative_error(actual: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> float:
-    """Return the norm of the difference over that of `expected`, over all tensors together."""
-    error = sum(
-        float((actual[name].double() - one.double()).square().sum())
-        for name, one in expected.items()
-    )
-    size = sum(float(one.double().square().sum()) for one in expected.values())
-    return float((error / size) ** 0.5) if size else float("inf")
-
-
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Resumption:
     """A run that resumed from a checkpoint."""
 
@@ -109,52 +181,9 @@ class Resumption:
     repeated_differs: bool | None = None
     """Whether two uninterrupted runs of one seed differ; None if the resumed run is equal."""
     spread: Spread | None = None
-    """Distance of the resumed run relative to that of two uninterrupted runs; None if these are equal or
-    left nothing to compare.
-    """
+    """None if two uninterrupted runs are equal or left nothing to compare."""
 
     @property
     def ratios(self) -> list[Ratio]:
         """Return the ratios of the spread."""
-        return self.spread.ratios if self.spread is not None else []
-
-
-@dataclass(slots=True)
-class Evidence:
-    """The evidence from all runs of a library."""
-
-    library: ExternalLibrary
-    uninterrupted: RunEvidence
-    start: SavedModel | None = None
-    """The initial model in the dtype of the checkpoints; None for an adapter, which begins at random."""
-    saved: dict[int, SavedModel] = field(default_factory=dict)
-    """Checkpoints of the uninterrupted run by step."""
-    changed_files: list[str] = field(default_factory=list)
-    """Changed files in the folder of the initial model."""
-    repeated: RunEvidence | None = None
-    """A second uninterrupted run, made only if a resumed one differs from the first."""
-    resumption: Resumption | None = None
-    dtype: str = "float32"
-    """Dtype of the tensors of the last checkpoint."""
-    split_dependence: str | None = None
-    """Setting that makes training depend on the split, as "lora_dropout 0.1"."""
-    equivalent: RunEvidence | None = None
-    """The run on the same rows with another split."""
-    equivalent_problem: str | None = None
-    """Why its last checkpoint cannot be read."""
-    apart: float | None = None
-    """Distance of its last checkpoint from the uninterrupted run's; see `measure_apart`."""
-    interrupted: RunEvidence | None = None
-    """The run that got SIGTERM."""
-    interrupted_at: int | None = None
-    """Step of its newest checkpoint."""
-    after_sigterm: Resumption | None = None
-    """The run that resumed from that checkpoint."""
-
-    @property
-    def runs(self) -> list[RunEvidence]:
-        """Return all runs in order."""
-        resumptions = [one.run for one in (self.resumption, self.after_sigterm) if one is not None]
-        others = (self.repeated, self.interrupted, self.equivalent)
-        made = [one for one in others if one is not None]
-        return [self.uninterrupted, *resumptions[:1], *made, *resumptions[1:]]
+        return [] if self.spread is None else [self.spread.losses, self.spread.ends]

@@ -18,7 +18,7 @@ from assay.training.trainers.registry import require_trainer
 from assay.verdicts import SCHEMA
 from assay_smoke.cases.running import prepare
 from assay_smoke.cases.settings import TRAINERS, is_deepspeed
-from assay_smoke.external.cycle import require_runnable
+from assay_smoke.external.launch import require_runnable
 from assay_smoke.external.library import read_library
 from assay_smoke.matrix.cases import Case, case_of
 from assay_smoke.matrix.coverage import Coverage, covered_pairs
@@ -27,18 +27,11 @@ from assay_smoke.matrix.expressions import compile_expression
 from assay_smoke.matrix.ordering import parse_budget
 from assay_smoke.matrix.planning import PlanOptions, SmokePlan, plan_smoke
 from assay_smoke.matrix.rules import HOST, check_compatible, rules_for
-from assay_smoke.session.items import (
-    COMMAND,
-    CaseOptions,
-    SessionItem,
-    case_item,
-    external_item,
-)
+from assay_smoke.session.items import COMMAND, SessionItem, case_item, external_item
 from assay_smoke.session.results import CaseResult, SessionReport, write_page
 from assay_smoke.session.side_by_side import Devices, run_items
 from assay_smoke.trainers.deepspeed.process import require_deepspeed
 
-_COLLECTIVE_SECONDS = 60.0
 _HOST_CARDS = 4
 
 REPORT_FILE = "session.json"
@@ -87,7 +80,7 @@ def run_session(
     require_trainer(options.trainer)
     require_run(parse_run(f"{options.device}/{options.precision or 'float32'}"))
     folder = RunFolder.create("smoke run", output).path
-    chosen = _choose(options, str(folder / "references"))
+    chosen = _choose(options, folder / "references")
     results: list[CaseResult] = []
     begun = time.monotonic()
     try:
@@ -114,7 +107,7 @@ def run_session(
     return report, page
 
 
-def _choose(options: SessionOptions, references: str) -> _Chosen:
+def _choose(options: SessionOptions, references: Path) -> _Chosen:
     commands = [name for name in options.names if name.startswith(COMMAND)]
     cases = [case_of(name) for name in options.names if not name.startswith(COMMAND)]
     num_pairs = 0
@@ -137,14 +130,10 @@ def _choose(options: SessionOptions, references: str) -> _Chosen:
         cases = [case for case in cases if case.precision == options.precision]
     if options.trainer is None:
         _require_libraries(cases)
-    case_options = CaseOptions(
-        device=options.device,
-        references=references,
-        trainer=options.trainer,
-        timeout=options.timeout,
-        collective_timeout=min(_COLLECTIVE_SECONDS, options.timeout / 2),
-    )
-    items = [case_item(case, case_options) for case in cases]
+    items = [
+        case_item(case, options.device, references, options.trainer, options.timeout)
+        for case in cases
+    ]
     for toml in [_toml_of(name) for name in (*commands, *options.extra)]:
         read_library(toml)  # a misspelled name is an error even if -k does not match it
         external = external_item(toml)

@@ -5,6 +5,9 @@ An item runs once more after a failure of the machine.
 
 import shlex
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from assay.errors import AssayError
@@ -13,79 +16,53 @@ from assay.report.publish import publish_one
 from assay.report.run_report import read_report
 from assay.runs import Progress
 from assay.runs.results import write_results
-from assay.verdicts import Level, Outcome, Record, Verdict
-from assay_smoke import COMPARED_UNIT
+from assay.verdicts import Outcome, Verdict
 from assay_smoke.cases.running import CaseRun
 from assay_smoke.external.cycle import run_external
+from assay_smoke.judging import failed, verdict_of
 from assay_smoke.machine.failures import failed_part
-from assay_smoke.matrix.cases import Case, case_of
+from assay_smoke.matrix.cases import Case
 from assay_smoke.session.results import CaseResult, peak_memory, phases_of, reason_of
 
 COMMAND = "command:"
 
-
-class CaseOptions(Record):
-    """Options of all cases in a session."""
-
-    device: str
-    """As in a RUN."""
-    references: str
-    """Folder of the reference runs."""
-    trainer: str | None = None
-    """Replaces each framework's own trainer."""
-    timeout: float
-    """Limit of a world of ranks, in seconds."""
-    collective_timeout: float
-    """Limit of one collective, in seconds."""
+_COLLECTIVE_SECONDS = 60.0
 
 
-class SessionItem(Record):
+@dataclass(frozen=True, slots=True)
+class SessionItem:
     """A case or library that a session runs and judges."""
 
     name: str
     """Name in reports and of its folder."""
     command: str
     """Command that runs it alone."""
+    run: Callable[[Path, Progress], Verdict]
+    """Runs it and writes its verdict and logs into a folder. Sent to other processes."""
     num_cards: int | None = None
     """Number of devices that it uses; None for all."""
-    toml: str | None = None
-    """File that describes an external library."""
-    options: CaseOptions | None = None
-    """Options of a case of the matrix."""
+    is_planned: bool = True
+    """False for a library, which may contradict its file. A planned case has to be possible."""
 
 
-def case_item(case: Case, options: CaseOptions) -> SessionItem:
-    """Make the item of a case."""
-    words = ["assay", "smoke", "run", case.id, "--device", options.device]
-    words += ["--trainer", options.trainer] if options.trainer else []
-    return SessionItem(
-        name=case.id, command=shlex.join(words), num_cards=case.cards, options=options
-    )
+def case_item(
+    case: Case, device: str, references: Path, trainer: str | None, timeout: float
+) -> SessionItem:
+    """Make the item of a case; see `CaseRun`. timeout: of a world, in seconds."""
+    words = ["assay", "smoke", "run", case.id, "--device", device]
+    words += ["--trainer", trainer] if trainer else []
+    collective = min(_COLLECTIVE_SECONDS, timeout / 2)
+    limits = TimeLimits(timeout, collective_seconds=collective, body_seconds=timeout)
+    run = CaseRun(case, device, references, trainer, limits).run
+    return SessionItem(case.id, shlex.join(words), run, case.cards)
 
 
 def external_item(toml: Path) -> SessionItem:
     """Make the item of a library. examples/trl_sft/smoke-lora.toml gets the name `trl_sft-lora`."""
     folder, stem = toml.resolve().parent.name, toml.stem
-    return SessionItem(
-        name=folder if stem == "smoke" else f"{folder}-{stem.removeprefix('smoke-')}",
-        command=f"assay smoke run {COMMAND}{toml}",
-        toml=str(toml.resolve()),
-    )
-
-
-def run_item(item: SessionItem, folder: Path, progress: Progress) -> Verdict:
-    """Run an item. Write its verdict and logs into `folder`."""
-    options = item.options
-    if options is None:
-        return run_external(Path(str(item.toml)), folder, progress)
-    limits = TimeLimits(
-        start_seconds=options.timeout,
-        collective_seconds=options.collective_timeout,
-        body_seconds=options.timeout,
-    )
-    references = Path(options.references)
-    case = case_of(item.name)
-    return CaseRun(case, options.device, folder, references, options.trainer, limits).run(progress)
+    name = folder if stem == "smoke" else f"{folder}-{stem.removeprefix('smoke-')}"
+    command = f"assay smoke run {COMMAND}{toml}"
+    return SessionItem(name, command, partial(run_external, toml.resolve()), is_planned=False)
 
 
 def run_with_retry(item: SessionItem, session: Path, progress: Progress) -> CaseResult:
@@ -103,16 +80,11 @@ def _run_once(item: SessionItem, session: Path, name: str, progress: Progress) -
     begun = time.monotonic()
     not_judged: str | None = None
     try:
-        verdict = run_item(item, folder, progress)
+        verdict = item.run(folder, progress)
     except AssayError as error:
-        # A library may contradict its file, which is an error. A planned case has to be possible.
-        not_judged = None if item.toml is None else str(error)
-        verdict = Verdict(
-            verdict=Outcome.FAIL,
-            candidate={"case": item.name},
-            levels={"run": Level(verdict=Outcome.FAIL, reason=f"could not run: {error}")},
-            compared_unit=COMPARED_UNIT,
-        )
+        not_judged = None if item.is_planned else str(error)
+        found = {"run": failed(0, f"could not run: {error}")}
+        verdict = verdict_of(found, candidate={"case": item.name})
         verdict = write_results(verdict, [], folder)
     publish_one(read_report(folder))
     seconds = time.monotonic() - begun

@@ -2,28 +2,21 @@
 
 from pathlib import Path
 
-import pytest
-
 from assay.errors import MachineError
 from assay.runs import SilentProgress
 from assay.runs.results import write_results
 from assay.verdicts import Level, Outcome, Verdict
 from assay_smoke.cases.timeline import PhaseTime
-from assay_smoke.session import items
-from assay_smoke.session.items import SessionItem
+from assay_smoke.session.items import SessionItem, run_with_retry
 from assay_smoke.session.results import CaseResult, SessionReport, phases_of, write_page
 
-ITEM = SessionItem(name="fsdp-2", command="assay smoke run fsdp-2")
 
-
-def _try_with(
-    monkeypatch: pytest.MonkeyPatch, folder: Path, *ends: str | Exception | None
-) -> CaseResult:
+def _try_with(folder: Path, *ends: str | Exception | None) -> CaseResult:
     """Run an item whose tries end in turn with a reason, an error, or None for a pass."""
     left = list(ends)
 
-    def run(item: SessionItem, at: Path, progress: object) -> Verdict:
-        del item, progress
+    def run(at: Path, progress: object) -> Verdict:
+        del progress
         end = left.pop(0)
         if isinstance(end, Exception):
             raise end
@@ -31,8 +24,8 @@ def _try_with(
         level = Level(verdict=outcome, reason=end, compared=1)
         return write_results(Verdict(verdict=outcome, levels={"run": level}), [], at)
 
-    monkeypatch.setattr(items, "run_item", run)
-    result = items.run_with_retry(ITEM, folder, SilentProgress())
+    item = SessionItem("fsdp-2", "assay smoke run fsdp-2", run)
+    result = run_with_retry(item, folder, SilentProgress())
     assert not left
     return result
 
@@ -43,19 +36,15 @@ def _report(*results: CaseResult) -> SessionReport:
     )
 
 
-def test_a_numerical_failure_is_never_run_again(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    result = _try_with(monkeypatch, tmp_path, "the loss is nan")
+def test_a_numerical_failure_is_never_run_again(tmp_path: Path) -> None:
+    result = _try_with(tmp_path, "the loss is nan")
 
     assert (result.outcome, result.tries, result.infrastructure) == (Outcome.FAIL, 1, None)
     assert _report(result).exit_code == 1
 
 
-def test_what_the_machine_failed_at_is_run_once_more(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    result = _try_with(monkeypatch, tmp_path, "No space left on device", None)
+def test_what_the_machine_failed_at_is_run_once_more(tmp_path: Path) -> None:
+    result = _try_with(tmp_path, "No space left on device", None)
 
     assert (result.outcome, result.tries, result.tried_again_for) == (
         Outcome.PASS,
@@ -65,30 +54,24 @@ def test_what_the_machine_failed_at_is_run_once_more(
     assert _report(result).exit_code == 0
 
 
-def test_a_machine_that_fails_twice_says_nothing_of_the_case(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_machine_that_fails_twice_says_nothing_of_the_case(tmp_path: Path) -> None:
     error = MachineError("No space left on device")
 
-    result = _try_with(monkeypatch, tmp_path, error, error)
+    result = _try_with(tmp_path, error, error)
 
     assert (result.outcome, result.tries, result.infrastructure) == (Outcome.FAIL, 2, "out of disk")
     assert _report(result).exit_code == 2
 
 
-def test_a_failure_after_one_of_the_machine_is_the_case_s_own(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    result = _try_with(monkeypatch, tmp_path, "No space left on device", "the loss is nan")
+def test_a_failure_after_one_of_the_machine_is_the_case_s_own(tmp_path: Path) -> None:
+    result = _try_with(tmp_path, "No space left on device", "the loss is nan")
 
     assert (result.tries, result.tried_again_for, result.infrastructure) == (2, "out of disk", None)
     assert _report(result).exit_code == 1
 
 
-def test_each_result_of_the_page_opens_its_report(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    page = write_page(_report(_try_with(monkeypatch, tmp_path, None)), tmp_path)
+def test_each_result_of_the_page_opens_its_report(tmp_path: Path) -> None:
+    page = write_page(_report(_try_with(tmp_path, None)), tmp_path)
 
     assert f'href="{(link := "cases/fsdp-2/report.html")}"' in page.read_text()
     assert (tmp_path / link).is_file()

@@ -1,16 +1,19 @@
 """Items run side by side on disjoint devices, or alone on all of them."""
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from assay.runs import RemoteFunction, SilentProgress
+from assay_smoke.external.cycle import run_external
 from assay_smoke.session import side_by_side
 from assay_smoke.session.items import SessionItem
 from assay_smoke.session.side_by_side import Devices, run_items
 
 HERE = Path(__file__).parent
 DEVICES = Devices(2, "TEST_VISIBLE_DEVICES")
+NEVER_CALLED = partial(run_external, Path())
 
 
 @pytest.fixture(autouse=True)
@@ -21,7 +24,7 @@ def _own_work(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_each_has_its_devices_and_results_come_as_they_are_there(tmp_path: Path) -> None:
     items = [
-        SessionItem(name=name, command="", num_cards=num_cards)
+        SessionItem(name, "", NEVER_CALLED, num_cards)
         for name, num_cards in (("left", 1), ("right", 1), ("library", None), ("pair", 2))
     ]
 
@@ -39,7 +42,7 @@ def test_each_has_its_devices_and_results_come_as_they_are_there(tmp_path: Path)
 
 
 def test_a_process_that_is_killed_is_a_failure_of_its_own_case(tmp_path: Path) -> None:
-    items = [SessionItem(name=name, command="", num_cards=2) for name in ("killed", "pair")]
+    items = [SessionItem(name, "", NEVER_CALLED, 2) for name in ("killed", "pair")]
 
     killed, pair = run_items(items, DEVICES, tmp_path, SilentProgress())
 

@@ -2,8 +2,9 @@
 
 import math
 import re
+import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from assay.errors import UsageError
@@ -19,6 +20,8 @@ class LoggedLoss:
     step: int | None
     value: float
     learning_rate: float | None = None
+    seen_at: float = field(default_factory=time.time, compare=False)
+    """When it was read, in seconds since the epoch."""
 
 
 class LossesError(UsageError):

@@ -11,7 +11,6 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO, cast
@@ -22,13 +21,11 @@ from assay.errors import AssayError, MachineError
 from assay.launch.failures.stacks import describe_place, read_stack
 from assay.runs import Progress, Task
 from assay.watchdog import temporary_folder, watched
+from assay_smoke.external.evidence import Phase, RunEvidence
+from assay_smoke.external.launch import Launch, search_path
 from assay_smoke.external.library import fill
-from assay_smoke.external.running.launch import Launch, Phase, RunEvidence, search_path
-from assay_smoke.external.running.losses import LossReader
-from assay_smoke.machine.leftovers import (
-    Snapshot,
-    find_leftovers,
-)
+from assay_smoke.external.losses import LossReader
+from assay_smoke.machine.leftovers import Snapshot, find_leftovers
 from assay_smoke.machine.process_tree import MemoryWatch, ProcessTree, describe
 
 _POLL_SECONDS = 0.02
@@ -83,6 +80,7 @@ class _Running:
             launch.library.losses,
             None if file is None else launch.working_folder / fill(file, launch.values),
         )
+        evidence.losses = self._reader.found
         self._environment = {
             **os.environ,
             "PATH": search_path(),
@@ -93,32 +91,37 @@ class _Running:
             **tree.environment,
             "TMPDIR": str(temporary),
         }
-        self._display = _PhaseDisplay(launch, progress)
+        self._progress, self._shown = progress, ExitStack()
+        self._num_shown = 0
         self._error: AssayError | None = None
 
     def until_end(self) -> None:
-        launch = self._launch
-        with launch.log.open("wb", buffering=0) as log:
-            self._evidence.began_at = time.time()
+        evidence = self._evidence
+        with self._launch.log.open("wb", buffering=0) as log, self._shown:
+            evidence.began_at = time.time()
             process = self._start()
             self._tree.add_root(process.pid)
             listener = threading.Thread(target=self._listen, args=(process, log), daemon=True)
             listener.start()
             try:
-                with watched("group", process.pid), self._display:
+                with watched("group", process.pid):
+                    self._show("set-up")
                     self._watch(process)
-                    if self._evidence.hung_in is not None:
-                        waits = _abort_with_stacks(self._tree.living(), launch.log)
-                        self._evidence.waits = waits
+                    if evidence.hung_in is not None:
+                        # The first may be the launcher of the others.
+                        evidence.waits = [
+                            _abort(one, self._launch.log) for one in self._tree.living()
+                        ]
                         self._tree.kill()
             except BaseException:
                 self._tree.kill()
                 raise
             finally:
-                self._evidence.exit_code = process.wait()
+                evidence.exit_code = process.wait()
                 listener.join(_DRAIN_SECONDS)
-        self._take_losses()
-        self._evidence.ended_at = time.time()
+            self._take_losses()
+        evidence.losses = [*self._reader.found]  # a leftover process may still print
+        evidence.ended_at = time.time()
 
     def _start(self) -> "subprocess.Popen[bytes]":
         command = self._launch.command()
@@ -138,22 +141,20 @@ class _Running:
     def _watch(self, process: "subprocess.Popen[bytes]") -> None:
         """Wait for the end of the process or of a time limit."""
         begun = time.monotonic()
-        num_expected = self._library.steps - self._launch.first_step
         ended_at: float | None = None
         sigterm_after = self._launch.sigterm_after
         while process.poll() is None:
             self._take_losses()
-            num_losses = len(self._evidence.losses)
-            now = time.monotonic()
+            now, num_losses = time.monotonic(), self._num_shown
             if sigterm_after is not None and num_losses >= sigterm_after:
                 self._send_sigterm(process)
                 self._evidence.signalled_after = num_losses
                 sigterm_after, ended_at = None, now
-            if num_losses >= num_expected:
-                ended_at = now if ended_at is None else ended_at
+            if self._evidence.phase == "tear-down" and ended_at is None:
+                ended_at = now
             over = now - begun > self._library.time_limit_seconds
             if over or (ended_at and now - ended_at > self._library.end_limit_seconds):
-                self._evidence.hung_in = self._display.phase
+                self._evidence.hung_in = self._evidence.phase
                 return
             time.sleep(_POLL_SECONDS)
 
@@ -166,14 +167,25 @@ class _Running:
                 one.send_signal(signal.SIGTERM)
 
     def _take_losses(self) -> None:
+        """Read new losses and display the phase that they imply."""
         self._reader.poll()
         if self._error is not None:
             raise self._error
-        evidence = self._evidence
-        evidence.losses = list(self._reader.found)
-        num_new = len(evidence.losses) - len(evidence.logged_at)
-        evidence.logged_at += [time.time()] * num_new
-        self._display.show(len(evidence.losses))
+        num_losses = len(self._evidence.losses)
+        if num_losses == self._num_shown:
+            return
+        num_expected = self._library.steps - self._launch.first_step
+        if self._num_shown == 0:
+            self._show("steps", num_expected)
+        self._task.advance(num_losses - self._num_shown)
+        if self._num_shown < num_expected <= num_losses:
+            self._show("tear-down")
+        self._num_shown = num_losses
+
+    def _show(self, phase: Phase, total: int | None = None) -> None:
+        self._shown.close()
+        task = self._progress.task(f"{self._launch.name}: {phase}", total)
+        self._task: Task = self._shown.enter_context(task)
 
     def _listen(self, process: "subprocess.Popen[bytes]", log: IO[bytes]) -> None:
         stream = cast("IO[bytes]", process.stdout)
@@ -196,56 +208,12 @@ class _Running:
             self._error = self._error or error
 
 
-class _PhaseDisplay:
-    """Displays the phases of a run: until its first loss, until its last, until its end."""
-
-    def __init__(self, launch: Launch, progress: Progress) -> None:
-        self._name, self._progress = launch.name, progress
-        self._num_expected = launch.library.steps - launch.first_step
-        self._shown = 0
-        self.phase: Phase = "set-up"
-
-    def __enter__(self) -> None:
-        self._stack = ExitStack()
-        self._begin("set-up", None)
-
-    def __exit__(self, *_: object) -> None:
-        self._end()
-
-    def show(self, num_losses: int) -> None:
-        """Switch to the phase that `num_losses` implies."""
-        if num_losses == self._shown:
-            return
-        if self.phase == "set-up":
-            self._end()
-            self._begin("steps", self._num_expected)
-        self._task.advance(num_losses - self._shown)
-        self._shown = num_losses
-        if self.phase == "steps" and num_losses >= self._num_expected:
-            self._end()
-            self._begin("tear-down", None)
-
-    def _begin(self, phase: Phase, total: int | None) -> None:
-        self.phase = phase
-        self._task: Task = self._stack.enter_context(
-            self._progress.task(f"{self._name}: {phase}", total)
-        )
-
-    def _end(self) -> None:
-        self._stack.close()
-
-
-def _abort_with_stacks(processes: Sequence[psutil.Process], log: Path) -> list[str]:
-    """Abort each process and describe where it was. The first may be the launcher of the others.
-
-    log: file with the standard error of all.
-    """
-    return [_abort(process, log) for process in processes]
-
-
 def _abort(process: psutil.Process, log: Path) -> str:
+    """Abort a process and describe where it was. log: file with its standard error."""
     name = describe(process)
-    asleep = _kernel_function(process)
+    asleep = ""
+    with suppress(OSError):
+        asleep = Path(f"/proc/{process.pid}/wchan").read_text(encoding="utf-8").strip()
     begin = log.stat().st_size
     with suppress(psutil.Error, OSError, ValueError):
         resource.prlimit(process.pid, resource.RLIMIT_CORE, (0, 0))  # no core file
@@ -262,7 +230,7 @@ def _abort(process: psutil.Process, log: Path) -> str:
             break
     if place:
         return f"{name} was at {place}"
-    return f"{name} was in the kernel's {asleep}" if asleep else name
+    return f"{name} was in the kernel's {asleep}" if asleep not in ("", "0") else name
 
 
 def _place(text: str) -> str:
@@ -274,11 +242,3 @@ def _text_after(log: Path, begin: int) -> str:
     with log.open("rb") as file:
         file.seek(begin)
         return file.read().decode(errors="replace")
-
-
-def _kernel_function(process: psutil.Process) -> str:
-    """Return the kernel function in which a process sleeps, or an empty string."""
-    with suppress(OSError):
-        function = Path(f"/proc/{process.pid}/wchan").read_text(encoding="utf-8").strip()
-        return "" if function == "0" else function
-    return ""

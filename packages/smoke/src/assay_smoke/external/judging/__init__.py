@@ -1,1 +1,0 @@
-"""Judges the evidence from a training library's runs."""

@@ -1,0 +1,263 @@
+"""Makes resumed runs and judges them: they must reach the end of the uninterrupted run."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from torch import Tensor
+
+from assay.comparing.levels import JudgedRatio
+from assay.comparing.limits import load_limits
+from assay.errors import name_some
+from assay.noise import Ratio
+from assay.training.judging.free_run import relative_error_of_losses
+from assay.verdicts import Measurement
+from assay_smoke.external.checkpoints import checkpoints_of, copy_until, read_saved, read_tensors
+from assay_smoke.external.evidence import Resumption, RunEvidence, Spread
+from assay_smoke.external.runs import Cycle
+from assay_smoke.judging import Found, failed_checkpoint, not_compared, not_run, passed
+
+# Largest allowed difference of a resumed run, as a share of the change by training since the
+# checkpoint. A run without restored moments differs by at least the whole change.
+_MOST_ALLOWED = 0.25
+
+# Losses are logged with at most float32 precision: 2^-23 is its relative spacing at powers of two.
+_LOGGED = 2.0**-23
+
+
+def judge_resumption(cycle: Cycle) -> Found:
+    """Resume from the middle checkpoint."""
+    middle = cycle.saved.get(cycle.library.resume_at)
+    if middle is None or middle.problem is not None:
+        return not_run("there is no whole checkpoint to resume from")
+    one = _resume(cycle, "resume", cycle.uninterrupted, cycle.library.resume_at)
+    return _judge(one, cycle).with_rows(_rows("resume", one, cycle))
+
+
+def judge_interruption(cycle: Cycle) -> Found:
+    """Send SIGTERM after the first step, and resume from the checkpoint that follows."""
+    library = cycle.library
+    if library.on_sigterm == "nothing":
+        return not_run('on_sigterm is "nothing": no checkpoint is promised')
+    if not cycle.uninterrupted.ended_well:
+        return not_run("the uninterrupted run did not end well")
+    interrupted = cycle.run("interrupted", sigterm_after=1)
+    newest = max(checkpoints_of(interrupted.launch), default=None)
+    resumed = None
+    if newest is not None and newest < library.steps and interrupted.hung_in is None:
+        resumed = _resume(cycle, "sigterm", interrupted, newest)
+    rows = [] if resumed is None else _rows("sigterm", resumed, cycle)
+    if interrupted.signalled_after is None or interrupted.signalled_after >= library.steps:
+        found = not_compared("training ended before SIGTERM: use more `steps`")
+    elif problem := _ignored_sigterm(interrupted, newest):
+        reason = f"SIGTERM after step {interrupted.signalled_after}: {problem}"
+        found = failed_checkpoint(len(interrupted.losses), 1, reason)
+    elif resumed is None:
+        reason = "no step remains after the checkpoint of SIGTERM: use more `steps`"
+        found = not_compared(reason)
+    else:
+        found = _judge(resumed, cycle)
+    return found.with_rows(rows)
+
+
+def _ignored_sigterm(interrupted: RunEvidence, newest: int | None) -> str | None:
+    """Describe what a run did instead of saving a checkpoint and ending, or return None.
+
+    newest: step of its newest checkpoint.
+    """
+    num_logged, library = len(interrupted.losses), interrupted.launch.library
+    if interrupted.hung_in is not None:
+        limit = library.end_limit_seconds
+        return f"it ran on for {limit:g} s and was ended{interrupted.describe_waits()}"
+    if num_logged >= library.steps:
+        return "training continued to its last step"
+    if newest is None or newest < num_logged:
+        there = "there is none" if newest is None else f"the newest is of step {newest}"
+        return f"no checkpoint holds step {num_logged}, the last one logged; {there}"
+    if newest > num_logged + 1:
+        return f"the newest checkpoint claims step {newest}, but step {num_logged} is the last one logged"
+    return None
+
+
+def _resume(cycle: Cycle, level: str, source: RunEvidence, step: int) -> Resumption:
+    """Resume from the checkpoint that `source` wrote after `step` steps.
+
+    If the end differs, repeat the uninterrupted run to measure how far two such runs differ.
+    """
+    name = {"resume": "resumed", "sigterm": "after-sigterm"}[level]
+    begin = checkpoints_of(source.launch)[step]
+    if cycle.library.resume_in == "copy":
+        begin = copy_until(step, source.launch, replace(cycle.launch, name=name))
+    one = cycle.run(name, resume_from=begin, first_step=step)
+    resumption = Resumption(one)
+    folder = cycle.end_of(one)
+    if folder is not None:
+        end = read_saved(one.launch, folder, cycle.library.steps)
+        is_equal = (
+            cycle.last is not None
+            and end.hashes == cycle.last.hashes
+            and one.values == cycle.uninterrupted.values[step:]
+        )
+        is_measured = not is_equal and end.problem is None
+        differs, spread = _measure_spread(cycle, one, begin) if is_measured else (None, None)
+        resumption = Resumption(one, end, differs, spread)
+    cycle.resumptions[level] = resumption
+    return resumption
+
+
+def _measure_spread(
+    cycle: Cycle, resumed: RunEvidence, begin: Path
+) -> tuple[bool | None, Spread | None]:
+    """Repeat the uninterrupted run and return whether both differ, and how far."""
+    repeated = cycle.made.get("repeated") or cycle.run("repeated")
+    runs = {"uninterrupted": cycle.uninterrupted, "repeated": repeated, "resumed": resumed}
+    are_whole = all(one.steps_made == cycle.library.steps for one in runs.values())
+    ends: dict[str, dict[str, Tensor]] = {}
+    for name, one in runs.items():
+        folder = cycle.end_of(one)
+        if folder is None or not are_whole:
+            return None, None
+        ends[name] = read_tensors(one.launch, folder)
+    if len({frozenset(end) for end in ends.values()}) > 1:
+        return None, None
+    losses = {name: one.values for name, one in runs.items()}
+    if losses["repeated"] == losses["uninterrupted"] and all(
+        one.equal(ends["repeated"][name]) for name, one in ends["uninterrupted"].items()
+    ):
+        return False, None
+    middle = read_tensors(resumed.launch, begin)
+    is_alike = middle.keys() == ends["resumed"].keys()
+    return True, measure_spread(losses, ends, middle) if is_alike else None
+
+
+def _rows(level: str, one: Resumption, cycle: Cycle) -> list[Measurement]:
+    """Measure the losses of a resumed run, and the ratios that judge it if two runs differ."""
+    is_judged, begin = not one.ratios, one.run.launch.first_step
+    rows = [
+        Measurement(
+            level=level, module="", port="loss", phase="checkpoint", step=step, statistic="exact",
+            actual=0.0 if actual == expected else abs(actual - expected), expected=0.0,
+            ratio=0.0 if actual == expected else math.inf if is_judged else math.nan,
+            limit=0.0 if is_judged else None,
+        )
+        for step, (actual, expected) in enumerate(_pairs(one, cycle), begin + 1)
+    ]  # fmt: skip
+    limits, steps = load_limits("training"), cycle.library.steps
+    judged = [JudgedRatio(ratio, limits.of(ratio.statistic)) for ratio in one.ratios]
+    return rows + [one.measurement(level, "end", phase="checkpoint", step=steps) for one in judged]
+
+
+def _pairs(one: Resumption, cycle: Cycle) -> list[tuple[float, float]]:
+    """Pair the losses of the resumed run with those of the uninterrupted one."""
+    expected = cycle.uninterrupted.values[one.run.launch.first_step :]
+    return list(zip(one.run.values, expected, strict=False))
+
+
+def _judge(one: Resumption, cycle: Cycle) -> Found:
+    first, steps, compared = one.run.launch.first_step, cycle.library.steps, len(one.run.losses)
+    if problem := one.run.describe_bad_end():
+        return failed_checkpoint(first, compared, problem)
+    if one.run.steps_made != steps:
+        reason = f"resumed from step {first}, it made {compared} steps instead of {steps - first}"
+        return failed_checkpoint(first, compared, reason)
+    if one.end is None or one.end.problem is not None or cycle.last is None:
+        problem = "it wrote no last checkpoint" if one.end is None else one.end.problem
+        return failed_checkpoint(steps, compared, f"the resumed run: {problem}")
+    expected = cycle.last.hashes
+    compared += len(expected)
+    different = sorted(name for name in expected if expected[name] != one.end.hashes.get(name))
+    losses = _first_other_loss(one, cycle)
+    if not different and losses is None:
+        return passed(compared, from_step=first, bitwise=True)
+    reason = losses or f"{len(different)} final tensors differ: {name_some(different)}"
+    if not one.repeated_differs:
+        twice = (
+            ", although two uninterrupted runs are equal" if one.repeated_differs is False else ""
+        )
+        return failed_checkpoint(first, compared, reason + twice)
+    return _judge_spread(one, compared, reason)
+
+
+def _judge_spread(one: Resumption, compared: int, difference: str) -> Found:
+    limits = load_limits("training")
+    if one.spread is None:
+        return not_compared(f"{difference}; the repeated run left nothing to compare with")
+    allowed = limits.of(one.spread.ends.statistic) * one.spread.ends.expected
+    # A NaN must not pass.
+    if not allowed <= _MOST_ALLOWED * one.spread.moved:
+        return not_compared(
+            f"two uninterrupted runs of one seed end {one.spread.ends.expected:.2g} apart, and training"
+            f" changed {one.spread.moved:.2g} since the checkpoint: a loss of state would not"
+            " show. Do data, their order and all random numbers depend on {seed} alone?"
+        )
+    first = one.run.launch.first_step
+    for ratio in one.ratios:
+        limit = limits.of(ratio.statistic)
+        if not ratio.value <= limit:
+            reason = (
+                f"{difference}: {ratio.value:.3g}x the difference of two uninterrupted runs of one seed"
+                f" (limit {limit:g}x of {ratio.statistic})"
+            )
+            return failed_checkpoint(first, compared, reason)
+    return passed(compared, from_step=first, bitwise=False)
+
+
+def _first_other_loss(one: Resumption, cycle: Cycle) -> str | None:
+    """Describe the first loss that differs, or return None."""
+    begin = one.run.launch.first_step
+    for number, (actual, expected) in enumerate(_pairs(one, cycle)):
+        if actual != expected:
+            cause = (
+                "weights, data or random numbers were not restored"
+                if number == 0
+                else "the first one agrees: moments, the schedule or random numbers were not restored"
+            )
+            return (
+                f"the loss of step {begin + number + 1} is {actual!r}, the uninterrupted"
+                f" run's {expected!r} ({cause})"
+            )
+    return None
+
+
+def measure_spread(
+    losses: Mapping[str, Sequence[float]],
+    ends: Mapping[str, Mapping[str, Tensor]],
+    middle: Mapping[str, Tensor],
+) -> Spread:
+    """Measure a resumed run against the difference of two uninterrupted ones.
+
+    The noise of losses is at least their logged precision. The noise of ends has no floor: a few steps
+    change bfloat16 weights by about half a unit roundoff.
+
+    losses: of all steps for `uninterrupted` and `repeated`, of the last steps for `resumed`; ends: final
+        tensors of each; middle: tensors of the checkpoint.
+    """
+    whole, end = list(losses["uninterrupted"]), ends["uninterrupted"]
+    resumed = list(losses["resumed"])
+    begin = len(whole) - len(resumed)
+    # Two runs may agree by chance in some steps, so the larger of both windows counts.
+    noise = max(
+        _LOGGED,
+        relative_error_of_losses(list(losses["repeated"]), whole),
+        relative_error_of_losses(list(losses["repeated"])[begin:], whole[begin:]),
+    )
+    return Spread(
+        Ratio("loss-error", relative_error_of_losses(resumed, whole[begin:]), noise),
+        Ratio(
+            "trajectory-error",
+            _relative_error(ends["resumed"], end),
+            _relative_error(ends["repeated"], end),
+        ),
+        _relative_error(middle, end),
+    )
+
+
+def _relative_error(actual: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> float:
+    """Return the norm of the difference over that of `expected`, over all tensors together."""
+    error = sum(
+        float((actual[name].double() - one.double()).square().sum())
+        for name, one in expected.items()
+    )
+    size = sum(float(one.double().square().sum()) for one in expected.values())
+    return float((error / size) ** 0.5) if size else float("inf")

@@ -1,1 +1,0 @@
-"""Launches, watches and ends one run of a training library."""
