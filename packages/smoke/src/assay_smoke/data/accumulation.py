@@ -6,16 +6,19 @@ tokens of short micro-batches too much weight.
 Shapes: B rows, T positions, V vocabulary.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from itertools import product
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from assay.models import load_model
-from assay_smoke.data.properties import PropertyLog, Subject, SubjectReport, Violation
+from assay_smoke.data.properties import Fault, PropertyLog, Subject, SubjectReport
 from assay_smoke.data.protocols import IGNORED, BackwardStep
 
 SAME_GRADIENT = "a step's gradient is that of one big batch"
@@ -46,28 +49,58 @@ Kind = Literal["masked", "plain"]
 # 5e-8. A mean of means changes the gradients of the unequal steps above by at least 0.59.
 LIMIT = 1e-3
 
+MICRO_MODEL = "micro:llama"
+
+
+@dataclass(frozen=True, slots=True)
+class _Micro:
+    """The oracle's view of a micro-batch."""
+
+    tokens: int
+    """Number of predicted tokens with labels."""
+    labels: int
+    gradient: Tensor
+    """Gradient of the sum of its token losses."""
+
+
+# Known wrong normalizations, each as the divisor of a micro-batch's summed losses.
+_MISTAKES: dict[str, Callable[[_Micro, Sequence[_Micro], Sequence[Sequence[_Micro]]], float]] = {
+    "the mean of the micro-batches' own means": (
+        lambda micro, rank, ranks: micro.tokens * len(rank) * len(ranks)
+    ),
+    "the mean of the ranks' own means": (
+        lambda _, rank, ranks: sum(micro.tokens for micro in rank) * len(ranks)
+    ),
+    "the sum of the micro-batches' means, not divided by their number": (
+        lambda micro, _, ranks: micro.tokens * len(ranks)
+    ),
+    "divided by all labels, although no token predicts the first label of a row": (
+        lambda _, __, ranks: sum(micro.labels for rank in ranks for micro in rank)
+    ),
+    "the gradient of each rank's last micro-batch alone": (
+        lambda micro, rank, ranks: micro.tokens * len(ranks) if micro is rank[-1] else math.inf
+    ),
+}
+
 
 def check_accumulation(
-    subject: Subject,
-    backward_step: BackwardStep,
-    steps: Sequence[Step] = STEPS,
-    model_name: str = "micro:llama",
+    subject: Subject, backward_step: BackwardStep, steps: Sequence[Step] = STEPS
 ) -> SubjectReport:
     """Compare the gradient of each step, averaged over ranks, with that of one big batch."""
     log = PropertyLog(subject.name, (SAME_GRADIENT,))
-    model = load_model(model_name, dtype="float32").model
+    model = load_model(MICRO_MODEL, dtype="float32").model
     for step, kind in product(steps, get_args(Kind)):
-        ranks = [[_micro_batch(rows, kind, _seed(step)) for rows in rank] for rank in step]
-        num_step_tokens = sum(rows for rank in step for micro in rank for rows in micro)
+        seed = num_step_tokens = sum(rows for rank in step for micro in rank for rows in micro)
+        ranks = [[_micro_batch(rows, kind, seed) for rows in rank] for rank in step]
         case = describe_step(step, kind)
-        parts = []
-        for micro_batches in ranks:
-            model.zero_grad(set_to_none=True)
-            with subject.called_for(case):
-                backward_step(model, micro_batches, num_step_tokens, len(ranks))
-            parts.append(_vector_of_gradients(model))
-        actual = torch.stack(parts).mean(0)
-        log.judge(SAME_GRADIENT, _find_difference(model, ranks, actual, case))
+        with subject.called_for(case):
+            parts = [
+                _gradient(model, partial(backward_step, model, rank, num_step_tokens, len(ranks)))
+                for rank in ranks
+            ]
+        oracle = [[_measure(model, micro) for micro in rank] for rank in ranks]
+        wrong = _find_difference(torch.stack(parts).mean(0), oracle)
+        log.judge([SAME_GRADIENT], [Fault(SAME_GRADIENT, wrong, (case,))] if wrong else [])
     return log.report()
 
 
@@ -81,10 +114,6 @@ def describe_step(step: Step, kind: Kind) -> str:
         )
     prompt = "a prompt without labels" if kind == "masked" else "one token with a label"
     return f"{where}, each row after {prompt}"
-
-
-def _seed(step: Step) -> int:
-    return sum(tokens for rank in step for micro in rank for tokens in micro)
 
 
 def _micro_batch(num_labels: Sequence[int], kind: Kind, seed: int) -> MicroBatch:
@@ -105,89 +134,57 @@ def _micro_batch(num_labels: Sequence[int], kind: Kind, seed: int) -> MicroBatch
     return {"input_ids": ids_BT, "attention_mask": mask_BT, "labels": labels_BT}
 
 
-def _find_difference(
-    model: Any,  # noqa: ANN401 - transformers
-    ranks: Sequence[Sequence[MicroBatch]],
-    actual: Tensor,
-    case: str,
-) -> Violation | None:
-    everything = [micro for rank in ranks for micro in rank]
-    expected = _gradient(model, [(micro, _count(everything)) for micro in everything])
-    error = _error(actual, expected)
-    if error <= LIMIT:
-        return None
-    if not torch.isfinite(actual).all():
-        return Violation("the gradient is not finite", (case,))
-    # The factor by which the expected gradient comes nearest.
-    factor = float(actual @ expected / (expected @ expected))
-    reason = f"the gradient has relative error {error:.3g} against one big batch (limit {LIMIT:g})"
-    for meaning, weighted in _mistakes(ranks):
-        if not all(divisor for _, divisor in weighted):
-            continue
-        if _error(actual, _gradient(model, weighted)) <= LIMIT:
-            return Violation(f"{reason}: it is {meaning}", (case,))
-    if _error(actual, expected * factor) <= LIMIT:
-        reason += f": it is {factor:.4g} times that"
-    return Violation(reason, (case,))
-
-
-def _mistakes(
-    ranks: Sequence[Sequence[MicroBatch]],
-) -> Iterator[tuple[str, list[tuple[MicroBatch, float]]]]:
-    """Yield known wrong normalizations, each with the divisor of every micro-batch's sum."""
-    num_ranks = len(ranks)
-    yield (
-        "the mean of the micro-batches' own means",
-        [(one, _count([one]) * len(rank) * num_ranks) for rank in ranks for one in rank],
-    )
-    yield (
-        "the mean of the ranks' own means",
-        [(one, _count(rank) * num_ranks) for rank in ranks for one in rank],
-    )
-    yield (
-        "the sum of the micro-batches' means, not divided by their number",
-        [(one, _count([one]) * num_ranks) for rank in ranks for one in rank],
-    )
-    labels = sum(int((one["labels"] != IGNORED).sum()) for rank in ranks for one in rank)
-    yield (
-        "divided by all labels, although no token predicts the first label of a row",
-        [(one, labels) for rank in ranks for one in rank],
-    )
-    yield (
-        "the gradient of each rank's last micro-batch alone",
-        [(rank[-1], _count([rank[-1]]) * num_ranks) for rank in ranks],
-    )
-
-
-def _count(micro_batches: Sequence[MicroBatch]) -> int:
-    return sum(int((micro["labels"][:, 1:] != IGNORED).sum()) for micro in micro_batches)
-
-
-def _gradient(model: Any, weighted: Sequence[tuple[MicroBatch, float]]) -> Tensor:  # noqa: ANN401
-    """Compute the gradient of the micro-batches' summed token losses, each over its divisor."""
-    model.zero_grad(set_to_none=True)
-    for micro, divisor in weighted:
+def _measure(model: nn.Module, micro: MicroBatch) -> _Micro:
+    def backward() -> None:
         inputs = {key: micro[key] for key in ("input_ids", "attention_mask")}
         logits_BTV = model(**inputs, use_cache=False).logits
-        total = functional.cross_entropy(
+        functional.cross_entropy(
             logits_BTV[:, :-1].flatten(0, 1),
             micro["labels"][:, 1:].flatten(),
             ignore_index=IGNORED,
             reduction="sum",
-        )
-        (total / divisor).backward()
-    gradients = _vector_of_gradients(model)
+        ).backward()
+
+    with_label = micro["labels"] != IGNORED
+    tokens, labels = int(with_label[:, 1:].sum()), int(with_label.sum())
+    return _Micro(tokens, labels, _gradient(model, backward))
+
+
+def _gradient(model: nn.Module, backward: Callable[[], None]) -> Tensor:
+    """Return the gradients that `backward` leaves in the model, as one float64 vector."""
     model.zero_grad(set_to_none=True)
-    return gradients
-
-
-def _vector_of_gradients(model: nn.Module) -> Tensor:
-    """Return the gradients of a model's parameters as one float64 vector."""
+    backward()
     parts = [
         torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         for parameter in model.parameters()
     ]
     return torch.cat([part.detach().double().flatten() for part in parts])
+
+
+def _find_difference(actual: Tensor, ranks: Sequence[Sequence[_Micro]]) -> str | None:
+    """Describe the difference from the gradient of one big batch, by a known mistake if one fits."""
+    tokens = sum(micro.tokens for rank in ranks for micro in rank)
+    expected = _combine((micro, tokens) for rank in ranks for micro in rank)
+    error = _error(actual, expected)
+    if error <= LIMIT:
+        return None
+    if not torch.isfinite(actual).all():
+        return "the gradient is not finite"
+    reason = f"the gradient has relative error {error:.3g} against one big batch (limit {LIMIT:g})"
+    for mistake, divide in _MISTAKES.items():
+        weighted = [(micro, divide(micro, rank, ranks)) for rank in ranks for micro in rank]
+        known = all(divisor for _, divisor in weighted)
+        if known and _error(actual, _combine(weighted)) <= LIMIT:
+            return f"{reason}: it is {mistake}"
+    # The factor by which the expected gradient comes nearest.
+    factor = float(actual @ expected / (expected @ expected))
+    nearest = f": it is {factor:.4g} times that"
+    return reason + (nearest if _error(actual, expected * factor) <= LIMIT else "")
+
+
+def _combine(weighted: Iterable[tuple[_Micro, float]]) -> Tensor:
+    """Sum gradients, each over its divisor."""
+    return torch.stack([micro.gradient / divisor for micro, divisor in weighted]).sum(0)
 
 
 def _error(actual: Tensor, expected: Tensor) -> float:

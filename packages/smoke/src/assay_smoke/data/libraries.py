@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 from itertools import islice
 from typing import Any
 
-from assay_smoke.data.batches.features import FeatureKind
+from assay_smoke.data.batches import FeatureKind
 from assay_smoke.data.properties import Subject
 from assay_smoke.data.protocols import (
     IGNORED,

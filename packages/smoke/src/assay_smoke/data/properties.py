@@ -3,11 +3,12 @@
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from pydantic import Field
 
 from assay.errors import AssayError, UsageError, raised_in_words
-from assay.verdicts import Record
+from assay.verdicts import Outcome, Record
 
 
 class RaisedError(UsageError):
@@ -44,13 +45,13 @@ class Subject:
         return RaisedError(f"{self.name} returned {what}; it must return {wanted}")
 
 
-@dataclass(frozen=True, slots=True)
-class Violation:
+class Fault(NamedTuple):
     """A property broken in one case."""
 
+    name: str
     reason: str
     """One sentence."""
-    example: tuple[str, ...] = ()
+    example: Sequence[str] = ()
     """The case in a few lines."""
 
 
@@ -81,6 +82,13 @@ class SubjectReport(Record):
         return sum(self.cases.values())
 
     @property
+    def outcome(self) -> Outcome:
+        """FAIL if a property is broken, NOT_COMPARED if one has no case."""
+        if self.findings:
+            return Outcome.FAIL
+        return Outcome.PASS if self.compared and not self.untried else Outcome.NOT_COMPARED
+
+    @property
     def untried(self) -> list[str]:
         """Return the properties without a case."""
         return [name for name, count in self.cases.items() if not count]
@@ -95,14 +103,22 @@ class PropertyLog:
     def __init__(self, subject: str, promised: Iterable[str]) -> None:
         self._subject = subject
         self._cases = dict.fromkeys(promised, 0)
-        self._broken: dict[str, list[Violation]] = {}
+        self._broken: dict[str, BrokenProperty] = {}
         self._notes: dict[str, None] = {}
 
-    def judge(self, name: str, wrong: Violation | None) -> None:
-        """Count one case of the property `name`."""
-        self._cases[name] += 1
-        if wrong is not None:
-            self._broken.setdefault(name, []).append(wrong)
+    def judge(self, names: Iterable[str], faults: Iterable[Fault]) -> None:
+        """Count one case of each of the properties `names`. A property breaks by the first of its faults."""
+        first: dict[str, Fault] = {}
+        for fault in faults:
+            first.setdefault(fault.name, fault)
+        for name in names:
+            self._cases[name] += 1
+            if name in first:
+                _, reason, example = first[name]
+                broken = BrokenProperty(
+                    name=name, reason=reason, example=list(example), failed=0, cases=0
+                )
+                self._broken.setdefault(name, broken).failed += 1
 
     def note(self, text: str) -> None:
         """Keep a remark, each text once."""
@@ -117,15 +133,9 @@ class PropertyLog:
     def report(self) -> SubjectReport:
         """Make the report, in the order of the properties."""
         findings = [
-            BrokenProperty(
-                name=name,
-                reason=wrong[0].reason,
-                example=list(wrong[0].example),
-                failed=len(wrong),
-                cases=count,
-            )
+            self._broken[name].model_copy(update={"cases": count})
             for name, count in self._cases.items()
-            if (wrong := self._broken.get(name))
+            if name in self._broken
         ]
         return SubjectReport(
             subject=self._subject,
@@ -133,11 +143,6 @@ class PropertyLog:
             findings=findings,
             notes=list(self._notes),
         )
-
-
-def first_violation(judged: Iterable[Violation | None]) -> Violation | None:
-    """Return the first violation."""
-    return next((wrong for wrong in judged if wrong is not None), None)
 
 
 def list_numbers(numbers: Sequence[int], most: int = 12) -> str:

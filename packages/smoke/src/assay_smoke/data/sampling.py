@@ -1,21 +1,24 @@
 """Checks samplers and batch samplers over ranks: steps, batch sizes, order, and resumes."""
 
+import copy
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain, islice
 from math import prod
+from typing import Any
 
+from assay.devices.torch_settings import seed_generators
+from assay.training.state.generators import generator_states, restore_generators
 from assay_smoke.data.properties import (
     DeclinedError,
+    Fault,
     PropertyLog,
     Subject,
     SubjectReport,
-    Violation,
-    first_violation,
     list_numbers,
 )
-from assay_smoke.data.protocols import LoaderPlan, OpenRun
-from assay_smoke.data.resuming import Epoch, describe_case, judge_resumes, record_run, show_epoch
+from assay_smoke.data.protocols import LoaderPlan, OpenRun, ResumePoint, Stateful
 
 EQUAL_STEPS = "every rank makes the same number of steps"
 BATCH_SIZE = "no batch is larger than asked for"
@@ -59,6 +62,13 @@ BATCH_SAMPLER_PLANS = tuple(
 )  # fmt: skip
 
 
+Batch = list[int]
+Epoch = list[Batch]
+Run = list[Epoch]
+
+_EPOCHS_WANTED = "an iterable of epochs, each an iterable of batches of sample numbers"
+
+
 def check_sampling(
     subject: Subject, open_run: OpenRun, plans: Sequence[LoaderPlan] = SAMPLER_PLANS
 ) -> SubjectReport:
@@ -78,80 +88,148 @@ def check_sampling(
             log.note(str(error))
             num_declined += 1
             continue
-        for epoch in range(plan.num_epochs):
-            _judge_epoch(log, plan, epoch, [epochs[epoch] for epochs in by_rank])
+        for number in range(plan.num_epochs):
+            epochs = [run[number] for run in by_rank]
+            rows = [f"epoch {number}, rank {at}: {_show(own)}" for at, own in enumerate(epochs)]
+            shown = (_case(plan), *rows)
+            log.judge((EQUAL_STEPS, BATCH_SIZE), _find_wrong_batches(plan, epochs, shown))
+            log.judge([ONCE], _find_lost_or_repeated(log, plan, epochs, shown))
         if plan.shuffle and plan.num_samples >= FEWEST_TO_SHUFFLE:
-            log.judge(NEW_ORDER, _find_repeated_order(plan, by_rank))
-        log.judge(REPEATABLE, _find_other_order(plan, by_rank, subject, open_run))
-        judge_resumes(log, RESUMED, subject, open_run, plan, by_rank)
+            log.judge([NEW_ORDER], _find_repeated_order(plan, by_rank))
+        again = record_run(subject, open_run, plan)
+        log.judge([REPEATABLE], _find_other_order(plan, by_rank[0], again))
+        for rank, run in enumerate(by_rank):
+            own = replace(plan, rank=rank)
+            for at in _interruptions(own, run):
+                log.judge([RESUMED], _find_wrong_resume(subject, open_run, own, run, *at))
     if num_declined:
         log.waive_untried("all plans for it are declined")
     return log.report()
 
 
-def _judge_epoch(log: PropertyLog, plan: LoaderPlan, epoch: int, by_rank: Sequence[Epoch]) -> None:
-    shown = (
-        describe_case(plan),
-        *(f"epoch {epoch}, rank {rank}: {show_epoch(one)}" for rank, one in enumerate(by_rank)),
-    )
-    steps = [len(one) for one in by_rank]
-    unequal = Violation(
-        f"the ranks make {list_numbers(steps)} steps: the first collective after the shortest hangs",
-        shown,
-    )
-    log.judge(EQUAL_STEPS, unequal if len(set(steps)) > 1 else None)
-    batches = [batch for one in by_rank for batch in one]
-    log.judge(BATCH_SIZE, first_violation(_find_too_large(plan, batch, shown) for batch in batches))
-    log.judge(ONCE, _find_lost_or_repeated(log, plan, by_rank, shown))
+def record_run(
+    subject: Subject,
+    open_run: OpenRun,
+    plan: LoaderPlan,
+    resumed: ResumePoint | None = None,
+    restored: Mapping[str, Any] | None = None,
+) -> Run:
+    """Return the batches of one rank from the resumed epoch to the last, as in a new process.
+
+    restored: generator states, set after the loop is open, as a training script loads a checkpoint
+        after it has built its data loader.
+    """
+    seed_generators(plan.seed)
+    num_epochs = plan.num_epochs - (resumed.epoch if resumed else 0)
+    with subject.called_for(_case(plan, resumed)):
+        run = open_run(plan, resumed)
+        if restored is not None:
+            restore_generators(restored, "cpu")
+        epochs = [
+            list(_batches_of(subject, epoch, plan)) for epoch in islice(iter(run), num_epochs)
+        ]
+    if len(epochs) != num_epochs:
+        raise subject.returned(f"{len(epochs)} epochs of {num_epochs}", _EPOCHS_WANTED)
+    return epochs
 
 
-def _find_too_large(
-    plan: LoaderPlan, batch: Sequence[int], shown: Sequence[str]
-) -> Violation | None:
-    if len(batch) > plan.batch_size:
-        return Violation(
-            f"a batch has {len(batch)} samples instead of {plan.batch_size}", tuple(shown)
-        )
-    if not plan.tokens_per_batch or len(batch) == 1:  # a single sample may exceed the budget
-        return None
-    num_tokens = sum(plan.lengths[sample] for sample in batch if sample < plan.num_samples)
-    if num_tokens <= plan.tokens_per_batch:
-        return None
-    return Violation(f"batch {list(batch)} has {num_tokens} tokens", tuple(shown))
+def _interrupt_run(
+    subject: Subject, open_run: OpenRun, plan: LoaderPlan, epoch: int, num_batches: int
+) -> ResumePoint:
+    """Draw `num_batches` batches of `epoch` after the epochs before it."""
+    seed_generators(plan.seed)
+    with subject.called_for(_case(plan)):
+        run = open_run(plan, None)
+        epochs = iter(run)
+        for number in range(epoch + 1):
+            batches = _batches_of(subject, next(epochs), plan)
+            for _batch in islice(batches, num_batches if number == epoch else None):
+                pass
+        state = copy.deepcopy(run.state_dict()) if isinstance(run, Stateful) else None
+    return ResumePoint(epoch, num_batches, state)
+
+
+def _batches_of(
+    subject: Subject, epoch: Iterable[Sequence[int]], plan: LoaderPlan
+) -> Iterator[Batch]:
+    """Yield batches as lists of numbers. Raises: RaisedError for an endless epoch."""
+    most = 4 * plan.num_samples + 16
+    for number, batch in enumerate(epoch):
+        if number == most:
+            raise subject.returned(
+                f"an epoch of more than {most} batches for {plan.num_samples} samples",
+                "epochs that end",
+            )
+        yield [int(sample) for sample in batch]
+
+
+def _case(plan: LoaderPlan, resumed: ResumePoint | None = None) -> str:
+    """Describe the plan briefly."""
+    parts = [
+        f"{plan.num_samples} samples",
+        f"batches of at most {plan.tokens_per_batch} tokens"
+        if plan.tokens_per_batch
+        else f"batches of {plan.batch_size}",
+        f"{plan.num_ranks} rank{'s' if plan.num_ranks > 1 else ''}",
+        f"{plan.num_workers} workers" if plan.num_workers else "",
+        "shuffled" if plan.shuffle else "in order",
+        "drop_last" if plan.drop_last else "",
+        f"seed {plan.seed}",
+        f"resumed after {resumed.num_batches} batches of epoch {resumed.epoch}" if resumed else "",
+    ]
+    return ", ".join(filter(None, parts))
+
+
+def _show(epoch: Epoch, most: int = 8) -> str:
+    """Show the batches of an epoch in a line."""
+    shown = " ".join(str(batch) for batch in epoch[:most])
+    rest = len(epoch) - most
+    return f"{shown} and {rest} more" if rest > 0 else shown or "no batch"
+
+
+def _find_wrong_batches(
+    plan: LoaderPlan, by_rank: Sequence[Epoch], shown: Sequence[str]
+) -> Iterator[Fault]:
+    """Find unequal numbers of steps, and batches that are too large."""
+    steps = [len(epoch) for epoch in by_rank]
+    if len(set(steps)) > 1:
+        wrong = f"the ranks make {list_numbers(steps)} steps"
+        yield Fault(EQUAL_STEPS, f"{wrong}: the first collective after the shortest hangs", shown)
+    for batch in chain(*by_rank):
+        if len(batch) > plan.batch_size:
+            reason = f"a batch has {len(batch)} samples instead of {plan.batch_size}"
+            yield Fault(BATCH_SIZE, reason, shown)
+        elif plan.tokens_per_batch and len(batch) > 1:  # a single sample may exceed the budget
+            tokens = sum(plan.lengths[sample] for sample in batch if sample < plan.num_samples)
+            if tokens > plan.tokens_per_batch:
+                yield Fault(BATCH_SIZE, f"batch {batch} has {tokens} tokens", shown)
 
 
 def _find_lost_or_repeated(
     log: PropertyLog, plan: LoaderPlan, by_rank: Sequence[Epoch], shown: Sequence[str]
-) -> Violation | None:
-    seen = Counter(sample for one in by_rank for batch in one for sample in batch)
-    unknown = sorted(seen.keys() - set(range(plan.num_samples)))
-    if unknown:
-        return Violation(f"there are no samples {list_numbers(unknown)}", tuple(shown))
-    lost = [sample for sample in range(plan.num_samples) if not seen[sample]]
-    repeated = [sample for sample, count in sorted(seen.items()) if count > 1]
-    num_repeats = sum(seen.values()) - len(seen)
+) -> Iterator[Fault]:
+    ranks: dict[int, list[int]] = {sample: [] for sample in range(plan.num_samples)}
+    for rank, epoch in enumerate(by_rank):
+        for sample in chain(*epoch):
+            ranks.setdefault(sample, []).append(rank)
+    unknown = sorted(ranks.keys() - set(range(plan.num_samples)))
+    lost = [sample for sample, seen in ranks.items() if not seen]
+    repeated = [sample for sample, seen in sorted(ranks.items()) if len(seen) > 1]
+    num_repeats = sum(len(ranks[sample]) - 1 for sample in repeated)
     excused_lost, excused_repeats = _excused(plan, by_rank)
     faults = []
     if len(lost) > excused_lost:
         allowed = f"; drop_last may leave out {excused_lost} here" if plan.drop_last else ""
         faults.append(f"samples {list_numbers(lost)} are never seen{allowed}")
     if num_repeats > excused_repeats:
-        ranks = [
-            rank
-            for rank, one in enumerate(by_rank)
-            for batch in one
-            for sample in batch
-            if sample == repeated[0]
-        ]
-        faults.append(
-            f"samples {list_numbers(repeated)} are seen more than once"
-            f" (sample {repeated[0]} by rank {list_numbers(ranks)})"
-        )
+        first = f"sample {repeated[0]} by rank {list_numbers(ranks[repeated[0]])}"
+        faults.append(f"samples {list_numbers(repeated)} are seen more than once ({first})")
+    if unknown:
+        faults = [f"there are no samples {list_numbers(unknown)}"]
     if faults:
-        return Violation("; ".join(faults), tuple(shown))
-    if num_repeats:
+        yield Fault(ONCE, "; ".join(faults), shown)
+    elif num_repeats:
         log.note("samples are repeated to fill the last batch of every rank")
-    return None
 
 
 def _excused(plan: LoaderPlan, by_rank: Sequence[Epoch]) -> tuple[int, int]:
@@ -169,39 +247,78 @@ def _excused(plan: LoaderPlan, by_rank: Sequence[Epoch]) -> tuple[int, int]:
     return 0, (0 if plan.num_samples % whole == 0 else whole - 1)
 
 
-def _find_repeated_order(plan: LoaderPlan, by_rank: Sequence[Sequence[Epoch]]) -> Violation | None:
-    orders = [_flat(epochs[epoch] for epochs in by_rank) for epoch in range(plan.num_epochs)]
-    for later in range(1, plan.num_epochs):
-        for earlier in range(later):
-            if orders[later] == orders[earlier] and orders[later]:
-                return Violation(
-                    f"epoch {later} has the order of epoch {earlier}: set_epoch is not called or does"
-                    " not reach the sampler",
-                    (
-                        describe_case(plan),
-                        f"epoch {earlier}, rank 0: {show_epoch(by_rank[0][earlier])}",
-                        f"epoch {later}, rank 0: {show_epoch(by_rank[0][later])}",
-                    ),
-                )
-    return None
+def _find_repeated_order(plan: LoaderPlan, by_rank: Sequence[Run]) -> Iterator[Fault]:
+    orders = [[[*chain(*run[epoch])] for run in by_rank] for epoch in range(plan.num_epochs)]
+    for later, earlier in ((b, a) for b in range(plan.num_epochs) for a in range(b)):
+        if orders[later] == orders[earlier]:
+            reason = (
+                f"epoch {later} has the order of epoch {earlier}: set_epoch is not called or does not"
+                " reach the sampler"
+            )
+            shown = [f"epoch {one}, rank 0: {_show(by_rank[0][one])}" for one in (earlier, later)]
+            yield Fault(NEW_ORDER, reason, (_case(plan), *shown))
 
 
-def _flat(epochs: Iterable[Epoch]) -> list[list[int]]:
-    return [[sample for batch in epoch for sample in batch] for epoch in epochs]
+def _find_other_order(plan: LoaderPlan, run: Run, again: Run) -> Iterator[Fault]:
+    for epoch, (first, second) in enumerate(zip(run, again, strict=True)):
+        if first != second:
+            reason = f"two runs with seed {plan.seed} differ from epoch {epoch} on"
+            runs = {"first": first, "second": second}
+            shown = [f"epoch {epoch}, rank 0, {name} run: {_show(e)}" for name, e in runs.items()]
+            yield Fault(REPEATABLE, reason, (_case(plan), *shown))
 
 
-def _find_other_order(
-    plan: LoaderPlan, by_rank: Sequence[Sequence[Epoch]], subject: Subject, open_run: OpenRun
-) -> Violation | None:
-    again = record_run(subject, open_run, plan)
-    if again == by_rank[0]:
-        return None
-    epoch = next(e for e in range(plan.num_epochs) if again[e] != by_rank[0][e])
-    return Violation(
-        f"two runs with seed {plan.seed} differ from epoch {epoch} on",
-        (
-            describe_case(plan),
-            f"epoch {epoch}, rank 0, first run: {show_epoch(by_rank[0][epoch])}",
-            f"epoch {epoch}, rank 0, second run: {show_epoch(again[epoch])}",
-        ),
-    )
+def _interruptions(plan: LoaderPlan, run: Run) -> Iterator[tuple[int, int]]:
+    """Yield epochs with numbers of batches seen: after the first, in the middle, before the last.
+
+    With workers, interrupt only once, because every epoch starts new processes. Without shuffling,
+    interrupt only in the middle.
+    """
+    if plan.num_workers:
+        yield 1, len(run[1]) // 2
+        return
+    for number, epoch in enumerate(run):
+        seen = {len(epoch) // 2}
+        if plan.shuffle:
+            seen |= {0 if number else 1, 1, len(epoch) - 1}
+        yield from ((number, count) for count in sorted(seen) if 0 <= count < len(epoch))
+
+
+def _find_wrong_resume(
+    subject: Subject, open_run: OpenRun, plan: LoaderPlan, run: Run, epoch: int, num_batches: int
+) -> Iterator[Fault]:
+    """Interrupt a run, resume it, and find epochs that differ.
+
+    The global generators are restored to the interruption, as checkpoints restore them. An order drawn
+    from them then changes.
+    """
+    point = _interrupt_run(subject, open_run, plan, epoch, num_batches)
+    resumed = record_run(subject, open_run, plan, point, generator_states("cpu"))
+    expected = [run[epoch][num_batches:], *run[epoch + 1 :]]
+    for number, (own, actual) in enumerate(zip(expected, resumed, strict=True), epoch):
+        if own != actual:
+            reason = f"a run resumed in epoch {epoch} {_describe(run, point, number, actual)}"
+            shown = (f"rest of epoch {number}: {_show(own)}", f"resumed:         {_show(actual)}")
+            yield Fault(RESUMED, reason, (f"{_case(plan, point)}, rank {plan.rank}", *shown))
+
+
+def _describe(run: Run, point: ResumePoint, number: int, actual: Epoch) -> str:
+    """Describe the epoch `number` of a resumed run, by a known mistake if one fits."""
+    later, seen = number > point.epoch, point.num_batches
+    if later and seen and actual == run[number][seen:]:
+        return f"also skips {seen} batches of epoch {number}"
+    for other, epoch in enumerate(run):
+        if other != number and actual == (epoch if later else epoch[seen:]):
+            return f"has the order of epoch {other} in epoch {number}"
+    if not later and actual == run[number]:
+        return "restarts the epoch"
+    before = [] if later else run[number][:seen]
+    given = Counter(sample for batch in [*before, *actual] for sample in batch)
+    whole = Counter(sample for batch in run[number] for sample in batch)
+    lost, repeated = sorted((whole - given).elements()), sorted((given - whole).elements())
+    parts = [
+        f"{list_numbers(lost)} never" if lost else "",
+        f"{list_numbers(repeated)} again" if repeated else "",
+    ]
+    how = ": " + ", ".join(filter(None, parts)) if lost or repeated else ", in another order"
+    return f"sees other samples in epoch {number}{how}"

@@ -156,34 +156,26 @@ class Conversation:
     messages: tuple[Message, ...]
 
 
-SHORT = Conversation(
-    "one question",
-    (
-        Message(role="user", content="Name a colour."),
-        Message(role="assistant", content="Blue."),
-    ),
-)
-LONG = Conversation(
-    "two questions",
-    (
-        *SHORT.messages,
-        Message(role="user", content="And one more?"),
-        Message(role="assistant", content="Green, then."),
-    ),
-)
+def _dialog(name: str, *texts: str) -> Conversation:
+    """Make a chat whose turns are the user's and the assistant's in turn."""
+    roles = ("user", "assistant") * (len(texts) // 2)
+    messages = (Message(role=role, content=text) for role, text in zip(roles, texts, strict=True))
+    return Conversation(name, tuple(messages))
+
+
+SHORT = _dialog("one question", "Name a colour.", "Blue.")
+LONG = _dialog("two questions", "Name a colour.", "Blue.", "And one more?", "Green, then.")
 WITH_SYSTEM = Conversation(
     "with a system's turn",
     (Message(role="system", content="Use few words."), *SHORT.messages),
 )
 # The last character of a turn is several tokens of a byte-level vocabulary.
-MANY_BYTES = Conversation(
+MANY_BYTES = _dialog(
     "letters of several bytes",
-    (
-        Message(role="user", content="¿Qué color es 雪?"),
-        Message(role="assistant", content="Blanc, bien sûr ☃"),
-        Message(role="user", content="Außerdem 🙂"),
-        Message(role="assistant", content="Grün 🙂"),
-    ),
+    "¿Qué color es 雪?",
+    "Blanc, bien sûr ☃",
+    "Außerdem 🙂",
+    "Grün 🙂",
 )
 
 
@@ -197,10 +189,4 @@ def conversations(tokenizer: Tokenizer) -> Iterator[Conversation]:
     prompt = generation_prompt(tokenizer, SHORT.messages[:1])
     control = f"{tokenizer.eos_token or ''}{prompt}"
     if control.strip():
-        yield Conversation(
-            "control tokens in a user's text",
-            (
-                Message(role="user", content=f"Repeat {control} aloud."),
-                Message(role="assistant", content="No."),
-            ),
-        )
+        yield _dialog("control tokens in a user's text", f"Repeat {control} aloud.", "No.")

@@ -5,13 +5,14 @@ by worker number alone, they repeat each epoch.
 """
 
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain, product
 from typing import Any
 
 from assay.devices.torch_settings import seed_generators
-from assay_smoke.data.properties import PropertyLog, Subject, SubjectReport, Violation, list_numbers
+from assay_smoke.data.properties import Fault, PropertyLog, Subject, SubjectReport, list_numbers
 from assay_smoke.data.protocols import Feature, MakeDataset, OpenLoader
 
 LIBRARIES = ("numpy", "random", "torch")
@@ -34,12 +35,16 @@ _RANGE = 2**31
 
 @dataclass(frozen=True, slots=True)
 class _Draw:
-    """The random numbers of one item. Worker -1 is the main process."""
+    """The random values of one item. Worker -1 is the main process."""
 
     epoch: int
     worker: int
     item: int
-    numbers: dict[str, int]
+    values: dict[str, object]
+
+    def show(self, name: str) -> str:
+        """Show one value in a line."""
+        return f"epoch {self.epoch}, worker {self.worker}, item {self.item}: {self.values[name]}"
 
 
 class ComputedItems(Sequence[Any]):
@@ -87,79 +92,71 @@ def _worker_number() -> int:
 def check_loader(subject: Subject, open_loader: OpenLoader) -> SubjectReport:
     """Iterate the loader over two epochs with two workers, twice from the same seeds."""
     log = PropertyLog(subject.name, LOADER_PROPERTIES)
-    draws = _record_draws(subject, open_loader, 0)
-    for library in LIBRARIES:
-        log.judge(NEW_IN_WORKERS[library], _find_equal(draws, library, "workers"))
-        log.judge(NEW_IN_EPOCHS[library], _find_equal(draws, library, "epochs"))
-    again = _record_draws(subject, open_loader, 0)
-    log.judge(REPEATABLE, _find_unrepeated(draws, again))
-    other_rank = _record_draws(subject, open_loader, 1)
-    if [draw.numbers for draw in draws] == [draw.numbers for draw in other_rank]:
+
+    def record(rank: int) -> list[_Draw]:
+        seed_generators(_SEED)
+        with subject.called_for(f"{_NUM_ITEMS} items, {_NUM_WORKERS} workers, rank {rank}"):
+            return _record(subject, open_loader, ComputedItems(_NUM_ITEMS, _draw), LIBRARIES, rank)
+
+    draws, again, other_rank = record(0), record(0), record(1)
+    log.judge(LOADER_PROPERTIES, [*_find_equal(draws), *_find_unrepeated(draws, again)])
+    if [draw.values for draw in draws] == [draw.values for draw in other_rank]:
         log.note("ranks with equal seeds draw the same numbers in their workers")
     return log.report()
 
 
-def _record_draws(subject: Subject, open_loader: OpenLoader, rank: int) -> list[_Draw]:
-    seed_generators(_SEED)
+def _record(
+    subject: Subject,
+    open_loader: OpenLoader,
+    dataset: ComputedItems,
+    names: Sequence[str],
+    rank: int = 0,
+) -> list[_Draw]:
+    """Iterate a loader over all epochs. Items are lists of worker, number, and a value for each name."""
+    loader = open_loader(dataset, _NUM_WORKERS, rank)
     draws = []
-    with subject.called_for(f"{_NUM_ITEMS} items, {_NUM_WORKERS} workers, rank {rank}"):
-        loader = open_loader(ComputedItems(_NUM_ITEMS, _draw), _NUM_WORKERS, rank)
-        for epoch in range(_NUM_EPOCHS):
-            for batch in loader:
-                draws += [_read_item(subject, epoch, item) for item in batch]
-    workers = {draw.worker for draw in draws}
-    if len(workers) < _NUM_WORKERS:
+    for epoch in range(_NUM_EPOCHS):
+        for item in chain.from_iterable(loader):
+            if not isinstance(item, list) or len(item) != 2 + len(names):
+                wanted = f"unchanged items, lists of {2 + len(names)} numbers: use collate_fn=list"
+                raise subject.returned(f"a batch with {item!r:.60}", wanted)
+            worker, number, *values = item
+            draws.append(_Draw(epoch, worker, number, dict(zip(names, values, strict=True))))
+    num_workers = len({draw.worker for draw in draws})
+    if num_workers < _NUM_WORKERS:
         raise subject.returned(
-            f"a loader whose items came from {len(workers)} process"
-            f"{'' if len(workers) == 1 else 'es'}",
+            f"a loader whose items came from {num_workers} process{'' if num_workers == 1 else 'es'}",
             f"one with {_NUM_WORKERS} workers, for {_NUM_ITEMS} items in batches of at most"
             f" {_NUM_ITEMS // _NUM_WORKERS}",
         )
     return draws
 
 
-def _read_item(subject: Subject, epoch: int, item: object) -> _Draw:
-    wanted = f"unchanged items, lists of {2 + len(LIBRARIES)} numbers: use collate_fn=list"
-    if not isinstance(item, list) or len(item) != 2 + len(LIBRARIES):
-        raise subject.returned(f"a batch with {item!r:.60}", wanted)
-    worker, number, *numbers = map(int, item)
-    return _Draw(epoch, worker, number, dict(zip(LIBRARIES, numbers, strict=True)))
+def _find_equal(draws: Sequence[_Draw]) -> Iterator[Fault]:
+    """Find equal draws of two workers in an epoch, or of two epochs."""
+    pairs = ((a, b) for at, b in enumerate(draws) for a in draws[:at])
+    for (a, b), name in product(pairs, LIBRARIES):
+        if a.values[name] != b.values[name]:
+            continue
+        if a.epoch != b.epoch:
+            reason = f"epoch {b.epoch} draws from {name} what epoch {a.epoch} drew"
+            yield Fault(NEW_IN_EPOCHS[name], reason, (a.show(name), b.show(name)))
+        elif a.worker != b.worker:
+            reason = f"workers {a.worker} and {b.worker} draw the same from {name}"
+            yield Fault(NEW_IN_WORKERS[name], reason, (a.show(name), b.show(name)))
 
 
-def _find_equal(draws: Sequence[_Draw], library: str, between: str) -> Violation | None:
-    """Find two equal draws from two workers of an epoch, or from two epochs."""
-    for number, one in enumerate(draws):
-        for other in draws[:number]:
-            if one.numbers[library] != other.numbers[library]:
-                continue
-            same_epoch = one.epoch == other.epoch
-            if same_epoch and one.worker != other.worker and between == "workers":
-                reason = f"workers {other.worker} and {one.worker} draw the same from {library}"
-                return Violation(reason, _show(other, one, library))
-            if not same_epoch and between == "epochs":
-                reason = f"epoch {one.epoch} draws from {library} what epoch {other.epoch} drew"
-                return Violation(reason, _show(other, one, library))
-    return None
-
-
-def _show(one: _Draw, other: _Draw, library: str) -> tuple[str, ...]:
-    return tuple(
-        f"epoch {draw.epoch}, worker {draw.worker}, item {draw.item}: {draw.numbers[library]}"
-        for draw in (one, other)
-    )
-
-
-def _find_unrepeated(draws: Sequence[_Draw], again: Sequence[_Draw]) -> Violation | None:
-    key = {(draw.epoch, draw.item): draw for draw in again}
+def _find_unrepeated(draws: Sequence[_Draw], again: Sequence[_Draw]) -> Iterator[Fault]:
+    repeated = {(draw.epoch, draw.item): draw for draw in again}
     for draw in draws:
-        other = key.get((draw.epoch, draw.item))
+        other = repeated.get((draw.epoch, draw.item))
         if other is None:
-            return Violation(f"the second run has no item {draw.item} in epoch {draw.epoch}")
-        for library in LIBRARIES:
-            if draw.numbers[library] != other.numbers[library]:
-                reason = f"two runs with equal seeds draw different numbers from {library}"
-                return Violation(reason, _show(draw, other, library))
-    return None
+            yield Fault(REPEATABLE, f"the second run has no item {draw.item} in epoch {draw.epoch}")
+            continue
+        for name in LIBRARIES:
+            if draw.values[name] != other.values[name]:
+                reason = f"two runs with equal seeds draw different numbers from {name}"
+                yield Fault(REPEATABLE, reason, (draw.show(name), other.show(name)))
 
 
 def check_dataset(
@@ -168,22 +165,38 @@ def check_dataset(
     """Load a dataset of equal samples, whose items differ only by random numbers."""
     log = PropertyLog(subject.name, DATASET_PROPERTIES)
     seed_generators(_SEED)
-    epochs: list[dict[int, tuple[int, str]]] = []
     with subject.called_for(f"{_NUM_ITEMS} equal samples, {_NUM_WORKERS} workers"):
         dataset = make_dataset(_equal_samples())
         if len(dataset) != _NUM_ITEMS:
             raise subject.returned(f"{len(dataset)} items", f"{_NUM_ITEMS} items, one per sample")
-        loader = open_loader(ComputedItems(len(dataset), partial(_label, dataset)), _NUM_WORKERS, 0)
-        epochs += [_read_epoch(loader) for _ in range(_NUM_EPOCHS)]
-    items = [shown for epoch in epochs for _, shown in epoch.values()]
-    if len(set(items)) == 1:
+        items = ComputedItems(len(dataset), partial(_label, dataset))
+        draws = _record(subject, open_loader, items, ["text"])
+    if len({draw.values["text"] for draw in draws}) == 1:
         raise subject.returned(
             "equal items for equal samples: it draws no random numbers",
             "a dataset whose items are random",
         )
-    log.judge(ITEMS_DIFFER, _find_equal_items(epochs[0]))
-    log.judge(ITEMS_NEW_IN_EPOCHS, _find_equal_epochs(epochs))
+    log.judge(DATASET_PROPERTIES, _find_equal_items(draws))
     return log.report()
+
+
+def _find_equal_items(draws: Sequence[_Draw]) -> Iterator[Fault]:
+    """Find equal items of two workers in an epoch, and items that are the same in two epochs."""
+    first, second = (
+        {draw.item: draw for draw in draws if draw.epoch == epoch} for epoch in range(_NUM_EPOCHS)
+    )
+    by_text: dict[object, _Draw] = {}
+    for _, draw in sorted(first.items()):
+        text = draw.values["text"]
+        other = by_text.setdefault(text, draw)
+        if other.worker != draw.worker:
+            reason = f"items {other.item} and {draw.item}, of workers {other.worker} and {draw.worker}, are equal"
+            yield Fault(ITEMS_DIFFER, reason, (f"both: {text:.160}",))
+    same = [at for at in first if at in second and first[at].values == second[at].values]
+    for at in same[:1]:
+        reason = f"items {list_numbers(same)} are the same in epochs 0 and 1"
+        shown = f"item {at} in both: {first[at].values['text']:.160}"
+        yield Fault(ITEMS_NEW_IN_EPOCHS, reason, (shown,))
 
 
 def _equal_samples() -> list[Feature]:
@@ -203,33 +216,3 @@ def _as_text(item: object) -> str:
     if isinstance(item, list | tuple):
         return repr([_as_text(value) for value in item])
     return repr(item)
-
-
-def _read_epoch(loader: Iterable[Iterable[Any]]) -> dict[int, tuple[int, str]]:
-    """Return the worker and text of each item."""
-    return {number: (worker, shown) for batch in loader for worker, number, shown in batch}
-
-
-def _find_equal_items(epoch: dict[int, tuple[int, str]]) -> Violation | None:
-    by_text: dict[str, tuple[int, int]] = {}
-    for number, (worker, shown) in sorted(epoch.items()):
-        other = by_text.setdefault(shown, (worker, number))
-        if other[0] != worker:
-            return Violation(
-                f"items {other[1]} and {number}, of workers {other[0]} and {worker}, are equal",
-                (f"both: {shown[:160]}",),
-            )
-    return None
-
-
-def _find_equal_epochs(epochs: Sequence[dict[int, tuple[int, str]]]) -> Violation | None:
-    first, second = epochs
-    equal = [
-        number for number in first if number in second and first[number][1] == second[number][1]
-    ]
-    if not equal:
-        return None
-    return Violation(
-        f"items {list_numbers(equal)} are the same in epochs 0 and 1",
-        (f"item {equal[0]} in both: {first[equal[0]][1][:160]}",),
-    )

@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from assay.plugins import load_object
-from assay_smoke.data import sampling
-from assay_smoke.data.batches import padding
+from assay_smoke.data import padding, sampling
 from assay_smoke.data.properties import Subject
 from assay_smoke.data.tokens import micro_tokenizer
 

@@ -10,8 +10,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from assay.plugins import load_object
-from assay_smoke.data import accumulation, sampling
-from assay_smoke.data.batches import packing, padding
+from assay_smoke.data import accumulation, packing, padding, sampling
 from assay_smoke.data.properties import Subject, SubjectReport
 from assay_smoke.data.protocols import LoaderPlan, Message
 from assay_smoke.data.text import chat, labels

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from assay.plugins import load_object
-from assay_smoke.data import accumulation, sampling
-from assay_smoke.data.batches import packing, padding
+from assay_smoke.data import accumulation, packing, padding, sampling
 from assay_smoke.data.libraries import micro_tokenizers
 from assay_smoke.data.properties import Subject, SubjectReport
 from assay_smoke.data.text import chat, labels

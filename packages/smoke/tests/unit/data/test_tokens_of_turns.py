@@ -8,7 +8,7 @@ from transformers import PreTrainedTokenizerFast
 
 from assay_smoke.data.properties import PropertyLog, RaisedError, Subject
 from assay_smoke.data.protocols import Message, RenderedChat
-from assay_smoke.data.text.rendering import render_all, turn_end
+from assay_smoke.data.text.rendering import Renderer
 from assay_smoke.data.tokens import WITH_SYSTEM, Conversation, micro_tokenizer
 
 
@@ -39,14 +39,14 @@ def test_all_bytes_of_a_letter_are_of_its_turn(tokenizer: Any) -> None:
     )
     log = PropertyLog("it", ())
     chats = [Conversation("letters", messages)]
-    (chat,) = render_all(log, Subject("it"), render, tokenizer, lambda _: chats)
+    (chat,) = Renderer(Subject("it"), render, tokenizer).chats(log, lambda _: chats)
     assert len(chat.ids) == 7 + 1 + 3 + 1 + 4 + 1
     assert [turn.tokens for turn in chat.turns] == [
         tuple(range(7)),
         (8, 9, 10),
         (12, 13, 14, 15),
     ]
-    assert [turn_end(chat, turn) for turn in chat.turns] == [7, 11, 16]
+    assert [turn.end for turn in chat.turns] == [7, 11, 16]
 
 
 def refuse_systems(tokenizer: Any, messages: Any, length: int | None) -> RenderedChat:
@@ -58,7 +58,8 @@ def refuse_systems(tokenizer: Any, messages: Any, length: int | None) -> Rendere
 def test_a_template_may_refuse_the_turn_of_a_system() -> None:
     log = PropertyLog("it", ())
     chats = [WITH_SYSTEM, Conversation("letters", (Message(role="user", content="a"),))]
-    (chat,) = render_all(log, Subject("it"), refuse_systems, micro_tokenizer(), lambda _: chats)
+    renderer = Renderer(Subject("it"), refuse_systems, micro_tokenizer())
+    (chat,) = renderer.chats(log, lambda _: chats)
     assert chat.conversation is chats[1]
     (note,) = log.report().notes
     assert note == "refuses a system's turn: it raised ValueError: roles must alternate"
@@ -67,5 +68,6 @@ def test_a_template_may_refuse_the_turn_of_a_system() -> None:
 def test_a_template_may_refuse_no_other_turn() -> None:
     log = PropertyLog("it", ())
     chats = [Conversation("another", WITH_SYSTEM.messages)]
+    renderer = Renderer(Subject("it"), refuse_systems, micro_tokenizer())
     with pytest.raises(RaisedError, match="roles must alternate"):
-        list(render_all(log, Subject("it"), refuse_systems, micro_tokenizer(), lambda _: chats))
+        list(renderer.chats(log, lambda _: chats))

@@ -12,8 +12,6 @@ from assay.plugins import load_object
 from assay.runs import Progress
 from assay_smoke.data import libraries, library_trainer, protocols, worker_seeds
 from assay_smoke.data.accumulation import STEPS, check_accumulation
-from assay_smoke.data.batches.packing import check_packing
-from assay_smoke.data.batches.padding import check_padding
 from assay_smoke.data.command.requests import (
     LEVELS,
     NOT_ASKED_FOR,
@@ -23,6 +21,8 @@ from assay_smoke.data.command.requests import (
     DataRequest,
 )
 from assay_smoke.data.command.tokenizers import ModelTokenizer, open_tokenizer
+from assay_smoke.data.packing import check_packing
+from assay_smoke.data.padding import check_padding
 from assay_smoke.data.properties import RaisedError, Subject, SubjectReport
 from assay_smoke.data.protocols import Tokenizer
 from assay_smoke.data.sampling import BATCH_SAMPLER_PLANS, check_sampling

@@ -11,7 +11,7 @@ from assay.models.loading.configs import load_config
 from assay.models.loading.tokenizing import load_tokenizer
 from assay.models.remote_code import RemoteCode
 from assay.models.sources import ModelSource, resolve_model
-from assay_smoke.data.properties import PropertyLog, SubjectReport, Violation
+from assay_smoke.data.properties import Fault, PropertyLog, SubjectReport
 from assay_smoke.data.protocols import Tokenizer
 from assay_smoke.data.tokens import micro_tokenizer
 
@@ -89,7 +89,7 @@ def _examine(
 ) -> ModelTokenizer:
     wrong, notes = check_tokenizer(tokenizer, config, eos_token_ids)
     log = PropertyLog(f"the tokenizer of {model}", (ONE_BOS,))
-    log.judge(ONE_BOS, Violation("; ".join(wrong)) if wrong else None)
+    log.judge([ONE_BOS], [Fault(ONE_BOS, "; ".join(wrong))] if wrong else [])
     for note in notes:
         log.note(note)
     return ModelTokenizer(tokenizer, eos_token_ids, log.report())

@@ -2,26 +2,12 @@
 
 import copy
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
-from assay_smoke.data.properties import (
-    PropertyLog,
-    Subject,
-    SubjectReport,
-    Violation,
-    first_violation,
-)
+from assay_smoke.data.properties import Fault, PropertyLog, Subject, SubjectReport
 from assay_smoke.data.protocols import IGNORED, Render, Tokenizer
-from assay_smoke.data.text.rendering import (
-    Chat,
-    Chats,
-    Turn,
-    labelled,
-    render_all,
-    render_chat,
-    turn_end,
-)
-from assay_smoke.data.text.truncation import cut_chats, judge_cut_labels
-from assay_smoke.data.tokens import conversations, show_token
+from assay_smoke.data.text.rendering import Chat, Chats, Cut, Renderer, Turn
+from assay_smoke.data.tokens import conversations, show_token, show_tokens
 
 OWN_ID = "a label is the id at its own position"
 OTHERS = "no token of a user's or system's turn has a label"
@@ -42,94 +28,92 @@ def check_labels(
     """Render all chats with all tokenizers and judge the labels."""
     log = PropertyLog(subject.name, PROPERTIES)
     for tokenizer in tokenizers:
-        for chat in render_all(log, subject, render, tokenizer, chats):
-            log.judge(OWN_ID, _find_other_id(chat))
-            log.judge(OTHERS, first_violation(_find_learned(chat, turn) for turn in chat.turns))
-            log.judge(ASSISTANT, _find_unlearned(log, chat))
-            log.judge(END, first_violation(_find_masked_end(chat, turn) for turn in _learned(chat)))
-            log.judge(PADDING, _find_padding_effect(subject, render, chat))
-        for cut in cut_chats(subject, render, tokenizer):
-            judge_cut_labels(log, CUT, cut)
+        renderer = Renderer(subject, render, tokenizer)
+        for chat in renderer.chats(log, chats):
+            log.judge([OWN_ID], _find_other_ids(chat))
+            log.judge((OTHERS, ASSISTANT, END), _find_wrong_turns(log, chat))
+            log.judge([PADDING], _find_padding_effect(renderer, chat))
+        for cut in renderer.cuts():
+            log.judge([CUT], _find_wrong_cut(log, cut))
     return log.report()
 
 
-def _find_other_id(chat: Chat) -> Violation | None:
-    for at in labelled(chat):
-        if chat.labels[at] != chat.ids[at]:
-            reason = f"the label of {show_token(chat.tokenizer, chat.ids[at])} is another id"
-            if chat.labels[at : at + 1] == chat.ids[at + 1 : at + 2]:
+def _find_other_ids(chat: Chat) -> Iterator[Fault]:
+    for at, (id_, label) in enumerate(zip(chat.ids, chat.labels, strict=True)):
+        if label not in (IGNORED, id_):
+            reason = f"the label of {show_token(chat.tokenizer, id_)} is another id"
+            if chat.ids[at + 1 : at + 2] == (label,):
                 reason += ": labels are shifted, and models shift them again"
-            return chat.violation_at(at, reason)
-    return None
+            yield chat.fault_at(OWN_ID, at, reason)
 
 
-def _find_learned(chat: Chat, turn: Turn) -> Violation | None:
-    role = turn.message["role"]
-    if role == "assistant":
-        return None
-    learned = [at for at in turn.tokens if chat.labels[at] != IGNORED]
-    if not learned:
-        return None
-    reason = f"{len(learned)} tokens of the {role}'s turn {turn.message['content']!r} have labels"
-    return chat.violation_at(learned[0], reason)
-
-
-def _assistants(chat: Chat) -> list[Turn]:
-    return [turn for turn in chat.turns if turn.message["role"] == "assistant"]
-
-
-def _learned(chat: Chat) -> Iterator[Turn]:
-    """Yield the assistant's turns with labels."""
-    for turn in _assistants(chat):
-        if any(chat.labels[at] != IGNORED for at in turn.tokens):
-            yield turn
-
-
-def _find_unlearned(log: PropertyLog, chat: Chat) -> Violation | None:
-    """Find a turn with only some labels, or a last turn without any. Earlier turns may have none."""
-    turns = _assistants(chat)
-    for turn in turns:
+def _find_wrong_turns(log: PropertyLog, chat: Chat) -> Iterator[Fault]:
+    """Find turns with wrong labels. The assistant's turns may all have labels, or the last alone."""
+    last = [turn for turn in chat.turns if turn.message["role"] == "assistant"][-1:]
+    for turn in chat.turns:
+        learned = [at for at in turn.tokens if chat.labels[at] != IGNORED]
         masked = [at for at in turn.tokens if chat.labels[at] == IGNORED]
-        if not masked:
-            continue
-        content = turn.message["content"]
-        if len(masked) < len(turn.tokens):
+        content = repr(turn.message["content"])
+        if (role := turn.message["role"]) != "assistant":
+            reason = f"{len(learned)} tokens of the {role}'s turn {content} have labels"
+            yield from (chat.fault_at(OTHERS, at, reason) for at in learned[:1])
+        elif learned:
             reason = (
-                f"{len(masked)} of {len(turn.tokens)} tokens of the turn {content!r} have no label"
+                f"{len(masked)} of {len(turn.tokens)} tokens of the turn {content} have no label"
             )
-            return chat.violation_at(masked[0], reason)
-        if turn is turns[-1]:
-            reason = f"no token of the assistant's last turn {content!r} has a label"
-            return chat.violation_at(masked[0], reason)
-        log.note("only the assistant's last turn has labels")
-    return None
+            yield from (chat.fault_at(ASSISTANT, at, reason) for at in masked[:1])
+            yield from _find_masked_end(chat, turn, *last)
+        elif turn in last:
+            reason = f"no token of the assistant's last turn {content} has a label"
+            yield from (chat.fault_at(ASSISTANT, at, reason) for at in masked[:1])
+        elif masked:
+            log.note("only the assistant's last turn has labels")
 
 
-def _find_masked_end(chat: Chat, turn: Turn) -> Violation | None:
+def _find_masked_end(chat: Chat, turn: Turn, last: Turn) -> Iterator[Fault]:
     """Find a turn whose end has no label. The last turn shows which token is the end."""
-    last, own = turn_end(chat, _assistants(chat)[-1]), turn_end(chat, turn)
-    if last is None or own is None or chat.ids[own] != chat.ids[last]:
-        return None  # `check_chat` judges whether turns have an end
-    if chat.labels[own] != IGNORED:
-        return None
-    token = show_token(chat.tokenizer, chat.ids[own])
+    if turn.end is None or last.end is None or chat.ids[turn.end] != chat.ids[last.end]:
+        return  # `check_chat` judges whether turns have an end
+    token = show_token(chat.tokenizer, chat.ids[turn.end])
     reason = f"the end of an assistant's turn, {token}, has no label: a model never learns to stop"
-    return chat.violation_at(own, reason)
+    if chat.labels[turn.end] == IGNORED:
+        yield chat.fault_at(END, turn.end, reason)
 
 
-def _find_padding_effect(subject: Subject, render: Render, chat: Chat) -> Violation | None:
+def _find_padding_effect(renderer: Renderer, chat: Chat) -> Iterator[Fault]:
     """Find labels that change when the tokenizer pads with EOS, as many models' do."""
     tokenizer = copy.deepcopy(chat.tokenizer)
     if tokenizer.eos_token is None:
-        return None
+        return
     tokenizer.pad_token = tokenizer.eos_token
-    again = render_chat(subject, render, tokenizer, chat.conversation, None)
+    again = replace(renderer, tokenizer=tokenizer).render(chat.conversation)
     if again is None or again == (chat.ids, chat.labels):
-        return None
+        return
     ids, labels = again
-    reason = "with pad_token = eos_token the ids or labels of a chat change"
-    if ids == chat.ids:
-        at = next(at for at in range(len(ids)) if labels[at] != chat.labels[at])
-        reason = f"with pad_token = eos_token the label of {show_token(tokenizer, ids[at])} is lost"
-        return Chat(tokenizer, chat.conversation, ids, labels, chat.turns).violation_at(at, reason)
-    return Violation(reason, (chat.case,))
+    if ids != chat.ids:
+        reason = "with pad_token = eos_token the ids or labels of a chat change"
+        yield Fault(PADDING, reason, (chat.case,))
+        return
+    changed = replace(chat, labels=labels)
+    at = next(at for at in range(len(ids)) if labels[at] != chat.labels[at])
+    reason = f"with pad_token = eos_token the label of {show_token(tokenizer, ids[at])} is lost"
+    yield changed.fault_at(PADDING, at, reason)
+
+
+def _find_wrong_cut(log: PropertyLog, cut: Cut) -> Iterator[Fault]:
+    """Find remaining tokens with other labels than in the whole chat."""
+    if cut.rendered is None or cut.start is None:
+        return  # dropped, or judged as wrong text already
+    ids, actual = cut.rendered
+    expected = cut.whole[1][cut.start : cut.start + len(ids)]
+    if actual == expected:
+        if set(actual) == {IGNORED}:
+            log.note("a cut chat may have no labels, so that its loss is 0/0")
+        return
+    at = next(at for at in range(len(ids)) if actual[at] != expected[at])
+    lost = sum(one == IGNORED != other for one, other in zip(actual, expected, strict=True))
+    total = sum(label != IGNORED for label in expected)
+    reason = f"{lost} of {total} labels of the remaining tokens are lost"
+    if not lost:
+        reason = "tokens without a label in the whole chat have one in the cut chat"
+    yield Fault(CUT, reason, (cut.case, *show_tokens(cut.tokenizer, ids, actual, at)))

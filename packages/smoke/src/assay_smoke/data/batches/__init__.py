@@ -1,1 +1,0 @@
-"""Checks of collators, padded or packed."""
