@@ -1,30 +1,35 @@
-"""Code of installed libraries, in the protocols of users' code: templates, collators, loaders and samplers."""
+"""Code of installed libraries in the protocols of users' code, and the checks of it."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from itertools import islice
 from typing import Any
 
-from assay_smoke.data.batches import FeatureKind
-from assay_smoke.data.properties import Subject
+from torch import Tensor, nn
+
+from assay_smoke.data.accumulation import STEPS, check_accumulation
+from assay_smoke.data.command.requests import DataLevel
+from assay_smoke.data.library_trainer import TRAINER_PLANS, TrainerRun, trainer_step
+from assay_smoke.data.packing import check_packing
+from assay_smoke.data.padding import check_padding
+from assay_smoke.data.properties import Subject, SubjectReport
 from assay_smoke.data.protocols import (
     IGNORED,
     Collate,
     Feature,
     LoaderPlan,
-    MakeCollator,
-    MakeDataset,
     Message,
-    OpenLoader,
-    OpenRun,
     RenderedChat,
     ResumePoint,
     Tokenizer,
 )
+from assay_smoke.data.sampling import check_sampling
+from assay_smoke.data.text.chat import check_chat
+from assay_smoke.data.text.labels import check_labels
 from assay_smoke.data.tokens import micro_tokenizer, template_messages
-from assay_smoke.data.worker_seeds import ComputedItems
+from assay_smoke.data.worker_seeds import ComputedItems, check_dataset, check_loader
 
 _OPTIONAL = {
     "accelerate": "its data loader and transformers' Trainer, which needs it, are",
@@ -50,9 +55,53 @@ def absent_libraries() -> list[str]:
     ]
 
 
-def library_subject(library: str, what: str) -> Subject:
-    """Name `what` of `library` as reports do: "torch 2.13.0 DistributedSampler"."""
-    return Subject(f"{library} {version(library)} {what}")
+# A level, the part of a library under check, and the check.
+LibraryCheck = tuple[DataLevel, str, Callable[[], SubjectReport]]
+
+
+def library_checks() -> Iterator[LibraryCheck]:
+    """Yield the checks of all installed libraries."""
+    from transformers import (
+        DataCollatorForLanguageModeling,
+        DataCollatorForSeq2Seq,
+        DataCollatorWithFlattening,
+    )
+
+    def of(library: str, level: DataLevel, part: str, check: Any, *arguments: Any) -> LibraryCheck:  # noqa: ANN401
+        subject = Subject(f"{library} {version(library)} {part}")
+        return level, subject.name, partial(check, subject, *arguments)
+
+    hf = partial(of, "transformers")
+    for case, tokenizers in _micro_tokenizers_by_case().items():
+        part = f"apply_chat_template{case}"
+        yield hf("chat", part, check_chat, render_by_template, tokenizers)
+        yield hf("labels", part, check_labels, render_by_template, tokenizers)
+    padding, lm = padding_tokenizers(), "DataCollatorForLanguageModeling"
+    plain = partial(DataCollatorForLanguageModeling, mlm=False)
+    yield hf("collator", "DataCollatorForSeq2Seq", check_padding, DataCollatorForSeq2Seq, padding)
+    yield hf("collator", f"{lm}(mlm=False)", check_padding, plain, padding, "plain")
+    flattening: Any = DataCollatorWithFlattening
+    yield hf("packing", flattening.__name__, check_packing, lambda _: flattening(), padding)
+    if is_installed("trl"):
+        unpadded = partial(_trl_collator, padding_free=True)
+        yield of("trl", "collator", lm, check_padding, _trl_collator, padding)
+        yield of("trl", "packing", f"{lm}(padding_free=True)", check_packing, unpadded, padding)
+    yield of("torch", "sampler", "DistributedSampler", check_sampling, _distributed_sampler)
+    yield hf("accumulation", "num_items_in_batch", check_accumulation, _backward_by_model_loss)
+    if is_installed("accelerate"):
+        seedable, skip = partial(_accelerate, is_seedable=True), "skip_first_batches"
+        yield of("accelerate", "sampler", f"{skip}, use_seedable_sampler", check_sampling, seedable)
+        yield of("accelerate", "sampler", f"{skip}, as by default", check_sampling, _accelerate)
+        resume = "Trainer, resume_from_checkpoint"
+        yield hf("sampler", resume, check_sampling, TrainerRun, TRAINER_PLANS)
+        one_rank = [step for step in STEPS if len(step) == 1]
+        accumulate = "Trainer(gradient_accumulation_steps)"
+        yield hf("accumulation", accumulate, check_accumulation, trainer_step, one_rank)
+    yield of("torch", "workers", "DataLoader", check_loader, torch_loader)
+    yield hf("workers", "seed_worker, as in its Trainer", check_loader, _transformers_loader)
+    for option, seed in (("", None), (", seed=0", 0)):
+        masked = partial(_masked, seed=seed)
+        yield hf("workers", f"{lm}(mlm=True{option})", check_dataset, masked, torch_loader)
 
 
 def marks_assistant(tokenizer: Tokenizer) -> bool:
@@ -86,7 +135,12 @@ def micro_tokenizers() -> list[Tokenizer]:
     ]
 
 
-def micro_tokenizers_by_case() -> dict[str, list[Tokenizer]]:
+def padding_tokenizers() -> list[Tokenizer]:
+    """Return tokenizers that pad with their own token and with EOS."""
+    return [micro_tokenizer("own"), micro_tokenizer("eos")]
+
+
+def _micro_tokenizers_by_case() -> dict[str, list[Tokenizer]]:
     """Return tokenizers by a description of their special feature, empty for usual ones."""
     cutting_left = micro_tokenizer()
     cutting_left.truncation_side = "left"
@@ -103,64 +157,12 @@ def micro_tokenizers_by_case() -> dict[str, list[Tokenizer]]:
     }
 
 
-Collator = tuple[Subject, MakeCollator, FeatureKind]
-
-
-def padding_collators() -> list[Collator]:
-    """Return each subject with its collator and the kind of samples it is for."""
-    from transformers import DataCollatorForLanguageModeling, DataCollatorForSeq2Seq
-
-    of_plain = library_subject("transformers", "DataCollatorForLanguageModeling(mlm=False)")
-    found: list[Collator] = [
-        (
-            library_subject("transformers", "DataCollatorForSeq2Seq"),
-            DataCollatorForSeq2Seq,
-            "masked",
-        ),
-        (of_plain, partial(DataCollatorForLanguageModeling, mlm=False), "plain"),
-    ]
-    return found + _collators_of_trl("DataCollatorForLanguageModeling")
-
-
-def packing_collators() -> list[Collator]:
-    """Return collators that put several samples into one row, as `padding_collators` does."""
-    from transformers import DataCollatorWithFlattening
-
-    subject = library_subject("transformers", "DataCollatorWithFlattening")
-    found: list[Collator] = [(subject, lambda _: DataCollatorWithFlattening(), "masked")]
-    name = "DataCollatorForLanguageModeling(padding_free=True)"
-    return found + _collators_of_trl(name, padding_free=True)
-
-
-def _collators_of_trl(name: str, **options: Any) -> list[Collator]:  # noqa: ANN401 - of the collator
-    if not is_installed("trl"):
-        return []
+def _trl_collator(tokenizer: Tokenizer, **options: Any) -> Collate:  # noqa: ANN401 - of the collator
     from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
-    def make(tokenizer: Tokenizer) -> Collate:
-        collator: Collate = DataCollatorForLanguageModeling(
-            pad_token_id=tokenizer.pad_token_id, **options
-        )
-        return collator
-
-    return [(library_subject("trl", name), make, "masked")]
-
-
-def library_loaders() -> list[tuple[Subject, OpenLoader]]:
-    """Return each subject with its loader."""
-    return [
-        (library_subject("torch", "DataLoader"), torch_loader),
-        (library_subject("transformers", "seed_worker, as in its Trainer"), _transformers_loader),
-    ]
-
-
-def library_datasets() -> list[tuple[Subject, MakeDataset]]:
-    """Return transformers' random masking with and without its own seed."""
-    what = "DataCollatorForLanguageModeling(mlm=True{})"
-    return [
-        (library_subject("transformers", what.format("")), partial(_masked, seed=None)),
-        (library_subject("transformers", what.format(", seed=0")), partial(_masked, seed=0)),
-    ]
+    pad = tokenizer.pad_token_id
+    collator: Collate = DataCollatorForLanguageModeling(pad_token_id=pad, **options)
+    return collator
 
 
 def torch_loader(
@@ -197,19 +199,6 @@ def _masked(samples: Sequence[Feature], seed: int | None) -> Sequence[object]:
 
 
 Epochs = Iterator[Iterable[Sequence[int]]]
-
-
-def library_samplers() -> list[tuple[Subject, OpenRun]]:
-    """Return each subject with its data loop."""
-    found: list[tuple[Subject, OpenRun]] = [
-        (library_subject("torch", "DistributedSampler"), _distributed_sampler)
-    ]
-    if is_installed("accelerate"):
-        subject = library_subject("accelerate", "skip_first_batches, use_seedable_sampler")
-        found.append((subject, partial(_accelerate, is_seedable=True)))
-        subject = library_subject("accelerate", "skip_first_batches, as by default")
-        found.append((subject, _accelerate))
-    return found
 
 
 def _distributed_sampler(plan: LoaderPlan, resumed: ResumePoint | None) -> Epochs:
@@ -271,3 +260,15 @@ def _epochs(
     for epoch in range(first, plan.num_epochs):
         set_epoch(epoch)
         yield skip(seen if epoch == first else 0)
+
+
+def _backward_by_model_loss(
+    model: nn.Module,
+    micro_batches: Sequence[Mapping[str, Tensor]],
+    num_step_tokens: int,
+    num_ranks: int,
+) -> None:
+    """Accumulate by the loss of transformers' models, given the label tokens of the step."""
+    for micro_batch in micro_batches:
+        loss = model(**micro_batch, num_items_in_batch=num_step_tokens).loss
+        (loss * num_ranks).backward()

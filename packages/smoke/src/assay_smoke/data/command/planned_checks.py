@@ -1,7 +1,7 @@
 """The checks of a request, and the process that runs them."""
 
 import multiprocessing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, cast
@@ -10,8 +10,8 @@ import torch
 
 from assay.plugins import load_object
 from assay.runs import Progress
-from assay_smoke.data import libraries, library_trainer, protocols, worker_seeds
-from assay_smoke.data.accumulation import STEPS, check_accumulation
+from assay_smoke.data import libraries, protocols, worker_seeds
+from assay_smoke.data.accumulation import check_accumulation
 from assay_smoke.data.command.requests import (
     LEVELS,
     NOT_ASKED_FOR,
@@ -28,7 +28,6 @@ from assay_smoke.data.protocols import Tokenizer
 from assay_smoke.data.sampling import BATCH_SAMPLER_PLANS, check_sampling
 from assay_smoke.data.text.chat import check_chat
 from assay_smoke.data.text.labels import check_labels
-from assay_smoke.data.tokens import micro_tokenizer
 
 
 def run_checks(request: DataRequest, progress: Progress) -> DataAnswer:
@@ -82,7 +81,7 @@ class ChecksPlan:
     def checks(self) -> list[PlannedCheck]:
         """Return all checks in the order of the levels, and fill `left_out` and `notes`."""
         if self.request.model is None and not self.request.own_code:
-            found = list(_library_checks())
+            found = [PlannedCheck(*check, is_own=False) for check in libraries.library_checks()]
             self.notes += libraries.absent_libraries()
         else:
             found = [*self._chat_checks(), *self._own_checks()]
@@ -138,7 +137,7 @@ class ChecksPlan:
 
     def _own_checks(self) -> Iterator[PlannedCheck]:
         own = {name: cast("Any", load_object(file)) for name, file in self.request.own_code.items()}
-        tokenizers = [self.model.tokenizer] if self.model else _micro_tokenizers()
+        tokenizers = [self.model.tokenizer] if self.model else libraries.padding_tokenizers()
         features = self.request.features
         loader = own.get("loader", libraries.torch_loader)
         planned: dict[str, tuple[DataLevel, Any, tuple[Any, ...]]] = {
@@ -155,54 +154,3 @@ class ChecksPlan:
                 name = self.request.own_code[option]
                 run = partial(check, Subject(name), own[option], *arguments)
                 yield PlannedCheck(level, name, run)
-
-
-def _micro_tokenizers() -> list[Tokenizer]:
-    return [micro_tokenizer("own"), micro_tokenizer("eos")]
-
-
-def _library_checks() -> Iterator[PlannedCheck]:
-    def plan(level: DataLevel, check: Any, subject: Subject, *arguments: Any) -> PlannedCheck:  # noqa: ANN401
-        run = partial(check, subject, *arguments)
-        return PlannedCheck(level, subject.name, run, is_own=False)
-
-    template = libraries.render_by_template
-    for case, tokenizers in libraries.micro_tokenizers_by_case().items():
-        subject = libraries.library_subject("transformers", f"apply_chat_template{case}")
-        yield plan("chat", check_chat, subject, template, tokenizers)
-        yield plan("labels", check_labels, subject, template, tokenizers)
-    padding = _micro_tokenizers()
-    for subject, collator, kind in libraries.padding_collators():
-        yield plan("collator", check_padding, subject, collator, padding, kind)
-    for subject, collator, kind in libraries.packing_collators():
-        yield plan("packing", check_packing, subject, collator, padding, kind)
-    for subject, open_run in libraries.library_samplers():
-        yield plan("sampler", check_sampling, subject, open_run)
-    if libraries.is_installed("accelerate"):
-        subject = libraries.library_subject("transformers", "Trainer, resume_from_checkpoint")
-        plans = library_trainer.TRAINER_PLANS
-        yield plan("sampler", check_sampling, subject, library_trainer.TrainerRun, plans)
-    subject = libraries.library_subject("transformers", "num_items_in_batch")
-    yield plan("accumulation", check_accumulation, subject, _backward_by_model_loss)
-    if libraries.is_installed("accelerate"):
-        one_rank = [step for step in STEPS if len(step) == 1]
-        subject = libraries.library_subject("transformers", "Trainer(gradient_accumulation_steps)")
-        yield plan(
-            "accumulation", check_accumulation, subject, library_trainer.trainer_step, one_rank
-        )
-    for subject, loader in libraries.library_loaders():
-        yield plan("workers", worker_seeds.check_loader, subject, loader)
-    for subject, dataset in libraries.library_datasets():
-        yield plan("workers", worker_seeds.check_dataset, subject, dataset, libraries.torch_loader)
-
-
-def _backward_by_model_loss(
-    model: torch.nn.Module,
-    micro_batches: Sequence[Mapping[str, torch.Tensor]],
-    num_step_tokens: int,
-    num_ranks: int,
-) -> None:
-    """Accumulate by the loss of transformers' models, given the label tokens of the step."""
-    for micro_batch in micro_batches:
-        loss = model(**micro_batch, num_items_in_batch=num_step_tokens).loss
-        (loss * num_ranks).backward()
