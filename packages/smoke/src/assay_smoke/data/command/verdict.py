@@ -19,7 +19,7 @@ from assay_smoke.data.command.requests import (
     DataLevel,
     DataRequest,
 )
-from assay_smoke.data.properties import BrokenProperty, SubjectReport
+from assay_smoke.data.properties import SubjectReport
 
 _DIAGNOSES: dict[DataLevel, Diagnosis] = {"accumulation": "loss-scale", "workers": "rng-state"}
 _OTHERWISE: Diagnosis = "inputs-differ"
@@ -63,34 +63,30 @@ def judge_data(request: DataRequest, answer: DataAnswer) -> Verdict:
 
 def _judge_level(checks: Sequence[CheckReport]) -> Level:
     reports = [check.report for check in checks]
-    compared = sum(report.compared for report in reports)
-    subjects = [report.model_dump(mode="json") for report in reports]
+    reason = "; ".join(filter(None, map(_find_gap, checks))) or None
+    outcome = Outcome.NOT_COMPARED if reason else Outcome.PASS
     found = [(report, finding) for report in reports for finding in report.findings]
-    incomplete = list(filter(None, map(_find_gap, checks)))
-    outcome, reason = Outcome.PASS, None
-    if incomplete:
-        outcome, reason = Outcome.NOT_COMPARED, "; ".join(incomplete)
     if found:
-        outcome, reason = Outcome.FAIL, _describe(found)
+        (report, finding), *rest = found
+        more = f" (and {len(rest)} more)" if rest else ""
+        outcome, reason = Outcome.FAIL, f"{report.subject}: {finding.reason}{more}"
     return Level.model_validate(
-        {"verdict": outcome, "reason": reason, "compared": compared, "subjects": subjects}
+        {
+            "verdict": outcome,
+            "reason": reason,
+            "compared": sum(report.compared for report in reports),
+            "subjects": [report.model_dump(mode="json") for report in reports],
+        }
     )
 
 
 def _find_gap(check: CheckReport) -> str:
     """Describe a promised property that was not tried."""
-    if check.problem:
+    report = check.report
+    if check.problem or report.outcome is not Outcome.NOT_COMPARED:
         return check.problem
-    if check.report.untried:
-        return f"{check.report.subject}: never tried: {', '.join(check.report.untried)}"
-    return "" if check.report.compared else f"{check.report.subject}: tried no case"
-
-
-def _describe(found: Sequence[tuple[SubjectReport, BrokenProperty]]) -> str:
-    report, finding = found[0]
-    rest = len(found) - 1
-    more = f" (and {rest} more)" if rest else ""
-    return f"{report.subject}: {finding.reason}{more}"
+    untried = f"never tried: {', '.join(report.untried)}"
+    return f"{report.subject}: {untried if report.untried else 'tried no case'}"
 
 
 def print_data_verdict(verdict: Verdict, console: Console, file: Path) -> None:
@@ -129,18 +125,12 @@ def _table(verdict: Verdict) -> Table:
     for name, level in verdict.levels.items():
         reports = reports_of(level)
         for report in reports:
-            outcome = _outcome(report)
+            outcome = report.outcome
             cells = Text(one_line(report.subject)), f"{report.compared:,}"
             table.add_row(name, *cells, Text(outcome.value, style=_STYLES[outcome]))
         if not reports and level.reason != NOT_ASKED_FOR:
             table.add_row(name, Text(one_line(level.reason or ""), style="dim"), "", "not run")
     return table
-
-
-def _outcome(report: SubjectReport) -> Outcome:
-    if report.findings:
-        return Outcome.FAIL
-    return Outcome.NOT_COMPARED if report.untried or not report.compared else Outcome.PASS
 
 
 def _findings(verdict: Verdict) -> Iterator[str]:
