@@ -4,7 +4,7 @@ import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -131,8 +131,6 @@ class Batch:
     tensors: Mapping[str, Tensor]
     case: str
     """Description of samples and tokenizer."""
-    packed: bool = False
-    """Whether samples share rows. A sample's first token has then no label."""
 
     @cached_property
     def rows(self) -> Mapping[str, list[list[int]]]:
@@ -147,42 +145,29 @@ class Batch:
     @cached_property
     def pieces(self) -> list[Piece]:
         """Find the samples in the rows by their ids. The mask may be wrong, so it is not used."""
+        samples = [feature["input_ids"] for feature in self.features]
+        labels = [feature.get("labels", feature["input_ids"]) for feature in self.features]
+        begins = {  # EOS is in all samples, and begins none
+            id_: (sample, offset)
+            for sample, ids in enumerate(samples)
+            for offset, id_ in enumerate(ids)
+            if id_ != self.tokenizer.eos_token_id
+        }
         found: list[Piece] = []
         for row, ids in enumerate(self.rows["input_ids"]):
-            for at, owner in enumerate(self._owners(ids)):
-                if owner is None:
-                    continue
-                last = found[-1] if found else None
-                if last is None or (row, at, *owner) != (
-                    last.row, last.stop, last.sample, last.offset + len(last.ids),
-                ):  # fmt: skip
-                    last = Piece(row, at, *owner, [], [])
-                    found.append(last)
-                sample, offset = owner
-                feature = self.features[sample]
-                last.ids.append(ids[at])
-                last.labels.append(feature.get("labels", feature["input_ids"])[offset])
+            piece, following = None, 0
+            for at, id_ in enumerate(ids):
+                if piece is None or samples[piece.sample][following : following + 1] != [id_]:
+                    piece = None
+                    if id_ not in begins:
+                        continue
+                    sample, following = begins[id_]
+                    piece = Piece(row, at, sample, following, [], [])
+                    found.append(piece)
+                piece.ids.append(id_)
+                piece.labels.append(labels[piece.sample][following])
+                following += 1
         return found
-
-    def _owners(self, ids: Sequence[int]) -> list[tuple[int, int] | None]:
-        """Return the sample of each token and its position there. EOS belongs to the token before it."""
-        samples = [feature["input_ids"] for feature in self.features]
-        eos = self.tokenizer.eos_token_id
-        known = {
-            id_: (sample, offset)
-            for sample, own in enumerate(samples)
-            for offset, id_ in enumerate(own)
-            if id_ != eos
-        }
-        owners: list[tuple[int, int] | None] = []
-        for id_ in ids:
-            owner = known.get(id_)
-            if owner is None and owners and (before := owners[-1]):
-                sample, offset = before
-                if samples[sample][offset + 1 :] == [id_]:
-                    owner = (sample, offset + 1)
-            owners.append(owner)
-        return owners
 
     def show_rows(self) -> list[str]:
         """Show the ids of the first rows, one row per line."""
@@ -197,29 +182,18 @@ class Batch:
 
     def differing_labels(
         self, rows: Iterable[int], pieces: Sequence[Piece]
-    ) -> Iterator["LabelDifference"]:
-        """Compare the labels of these rows with those of the pieces. Other tokens must have none."""
+    ) -> Iterator[tuple[int, int, Piece | None, int, int]]:
+        """Compare the labels of these rows with those of the pieces. Other tokens must have none.
+
+        Yields: row, position, piece (None for a token of none), actual and expected label.
+        """
         expected = {
-            (piece.row, piece.start + at): (
-                piece,
-                IGNORED if self.packed and not at else label,
-            )
+            (piece.row, at): (piece, label)
             for piece in pieces
-            for at, label in enumerate(piece.labels)
+            for at, label in enumerate(piece.labels, piece.start)
         }
         for row in rows:
             for at, actual in enumerate(self.rows["labels"][row]):
                 piece, label = expected.get((row, at), (None, IGNORED))
                 if actual != label:
-                    yield LabelDifference(row, at, piece, actual, label)
-
-
-class LabelDifference(NamedTuple):
-    """A label that differs from the one that its token must have."""
-
-    row: int
-    at: int
-    piece: Piece | None
-    """None for a token of no piece."""
-    actual: int
-    expected: int
+                    yield row, at, piece, actual, label

@@ -6,6 +6,7 @@ Shapes: B rows, T positions, V vocabulary.
 import copy
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -25,7 +26,7 @@ from assay_smoke.data.batches import (
     make_features,
 )
 from assay_smoke.data.properties import Fault, PropertyLog, Subject, SubjectReport
-from assay_smoke.data.protocols import MakeCollator, Tokenizer
+from assay_smoke.data.protocols import IGNORED, MakeCollator, Tokenizer
 from assay_smoke.data.tokens import show_row, show_token
 
 WHOLE = "no token is lost or doubled"
@@ -76,9 +77,7 @@ def check_packing(
         for lengths in packs:
             features = make_features(tokenizer, lengths, kind)
             tensors = collate(subject, collator, copy.deepcopy(features))
-            _judge(
-                log, Batch(tokenizer, features, tensors, describe_lengths(features), packed=True)
-            )
+            _judge(log, Batch(tokenizer, features, tensors, describe_lengths(features)))
     return log.report()
 
 
@@ -87,9 +86,10 @@ def _judge(log: PropertyLog, pack: Batch) -> None:
     if len(pack.pieces) > len(pack.features):
         log.note("samples are cut at the ends of rows")
     faults, fill = [*_find_lost(pack), *_find_wrong_positions(pack)], []
-    for row, at, piece, actual, expected in pack.differing_labels(
-        range(len(pack.rows["labels"])), pack.pieces
-    ):
+    # The last token before a seam must not predict the first one after it.
+    oracle = [replace(piece, labels=[IGNORED, *piece.labels[1:]]) for piece in pack.pieces]
+    rows = range(len(pack.rows["labels"]))
+    for row, at, piece, actual, expected in pack.differing_labels(rows, oracle):
         if piece is None:
             reason = f"position {at} belongs to no sample, but has a label"
             fill.append(pack.fault_at(LABELS, row, at, reason))
