@@ -140,11 +140,9 @@ def _interrupt_run(
     seed_generators(plan.seed)
     with subject.called_for(_case(plan)):
         run = open_run(plan, None)
-        epochs = iter(run)
-        for number in range(epoch + 1):
-            batches = _batches_of(subject, next(epochs), plan)
-            for _batch in islice(batches, num_batches if number == epoch else None):
-                pass
+        for number, batches in zip(range(epoch + 1), run, strict=False):
+            drawn = _batches_of(subject, batches, plan)
+            list(islice(drawn, num_batches if number == epoch else None))
         state = copy.deepcopy(run.state_dict()) if isinstance(run, Stateful) else None
     return ResumePoint(epoch, num_batches, state)
 

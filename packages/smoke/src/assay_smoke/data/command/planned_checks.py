@@ -1,7 +1,7 @@
 """The checks of a request, and the process that runs them."""
 
 import multiprocessing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any, cast
@@ -24,7 +24,6 @@ from assay_smoke.data.command.tokenizers import ModelTokenizer, open_tokenizer
 from assay_smoke.data.packing import check_packing
 from assay_smoke.data.padding import check_padding
 from assay_smoke.data.properties import RaisedError, Subject, SubjectReport
-from assay_smoke.data.protocols import Tokenizer
 from assay_smoke.data.sampling import BATCH_SAMPLER_PLANS, check_sampling
 from assay_smoke.data.text.chat import check_chat
 from assay_smoke.data.text.labels import check_labels
@@ -93,46 +92,35 @@ class ChecksPlan:
         return sorted(found, key=lambda check: LEVELS.index(check.level))
 
     def _chat_checks(self) -> Iterator[PlannedCheck]:
-        render, model = self.request.render, self.model
+        request, model = self.request, self.model
         if model is not None and (report := model.report) is not None:
             yield PlannedCheck("chat", report.subject, lambda: report)
-        if render is not None:
-            own = cast("protocols.Render", load_object(render))
-            tokenizers = [model.tokenizer] if model else libraries.micro_tokenizers()
-            yield from self._render_checks(Subject(render), own, tokenizers, labelled=True)
+        labelled = True
+        if request.render is not None:
+            subject = Subject(request.render)
+            render = cast("protocols.Render", load_object(request.render))
+        elif model is None:
             return
-        if model is None:
-            return
-        if not model.tokenizer.chat_template:
+        elif not model.tokenizer.chat_template:
             why = "the tokenizer has no chat template: give --render"
             self.left_out |= {"chat": why, "labels": why}
             return
-        labelled = libraries.marks_assistant(model.tokenizer)
-        if not labelled:
+        else:
+            subject = Subject(f"chat template of {request.model}")
+            render = libraries.render_by_template
+            labelled = libraries.marks_assistant(model.tokenizer)
+        tokenizers = [model.tokenizer] if model else libraries.micro_tokenizers()
+        eos = model.eos_token_ids if model else ()
+        cut = request.truncation
+        chat = partial(check_chat, subject, render, tokenizers, eos, truncation=cut)
+        yield PlannedCheck("chat", subject.name, chat)
+        if labelled:
+            labels = partial(check_labels, subject, render, tokenizers)
+            yield PlannedCheck("labels", subject.name, labels)
+        else:
             self.left_out["labels"] = (
                 "the chat template has no {% generation %} marks, so transformers cannot tell the"
                 " assistant's tokens: give --render"
-            )
-        subject = Subject(f"chat template of {self.request.model}")
-        template = libraries.render_by_template
-        yield from self._render_checks(subject, template, [model.tokenizer], labelled=labelled)
-
-    def _render_checks(
-        self,
-        subject: Subject,
-        render: protocols.Render,
-        tokenizers: Sequence[Tokenizer],
-        *,
-        labelled: bool,
-    ) -> Iterator[PlannedCheck]:
-        eos = self.model.eos_token_ids if self.model else ()
-        check = partial(
-            check_chat, subject, render, tokenizers, eos, truncation=self.request.truncation
-        )
-        yield PlannedCheck("chat", subject.name, check)
-        if labelled:
-            yield PlannedCheck(
-                "labels", subject.name, partial(check_labels, subject, render, tokenizers)
             )
 
     def _own_checks(self) -> Iterator[PlannedCheck]:
