@@ -97,6 +97,24 @@ def padding_learned(tokenizer: Any) -> Collator:
     return _padding(tokenizer, pad_label=tokenizer.pad_token_id)
 
 
+def first_label_masked(tokenizer: Any) -> Collator:
+    """Mask the label of a sample's first token, which no token predicts."""
+    return _padding(tokenizer, labels=lambda _, labels: [IGNORED, *labels[1:]])
+
+
+def filled_from_another_sample(tokenizer: Any) -> Collator:
+    """Fill rows with the longest sample's last token before its end, and with its label."""
+
+    def collate(features: list[dict[str, list[int]]]) -> Batch:
+        batch = dict(_padding(tokenizer)(features))
+        longest = max((one["input_ids"] for one in features), key=len)
+        for name in ("input_ids", "labels"):
+            batch[name] = batch[name].masked_fill(batch["attention_mask"] == 0, longest[-2])
+        return batch
+
+    return collate
+
+
 def prompt_learned(tokenizer: Any) -> Collator:
     """Ignore the labels of the samples."""
     return _padding(tokenizer, labels=lambda ids, _: ids)

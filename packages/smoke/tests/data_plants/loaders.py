@@ -20,6 +20,17 @@ def right(dataset: Any, num_workers: int, _: int) -> Iterable[Iterable[object]]:
     return _loader(dataset, num_workers)
 
 
+def _as_tensors(items: Sequence[Sequence[int]]) -> list[object]:
+    return [list(torch.tensor(item)) for item in items]
+
+
+def right_as_tensors(dataset: Any, num_workers: int, _: int) -> Iterable[Iterable[object]]:
+    loader: Iterable[Iterable[object]] = DataLoader(
+        dataset, 2, num_workers=num_workers, collate_fn=_as_tensors
+    )
+    return loader
+
+
 def _same_numpy(_: int) -> None:
     np.random.seed(0)  # noqa: NPY002
 

@@ -34,6 +34,13 @@ def test_torch_seeds_its_workers_apart() -> None:
     assert report.notes == ["ranks with equal seeds draw the same numbers in their workers"]
 
 
+def test_numbers_of_items_may_be_tensors() -> None:
+    loader = plant("loaders.py", "right_as_tensors")
+    report = worker_seeds.check_loader(Subject("right"), loader)
+    assert report.findings == []
+    assert report.untried == []
+
+
 @pytest.mark.parametrize(
     ("name", "breaks", "words"),
     [

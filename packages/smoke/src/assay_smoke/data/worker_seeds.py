@@ -121,7 +121,10 @@ def _record(
                 wanted = f"unchanged items, lists of {2 + len(names)} numbers: use collate_fn=list"
                 raise subject.returned(f"a batch with {item!r:.60}", wanted)
             worker, number, *values = item
-            draws.append(_Draw(epoch, worker, number, dict(zip(names, values, strict=True))))
+            # Numbers may come as tensors.
+            values = [value if isinstance(value, str) else int(value) for value in values]
+            named = dict(zip(names, values, strict=True))
+            draws.append(_Draw(epoch, int(worker), int(number), named))
     num_workers = len({draw.worker for draw in draws})
     if num_workers < _NUM_WORKERS:
         raise subject.returned(
