@@ -2,11 +2,12 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
 from assay.output.streams import print_text
+from assay_smoke.data.protocols import FeatureKind, Truncation
 
 _OWN = "FILE.py:NAME"
 
@@ -25,7 +26,7 @@ def data(  # noqa: PLR0913 - one for each option
         typer.Option(metavar=_OWN, help="(tokenizer, messages, max_length) -> ids and labels."),
     ] = None,
     truncation: Annotated[
-        Literal["keep-start", "keep-end", "drop"] | None,
+        Truncation | None,
         typer.Option(help="Declare how long chats are cut. Default: any of these ways passes."),
     ] = None,
     collator: Annotated[
@@ -36,7 +37,7 @@ def data(  # noqa: PLR0913 - one for each option
         typer.Option(metavar=_OWN, help="(tokenizer) -> collator that packs samples into rows."),
     ] = None,
     features: Annotated[
-        Literal["masked", "plain"],
+        FeatureKind,
         typer.Option(help="Samples for collators: with masked labels, or without labels."),
     ] = "masked",
     sampler: Annotated[

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
-from typing import Literal, get_args
+from typing import get_args
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from assay.models import load_model
 from assay_smoke.data.properties import Fault, PropertyLog, Subject, SubjectReport
-from assay_smoke.data.protocols import IGNORED, BackwardStep
+from assay_smoke.data.protocols import IGNORED, BackwardStep, FeatureKind
 
 SAME_GRADIENT = "a step's gradient is that of one big batch"
 
@@ -43,7 +43,6 @@ STEPS: tuple[Step, ...] = (
 # Tokens of each row before the predicted ones. A prompt of three tokens without labels leaves as many
 # labels as predicted tokens. A single labeled token, which nothing predicts, adds one label per row.
 _PROMPTS = {"masked": 3, "plain": 1}
-Kind = Literal["masked", "plain"]
 
 # Limit of the gradient's relative error in float32. 120 clean steps of up to six micro-batches reach
 # 5e-8. A mean of means changes the gradients of the unequal steps above by at least 0.59.
@@ -89,7 +88,7 @@ def check_accumulation(
     """Compare the gradient of each step, averaged over ranks, with that of one big batch."""
     log = PropertyLog(subject.name, (SAME_GRADIENT,))
     model = load_model(MICRO_MODEL, dtype="float32").model
-    for step, kind in product(steps, get_args(Kind)):
+    for step, kind in product(steps, get_args(FeatureKind)):
         seed = num_step_tokens = sum(rows for rank in step for micro in rank for rows in micro)
         ranks = [[_micro_batch(rows, kind, seed) for rows in rank] for rank in step]
         case = describe_step(step, kind)
@@ -104,7 +103,7 @@ def check_accumulation(
     return log.report()
 
 
-def describe_step(step: Step, kind: Kind) -> str:
+def describe_step(step: Step, kind: FeatureKind) -> str:
     """Describe the label tokens of a step's micro-batches."""
     by_rank = [" and ".join(str(sum(rows)) for rows in rank) for rank in step]
     where = f"one rank, micro-batches of {by_rank[0]} predicted tokens"
@@ -116,7 +115,7 @@ def describe_step(step: Step, kind: Kind) -> str:
     return f"{where}, each row after {prompt}"
 
 
-def _micro_batch(num_labels: Sequence[int], kind: Kind, seed: int) -> MicroBatch:
+def _micro_batch(num_labels: Sequence[int], kind: FeatureKind, seed: int) -> MicroBatch:
     """Make rows of random letters, each a prompt and `num_labels` predicted tokens, padded on the right."""
     generator = torch.Generator().manual_seed(seed + sum(num_labels) * 101)
     prompt = _PROMPTS[kind]

@@ -4,18 +4,21 @@ import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from assay_smoke.data.properties import Fault, Subject
-from assay_smoke.data.protocols import IGNORED, Collate, Feature, MakeCollator, Tokenizer
+from assay_smoke.data.protocols import (
+    IGNORED,
+    Collate,
+    Feature,
+    FeatureKind,
+    MakeCollator,
+    Tokenizer,
+)
 from assay_smoke.data.tokens import show_row, show_token, show_tokens
-
-# `masked`: the first half of a sample has no labels, as in fine-tuning. `plain`: samples have no key
-# `labels`, and every token counts.
-FeatureKind = Literal["masked", "plain"]
 
 Lengths = tuple[int, ...]
 

@@ -10,11 +10,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from assay_smoke.data.accumulation import STEPS, check_accumulation
-from assay_smoke.data.command.requests import DataLevel
 from assay_smoke.data.library_trainer import TRAINER_PLANS, TrainerRun, trainer_step
 from assay_smoke.data.packing import check_packing
 from assay_smoke.data.padding import check_padding
-from assay_smoke.data.properties import Subject, SubjectReport
+from assay_smoke.data.properties import DataLevel, Subject, SubjectReport
 from assay_smoke.data.protocols import (
     IGNORED,
     Collate,

@@ -16,7 +16,6 @@ from torch import Tensor
 from assay.models import load_model
 from assay_smoke.data.batches import (
     Batch,
-    FeatureKind,
     Lengths,
     Piece,
     collate,
@@ -26,7 +25,7 @@ from assay_smoke.data.batches import (
     make_features,
 )
 from assay_smoke.data.properties import Fault, PropertyLog, Subject, SubjectReport
-from assay_smoke.data.protocols import IGNORED, MakeCollator, Tokenizer
+from assay_smoke.data.protocols import IGNORED, FeatureKind, MakeCollator, Tokenizer
 from assay_smoke.data.tokens import show_row, show_token
 
 WHOLE = "no token is lost or doubled"

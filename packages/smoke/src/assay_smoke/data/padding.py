@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 
 from assay_smoke.data.batches import (
     Batch,
-    FeatureKind,
     Lengths,
     Piece,
     collate,
@@ -18,7 +17,7 @@ from assay_smoke.data.batches import (
     make_features,
 )
 from assay_smoke.data.properties import Fault, PropertyLog, Subject, SubjectReport
-from assay_smoke.data.protocols import IGNORED, MakeCollator, Tokenizer
+from assay_smoke.data.protocols import IGNORED, FeatureKind, MakeCollator, Tokenizer
 from assay_smoke.data.tokens import show_row, show_token
 
 ONE_ROW_EACH = "every sample is one row, whole and once"

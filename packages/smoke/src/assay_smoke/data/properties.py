@@ -3,12 +3,17 @@
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from pydantic import Field
 
 from assay.errors import AssayError, UsageError, raised_in_words
 from assay.verdicts import Outcome, Record
+
+DataLevel = Literal[
+    "chat", "labels", "collator", "packing", "sampler", "batch-sampler", "accumulation", "workers"
+]
+LEVELS: tuple[DataLevel, ...] = get_args(DataLevel)
 
 
 class RaisedError(UsageError):

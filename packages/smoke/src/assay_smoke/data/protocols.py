@@ -6,7 +6,7 @@ function. Arguments are positional, so their names are free.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeAlias, TypedDict, runtime_checkable
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias, TypedDict, runtime_checkable
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -17,6 +17,14 @@ Tokenizer: TypeAlias = "PreTrainedTokenizerBase"
 
 # The label of a token without a loss. Source: torch.nn.functional.cross_entropy.
 IGNORED = -100
+
+
+# `masked`: the first half of a sample has no labels, as in fine-tuning. `plain`: samples have no key
+# `labels`, and every token counts.
+FeatureKind = Literal["masked", "plain"]
+
+# Declared treatment of a chat that is too long.
+Truncation = Literal["keep-start", "keep-end", "drop"]
 
 
 class Message(TypedDict):

@@ -13,17 +13,15 @@ from assay.runs import Progress
 from assay_smoke.data import libraries, protocols, worker_seeds
 from assay_smoke.data.accumulation import check_accumulation
 from assay_smoke.data.command.requests import (
-    LEVELS,
     NOT_ASKED_FOR,
     CheckReport,
     DataAnswer,
-    DataLevel,
     DataRequest,
 )
 from assay_smoke.data.command.tokenizers import ModelTokenizer, open_tokenizer
 from assay_smoke.data.packing import check_packing
 from assay_smoke.data.padding import check_padding
-from assay_smoke.data.properties import RaisedError, Subject, SubjectReport
+from assay_smoke.data.properties import LEVELS, DataLevel, RaisedError, Subject, SubjectReport
 from assay_smoke.data.sampling import BATCH_SAMPLER_PLANS, check_sampling
 from assay_smoke.data.text.chat import check_chat
 from assay_smoke.data.text.labels import check_labels

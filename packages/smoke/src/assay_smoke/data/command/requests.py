@@ -1,19 +1,13 @@
 """The request to the process of `assay smoke data`, and its answer."""
 
-from typing import Literal, get_args
-
 from pydantic import Field
 
 from assay.errors import UsageError
 from assay.models.remote_code import RemoteCode
 from assay.plugins import find_plugin_file
 from assay.verdicts import Record
-from assay_smoke.data.properties import SubjectReport
-
-DataLevel = Literal[
-    "chat", "labels", "collator", "packing", "sampler", "batch-sampler", "accumulation", "workers"
-]
-LEVELS: tuple[DataLevel, ...] = get_args(DataLevel)
+from assay_smoke.data.properties import DataLevel, SubjectReport
+from assay_smoke.data.protocols import FeatureKind, Truncation
 
 NOT_ASKED_FOR = "not asked for"
 
@@ -31,9 +25,9 @@ class DataRequest(Record):
     accumulation: str | None = None
     loader: str | None = None
     dataset: str | None = None
-    truncation: Literal["keep-start", "keep-end", "drop"] | None = None
+    truncation: Truncation | None = None
     """Declared treatment of chats that are too long."""
-    features: Literal["masked", "plain"] = "masked"
+    features: FeatureKind = "masked"
     """Whether samples have masked labels, or none so that every token counts."""
     remote_code: RemoteCode = "refuse"
 

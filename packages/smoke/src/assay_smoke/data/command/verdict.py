@@ -12,14 +12,12 @@ from assay.comparing.wording.phrases import OUTCOME_SIGNS
 from assay.foreign_text import one_line
 from assay.verdicts import Diagnosis, Level, Outcome, Verdict
 from assay_smoke.data.command.requests import (
-    LEVELS,
     NOT_ASKED_FOR,
     CheckReport,
     DataAnswer,
-    DataLevel,
     DataRequest,
 )
-from assay_smoke.data.properties import SubjectReport
+from assay_smoke.data.properties import LEVELS, DataLevel, SubjectReport
 
 _DIAGNOSES: dict[DataLevel, Diagnosis] = {"accumulation": "loss-scale", "workers": "rng-state"}
 _OTHERWISE: Diagnosis = "inputs-differ"

@@ -1,10 +1,9 @@
 """Checks rendered chats: one BOS, every turn once with its end, and no prompt for generation."""
 
 from collections.abc import Iterator, Sequence
-from typing import Literal
 
 from assay_smoke.data.properties import Fault, PropertyLog, Subject, SubjectReport
-from assay_smoke.data.protocols import Render, Tokenizer
+from assay_smoke.data.protocols import Render, Tokenizer, Truncation
 from assay_smoke.data.text.rendering import Chat, Chats, Cut, Renderer, control_ids
 from assay_smoke.data.tokens import (
     SHORT,
@@ -14,9 +13,6 @@ from assay_smoke.data.tokens import (
     show_token,
     template_ids,
 )
-
-# Declared treatment of a chat that is too long.
-Truncation = Literal["keep-start", "keep-end", "drop"]
 
 ONE_BOS = "a chat begins with one BOS, or with none where the template has none"
 TURNS = "every turn is in the text, in order"
