@@ -111,11 +111,13 @@ class PropertyLog:
         self._broken: dict[str, BrokenProperty] = {}
         self._notes: dict[str, None] = {}
 
-    def judge(self, names: Iterable[str], faults: Iterable[Fault]) -> None:
+    def judge(self, names: Sequence[str], faults: Iterable[Fault]) -> None:
         """Count one case of each of the properties `names`. A property breaks by the first of its faults."""
         first: dict[str, Fault] = {}
         for fault in faults:
             first.setdefault(fault.name, fault)
+        if unjudged := first.keys() - set(names):
+            raise AssertionError(f"faults of properties that are not judged: {unjudged}")
         for name in names:
             self._cases[name] += 1
             if name in first:

@@ -18,7 +18,14 @@ from assay_smoke.data.command.requests import CheckReport, DataAnswer, DataReque
 from assay_smoke.data.command.tokenizers import ONE_BOS, open_tokenizer
 from assay_smoke.data.command.verdict import judge_data, print_data_verdict
 from assay_smoke.data.libraries import render_by_template
-from assay_smoke.data.properties import BrokenProperty, RaisedError, Subject, SubjectReport
+from assay_smoke.data.properties import (
+    BrokenProperty,
+    Fault,
+    PropertyLog,
+    RaisedError,
+    Subject,
+    SubjectReport,
+)
 from assay_smoke.data.sampling import (
     NEW_ORDER,
     PROPERTIES,
@@ -145,6 +152,23 @@ def test_what_is_given_is_all_that_is_checked() -> None:
     plan = ChecksPlan(DataRequest(sampler=f"{PLANTS / 'samplers.py'}:right"))
     assert [(check.level, check.is_own) for check in plan.checks()] == [("sampler", True)]
     assert plan.left_out["collator"] == "not asked for"
+
+
+def test_a_property_breaks_by_its_first_fault_and_counts_every_case() -> None:
+    log = PropertyLog("it", ("one", "other"))
+    log.judge(("one", "other"), [])
+    log.judge(("one", "other"), [Fault("one", "first", ("row 0",)), Fault("one", "second")])
+    log.judge(["one"], [Fault("one", "third")])
+    report = log.report()
+    assert report.cases == {"one": 3, "other": 2}
+    assert [finding.model_dump() for finding in report.findings] == [
+        {"name": "one", "reason": "first", "example": ["row 0"], "failed": 2, "cases": 3}
+    ]
+
+
+def test_a_fault_of_a_property_that_is_not_judged_is_an_error() -> None:
+    with pytest.raises(AssertionError, match=r"not judged: \{'other'\}"):
+        PropertyLog("it", ("one", "other")).judge(["one"], [Fault("other", "lost")])
 
 
 def tokenizer_folder(path: Path, template: str | None) -> str:
