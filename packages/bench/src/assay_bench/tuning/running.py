@@ -120,6 +120,7 @@ def _measure_start(task: TuneTask, output: Path, progress: Progress) -> ModelSta
 def _tune(task: TuneTask, start: ModelStart, progress: Progress) -> None:
     """Train from the newest checkpoint, write the model, and write the record last."""
     folder, recipe = task.folder, task.recipe
+    folder.mkdir(parents=True, exist_ok=True)
     task = task.model_copy(update={"done": go_back_to_checkpoint(folder)})
     candidate = _launch(_TRAIN, task, task.way.ranks, progress)
     with progress.step(f"writes {task.title}"):
