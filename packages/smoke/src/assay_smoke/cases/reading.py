@@ -63,21 +63,18 @@ def _read_adapter(request: CaseRequest, folder: Path, batches: Batches, rank: Ra
             effect = relative_error(beside, logits_of_model(model))
         if request.kind != "merged":
             return ReadAnswer(adapter_effect=effect)
+        errors = {}
         model.merge_adapter()
-        merged_error = relative_error(logits_of_model(model), beside)
+        errors["merged into the weights"] = relative_error(logits_of_model(model), beside)
         model.unmerge_adapter()
-        unmerged_error = relative_error(logits_of_model(model), beside)
+        errors["merged and unmerged"] = relative_error(logits_of_model(model), beside)
         own_export = Path(request.checkpoint) / MERGED_FOLDER
         if not own_export.is_dir():
             own_export = merged
             save_pretrained(model.merge_and_unload(), merged)
-        exported = _loaded(str(own_export), "float64", rank)
-        return ReadAnswer(
-            adapter_effect=effect,
-            merged_error=merged_error,
-            unmerged_error=unmerged_error,
-            exported_error=relative_error(logits_of_model(exported), beside),
-        )
+        exported = logits_of_model(_loaded(str(own_export), "float64", rank))
+        errors["merged, saved and loaded"] = relative_error(exported, beside)
+        return ReadAnswer(adapter_effect=effect, merged_errors=errors)
 
 
 def _loaded(source: str, dtype: str, rank: Rank) -> Any:  # noqa: ANN401 - transformers' model

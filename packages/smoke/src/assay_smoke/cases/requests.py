@@ -79,11 +79,7 @@ class ReadAnswer(Record):
     """Relative error of its logits against the yardstick's."""
     adapter_effect: Number | None = None
     """Relative change of the logits by the adapter."""
-    merged_error: Number | None = None
-    """Relative error of the merged adapter's logits against the unmerged one's, in float64."""
-    unmerged_error: Number | None = None
-    """The same after unmerging."""
-    exported_error: Number | None = None
-    """The same of the merged model, saved and loaded."""
+    merged_errors: dict[str, Number] = Field(default_factory=dict)
+    """By what was done to the adapter, the relative error against the unmerged one's logits, in float64."""
     problem: str | None = None
     """Why the model could not be read."""

@@ -5,6 +5,7 @@ import os
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -66,29 +67,29 @@ class WatchedSide(CandidateSide):
         """Open and set up a trainer."""
         with self.timeline.phase("set-up"):
             opened = super().open()
-        num_steps = 0
+        self._num_steps = 0
         for method, phase in _METHODS.items():
-            original = getattr(opened.trainer, method)
-
-            def call(
-                *args: Any,  # noqa: ANN401 - of any trainer
-                original: Callable[..., Any] = original,
-                phase: CyclePhase = phase,
-            ) -> Any:  # noqa: ANN401
-                nonlocal num_steps
-                if phase == "tear-down":
-                    self.ended.append(hash_model(opened, self.device.torch_device))
-                number = num_steps if phase == "step" else None
-                with self.timeline.phase(phase, number):
-                    result = original(*args)
-                if phase == "step":
-                    num_steps = getattr(result, "step", num_steps) + 1
-                elif phase == "resume":
-                    num_steps = self.resume_at
-                return result
-
+            call = partial(self._call, opened, getattr(opened.trainer, method), phase)
             setattr(opened.trainer, method, call)
         return opened
+
+    def _call(
+        self,
+        opened: OpenedTrainer,
+        original: Callable[..., Any],
+        phase: CyclePhase,
+        *args: Any,  # noqa: ANN401 - of any trainer
+    ) -> Any:  # noqa: ANN401
+        """Call a method of the trainer as a phase."""
+        if phase == "tear-down":
+            self.ended.append(hash_model(opened, self.device.torch_device))
+        with self.timeline.phase(phase, self._num_steps if phase == "step" else None):
+            result = original(*args)
+        if phase == "step":
+            self._num_steps = getattr(result, "step", self._num_steps) + 1
+        elif phase == "resume":
+            self._num_steps = self.resume_at
+        return result
 
 
 def hash_model(opened: OpenedTrainer, torch_device: str) -> Hashes:

@@ -108,11 +108,6 @@ def _by_step(launch: Launch, pattern: str, numbers: tuple[int, int] | None) -> d
     return {step: path for step, path in found.items() if step is not None}
 
 
-def read_saved(launch: Launch, folder: Path, step: int) -> SavedModel:
-    """Read the checkpoint in `folder`."""
-    return next(read_history(launch, {step: folder}))
-
-
 def read_history(
     launch: Launch, folders: Mapping[int, Path], start: Mapping[str, Tensor] | None = None
 ) -> Iterator[SavedModel]:
@@ -176,12 +171,6 @@ def find_split_dependence(model: Path) -> str | None:
         if file.is_file() and (found := _SPLIT_DEPENDENCE.search(read_text(file))):
             return " ".join(filter(None, found.groups()))
     return None
-
-
-def read_base(launch: Launch, first: Path, dtype: str) -> dict[str, Tensor]:
-    """Read the tensors that training began with. An adapter begins at random: use `first` instead."""
-    is_adapter = launch.library.checkpoints.kind == "adapter"
-    return read_tensors(launch, first) if is_adapter else load_tensors(launch.model, dtype)
 
 
 def narrowest_dtype(tensors: Mapping[str, Tensor]) -> str:

@@ -13,7 +13,12 @@ from assay.errors import name_some
 from assay.noise import Ratio
 from assay.training.judging.free_run import relative_error_of_losses
 from assay.verdicts import Measurement
-from assay_smoke.external.checkpoints import checkpoints_of, copy_until, read_saved, read_tensors
+from assay_smoke.external.checkpoints import (
+    checkpoints_of,
+    copy_until,
+    read_history,
+    read_tensors,
+)
 from assay_smoke.external.evidence import Resumption, RunEvidence, Spread
 from assay_smoke.external.runs import Cycle
 from assay_smoke.judging import Found, failed_checkpoint, not_compared, not_run, passed
@@ -93,7 +98,7 @@ def _resume(cycle: Cycle, level: str, source: RunEvidence, step: int) -> Resumpt
     resumption = Resumption(one)
     folder = cycle.end_of(one)
     if folder is not None:
-        end = read_saved(one.launch, folder, cycle.library.steps)
+        (end,) = read_history(one.launch, {cycle.library.steps: folder})
         is_equal = (
             cycle.last is not None
             and end.hashes == cycle.last.hashes

@@ -92,12 +92,13 @@ def run_session(
                 results.append(result)
                 tell(result, len(results), len(chosen.items))
     finally:
+        ran = {result.name for result in results}
         report = SessionReport(
             schema=SCHEMA,
             device=options.device,
             cases=results,
             seconds=time.monotonic() - begun,
-            pairs_covered=_num_pairs_met(chosen, results),
+            pairs_covered=len(covered_pairs(case for case in chosen.cases if case.id in ran)),
             pairs_possible=chosen.num_pairs,
         )
         write_whole(folder / REPORT_FILE, report.model_dump_json(by_alias=True, indent=1))
@@ -164,12 +165,6 @@ def _require_different(names: list[str]) -> None:
     for name, number in Counter(names).items():
         if number > 1:
             raise UsageError(f"{name} is given {number} times: each name runs once")
-
-
-def _num_pairs_met(chosen: _Chosen, results: list[CaseResult]) -> int:
-    """Count the pairs of values that met in the cases that ran."""
-    ran = {result.name for result in results}
-    return len(covered_pairs(case for case in chosen.cases if case.id in ran))
 
 
 def _require_libraries(cases: list[Case]) -> None:
