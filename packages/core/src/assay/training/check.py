@@ -49,6 +49,7 @@ if TYPE_CHECKING:
 REPORT_FILE = "report.json"
 
 Report = TypeVar("Report", bound=Record)
+Result = TypeVar("Result")
 
 TRAINING_LIMITS = "training"
 
@@ -158,13 +159,13 @@ def check_candidate(check: TrainCheck, golden: Path, folder: Path, progress: Pro
 
 
 def ask_candidate(
-    function: RemoteFunction[TrainerRequest, Report],
+    function: RemoteFunction[TrainerRequest, Result],
     name: str,
     check: TrainCheck,
     golden: Path,
     folder: Path,
     progress: Progress,
-) -> list[Report]:
+) -> list[Result]:
     """Have the candidate's process, called `name`, or all its ranks, call `function`, and write below `folder`.
 
     Returns: the reports by rank.

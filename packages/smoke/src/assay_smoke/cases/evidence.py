@@ -51,16 +51,18 @@ class CaseEvidence:
                 str(part): digest for step in rank.report.free.held[-1:] for part, digest in step
             }
             # Judged as the resumption in the same process, except for what only that one measures.
-            free = rank.report.free.model_copy(
-                update={
-                    "resumed": other.steps,
-                    "resumed_trajectory": other.trajectory,
-                    "ended_otherwise": _different(held, other.held),
-                    "problem": other.problem,
-                }
-                | dict.fromkeys(("not_restored", "saved", "changed_by_saving", "settings"), ())
+            free = replace(
+                rank.report.free,
+                resumed=other.steps,
+                resumed_trajectory=other.trajectory,
+                ended_otherwise=_different(held, other.held),
+                problem=other.problem,
+                not_restored=[],
+                saved=[],
+                changed_by_saving=[],
+                settings=[],
             )
-            reports.append(rank.report.model_copy(update={"free": free}))
+            reports.append(replace(rank.report, free=free))
         return replace(self.free, reports=reports)
 
 

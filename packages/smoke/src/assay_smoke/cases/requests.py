@@ -1,5 +1,7 @@
 """Requests to the worlds of a case, and the answers of their ranks."""
 
+from dataclasses import dataclass, field
+
 from pydantic import Field
 
 from assay.training.processes.requests import ReferenceReport, StepRecord, TrainerRequest
@@ -46,17 +48,18 @@ class Survivors(Record):
     """Shapes of the largest."""
 
 
-class TrainAnswer(Record):
+@dataclass(frozen=True, kw_only=True)
+class TrainAnswer:
     """Answer of a rank of `train`."""
 
     report: TrainerReport
     before: Hashes
     """Hash of every parameter and buffer before the first step."""
-    after: Hashes = Field(default_factory=dict)
+    after: Hashes = field(default_factory=dict)
     """The same after the last step."""
     parameter_bytes: int
     """Size of the rank's parameters during training."""
-    survivors: Survivors = Field(default_factory=Survivors)
+    survivors: Survivors = field(default_factory=Survivors)
 
 
 class StepsAnswer(Record):

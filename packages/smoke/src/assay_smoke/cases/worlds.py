@@ -141,7 +141,7 @@ def train(rank: Rank, request: CaseRequest) -> TrainAnswer:
     side = WatchedSide(request, rank)
     alive = live_tensors()
     answer = _train(side, request, rank)  # its trainers are gone when it returns
-    return answer.model_copy(update={"after": side.ended[0], "survivors": survivors(alive)})
+    return replace(answer, after=side.ended[0], survivors=survivors(alive))
 
 
 def _train(side: WatchedSide, request: CaseRequest, rank: Rank) -> TrainAnswer:

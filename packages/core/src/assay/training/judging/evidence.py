@@ -1,9 +1,10 @@
 """The evidence of both sides of a training check, as their processes left it, merged over ranks."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
-from typing import Any
+from itertools import chain
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from assay.comparing.coverage import ComparedStages, CoverageParts, Usage, judge_coverage
 from assay.comparing.limits import Limits
@@ -15,95 +16,66 @@ from assay.statistics import worst_error
 from assay.trace import Trace
 from assay.training.processes.requests import ReferenceReport, TrainOptions
 from assay.training.processes.skipped_steps import MOST_SKIPPED
-from assay.training.processes.trainer_report import FreeRun, TrainerReport
-from assay.training.replay.observing.update_watch import MovedElements
+from assay.training.processes.trainer_report import TrainerReport
 from assay.training.replay.run_rows import RunRows
-from assay.training.state.precision import KeptPrecision
 from assay.verdicts import Coverage
 
-
-def merge_reports(reports: Sequence[TrainerReport]) -> TrainerReport:
-    """Return one report for all ranks: an error on one rank is an error of the run."""
-    first = reports[0]
-    traits, models = [one.traits for one in reports], [one.model for one in reports]
-    replays, losses = [one.replay for one in reports], [one.loss for one in reports]
-    gradients, optimizers = [r.gradients for r in reports], [r.optimizer for r in reports]
-    update = {
-        "free": _merge_runs([report.free for report in reports]),
-        "traits": replace(
-            first.traits,
-            invisible={k: v for one in traits for k, v in one.invisible.items()},
-            **_unions(traits, "partial_modules", "unmeasured", "notes"),
-        ),
-        "model": replace(
-            first.model,
-            shared=_common(models, "shared"),
-            **_unions(models, "weights_different", "adapter_start"),
-        ),
-        "replay": replace(
-            first.replay,
-            seen=_common(replays, "seen"),
-            # A rank whose share is a single row has nothing to pack.
-            unapplied=_common(replays, "unapplied"),
-            usage=Usage.of_ranks([one.usage for one in replays]),
-            **_unions(replays, "packed", "not_loaded", "changed_by_skipping"),
-        ),
-        "loss": replace(first.loss, **_unions(losses, "logit_gradients", "labels", "scaled_steps")),
-        "gradients": replace(
-            first.gradients,
-            drew_in_backward=any(one.drew_in_backward for one in gradients),
-            errors_of_sums=_worst([one.errors_of_sums for one in gradients]),
-            changed=_worst([one.changed for one in gradients]),
-            **_unions(gradients, "kept"),
-            sharded_gradients=sum(one.sharded_gradients for one in gradients),
-            narrow_gradients=sum(one.narrow_gradients for one in gradients),
-        ),
-        "optimizer": replace(
-            first.optimizer,
-            moved=MovedElements(
-                sum(one.moved.num_expected for one in optimizers),
-                sum(one.moved.num_moved for one in optimizers),
-            ),
-            **_unions(optimizers, "not_in_optimizer", "frozen", "unexpectedly_trained"),
-        ),
-    }
-    return first.model_copy(update=update)
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 
-def _merge_runs(runs: Sequence[FreeRun]) -> FreeRun:
-    """Return the run of the first rank, with the errors of all ranks."""
-    problems = [run.problem for run in runs if run.problem is not None]
-    kept = [run.kept for run in runs if run.kept is not None]
-    names = [one.name for one in fields(KeptPrecision)]
-    update = {
-        "problem": problems[0] if problems else None,
-        "kept": KeptPrecision(**_unions(kept, *names)) if kept else None,
-    }
-    update |= _unions(
-        runs, "saved", "settings", "changed_by_saving", "not_restored", "ended_otherwise", "notes"
-    )
-    return runs[0].model_copy(update=update)
+R = TypeVar("R", bound="DataclassInstance")
+
+
+def merge_reports(reports: Sequence[R]) -> R:
+    """Return one report for all ranks: an error on one rank is an error of the run.
+
+    Records are merged by field. Other fields are merged in the way of their name, or are those of rank 0.
+    """
+    merged: dict[str, Any] = {}
+    for one in fields(reports[0]):
+        of_ranks = [getattr(report, one.name) for report in reports]
+        if values := [value for value in of_ranks if value is not None]:
+            merge = merge_reports if is_dataclass(values[0]) else _MERGES.get(one.name)
+            merged |= {one.name: merge(values)} if merge is not None else {}
+    return replace(reports[0], **merged)
+
+
+def _union(lists: Sequence[Iterable[Any]]) -> list[Any]:
+    found: list[Any] = []
+    for value in chain.from_iterable(lists):
+        found += [value] if value not in found else []
+    return found
+
+
+def _common(lists: Sequence[Iterable[Any]]) -> list[Any]:
+    return [value for value in lists[0] if all(value in other for other in lists)]
 
 
 def _worst(errors: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    worst: dict[str, float] = {}
-    for of_rank in errors:
-        for name, error in of_rank.items():
-            worst[name] = worst_error([error, worst.get(name, 0.0)])
-    return worst
+    names = chain.from_iterable(errors)
+    return {name: worst_error(one[name] for one in errors if name in one) for name in names}
 
 
-def _common(items: Sequence[Any], name: str) -> list[Any]:
-    return [v for v in getattr(items[0], name) if all(v in getattr(one, name) for one in items)]
-
-
-def _unions(items: Sequence[Any], *names: str) -> dict[str, Any]:
-    """Return for each name the values of all items' lists of that name, without repetitions."""
-    found: dict[str, Any] = {name: [] for name in names}
-    for name, values in found.items():
-        for item in items:
-            values += [value for value in getattr(item, name) if value not in values]
-    return found
+# A rank whose share is a single row has nothing to pack: a feature is unapplied on all ranks.
+_MERGES: dict[str, Callable[[Sequence[Any]], Any]] = {
+    **dict.fromkeys((
+        "partial_modules", "unmeasured_ports", "notes", "weights_different", "adapter_start",
+        "packed", "not_loaded", "changed_by_skipping", "logit_gradients", "labels",
+        "scaled_steps", "not_in_optimizer", "frozen", "unexpectedly_trained", "saved",
+        "settings", "changed_by_saving", "not_restored", "ended_otherwise", "parameters",
+        "copied", "moments", "rounded", "kept",
+    ), _union),
+    **dict.fromkeys(("shared", "seen", "unapplied"), _common),
+    **dict.fromkeys(("errors_of_sums", "changed"), _worst),
+    **dict.fromkeys(
+        ("sharded_gradients", "narrow_gradients", "num_expected", "num_moved"), sum
+    ),
+    "drew_in_backward": any,
+    "invisible_phases": lambda phases: {k: v for one in phases for k, v in one.items()},
+    "problem": lambda problems: next(iter(problems), None),
+    "usage": Usage.of_ranks,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -177,10 +149,8 @@ class TrainEvidence(FreeEvidence):
         if len(self.scaled) != len(self.candidates):
             return None
         reports = [
-            report.model_copy(
-                update={"loss": replace(report.loss, logit_gradients=_without_scale(report))}
-            )
-            for report in self.reports
+            replace(one, loss=replace(one.loss, logit_gradients=_without_scale(one)))
+            for one in self.reports
         ]
         return replace(self, candidates=self.scaled, reports=reports, scaled=[])
 
@@ -224,12 +194,12 @@ def notes_on_unmeasured(report: TrainerReport) -> list[str]:
     """Note declared parts that are not measured, so that every omission is reported."""
     notes = []
     if report.traits.partial_modules:
-        names = ", ".join(name or "(model)" for name in report.traits.partial_modules)
+        names = ", ".join(name or "(model)" for name in sorted(report.traits.partial_modules))
         notes = [
             f"no rank has all of {names}: their own code is not measured, what is inside of them is",
             "losses of single micro-batches are not visible",
         ]
-    if report.traits.unmeasured:
-        declared = ", ".join(report.traits.unmeasured)
+    if ports := report.traits.unmeasured_ports:
+        declared = ", ".join(sorted(f"{module or '(model)'}:{port}" for module, port in ports))
         notes.append(f"declared absent, or of no effect; not measured: {declared}")
     return notes

@@ -12,7 +12,7 @@ from assay.training.judging.groups import JudgedGroup
 from assay.training.judging.places import describe_steps, location_of_parameter
 from assay.training.processes.trainer_report import TrainerReport
 from assay.training.protocol import TrainingPlan
-from assay.training.replay.observing.gradient_sums import GradientShare
+from assay.training.replay.observing.findings import GradientShare
 from assay.verdicts import Location
 
 # Clipped gradients have the limit as norm, up to the rounding of each element: in total less than one
@@ -77,7 +77,7 @@ def is_scale_removed(evidence: TrainEvidence, groups: Mapping[str, JudgedGroup])
     if any(map(was_read_scaled, steps)):
         return late
     if any(step.taken_off is None and step.factor != 1 for step in steps):
-        is_visible = "clip" not in evidence.report.traits.invisible
+        is_visible = "clip" not in evidence.report.traits.invisible_phases
         known = [step.norm is not None and step.norm == step.norm for step in steps]
         return (is_visible or all(known)) and not late
     return True

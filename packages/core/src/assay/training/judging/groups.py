@@ -10,6 +10,7 @@ from assay.comparing.results import PortResult, ReplayResults, read_results
 from assay.dtypes import float_format
 from assay.metrics import PairSums
 from assay.noise import SLOPE_FLOOR, slope_ratio
+from assay.sites import Phase
 from assay.stages import Stage
 from assay.training.judging.evidence import TrainEvidence
 from assay.training.judging.places import PARAMETER_PREFIX, UPDATES, is_made_by_loss
@@ -60,7 +61,7 @@ def judge_groups(evidence: TrainEvidence) -> dict[str, JudgedGroup]:
     # The noise run recomputes nothing. A recomputed value rounds like the first one.
     measured["recomputed"] = measured["modules"]
     least_unit = _unit_of_loss(measured)
-    of_late_phases = _noise_of_late_phases(measured, evidence.report.traits.invisible)
+    of_late_phases = _noise_of_late_phases(measured, evidence.report.traits.invisible_phases)
     of_groups = _read_ranks(evidence)
     replaced = [results.uncalled_modules for results in of_groups["modules"]]  # by rank
     # Routers that choose differently between nearly equal scores.
@@ -262,12 +263,13 @@ def _noise_at_results_of_replaced_modules(
 
 
 def _noise_of_late_phases(
-    noise: Mapping[str, ReplayResults], invisible: Mapping[str, str]
+    noise: Mapping[str, ReplayResults], invisible: Mapping[Phase, str]
 ) -> dict[str, dict[str, list[PairSums]]]:
     """Return the noise run's measurements of invisible phases, by the next visible group and module."""
     found: dict[str, dict[str, list[PairSums]]] = {}
     waiting: dict[str, list[PairSums]] = {}
-    for phase in ("backward", "reduce", "clip", "optimizer"):
+    phases: tuple[Phase, ...] = ("backward", "reduce", "clip", "optimizer")
+    for phase in phases:
         if phase not in invisible:
             found[f"stage-{phase}"], waiting = waiting, {}
         elif phase != "reduce":

@@ -72,7 +72,7 @@ class Signature:
     @property
     def hides_backward(self) -> bool:
         """Return True if the end of backward is not visible."""
-        return "backward" in self.evidence.report.traits.invisible
+        return "backward" in self.evidence.report.traits.invisible_phases
 
     @property
     def everywhere(self) -> Location:
@@ -211,7 +211,7 @@ class Signature:
 
     def hidden_clipping(self) -> str | None:
         """State that clipping is not visible, if it is not."""
-        is_hidden = "clip" in self.evidence.report.traits.invisible
+        is_hidden = "clip" in self.evidence.report.traits.invisible_phases
         return "clip is not visible: the error is made there, or here" if is_hidden else None
 
 

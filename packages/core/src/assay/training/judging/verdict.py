@@ -176,7 +176,7 @@ def _judge(
         diagnosis=diagnosis,
         notes=list(dict.fromkeys(notes)),
         compared=sum(level.compared for level in levels.values()),
-        unmatched=_unmatched(groups, evidence.report.traits.invisible),
+        unmatched=_unmatched(groups, evidence.report.traits.invisible_phases),
         coverage=evidence.coverage,
         **_decide_numbers(decision, all_judged, load),
     )
@@ -250,7 +250,7 @@ def _outcome_of(
 
 def _gap(name: str, chosen: list[JudgedGroup], evidence: TrainEvidence) -> str | None:
     """Explain why a level without errors cannot pass; None if it can."""
-    report, invisible = evidence.report, evidence.report.traits.invisible
+    report, invisible = evidence.report, evidence.report.traits.invisible_phases
     # The level `activations` names the module ports that cannot be judged.
     reported = [group for group in chosen if name != "inputs" or group.name != "modules"]
     if broken := [port for group in reported for port in group.broken]:
@@ -271,7 +271,7 @@ def _gap(name: str, chosen: list[JudgedGroup], evidence: TrainEvidence) -> str |
 
 
 def _hidden_phases(level: str, report: TrainerReport) -> list[str]:
-    invisible = report.traits.invisible
+    invisible = report.traits.invisible_phases
     return [
         f"{phase} is not visible: {invisible[phase]}"
         for phase in _PHASES_OF_LEVEL.get(level, ())
@@ -380,7 +380,7 @@ def _decide_numbers(decision: _Decision, judged: list[Judged], load: JudgedLoad)
     return deciding_numbers(reported, max(general, default=0.0))
 
 
-def _unmatched(groups: dict[str, JudgedGroup], invisible: Mapping[str, str]) -> Unmatched:
+def _unmatched(groups: dict[str, JudgedGroup], invisible: Mapping[Phase, str]) -> Unmatched:
     expected = [
         name
         for group in groups.values()

@@ -3,6 +3,7 @@
 This process never judges: a setup function may have patched anything in it.
 """
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,11 +31,9 @@ from assay.training.processes.golden import POINTWISE, UNTRAINED, read_names
 from assay.training.processes.requests import TrainerRequest, scaled_folder
 from assay.training.processes.skipped_steps import step_until_made
 from assay.training.processes.trainer_report import (
-    GradientReport,
     LossReport,
     ModelReport,
     OptimizerReport,
-    ReplayReport,
     TrainerReport,
     declared_traits,
 )
@@ -120,24 +119,26 @@ class _Candidate:
         described = describe_run(device, run)
         described |= describe_trainer(request.trainer, plan, trainer.model)
         optimizer = _optimizer_report(trainer, begin.golden, steps)
-        shared, observer = shared_parameters(trainer.model), steps.observer
+        shared = shared_parameters(trainer.model)
         trainer.teardown()
-        scale, errors_of_sums = LossScale(unit, plan.mesh.get("dp", 1)), steps.sums.errors
+        scale, errors_of_sums = (
+            LossScale(unit, plan.mesh.get("dp", 1)),
+            steps.of_gradients.errors_of_sums,
+        )
         if is_scaled:
-            again = "measures every stage once more, without the loss scale"
-            with self._progress.task(again, len(side.batches), "steps"):
+            title = "measures every stage once more, without the loss scale"
+            with self._progress.task(title, len(side.batches), "steps"):
                 # Sums in float16 lose small values without the scale, so this replay measures them.
-                sums = self._replay_scaled(begin.own, scale, scaled_folder(folder)).sums
-                errors_of_sums = sums.errors
+                again = self._replay_scaled(begin.own, scale, scaled_folder(folder))
+                errors_of_sums = again.of_gradients.errors_of_sums
         return TrainerReport(
             run=described,
             free=free,
             coordinates=side.coordinates,
-            traits=declared_traits(opened, observer),
+            traits=declared_traits(opened, steps.found),
             model=ModelReport(load, different, changes, adapter_start, shared, begin.absent),
-            replay=ReplayReport(
-                seen=sorted(observer.seen),
-                micro_batches_run=observer.micro_batches_run,
+            replay=replace(
+                steps.found,
                 packed=sorted({packing.micro_batches for packing in steps.packings}),
                 unapplied=find_unapplied(
                     plan.features,
@@ -150,17 +151,7 @@ class _Candidate:
                 usage=Usage.model_validate(steps.watch.to_json()),
             ),
             loss=LossReport(steps.gradients.scales, steps.gradients.labels, scale.steps),
-            gradients=GradientReport(
-                drew_in_backward=observer.drew_in_backward,
-                errors_of_sums=errors_of_sums,
-                changed=steps.sums.changed,
-                kept=steps.kept,
-                sharded_gradients=steps.sums.num_sharded,
-                narrow_gradients=steps.sums.num_narrow,
-                shares=steps.shares,
-                rank_shares=observer.of_parameters.rank_shares,
-                norms=observer.of_parameters.norms,
-            ),
+            gradients=replace(steps.of_gradients, errors_of_sums=errors_of_sums),
             optimizer=optimizer,
         )
 

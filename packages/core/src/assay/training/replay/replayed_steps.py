@@ -18,7 +18,8 @@ from assay.locating.modules import Replayer
 from assay.trace import Trace, TraceWriter
 from assay.training.batches import MicroBatch
 from assay.training.protocol import StepReport
-from assay.training.replay.observing.gradient_sums import GradientShare, GradientSums, KeptGradients
+from assay.training.replay.observing.findings import GradientShare, KeptGradients
+from assay.training.replay.observing.gradient_sums import GradientSums
 from assay.training.replay.observing.step_observer import StepObserver
 from assay.training.replay.observing.update_watch import UpdateWatch
 from assay.training.replay.rank_scope import RankScope
@@ -67,8 +68,6 @@ class ReplayedSteps:
             self._replayer.partial_modules = scope.partial_modules
         over_ranks = None if scope is None else scope.summed_by_backward
         self.sums = GradientSums(boundary.rounded, over_ranks, self.gradients.micro_batches_begun)
-        self.shares: list[GradientShare] = []
-        self.kept: list[KeptGradients] = []
         self._rows = rows
         taps = GradientTaps(self._replayer, self.gradients)
         self.watch = UsageWatch(taps)
@@ -87,36 +86,27 @@ class ReplayedSteps:
             loss_scale,
             self.sums,
         )
+        self.found, self.of_gradients = self.observer.found, self.observer.of_gradients
         self._packed = packed
         self.attached = self.observer.attached
         # Measurements of a step that is skipped later are discarded.
-        self._measured: list[tuple[object, str]] = [
-            (self._replayer, "results"),
-            (self._replayer, "recomputed"),
-            (self.gradients, "results"),
-            (self.gradients, "scales"),
-            (self.gradients, "labels"),
-            (self._handler, "results"),
-            (self, "shares"),
-            (self, "kept"),
-            (self.observer, "micro_batches_run"),
-            (self.observer.of_parameters, "norms"),
-            (self.observer.of_parameters, "rank_shares"),
-            (self.sums, "errors"),
-            (self.sums, "changed"),
-            (self.sums, "num_sharded"),
-            (self.sums, "num_narrow"),
-            (self.updates, "moved"),
+        owners: list[tuple[Any, Sequence[str]]] = [
+            (self._replayer, ("results", "recomputed")),
+            (self.gradients, ("results", "scales", "labels")),
+            (self._handler, ("results",)),
+            (self.found, ("micro_batches_run",)),
+            (self.of_gradients, list(vars(self.of_gradients))),
+            (self.updates, ("moved",)),
+            (loss_scale, () if loss_scale is None else ("steps",)),
         ]
-        if loss_scale is not None:
-            self._measured.append((loss_scale, "steps"))
+        self._measured = [(owner, name) for owner, names in owners for name in names]
 
     def run_step(self, step: int, batch: Sequence[MicroBatch]) -> StepReport:
         """Make one step, and measure it."""
         report = self.observer.run_step(step, batch)
-        self.shares += self._shares_of(step)
+        self.of_gradients.shares += self._shares_of(step)
         if self.sums.kept[1]:
-            self.kept.append(KeptGradients(step, *self.sums.kept))
+            self.of_gradients.kept.append(KeptGradients(step, *self.sums.kept))
         return report
 
     def _shares_of(self, step: int) -> list[GradientShare]:
@@ -125,7 +115,7 @@ class ReplayedSteps:
         if not scales or self.packings:
             return []
         found = []
-        for at, number in dict.fromkeys(self.observer.micro_batches_run):
+        for at, number in dict.fromkeys(self.found.micro_batches_run):
             if at == step and (step, number) in self._rows.numbers:
                 of_loss = scales[number].length if number in scales else 0.0
                 found.append(

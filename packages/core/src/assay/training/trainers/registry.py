@@ -16,6 +16,7 @@ from assay.errors import AssayError, UsageError, raised_in_words
 from assay.models.candidate_setup import called
 from assay.models.loading.configs import attention_of
 from assay.plugins import load_object
+from assay.sites import Phase
 from assay.training.protocol import (
     ADAMW_SETTINGS,
     PHASE_METHODS,
@@ -90,9 +91,9 @@ class OpenedTrainer:
         return cls(trainer, name, traits, methods)
 
     @property
-    def invisible_phases(self) -> dict[str, str]:
+    def invisible_phases(self) -> dict[Phase, str]:
         """Phases that cannot be observed, with their reasons."""
-        reasons: dict[str, str] = {
+        reasons = {
             phase: f"the trainer has no method {method}"
             for phase, method in PHASE_METHODS.items()
             if method not in self.methods

@@ -4,30 +4,30 @@ from dataclasses import fields
 from typing import Any, Literal
 
 from assay.training.processes.trainer_report import (
-    DeclaredTraits,
     FreeRun,
-    GradientReport,
     LossReport,
     ModelReport,
     OptimizerReport,
-    ReplayReport,
     TrainerReport,
 )
+from assay.training.protocol import TrainerTraits
+from assay.training.replay.observing.findings import GradientFindings, ReplayFindings
 from assay.training.state.records import HeldPart, StateValue
 
 _PARTS = {
-    "traits": DeclaredTraits, "model": ModelReport, "replay": ReplayReport, "loss": LossReport,
-    "gradients": GradientReport, "optimizer": OptimizerReport,
+    "traits": TrainerTraits, "model": ModelReport, "replay": ReplayFindings, "loss": LossReport,
+    "gradients": GradientFindings, "optimizer": OptimizerReport,
 }  # fmt: skip
 
 
 def trainer_report(free: FreeRun, **facts: Any) -> TrainerReport:
     """A report; each fact goes into the part that has a field of its name."""
-    parts = {
+    parts: dict[str, Any] = {
         part: kind(**{one.name: facts.pop(one.name) for one in fields(kind) if one.name in facts})
         for part, kind in _PARTS.items()
     }
-    return TrainerReport(**{"run": {}, "free": free} | parts | facts)
+    given: dict[str, Any] = {"run": {}, "free": free}
+    return TrainerReport(**given | parts | facts)
 
 
 def report(

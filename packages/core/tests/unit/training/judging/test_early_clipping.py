@@ -9,7 +9,7 @@ from assay.locating.loss_scale import GradientScale
 from assay.sites import Phase
 from assay.training.judging.gradient_factors import is_clipped_in_backward, is_clipped_in_reduce
 from assay.training.processes.trainer_report import TrainerReport
-from assay.training.replay.observing.observed_gradients import GradientNorm
+from assay.training.replay.observing.findings import GradientNorm
 from packages.core.tests.unit.training.judging.evidence_by_hand import (
     KINDS,
     LOSS_GRADIENT,

@@ -1,6 +1,7 @@
 """Losses and courses of free runs, given by hand."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -53,7 +54,7 @@ def test_losses_may_be_as_far_off_as_the_weights_if_these_are_within_their_limit
     drift: float, ratio: float
 ) -> None:
     free = losses(4.0 * (1 + 3 * UNIT), 2.0, 1.0 - 4 * UNIT)
-    free = free.model_copy(update={"trajectory": trajectory(b=drift * UNIT)})
+    free = replace(free, trajectory=trajectory(b=drift * UNIT))
 
     assert ratio_of_losses(ran(free)) == pytest.approx(ratio)
 

@@ -122,7 +122,7 @@ def test_gradients_of_a_router_that_chose_between_equal_scores_are_left_out_with
 def test_phase_that_is_seen_late_may_round_as_the_unseen_one_before_it_does() -> None:
     noise = step_results({gradient("a", "clip"): FOUR_UNITS})
     candidate = step_results({update("a"): SIX_UNITS, update("b"): SIX_UNITS})
-    hidden = report(invisible={"clip": "done by the optimizer"})
+    hidden = report(invisible_phases={"clip": "done by the optimizer"})
 
     groups = judge_groups(evidence(candidate, noise=noise, reports=hidden))
 
@@ -132,7 +132,7 @@ def test_phase_that_is_seen_late_may_round_as_the_unseen_one_before_it_does() ->
 @pytest.mark.parametrize("invisible", [[], ["backward"]])
 def test_phase_that_is_seen_excuses_no_later_one(invisible: list[Phase]) -> None:
     noise = step_results({gradient("a", "clip"): FOUR_UNITS})
-    hidden = report(invisible=dict.fromkeys(invisible, "fused"))
+    hidden = report(invisible_phases=dict.fromkeys(invisible, "fused"))
 
     groups = judge_groups(
         evidence(step_results({update("a"): SIX_UNITS}), noise=noise, reports=hidden)
@@ -144,7 +144,7 @@ def test_phase_that_is_seen_excuses_no_later_one(invisible: list[Phase]) -> None
 def test_reduction_that_is_unseen_is_over_with_backward_and_excuses_no_later_phase() -> None:
     noise = step_results({gradient("a", "reduce"): FOUR_UNITS})
     candidate = step_results({gradient("a", "clip"): SIX_UNITS})
-    hidden = report(invisible={"reduce": "fused"})
+    hidden = report(invisible_phases={"reduce": "fused"})
 
     groups = judge_groups(evidence(candidate, noise=noise, reports=hidden))
 
@@ -154,7 +154,7 @@ def test_reduction_that_is_unseen_is_over_with_backward_and_excuses_no_later_pha
 def test_unseen_phase_is_counted_once_and_not_in_all_that_follow() -> None:
     noise = step_results({gradient("a"): FOUR_UNITS})
     candidate = step_results({gradient("a", "reduce"): SIX_UNITS, update("a"): SIX_UNITS})
-    hidden = report(invisible={"backward": "fused"})
+    hidden = report(invisible_phases={"backward": "fused"})
 
     assert failed(judge_groups(evidence(candidate, noise=noise, reports=hidden))) == {update("a")}
 

@@ -47,7 +47,9 @@ def judged(
     scales = [GradientScale(step=n, micro_batch=0, slope=FACTOR - 1, rest=0) for n in range(3)]
     made = evidence(
         step_results(IN_PLACE),
-        reports=report(scaled_steps=steps, logit_gradients=scales, invisible=invisible or {}),
+        reports=report(
+            scaled_steps=steps, logit_gradients=scales, invisible_phases=invisible or {}
+        ),
     )
     second = evidence(step_results(divided_out))
     return judge_training(replace(made, scaled=second.candidates))[0]

@@ -10,7 +10,7 @@ from assay.comparing.wording.explain import explain_verdict
 from assay.locating.label_gradients import LabelDifference
 from assay.locating.loss_scale import ScaledStep
 from assay.training.judging.verdict import judge_training
-from assay.training.replay.observing.gradient_sums import GradientShare, KeptGradients
+from assay.training.replay.observing.findings import GradientShare, KeptGradients
 from assay.verdicts import Outcome
 from packages.core.tests.unit.training.judging.evidence_by_hand import (
     KINDS,
@@ -149,7 +149,7 @@ def test_gradients_of_the_step_before_are_told_with_their_share(
         for step in (1, 2)
     ]
 
-    lines = message(wrong, kept=kept, invisible={} if phase == "backward" else HIDDEN)
+    lines = message(wrong, kept=kept, invisible_phases={} if phase == "backward" else HIDDEN)
 
     assert lines[:2] == [
         f"{head} (backward, step 1) {'differ' if not names else 'differs'} from the reference.",
@@ -195,7 +195,7 @@ def test_parameter_without_requires_grad_is_named_with_the_reason() -> None:
 
 @pytest.mark.parametrize(("phase", "invisible"), [("backward", {}), ("clip", HIDDEN)])
 def test_parameter_that_gets_no_gradient_is_named(phase: Any, invisible: dict[str, str]) -> None:
-    lines = message({gradient("a", phase): times(0.0)}, invisible=invisible)
+    lines = message({gradient("a", phase): times(0.0)}, invisible_phases=invisible)
 
     assert lines[:2] == [
         "a, parameter weight (backward, step 0) differs from the reference.",
@@ -228,7 +228,8 @@ def test_clipping_by_another_factor_in_one_parameter_is_no_clipping(
     # The changed gradient changes the norm, and with it all others.
     wrong = {gradient(module, "clip"): times(1.2 if module == "a" else 0.8) for module in KINDS}
     made = evidence(
-        step_results(wrong, missing=[NORM]), reports=report(invisible=invisible, changed=changed)
+        step_results(wrong, missing=[NORM]),
+        reports=report(invisible_phases=invisible, changed=changed),
     )
     verdict, _ = judge_training(made)
 
@@ -252,7 +253,7 @@ def test_factor_that_all_gradients_have_in_common_is_told(
 
 
 def test_update_after_hidden_clipping_is_not_the_optimizer_s_alone() -> None:
-    lines = message({update("a"): WRONG}, invisible={"clip": "the optimizer clips"})
+    lines = message({update("a"): WRONG}, invisible_phases={"clip": "the optimizer clips"})
 
     assert lines[1] == "  clip is not visible: the error is made there, or here"
 

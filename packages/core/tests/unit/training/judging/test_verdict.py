@@ -264,7 +264,7 @@ def test_declared_stage_is_not_missed_and_its_reason_is_reported(phase: Phase) -
     seen = [one for one in VISIBLE if one != phase]
 
     verdict = judged(
-        step_results(missing=hidden), reports=report(seen=seen, invisible={phase: "fused"})
+        step_results(missing=hidden), reports=report(seen=seen, invisible_phases={phase: "fused"})
     )
 
     assert verdict.verdict is PASS
@@ -276,7 +276,7 @@ def test_declared_stage_is_not_missed_and_its_reason_is_reported(phase: Phase) -
 def test_declared_stage_excuses_no_other_that_is_missing() -> None:
     candidate = step_results(missing=[gradient("a", "reduce"), gradient("a", "clip")])
 
-    verdict = judged(candidate, reports=report(invisible={"reduce": "fused"}))
+    verdict = judged(candidate, reports=report(invisible_phases={"reduce": "fused"}))
 
     assert outcomes(verdict) == {"gradients": NOT_COMPARED}
     assert verdict.unmatched.expected == ["a:gradient.weight"]
@@ -285,14 +285,16 @@ def test_declared_stage_excuses_no_other_that_is_missing() -> None:
 def test_optimizer_that_is_not_shown_is_not_a_pass() -> None:
     hidden = step_results(missing=[update(module) for module in KINDS])
 
-    verdict = judged(hidden, reports=report(invisible={"optimizer": "in C++"}))
+    verdict = judged(hidden, reports=report(invisible_phases={"optimizer": "in C++"}))
 
     assert outcomes(verdict) == {"updates": NOT_COMPARED}
     assert reason(verdict, "updates") == "optimizer is not visible: in C++"
 
 
 def test_what_a_partial_module_does_not_show_is_reported() -> None:
-    partial_modules = report(partial_modules=["", "layers"], unmeasured=["layers:input.mask"])
+    partial_modules = report(
+        partial_modules=["", "layers"], unmeasured_ports=[("layers", "input.mask")]
+    )
 
     verdict = judged(reports=partial_modules)
 
@@ -302,7 +304,7 @@ def test_what_a_partial_module_does_not_show_is_reported() -> None:
 
 
 def test_a_port_that_a_trainer_declares_absent_is_noted_on_a_single_process() -> None:
-    fused = report(unmeasured=["(model):output.logits"])
+    fused = report(unmeasured_ports=[("", "output.logits")])
 
     note = "declared absent, or of no effect; not measured: (model):output.logits"
     assert note in judged(reports=fused).notes

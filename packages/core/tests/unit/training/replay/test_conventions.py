@@ -257,7 +257,7 @@ def test_step_agrees_with_the_recorded_one(
     errors, steps = replay(kind(), golden, tmp_path / "replay")
 
     assert wrong(errors) == set()
-    assert steps.observer.micro_batches_run == [(0, 0), (0, 1)]
+    assert steps.found.micro_batches_run == [(0, 0), (0, 1)]
     assert len(steps.packings) == (kind is not Plain)
 
 
@@ -321,7 +321,7 @@ def test_shares_of_a_skipped_step_are_forgotten(golden: Path, tmp_path: Path) ->
 
     _, steps = replay(SkipsOnce(), golden, tmp_path / "replay", LossScale(UNIT), scope)
 
-    shares = steps.observer.of_parameters.rank_shares
+    shares = steps.of_gradients.rank_shares
     assert [(one.step, one.source) for one in shares] == [(0, 0)]
 
 
@@ -334,8 +334,8 @@ class ClipsEachMicroBatch(Plain):
 def test_norms_show_what_was_clipped_before_all_was_added_up(golden: Path, tmp_path: Path) -> None:
     _, plain = replay(Plain(), golden, tmp_path / "plain")
     _, clipped = replay(ClipsEachMicroBatch(), golden, tmp_path / "clipped")
-    norms = plain.observer.of_parameters.norms
-    after_clipping = clipped.observer.of_parameters.norms
+    norms = plain.of_gradients.norms
+    after_clipping = clipped.of_gradients.norms
 
     assert [norm.phase for norm in after_clipping] == ["backward", "reduce", "clip"]
     assert after_clipping[0].first == pytest.approx(0.1, rel=1e-3)

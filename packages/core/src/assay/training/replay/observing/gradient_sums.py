@@ -11,36 +11,16 @@ from torch.distributed.tensor import DTensor
 
 from assay.hooks.suspension import suspended_modes
 from assay.statistics import worst_error
+from assay.training.replay.observing.findings import GradientFindings
 from assay.training.state.parameters import NamedParameter
 from assay.training.state.precision import fits
 from assay.training.state.sharding import PartialSums, local_part, whole
-from assay.verdicts import Number
 
 # Number of sampled elements per parameter, by which the shares of backward passes are solved.
 _NUM_SAMPLED = 512
 
 # Largest relative residual at which a gradient still counts as a sum of shares.
 _LARGEST_REST = 0.02
-
-
-@dataclass(frozen=True, slots=True)
-class GradientShare:
-    """Multiplicity of one part in the sum of a step's gradients; 1 is right."""
-
-    step: int
-    source: int
-    """Number of the micro-batch or rank that the part comes from."""
-    share: Number
-
-
-@dataclass(frozen=True, slots=True)
-class KeptGradients:
-    """Gradients of the step before that are part of a step's gradients."""
-
-    step: int
-    share: Number
-    """Their weight in the sum; 0 is right."""
-    parameters: list[str]
 
 
 @dataclass(slots=True)
@@ -67,17 +47,7 @@ class GradientSums:
     """Set if `.grad` is a sum or mean over these ranks when it is compared."""
     micro_batches_begun: Callable[[], Sequence[int]] = tuple
     """Returns the micro-batches whose gradients have arrived since the last visible pass."""
-    errors: dict[str, float] = field(default_factory=dict)
-    """By parameter the largest error of a step's sum, relative to the root of the summed squares.
-
-    Sharded parameters are missing: autograd computes gradients for their gathered copies.
-    """
-    changed: dict[str, float] = field(default_factory=dict)
-    """By parameter the largest relative change of `.grad` between the last pass and `compare`."""
-    num_sharded: int = 0
-    """Nonzero gradient elements of sharded parameters."""
-    num_narrow: int = 0
-    """Those of them that are exact in the dtype `narrow`, which is rare for sums of several values."""
+    found: GradientFindings = field(default_factory=GradientFindings)
     in_sum: dict[int, float] = field(default_factory=dict)
     """Weight of each micro-batch of the last step in `.grad`, from a least-squares fit.
 
@@ -171,7 +141,7 @@ class GradientSums:
                 self._count_sharded(item.tensor.grad)
             elif not is_clipped and (self.over_ranks is not None or given is not None):
                 error = self._error_of(item.tensor, given)
-                self.errors[item.name] = worst_error([self.errors.get(item.name, 0.0), error])
+                _note_worst(self.found.errors_of_sums, item.name, error)
             self._note_change(item)
         self._forget()
 
@@ -193,7 +163,7 @@ class GradientSums:
         now = torch.zeros_like(before) if item.tensor.grad is None else _sample(item.tensor.grad)
         change = float((now - before).norm() / before.norm()) if bool(before.any()) else 0.0
         if not change <= _LARGEST_REST:
-            self.changed[item.name] = worst_error([self.changed.get(item.name, 0.0), change])
+            _note_worst(self.found.changed, item.name, change)
 
     def _add(self, item: NamedParameter, gradient: Tensor) -> None:
         with suspended_modes():
@@ -238,8 +208,8 @@ class GradientSums:
             return
         own = local_part(gradient.detach())
         own = own[own != 0]
-        self.num_sharded += own.numel()
-        self.num_narrow += int(fits(own, self.narrow).sum())
+        self.found.sharded_gradients += own.numel()
+        self.found.narrow_gradients += int(fits(own, self.narrow).sum())
 
     def _forget(self) -> None:
         for remove in self._handles:
@@ -249,6 +219,10 @@ class GradientSums:
         self._passes.clear()
         self._begun = ()
         self._after_pass.clear()
+
+
+def _note_worst(errors: dict[str, float], name: str, error: float) -> None:
+    errors[name] = worst_error([errors.get(name, 0.0), error])
 
 
 def _sample(value: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -11,31 +11,20 @@ from torch.distributed.tensor import DTensor
 from assay.locating.loss_scale import LossScale
 from assay.sites import Phase
 from assay.training.protocol import PHASE_METHODS
-from assay.training.replay.observing.gradient_sums import GradientShare
+from assay.training.replay.observing.findings import (
+    GradientFindings,
+    GradientNorm,
+    GradientShare,
+)
 from assay.training.replay.rank_scope import RankScope
 from assay.training.replay.stage_values import NORM, StepValueHandler, ValueAddress, address_of
 from assay.training.state.parameters import named_parameters
 from assay.training.state.sharding import PartialSums, put, whole
-from assay.verdicts import Number
 
 _ORDER = list(PHASE_METHODS)
 
 # The share of a rank is the same in all parameters only if its whole part is missing or weighted.
 _MOST_SPREAD = 0.5
-
-
-@dataclass(frozen=True, slots=True)
-class GradientNorm:
-    """Global norms of the gradients of one process after a phase."""
-
-    step: int
-    phase: Phase
-    first: Number
-    """After the first micro-batch of the step; nan if it is not visible, or gradients are sharded."""
-    found: Number
-    """As the phase left the gradients."""
-    injected: Number
-    """As the next phase gets them."""
 
 
 @dataclass
@@ -47,9 +36,7 @@ class ObservedGradients:
     loss_scale: LossScale | None
     late: frozenset[str]
     """Phases whose work may not be finished when their method ends."""
-    norms: list[GradientNorm] = field(default_factory=list)
-    rank_shares: list[GradientShare] = field(default_factory=list)
-    """Weight of each rank's part in the reduced gradients; 1 if correct."""
+    found: GradientFindings
     _step: int = 0
     _last: Phase = "forward"
     _first_norm: float = math.nan
@@ -116,11 +103,11 @@ class ObservedGradients:
             if parameter.grad is None:
                 parameter.grad = gradient
             put(parameter.grad, new)
-        self.rank_shares += [
+        self.found.rank_shares += [
             GradientShare(self._step, *one) for one in enumerate(shares_of_ranks(by_owner))
         ]
         norms = math.sqrt(found), math.sqrt(injected)
-        self.norms.append(GradientNorm(self._step, phase, self._first_norm, *norms))
+        self.found.norms.append(GradientNorm(self._step, phase, self._first_norm, *norms))
 
     def _gradients(
         self, model: nn.Module, phase: Phase

@@ -21,6 +21,7 @@ from assay.sites import Phase
 from assay.stages import Stage
 from assay.training.batches import MicroBatch, copied
 from assay.training.protocol import PHASE_METHODS, SCHEDULE_METHOD, StepReport
+from assay.training.replay.observing.findings import GradientFindings, ReplayFindings
 from assay.training.replay.observing.gradient_sums import GradientSums
 from assay.training.replay.observing.micro_batches import (
     find_micro_batch,
@@ -65,14 +66,8 @@ class StepObserver:
     loss_scale: LossScale | None = None
     """Scale to divide out; None if a factor of the loss is an error."""
     sums: GradientSums | None = None
-    seen: set[Phase] = field(default_factory=set)
-    """Phases whose method was called, or whose result the optimizer's step shows."""
-    hidden: dict[Phase, str] = field(default_factory=dict)
-    """Phases whose method was called without showing its result, each with the reason."""
-    micro_batches_run: list[tuple[int, int]] = field(default_factory=list)
-    """Step and number of every micro-batch of this process."""
-    drew_in_backward: bool = False
-    """True if a backward pass changed the state of the generator."""
+    found: ReplayFindings = field(default_factory=ReplayFindings)
+    of_gradients: GradientFindings = field(init=False)
     of_parameters: ObservedGradients = field(init=False)
     _step: int = 0
     _is_updating: bool = False
@@ -80,8 +75,9 @@ class StepObserver:
     _losses: list[tuple[tuple[int, ...], Tensor]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self.of_gradients = GradientFindings() if self.sums is None else self.sums.found
         self.of_parameters = ObservedGradients(
-            self.handler, self.scope, self.loss_scale, self._late
+            self.handler, self.scope, self.loss_scale, self._late, self.of_gradients
         )
 
     @contextmanager
@@ -133,7 +129,7 @@ class StepObserver:
         if self.sums is not None:
             self.sums.begin_step(self.updates.trained())
         report = self.opened.trainer.step(copied(batch))
-        if "optimizer" not in self.seen:
+        if "optimizer" not in self.found.seen:
             self._observe_last_gradients()
         with suspended_modes():
             self._observe_losses()
@@ -147,7 +143,7 @@ class StepObserver:
     def _compute_loss(
         self, original: Callable[..., Any], *args: object, **kwargs: object
     ) -> Tensor:
-        self.seen.add("forward")
+        self.found.seen.add("forward")
         batch = args[0] if args else kwargs.get("micro_batch")
         own = self._find_micro_batch(batch)
         self._begin_micro_batch(own, batch)
@@ -175,7 +171,7 @@ class StepObserver:
     def _begin_micro_batch(self, own: int | PackedBatch, batch: object) -> None:
         packing = own if isinstance(own, PackedBatch) else None
         numbers = packing.micro_batches if packing else (cast("int", own),)
-        self.micro_batches_run += [(self._step, number) for number in numbers]
+        self.found.micro_batches_run += [(self._step, number) for number in numbers]
         if self.scope is not None:
             self.scope.micro_batches_run |= {(self._step, number) for number in numbers}
         if packing is not None and self.packed is not None:
@@ -199,12 +195,12 @@ class StepObserver:
         """Begin a micro-batch as the model is called, for a trainer without `compute_loss`."""
         del module
         batch = {"input_ids": args[0]} | kwargs if args else kwargs
-        done = sum(step == self._step for step, _ in self.micro_batches_run)
+        done = sum(step == self._step for step, _ in self.found.micro_batches_run)
         if torch.is_grad_enabled() and "input_ids" in batch and done < len(self._batch):
             self._begin_micro_batch(self._find_micro_batch(batch), batch)
 
     def _find_micro_batch(self, batch: object) -> int | PackedBatch:
-        done = [number for step, number in self.micro_batches_run if step == self._step]
+        done = [number for step, number in self.found.micro_batches_run if step == self._step]
         if self.packed is None or not isinstance(batch, Mapping) or "input_ids" not in batch:
             return len(done)
         with suspended_modes():
@@ -212,12 +208,12 @@ class StepObserver:
             return find_micro_batch(batch, self._batch, done, order)
 
     def _backward(self, original: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        self.seen.add("backward")
+        self.found.seen.add("backward")
         before = torch.get_rng_state()
         with self.tracer.unpaused():
             result = original(*args, **kwargs)
         with suspended_modes():
-            self.drew_in_backward |= not torch.equal(before, torch.get_rng_state())
+            self.of_gradients.drew_in_backward |= not torch.equal(before, torch.get_rng_state())
             self._observe_losses()
             if self.sums is not None:
                 self.sums.end_pass(self.updates.trained())
@@ -238,11 +234,11 @@ class StepObserver:
         **kwargs: object,
     ) -> object:
         """Observe the schedule of a pipeline, in which each call of its stage is a micro-batch."""
-        self.seen |= {"forward", "backward"}
+        self.found.seen |= {"forward", "backward"}
 
         def begin(module: nn.Module, inputs: object) -> None:
             del module, inputs
-            index = sum(step == self._step for step, _ in self.micro_batches_run)
+            index = sum(step == self._step for step, _ in self.found.micro_batches_run)
             self._begin_micro_batch(self._find_micro_batch(batch[index]), batch[index])
 
         handle = self.opened.root.register_forward_pre_hook(begin, prepend=True)
@@ -256,14 +252,14 @@ class StepObserver:
         return result
 
     def _reduce(self, original: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        self.seen.add("reduce")
+        self.found.seen.add("reduce")
         self._observe_gradients("backward")
         result = original(*args, **kwargs)
         self._observe_gradients("reduce")
         return result
 
     def _clip(self, original: Callable[P, Norm], *args: P.args, **kwargs: P.kwargs) -> Norm:
-        self.seen.add("clip")
+        self.found.seen.add("clip")
         self._observe_gradients("backward")
         norm = original(*args, **kwargs)
         if "clip" in self._late:
@@ -298,7 +294,7 @@ class StepObserver:
         named = {"closure": args[0], **kwargs} if args else kwargs
         if callable(closure := named.get("closure")):
             args, kwargs = (), named | {"closure": partial(self._close, closure)}
-        elif is_outer and any(step == self._step for step, _ in self.micro_batches_run):
+        elif is_outer and any(step == self._step for step, _ in self.found.micro_batches_run):
             self._observe_last_gradients()
         if not is_outer:
             return original(*args, **kwargs)
@@ -308,7 +304,7 @@ class StepObserver:
         finally:
             self._is_updating = False
         if "optimizer" not in self._late:
-            self.seen.add("optimizer")
+            self.found.seen.add("optimizer")
             self.updates.observe_updates(parameters)
         return result
 
@@ -325,9 +321,9 @@ class StepObserver:
             with suspended_modes():
                 phase = own.last_phase(model, self.handler.find(self._address_of_norm))
         if phase == "clip":
-            if own.is_next("backward") and "backward" in self.seen:
-                self.hidden["backward"] = "no method shows its end: clip_gradients would"
-            self.seen.add("clip")
+            if own.is_next("backward") and "backward" in self.found.seen:
+                self.found.hidden["backward"] = "no method shows its end: clip_gradients would"
+            self.found.seen.add("clip")
             self.handler.skip(self._address_of_norm)
         self._observe_gradients(phase)
 
@@ -346,7 +342,7 @@ class StepObserver:
         """
         arrived = self.sums is not None and self.sums.has_gradients
         if arrived and all(item.tensor.grad is None for item in self.updates.trained()):
-            self.hidden[phase] = "`.grad` is empty when it ends"
+            self.found.hidden[phase] = "`.grad` is empty when it ends"
             return
         with suspended_modes():
             if self.sums is not None and self.of_parameters.is_next("backward"):

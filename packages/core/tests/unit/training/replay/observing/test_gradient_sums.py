@@ -41,8 +41,8 @@ def test_sum_of_all_backward_passes_is_right_to_its_own_rounding() -> None:
             give(parameters, factor)
         sums.compare(parameters)
 
-    assert sums.errors.keys() == {"first", "second"}
-    assert max(sums.errors.values()) <= 4 * 3 * UNIT
+    assert sums.found.errors_of_sums.keys() == {"first", "second"}
+    assert max(sums.found.errors_of_sums.values()) <= 4 * 3 * UNIT
 
 
 def test_sum_without_one_of_two_equal_parts_is_off_by_the_root_of_a_half() -> None:
@@ -55,7 +55,7 @@ def test_sum_without_one_of_two_equal_parts_is_off_by_the_root_of_a_half() -> No
     sums.compare(parameters)
 
     # |g| is missing, and the root of the squares is |g| * sqrt(2).
-    assert sums.errors == {"first": 0.0, "second": pytest.approx(0.5**0.5, rel=1e-6)}
+    assert sums.found.errors_of_sums == {"first": 0.0, "second": pytest.approx(0.5**0.5, rel=1e-6)}
 
 
 @pytest.mark.parametrize("factor", [0.0, 1.0])
@@ -72,8 +72,8 @@ def test_a_sum_that_became_nan_stays_wrong_in_later_steps(factor: float) -> None
         gradient.mul_(value)
         sums.compare(parameters)
 
-    assert not sums.errors["first"] <= 0.5
-    assert sums.errors["second"] == pytest.approx(0.0, abs=4 * UNIT)
+    assert not sums.found.errors_of_sums["first"] <= 0.5
+    assert sums.found.errors_of_sums["second"] == pytest.approx(0.0, abs=4 * UNIT)
 
 
 def test_sum_that_is_rounded_to_16_bits_is_off_by_their_rounding() -> None:
@@ -88,8 +88,8 @@ def test_sum_that_is_rounded_to_16_bits_is_off_by_their_rounding() -> None:
     sums.compare(parameters)
 
     # Rounding to nearest is off by up to a unit, 2**-8, and by its third part in the mean of squares.
-    assert 2.0**-11 < sums.errors["first"] < 2.0**-8
-    assert sums.errors["second"] <= 4 * 2 * UNIT
+    assert 2.0**-11 < sums.found.errors_of_sums["first"] < 2.0**-8
+    assert sums.found.errors_of_sums["second"] <= 4 * 2 * UNIT
 
 
 def test_what_is_given_after_the_comparison_counts_for_no_step() -> None:
@@ -100,7 +100,7 @@ def test_what_is_given_after_the_comparison_counts_for_no_step() -> None:
     sums.compare(parameters)
     give(parameters, 1.0)
 
-    assert max(sums.errors.values()) == 0.0
+    assert max(sums.found.errors_of_sums.values()) == 0.0
 
 
 def test_parameter_without_any_gradient_has_no_sum() -> None:
@@ -110,7 +110,7 @@ def test_parameter_without_any_gradient_has_no_sum() -> None:
     give(parameters[:1], 1.0)
     sums.compare(parameters)
 
-    assert sums.errors == {"first": 0.0}
+    assert sums.found.errors_of_sums == {"first": 0.0}
 
 
 class TwoRanks:
@@ -132,7 +132,7 @@ def test_mean_over_ranks_is_as_right_as_their_sum() -> None:
     summed *= 2  # the other one is the mean: what each rank was given
     sums.compare(parameters)
 
-    assert max(sums.errors.values()) <= 4 * 2 * UNIT
+    assert max(sums.found.errors_of_sums.values()) <= 4 * 2 * UNIT
 
 
 def test_mean_that_lacks_a_part_is_no_mean() -> None:
@@ -147,7 +147,7 @@ def test_mean_that_lacks_a_part_is_no_mean() -> None:
     sums.compare(parameters)
 
     # The sum is 4 g and the mean 2 g, of which g is half: as far off as the root of 4 squares of g.
-    assert sums.errors["first"] == pytest.approx(1.0, rel=1e-6)
+    assert sums.found.errors_of_sums["first"] == pytest.approx(1.0, rel=1e-6)
 
 
 def shares_after(factors: tuple[float, ...], zeroed_before: int | None = None) -> dict[int, float]:
@@ -232,7 +232,7 @@ def test_gradient_that_changes_after_the_last_pass_is_told_by_how_much() -> None
     parameters[1].tensor.grad *= 1.5
     sums.compare(parameters)
 
-    assert sums.changed == {"second": pytest.approx(0.5)}
+    assert sums.found.changed == {"second": pytest.approx(0.5)}
 
 
 @pytest.mark.parametrize(("lost", "shares"), [(False, (1.0, 1.0)), (True, (0.0, 1.0))])
@@ -253,7 +253,7 @@ def test_clipped_gradients_show_their_passes_though_no_method_does(
     sums.compare(parameters, is_clipped=True)
 
     assert sums.in_sum == pytest.approx({0: shares[0], 1: shares[1]}, abs=1e-6)
-    assert not sums.errors  # a clipped gradient is no sum
+    assert not sums.found.errors_of_sums  # a clipped gradient is no sum
 
 
 def test_clipped_gradient_of_another_factor_than_most_has_changed() -> None:
@@ -269,4 +269,4 @@ def test_clipped_gradient_of_another_factor_than_most_has_changed() -> None:
         item.tensor.grad *= 0.375 if item.name == "b" else 0.25
     sums.compare(parameters, is_clipped=True)
 
-    assert sums.changed == {"b": pytest.approx(0.5)}
+    assert sums.found.changed == {"b": pytest.approx(0.5)}
