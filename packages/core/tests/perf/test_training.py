@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +24,7 @@ from assay.training.judging.verdict import judge_training
 from assay.training.processes.candidate import run_candidate
 from assay.training.processes.golden import NOISE, plan_batches
 from assay.training.processes.reference import record_reference
-from assay.training.processes.requests import ReferenceRequest, TrainerRequest, TrainOptions
+from assay.training.processes.requests import TrainCheck, TrainOptions
 from assay.training.processes.trusted import Yardstick
 from assay.training.protocol import StepReport
 from assay.training.replay.conditions import comparable
@@ -188,16 +188,9 @@ def whole_check(options: TrainOptions, folder: Path) -> None:
     """All that the processes of `assay check train` do, and the judge."""
     golden, actual = folder / "golden", folder / "candidate"
     golden.mkdir(parents=True)
-    reference = record_reference(
-        ReferenceRequest(options=options, reference="cpu/float32", dtype=DTYPE, folder=str(golden)),
-        SilentProgress(),
-    )
-    report = run_candidate(
-        TrainerRequest(
-            options=options, candidate=f"cpu/{DTYPE}", golden=str(golden), folder=str(actual)
-        ),
-        SilentProgress(),
-    )
+    check = TrainCheck(options, "cpu/float32", f"cpu/{DTYPE}", golden=golden, folder=golden)
+    reference = record_reference(check, SilentProgress())
+    report = run_candidate(replace(check, folder=actual), SilentProgress())
     evidence = TrainEvidence(
         options,
         DTYPE,

@@ -12,8 +12,8 @@ from assay.generate.check import check_generate
 from assay.generate.processes.requests import GenerateCheck, InputOptions
 from assay.runs import Progress
 from assay.sites import JudgedLevel
-from assay.training.check import TrainCheck, check_train
-from assay.training.processes.requests import TrainOptions
+from assay.training.check import check_train
+from assay.training.processes.requests import TrainCheck, TrainOptions
 
 
 class Counted:

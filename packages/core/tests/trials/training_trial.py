@@ -10,11 +10,10 @@ from assay.errors import AssayError
 from assay.runs import SilentProgress
 from assay.runs.results import MEASUREMENTS_FILE
 from assay.training.check import (
-    TrainCheck,
     check_candidate,
     record_golden,
 )
-from assay.training.processes.requests import TrainOptions
+from assay.training.processes.requests import TrainCheck, TrainOptions
 from assay.verdicts import Outcome, Verdict
 from packages.core.tests.trials.readings import (
     Reading,

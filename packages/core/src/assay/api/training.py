@@ -93,10 +93,9 @@ def check_train(  # noqa: PLR0913 - one for each option
     from assay.models.remote_code import remote_code_of
     from assay.recording.capturing.budget import parse_size
     from assay.runs import RunFolder
-    from assay.training.check import TrainCheck
     from assay.training.check import check_train as run_check
     from assay.training.overfit.check import check_overfit, overfit_options
-    from assay.training.processes.requests import TrainOptions
+    from assay.training.processes.requests import TrainCheck, TrainOptions
 
     of_overfit = {"--overfit-steps": overfit_steps, "--track": track}
     of_steps = {"--steps": steps, "--resume-at": resume_at, "--disk": disk}

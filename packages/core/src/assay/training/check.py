@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cache, partial
 from math import prod
 from pathlib import Path
@@ -26,15 +26,13 @@ from assay.runs.results import (
     remove_recordings,
     write_results,
 )
-from assay.sites import KeptFiles
 from assay.training.processes.remote_functions import CANDIDATE, REFERENCE, USER_CODE
 from assay.training.processes.requests import (
+    TRAINING_LIMITS,
     ReferenceReport,
-    ReferenceRequest,
-    TrainerRequest,
+    TrainCheck,
     TrainOptions,
     UserCodeReport,
-    UserCodeRequest,
     scaled_folder,
 )
 from assay.training.protocol import ADAMW_EPS, MIXED_PRECISION, PACKED, can_keep_moments
@@ -51,36 +49,8 @@ REPORT_FILE = "report.json"
 Report = TypeVar("Report", bound=Record)
 Result = TypeVar("Result")
 
-TRAINING_LIMITS = "training"
-
 # One step before the checkpoint, and one after it.
 FEWEST_STEPS = 2
-
-
-@dataclass(frozen=True, slots=True)
-class TrainCheck:
-    """The options of a training check."""
-
-    options: TrainOptions
-    reference: str
-    candidate: str
-    trainer: str | None = None
-    setup: str | None = None
-    limits: str = TRAINING_LIMITS
-    mesh: Mapping[str, int] = field(default_factory=dict)
-    features: tuple[str, ...] = ()
-    allow_unused: tuple[str, ...] = ()
-    """GLOBs of modules, parameters and experts that need not be compared."""
-    max_disk: int | None = None
-    """Bytes that the golden may take; None for the free space."""
-    keep: KeptFiles = "full"
-    command: tuple[str, ...] = ()
-    """The command line that repeats the check."""
-
-    @property
-    def dtype(self) -> str:
-        """The candidate's dtype."""
-        return parse_run(self.candidate).dtype
 
 
 def check_train(check: TrainCheck, folder: Path, progress: Progress) -> Verdict:
@@ -106,8 +76,7 @@ def load_user_code(check: TrainCheck, folder: Path, progress: Progress) -> UserC
     trainer = None if check.trainer in NAMED else check.trainer
     if trainer is None and check.setup is None:
         return UserCodeReport(pipeline_shapes=OF_NAMED_PIPELINES)
-    num_ranks = prod(check.mesh.values())
-    request = UserCodeRequest(trainer=trainer, setup=check.setup, num_ranks=num_ranks)
+    request = replace(check, trainer=trainer)
     return ask(USER_CODE, request, folder, name="user-code", progress=progress).result
 
 
@@ -131,7 +100,7 @@ def record_golden(check: TrainCheck, golden: Path, progress: Progress) -> None:
 
 
 def record_report(
-    function: RemoteFunction[ReferenceRequest, Report],
+    function: RemoteFunction[TrainCheck, Report],
     name: str,
     check: TrainCheck,
     golden: Path,
@@ -139,13 +108,7 @@ def record_report(
 ) -> None:
     """Have the trusted process, called `name`, call `function`, and write its report into `golden`."""
     golden.mkdir(parents=True, exist_ok=True)
-    request = ReferenceRequest(
-        options=check.options,
-        reference=check.reference,
-        dtype=check.dtype,
-        folder=str(golden),
-        max_disk=check.max_disk,
-    )
+    request = replace(check, golden=golden, folder=golden)
     answer = ask(function, request, golden.parent, name=name, progress=progress)
     write_sealed(golden / REPORT_FILE, answer.result)
 
@@ -159,7 +122,7 @@ def check_candidate(check: TrainCheck, golden: Path, folder: Path, progress: Pro
 
 
 def ask_candidate(
-    function: RemoteFunction[TrainerRequest, Result],
+    function: RemoteFunction[TrainCheck, Result],
     name: str,
     check: TrainCheck,
     golden: Path,
@@ -170,25 +133,11 @@ def ask_candidate(
 
     Returns: the reports by rank.
     """
-    request = TrainerRequest(
-        options=check.options,
-        candidate=check.candidate,
-        golden=str(golden),
-        folder=str(folder / CANDIDATE_FOLDER),
-        trainer=check.trainer or trainer_for(check.mesh),
-        setup=check.setup,
-        mesh=dict(check.mesh),
-        features=list(check.features),
-    )
-    return ask_side(
-        function,
-        request,
-        check.mesh,
-        parse_run(check.candidate).device,
-        folder / CANDIDATE_FOLDER,
-        name=name,
-        progress=progress,
-    )
+    own = folder / CANDIDATE_FOLDER
+    trainer = check.trainer or trainer_for(check.mesh)
+    request = replace(check, golden=golden, folder=own, trainer=trainer)
+    device = parse_run(check.candidate).device
+    return ask_side(function, request, check.mesh, device, own, name=name, progress=progress)
 
 
 def options_for(

@@ -12,7 +12,8 @@ from assay.generate.processes.requests import InputOptions
 from assay.runs import SilentProgress
 from assay.runs.results import MEASUREMENTS_FILE
 from assay.stages import Stage
-from assay.training.check import TrainCheck, check_candidate, options_for, record_golden
+from assay.training.check import check_candidate, options_for, record_golden
+from assay.training.processes.requests import TrainCheck
 from assay.verdicts import Outcome, Verdict
 from packages.core.tests.faults.published.models import make_model
 from packages.core.tests.faults.published.planted import Planted

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from assay.runs import SilentProgress
-from assay.training.check import TrainCheck
 from assay.training.overfit.check import check_overfit_candidate, overfit_options, record_overfit
-from assay.training.processes.requests import TrainOptions
+from assay.training.processes.requests import TrainCheck, TrainOptions
 from assay.verdicts import Outcome, Verdict
 from packages.core.tests.subsystem.training.conftest import MODEL, RunTrain
 

@@ -6,7 +6,6 @@ import torch
 from assay.errors import UsageError
 from assay.training.processes.requests import TrainOptions
 from assay.training.protocol import ADAMW_SETTINGS, TrainingPlan
-from assay.training.replay.stage_values import YardstickRules
 from assay.training.trainers.registry import stated_plan_of
 
 PLAN = TrainingPlan(
@@ -43,10 +42,8 @@ def test_first_glob_with_a_setting_counts(parameter: str, changed: dict[str, obj
 
 @pytest.mark.parametrize(("step", "rate"), [(0, 0.005), (1, 0.01), (5, 0.01)])
 def test_last_factor_holds_for_all_later_steps(step: int, rate: float) -> None:
-    rules = YardstickRules.of("float64", PLAN)
-
-    assert rules.settings_of("lm_head.weight", step)["lr"] == pytest.approx(rate)
-    assert rules.settings_of("model.embed_tokens.weight", step)["lr"] == pytest.approx(10 * rate)
+    assert PLAN.settings_of("lm_head.weight", step)["lr"] == pytest.approx(rate)
+    assert PLAN.settings_of("model.embed_tokens.weight", step)["lr"] == pytest.approx(10 * rate)
 
 
 def test_options_of_both_sides_carry_the_stated_plan() -> None:

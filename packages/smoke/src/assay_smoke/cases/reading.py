@@ -40,7 +40,7 @@ def _read(request: CaseRequest, rank: Rank) -> ReadAnswer:
     model = _loaded(source, dtype, rank)
     if options.lora:
         model = _with_adapter(model, folder)
-    expected = read_logits(Path(request.candidate.golden))
+    expected = read_logits(request.candidate.golden)
     error = relative_error(logits_of(model, batches, rank.device), expected)
     if not options.lora:
         return ReadAnswer(logits_error=error)

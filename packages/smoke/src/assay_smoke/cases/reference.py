@@ -14,7 +14,7 @@ from assay.models import count_parameters
 from assay.models.size import choose_threads, yardstick_dtype
 from assay.training.batches import MicroBatch
 from assay.training.processes.golden import Batches, plan_batches
-from assay.training.processes.requests import ReferenceReport, ReferenceRequest
+from assay.training.processes.requests import ReferenceReport, TrainCheck
 from assay.training.processes.trusted import TrustedSide, describe_model
 from assay.training.replay.conditions import comparable
 from assay.training.replay.run_rows import count_rows
@@ -26,9 +26,9 @@ from assay_smoke.cases.requests import ReferenceAnswer
 _LOGITS = "logits.safetensors"
 
 
-def train_reference(_: Rank, request: ReferenceRequest) -> ReferenceAnswer:
+def train_reference(_: Rank, request: TrainCheck) -> ReferenceAnswer:
     """Train the yardstick and the noise run. Write their initial and final states to `request.folder`."""
-    folder, options = Path(request.folder), request.options
+    folder, options = request.folder, request.options
     run = parse_run(request.reference)
     device = open_run(run)
     batches = plan_batches(options)

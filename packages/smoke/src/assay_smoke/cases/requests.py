@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from pydantic import Field
 
-from assay.training.processes.requests import ReferenceReport, StepRecord, TrainerRequest
+from assay.training.processes.requests import ReferenceReport, StepRecord, TrainCheck
 from assay.training.processes.trainer_report import TrainerReport
 from assay.training.state.records import TrajectoryRecord
 from assay.verdicts import Number, Record
@@ -31,7 +31,7 @@ class ReferenceAnswer(Record):
 class CaseRequest(Record):
     """Request to a world of a case."""
 
-    candidate: TrainerRequest
+    candidate: TrainCheck
     kind: Checkpoint
     """Checkpoint that the case tries on top of those that every case tries."""
     timelines: str

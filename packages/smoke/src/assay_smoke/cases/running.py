@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -12,7 +12,7 @@ from assay.runs import Progress
 from assay.runs.caches import locked
 from assay.runs.results import write_results
 from assay.training.check import load_training_limits
-from assay.training.processes.requests import ReferenceRequest, TrainerRequest
+from assay.training.processes.requests import TrainCheck
 from assay.verdicts import Measurement, Verdict
 from assay_smoke.cases import reading, worlds
 from assay_smoke.cases.evidence import CaseEvidence
@@ -76,19 +76,19 @@ def open_reference(
 
     references: shared by the processes of a session.
     """
-    request = ReferenceRequest(
-        options=options_of(case), reference=REFERENCE, dtype=case.precision, folder=""
-    )
-    key = hashlib.sha256(request.model_dump_json().encode()).hexdigest()[:12]
+    # Only the dtype of the candidate counts.
+    check = TrainCheck(options_of(case), REFERENCE, f"cpu/{case.precision}")
+    key = hashlib.sha256(f"{check.options.model_dump_json()} {check.dtype}".encode()).hexdigest()[
+        :12
+    ]
     golden = references / key
     golden.mkdir(parents=True, exist_ok=True)
     kept = golden / _ANSWER_FILE
     with locked(golden / "lock"):
         if kept.is_file():
             return golden, read_sealed(ReferenceAnswer, kept)
-        asked = request.model_copy(update={"folder": str(golden)})
         world = World({"dp": 1}, "cpu", limits=limits, preload=EVERY_CASE, log_folder=golden)
-        (answer,) = launch_world(train_reference, world, asked)
+        (answer,) = launch_world(train_reference, world, replace(check, folder=golden))
         write_sealed(kept, answer)
     return golden, answer
 
@@ -199,14 +199,15 @@ class _Worlds:
             at_end=lambda group: self.evidence.left_behind.extend(find_in_group(group)),
         )
         request = CaseRequest(
-            candidate=TrainerRequest(
-                options=self.evidence.options,
-                candidate=f"{device}/{case.precision}",
-                golden=str(self.golden),
-                folder=str(self.folder / "ranks"),
+            candidate=TrainCheck(
+                self.evidence.options,
+                REFERENCE,
+                f"{device}/{case.precision}",
+                golden=self.golden,
+                folder=self.folder / "ranks",
                 trainer=trainer,
                 mesh=mesh_of(case),
-                features=features_of(case),
+                features=tuple(features_of(case)),
             ),
             kind=case.checkpoint,
             timelines=str(self.folder / "timelines" / name),

@@ -60,7 +60,7 @@ class WatchedSide(CandidateSide):
         super().__init__(request.candidate, rank)
         self.timeline = Timeline(Path(request.timelines) / f"rank-{rank.number}.jsonl", self.device)
         self.resume_at = request.candidate.options.resume_at
-        self.folder = Path(request.candidate.folder).parent
+        self.folder = request.candidate.folder.parent
         self.ended: list[Hashes] = []
 
     def open(self) -> OpenedTrainer:

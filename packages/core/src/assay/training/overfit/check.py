@@ -20,7 +20,6 @@ from assay.runs.results import (
 )
 from assay.training.check import (
     REPORT_FILE,
-    TrainCheck,
     ask_candidate,
     check_consistency,
     load_training_limits,
@@ -35,7 +34,7 @@ from assay.training.overfit.requests import (
     OverfitReference,
 )
 from assay.training.processes.remote_functions import PRELOAD
-from assay.training.processes.requests import ReferenceRequest, TrainerRequest, TrainOptions
+from assay.training.processes.requests import TrainCheck, TrainOptions
 from assay.verdicts import Verdict
 
 # By side, such as "candidate" and "yardstick".
@@ -122,13 +121,13 @@ LORA_LEARNING_RATE = 1e-2
 _FEWEST_STEPS = 10
 
 _SIDES = "assay.training.overfit.sides"
-_REFERENCE: RemoteFunction[ReferenceRequest, OverfitReference] = RemoteFunction(
+_REFERENCE: RemoteFunction[TrainCheck, OverfitReference] = RemoteFunction(
     f"{_SIDES}:overfit_trusted", PRELOAD
 )
-_CANDIDATE: RemoteFunction[TrainerRequest, OverfitCandidate] = RemoteFunction(
+_CANDIDATE: RemoteFunction[TrainCheck, OverfitCandidate] = RemoteFunction(
     f"{_SIDES}:overfit_candidate", PRELOAD
 )
-_MEMORIZATION: RemoteFunction[ReferenceRequest, Memorization] = RemoteFunction(
+_MEMORIZATION: RemoteFunction[TrainCheck, Memorization] = RemoteFunction(
     f"{_SIDES}:measure_trained", PRELOAD
 )
 
@@ -193,12 +192,7 @@ def check_overfit_candidate(
     )
     if why_not_overfit(evidence) is None:
         candidates = ask_candidate(_CANDIDATE, "overfit-candidate", check, golden, folder, progress)
-        trained = ReferenceRequest(
-            options=check.options,
-            reference=check.reference,
-            dtype=check.dtype,
-            folder=str(folder / CANDIDATE_FOLDER / TRAINED),
-        )
+        trained = replace(check, folder=folder / CANDIDATE_FOLDER / TRAINED)
         memorization = ask(
             _MEMORIZATION, trained, folder, name="memorization", progress=progress
         ).result

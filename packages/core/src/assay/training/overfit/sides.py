@@ -1,7 +1,6 @@
 """Both sides of `assay check train --overfit`, each in its own process. They train and do not judge."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -31,7 +30,7 @@ from assay.training.overfit.requests import (
 )
 from assay.training.processes.candidate_side import CandidateSide
 from assay.training.processes.golden import plan_batches
-from assay.training.processes.requests import ReferenceRequest, TrainerRequest, TrainOptions
+from assay.training.processes.requests import TrainCheck, TrainOptions
 from assay.training.processes.trusted import TrustedSide, describe_model, wide_dtype
 from assay.training.protocol import Trainer
 from assay.training.replay.conditions import comparable, keep_no_cache
@@ -43,7 +42,7 @@ from assay.training.trainers.registry import OpenedTrainer, describe_trainer
 _ADAPTER = ".lora_"
 
 
-def overfit_trusted(request: ReferenceRequest, progress: Progress) -> OverfitReference:
+def overfit_trusted(request: TrainCheck, progress: Progress) -> OverfitReference:
     """Overfit as yardstick and as noise run, and write the initial state into `request.folder`."""
     device = open_run(parse_run(request.reference))
     batch, options = plan_sequences(request.options), request.options
@@ -56,7 +55,7 @@ def overfit_trusted(request: ReferenceRequest, progress: Progress) -> OverfitRef
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     facts = describe_model(yardstick, options.model, num_parameters)
     initial = side.rounded_state()
-    write_state(state_file(Path(request.folder), 0), initial)
+    write_state(state_file(request.folder, 0), initial)
     drawn = torch.get_rng_state()
     inject_state(yardstick, initial, device.torch_device)
     with comparable(wide, device), progress.task("overfits", options.steps, "steps") as task:
@@ -101,7 +100,7 @@ def overfit_trusted(request: ReferenceRequest, progress: Progress) -> OverfitRef
 
 
 def overfit_candidate(
-    request: TrainerRequest, progress: Progress, rank: Rank | None = None
+    request: TrainCheck, progress: Progress, rank: Rank | None = None
 ) -> OverfitCandidate:
     """Overfit with the candidate's trainer, or one rank of it, and write its weights."""
     side, options = CandidateSide(request, rank), request.options
@@ -120,7 +119,7 @@ def overfit_candidate(
     end = collect_state(trainer, device.torch_device)["model"]
     # Ranks that differ in dp or tp alone gather the same weights: the first of them writes.
     if rank is None or not any(rank.mesh.get_local_rank(one) for one in rank.axes if one != "pp"):
-        write_trained(Path(request.folder) / TRAINED, 0 if rank is None else rank.number, end)
+        write_trained(request.folder / TRAINED, 0 if rank is None else rank.number, end)
     unmoved = sorted(name for name in start if torch.equal(start[name], end[name]))
     described = describe_trainer(request.trainer, side.plan, trainer.model)
     report = OverfitCandidate(
@@ -135,7 +134,7 @@ def overfit_candidate(
     return report
 
 
-def measure_trained(request: ReferenceRequest, progress: Progress) -> Memorization:
+def measure_trained(request: TrainCheck, progress: Progress) -> Memorization:
     """Measure the candidate's weights on the trusted device, in the yardstick's dtype.
 
     request: its folder holds the weights of all ranks.
@@ -144,7 +143,7 @@ def measure_trained(request: ReferenceRequest, progress: Progress) -> Memorizati
     choose_threads(count_parameters(request.options.model))
     with progress.step("measures what the candidate has memorized"):
         trainer = TrustedSide(request, device, wide_dtype(request.options.model, device)).trainer
-        missing = load_weights(trainer.model, read_trained(Path(request.folder)))
+        missing = load_weights(trainer.model, read_trained(request.folder))
         if missing:
             return Memorization(missing=missing)
         batch = plan_sequences(request.options)

@@ -28,7 +28,7 @@ from assay.runs.results import rank_folder
 from assay.trace import TraceWriter
 from assay.training.processes.candidate_side import CandidateSide
 from assay.training.processes.golden import POINTWISE, UNTRAINED, read_names
-from assay.training.processes.requests import TrainerRequest, scaled_folder
+from assay.training.processes.requests import TrainCheck, scaled_folder
 from assay.training.processes.skipped_steps import step_until_made
 from assay.training.processes.trainer_report import (
     LossReport,
@@ -66,7 +66,7 @@ _DRAWN_ALIKE = 1.5
 
 
 def run_candidate(
-    request: TrainerRequest, progress: Progress, rank: Rank | None = None
+    request: TrainCheck, progress: Progress, rank: Rank | None = None
 ) -> TrainerReport:
     """Run the candidate's trainer, or one rank of it.
 
@@ -76,7 +76,7 @@ def run_candidate(
 
 
 class _Candidate:
-    def __init__(self, request: TrainerRequest, progress: Progress, rank: Rank | None) -> None:
+    def __init__(self, request: TrainCheck, progress: Progress, rank: Rank | None) -> None:
         self._request, self._progress, self._rank = request, progress, rank
         self._side = CandidateSide(request, rank)
         self._skips = False
@@ -108,7 +108,7 @@ class _Candidate:
             keep_no_cache(trainer.model)
             attention = attention_of(trainer.model)
             steps, not_loaded = self._replay(opened, begin.own, attention)
-        folder = Path(request.folder)
+        folder = request.folder
         if self._rank is not None:
             folder = rank_folder(folder, self._rank.number)
         unit = float_format(run.dtype).unit_roundoff

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 
 from assay.devices.registry import open_run
 from assay.devices.run_string import parse_run
@@ -13,7 +12,7 @@ from assay.sites import unwrapped_path
 from assay.training.batches import with_first_labels
 from assay.training.processes.free_run import run_freely
 from assay.training.processes.golden import Batches, plan_batches
-from assay.training.processes.requests import TrainerRequest
+from assay.training.processes.requests import TrainCheck
 from assay.training.processes.trainer_report import FreeRun
 from assay.training.protocol import PACKED
 from assay.training.replay.conditions import comparable
@@ -39,7 +38,7 @@ class InitialState:
 class CandidateSide:
     """Opens trainers of a candidate, and trains them freely."""
 
-    def __init__(self, request: TrainerRequest, rank: Rank | None) -> None:
+    def __init__(self, request: TrainCheck, rank: Rank | None) -> None:
         self._request, self._rank = request, rank
         self.run = parse_run(request.candidate)
         self.device = open_run(self.run) if rank is None else rank.device
@@ -49,7 +48,7 @@ class CandidateSide:
             request.mesh,
             request.features,
         )
-        self.golden = Path(request.golden)
+        self.golden = request.golden
         # Comes before any setup function, which may choose another number for all later trainers.
         choose_threads(count_parameters(request.options.model))
 

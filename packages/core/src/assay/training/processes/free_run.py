@@ -23,7 +23,7 @@ from assay.progress import advance_task, subtask
 from assay.runs.results import CHECKPOINT_FOLDER
 from assay.sites import unwrapped_path
 from assay.training.batches import MicroBatch, copied
-from assay.training.processes.requests import StepRecord, TrainerRequest
+from assay.training.processes.requests import StepRecord, TrainCheck
 from assay.training.processes.skipped_steps import step_until_made
 from assay.training.processes.trainer_report import FreeRun
 from assay.training.protocol import MIXED_PRECISION, StepReport
@@ -77,7 +77,7 @@ def run_freely(
     batches: Sequence[Sequence[MicroBatch]],
     start: State,
     golden_end: State,
-    request: TrainerRequest,
+    request: TrainCheck,
     torch_device: str,
 ) -> FreeRun:
     """Train with a checkpoint in the middle, then once more from the checkpoint.
@@ -89,7 +89,7 @@ def run_freely(
     golden_end: state after the last recorded step.
     """
     resume_at, trainer = request.options.resume_at, opened.trainer
-    folder = Path(request.folder).parent / CHECKPOINT_FOLDER
+    folder = request.folder.parent / CHECKPOINT_FOLDER
     run, drawn = FreeRun(), DrawnGenerators(torch_device)
     inject_state(trainer, start, torch_device)
     first = folder.with_name("first-checkpoint") if resume_at > 1 else None
@@ -146,7 +146,7 @@ def run_freely(
 
 @contextmanager
 def _precision_noted(
-    opened: OpenedTrainer, start: State, request: TrainerRequest, run: FreeRun
+    opened: OpenedTrainer, start: State, request: TrainCheck, run: FreeRun
 ) -> Iterator[None]:
     """Note in `run` the precision of weights and moments in the steps inside, if one is promised."""
     dtype = parse_run(request.candidate).dtype
@@ -287,7 +287,7 @@ def _hash_what_lasts(trainer: "Trainer") -> dict[StateValue, str]:
     return held | flags
 
 
-def _read_back(opened: OpenedTrainer, folder: Path, request: TrainerRequest, run: FreeRun) -> None:
+def _read_back(opened: OpenedTrainer, folder: Path, request: TrainCheck, run: FreeRun) -> None:
     """Load the checkpoint's model as users would, and note in `run` how it differs from the model."""
     model = cast("PreTrainedModel", opened.trainer.model)
     if not folder.is_dir():

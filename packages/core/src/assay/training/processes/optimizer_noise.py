@@ -15,7 +15,7 @@ from assay.training.replay.observing.update_watch import observe_update
 from assay.training.replay.optimizer_results import step_adamw
 from assay.training.replay.run_rows import RunRows
 from assay.training.replay.stage_handlers import StageReplayer
-from assay.training.replay.stage_values import ValueAddress, YardstickRules
+from assay.training.replay.stage_values import ValueAddress
 from assay.training.state.files import read_golden_state
 from assay.training.state.parameters import NamedParameter
 
@@ -30,7 +30,7 @@ def measure_in_float32(
     """
     boundary = Boundary.exact_inputs_for(getattr(torch, dtype))
     handler = StageReplayer(golden, boundary, rows)
-    rules = YardstickRules.of(dtype, options.plan(""))
+    plan = options.plan(f"cpu/{dtype}")
     for step in range(options.steps):
         handler.begin_step(step)
         state = read_golden_state(golden, step)
@@ -41,7 +41,7 @@ def measure_in_float32(
             if gradient is None:
                 continue  # the reference has none
             before, moments = state["model"][name], state["moments"].get(name, {})
-            settings = rules.settings_of(name, step)
+            settings = plan.settings_of(name, step)
             weight, moments = step_adamw(before, gradient, moments, settings, torch.float32)
             item = NamedParameter(name, module, "", nn.Parameter(weight))
             observe_update(handler, item, weight.double() - before.double(), moments)

@@ -31,7 +31,7 @@ from assay.training.processes.golden import (
     Batches,
     plan_batches,
 )
-from assay.training.processes.requests import ReferenceReport, ReferenceRequest
+from assay.training.processes.requests import ReferenceReport, TrainCheck
 from assay.training.processes.run_estimate import require_resources
 from assay.training.processes.trusted import TrustedSide, describe_model, wide_dtype
 from assay.training.protocol import StepReport
@@ -42,7 +42,7 @@ from assay.training.replay.optimizer_results import OptimizerResults
 from assay.training.replay.replayed_steps import ReplayedModel, ReplayedSteps
 from assay.training.replay.run_rows import RunRows, count_rows
 from assay.training.replay.stage_handlers import StageRecorder
-from assay.training.replay.stage_values import TRACE, YardstickRules
+from assay.training.replay.stage_values import TRACE
 from assay.training.shapes import EQUAL_IN_A_STEP
 from assay.training.state.files import read_golden_state, state_file, write_state
 from assay.training.state.parameter_records import Untouched, trajectory_of
@@ -56,9 +56,9 @@ _EQUAL_SHAPES = (
 )
 
 
-def record_reference(request: ReferenceRequest, progress: Progress) -> ReferenceReport:
+def record_reference(request: TrainCheck, progress: Progress) -> ReferenceReport:
     """Train as yardstick and as noise run, and write the golden into `request.folder`."""
-    folder, options = Path(request.folder), request.options
+    folder, options = request.folder, request.options
     run = parse_run(request.reference)
     device = open_run(run)
     batches = plan_batches(options)
@@ -119,7 +119,7 @@ def _notes_on_clipping(norms: Sequence[float], max_norm: float) -> list[str]:
 class _RecordedSide(TrustedSide):
     """The trusted trainer, whose stages are recorded or measured against a recording."""
 
-    def __init__(self, request: ReferenceRequest, device: Device, wide: str | None) -> None:
+    def __init__(self, request: TrainCheck, device: Device, wide: str | None) -> None:
         super().__init__(request, device, wide)
         self.untouched = Untouched()
         self.usage = Usage()
@@ -135,8 +135,7 @@ class _RecordedSide(TrustedSide):
         with TraceWriter(folder / TRACE, manifest) as writer:
             recorder = Recorder(writer, self.boundary)
             gradients = GradientTaps(recorder, GradientRecorder(writer, self.boundary))
-            rules = YardstickRules.of(self.dtype, self.trainer.plan)
-            handler = StageRecorder(writer, self.boundary, rules)
+            handler = StageRecorder(writer, self.boundary, self.trainer.plan)
             opened = OpenedTrainer.of(self.trainer, "reference")
             updates = UpdateWatch(self.trainer, handler)
             rows = RunRows.of_batches(batches)
@@ -147,7 +146,7 @@ class _RecordedSide(TrustedSide):
             with observer.attached(), comparable(self.dtype, self.device), watch.reading():
                 for step, batch in enumerate(batches):
                     inject_state(self.trainer, state, self.device.torch_device)
-                    handler.optimizer = self._optimizer_results(rules, folder, step)
+                    handler.optimizer = self._optimizer_results(folder, step)
                     del state
                     reports.append(observer.run_step(step, batch))
                     self.untouched.add(self.trainer.model)
@@ -157,9 +156,7 @@ class _RecordedSide(TrustedSide):
         self.usage = Usage.model_validate(watch.to_json())
         return reports
 
-    def _optimizer_results(
-        self, rules: YardstickRules, golden: Path, step: int
-    ) -> OptimizerResults:
+    def _optimizer_results(self, golden: Path, step: int) -> OptimizerResults:
         """Return what AdamW makes of the state before `step` and the gradients after clipping."""
         parameters = {
             (one.module, one.name.removeprefix(one.module).removeprefix(".")): one.tensor
@@ -170,7 +167,8 @@ class _RecordedSide(TrustedSide):
             gradient = parameters[module, name].grad
             return None if gradient is None else gradient.cpu()
 
-        return OptimizerResults(rules, step, partial(read_golden_state, golden, step), gradient_of)
+        read_state = partial(read_golden_state, golden, step)
+        return OptimizerResults(self.trainer.plan, step, read_state, gradient_of)
 
     def replay(self, batches: Batches, folder: Path) -> None:
         """Measure this trainer against the recorded yardstick."""

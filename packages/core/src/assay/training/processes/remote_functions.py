@@ -7,10 +7,8 @@ from assay.runs import RemoteFunction
 if TYPE_CHECKING:
     from assay.training.processes.requests import (
         ReferenceReport,
-        ReferenceRequest,
-        TrainerRequest,
+        TrainCheck,
         UserCodeReport,
-        UserCodeRequest,
     )
     from assay.training.processes.trainer_report import TrainerReport
 
@@ -21,12 +19,12 @@ PRELOAD = (
     "assay.training.processes.candidate",
 )
 
-USER_CODE: "RemoteFunction[UserCodeRequest, UserCodeReport]" = RemoteFunction(
+USER_CODE: "RemoteFunction[TrainCheck, UserCodeReport]" = RemoteFunction(
     "assay.training.processes.user_code:load_user_code", PRELOAD
 )
-REFERENCE: "RemoteFunction[ReferenceRequest, ReferenceReport]" = RemoteFunction(
+REFERENCE: "RemoteFunction[TrainCheck, ReferenceReport]" = RemoteFunction(
     "assay.training.processes.reference:record_reference", PRELOAD
 )
-CANDIDATE: "RemoteFunction[TrainerRequest, TrainerReport]" = RemoteFunction(
+CANDIDATE: "RemoteFunction[TrainCheck, TrainerReport]" = RemoteFunction(
     "assay.training.processes.candidate:run_candidate", PRELOAD
 )

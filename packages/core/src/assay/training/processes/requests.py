@@ -4,18 +4,23 @@ Importing it imports no torch.
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field
 
 from assay.comparing.coverage import Usage
+from assay.devices.run_string import parse_run
 from assay.models.loaded.report import LoadReport
 from assay.models.remote_code import RemoteCode
+from assay.sites import KeptFiles
 from assay.training.protocol import TrainingPlan
 from assay.training.shapes import Shapes
 from assay.training.state.records import TrajectoryRecord
 from assay.verdicts import Number, Record
+
+TRAINING_LIMITS = "training"
 
 
 class TrainOptions(Record):
@@ -59,38 +64,33 @@ def scaled_folder(folder: Path) -> Path:
     return folder / "scaled"
 
 
-class ReferenceRequest(Record):
-    """A request to the trusted process, for candidates in `dtype`."""
+@dataclass(frozen=True, slots=True)
+class TrainCheck:
+    """The options of a training check, which travel to the processes of both sides."""
 
     options: TrainOptions
     reference: str
-    dtype: str
-    folder: str
-    """The golden, to write into; to measure memorization, the candidate's trained weights."""
+    candidate: str
+    trainer: str | None = None
+    setup: str | None = None
+    limits: str = TRAINING_LIMITS
+    mesh: Mapping[str, int] = field(default_factory=dict)
+    features: tuple[str, ...] = ()
+    allow_unused: tuple[str, ...] = ()
+    """GLOBs of modules, parameters and experts that need not be compared."""
     max_disk: int | None = None
     """Bytes that the golden may take; None for the free space."""
+    keep: KeptFiles = "full"
+    command: tuple[str, ...] = ()
+    """The command line that repeats the check."""
+    golden: Path = Path()
+    folder: Path = Path()
+    """The folder that a process writes into: the golden, or the candidate's."""
 
-
-class TrainerRequest(Record):
-    """A request to the candidate's process: train, and compare with a golden."""
-
-    options: TrainOptions
-    candidate: str
-    golden: str
-    folder: str
-    trainer: str | None = None
-    setup: str | None = None
-    mesh: dict[str, int] = Field(default_factory=dict)
-    features: list[str] = Field(default_factory=list)
-
-
-class UserCodeRequest(Record):
-    """A request to import the user's code before anything trains."""
-
-    trainer: str | None = None
-    setup: str | None = None
-    num_ranks: int = 1
-    """A trainer for several ranks is imported but not constructed: it may need the process group."""
+    @property
+    def dtype(self) -> str:
+        """The candidate's dtype."""
+        return parse_run(self.candidate).dtype
 
 
 class UserCodeReport(Record):

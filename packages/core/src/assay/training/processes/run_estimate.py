@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
@@ -24,7 +23,7 @@ from assay.models.size import SMALL_MODEL_PARAMETERS, count_parameters
 from assay.progress import format_duration, format_size
 from assay.runs import Progress
 from assay.training.processes.golden import Batches
-from assay.training.processes.requests import ReferenceRequest
+from assay.training.processes.requests import TrainCheck
 from assay.training.protocol import can_keep_moments
 from assay.training.trainers.adapters import add_lora
 
@@ -68,7 +67,7 @@ class TrainingSizes:
     """True if the reference computes on the host."""
 
     @classmethod
-    def of(cls, request: ReferenceRequest, batches: Batches, wide: str) -> "TrainingSizes":
+    def of(cls, request: TrainCheck, batches: Batches, wide: str) -> "TrainingSizes":
         """Measure the model of `request`, without its weights; wide: the dtype of the yardstick."""
         options = request.options
         outline = load_outline(options.model, options.remote_code)
@@ -133,7 +132,7 @@ def _time_reference(sizes: TrainingSizes, yardstick: Speed, noise: Speed) -> flo
 
 
 def require_resources(
-    request: ReferenceRequest, batches: Batches, device: Device, wide: str, progress: Progress
+    request: TrainCheck, batches: Batches, device: Device, wide: str, progress: Progress
 ) -> None:
     """Note the memory, disk and time that the check of `request` needs.
 
@@ -153,7 +152,7 @@ def require_resources(
     except Exception as error:  # noqa: BLE001 - a model's own code may raise anything without values
         report_unknown(error, {"--disk": request.max_disk}, progress)
         return
-    folder, advice = Path(request.folder), "fewer --steps, --lora, or a smaller model"
+    folder, advice = request.folder, "fewer --steps, --lora, or a smaller model"
     require_disk("the golden", sizes.golden_bytes, folder, request.max_disk, advice)
     disk = sizes.golden_bytes + _CHECKPOINTS * sizes.state_bytes
     require_disk("the check", disk, folder, None, advice)

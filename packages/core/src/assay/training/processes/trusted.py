@@ -17,7 +17,7 @@ from assay.models.size import yardstick_dtype
 from assay.progress import advance_task
 from assay.training.processes.golden import Batches
 from assay.training.processes.optimizer_noise import AdamWInFloat32
-from assay.training.processes.requests import ReferenceRequest, TrainOptions
+from assay.training.processes.requests import TrainCheck, TrainOptions
 from assay.training.protocol import StepReport, TrainingPlan, can_keep_moments
 from assay.training.replay.conditions import comparable, keep_no_cache
 from assay.training.state.parameters import named_parameters
@@ -120,7 +120,7 @@ def wide_dtype(model: str, device: Device) -> str:
 class TrustedSide:
     """Opens a trusted trainer, as yardstick in the dtype `wide` or as noise run, and trains it."""
 
-    def __init__(self, request: ReferenceRequest, device: Device, wide: str | None) -> None:
+    def __init__(self, request: TrainCheck, device: Device, wide: str | None) -> None:
         self.request, self.device, self.dtype = request, device, wide or request.dtype
         run = f"{parse_run(request.reference).device}/{self.dtype}"
         self.trainer = trusted_trainer(request.options, request.dtype, wide)

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from assay.errors import MachineError
-from assay.training.replay.stage_values import ValueAddress, YardstickRules
+from assay.training.protocol import TrainingPlan
+from assay.training.replay.stage_values import ValueAddress, dtype_of
 from assay.training.state.states import State
 
 _UPDATE = "update"
@@ -28,7 +29,8 @@ _SAME_SUMS = 1e-6
 class OptimizerResults:
     """Computes the update and the moments of each parameter in one step."""
 
-    rules: YardstickRules
+    plan: TrainingPlan
+    """The yardstick's."""
     step: int
     read_state: Callable[[], State]
     """Read the state before the step."""
@@ -56,9 +58,8 @@ class OptimizerResults:
         if gradient is None or name not in self._state["model"]:
             return {}
         before, moments = self._state["model"][name], self._state["moments"].get(name, {})
-        dtype = getattr(torch, self.rules.dtype)
-        settings = self.rules.settings_of(name, self.step)
-        weight, made = step_adamw(before, gradient, moments, settings, dtype)
+        settings = self.plan.settings_of(name, self.step)
+        weight, made = step_adamw(before, gradient, moments, settings, dtype_of(self.plan))
         update = weight.double() - before.double()
         return {_UPDATE: update} | {moment: made[moment] for moment in _MOMENTS}
 

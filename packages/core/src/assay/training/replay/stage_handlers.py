@@ -18,6 +18,7 @@ from assay.hooks.values.boundary import Boundary
 from assay.sites import Phase
 from assay.stages import Stage
 from assay.trace import Trace, TraceWriter
+from assay.training.protocol import TrainingPlan
 from assay.training.replay.optimizer_results import OptimizerResults, require_sums, sums_of
 from assay.training.replay.rank_scope import RankScope
 from assay.training.replay.run_rows import RunRows
@@ -26,22 +27,24 @@ from assay.training.replay.stage_values import (
     NORM,
     PHASES,
     TRACE,
+    StepValueHandler,
     StepValues,
     StepWriter,
     ValueAddress,
-    YardstickRules,
+    clip_factor,
+    dtype_of,
 )
 from assay.training.state.files import hash_value, read_golden_state
 
 
 @dataclass
-class StageRecorder:
+class StageRecorder(StepValueHandler):
     """A handler that attaches the values of each step to a trace."""
 
     writer: TraceWriter
     boundary: Boundary
-    rules: YardstickRules | None = None
-    """Rules by which values are left out; None to store all."""
+    rules: TrainingPlan | None = None
+    """The yardstick's plan, by which values are left out; None to store all."""
     optimizer: OptimizerResults | None = None
     """Of the next step; None to store them."""
     _values: StepWriter = field(init=False)
@@ -61,7 +64,7 @@ class StageRecorder:
         name = (address.stage.module, address.port, address.index)
         with suspended():
             if address.port == NORM and self.rules is not None:
-                self._clip_factor = self.rules.clip_factor(value)
+                self._clip_factor = clip_factor(self.rules, value)
                 value = value.float().double()  # as candidates compute it
             found = self._find_source(address, value)
             if found is not None and found[1] == 1:
@@ -104,26 +107,10 @@ class StageRecorder:
             result is not None and result.dtype == value.dtype and torch.equal(result, value.cpu())
         )
 
-    def observe_sum(self, addresses: Sequence[ValueAddress], value: Tensor) -> None:
-        """Raise NotImplementedError: the reference runs each micro-batch separately."""
-        raise NotImplementedError
-
     def observe_state(self, name: str, state: Tensor) -> Tensor:
         """Store the state, and return it."""
         self._values.store_state(name, state)
         return state
-
-    def find(self, address: ValueAddress) -> None:
-        """Return None: there is no reference while it is recorded."""
-
-    def expected(self, phase: Phase) -> tuple[ValueAddress, ...]:
-        """Return no addresses: there is no reference while it is recorded."""
-        del phase
-        return ()
-
-    def skip(self, address: ValueAddress) -> None:
-        """Raise NotImplementedError: the reference shows all values."""
-        raise NotImplementedError
 
     def end_step(self) -> None:
         """Write the rest of the step."""
@@ -131,7 +118,7 @@ class StageRecorder:
 
 
 @dataclass
-class StageReplayer:
+class StageReplayer(StepValueHandler):
     """A handler that measures the values of each step against those in a trace."""
 
     golden: Path
@@ -157,7 +144,7 @@ class StageReplayer:
         self._values = StepValues.read(self._trace, step)
         rules = self._values.rules
         if rules is not None:
-            dtype = getattr(torch, rules.dtype)
+            dtype = dtype_of(rules)
             self._optimizer = OptimizerResults(
                 rules,
                 step,
@@ -226,7 +213,7 @@ class StageReplayer:
                 stored = values.stored[source]
                 if values.rules is None or factor == 1:
                     return self.boundary.injected(stored, stored.dtype)
-                injected = self.boundary.injected(stored, getattr(torch, values.rules.dtype))
+                injected = self.boundary.injected(stored, dtype_of(values.rules))
                 return self.boundary.store(injected * factor)
             if address in values.computed and self._optimizer is not None:
                 result = self._optimizer.find(address)

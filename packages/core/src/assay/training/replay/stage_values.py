@@ -4,13 +4,14 @@ The result of a phase is stored exactly. Rounded to the candidate's dtype, it is
 phase, so that an error stays in the phase that makes it.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Protocol, Self, cast
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor
 
+from assay.devices.run_string import parse_run
 from assay.sites import Phase
 from assay.stages import Stage
 from assay.trace import Trace, TraceWriter
@@ -61,26 +62,35 @@ def address_of(item: NamedParameter, phase: Phase, what: str) -> ValueAddress:
     return ValueAddress(Stage(item.module, phase), f"{what}.{short}", 0, kind, dtype)
 
 
-class StepValueHandler(Protocol):
-    """A receiver of the values that `StepObserver` sees in a step."""
+class StepValueHandler:
+    """A receiver of the values that `StepObserver` sees in a step. This one takes none, without a reference."""
 
     def begin_step(self, step: int) -> None:
         """Assign all values until `end_step` to this step."""
 
     def observe(self, address: ValueAddress, value: Tensor) -> Tensor:
         """Take a value as its phase ends, and return the value for the next phase."""
+        del address
+        return value
 
     def observe_sum(self, addresses: Sequence[ValueAddress], value: Tensor) -> None:
-        """Take the sum of the values of several micro-batches."""
+        """Take the sum of the values of several micro-batches, which a reference runs separately."""
+        raise NotImplementedError
 
     def observe_state(self, name: str, state: Tensor) -> Tensor:
         """Take a state that is not judged, and return the state to continue with."""
+        del name
+        return state
 
     def find(self, address: ValueAddress) -> Tensor | None:
         """Return the reference's value; None without one, or while it is recorded."""
+        del address
+        return None
 
     def expected(self, phase: Phase) -> Iterable[ValueAddress]:
         """Return the addresses of the reference's values of `phase`; none while it is recorded."""
+        del phase
+        return ()
 
     def skip(self, address: ValueAddress) -> None:
         """Expect no such value in this step: no method of the trainer shows it."""
@@ -89,31 +99,19 @@ class StepValueHandler(Protocol):
         """Finish the step."""
 
 
-@dataclass(frozen=True, slots=True)
-class YardstickRules:
-    """Rules of the yardstick, by which some values of a step follow from others."""
+# Fields of the yardstick's plan, by which some values of a step follow from others.
+_RULES = ("learning_rate", "max_grad_norm", "learning_rate_factors", "parameter_groups")
 
-    dtype: str
-    learning_rate: float
-    max_grad_norm: float
-    learning_rate_factors: Sequence[float] = ()
-    parameter_groups: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
-    @classmethod
-    def of(cls, dtype: str, plan: TrainingPlan) -> Self:
-        """Return the rules of a yardstick that trains by `plan` in `dtype`."""
-        names = (one.name for one in fields(cls) if one.name != "dtype")
-        return cls(dtype, **{name: getattr(plan, name) for name in names})
+def clip_factor(plan: TrainingPlan, norm: Tensor) -> float:
+    """Return the factor by which a trainer of `plan` clips gradients with this norm."""
+    return float((plan.max_grad_norm / (norm.to(dtype_of(plan)) + _CLIP_EPS)).clamp(max=1.0))
 
-    def settings_of(self, parameter: str, step: int) -> dict[str, Any]:
-        """Return the settings of AdamW for a parameter in `step`."""
-        plan = TrainingPlan("", "", **{k: v for k, v in asdict(self).items() if k != "dtype"})
-        return plan.settings_of(parameter, step)
 
-    def clip_factor(self, norm: Tensor) -> float:
-        """Return the factor of gradients with this norm."""
-        norm = norm.to(getattr(torch, self.dtype))
-        return float((self.max_grad_norm / (norm + _CLIP_EPS)).clamp(max=1.0))
+def dtype_of(plan: TrainingPlan) -> torch.dtype:
+    """Return the dtype in which a trainer of `plan` computes."""
+    dtype: torch.dtype = getattr(torch, parse_run(plan.run).dtype)
+    return dtype
 
 
 @dataclass(slots=True)
@@ -130,8 +128,8 @@ class StepValues:
     """
     computed: dict[ValueAddress, tuple[float, float]] = field(default_factory=dict)
     """Norm and sum of the optimizer's results, which follow from the state before the step and its gradients."""
-    rules: YardstickRules | None = None
-    """None if all values are stored."""
+    rules: TrainingPlan | None = None
+    """The yardstick's plan; None if all values are stored."""
     states: dict[str, Tensor] = field(default_factory=dict)
     """Injected states that are not judged."""
 
@@ -148,8 +146,9 @@ class StepValues:
         for name in table["attachments"]:
             tensors |= trace.attachment(name)
         owners: dict[int, ValueAddress] = {}
-        rules = table["rules"]
-        values = cls(rules=None if rules is None else YardstickRules(**rules))
+        values = cls()
+        if (rules := table["rules"]) is not None:
+            values.rules = TrainingPlan("", f"cpu/{rules.pop('dtype')}", **rules)
         for row in table["values"]:
             stage, number = Stage(row["module"], row["phase"]), row["tensor"]
             address = ValueAddress(stage, row["port"], row["index"])
@@ -171,11 +170,9 @@ _PART_BYTES = 256 << 20
 class StepWriter:
     """Attaches the values of one step to a trace in parts: numbered tensors, and one table."""
 
-    def __init__(self, writer: TraceWriter, step: int, rules: YardstickRules | None = None) -> None:
+    def __init__(self, writer: TraceWriter, step: int, rules: TrainingPlan | None = None) -> None:
         self._writer, self._step, self._rules = writer, step, rules
-        self._numbers: dict[ValueAddress, int | None] = {}
-        self._factors: dict[ValueAddress, float] = {}
-        self._sums: dict[ValueAddress, tuple[float, float]] = {}
+        self._rows: dict[ValueAddress, dict[str, Any]] = {}
         self._states: list[str] = []
         self._kept: dict[str, Tensor] = {}
         self._attachments: list[str] = []
@@ -183,17 +180,22 @@ class StepWriter:
 
     def store(self, address: ValueAddress, value: Tensor) -> None:
         """Store a value."""
-        self._numbers[address] = self._num_stored
+        self._add(address, self._num_stored)
         self._keep(str(self._num_stored), value)
         self._num_stored += 1
 
     def scale(self, address: ValueAddress, source: ValueAddress, factor: float) -> None:
         """Note that a value is the stored value of `source`, rounded, times `factor`."""
-        self._numbers[address], self._factors[address] = self._numbers[source], factor
+        self._add(address, self._rows[source]["tensor"], factor=factor)
 
     def compute(self, address: ValueAddress, sums: tuple[float, float]) -> None:
         """Note that a value is what the optimizer makes of state and gradients; sums: its norm and sum."""
-        self._numbers[address], self._sums[address] = None, sums
+        self._add(address, None, sums=sums)
+
+    def _add(self, address: ValueAddress, tensor: int | None, **facts: object) -> None:
+        place = {"phase": address.stage.phase, "module": address.stage.module}
+        value = {"port": address.port, "index": address.index, "tensor": tensor}
+        self._rows[address] = {**place, **value, "factor": 1.0, "sums": None, **facts}
 
     def store_state(self, name: str, state: Tensor) -> None:
         """Store a state that is not judged."""
@@ -204,21 +206,14 @@ class StepWriter:
         """Write the rest and the table."""
         if self._kept:
             self._write_part()
+        rules, plan = None, self._rules
+        if plan is not None:
+            dtype = parse_run(plan.run).dtype
+            rules = {"dtype": dtype, **{name: getattr(plan, name) for name in _RULES}}
         table = {
-            "values": [
-                {
-                    "phase": address.stage.phase,
-                    "module": address.stage.module,
-                    "port": address.port,
-                    "index": address.index,
-                    "tensor": number,
-                    "factor": self._factors.get(address, 1.0),
-                    "sums": self._sums.get(address),
-                }
-                for address, number in self._numbers.items()
-            ],
+            "values": list(self._rows.values()),
             "states": self._states,
-            "rules": None if self._rules is None else asdict(self._rules),
+            "rules": rules,
             "attachments": self._attachments,
         }
         self._writer.attach_json(f"step-{self._step}-table", cast("Any", table))

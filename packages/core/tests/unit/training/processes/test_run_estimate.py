@@ -17,7 +17,7 @@ from assay.runs import SilentProgress
 from assay.trace import Trace
 from assay.training.processes.golden import plan_batches
 from assay.training.processes.reference import record_reference
-from assay.training.processes.requests import ReferenceRequest, TrainOptions
+from assay.training.processes.requests import TrainCheck, TrainOptions
 from assay.training.processes.run_estimate import (
     TrainingSizes,
     _time_reference,
@@ -38,21 +38,22 @@ class Noted(SilentProgress):
 
 def request(
     folder: Path, options: dict[str, Any] | None = None, max_disk: int | None = 10**9
-) -> ReferenceRequest:
-    return ReferenceRequest(
-        options=OPTIONS.model_copy(update=options or {}),
-        reference="cpu/float32",
-        dtype="bfloat16",
-        folder=str(folder),
+) -> TrainCheck:
+    return TrainCheck(
+        OPTIONS.model_copy(update=options or {}),
+        "cpu/float32",
+        "cpu/bfloat16",
+        golden=folder,
+        folder=folder,
         max_disk=max_disk,
     )
 
 
-def sizes_of(wanted: ReferenceRequest) -> TrainingSizes:
+def sizes_of(wanted: TrainCheck) -> TrainingSizes:
     return TrainingSizes.of(wanted, plan_batches(wanted.options), "float64")
 
 
-def plan(wanted: ReferenceRequest, progress: SilentProgress) -> None:
+def plan(wanted: TrainCheck, progress: SilentProgress) -> None:
     device = open_run(parse_run(wanted.reference))
     require_resources(wanted, plan_batches(wanted.options), device, "float64", progress)
 

@@ -11,6 +11,7 @@ from assay.errors import MachineError
 from assay.hooks.values.boundary import Boundary
 from assay.stages import Stage
 from assay.trace import Trace, TraceWriter
+from assay.training.protocol import TrainingPlan
 from assay.training.replay.optimizer_results import (
     OptimizerResults,
     require_sums,
@@ -19,11 +20,11 @@ from assay.training.replay.optimizer_results import (
 )
 from assay.training.replay.run_rows import RunRows
 from assay.training.replay.stage_handlers import StageRecorder, StageReplayer
-from assay.training.replay.stage_values import NORM, TRACE, StepValues, ValueAddress, YardstickRules
+from assay.training.replay.stage_values import NORM, TRACE, StepValues, ValueAddress
 from assay.training.state.files import state_file, write_state
 
 BOUNDARY = Boundary.exact_inputs_for(torch.bfloat16)
-RULES = YardstickRules("float64", learning_rate=0.125, max_grad_norm=1.0)
+PLAN = TrainingPlan("", "cpu/float64", learning_rate=0.125, max_grad_norm=1.0)
 # A step of AdamW from zero moments: decay by 1% of the learning rate, and a step of the learning rate
 # against the sign of the gradient. Source: Loshchilov and Hutter, Decoupled Weight Decay, 2019.
 WEIGHT, GRADIENT = torch.tensor([1.0, -2.0]).double(), torch.tensor([0.5, 0.25]).double()
@@ -36,8 +37,8 @@ def of_optimizer(what: str) -> ValueAddress:
     return ValueAddress(Stage("norm", "optimizer"), f"{what}.weight")
 
 
-def results(rules: YardstickRules = RULES, gradient: Tensor | None = GRADIENT) -> OptimizerResults:
-    return OptimizerResults(rules, 0, lambda: STATE, lambda module, name: gradient)
+def results(plan: TrainingPlan = PLAN, gradient: Tensor | None = GRADIENT) -> OptimizerResults:
+    return OptimizerResults(plan, 0, lambda: STATE, lambda module, name: gradient)
 
 
 def test_first_step_follows_from_weight_and_gradient() -> None:
@@ -97,7 +98,7 @@ def record(folder: Path, optimizer: OptimizerResults, clipped: Tensor) -> StepVa
     """Record a gradient of norm 4, what clipping makes of it, and one update of AdamW."""
     gradient = torch.tensor([[4.0, 2.0**-10]]).double()
     with TraceWriter(folder / TRACE, {}) as writer:
-        handler = StageRecorder(writer, BOUNDARY, RULES, optimizer)
+        handler = StageRecorder(writer, BOUNDARY, PLAN, optimizer)
         handler.begin_step(0)
         handler.observe(ValueAddress(Stage("norm", "backward"), "gradient.weight"), gradient)
         norm = ValueAddress(Stage("", "clip"), NORM)
@@ -139,7 +140,7 @@ def test_value_that_is_computed_otherwise_than_it_was_recorded_is_an_error(wrong
 
 def test_values_that_another_rule_made_are_stored(tmp_path: Path) -> None:
     """A golden holds what its yardstick computed, also where this code expects other values."""
-    wrong = results(replace(RULES, learning_rate=0.25))
+    wrong = results(replace(PLAN, learning_rate=0.25))
     values = record(tmp_path, wrong, CLIPPED * (1 + 2.0**-40))
 
     assert not values.computed

@@ -1,6 +1,5 @@
 """What a step changes, beside what it should."""
 
-from collections.abc import Iterable, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -8,9 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from assay.sites import Phase
 from assay.training.replay.observing.update_watch import MovedElements, UpdateWatch
-from assay.training.replay.stage_values import ValueAddress
+from assay.training.replay.stage_values import StepValueHandler, ValueAddress
 
 if TYPE_CHECKING:
     from assay.training.protocol import Trainer
@@ -18,36 +16,16 @@ if TYPE_CHECKING:
 RATE = 0.5
 
 
-class Seen:
+class Seen(StepValueHandler):
     """A handler that keeps what it is shown, and whose reference moves every element by -RATE."""
 
     def __init__(self) -> None:
         self.values: dict[str, Tensor] = {}
 
-    def begin_step(self, step: int) -> None: ...
-
     def observe(self, address: ValueAddress, value: Tensor) -> Tensor:
         self.values[f"{address.stage.module}:{address.port}"] = value
         is_update = address.port.startswith("update.")
         return torch.full_like(value, -RATE) if is_update else value
-
-    def observe_sum(self, addresses: Sequence[ValueAddress], value: Tensor) -> None: ...
-
-    def observe_state(self, name: str, state: Tensor) -> Tensor:
-        del name
-        return state
-
-    def find(self, address: ValueAddress) -> Tensor | None:
-        del address
-        return None
-
-    def expected(self, phase: Phase) -> Iterable[ValueAddress]:
-        del phase
-        return ()
-
-    def skip(self, address: ValueAddress) -> None: ...
-
-    def end_step(self) -> None: ...
 
 
 def make_step(watch: UpdateWatch, *, later: float = 0.0, frozen: float = 0.0) -> dict[str, Tensor]:
