@@ -1,19 +1,20 @@
 """Diagnoses an error by its signature: the stages that fail together, and the form of their errors."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from assay.comparing.judge import FailedStage, Judged
 from assay.comparing.levels import DiagnosedFault
 from assay.errors import name_alike
+from assay.locating.label_gradients import LabelDifference
 from assay.sites import Phase
 from assay.training.judging import gradient_factors as factors
 from assay.training.judging.evidence import FreeEvidence, TrainEvidence
 from assay.training.judging.free_run import RESUMED_TRAJECTORY
 from assay.training.judging.groups import JudgedGroup
-from assay.training.judging.labels import find_wrong_labels
 from assay.training.judging.places import (
     PARAMETER_PREFIX,
+    describe_steps,
     is_bad_at_first_only,
     location_of,
     location_of_parameter,
@@ -185,6 +186,47 @@ def _moves(item: Judged) -> bool:
     return sums.ee + 2 * sums.de + sums.dd > SAME_SUM * (sums.ee + sums.dd)
 
 
+_LABEL_FAULTS = {
+    "not-shifted": "{count} labels are not shifted: each position is trained on its own token, not on"
+    " the next one",
+    "shifted-twice": "{count} labels are shifted twice: each position is trained on the token after the"
+    " next one",
+    "prompt": "prompts are trained on: {count} of their tokens are labels, which the reference masks",
+    "padding": "padding is trained on: {count} labels, which the reference masks",
+    "masked": "{count} labels are masked that the reference trains on",
+    "other": "{count} labels are other tokens than the reference's",
+}
+
+
+def find_wrong_labels(labels: Sequence[LabelDifference]) -> DiagnosedFault | None:
+    """Describe wrong labels and their rows. Return None if all labels agree."""
+    if not labels:
+        return None
+    facts = []
+    for fault, words in _LABEL_FAULTS.items():
+        found = [one for one in labels if one.fault == fault]
+        if found:
+            count = sum(one.count for one in found)
+            facts.append(f"{words.format(count=f'{count:,}')} ({_describe_rows(found)})")
+    step = min(one.step for one in labels)
+    location = Location(phase="inputs", step=step, module="")
+    return DiagnosedFault("inputs-differ", location, f"labels: {'; '.join(facts)}")
+
+
+def _describe_rows(labels: Sequence[LabelDifference]) -> str:
+    """Describe the rows of the first step of `labels`, and the number of later steps."""
+    first = min(one.step for one in labels)
+    rows: dict[int, list[str]] = {}
+    for one in sorted(labels, key=lambda one: (one.micro_batch, one.row)):
+        if one.step == first and str(one.row) not in rows.setdefault(one.micro_batch, []):
+            rows[one.micro_batch].append(str(one.row))
+    places = ", ".join(
+        f"micro-batch {number} row{'s' if len(found) > 1 else ''} {' and '.join(found)}"
+        for number, found in rows.items()
+    )
+    return f"{places} of {describe_steps(one.step for one in labels)}"
+
+
 _Finder = Callable[[Signature], DiagnosedFault | None]
 
 
@@ -224,7 +266,7 @@ _RULES: tuple[tuple[tuple[Phase, ...], _Finder], ...] = (
     (("backward",), _if(Signature.is_without_gradients, "frozen-parameters", at=_EVERYWHERE)),
     # A wrong factor of the loss matters only for the gradients.
     (("forward", "backward"), _if(Signature.is_loss_scaled, "loss-scale", Signature.factor_of_loss, _BACKWARD)),
-    (("backward",), _if(Signature.is_clipped_early, "clip-norm", at=_EVERYWHERE)),
+    (("backward",), _if(lambda s: s.are_sums_wrong() and factors.is_clipped_in_backward(s.evidence.reports), "clip-norm", at=_EVERYWHERE)),
     (("backward", "clip"), _find_without_gradient),
     (("backward", "clip"), _find_gap),
     (("backward",), _if(lambda s: s.are_sums_wrong() and s.are_scaled_alike(), "loss-scale", Signature.factor, _EVERYWHERE)),
@@ -235,15 +277,15 @@ _RULES: tuple[tuple[tuple[Phase, ...], _Finder], ...] = (
     (("forward", "backward"), _if(Signature.is_only_part, "missing-reduction")),
     (("forward", "backward"), _if(_else, "module-error")),
     (("reduce",), _if(Signature.are_zero, "frozen-parameters", at=_EVERYWHERE)),
-    (("reduce",), _if(Signature.is_clipped_by_ranks, "clip-norm", at=_EVERYWHERE)),
-    (("reduce",), _if(Signature.is_scaled_by_reduction, "loss-scale", Signature.factor, _EVERYWHERE)),
+    (("reduce",), _if(lambda s: s.are_scaled_alike() and factors.is_clipped_in_reduce(s.evidence.reports), "clip-norm", at=_EVERYWHERE)),
+    (("reduce",), _if(lambda s: s.are_scaled_alike() or factors.is_divided_by_another_factor(s.evidence), "loss-scale", Signature.factor, _EVERYWHERE)),
     (("reduce",), lambda s: factors.find_wrong_rank_shares(s.evidence)),
     (("reduce",), _if(Signature.is_rounding, "module-error")),
     (("reduce",), _if(_else, "missing-reduction")),
     (("clip",), _if(lambda s: s.is_hidden_backward_wrong() and not s.do_most_fail(), "module-error", at=_BACKWARD)),
     (("clip",), _if(lambda s: s.is_hidden_backward_wrong() and s.are_zero(), "frozen-parameters", at=_BACKWARD | _EVERYWHERE)),
     (("clip",), _if(Signature.is_hidden_backward_wrong, "missing-reduction", at=_BACKWARD | _EVERYWHERE)),
-    (("clip",), _if(Signature.has_scaled_norm, "loss-scale", at=_EVERYWHERE)),
+    (("clip",), _if(lambda s: not s.hides_backward and factors.is_norm_off_by_one_factor(s.evidence), "loss-scale", at=_EVERYWHERE)),
     (("clip",), _if(_else, "clip-norm", Signature.factor, _EVERYWHERE)),
     (("optimizer",), _if(lambda s: not s.here.parameter or s.do_most_fail(), "optimizer-update", Signature.hidden_clipping, _EVERYWHERE)),
     (("optimizer",), _if(_else, "optimizer-update", Signature.hidden_clipping)),

@@ -139,22 +139,6 @@ class Signature:
         }
         return sorted((n for n in errors if errors[n] > _PARALLEL), key=lambda n: -errors[n])
 
-    def is_clipped_early(self) -> bool:
-        """Return True if gradients are clipped while they are accumulated."""
-        return self.are_sums_wrong() and factors.is_clipped_in_backward(self.evidence.reports)
-
-    def is_clipped_by_ranks(self) -> bool:
-        """Return True if each rank clips its share before the reduction."""
-        return self.are_scaled_alike() and factors.is_clipped_in_reduce(self.evidence.reports)
-
-    def is_scaled_by_reduction(self) -> bool:
-        """Return True if one wrong factor multiplies most reduced gradients."""
-        return self.are_scaled_alike() or factors.is_divided_by_another_factor(self.evidence)
-
-    def has_scaled_norm(self) -> bool:
-        """Return True if only the scale of the norm before clipping is wrong."""
-        return not self.hides_backward and factors.is_norm_off_by_one_factor(self.evidence)
-
     def is_without_gradients(self) -> bool:
         """Return True if gradients are zero at the logits, or at all parameters."""
         scales = self.evidence.report.loss.logit_gradients

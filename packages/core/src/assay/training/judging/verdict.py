@@ -32,6 +32,7 @@ from assay.training.judging.diagnosis import (
     diagnose_replay,
     find_left_out,
     find_unexpectedly_trained,
+    find_wrong_labels,
 )
 from assay.training.judging.evidence import (
     TrainEvidence,
@@ -47,7 +48,6 @@ from assay.training.judging.free_run import (
 )
 from assay.training.judging.gradient_factors import is_scale_removed, notes_on_scale
 from assay.training.judging.groups import JudgedGroup, judge_groups
-from assay.training.judging.labels import find_wrong_labels
 from assay.training.judging.places import (
     first_bad_step,
     location_of,

@@ -2,26 +2,35 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from math import prod
 
 from assay.devices.registry import open_run
 from assay.devices.run_string import parse_run
 from assay.launch import Rank
 from assay.models import count_parameters
 from assay.models.size import choose_threads
+from assay.plugins import load_object
+from assay.runs import Progress
 from assay.sites import unwrapped_path
 from assay.training.batches import with_first_labels
 from assay.training.processes.free_run import run_freely
 from assay.training.processes.golden import Batches, plan_batches
-from assay.training.processes.requests import TrainCheck
+from assay.training.processes.requests import TrainCheck, UserCodeReport
 from assay.training.processes.trainer_report import FreeRun
-from assay.training.protocol import PACKED
+from assay.training.protocol import OF_NAMED_PIPELINES, PACKED
 from assay.training.replay.conditions import comparable
 from assay.training.replay.rank_scope import RankScope
 from assay.training.state.files import read_golden_state
 from assay.training.state.generators import generator_states
 from assay.training.state.sharding import PartialSums
 from assay.training.state.states import State, collect_state
-from assay.training.trainers.registry import OpenedTrainer, open_trainer
+from assay.training.trainers.registry import (
+    OpenedTrainer,
+    open_trainer,
+    pipeline_shapes_of,
+    stated_plan_of,
+    try_trainer,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,3 +134,17 @@ class CandidateSide:
             held if traits.partial_modules else None,
             traits.partial_modules,
         )
+
+
+def load_user_code(request: TrainCheck, _progress: Progress) -> UserCodeReport:
+    """Import the user's code, so that a typo costs no reference run.
+
+    Raises: UsageError for code that a candidate could not run.
+    """
+    shapes, stated = OF_NAMED_PIPELINES, {}
+    if request.trainer is not None:
+        try_trainer(request.trainer, prod(request.mesh.values()))
+        shapes, stated = pipeline_shapes_of(request.trainer), stated_plan_of(request.trainer)
+    if request.setup is not None:
+        load_object(request.setup)
+    return UserCodeReport(pipeline_shapes=shapes, stated_plan=stated)

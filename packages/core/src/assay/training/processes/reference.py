@@ -24,17 +24,11 @@ from assay.recording.operations import PointwiseModules
 from assay.runs import Progress
 from assay.trace import TraceWriter
 from assay.training.batches import MicroBatch
-from assay.training.processes.golden import (
-    NOISE,
-    POINTWISE,
-    UNTRAINED,
-    Batches,
-    plan_batches,
-)
+from assay.training.processes.golden import NOISE, POINTWISE, UNTRAINED, Batches, plan_batches
 from assay.training.processes.requests import ReferenceReport, TrainCheck
 from assay.training.processes.run_estimate import require_resources
 from assay.training.processes.trusted import TrustedSide, describe_model, wide_dtype
-from assay.training.protocol import StepReport
+from assay.training.protocol import EQUAL_IN_A_STEP, StepReport
 from assay.training.replay.conditions import comparable
 from assay.training.replay.observing.step_observer import StepObserver
 from assay.training.replay.observing.update_watch import UpdateWatch
@@ -43,7 +37,6 @@ from assay.training.replay.replayed_steps import ReplayedModel, ReplayedSteps
 from assay.training.replay.run_rows import RunRows, count_rows
 from assay.training.replay.stage_handlers import StageRecorder
 from assay.training.replay.stage_values import TRACE
-from assay.training.shapes import EQUAL_IN_A_STEP
 from assay.training.state.files import read_golden_state, state_file, write_state
 from assay.training.state.parameter_records import Untouched, trajectory_of
 from assay.training.state.parameters import named_parameters, untrained_values

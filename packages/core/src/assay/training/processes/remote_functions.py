@@ -20,7 +20,7 @@ PRELOAD = (
 )
 
 USER_CODE: "RemoteFunction[TrainCheck, UserCodeReport]" = RemoteFunction(
-    "assay.training.processes.user_code:load_user_code", PRELOAD
+    "assay.training.processes.candidate_side:load_user_code", PRELOAD
 )
 REFERENCE: "RemoteFunction[TrainCheck, ReferenceReport]" = RemoteFunction(
     "assay.training.processes.reference:record_reference", PRELOAD
