@@ -15,7 +15,7 @@ from assay.models.size import choose_threads, yardstick_dtype
 from assay.training.batches import MicroBatch
 from assay.training.processes.golden import Batches, plan_batches
 from assay.training.processes.requests import ReferenceReport, TrainCheck
-from assay.training.processes.trusted import TrustedSide, describe_model
+from assay.training.processes.trusted import TrustedSide
 from assay.training.replay.conditions import comparable
 from assay.training.replay.run_rows import count_rows
 from assay.training.state.files import state_file, write_state
@@ -37,11 +37,7 @@ def train_reference(_: Rank, request: TrainCheck) -> ReferenceAnswer:
     wide = yardstick_dtype(num_parameters, device.supported_dtypes())
     yardstick = TrustedSide(request, device, wide)
     model = yardstick.trainer.model
-    facts = describe_model(
-        yardstick.trainer, options.model, sum(p.numel() for p in model.parameters())
-    )
-    initial = yardstick.rounded_state()
-    write_state(state_file(folder, 0), initial)
+    facts, initial = yardstick.begin()
     drawn = torch.get_rng_state()
     recorded, end = yardstick.train_rounded(batches, initial)
     draws = not torch.equal(drawn, torch.get_rng_state())

@@ -26,7 +26,7 @@ from assay.training.state.files import fingerprint, read_golden_state
 from assay.training.state.parameter_records import hash_held_parts, trajectory_of
 from assay.training.state.parameters import named_parameters
 from assay.training.state.sharding import local_part
-from assay.training.state.states import current_state, differing_parameters, inject_state
+from assay.training.state.states import current_state, inject_state
 from assay.training.trainers.reference import MODEL_FOLDER
 from assay.training.trainers.registry import OpenedTrainer, describe_trainer
 from assay_smoke.cases.requests import (
@@ -148,9 +148,6 @@ def _train(side: WatchedSide, request: CaseRequest, rank: Rank) -> TrainAnswer:
     opened = side.open()
     begin = side.begin(opened)
     trainer = opened.trainer
-    different = [
-        name for name in differing_parameters(begin.golden, trainer.model) if ".lora_" not in name
-    ]
     inject_state(trainer, begin.own, side.device.torch_device)
     before = hash_model(opened, side.device.torch_device)
     described = describe_trainer(request.candidate.trainer, side.plan, trainer.model)
@@ -160,7 +157,7 @@ def _train(side: WatchedSide, request: CaseRequest, rank: Rank) -> TrainAnswer:
         free=side.train_freely(opened, begin),
         coordinates=side.coordinates,
         traits=declared_traits(opened),
-        model=ModelReport(weights_different=different, absent=begin.absent),
+        model=ModelReport(weights_different=begin.different, absent=begin.absent),
     )
     return TrainAnswer(report=report, before=before, parameter_bytes=parameter_bytes)
 

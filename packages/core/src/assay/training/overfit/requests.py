@@ -5,6 +5,7 @@ from typing import Any
 from pydantic import Field
 
 from assay.comparing.coverage import Usage
+from assay.training.protocol import StepReport
 from assay.verdicts import Number, Record
 
 # Folder of the candidate's trained weights, below the folder that the candidate writes to.
@@ -16,6 +17,11 @@ class LossCurve(Record):
 
     losses: list[Number] = Field(default_factory=list)
     grad_norms: list[Number] = Field(default_factory=list)
+
+    def add(self, step: StepReport) -> None:
+        """Add a step."""
+        self.losses.append(float(step.loss))
+        self.grad_norms.append(float(step.grad_norm))
 
 
 class Memorization(Record):

@@ -13,7 +13,7 @@ from assay.hooks.usage import UsageWatch
 from assay.launch import Rank
 from assay.models import count_parameters
 from assay.models.size import choose_threads
-from assay.progress import Progress, Task
+from assay.progress import Progress
 from assay.training.batches import MicroBatch, check_batch
 from assay.training.overfit.memorization import (
     load_weights,
@@ -31,13 +31,13 @@ from assay.training.overfit.requests import (
 from assay.training.processes.candidate_side import CandidateSide
 from assay.training.processes.golden import plan_batches
 from assay.training.processes.requests import TrainCheck, TrainOptions
-from assay.training.processes.trusted import TrustedSide, describe_model, wide_dtype
+from assay.training.processes.trusted import TrustedSide, wide_dtype
 from assay.training.protocol import Trainer
 from assay.training.replay.conditions import comparable, keep_no_cache
-from assay.training.state.files import read_golden_state, state_file, write_state
+from assay.training.state.files import read_golden_state
 from assay.training.state.generators import restore_generators
 from assay.training.state.states import State, collect_state, differing_parameters, inject_state
-from assay.training.trainers.registry import OpenedTrainer, describe_trainer
+from assay.training.trainers.registry import describe_trainer
 
 _ADAPTER = ".lora_"
 
@@ -52,15 +52,12 @@ def overfit_trusted(request: TrainCheck, progress: Progress) -> OverfitReference
     with progress.step(f"loads {options.model} in {wide}"):
         side = TrustedSide(request, device, wide)
     yardstick, model = side.trainer, side.trainer.model
-    num_parameters = sum(parameter.numel() for parameter in model.parameters())
-    facts = describe_model(yardstick, options.model, num_parameters)
-    initial = side.rounded_state()
-    write_state(state_file(request.folder, 0), initial)
+    facts, initial = side.begin()
     drawn = torch.get_rng_state()
-    inject_state(yardstick, initial, device.torch_device)
-    with comparable(wide, device), progress.task("overfits", options.steps, "steps") as task:
-        opened = OpenedTrainer.of(yardstick, "reference")
-        curve, _ = _train(opened, batch, options.steps, task)
+    curve, noise_curve = LossCurve(), LossCurve()
+    with progress.task("overfits", options.steps, "steps"):
+        for step in side.train_freely([batch] * options.steps, initial):
+            curve.add(step)
     draws = not torch.equal(drawn, torch.get_rng_state())
     watch = UsageWatch(NullHandler())
     watch.add_parameters_of(model)
@@ -74,14 +71,13 @@ def overfit_trusted(request: TrainCheck, progress: Progress) -> OverfitReference
         )
     yardstick.teardown()
     with progress.step(f"noise run: loads {options.model} in {request.dtype}"):
-        noise = TrustedSide(request, device, None).trainer
-    inject_state(noise, initial, device.torch_device)
-    before = collect_state(noise, device.torch_device)["model"]
-    title = "noise run: overfits"
-    with comparable(request.dtype, device), progress.task(title, options.steps, "steps") as task:
-        opened = OpenedTrainer.of(noise, "reference")
-        noise_curve, _ = _train(opened, batch, options.steps, task)
-    after = collect_state(noise, device.torch_device)["model"]
+        noise = TrustedSide(request, device, None)
+    inject_state(noise.trainer, initial, device.torch_device)
+    before = collect_state(noise.trainer, device.torch_device)["model"]
+    with progress.task("noise run: overfits", options.steps, "steps"):
+        for step in noise.train_freely([batch] * options.steps, initial):
+            noise_curve.add(step)
+    after = collect_state(noise.trainer, device.torch_device)["model"]
     shares = {name: _share_changed(before[name], after[name]) for name in before}
     return OverfitReference(
         model=facts,
@@ -114,8 +110,14 @@ def overfit_candidate(
     initial = read_golden_state(side.golden, 0)
     start = _start(trainer, initial, device.torch_device)
     different = differing_parameters(initial, trainer.model)
+    curve, counts = LossCurve(), set()
     with comparable(run.dtype, device), progress.task("overfits", options.steps, "steps") as task:
-        curve, counts = _train(opened, batch, options.steps, task)
+        for _ in range(options.steps):
+            with opened.errors_in("step"):
+                step = trainer.step(batch)
+            curve.add(step)
+            counts.add(int(step.num_tokens))
+            task.advance()
     end = collect_state(trainer, device.torch_device)["model"]
     # Ranks that differ in dp or tp alone gather the same weights: the first of them writes.
     if rank is None or not any(rank.mesh.get_local_rank(one) for one in rank.axes if one != "pp"):
@@ -125,7 +127,7 @@ def overfit_candidate(
     report = OverfitCandidate(
         run=describe_run(device, run) | described,
         curve=curve,
-        num_tokens=sorted(set(counts)),
+        num_tokens=sorted(counts),
         unmoved=unmoved,
         touched=sorted(start.keys() - set(unmoved)),
         weights_different=[name for name in different if name in start and _ADAPTER not in name],
@@ -168,20 +170,6 @@ def _start(trainer: Trainer, initial: State, torch_device: str) -> dict[str, Ten
     inject_state(trainer, start, torch_device)
     injected: dict[str, Tensor] = collect_state(trainer, torch_device)["model"]
     return injected
-
-
-def _train(
-    opened: OpenedTrainer, batch: Sequence[MicroBatch], steps: int, task: Task
-) -> tuple[LossCurve, list[int]]:
-    curve, counts = LossCurve(), []
-    for _ in range(steps):
-        with opened.errors_in("step"):
-            done = opened.trainer.step(batch)
-        curve.losses.append(float(done.loss))
-        curve.grad_norms.append(float(done.grad_norm))
-        counts.append(int(done.num_tokens))
-        task.advance()
-    return curve, counts
 
 
 def _share_changed(before: Tensor, after: Tensor) -> float:

@@ -25,10 +25,9 @@ _OF_ONE_UPDATE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class _Failure:
+class _Failure(DiagnosedFault):
     """An error, and the measurement that shows it, if there is one."""
 
-    finding: DiagnosedFault
     reported: Measurement | None = None
 
 
@@ -53,8 +52,8 @@ def judge_overfit(evidence: OverfitEvidence) -> tuple[Verdict, list[Measurement]
         if evidence.memorization is not None:
             facts["memorization"] = dict(evidence.memorization.nats)
         if failures:
-            outcome, reason = Outcome.FAIL, failures[0].finding.reason
-            notes += [failure.finding.reason or "" for failure in failures[1:]]
+            outcome, reason = Outcome.FAIL, failures[0].reason
+            notes += [failure.reason or "" for failure in failures[1:]]
         elif evidence.memorized is None:
             missing = evidence.memorization.missing if evidence.memorization else []
             outcome = Outcome.NOT_COMPARED
@@ -78,8 +77,8 @@ def judge_overfit(evidence: OverfitEvidence) -> tuple[Verdict, list[Measurement]
         reference=evidence.reference.reference,
         candidate=evidence.candidates[0].run if evidence.candidates else {},
         levels={LEVEL: level},
-        location=first.finding.location if first else None,
-        diagnosis=first.finding.diagnosis if first else None,
+        location=first.location if first else None,
+        diagnosis=first.diagnosis if first else None,
         notes=notes,
         compared=compared,
         coverage=evidence.coverage,
@@ -131,9 +130,7 @@ def _find_non_finite(evidence: OverfitEvidence) -> _Failure | None:
     if step is None:
         return None
     reason = f"it diverges: the loss of step {step} is {losses[step]}"
-    return _Failure(
-        DiagnosedFault("non-finite", Location(phase="forward", step=step, op="loss"), reason)
-    )
+    return _Failure("non-finite", Location(phase="forward", step=step, op="loss"), reason)
 
 
 def _find_unmoved(evidence: OverfitEvidence) -> _Failure | None:
@@ -145,10 +142,9 @@ def _find_unmoved(evidence: OverfitEvidence) -> _Failure | None:
     if len(frozen) == len(expected):
         what = "the adapter" if evidence.lora else "any parameter"
         reason = f"nothing is trained: no step changes a bit of {what}"
-        return _Failure(DiagnosedFault("frozen-parameters", Location(phase="optimizer"), reason))
+        return _Failure("frozen-parameters", Location(phase="optimizer"), reason)
     reason = f"{len(frozen)} of {len(expected)} parameters are never changed: {name_some(frozen)}"
-    location = location_of_parameter("optimizer", frozen[0])
-    return _Failure(DiagnosedFault("frozen-parameters", location, reason))
+    return _Failure("frozen-parameters", location_of_parameter("optimizer", frozen[0]), reason)
 
 
 def _find_unexpectedly_trained(evidence: OverfitEvidence) -> _Failure | None:
@@ -159,7 +155,7 @@ def _find_unexpectedly_trained(evidence: OverfitEvidence) -> _Failure | None:
         return None
     reason = f"trained, and should not be: {name_some(unexpectedly_trained)}"
     location = location_of_parameter("optimizer", unexpectedly_trained[0])
-    return _Failure(DiagnosedFault("optimizer-update", location, reason))
+    return _Failure("optimizer-update", location, reason)
 
 
 def _find_other_memorization(evidence: OverfitEvidence) -> _Failure | None:
@@ -173,7 +169,7 @@ def _find_other_memorization(evidence: OverfitEvidence) -> _Failure | None:
         f"{_MEMORIZED_INSTEAD[kind]} ({_nats(known, expected, kind)})" for kind in others
     )
     reason = f"it memorizes what it should not: {reported}"
-    return _Failure(DiagnosedFault("inputs-differ", Location(phase="inputs"), reason))
+    return _Failure("inputs-differ", Location(phase="inputs"), reason)
 
 
 def _is_learned(kind: str, evidence: OverfitEvidence) -> bool:
@@ -212,11 +208,8 @@ def _find_other_start(evidence: OverfitEvidence) -> _Failure | None:
     # The loss of step 0 is computed before any update.
     before = abs(actual[0] - expected[0]) > _OF_ONE_UPDATE * abs(expected[0] - expected[1])
     if step == 0 or before:
-        location = Location(phase="forward", op="loss")
-        return _Failure(DiagnosedFault("loss-scale", location, reason), row)
-    return _Failure(
-        DiagnosedFault("optimizer-update", Location(phase="optimizer", step=0), reason), row
-    )
+        return _Failure("loss-scale", Location(phase="forward", op="loss"), reason, row)
+    return _Failure("optimizer-update", Location(phase="optimizer", step=0), reason, row)
 
 
 def _find_unlearned(evidence: OverfitEvidence) -> _Failure | None:
@@ -228,15 +221,13 @@ def _find_unlearned(evidence: OverfitEvidence) -> _Failure | None:
             f"it does not learn as the reference does: after {last + 1} steps its loss is"
             f" {end.actual:.3g} nats per label token, the target {end.expected:.3g}"
         )
-        return _Failure(DiagnosedFault("optimizer-update", location, reason), end)
+        return _Failure("optimizer-update", location, reason, end)
     if memorization is not None and _over(memorization):
         reason = (
             f"it memorizes something else: its losses end at {end.actual:.3g} nats per label token, its"
             f" weights give {memorization.actual:.3g} on the trusted device"
         )
-        return _Failure(
-            DiagnosedFault("inputs-differ", Location(phase="inputs"), reason), memorization
-        )
+        return _Failure("inputs-differ", Location(phase="inputs"), reason, memorization)
     return None
 
 

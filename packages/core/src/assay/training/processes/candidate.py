@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from assay.comparing.coverage import Usage
 from assay.devices.registry import describe_run
 from assay.dtypes import float_format
 from assay.hooks.values.boundary import Boundary
@@ -43,13 +42,11 @@ from assay.training.replay.replayed_steps import ReplayedModel, ReplayedSteps
 from assay.training.replay.run_rows import RunRows
 from assay.training.state.files import read_golden_state
 from assay.training.state.parameters import named_parameters
-from assay.training.state.records import StateValue
 from assay.training.state.sharding import whole
 from assay.training.state.states import (
     State,
     current_state,
     differences,
-    differing_parameters,
     inject_state,
     measure_changes,
     shared_parameters,
@@ -60,6 +57,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from assay.training.protocol import Trainer
+    from assay.training.state.records import StateValue
 
 # Root mean squares of a few hundred random numbers are 5% apart.
 _DRAWN_ALIKE = 1.5
@@ -72,99 +70,77 @@ def run_candidate(
 
     Measurements go into `request.folder`, and with several ranks into a subfolder for each.
     """
-    return _Candidate(request, progress, rank).run()
+    return _Candidate(request, progress, rank).run_all()
 
 
-class _Candidate:
+class _Candidate(CandidateSide):
     def __init__(self, request: TrainCheck, progress: Progress, rank: Rank | None) -> None:
-        self._request, self._progress, self._rank = request, progress, rank
-        self._side = CandidateSide(request, rank)
-        self._skips = False
+        super().__init__(request, rank)
+        self._progress, self._skips = progress, False
         self._changed_by_skipping: set[StateValue] = set()
 
-    def run(self) -> TrainerReport:
-        request, side = self._request, self._side
-        device, run, plan = side.device, side.run, side.plan
+    def run_all(self) -> TrainerReport:
+        """Inspect what is loaded, train freely, and replay every step."""
         # And one more phase where the trainer scales its loss.
         self._progress.number_phases(3)
         with self._progress.step("compares what is loaded with the files"):
             load = self._inspect_load()
         num_graphs = count_compiled_graphs()
-        with self._progress.task(f"trains freely on {run}", side.num_free_steps, "steps"):
-            first = side.open()
-            begin = side.begin(first)
-            differing = differing_parameters(begin.golden, first.trainer.model)
-            different = [name for name in differing if ".lora_" not in name]
-            adapter_start = _other_adapter_start(begin.golden, first.trainer.model)
-            changes = measure_changes(
-                begin.golden, first.trainer.model, different, getattr(torch, run.dtype)
+        with self._progress.task(f"trains freely on {self.run}", self.num_free_steps, "steps"):
+            first = self.open()
+            begin = self.begin(first)
+            dtype = getattr(torch, self.run.dtype)
+            model = ModelReport(
+                load,
+                begin.different,
+                measure_changes(begin.golden, first.trainer.model, begin.different, dtype),
+                _other_adapter_start(begin.golden, first.trainer.model),
+                absent=begin.absent,
             )
-            free = side.train_freely(first, begin)
+            free = self.train_freely(first, begin)
         num_graphs = count_compiled_graphs() - num_graphs
-        self._skips = any(step.num_skipped for step in free.steps)
-        with self._progress.task("measures every stage", len(side.batches), "steps"):
-            opened = side.open()
-            trainer = opened.trainer
-            keep_no_cache(trainer.model)
-            attention = attention_of(trainer.model)
-            steps, not_loaded = self._replay(opened, begin.own, attention)
-        folder = request.folder
-        if self._rank is not None:
-            folder = rank_folder(folder, self._rank.number)
-        unit = float_format(run.dtype).unit_roundoff
-        is_scaled = is_scaled_alike(_of_all_ranks(steps.gradients.scales), unit)
         num_skipped = sum(step.num_skipped for step in free.steps)
-        with TraceWriter(folder, {"run": str(run)}) as writer:
-            steps.write(writer)
-        described = describe_run(device, run)
-        described |= describe_trainer(request.trainer, plan, trainer.model)
-        optimizer = _optimizer_report(trainer, begin.golden, steps)
-        shared = shared_parameters(trainer.model)
-        trainer.teardown()
-        scale, errors_of_sums = (
-            LossScale(unit, plan.mesh.get("dp", 1)),
-            steps.of_gradients.errors_of_sums,
+        self._skips = num_skipped > 0
+        rank = self._rank
+        folder = (
+            self._request.folder if rank is None else rank_folder(self._request.folder, rank.number)
         )
+        with self._progress.task("measures every stage", len(self.batches), "steps"):
+            opened, steps = self._replay(begin.own, folder)
+        trainer, found = opened.trainer, steps.found
+        unit = float_format(self.run.dtype).unit_roundoff
+        is_scaled = is_scaled_alike(_of_all_ranks(steps.gradients.scales), unit)
+        described = describe_run(self.device, self.run)
+        described |= describe_trainer(self._request.trainer, self.plan, trainer.model)
+        optimizer = _optimizer_report(trainer, begin.golden, steps)
+        model = replace(model, shared=shared_parameters(trainer.model))
+        trainer.teardown()
+        scale = LossScale(unit, self.plan.mesh.get("dp", 1))
         if is_scaled:
             title = "measures every stage once more, without the loss scale"
-            with self._progress.task(title, len(side.batches), "steps"):
-                # Sums in float16 lose small values without the scale, so this replay measures them.
-                again = self._replay_scaled(begin.own, scale, scaled_folder(folder))
-                errors_of_sums = again.of_gradients.errors_of_sums
+            with self._progress.task(title, len(self.batches), "steps"):
+                scaled, again = self._replay(begin.own, scaled_folder(folder), scale)
+                scaled.trainer.teardown()
+            # Sums in float16 lose small values without the scale, so this replay measures them.
+            steps.of_gradients.errors_of_sums = again.of_gradients.errors_of_sums
+        found.unapplied = find_unapplied(
+            self.plan.features,
+            steps.packings,
+            num_graphs=num_graphs,
+            num_scaled=is_scaled + num_skipped,
+        )
+        found.changed_by_skipping = sorted(self._changed_by_skipping)
         return TrainerReport(
             run=described,
             free=free,
-            coordinates=side.coordinates,
-            traits=declared_traits(opened, steps.found),
-            model=ModelReport(load, different, changes, adapter_start, shared, begin.absent),
-            replay=replace(
-                steps.found,
-                packed=sorted({packing.micro_batches for packing in steps.packings}),
-                unapplied=find_unapplied(
-                    plan.features,
-                    steps.packings,
-                    num_graphs=num_graphs,
-                    num_scaled=is_scaled + num_skipped,
-                ),
-                not_loaded=not_loaded,
-                changed_by_skipping=sorted(self._changed_by_skipping),
-                usage=Usage.model_validate(steps.watch.to_json()),
-            ),
+            coordinates=self.coordinates,
+            traits=declared_traits(opened, found),
+            model=model,
+            replay=found,
             loss=LossReport(steps.gradients.scales, steps.gradients.labels, scale.steps),
-            gradients=replace(steps.of_gradients, errors_of_sums=errors_of_sums),
+            gradients=steps.of_gradients,
             optimizer=optimizer,
         )
-
-    def _replay_scaled(self, start: State, scale: LossScale, folder: Path) -> ReplayedSteps:
-        """Replay a fresh trainer, with its loss scale divided out of what is measured."""
-        opened = self._side.open()
-        keep_no_cache(opened.trainer.model)
-        attention = attention_of(opened.trainer.model)
-        steps, _ = self._replay(opened, start, attention, scale)
-        with TraceWriter(folder, {"run": str(self._side.run)}) as writer:
-            steps.write(writer)
-        opened.trainer.teardown()
-        return steps
 
     def _inspect_load(self) -> LoadReport | None:
         """Load the model without a trainer and inspect it; rank 0 only, as all run the same code."""
@@ -173,32 +149,29 @@ class _Candidate:
         options = self._request.options
         loaded = load_model(
             options.model,
-            dtype=self._side.run.dtype,
-            device=self._side.device.torch_device,
+            dtype=self.run.dtype,
+            device=self.device.torch_device,
             remote_code=options.remote_code,
         )
         return inspect_load(loaded, options.remote_code).report
 
     def _replay(
-        self,
-        opened: OpenedTrainer,
-        start: State,
-        attention: str,
-        loss_scale: LossScale | None = None,
-    ) -> tuple[ReplayedSteps, list[StateValue]]:
-        side = self._side
-        torch_device = side.device.torch_device
-        boundary = Boundary.exact_inputs_for(getattr(torch, side.run.dtype))
-        scope = side.rank_scope(opened)
-        pointwise, untrained = (read_names(side.golden, kind) for kind in (POINTWISE, UNTRAINED))
-        model = ReplayedModel(attention, pointwise, untrained)
-        rows = RunRows.of_batches(side.batches)
-        steps = ReplayedSteps(opened, side.golden, rows, boundary, model, scope, loss_scale)
-        not_loaded: list[StateValue] = []
-        with steps.attached(), comparable(side.run.dtype, side.device):
-            for number, batch in enumerate(side.batches):
-                state = read_golden_state(side.golden, number) if number else start
-                state = side.own_part(opened, state)
+        self, start: State, folder: Path, loss_scale: LossScale | None = None
+    ) -> tuple[OpenedTrainer, ReplayedSteps]:
+        """Replay a fresh trainer, and write its measurements; `loss_scale` is divided out of them."""
+        opened = self.open()
+        keep_no_cache(opened.trainer.model)
+        torch_device = self.device.torch_device
+        boundary = Boundary.exact_inputs_for(getattr(torch, self.run.dtype))
+        names = (read_names(self.golden, kind) for kind in (POINTWISE, UNTRAINED))
+        model = ReplayedModel(attention_of(opened.trainer.model), *names)
+        rows, scope = RunRows.of_batches(self.batches), self.rank_scope(opened)
+        steps = ReplayedSteps(opened, self.golden, rows, boundary, model, scope, loss_scale)
+        not_loaded = steps.found.not_loaded
+        with steps.attached(), comparable(self.run.dtype, self.device):
+            for number, batch in enumerate(self.batches):
+                state = read_golden_state(self.golden, number) if number else start
+                state = self.own_part(opened, state)
                 lost = inject_state(opened.trainer, state, torch_device)
                 not_loaded += [value for value in lost if value not in not_loaded]
                 begin_again: Callable[[], None] = _keep_measurements
@@ -207,13 +180,15 @@ class _Candidate:
                 with opened.errors_in("step"):
                     step_until_made(partial(steps.run_step, number, batch), begin_again)
                 advance_task("steps")
-        return steps, not_loaded
+        with TraceWriter(folder, {"run": str(self.run)}) as writer:
+            steps.write(writer)
+        return opened, steps
 
     def _forget(
         self, opened: OpenedTrainer, state: State, steps: ReplayedSteps, measured: list[Any]
     ) -> None:
         """Discard a skipped step, and note the values that it changed."""
-        torch_device = self._side.device.torch_device
+        torch_device = self.device.torch_device
         actual = current_state(opened.trainer, torch_device)
         self._changed_by_skipping |= {
             value

@@ -23,7 +23,7 @@ from assay.training.replay.rank_scope import RankScope
 from assay.training.state.files import read_golden_state
 from assay.training.state.generators import generator_states
 from assay.training.state.sharding import PartialSums
-from assay.training.state.states import State, collect_state
+from assay.training.state.states import State, collect_state, differing_parameters
 from assay.training.trainers.registry import (
     OpenedTrainer,
     open_trainer,
@@ -42,6 +42,8 @@ class InitialState:
     own: State
     absent: list[str]
     """Parameters and buffers of the model that this process does not have."""
+    different: list[str]
+    """Parameters and buffers, but for an adapter's, that differ from the golden's."""
 
 
 class CandidateSide:
@@ -95,7 +97,9 @@ class CandidateSide:
         own = collect_state(opened.trainer, self.device.torch_device)["model"]
         drawn = {name: value for name, value in golden["model"].items() if ".lora_" in name}
         absent = sorted(complete["model"].keys() - golden["model"].keys())
-        return InitialState(golden, golden | {"model": own | drawn}, absent)
+        differing = differing_parameters(golden, opened.trainer.model)
+        different = [name for name in differing if ".lora_" not in name]
+        return InitialState(golden, golden | {"model": own | drawn}, absent, different)
 
     def train_freely(self, opened: OpenedTrainer, begin: InitialState) -> FreeRun:
         """Train every step, with a checkpoint in the middle, and once more from the checkpoint."""

@@ -27,7 +27,7 @@ from assay.training.batches import MicroBatch
 from assay.training.processes.golden import NOISE, POINTWISE, UNTRAINED, Batches, plan_batches
 from assay.training.processes.requests import ReferenceReport, TrainCheck
 from assay.training.processes.run_estimate import require_resources
-from assay.training.processes.trusted import TrustedSide, describe_model, wide_dtype
+from assay.training.processes.trusted import TrustedSide, wide_dtype
 from assay.training.protocol import EQUAL_IN_A_STEP, StepReport
 from assay.training.replay.conditions import comparable
 from assay.training.replay.observing.step_observer import StepObserver
@@ -61,11 +61,8 @@ def record_reference(request: TrainCheck, progress: Progress) -> ReferenceReport
     num_steps = len(batches)
     with progress.step(f"loads {options.model} in {wide}, for {request.dtype}"):
         yardstick = _RecordedSide(request, device, wide)
-        num_parameters = sum(p.numel() for p in yardstick.trainer.model.parameters())
-        choose_threads(num_parameters)
-        facts = describe_model(yardstick.trainer, options.model, num_parameters)
-        initial = yardstick.rounded_state()
-        write_state(state_file(folder, 0), initial)
+        facts, initial = yardstick.begin()
+        choose_threads(facts["num_parameters"])
     drawn = torch.get_rng_state()
     with progress.task("trains, and records every stage", num_steps, "steps"):
         recorded = yardstick.record(batches, initial, folder)

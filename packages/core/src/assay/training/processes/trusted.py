@@ -20,6 +20,7 @@ from assay.training.processes.optimizer_noise import AdamWInFloat32
 from assay.training.processes.requests import TrainCheck, TrainOptions
 from assay.training.protocol import StepReport, TrainingPlan, can_keep_moments
 from assay.training.replay.conditions import comparable, keep_no_cache
+from assay.training.state.files import state_file, write_state
 from assay.training.state.parameters import named_parameters
 from assay.training.state.states import State, current_state, inject_state, round_state
 from assay.training.trainers.reference import ReferenceTrainer
@@ -127,6 +128,25 @@ class TrustedSide:
         self.trainer.setup(request.options.plan(run))
         keep_no_cache(self.trainer.model)
 
+    def begin(self) -> tuple[dict[str, Any], State]:
+        """Describe the model for a verdict, and write the state before the first step into the golden.
+
+        Raises: UsageError if the model has no trainable parameter.
+        """
+        model, name = self.trainer.model, self.request.options.model
+        num_trainable = sum(item.tensor.requires_grad for item in named_parameters(model))
+        if not num_trainable:
+            raise UsageError(f"{name} has no trainable parameter")
+        facts = {
+            "name": name,
+            "architecture": type(model).__name__,
+            "num_parameters": sum(parameter.numel() for parameter in model.parameters()),
+            "num_trainable": num_trainable,
+        }
+        initial = self.rounded_state()
+        write_state(state_file(self.request.folder, 0), initial)
+        return facts, initial
+
     def rounded_state(self) -> State:
         """Return the trainer's current state, rounded to the candidate's dtype."""
         state, dtype = current_state(self.trainer, self.device.torch_device), self.request.dtype
@@ -152,17 +172,3 @@ class TrustedSide:
                 reports.append(self.trainer.step(batch))
                 state = self.rounded_state()
         return reports, state
-
-
-def describe_model(trainer: ReferenceTrainer, name: str, num_parameters: int) -> dict[str, Any]:
-    """Describe the model for a verdict. Raises: UsageError if it has no trainable parameter."""
-    parameters = named_parameters(trainer.model)
-    trainable = [item.name for item in parameters if item.tensor.requires_grad]
-    if not trainable:
-        raise UsageError(f"{name} has no trainable parameter")
-    return {
-        "name": name,
-        "architecture": type(trainer.model).__name__,
-        "num_parameters": num_parameters,
-        "num_trainable": len(trainable),
-    }

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from assay.comparing.coverage import Usage
 from assay.comparing.results import attach_results
 from assay.hooks.gradient_taps import GradientTaps
 from assay.hooks.module_tracer import ModuleTracer
@@ -138,7 +139,9 @@ class ReplayedSteps:
         return list(self._packed.packings.values())
 
     def write(self, writer: TraceWriter) -> None:
-        """Attach all measurements."""
+        """Attach all measurements, and finish the findings."""
+        self.found.packed = sorted({packing.micro_batches for packing in self.packings})
+        self.found.usage = Usage.model_validate(self.watch.to_json())
         results = {f"stage-{phase}": self._handler.results[phase] for phase in PHASES}
         scope, replayer = self._scope, self._replayer
         results["modules"] = (
