@@ -1,6 +1,7 @@
 """Judges the free run: its losses, where it ends, and its checkpoint."""
 
 import math
+from collections.abc import Iterator
 
 from assay.comparing.judge import Judged
 from assay.comparing.levels import DiagnosedFault, LevelResult
@@ -183,7 +184,7 @@ def judge_checkpoint(evidence: FreeEvidence) -> tuple[LevelResult, DiagnosedFaul
         # Values differ from the first reduction or update on, which comes after the first loss.
         first = (evidence.options.resume_at, "loss")
         rows = [row for row in rows if (row.step, row.port) == first]
-    problems = _find_problems(evidence, rows, is_exact=inexact is None)
+    problems = list(_find_problems(evidence, rows, is_exact=inexact is None))
     compared = free.saved_compared + free.compared + len({(row.step, row.port) for row in rows})
     if problems:
         outcome, reason = Outcome.FAIL, problems[0].reason
@@ -205,30 +206,29 @@ def judge_checkpoint(evidence: FreeEvidence) -> tuple[LevelResult, DiagnosedFaul
 
 def _find_problems(
     evidence: FreeEvidence, rows: list[Measurement], *, is_exact: bool
-) -> list[DiagnosedFault]:
-    free, found = evidence.report.free, []
+) -> Iterator[DiagnosedFault]:
+    free = evidence.report.free
     if free.problem is not None:
-        found.append(_mismatch(evidence, free.problem))
-    found += _wrong_state(evidence, free.changed_by_saving, "after saving")
+        yield _mismatch(evidence, free.problem)
+    yield from _wrong_state(evidence, free.changed_by_saving, "after saving")
     if free.saved:
         reason = (
             f"{len(free.saved)} of {free.saved_compared} tensors in the model folder are not what"
             f" the model held: {name_some(free.saved)}"
         )
-        found.append(_mismatch(evidence, reason, free.saved[0]))
+        yield _mismatch(evidence, reason, free.saved[0])
     if free.settings:
         reason = "the model folder's configuration is not the model's"
-        found.append(_mismatch(evidence, f"{reason}: {name_some(free.settings)}"))
-    found += _wrong_state(evidence, free.not_restored, "after loading the checkpoint")
-    found += _wrong_state(evidence, evidence.report.replay.not_loaded, "after load_state_dict")
-    found += _different_step(evidence, rows)
+        yield _mismatch(evidence, f"{reason}: {name_some(free.settings)}")
+    yield from _wrong_state(evidence, free.not_restored, "after loading the checkpoint")
+    yield from _wrong_state(evidence, evidence.report.replay.not_loaded, "after load_state_dict")
+    yield from _different_step(evidence, rows)
     if free.ended_otherwise and is_exact:
         reason = (
             f"after the last step {len(free.ended_otherwise)} parameters and moments of the resumed"
             f" run are not the uninterrupted run's: {name_some(free.ended_otherwise)}"
         )
-        found.append(_mismatch(evidence, reason))
-    return found
+        yield _mismatch(evidence, reason)
 
 
 def _why_inexact(evidence: FreeEvidence) -> str | None:

@@ -46,27 +46,20 @@ def find_broken_promise(evidence: TrainEvidence) -> DiagnosedFault | None:
     kept = evidence.report.free.kept
     if kept is None:
         return None
-    dtype = evidence.dtype
-    if kept.parameters:
-        whole = len(kept.parameters) == evidence.reference.num_trainable
-        reason = (
-            f"{len(kept.parameters)} trained parameters are kept in {dtype} without a copy in"
-            f" float32, which mixed precision promises: {_describe_unmoved(evidence)}:"
-            f" {name_some(kept.parameters)}"
-        )
-        return _of_optimizer(None if whole else kept.parameters[0], reason)
-    if kept.moments:
-        reason = (
-            f"{len(kept.moments)} moments are kept in less than float32, which mixed precision"
-            f" promises: {name_some(kept.moments)}"
-        )
-        return _of_optimizer(kept.moments[0].rpartition(" ")[0], reason)
-    if kept.rounded:
-        reason = (
-            f"{len(kept.rounded)} parameters in float32 are rounded to {dtype} between two steps:"
-            f" {name_some(kept.rounded)}"
-        )
-        return _of_optimizer(kept.rounded[0], reason)
+    dtype, promise = evidence.dtype, "float32, which mixed precision promises"
+    is_whole = len(kept.parameters) == evidence.reference.num_trainable
+    unmoved = _describe_unmoved(evidence)
+    for names, words in (
+        (kept.parameters, f"trained parameters are kept in {dtype} without a copy in {promise}: {unmoved}"),
+        (kept.moments, f"moments are kept in less than {promise}"),
+        (kept.rounded, f"parameters in float32 are rounded to {dtype} between two steps"),
+    ):  # fmt: skip
+        if names:
+            # The name of a moment follows that of its parameter.
+            parameter = None if is_whole and names is kept.parameters else names[0].split(" ")[0]
+            reason = f"{len(names)} {words}: {name_some(names)}"
+            location = location_of_parameter("optimizer", parameter)
+            return DiagnosedFault("optimizer-update", location, reason)
     return _find_rounded_sums(evidence)
 
 
@@ -95,10 +88,6 @@ def _find_rounded_sums(evidence: TrainEvidence) -> DiagnosedFault | None:
     whole = not rounded or len(rounded) == len(errors)
     location = location_of_parameter("backward", None if whole else rounded[0])
     return DiagnosedFault("module-error", location, reason)
-
-
-def _of_optimizer(parameter: str | None, reason: str) -> DiagnosedFault:
-    return DiagnosedFault("optimizer-update", location_of_parameter("optimizer", parameter), reason)
 
 
 def _describe_unmoved(evidence: TrainEvidence) -> str:

@@ -20,7 +20,6 @@ from assay.locating.loss_scale import GradientScale, LossScale, is_scaled_alike
 from assay.models import load_model
 from assay.models.loaded.inspection import inspect_load
 from assay.models.loaded.report import LoadReport
-from assay.models.loading.configs import attention_of
 from assay.progress import advance_task
 from assay.runs import Progress
 from assay.runs.results import rank_folder
@@ -38,7 +37,7 @@ from assay.training.processes.trainer_report import (
 )
 from assay.training.processes.unapplied_features import count_compiled_graphs, find_unapplied
 from assay.training.replay.conditions import comparable, keep_no_cache
-from assay.training.replay.replayed_steps import ReplayedModel, ReplayedSteps
+from assay.training.replay.replayed_steps import ReplayedSteps
 from assay.training.replay.run_rows import RunRows
 from assay.training.state.files import read_golden_state
 from assay.training.state.parameters import named_parameters
@@ -163,10 +162,11 @@ class _Candidate(CandidateSide):
         keep_no_cache(opened.trainer.model)
         torch_device = self.device.torch_device
         boundary = Boundary.exact_inputs_for(getattr(torch, self.run.dtype))
-        names = (read_names(self.golden, kind) for kind in (POINTWISE, UNTRAINED))
-        model = ReplayedModel(attention_of(opened.trainer.model), *names)
+        pointwise, untrained = (read_names(self.golden, kind) for kind in (POINTWISE, UNTRAINED))
         rows, scope = RunRows.of_batches(self.batches), self.rank_scope(opened)
-        steps = ReplayedSteps(opened, self.golden, rows, boundary, model, scope, loss_scale)
+        steps = ReplayedSteps(
+            opened, self.golden, rows, boundary, pointwise, untrained, scope, loss_scale
+        )
         not_loaded = steps.found.not_loaded
         with steps.attached(), comparable(self.run.dtype, self.device):
             for number, batch in enumerate(self.batches):

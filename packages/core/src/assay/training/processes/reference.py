@@ -16,7 +16,6 @@ from assay.hooks.gradient_taps import GradientTaps
 from assay.hooks.module_tracer import ModuleTracer, NullHandler
 from assay.hooks.usage import UsageWatch
 from assay.hooks.values.boundary import Boundary
-from assay.models.loading.configs import attention_of
 from assay.models.size import choose_threads
 from assay.progress import advance_task
 from assay.recording.modules import GradientRecorder, Recorder
@@ -33,7 +32,7 @@ from assay.training.replay.conditions import comparable
 from assay.training.replay.observing.step_observer import StepObserver
 from assay.training.replay.observing.update_watch import UpdateWatch
 from assay.training.replay.optimizer_results import OptimizerResults
-from assay.training.replay.replayed_steps import ReplayedModel, ReplayedSteps
+from assay.training.replay.replayed_steps import ReplayedSteps
 from assay.training.replay.run_rows import RunRows, count_rows
 from assay.training.replay.stage_handlers import StageRecorder
 from assay.training.replay.stage_values import TRACE
@@ -163,10 +162,9 @@ class _RecordedSide(TrustedSide):
     def replay(self, batches: Batches, folder: Path) -> None:
         """Measure this trainer against the recorded yardstick."""
         pointwise = self._find_pointwise(batches[0][0])
-        model = ReplayedModel(attention_of(self.trainer.model), pointwise)
         opened = OpenedTrainer.of(self.trainer, "reference")
         rows = RunRows.of_batches(batches)
-        observer = ReplayedSteps(opened, folder, rows, self.boundary, model)
+        observer = ReplayedSteps(opened, folder, rows, self.boundary, pointwise)
         with observer.attached(), comparable(self.dtype, self.device):
             for step, batch in enumerate(batches):
                 state = read_golden_state(folder, step)

@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from assay.locating.gradients import GradientReplayer
 from assay.locating.loss_scale import LossScale
 from assay.locating.matching.packed_trace import PackedBatch, PackedTrace
 from assay.locating.modules import Replayer
+from assay.models.loading.configs import attention_of
 from assay.trace import Trace, TraceWriter
 from assay.training.batches import MicroBatch
 from assay.training.protocol import StepReport
@@ -30,21 +30,13 @@ from assay.training.replay.stage_values import PHASES, TRACE
 from assay.training.trainers.registry import OpenedTrainer
 
 
-@dataclass(frozen=True, slots=True)
-class ReplayedModel:
-    """Facts about a model that a replay needs."""
-
-    attention: str
-    pointwise: frozenset[str]
-    """Modules whose own code only rounds element by element."""
-    untrained: frozenset[str] | None = None
-    """Buffers and frozen parameters of the reference's model; None for all."""
-
-
 class ReplayedSteps:
     """Measures a trainer against a golden, whose values are injected into every stage.
 
     Call `run_step` inside of `attached()`, and `write` after the last step.
+
+    pointwise: modules whose own code only rounds element by element.
+    untrained: buffers and frozen parameters of the reference's model; None for all.
     """
 
     def __init__(
@@ -53,13 +45,14 @@ class ReplayedSteps:
         golden: Path,
         rows: RunRows,
         boundary: Boundary,
-        model: ReplayedModel,
+        pointwise: frozenset[str],
+        untrained: frozenset[str] | None = None,
         scope: RankScope | None = None,
         loss_scale: LossScale | None = None,
     ) -> None:
         trace = Trace.open(golden / TRACE)
         packed = PackedTrace(trace)
-        self._replayer = Replayer(packed, boundary, model.attention, model.pointwise)
+        self._replayer = Replayer(packed, boundary, attention_of(opened.trainer.model), pointwise)
         self.gradients = GradientReplayer(packed, boundary, loss_scale=loss_scale)
         self._handler = StageReplayer(golden, boundary, rows, scope=scope)
         self._replayer.unmeasured = self.gradients.unmeasured = opened.traits.unmeasured_ports
@@ -73,7 +66,7 @@ class ReplayedSteps:
         taps = GradientTaps(self._replayer, self.gradients)
         self.watch = UsageWatch(taps)
         self.watch.add_parameters_of(opened.trainer.model)
-        self.updates = UpdateWatch(opened.trainer, self._handler, model.untrained)
+        self.updates = UpdateWatch(opened.trainer, self._handler, untrained)
         self.observer = StepObserver(
             opened,
             self._handler,

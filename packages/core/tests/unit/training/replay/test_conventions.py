@@ -29,7 +29,7 @@ from assay.training.replay.conditions import comparable
 from assay.training.replay.observing.step_observer import StepObserver
 from assay.training.replay.observing.update_watch import UpdateWatch
 from assay.training.replay.rank_scope import RankScope
-from assay.training.replay.replayed_steps import ReplayedModel, ReplayedSteps
+from assay.training.replay.replayed_steps import ReplayedSteps
 from assay.training.replay.run_rows import RunRows
 from assay.training.replay.stage_handlers import StageRecorder
 from assay.training.replay.stage_values import TRACE
@@ -219,7 +219,7 @@ def replay(
     made = opened(trainer)
     state = collect_state(trainer, "cpu")
     steps = ReplayedSteps(
-        made, golden, rows(), BOUNDARY, ReplayedModel("sdpa", frozenset()), scope, loss_scale
+        made, golden, rows(), BOUNDARY, frozenset(), scope=scope, loss_scale=loss_scale
     )
     with steps.attached(), comparable("float32", open_run(parse_run("cpu/float32"))):
         inject_state(trainer, state, "cpu")

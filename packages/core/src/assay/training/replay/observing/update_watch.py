@@ -16,15 +16,6 @@ from assay.training.state.parameters import NamedParameter, named_parameters, un
 from assay.training.state.sharding import local_part, whole
 
 
-@dataclass(frozen=True, slots=True)
-class _SteppedParameter:
-    """A parameter after the optimizer's step."""
-
-    item: NamedParameter
-    hashes: Mapping[str, str]
-    """Of this rank's part of it and of each moment."""
-
-
 @dataclass(slots=True)
 class MovedElements:
     """Counts of parameter elements that updates change."""
@@ -56,7 +47,8 @@ class UpdateWatch:
     moved: MovedElements = field(default_factory=MovedElements)
     _before: dict[str, Tensor] = field(default_factory=dict)
     _untrained_before: dict[str, str] = field(default_factory=dict)
-    _after: list[_SteppedParameter] = field(default_factory=list)
+    # Each parameter after the optimizer's step, with hashes of this rank's part of it and of each moment.
+    _after: list[tuple[NamedParameter, dict[str, str]]] = field(default_factory=list)
 
     def trained(self) -> list[NamedParameter]:
         """List the parameters with `requires_grad`."""
@@ -73,9 +65,7 @@ class UpdateWatch:
         with suspended_modes():
             if self._lack_moments_on_some_ranks(parameters):
                 self.trainer.optimizer.state.clear()
-            self._after = [
-                _SteppedParameter(item, self._hash_stepped(item.tensor)) for item in parameters
-            ]
+            self._after = [(item, self._hash_stepped(item.tensor)) for item in parameters]
             for item in parameters:
                 # Since the start of the step, so that any earlier change counts as update.
                 value = whole(item.tensor.detach())
@@ -87,10 +77,10 @@ class UpdateWatch:
     def end_step(self) -> None:
         """Pass later changes of parameters, and changes of untrained values, to the handler."""
         with suspended_modes():
-            for stepped in self._after:
+            for item, hashes in self._after:
                 # Only the optimizer may change a trained parameter or its moments.
-                changed = _num_unequal(stepped.hashes, self._hash_stepped(stepped.item.tensor))
-                address = address_of(stepped.item, "optimizer", "changed-later")
+                changed = _num_unequal(hashes, self._hash_stepped(item.tensor))
+                address = address_of(item, "optimizer", "changed-later")
                 self.handler.observe(address, torch.tensor([changed]))
             address = ValueAddress(Stage("", "optimizer"), "changed-untrained")
             num_changed = _num_unequal(self._untrained_before, self._hash_untrained())
