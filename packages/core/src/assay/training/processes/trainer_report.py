@@ -109,4 +109,11 @@ def declared_traits(opened: OpenedTrainer, found: ReplayFindings | None = None) 
     found, declared = found or ReplayFindings(), opened.traits
     shown = found.seen - declared.invisible_phases.keys()
     hidden = {k: v for k, v in opened.invisible_phases.items() if k not in shown} | found.hidden
-    return replace(declared, invisible_phases=hidden, layout=None)
+    return replace(
+        declared,
+        invisible_phases=hidden,
+        partial_modules=frozenset(declared.partial_modules),
+        unmeasured_ports=frozenset(declared.unmeasured_ports),
+        layout=None,
+        notes=tuple(declared.notes),
+    )
