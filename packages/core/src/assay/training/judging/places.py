@@ -25,19 +25,14 @@ def measurement_of(level: str, item: Judged, rows: RunRows) -> Measurement:
     """Return the row of measurements.jsonl for one judged statistic."""
     port = item.port
     own = port.module == port.stage.module
-    return Measurement(
-        level=level,
-        module=port.stage.module,
-        port=port.port if own else f"{port.module}:{port.port}",
+    return item.measurement(
+        level,
+        port.port if own else f"{port.module}:{port.port}",
+        port.stage.module,
         phase=port.stage.phase,
         rank=port.rank,
         step=first_bad_step(item, rows) if item.failed else 0,
         order=port.order,
-        statistic=item.ratio.statistic,
-        actual=item.ratio.actual,
-        expected=item.ratio.expected,
-        ratio=item.ratio.value,
-        limit=item.limit,
     )
 
 

@@ -14,7 +14,7 @@ from assay.verdicts import Level, Location, Outcome
 def judge_replicas(evidence: FreeEvidence) -> tuple[LevelResult, DiagnosedFault | None]:
     """Judge if ranks that hold the same part of a value hold bitwise equal numbers."""
     if not evidence.on_ranks:
-        return LevelResult(Level(verdict=None, reason="one process has no replicas")), None
+        return LevelResult.not_run("one process has no replicas"), None
     held = [report.free.held for report in evidence.reports]
     compared = 0
     for step in range(min(map(len, held))):
@@ -39,8 +39,7 @@ def judge_replicas(evidence: FreeEvidence) -> tuple[LevelResult, DiagnosedFault 
             level = Level(verdict=Outcome.FAIL, compared=compared, reason=reason)
             return LevelResult(level), DiagnosedFault("replica-divergence", location)
     if not compared:
-        reason = "no rank holds what another one holds"
-        return LevelResult(Level(verdict=None, reason=reason)), None
+        return LevelResult.not_run("no rank holds what another one holds"), None
     return LevelResult(Level(verdict=Outcome.PASS, compared=compared)), None
 
 
