@@ -19,7 +19,7 @@ from assay.models.loading.configs import load_config
 from assay.models.loading.tokenizing import find_tokenizing
 from assay.models.remote_code import RemoteCode
 from assay.models.sources import resolve_model
-from assay.training.protocol import EQUAL_IN_A_STEP, Shapes
+from assay.training.shapes import EQUAL_IN_A_STEP, Shapes
 
 # `input_ids`, `attention_mask` and `labels`, each (B, T) in int64.
 MicroBatch = Mapping[str, Tensor]

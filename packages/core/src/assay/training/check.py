@@ -35,14 +35,8 @@ from assay.training.processes.requests import (
     UserCodeReport,
     scaled_folder,
 )
-from assay.training.protocol import (
-    ADAMW_EPS,
-    MIXED_PRECISION,
-    OF_NAMED_PIPELINES,
-    PACKED,
-    Shapes,
-    can_keep_moments,
-)
+from assay.training.protocol import ADAMW_EPS, MIXED_PRECISION, PACKED, can_keep_moments
+from assay.training.shapes import OF_NAMED_PIPELINES, Shapes
 from assay.verdicts import Measurement, Record, Verdict
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from assay.training.batches import (
     count_label_tokens,
     training_batches,
 )
-from assay.training.protocol import Shapes
+from assay.training.shapes import Shapes
 
 PAD = 258
 CODER = TextCoder(lambda text: list(text.encode()), PAD)

@@ -17,9 +17,10 @@ from assay.training.processes.free_run import run_freely
 from assay.training.processes.golden import Batches, plan_batches
 from assay.training.processes.requests import TrainCheck, UserCodeReport
 from assay.training.processes.trainer_report import FreeRun
-from assay.training.protocol import OF_NAMED_PIPELINES, PACKED
+from assay.training.protocol import PACKED
 from assay.training.replay.conditions import comparable
 from assay.training.replay.rank_scope import RankScope
+from assay.training.shapes import OF_NAMED_PIPELINES
 from assay.training.state.files import read_golden_state
 from assay.training.state.generators import generator_states
 from assay.training.state.sharding import PartialSums

@@ -27,7 +27,7 @@ from assay.training.processes.golden import NOISE, POINTWISE, UNTRAINED, Batches
 from assay.training.processes.requests import ReferenceReport, TrainCheck
 from assay.training.processes.run_estimate import require_resources
 from assay.training.processes.trusted import TrustedSide, wide_dtype
-from assay.training.protocol import EQUAL_IN_A_STEP, StepReport
+from assay.training.protocol import StepReport
 from assay.training.replay.conditions import comparable
 from assay.training.replay.observing.step_observer import StepObserver
 from assay.training.replay.observing.update_watch import UpdateWatch
@@ -36,6 +36,7 @@ from assay.training.replay.replayed_steps import ReplayedSteps
 from assay.training.replay.run_rows import RunRows, count_rows
 from assay.training.replay.stage_handlers import StageRecorder
 from assay.training.replay.stage_values import TRACE
+from assay.training.shapes import EQUAL_IN_A_STEP
 from assay.training.state.files import read_golden_state, state_file, write_state
 from assay.training.state.parameter_records import Untouched, trajectory_of
 from assay.training.state.parameters import named_parameters, untrained_values

@@ -15,7 +15,8 @@ from assay.devices.run_string import parse_run
 from assay.models.loaded.report import LoadReport
 from assay.models.remote_code import RemoteCode
 from assay.sites import KeptFiles
-from assay.training.protocol import Shapes, TrainingPlan
+from assay.training.protocol import TrainingPlan
+from assay.training.shapes import Shapes
 from assay.training.state.records import TrajectoryRecord
 from assay.verdicts import Number, Record
 

@@ -13,7 +13,8 @@ from assay.models.candidate_setup import set_up
 from assay.parallel.pipeline_parallel.pipeline import Pipeline
 from assay.parallel.pipeline_parallel.stages import called_module, cut_stage
 from assay.training.batches import MicroBatch
-from assay.training.protocol import OF_NAMED_PIPELINES, TrainerTraits, TrainingPlan
+from assay.training.protocol import TrainerTraits, TrainingPlan
+from assay.training.shapes import OF_NAMED_PIPELINES
 from assay.training.trainers.adapters import add_lora
 from assay.training.trainers.mesh import MeshAxis
 from assay.training.trainers.tensor_parallel import TensorParallelTrainer

@@ -20,15 +20,14 @@ from assay.sites import Phase
 from assay.training.protocol import (
     ADAMW_SETTINGS,
     PHASE_METHODS,
-    PIPELINE_SHAPES,
     SCHEDULE_METHOD,
     STATED_FIELDS,
     STATED_PLAN,
-    Shapes,
     Trainer,
     TrainerTraits,
     TrainingPlan,
 )
+from assay.training.shapes import PIPELINE_SHAPES, Shapes
 
 # Where other packages register trainers: NAME = "MODULE:CLASS".
 GROUP = "assay.trainers"
