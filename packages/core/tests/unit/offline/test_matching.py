@@ -139,3 +139,9 @@ def test_globs_allow_a_port_its_module_or_one_around_it() -> None:
     assert is_allowed(name, ["model.layers"])
     assert is_allowed(name, ["*:input.0"])
     assert not is_allowed(name, ["model.layers.1*", "mlp", "nearest*"])
+
+
+def test_an_argument_of_the_model_is_not_that_of_a_module_with_another_shape() -> None:
+    ids = torch.zeros(1, 2, dtype=torch.long)
+    found = matched({("a.qkv", "input.input"): X}, {("", "input.input"): ids})
+    assert found.pairs == []

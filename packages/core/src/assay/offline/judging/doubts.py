@@ -1,14 +1,15 @@
 """Pairs of modules with unlike names or classes whose values contradict the pair.
 
-An error spreads to the outputs of the modules around it, of later blocks, and to the logits. Where one of
-them agrees, a difference means that the two modules compute different values, not that one is wrong.
+An error spreads to what follows: to the values that get the wrong result, to the outputs of the modules around
+it, of later blocks, and to the logits. Where one of them agrees, a difference means that the two modules compute
+different values, not that one is wrong.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from assay.offline.judging.judged_ports import JudgedPort
 from assay.offline.judging.locating import is_inside
-from assay.offline.ports.lanes import BLOCK, LanePair, without_numbers
+from assay.offline.ports.lanes import BLOCK, LanePair, Port, without_numbers
 
 Doubt = tuple[JudgedPort, LanePair]
 
@@ -16,7 +17,7 @@ Doubt = tuple[JudgedPort, LanePair]
 def find_doubts(judged: Sequence[JudgedPort], pairs: Sequence[LanePair]) -> list[Doubt]:
     """Return the different ports whose pair is a guess that later results refute.
 
-    A guess that is refuted in one block is refuted in all of them.
+    A guess that is refuted in one block is refuted in all of them, unless it holds in one.
     """
     guesses = {
         pair.port: pair
@@ -24,21 +25,20 @@ def find_doubts(judged: Sequence[JudgedPort], pairs: Sequence[LanePair]) -> list
         if pair.is_guess
         or (pair.port.direction == "input" and pair.expected.port.name != pair.actual.port.name)
     }
+    # A part of a fused module is reported by ACTUAL's name.
+    places = {pair.port: pair.expected.port for pair in pairs}
     failed = [
         one
         for one in judged
         if not one.agrees and one.port in guesses and one.port.phase == "forward"
     ]
-    agreeing = [
-        one
-        for one in judged
-        if one.agrees and one.port.direction == "output" and one.result.sums.num_elements
-    ]
+    agreeing = [one for one in judged if one.agrees and one.result.sums.num_elements]
+    confirmed = {_pattern(guesses[one.port]) for one in agreeing if one.port in guesses}
     refuted = {
         _pattern(guesses[one.port])
         for one in failed
-        if any(_depends_on(other, one) for other in agreeing)
-    }
+        if any(_depends_on(other, one, places) for other in agreeing)
+    } - confirmed
     return [(one, guesses[one.port]) for one in failed if _pattern(guesses[one.port]) in refuted]
 
 
@@ -47,11 +47,13 @@ def _pattern(pair: LanePair) -> tuple[str, ...]:
     return tuple(without_numbers(str(one.port)) for one in (pair.expected, pair.actual))
 
 
-def _depends_on(later: JudgedPort, one: JudgedPort) -> bool:
-    """Return True if `later` is a result that an error of `one` would change."""
+def _depends_on(later: JudgedPort, one: JudgedPort, places: Mapping[Port, Port]) -> bool:
+    """Return True if `later` is a value that an error of `one` would change."""
     if (later.result.rank, later.result.step) != (one.result.rank, one.result.step):
         return False
-    module, outer = one.port.module, later.port.module
+    if later.port.direction != "output":
+        return later.port.direction == "input" and _is_same_in_expected(later, one)
+    module, outer = places[one.port].module, places[later.port].module
     if later.port.level == "logits" or is_inside(module, outer):
         return True
     if one.port.direction == "input" and module == outer:
@@ -59,3 +61,10 @@ def _depends_on(later: JudgedPort, one: JudgedPort) -> bool:
     own, block = BLOCK.match(module), BLOCK.fullmatch(outer)
     is_same_list = block is not None and (own is None or own[1] == block[1])
     return is_same_list and later.order > one.order
+
+
+def _is_same_in_expected(later: JudgedPort, one: JudgedPort) -> bool:
+    """Return True if EXPECTED passes the value of `one` on to `later`."""
+    sums, others = one.result.sums, later.result.sums
+    is_same = (sums.num_elements, sums.ee) == (others.num_elements, others.ee)
+    return is_same and sums.ee > 0 and later.order > one.order

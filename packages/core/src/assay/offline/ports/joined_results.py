@@ -5,7 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby, pairwise
+from itertools import pairwise
 
 from torch import Tensor
 
@@ -59,18 +59,23 @@ def _modules_of(lanes: Sequence[Lane]) -> list[_Module]:
 def _pair(
     graphs: tuple[Graph, Graph], fused: list[_Module], parts: list[_Module]
 ) -> list[tuple[Lane, Lane, Span | None]]:
-    """Pair fused modules of the first graph with parts in the second one."""
+    """Pair fused modules of the first graph with parts in the second one.
+
+    All parts must agree in one of the blocks, whose parts and groups the other blocks then share. If no
+    block is without an error, all parts but one must agree.
+    """
     found: list[tuple[Lane, Lane, Span | None]] = []
     # By name of the fused module: the names of its parts, and their groups. They are the same in all blocks.
     patterns: dict[str, tuple[list[str], int]] = {}
-    for is_last in (False, True):
+    for most_wrong in (0, None, 1):
         for module in list(fused):
             for run in _find_runs(parts, module, graphs):
                 names = [without_numbers(one.name) for one in run]
-                groups = _find_groups(module, run, graphs)
                 known = patterns.get(without_numbers(module.name))
-                if groups is None and is_last and known is not None and known[0] == names:
-                    groups = known[1]
+                if most_wrong is not None:
+                    groups = _find_groups(module, run, graphs, most_wrong)
+                else:
+                    groups = known[1] if known is not None and known[0] == names else None
                 if groups is None:
                     continue
                 patterns[without_numbers(module.name)] = names, groups
@@ -94,8 +99,10 @@ def _find_runs(
     width = _input_width(graphs[0], fused)
     parts = [one for one in parts if width in (None, _input_width(graphs[1], one) or width)]
     parts.sort(key=lambda one: block_number(one.name) != block_number(fused.name))
-    for _, group in groupby(parts, lambda one: one.parent):
-        siblings = list(group)
+    families: dict[str, list[_Module]] = {}
+    for one in parts:
+        families.setdefault(one.parent, []).append(one)
+    for siblings in families.values():
         for first in range(len(siblings)):
             for end in range(first + 2, len(siblings) + 1):
                 if sum(one.width for one in siblings[first:end]) == fused.width:
@@ -114,8 +121,14 @@ def block_number(name: str) -> str | None:
     return number[0] if number else None
 
 
-def _find_groups(fused: _Module, parts: list[_Module], graphs: tuple[Graph, Graph]) -> int | None:
-    """Return the number of interleaved groups for which the parts agree best; None if no part does."""
+def _find_groups(
+    fused: _Module, parts: list[_Module], graphs: tuple[Graph, Graph], most_wrong: int
+) -> int | None:
+    """Return the number of interleaved groups for which the parts agree best.
+
+    most_wrong: the largest number of parts that may differ.
+    Returns: None if more parts differ, or no part can be compared.
+    """
     whole = graphs[0].sample(fused.output)
     values = [graphs[1].sample(one.output) for one in parts]
     width = math.gcd(*(one.width for one in parts))
@@ -126,10 +139,24 @@ def _find_groups(fused: _Module, parts: list[_Module], graphs: tuple[Graph, Grap
             span = Span(offset, part.width, number)
             offset += part.width
             if whole is not None and value is not None:
-                errors.append(relative_error(span.of(whole, is_parameter=False), value))
-        if any(one <= SIMILAR for one in errors):
+                errors.append(_error_of_part(span, whole, value))
+        if errors and sum(not one <= SIMILAR for one in errors) <= min(most_wrong, len(errors) - 1):
             best = min(best or (math.inf, 0), (sum(min(one, 2.0) for one in errors), number))
     return best[1] if best is not None else None
+
+
+def _error_of_part(span: Span, whole: Tensor, value: Tensor) -> float:
+    """Return the relative error of a part, whose heads may be stored for the other form of rotary embedding."""
+    error = relative_error(span.of(whole, is_parameter=False), value)
+    orders = _head_orders(span.length) if SIMILAR < error < math.inf else []
+    reordered = (replace(span, head=one).of(whole, is_parameter=False) for one in orders)
+    return min([error, *(relative_error(one, value) for one in reordered)])
+
+
+def _head_orders(width: int) -> list[tuple[int, int]]:
+    """Return the orders of the channels in heads of each possible size, see `Span.head`."""
+    sizes = [one for one in range(4, width + 1, 2) if width % one == 0]
+    return [order for one in sizes for order in ((one // 2, 2), (2, one // 2))]
 
 
 def _pair_lanes(fused: _Module, part: _Module, span: Span) -> list[tuple[Lane, Lane, Span | None]]:
@@ -169,9 +196,7 @@ def find_rotary_layouts(
         is_result = is_chosen and port.phase == "forward"
         before = sample_error(pair, graphs) if is_result and _ROTATED.match(_last(module)) else 0.0
         if SIMILAR / 10 < before < math.inf:
-            width = (pair.expected_span or pair.actual_span or _whole(pair)).length
-            sizes = [one for one in range(4, width + 1, 2) if width % one == 0]
-            shapes = [shape for one in sizes for shape in ((one // 2, 2), (2, one // 2))]
+            shapes = _head_orders((pair.expected_span or pair.actual_span or _whole(pair)).length)
             errors = {one: sample_error(_reorder(pair, one), graphs) for one in shapes}
             best = min(shapes, key=errors.__getitem__, default=None)
             if best is not None and errors[best] <= _EXPLAINED * before:

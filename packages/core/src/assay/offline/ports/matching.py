@@ -100,7 +100,7 @@ def _match_logits(expected: Sequence[Lane], actual: Sequence[Lane]) -> list[Lane
             and one.first.shape and one.first.shape[-1:] == (lane.first.shape or ())[-1:]
         ]  # fmt: skip
         if lane.port.level == "logits" and results:
-            found.append(LanePair(lane, results[-1]))
+            found.append(LanePair(lane, results[-1], is_guess=True))
     return found
 
 
@@ -128,7 +128,9 @@ def _match_root_inputs(pairs: Sequence[LanePair], expected: Lanes, actual: Lanes
             (
                 other
                 for other_port, other in actual.items()
-                if other_port.name == port.name and "" in (port.module, other_port.module)
+                if other_port.name == port.name
+                and "" in (port.module, other_port.module)
+                and _are_alike(lane, other)
             ),
             None,
         )
@@ -209,15 +211,21 @@ def _match_ports(expected: list[Lane], actual: list[Lane]) -> list[tuple[Lane, L
 
 
 def _may_be_same(expected: Lane, actual: Lane) -> bool:
-    """Return True if two tensors have the same shape and kind of values.
+    """Return True if two ports may be one argument or result.
 
     Integers with different names, such as ids and a mask, are different arguments.
     """
-    one, other = expected.first, actual.first
+    dtype = expected.first.dtype
     is_named = not (expected.port.is_positional or actual.port.is_positional)
-    is_index = bool(one.dtype) and "float" not in one.dtype
+    is_index = bool(dtype) and "float" not in dtype
     if is_named and is_index and expected.port.direction == "input":
         return False
+    return _are_alike(expected, actual)
+
+
+def _are_alike(expected: Lane, actual: Lane) -> bool:
+    """Return True if two tensors have the same shape and kind of values."""
+    one, other = expected.first, actual.first
     if (one.shape is None) != (other.shape is None):
         return False
     same_kind = ("float" in one.dtype) == ("float" in other.dtype)

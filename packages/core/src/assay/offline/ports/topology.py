@@ -82,13 +82,17 @@ def match_by_topology(
 def _match(
     expected: Graph, actual: Graph, names: Mapping[str, str], least: float
 ) -> dict[str, str]:
-    """Align both graphs. Modules in `names` are left out, or keep the order if `least` is not 0."""
-    known = ({*names}, {*names.values()}) if not least else (set[str](), set[str]())
+    """Align both graphs. Modules in `names` are left out, or keep the order if `least` is not 0.
+
+    Of two modules with equal values, one may compute by itself what the other one leaves to modules in it.
+    """
     found: dict[str, str] = {}
-    for is_container in (False, True):
+    for kinds in ((False, False), (True, True), (False, True), (True, False))[: 2 if least else 4]:
+        partners = {**names, **found}
+        known = ({*partners}, {*partners.values()}) if not least else (set[str](), set[str]())
         one, other = (
             _list_nodes(graph, without, is_container=is_container)
-            for graph, without in zip((expected, actual), known, strict=True)
+            for graph, without, is_container in zip((expected, actual), known, kinds, strict=True)
         )
         if len(one) * len(other) <= _MOST_PAIRS:
             found |= {a.name: b.name for a, b in _align(one, other, names, least)}

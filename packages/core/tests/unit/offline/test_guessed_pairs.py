@@ -1,0 +1,168 @@
+"""Guessed pairs: one wrong guess hides no error, and is not called an error."""
+
+from collections.abc import Mapping
+
+import pytest
+import torch
+from torch import Tensor
+
+from assay.dumps.protocol import Dump
+from assay.offline.check import CompareOptions, compare_dumps
+from assay.runs import SilentProgress
+from assay.verdicts import Outcome, Verdict
+from packages.core.tests.unit.offline.small_llama import (
+    LAYERS,
+    LIBRARIES,
+    Ports,
+    call,
+    dump_of,
+    make_weights,
+    transformers,
+)
+
+
+def judge(expected: Dump, actual: Dump) -> Verdict:
+    return compare_dumps(CompareOptions("a", "b"), expected, actual, SilentProgress()).verdict
+
+
+def with_fused_projections(seen: Mapping[str, Tensor]) -> Ports:
+    """Fuse q, k and v of transformers, as GPT-2, GPT-NeoX and Phi-3 do."""
+    ports = transformers(seen)
+    for n in range(LAYERS):
+        attn = f"model.layers.{n}.self_attn"
+        joined = torch.cat([seen[f"{n}.{name}"] for name in "qkv"], -1)
+        fused = call(f"{attn}.qkv_proj", "Linear", seen[f"{n}.norm_1"], joined)
+        kept = {key: one for key, one in ports.items() if not key.startswith(f"{attn}.q_proj:")}
+        before = list(kept).index(f"{attn}.k_proj:input.x")
+        items = list(kept.items())
+        ports = dict([*items[:before], *fused.items(), *items[before:]])
+        ports = {
+            key: one
+            for key, one in ports.items()
+            if not key.startswith((f"{attn}.k_proj:", f"{attn}.v_proj:"))
+        }
+    return ports
+
+
+def with_hooks(seen: Mapping[str, Tensor]) -> Ports:
+    """Split q, k and v into modules with hooks, as the bridge of transformer-lens 4.3 does.
+
+    A hook in `k` is as wide as a head: `k.hook_in`, `k._original_component` and `k.hook_out` together are as
+    wide as q, k and v where all have one width.
+    """
+    ports: Ports = {}
+    for key, one in LIBRARIES["litgpt"](seen).items():
+        module = key.partition(":")[0]
+        if not module.endswith("attn.qkv"):
+            ports[key] = one
+            continue
+        if key.endswith(":output"):
+            continue
+        attn, n = module.removesuffix(".qkv"), int(module.split(".")[2])
+        given = seen[f"{n}.norm_1"]
+        for name in "qkv":
+            at, result = f"{attn}.{name}", seen[f"{n}.{name}"]
+            ports |= call(f"{at}.hook_in", "HookPoint", given, given)
+            ports |= call(f"{at}._original_component", "Linear", given, result)
+            ports |= call(f"{at}.hook_out", "HookPoint", result, result)
+            ports |= call(at, "LinearBridge", given, result, "input.input")
+    return ports
+
+
+@pytest.mark.parametrize("name", ["0.q", "1.k", "2.v", "1.down", "0.norm_2"])
+def test_hooks_between_the_parts_of_a_fused_projection_are_no_parts(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As many heads of keys as of queries: any three modules are as wide as q, k and v together.
+    monkeypatch.setattr("packages.core.tests.unit.offline.small_llama.KV_HEADS", 4)
+    clean = dump_of(with_fused_projections)
+    assert judge(clean, dump_of(with_hooks)).verdict is not Outcome.FAIL
+    weights = make_weights()
+    weights[name] *= 1.05
+
+    verdict = judge(clean, dump_of(with_hooks, weights))
+
+    assert verdict.location is not None
+    layer, what = name.split(".")
+    places = {
+        "down": f"model.layers.{layer}.mlp.down_proj",
+        "norm_2": f"model.layers.{layer}.post_attention_layernorm",
+    }
+    assert verdict.location.module == places.get(what, f"transformer.h.{layer}.attn.{what}")
+
+
+def with_scaled_embedding(seen: Mapping[str, Tensor]) -> Ports:
+    """Scale the embedding outside of its module, as litgpt 0.5.13 does for Gemma 2."""
+    ports = LIBRARIES["litgpt"](seen)
+    return ports | {"transformer.wte:output": ("Embedding", seen["embed"] / 8)}
+
+
+def scaled_inside(seen: Mapping[str, Tensor]) -> Ports:
+    """Scale it inside of its module, as transformers 5.23 does."""
+    ports = transformers(seen)
+    return ports | {"model.embed_tokens:output": ("ScaledWordEmbedding", seen["embed"])}
+
+
+def test_a_scale_outside_of_a_module_is_no_error() -> None:
+    verdict = judge(dump_of(scaled_inside), dump_of(with_scaled_embedding))
+
+    assert verdict.verdict is Outcome.NOT_COMPARED
+    assert "model.embed_tokens:output with transformer.wte:output" in str(verdict.levels)
+
+
+@pytest.mark.parametrize(
+    ("name", "module"),
+    [("0.norm_1", "input_layernorm"), ("0.q", "self_attn.q_proj"), ("0.down", "mlp.down_proj")],
+)
+def test_a_scale_outside_of_a_module_hides_no_error_of_the_first_layer(
+    name: str, module: str
+) -> None:
+    weights = make_weights()
+    weights[name] *= 1.05
+
+    verdict = judge(dump_of(scaled_inside), dump_of(with_scaled_embedding, weights))
+
+    assert verdict.verdict is Outcome.FAIL
+    assert verdict.location is not None
+    assert verdict.location.module == f"model.layers.0.{module}"
+
+
+def test_an_error_that_a_later_norm_undoes_is_named() -> None:
+    def undone(seen: Mapping[str, Tensor]) -> Ports:
+        """Scale the MLP, which a norm follows, as in Gemma 2 and OLMo 2."""
+        ports = LIBRARIES["litgpt"](seen)
+        at = "transformer.h.1.mlp"
+        wrong = {f"{at}{one}:output": ("Other", 1.05 * seen["1.down"]) for one in (".proj", "")}
+        return ports | wrong
+
+    verdict = judge(dump_of(transformers), dump_of(undone))
+
+    assert verdict.verdict is Outcome.FAIL
+    assert verdict.location is not None
+    assert verdict.location.module == "model.layers.1.mlp.down_proj"
+
+
+def test_logits_are_compared_where_the_models_agree_on_them() -> None:
+    """A model bounds its logits after the head, and an engine computes both in one module: vLLM 0.32, Gemma 2."""
+
+    def bounded(seen: Mapping[str, Tensor]) -> Ports:
+        logits = 3 * torch.tanh(seen["logits"] / 3)
+        return transformers(seen) | {":output.logits": ("Gemma2ForCausalLM", logits)}
+
+    def in_one_module(seen: Mapping[str, Tensor]) -> Ports:
+        ports = LIBRARIES["vllm"](seen)
+        logits = 3 * torch.tanh(seen["logits"] / 3)
+        return {
+            key: (kind, logits if key.endswith("logits_processor:output") else value)
+            for key, (kind, value) in ports.items()
+        }
+
+    verdict = judge(dump_of(bounded), dump_of(in_one_module))
+
+    assert verdict.verdict is Outcome.NOT_COMPARED
+    assert verdict.levels["logits"].verdict is Outcome.PASS
+    weights = make_weights()
+    weights["head"] *= 1.05
+    wrong = judge(dump_of(bounded), dump_of(in_one_module, weights))
+    assert wrong.location is not None
+    assert wrong.location.module == "lm_head"
