@@ -1,6 +1,7 @@
 """Arguments and key/value caches that a call changes in place, which makes them its results."""
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,26 +9,22 @@ import torch
 from torch import Tensor
 
 from assay.hooks.values.nested import iterate_tensors
+from assay.hooks.values.tensor_map import Content
 
 
 class InPlaceChanges:
-    """Remembers the version of every tensor argument of a call.
-
-    Versions count in-place operations (torch.Tensor._version); writes through `.data` or by
-    kernels that do not declare them are not counted.
-    """
+    """Remembers the content of every tensor argument of a call."""
 
     def __init__(self, arguments: dict[str, Any]) -> None:
         self._before = [
-            (port.removeprefix("."), tensor, tensor._version)  # noqa: SLF001 - no public name
+            (port.removeprefix("."), tensor, Content(tensor))
             for port, tensor in iterate_tensors(arguments, "")
-            if not tensor.is_inference()
         ]
 
     def changed(self) -> Iterator[tuple[str, Tensor]]:
         """Yield every argument that has changed, with its port after `input.`."""
-        for port, tensor, version in self._before:
-            if tensor._version != version:  # noqa: SLF001
+        for port, tensor, content in self._before:
+            if not content.is_of(tensor):
                 yield port, tensor
 
 
@@ -37,7 +34,8 @@ def write_injected(target: Tensor, injected: Tensor) -> None:
     Autograd refuses a backward pass over a saved tensor with another version, and a copy in the
     graph would cut off the gradient.
     """
-    target.data.copy_(injected)
+    with torch.inference_mode() if target.is_inference() else nullcontext():
+        target.data.copy_(injected)
 
 
 PARTS = ("keys", "values")

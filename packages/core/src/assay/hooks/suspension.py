@@ -18,13 +18,25 @@ def is_suspended() -> bool:
 
 @contextmanager
 def suspended_modes() -> Iterator[None]:
-    """Compute without precision modes, operation watchers and simulated devices."""
+    """Compute without precision modes, operation watchers, simulated devices and inference mode.
+
+    Tensors made in inference mode cannot be changed outside of it, as sums are that grow call by call.
+    """
     _state.depth = getattr(_state, "depth", 0) + 1
     try:
-        with suspend_execution():
+        with suspend_execution(), _left_inference_mode():
             yield
     finally:
         _state.depth -= 1
+
+
+@contextmanager
+def _left_inference_mode() -> Iterator[None]:
+    if not torch.is_inference_mode_enabled():
+        yield
+        return
+    with torch.inference_mode(mode=False), torch.no_grad():
+        yield
 
 
 @contextmanager

@@ -145,6 +145,26 @@ def hidden_units_permuted(model):
         mlp.down_proj.weight.copy_(mlp.down_proj.weight.flip(1))
 
 
+def _scale_in_inference_mode(model, factor):
+    """The result is changed in place, in a mode in which torch does not count such changes."""
+    mlp = model.get_submodule("model.layers.1.mlp")
+    forward = mlp.forward
+    def scaled(x):
+        with torch.inference_mode():
+            result = forward(x)
+            result *= factor
+            return result
+    mlp.forward = scaled
+
+
+def scaled_in_inference_mode(model):
+    _scale_in_inference_mode(model, 1.02)
+
+
+def run_in_inference_mode(model):
+    _scale_in_inference_mode(model, 1.0)
+
+
 def keys_102(model):
     with torch.no_grad():
         model.get_submodule("model.layers.1.self_attn.k_proj").weight.mul_(1.02)

@@ -362,3 +362,11 @@ def test_level_that_was_not_run_says_why(assay: Run, prompts: Path) -> None:
     assert "level logits" in modules["reason"]
     assert (run.folder / "golden").is_dir()
     assert (run.folder / "candidate").is_dir()
+
+
+@pytest.mark.long
+def test_a_module_in_inference_mode_is_judged_as_any_other(check: Run, setups: Path) -> None:
+    wrong = check("--candidate-setup", f"{setups}:scaled_in_inference_mode")
+    assert (wrong.code, wrong.verdict["location"]["module"]) == (1, "model.layers.1.mlp")
+
+    assert check("--candidate-setup", f"{setups}:run_in_inference_mode").code == 0

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, LlamaConfig, MistralConfig
 
-from assay.hooks.in_place_changes import Addition, CacheTracker, InPlaceChanges
+from assay.hooks.in_place_changes import Addition, CacheTracker, InPlaceChanges, write_injected
 
 
 def test_argument_changed_in_place_is_found_under_its_port() -> None:
@@ -28,13 +28,21 @@ def test_change_through_a_view_is_a_change_of_the_argument() -> None:
     assert [port for port, _ in tracer.changed()] == ["x"]
 
 
-def test_inference_tensors_are_ignored() -> None:
+def test_changes_of_inference_tensors_are_found() -> None:
     with torch.inference_mode():
-        x = torch.ones(2)
-        tracer = InPlaceChanges({"x": x})
+        x, y = torch.ones(2), torch.ones(2)
+        tracer = InPlaceChanges({"x": x, "y": y})
         x.add_(1)
 
-        assert list(tracer.changed()) == []
+        assert [port for port, _ in tracer.changed()] == ["x"]
+
+
+def test_values_are_injected_into_inference_tensors() -> None:
+    with torch.inference_mode():
+        target = torch.zeros(2)
+    write_injected(target, torch.ones(2))
+
+    assert target.tolist() == [1.0, 1.0]
 
 
 HEADS, DIM = 2, 4

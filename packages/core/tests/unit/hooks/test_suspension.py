@@ -63,3 +63,19 @@ def test_another_thread_is_not_suspended() -> None:
         thread.join()
 
     assert seen == [False]
+
+
+def test_tensors_that_are_made_in_inference_mode_can_be_changed_later() -> None:
+    with torch.inference_mode():
+        with suspended():
+            total = torch.ones(2) + 1
+            assert not torch.is_grad_enabled()
+        assert torch.is_inference_mode_enabled()
+
+    total += 1
+    assert total.tolist() == [3.0, 3.0]
+
+
+def test_suspension_leaves_gradients_enabled() -> None:
+    with suspended():
+        assert torch.is_grad_enabled()

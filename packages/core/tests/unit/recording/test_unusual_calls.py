@@ -322,3 +322,25 @@ def test_modules_that_are_not_recorded_are_not_missed_in_a_whole_graph(tmp_path:
         net(torch.ones(1, 4))
 
     assert not open_dump(str(tmp_path / "t")).problems
+
+
+class ScaledInPlace(Net):
+    """Scales a value in place between two layers."""
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        hidden = self.layers[0](hidden)
+        hidden *= 3
+        return self.layers[1](hidden)  # type: ignore[no-any-return]
+
+
+def test_a_change_in_place_is_seen_in_inference_mode(tmp_path: Path) -> None:
+    """vLLM 0.32 runs in inference mode, and scales the embeddings of Granite in place."""
+    model, given = ScaledInPlace(), torch.ones(2, 4)
+    with torch.inference_mode(), capture(model, tmp_path / "trace"):
+        model(given)
+    trace = Trace.open(tmp_path / "trace")
+
+    ports = {call.site.module: call for call in trace.calls}
+    before = trace.tensor(ports["layers.0"], "output")
+    after = trace.tensor(ports["layers.1"], "input.input")
+    assert torch.equal(after, 3 * before)

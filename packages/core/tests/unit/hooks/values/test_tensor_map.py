@@ -49,10 +49,12 @@ def test_entry_ends_with_its_tensor_and_its_id_is_not_reused() -> None:
     assert len(known._entries) == 0
 
 
-def test_inference_tensors_are_known_without_a_version() -> None:
+def test_inference_tensors_are_known_until_they_change() -> None:
     known: TensorMap[str] = TensorMap()
     with torch.inference_mode():
-        tensor = torch.ones(1)
+        tensor = torch.ones(3)
         known.put(tensor, "x")
 
-    assert known.get(tensor) == "x"
+        assert known.get(tensor) == "x"
+        tensor[1] *= 3
+        assert known.get(tensor) is None
