@@ -6,72 +6,55 @@ from typing import Annotated
 
 import typer
 
+from assay.api.options import Option
+from assay.cli.derived_commands import with_options
 from assay.output.streams import print_text
 from assay_smoke.data.protocols import FeatureKind, Truncation
 
 _OWN = "FILE.py:NAME"
 
 
+@with_options
 def data(  # noqa: PLR0913 - one for each option
     model: Annotated[
         str | None,
-        typer.Argument(
-            metavar="[MODEL]",
-            help="Check the chat template of a folder with a tokenizer, hub name or micro:RECIPE.",
+        Option(
+            "Check the chat template of a folder with a tokenizer, hub name or micro:RECIPE.",
+            "[MODEL]",
         ),
     ] = None,
     *,
     render: Annotated[
-        str | None,
-        typer.Option(metavar=_OWN, help="(tokenizer, messages, max_length) -> ids and labels."),
+        str | None, Option("(tokenizer, messages, max_length) -> ids and labels.", _OWN)
     ] = None,
     truncation: Annotated[
         Truncation | None,
-        typer.Option(help="Declare how long chats are cut. Default: any of these ways passes."),
+        Option("Declare how long chats are cut. Default: any of these ways passes."),
     ] = None,
-    collator: Annotated[
-        str | None, typer.Option(metavar=_OWN, help="(tokenizer) -> collator that pads.")
-    ] = None,
+    collator: Annotated[str | None, Option("(tokenizer) -> collator that pads.", _OWN)] = None,
     packing: Annotated[
-        str | None,
-        typer.Option(metavar=_OWN, help="(tokenizer) -> collator that packs samples into rows."),
+        str | None, Option("(tokenizer) -> collator that packs samples into rows.", _OWN)
     ] = None,
     features: Annotated[
-        FeatureKind,
-        typer.Option(help="Samples for collators: with masked labels, or without labels."),
+        FeatureKind, Option("Samples for collators: with masked labels, or without labels.")
     ] = "masked",
     sampler: Annotated[
-        str | None,
-        typer.Option(metavar=_OWN, help="(plan, resumed) -> epochs of batches of sample numbers."),
+        str | None, Option("(plan, resumed) -> epochs of batches of sample numbers.", _OWN)
     ] = None,
     batch_sampler: Annotated[
-        str | None, typer.Option(metavar=_OWN, help="The same with a token budget per batch.")
+        str | None, Option("The same with a token budget per batch.", _OWN)
     ] = None,
     accumulation: Annotated[
         str | None,
-        typer.Option(
-            metavar=_OWN,
-            help="(model, micro_batches, num_step_tokens, num_ranks): runs backward passes.",
-        ),
+        Option("(model, micro_batches, num_step_tokens, num_ranks): runs backward passes.", _OWN),
     ] = None,
     loader: Annotated[
-        str | None,
-        typer.Option(
-            metavar=_OWN, help="(dataset, num_workers, rank) -> DataLoader with your seeding."
-        ),
+        str | None, Option("(dataset, num_workers, rank) -> DataLoader with your seeding.", _OWN)
     ] = None,
-    dataset: Annotated[
-        str | None, typer.Option(metavar=_OWN, help="(samples) -> dataset with random items.")
-    ] = None,
-    trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Run code from the model's repository.")
-    ] = False,
-    output: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Default: runs/<time>-smoke-data.")
-    ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print the verdict as JSON and nothing else.")
-    ] = False,
+    dataset: Annotated[str | None, Option("(samples) -> dataset with random items.", _OWN)] = None,
+    trust_remote_code: Annotated[bool, Option("Run code from the model's repository.")] = False,
+    output: Annotated[Path | None, Option("Default: runs/<time>-smoke-data.", "DIR")] = None,
+    as_json: Annotated[bool, Option("Print the verdict as JSON and nothing else.")] = False,
 ) -> None:
     """Find broken properties of a training run's data side, each with its smallest case.
 

@@ -5,44 +5,37 @@ from typing import Annotated, Literal
 
 import typer
 
+from assay.api.options import Option
+from assay.cli.derived_commands import with_options
 from assay.output.streams import print_text
 
 
+@with_options
 def plan(  # noqa: PLR0913 - one for each option
     *,
-    vendor: Annotated[
-        str, typer.Option(metavar="NAME", help="Vendor of the cards; a wrong name lists them.")
-    ] = "cpu",
-    cards: Annotated[int, typer.Option(metavar="N", help="Largest number of cards per case.")] = 4,
+    vendor: Annotated[str, Option("Vendor of the cards; a wrong name lists them.", "NAME")] = "cpu",
+    cards: Annotated[int, Option("Largest number of cards per case.", "N")] = 4,
     coverage: Annotated[
         Literal["one", "pairwise", "full"],
-        typer.Option(
-            metavar="one|pairwise|full",
-            help="Each framework once; every possible pair of values; every case.",
+        Option(
+            "Each framework once; every possible pair of values; every case.", "one|pairwise|full"
         ),
     ] = "pairwise",
     budget: Annotated[
-        str | None,
-        typer.Option(metavar="30m", help="Take the most valuable cases in this time."),
+        str | None, Option("Take the most valuable cases in this time.", "30m")
     ] = None,
     expression: Annotated[
         str | None,
         typer.Option("-k", metavar="EXPR", help="Take only matching ids, as in `pytest -k`."),
     ] = None,
     history: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Recorded runs. Default: in the user's cache."),
+        Path | None, Option("Recorded runs. Default: in the user's cache.", "FILE")
     ] = None,
     machine: Annotated[
-        str | None,
-        typer.Option(metavar="KIND", help="Machine whose recorded runs count. Default: this kind."),
+        str | None, Option("Machine whose recorded runs count. Default: this kind.", "KIND")
     ] = None,
-    refused: Annotated[
-        bool, typer.Option("--refused", help="Also show refused combinations and reasons.")
-    ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object and nothing else.")
-    ] = False,
+    refused: Annotated[bool, Option("Also show refused combinations and reasons.")] = False,
+    as_json: Annotated[bool, Option("Print one JSON object and nothing else.")] = False,
 ) -> None:
     """Show the cases that `assay smoke run` would run, why, how long, and what it leaves out.
 

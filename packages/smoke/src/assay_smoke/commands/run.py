@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from assay.api.options import Option
+from assay.cli.derived_commands import with_options
 from assay.output.streams import print_error, print_text
 
 if TYPE_CHECKING:
@@ -14,19 +16,19 @@ if TYPE_CHECKING:
 _Coverage = Literal["one", "pairwise", "full"]
 
 
+@with_options
 def run(  # noqa: PLR0913 - one for each option
     names: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="[CASE|command:FILE.toml]...",
-            help="Case ids from `assay smoke plan`, or command:FILE.toml for a training library with"
+        Option(
+            "Case ids from `assay smoke plan`, or command:FILE.toml for a training library with"
             " its own command line. Default: the plan.",
+            "[CASE|command:FILE.toml]...",
         ),
     ] = None,
     *,
     plan: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Run the plan that `assay smoke plan --json` wrote."),
+        Path | None, Option("Run the plan that `assay smoke plan --json` wrote.", "FILE")
     ] = None,
     extra: Annotated[
         list[str] | None,
@@ -34,26 +36,18 @@ def run(  # noqa: PLR0913 - one for each option
             "--with", metavar="command:FILE.toml", help="Also run this library; repeatable."
         ),
     ] = None,
-    device: Annotated[
-        str, typer.Option(metavar="DEVICE", help="Device to train on, as in `assay devices`.")
-    ] = "cpu",
+    device: Annotated[str, Option("Device to train on, as in `assay devices`.", "DEVICE")] = "cpu",
     run: Annotated[
-        str | None,
-        typer.Option(
-            "--run",
-            metavar="RUN",
-            help="DEVICE/DTYPE: run only cases in this dtype, on this device.",
-        ),
+        str | None, Option("DEVICE/DTYPE: run only cases in this dtype, on this device.", "RUN")
     ] = None,
     coverage: Annotated[
-        _Coverage, typer.Option(help="Coverage of pairs of values; see `assay smoke plan`.")
+        _Coverage, Option("Coverage of pairs of values; see `assay smoke plan`.")
     ] = "pairwise",
     cards: Annotated[
-        int | None,
-        typer.Option(min=1, help="Most ranks per case. Default: 4 on a CPU, else all devices."),
+        int | None, Option("Most ranks per case. Default: 4 on a CPU, else all devices.", minimum=1)
     ] = None,
     budget: Annotated[
-        str | None, typer.Option(metavar="30m", help="Run the most valuable cases in this time.")
+        str | None, Option("Run the most valuable cases in this time.", "30m")
     ] = None,
     keyword: Annotated[
         str | None,
@@ -61,23 +55,16 @@ def run(  # noqa: PLR0913 - one for each option
     ] = None,
     trainer: Annotated[
         str | None,
-        typer.Option(
-            metavar="NAME|FILE.py:CLASS",
-            help="Replace the trainer of each case; see `assay check train --candidate-trainer`.",
+        Option(
+            "Replace the trainer of each case; see `assay check train --candidate-trainer`.",
+            "NAME|FILE.py:CLASS",
         ),
     ] = None,
     timeout: Annotated[
-        float,
-        typer.Option(
-            metavar="SECONDS", min=1, help="Limit of each world of ranks; a case has up to five."
-        ),
+        float, Option("Limit of each world of ranks; a case has up to five.", "SECONDS", minimum=1)
     ] = 300.0,
-    output: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Default: runs/<time>-smoke-run.")
-    ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object and nothing else.")
-    ] = False,
+    output: Annotated[Path | None, Option("Default: runs/<time>-smoke-run.", "DIR")] = None,
+    as_json: Annotated[bool, Option("Print one JSON object and nothing else.")] = False,
 ) -> None:
     """Test whether training survives setup, steps, checkpoint, resume and teardown, in every feature.
 
