@@ -8,17 +8,7 @@ from typing import Annotated
 
 import typer
 
-from assay.cli.commands import (
-    calibrate,
-    capture,
-    check,
-    compare,
-    devices,
-    explain,
-    inspect,
-    models,
-    report,
-)
+from assay.cli.commands import calibrate, capture, check, devices, dumps, models, results
 from assay.errors import MachineError
 from assay.output.streams import print_text
 
@@ -40,13 +30,13 @@ app = typer.Typer(
 )
 app.add_typer(check.app, name="check")
 app.command("capture", cls=capture.CaptureCommand)(capture.capture)
-app.command("compare")(compare.compare)
-app.command("inspect")(inspect.inspect)
+app.command("compare")(dumps.compare)
+app.command("inspect")(dumps.inspect)
 app.command("calibrate")(calibrate.calibrate)
 app.command("devices")(devices.devices)
 app.add_typer(models.app, name="models")
-app.command("report")(report.report)
-app.command("explain")(explain.explain)
+app.command("report")(results.report)
+app.command("explain")(results.explain)
 
 
 def add_extensions() -> None:

@@ -5,17 +5,16 @@ A group of experts gets the tokens, the chosen experts and their weights, wherev
 Shape legend: R tokens, k experts for each, E experts.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
+from assay.hooks.function_mode import Arguments, Function, FunctionMode
 from assay.hooks.module_tracer import ActiveCall, ModuleTracer, NullHandler
-from assay.hooks.suspension import is_suspended
 
 _SELECTING = frozenset({torch.topk, Tensor.topk})
 _MAXIMIZING = frozenset({torch.max, Tensor.max, torch.argmax, Tensor.argmax})
@@ -121,24 +120,16 @@ def find_choice_arguments(arguments: dict[Any, Any]) -> tuple[Any, Any] | None:
     return None
 
 
-class _SelectionWatcher(TorchFunctionMode):
+class _SelectionWatcher(FunctionMode):
     """Keeps the scores of every operation that selects the largest of each row."""
 
     def __init__(self, selections: list[Selection]) -> None:
         super().__init__()
         self._selections = selections
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:  # noqa: ANN401 - whatever func returns
-        del types
-        kwargs = kwargs or {}
+    def call(self, func: Function, args: Arguments, kwargs: dict[str, Any]) -> Any:  # noqa: ANN401 - see base
         result = func(*args, **kwargs)
-        if (func in _SELECTING or func in _MAXIMIZING) and not is_suspended():
+        if func in _SELECTING or func in _MAXIMIZING:
             scores = args[0] if args else kwargs.get("input")
             if isinstance(scores, Tensor) and scores.ndim == 2 and scores.is_floating_point():
                 count = 1

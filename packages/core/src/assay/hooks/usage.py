@@ -3,18 +3,17 @@
 Shape legend: R tokens, k experts for each, E experts.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from assay.hooks.expert_choices import find_choice_arguments
+from assay.hooks.function_mode import Arguments, Function, FunctionMode
 from assay.hooks.module_tracer import ActiveCall, TraceHandler
-from assay.hooks.suspension import is_suspended
 from assay.hooks.values.nested import iterate_tensors
 from assay.sites import RowMap, unwrapped_path
 
@@ -202,28 +201,19 @@ def _has_rows_of_positions(tensor: Tensor) -> bool:
     return is_index and tensor.ndim == 3 and 1 < len(tensor) <= _MOST_POSITION_ROWS
 
 
-class _ParameterReads(TorchFunctionMode):
+class _ParameterReads(FunctionMode):
     """Reports the arguments whose values functions read to `watch`."""
 
     def __init__(self, watch: UsageWatch) -> None:
         super().__init__()
         self._watch = watch
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:  # noqa: ANN401 - whatever func returns
-        del types
-        kwargs = kwargs or {}
+    def call(self, func: Function, args: Arguments, kwargs: dict[str, Any]) -> Any:  # noqa: ANN401 - see base
         result = func(*args, **kwargs)
-        if not is_suspended():
-            for number, value in enumerate((*args, *kwargs.values())):
-                if _reads_value(func, result, number):
-                    for item in value if isinstance(value, (list, tuple)) else (value,):
-                        self._watch.note_read(item)
+        for number, value in enumerate((*args, *kwargs.values())):
+            if _reads_value(func, result, number):
+                for item in value if isinstance(value, (list, tuple)) else (value,):
+                    self._watch.note_read(item)
         return result
 
 

@@ -17,6 +17,7 @@ from packages.core.tests.unit.offline.small_llama import (
     call,
     dump_of,
     make_weights,
+    normed,
     transformers,
 )
 
@@ -166,3 +167,52 @@ def test_logits_are_compared_where_the_models_agree_on_them() -> None:
     wrong = judge(dump_of(bounded), dump_of(in_one_module, weights))
     assert wrong.location is not None
     assert wrong.location.module == "lm_head"
+
+
+def scaled(ports: Ports, factor: float, names: tuple[str, ...]) -> Ports:
+    return {
+        key: (kind, value * factor if key.endswith(names) else value)
+        for key, (kind, value) in ports.items()
+    }
+
+
+def test_a_module_that_leaves_a_factor_to_the_one_around_it_is_no_error() -> None:
+    """vLLM 0.32 gates shared experts in their module, transformers 5.23 outside of it; both have one name."""
+
+    def gated_inside(seen: Mapping[str, Tensor]) -> Ports:
+        return scaled(transformers(seen), 0.3, (".mlp.act_fn:output",))
+
+    verdict = judge(dump_of(transformers), dump_of(gated_inside))
+
+    assert verdict.verdict is Outcome.NOT_COMPARED
+    assert "mlp.act_fn" in str(verdict.levels["completeness"].reason)
+
+
+def test_the_same_in_one_layer_is_an_error() -> None:
+    def wrong(seen: Mapping[str, Tensor]) -> Ports:
+        return scaled(transformers(seen), 0.3, ("layers.1.mlp.act_fn:output",))
+
+    verdict = judge(dump_of(transformers), dump_of(wrong))
+
+    assert verdict.location is not None
+    assert verdict.location.module == "model.layers.1.mlp.act_fn"
+
+
+def test_an_error_of_all_layers_that_their_norms_undo_is_an_error() -> None:
+    def with_norms(seen: Mapping[str, Tensor], factor: float = 1.0) -> Ports:
+        ports = transformers(seen)
+        wrong = (".mlp.down_proj:output", ".mlp:output")
+        ports = scaled(ports, factor, wrong)
+        for n in range(LAYERS):
+            given = seen[f"{n}.down"] * factor
+            norm = call(f"model.layers.{n}.after", "RMSNorm", given, normed(given, torch.ones(1)))
+            before = list(ports).index(f"model.layers.{n}:input.x")
+            items = list(ports.items())
+            ports = dict([*items[:before], *norm.items(), *items[before:]])
+        return ports
+
+    verdict = judge(dump_of(with_norms), dump_of(lambda seen: with_norms(seen, 1.05)))
+
+    assert verdict.verdict is Outcome.FAIL
+    assert verdict.location is not None
+    assert verdict.location.module == "model.layers.0.mlp.down_proj"

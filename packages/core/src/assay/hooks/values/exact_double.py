@@ -1,32 +1,21 @@
 """Double precision without casts to float32."""
 
-from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
-from assay.hooks.suspension import is_suspended
+from assay.hooks.function_mode import Arguments, Function, FunctionMode
 
 
-class ExactDouble(TorchFunctionMode):
+class ExactDouble(FunctionMode):
     """Turns casts to float32 into casts to float64 while the yardstick runs.
 
     Hugging Face models compute norms, softmax and rotary tables in float32, even after `.double()`.
     """
 
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Iterable[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:  # noqa: ANN401 - whatever func returns
-        del types
-        kwargs = kwargs or {}
-        if is_suspended():
-            return func(*args, **kwargs)
+    def call(self, func: Function, args: Arguments, kwargs: dict[str, Any]) -> Any:  # noqa: ANN401 - see base
+        """Call `func` without casts to float32."""
         if func is Tensor.float:
             return args[0].double()
         if any(item is torch.float32 for item in args):

@@ -4,7 +4,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from assay.cli.commands.explain import explain
+from assay.cli.commands.results import explain
 from assay.comparing.wording.diagnoses import describe_diagnosis, load_diagnoses
 from assay.errors import UsageError
 

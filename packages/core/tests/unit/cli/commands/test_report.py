@@ -7,7 +7,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from assay.cli.commands.report import report
+from assay.cli.commands.results import report
 from assay.files import UnreadableFileError
 from packages.core.tests.unit.report.sample_runs import Sample, write_sample
 

@@ -1,4 +1,4 @@
-"""`assay report`: redraw the reports of finished runs from their files."""
+"""`assay report` and `assay explain`: the commands on the results of finished runs."""
 
 import sys
 from pathlib import Path
@@ -53,3 +53,28 @@ def report(
         texts = [format_verdict(each.verdict).rstrip() for each in reports]
         print_text(texts[0] if len(texts) == 1 else f"[{','.join(texts)}]")
     raise typer.Exit(overall_outcome([each.verdict.verdict for each in reports]).exit_code)
+
+
+@with_options
+def explain(
+    diagnosis: Annotated[
+        str | None, Option("A diagnosis of verdict.json; without it, all are listed.")
+    ] = None,
+) -> None:
+    """Say what a diagnosis means, what usually causes it, and what to do next."""
+    from rich.text import Text
+
+    from assay.comparing.wording.diagnoses import describe_diagnosis, list_diagnoses
+    from assay.output.console import new_table, open_console
+
+    console = open_console()
+    if diagnosis is not None:
+        console.print(Text(describe_diagnosis(diagnosis)))
+        return
+    table = new_table()
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, verdict, summary in list_diagnoses():
+        table.add_row(name, verdict, summary)
+    console.print(table)

@@ -1,10 +1,24 @@
-"""`assay inspect`: list the contents of a dump."""
+"""`assay compare` and `assay inspect`: the commands on dumps."""
 
 import json
 from typing import Annotated
 
+from assay.api import dumps
 from assay.api.options import Option
-from assay.cli.derived_commands import with_options
+from assay.cli.derived_commands import derive_command, with_options
+
+compare = derive_command(
+    dumps.compare,
+    """Compare two dumps on disk: are they the same, and if not, where do they differ first?
+
+    Each is a folder or file of any supported tool, or a model folder, which may be quantized. No model runs
+    unless --model is given.
+
+    Example: assay compare dump/golden dump/mine
+
+    Exit code: 0 PASS, 1 FAIL, 2 usage or environment error, 3 not everything could be compared.
+    """,
+)
 
 
 @with_options
