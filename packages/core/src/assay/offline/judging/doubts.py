@@ -15,33 +15,26 @@ Doubt = tuple[JudgedPort, LanePair]
 
 
 def find_doubts(judged: Sequence[JudgedPort], pairs: Sequence[LanePair]) -> list[Doubt]:
-    """Return the different ports whose pair later results refute.
+    """Return the different ports whose pair is a guess that later results refute.
 
-    A guess that is refuted in one block is refuted in all of them, unless it holds in one. A pair of equal names
-    and classes is refuted only if it differs in several blocks, in none of which it changes anything: vLLM 0.32
-    computes the gate of shared experts in their module, transformers 5.23 outside of it.
+    A guess that is refuted in one block is refuted in all of them, unless it holds in one.
     """
     pair_of = {pair.port: pair for pair in pairs}
-    failed: dict[tuple[str, ...], list[JudgedPort]] = {}
-    for one in judged:
-        if not one.agrees and one.port in pair_of and one.port.phase == "forward":
-            failed.setdefault(_pattern(pair_of[one.port]), []).append(one)
-    known = [one for one in judged if one.port in pair_of]
-    agreeing = [one for one in known if one.agrees and one.result.sums.num_elements]
-    confirmed = {_pattern(pair_of[one.port]) for one in agreeing}
-
-    def is_refuted(ports: Sequence[JudgedPort]) -> bool:
-        if _is_guess(pair_of[ports[0].port]):
-            return any(_depends_on(other, one, pair_of) for one in ports for other in agreeing)
-        is_in_several = len({one.port for one in ports}) > 1
-        return is_in_several and all(_has_no_effect(one, judged) for one in ports)
-
-    return [
-        (one, pair_of[one.port])
-        for pattern, ports in failed.items()
-        if pattern not in confirmed and is_refuted(ports)
-        for one in ports
+    failed = [
+        one
+        for one in judged
+        if not one.agrees and one.port.phase == "forward"
+        if one.port in pair_of and _is_guess(pair_of[one.port])
     ]
+    known = [one for one in judged if one.port in pair_of]
+    agreeing = [one for one in known if one.agrees and one.result.sums.ee]
+    confirmed = {_pattern(pair_of[one.port]) for one in agreeing}
+    refuted = {
+        _pattern(pair_of[one.port])
+        for one in failed
+        if any(_depends_on(other, one, pair_of) for other in agreeing)
+    } - confirmed
+    return [(one, pair_of[one.port]) for one in failed if _pattern(pair_of[one.port]) in refuted]
 
 
 def _is_guess(pair: LanePair) -> bool:
@@ -76,18 +69,3 @@ def _is_same_in_expected(later: JudgedPort, one: JudgedPort) -> bool:
     sums, others = one.result.sums, later.result.sums
     is_same = (sums.num_elements, sums.ee) == (others.num_elements, others.ee)
     return is_same and sums.ee > 0 and later.order > one.order
-
-
-def _has_no_effect(one: JudgedPort, judged: Sequence[JudgedPort]) -> bool:
-    """Return True if the module around that of `one` agrees, and all that get its value in EXPECTED do."""
-    around = [
-        other
-        for other in judged
-        if (other.port.direction, other.result.step) == ("output", one.result.step)
-        and is_inside(one.port.module, other.port.module)
-    ]
-    nearest = max(around, key=lambda other: len(other.port.module), default=None)
-    receivers = (other for other in judged if other.port.direction == "input")
-    is_used = any(not other.agrees and _is_same_in_expected(other, one) for other in receivers)
-    is_result = one.port.direction == "output"
-    return is_result and nearest is not None and nearest.agrees and not is_used

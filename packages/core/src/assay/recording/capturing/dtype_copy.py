@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from assay.hooks.module_tracer import ActiveCall, ModuleTracer, NullHandler
-from assay.hooks.suspension import resumed
+from assay.hooks.suspension import resumed, suspended_modes
 from assay.hooks.values.nested import iterate_leaves, iterate_tensors, map_tensors
 
 
@@ -25,7 +25,8 @@ class DtypeCopy(NullHandler):
     def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
         self._dtype = dtype
         self._source = model
-        self._copy = _copy_in_dtype(model, dtype)
+        with suspended_modes():
+            self._copy = _copy_in_dtype(model, dtype)
         self._tracer = ModuleTracer(self)
         self._values: dict[tuple[str, int, str], Tensor] = {}
         self._caches: dict[int, tuple[ref[Any], Any]] = {}

@@ -1,6 +1,10 @@
 import gc
+import math
+from collections.abc import Callable
 
+import pytest
 import torch
+from torch import Tensor
 
 from assay.hooks.values.tensor_map import TensorMap
 
@@ -58,3 +62,44 @@ def test_inference_tensors_are_known_until_they_change() -> None:
         assert known.get(tensor) == "x"
         tensor[1] *= 3
         assert known.get(tensor) is None
+
+
+def test_a_nan_is_no_change_of_an_inference_tensor() -> None:
+    known: TensorMap[str] = TensorMap()
+    with torch.inference_mode():
+        tensor = torch.tensor([1.0, math.nan])
+        known.put(tensor, "x")
+
+        assert known.get(tensor) == "x"
+        tensor[0] = math.nan
+        assert known.get(tensor) is None
+
+
+class Subclass(Tensor):
+    """Such as DTensor, which cannot be copied while torch's dispatch is disabled."""
+
+    def clone(self, *_: object, **_kwargs: object) -> Tensor:
+        raise AssertionError("is copied")
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of torch, about kinds that it may drop
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.ones(2).as_subclass(Subclass),
+        lambda: torch.eye(2).to_sparse(),
+        lambda: torch.eye(2).to_sparse_csr(),
+        lambda: torch.empty(2, device="meta"),
+        lambda: torch.zeros(2, dtype=torch.complex32),
+        lambda: torch.zeros(2, dtype=torch.uint8).view(torch.float4_e2m1fn_x2),
+        lambda: torch.quantize_per_tensor(torch.ones(2), 0.1, 0, torch.qint8),
+        lambda: torch.empty(0),
+    ],
+)
+def test_every_kind_of_inference_tensor_stays_known(make: Callable[[], Tensor]) -> None:
+    known: TensorMap[str] = TensorMap()
+    with torch.inference_mode():
+        tensor = make()
+        known.put(tensor, "x")
+
+        assert known.get(tensor) == "x"

@@ -168,3 +168,15 @@ def test_operations_of_a_compiled_model_are_refused(tmp_path: Path) -> None:
     assert isinstance(net, nn.Module)
     with pytest.raises(UsageError, match="is compiled: level='op' records eager code"):
         capture(net, tmp_path / "t", level="op").start()
+
+
+def test_noise_is_recorded_in_inference_mode(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    with torch.inference_mode(), capture(model, tmp_path / "trace", noise_for="bfloat16"):
+        model(torch.ones(2, 4))
+
+    assert "without the noise" not in capsys.readouterr().err
+    noise = {one.noise.get("bfloat16") for one in open_dump(tmp_path / "trace").tensors}
+    assert None not in noise
