@@ -10,7 +10,7 @@ V = TypeVar("V")
 
 
 class Content:
-    """The content of a tensor at one time: its version, or a copy of an inference tensor.
+    """The content of a tensor at one time: its version, or the bytes of an inference tensor.
 
     torch 2.13 counts operations in place (torch.Tensor._version), but not of tensors that were made in
     inference mode. Changes are not seen if they are made through `.data` or by kernels that do not declare
@@ -18,34 +18,30 @@ class Content:
     """
 
     def __init__(self, tensor: Tensor) -> None:
-        is_counted = not tensor.is_inference()
-        self._copy = None if is_counted else _copy_of(tensor)
-        self._version = tensor._version if is_counted else 0  # noqa: SLF001 - no public name
+        self._bytes: Tensor | None = None
+        self._version = 0
+        if not tensor.is_inference():
+            self._version = tensor._version  # noqa: SLF001 - no public name
+        elif (content := _bytes_of(tensor)) is not None:
+            self._bytes = content.clone()
 
     def is_of(self, tensor: Tensor) -> bool:
         """Return True if the same tensor has not changed since."""
-        if tensor.is_inference():
-            return self._copy is None or _are_equal(self._copy, tensor)
-        return self._version == tensor._version  # noqa: SLF001 - no public name
+        if not tensor.is_inference():
+            return self._version == tensor._version  # noqa: SLF001 - no public name
+        content = _bytes_of(tensor)
+        return self._bytes is None or (content is not None and torch.equal(self._bytes, content))
 
 
-def _copy_of(tensor: Tensor) -> Tensor | None:
+def _bytes_of(tensor: Tensor) -> Tensor | None:
+    """Return the bytes of a plain dense tensor, (N,) uint8; None for other kinds."""
     is_plain = type(tensor) in (Tensor, nn.Parameter) and tensor.layout is torch.strided
     if not is_plain or tensor.is_nested or tensor.is_quantized or tensor.is_meta:
         return None
     try:
-        copy = tensor.clone()
-        torch.equal(copy, copy)
-    except (RuntimeError, NotImplementedError):  # dtypes without arithmetic
+        return tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
+    except NotImplementedError:  # a strided tensor of a dtype that torch cannot copy
         return None
-    return copy
-
-
-def _are_equal(one: Tensor, other: Tensor) -> bool:
-    """Return True if two tensors hold the same values, where NaN equals NaN."""
-    if one.shape != other.shape or torch.equal(one, other):
-        return one.shape == other.shape
-    return bool(((one == other) | ((one != one) & (other != other))).all())  # noqa: PLR0124 - NaN
 
 
 class TensorMap(Generic[V]):

@@ -75,6 +75,27 @@ def test_a_nan_is_no_change_of_an_inference_tensor() -> None:
         assert known.get(tensor) is None
 
 
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        torch.float32,
+        torch.bfloat16,
+        torch.float8_e4m3fn,
+        torch.int64,
+        torch.float8_e5m2,
+        torch.bool,
+    ],
+)
+def test_a_change_of_one_byte_is_seen_in_every_dtype(dtype: torch.dtype) -> None:
+    known: TensorMap[str] = TensorMap()
+    with torch.inference_mode():
+        tensor = torch.zeros(16, dtype=torch.uint8).view(dtype)
+        known.put(tensor, "x")
+
+        tensor.view(torch.uint8)[-1] = 1
+        assert known.get(tensor) is None
+
+
 class Subclass(Tensor):
     """Such as DTensor, which cannot be copied while torch's dispatch is disabled."""
 
