@@ -67,7 +67,7 @@ def _pair(
     found: list[tuple[Lane, Lane, Span | None]] = []
     # By name of the fused module: the names of its parts, and their groups. They are the same in all blocks.
     patterns: dict[str, tuple[list[str], int]] = {}
-    for most_wrong in (0, None, 1):
+    for most_wrong in (0, None, 1):  # None: the parts and groups of another block
         for module in list(fused):
             for run in _find_runs(parts, module, graphs):
                 names = [without_numbers(one.name) for one in run]

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from assay.comparing.levels import DiagnosedFault, LevelResult
 from assay.errors import name_some
@@ -74,7 +75,7 @@ def find_wrong_masks(evidence: FreeEvidence) -> DiagnosedFault | None:
     if alike is None or evidence.reports[0].traits.dropout_masks != "own":
         return None
     reason = f"{_drop_alike(alike)}, and the trainer declares that each draws its own"
-    return DiagnosedFault("rng-state", Location(phase="forward", rank=alike[1][0]), reason)
+    return DiagnosedFault("rng-state", Location(phase="forward", rank=alike[1].rank), reason)
 
 
 def notes_on_masks(evidence: FreeEvidence) -> list[str]:
@@ -88,23 +89,26 @@ def notes_on_masks(evidence: FreeEvidence) -> list[str]:
     return [f"{_drop_alike(alike)}: where this is meant, declare {declare}"]
 
 
-# A rank, and its place on the axis dp.
-_DataRank = tuple[int, int]
+class _DataRank(NamedTuple):
+    """A rank and its place on the axis dp."""
+
+    rank: int
+    place: int
 
 
 def _ranks_that_drop_alike(evidence: FreeEvidence) -> tuple[_DataRank, _DataRank] | None:
     """Find the first two ranks of different places on dp with a mask in common."""
     first: dict[str, _DataRank] = {}
     for rank, report in enumerate(evidence.reports):
-        own = rank, report.coordinates.get("dp", 0)
+        own = _DataRank(rank, report.coordinates.get("dp", 0))
         for mask in report.free.masks:
-            if first.setdefault(mask, own)[1] != own[1]:
+            if first.setdefault(mask, own).place != own.place:
                 return first[mask], own
     return None
 
 
 def _drop_alike(ranks: tuple[_DataRank, _DataRank]) -> str:
-    return f"dp={ranks[0][1]} and dp={ranks[1][1]} drop by the same random numbers"
+    return f"dp={ranks[0].place} and dp={ranks[1].place} drop by the same random numbers"
 
 
 def _by_data_rank(reports: Sequence[TrainerReport]) -> dict[int, list[TrainerReport]]:

@@ -1,7 +1,9 @@
 import math
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
 
-from assay.training.judging.evidence import merge_reports
-from assay.training.processes.trainer_report import FreeRun
+from assay.training.judging.evidence import _MERGES, merge_reports
+from assay.training.processes.trainer_report import FreeRun, TrainerReport
 from assay.training.state.precision import KeptPrecision
 from assay.training.state.records import StateValue
 from packages.core.tests.unit.training.judging.candidate_reports import report, trainer_report
@@ -40,3 +42,28 @@ def test_a_nan_of_one_rank_is_the_worst_error_of_all() -> None:
         trainer_report(FreeRun(), errors_of_sums={"a": error}) for error in (0.1, math.nan, 0.2)
     ]
     assert math.isnan(merge_reports(ranks).gradients.errors_of_sums["a"])
+
+
+# Equal on all ranks, or read from the report of each rank.
+OF_RANK_0 = {
+    "absent", "changes", "compared", "coordinates", "dropout_masks", "generators_compared", "held",
+    "hidden", "inexact_resume", "layout", "load", "masks", "micro_batches_run", "norms",
+    "rank_shares", "resumed", "resumed_trajectory", "run", "saved_compared", "scheduled_module",
+    "shares", "steps", "trajectory", "update_rounding",
+}  # fmt: skip
+
+
+def names_in(record: object) -> Iterator[str]:
+    for one in fields(record):  # type: ignore[arg-type]
+        value = getattr(record, one.name)
+        if is_dataclass(value):
+            yield from names_in(value)
+        else:
+            yield one.name
+
+
+def test_a_new_fact_of_a_rank_is_merged_or_declared_to_be_that_of_rank_0() -> None:
+    names = {*names_in(TrainerReport(run={}, free=FreeRun(kept=KeptPrecision())))}
+
+    assert names - set(_MERGES) == OF_RANK_0
+    assert set(_MERGES) - names == set()
