@@ -58,22 +58,22 @@ def _read_adapter(request: CaseRequest, folder: Path, batches: Batches, rank: Ra
         def logits_of_model(one: Any) -> Tensor:  # noqa: ANN401 - transformers' or peft's
             return logits_of(one, batches, rank.device)
 
-        beside = logits_of_model(model)
+        unmerged = logits_of_model(model)
         with model.disable_adapter():
-            effect = relative_error(beside, logits_of_model(model))
+            effect = relative_error(unmerged, logits_of_model(model))
         if request.kind != "merged":
             return ReadAnswer(adapter_effect=effect)
         errors = {}
         model.merge_adapter()
-        errors["merged into the weights"] = relative_error(logits_of_model(model), beside)
+        errors["merged into the weights"] = relative_error(logits_of_model(model), unmerged)
         model.unmerge_adapter()
-        errors["merged and unmerged"] = relative_error(logits_of_model(model), beside)
+        errors["merged and unmerged"] = relative_error(logits_of_model(model), unmerged)
         own_export = Path(request.checkpoint) / MERGED_FOLDER
         if not own_export.is_dir():
             own_export = merged
             save_pretrained(model.merge_and_unload(), merged)
         exported = logits_of_model(_loaded(str(own_export), "float64", rank))
-        errors["merged, saved and loaded"] = relative_error(exported, beside)
+        errors["merged, saved and loaded"] = relative_error(exported, unmerged)
         return ReadAnswer(adapter_effect=effect, merged_errors=errors)
 
 

@@ -67,7 +67,7 @@ class StepsAnswer(Record):
 
     steps: list[StepRecord] = Field(default_factory=list)
     was_signalled: bool = False
-    """Whether SIGTERM arrived."""
+    """True if SIGTERM arrived."""
     held: Hashes = Field(default_factory=dict)
     """Hash of every part of a parameter or moment that this rank holds after the last step."""
     trajectory: list[TrajectoryRecord] = Field(default_factory=list)

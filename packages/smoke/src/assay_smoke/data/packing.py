@@ -129,7 +129,7 @@ def _find_lost(pack: Batch) -> Iterator[Fault]:
 def _find_wrong_positions(pack: Batch) -> Iterator[Fault]:
     if "position_ids" not in pack.rows:
         if any(piece.start for piece in pack.pieces):
-            reason = "there are no position ids: models do not restart at each sample"
+            reason = "the batch lacks position ids: models do not restart at each sample"
             yield Fault(POSITIONS, reason, (pack.case,))
         return
     begin = None

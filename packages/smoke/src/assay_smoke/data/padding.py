@@ -146,4 +146,4 @@ def _find_mask_faults(log: PropertyLog, batch: Batch, row: Piece) -> Iterator[Fa
     elif row.start:
         yield Fault(MASKED, "there is padding before tokens, and no attention mask", shown)
     elif row.stop < len(ids):
-        log.note("there is no attention mask: right for causal models padded on the right")
+        log.note("the batch lacks an attention mask: right for causal models padded on the right")

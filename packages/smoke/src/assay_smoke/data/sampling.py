@@ -223,7 +223,7 @@ def _find_lost_or_repeated(
         first = f"sample {repeated[0]} by rank {list_numbers(ranks[repeated[0]])}"
         faults.append(f"samples {list_numbers(repeated)} are seen more than once ({first})")
     if unknown:
-        faults = [f"there are no samples {list_numbers(unknown)}"]
+        faults = [f"samples {list_numbers(unknown)} do not exist"]
     if faults:
         yield Fault(ONCE, "; ".join(faults), shown)
     elif num_repeats:

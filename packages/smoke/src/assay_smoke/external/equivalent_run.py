@@ -107,7 +107,7 @@ def judge_equivalent(cycle: Cycle) -> Found:
         )
     if last is None or last.problem is not None:
         return not_run(
-            "there is no whole last checkpoint: it was not checked whether training depends on the"
+            "the last checkpoint is absent or incomplete: it was not checked whether training depends on the"
             " split",
             unchecked=True,
         )

@@ -40,7 +40,7 @@ class RunEvidence:
     hung_in: Phase | None = None
     """Phase in which a time limit passed."""
     waits: list[str] = field(default_factory=list)
-    """Where the processes of a hung run were."""
+    """Places where the processes of a hung run waited."""
     leftovers: list[Leftover] = field(default_factory=list)
     host: MemoryUse = field(default_factory=lambda: MemoryUse(0, 0, 0))
     on_device: MemoryUse | None = None

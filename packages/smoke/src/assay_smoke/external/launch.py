@@ -81,7 +81,7 @@ def require_runnable(toml: Path) -> ExternalLibrary:
     program, path = fill(library.launch[0], {"python": sys.executable}), search_path()
     if not any(shutil.which(name, path=path) for name in (program, str(toml.parent / program))):
         hint = library.install or "install it, or give its path"
-        raise UnreadableFileError(f"launch: there is no program {program!r} here: {hint}")
+        raise UnreadableFileError(f"launch: the program {program!r} was not found: {hint}")
     if taken := ports_taken(library.ports):
         raise MachineError(
             f"port {taken[0]} of `ports` is taken: end the process that listens there (ss -ltnp), or"

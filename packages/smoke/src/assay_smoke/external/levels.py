@@ -104,7 +104,7 @@ def judge_checkpoints(cycle: Cycle) -> Found:
     compared = sum(len(one.hashes) for one in saved.values())
     if missing := [step for step in library.kept_steps if step not in saved]:
         reason = (
-            f"there is no checkpoint of step {missing[0]}: expected {_steps(library.kept_steps)}, found"
+            f"the checkpoint of step {missing[0]} is absent: expected {_steps(library.kept_steps)}, found"
             f" {_steps(saved)}"
         )
         return failed_checkpoint(missing[0], compared, reason)
@@ -159,7 +159,7 @@ def judge_updates(cycle: Cycle) -> Found:
     """Judge that trainable parameters changed and frozen ones did not."""
     last = cycle.last
     if last is None or not last.hashes:
-        return not_run("there is no whole last checkpoint", unchecked=True)
+        return not_run("the last checkpoint is absent or incomplete", unchecked=True)
     if (reason := _find_nothing_learned(cycle)) is not None:
         location = Location(phase="backward", step=cycle.library.steps)
         return failed(len(last.hashes), reason, "frozen-parameters", location)

@@ -21,7 +21,7 @@ class LoggedLoss:
     value: float
     learning_rate: float | None = None
     seen_at: float = field(default_factory=time.time, compare=False)
-    """When it was read, in seconds since the epoch."""
+    """Time of its reading, in seconds since the epoch."""
 
 
 class LossesError(UsageError):

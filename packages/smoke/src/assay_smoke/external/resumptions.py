@@ -35,7 +35,7 @@ def judge_resumption(cycle: Cycle) -> Found:
     """Resume from the middle checkpoint."""
     middle = cycle.saved.get(cycle.library.resume_at)
     if middle is None or middle.problem is not None:
-        return not_run("there is no whole checkpoint to resume from")
+        return not_run("every checkpoint to resume from is absent or incomplete")
     one = _resume(cycle, "resume", cycle.uninterrupted, cycle.library.resume_at)
     return _judge(one, cycle).with_rows(_rows("resume", one, cycle))
 

@@ -125,7 +125,7 @@ BUGS = [
         "axolotl-ai-cloud/axolotl/pull/3796"),
     Bug(packed, "packed_counting_on", packing.POSITIONS, "sample 1 begin with 3 instead of 0",
         "huggingface/nanoVLM/pull/204"),
-    Bug(packed, "packed_without_positions", packing.POSITIONS, "there are no position ids"),
+    Bug(packed, "packed_without_positions", packing.POSITIONS, "the batch lacks position ids"),
     Bug(packed, "packed_without_positions", packing.ISOLATED, "the logits of sample 1 in the pack and alone differ"),
     Bug(packed, "packed_over_the_seam", packing.SEAM, "the first token of sample 1, has a label"),
     Bug(packed, "packed_without_last_tokens", packing.WHOLE, "'<|eos|>' (257), is lost"),
