@@ -28,7 +28,7 @@ def require_suites(
     """Raise UsageError for a name that is not in `known`. where: the environment; "" for this one."""
     for name in names:
         if name not in known:
-            raise UsageError(f"no suite{where} is named {name!r}; suites: {', '.join(known)}")
+            raise UsageError(f"no suite {name!r}{where}; suites: {', '.join(known)}")
 
 
 def choose_suites(names: Sequence[str]) -> list[str]:
