@@ -8,52 +8,21 @@ Shape legend: R rows (tokens), C channels (last dim), K bins.
 """
 
 import math
-from bisect import bisect_left
 from dataclasses import dataclass, field, replace
-from statistics import NormalDist
 from typing import Self
 
 import torch
 from torch import Tensor
 
-from assay.blocks import NUM_CHANNEL_SUMS, WorstElement, count_misrounded, prepare_pair, sum_pair
 from assay.errors import UsageError
+from assay.kernel import NUM_BINS, ROW_FLOOR, Extent, WorstElement, sum_pair
 
 # Small calls are collected up to this number of elements: a decode step has a few hundred.
 CHUNK_ELEMENTS = 1 << 16
 
-# Bins use this many elements of each call, but at least one of LARGEST_STRIDE: binning costs ten
-# times a sum, and one call may hold a whole text or one token.
-BINNED_ELEMENTS = 1 << 14
-LARGEST_STRIDE = 9
-
-# Fewer elements give a slope of a row, a mean of a bin, or statistics of a channel that are mostly chance.
-FEWEST_IN_ROW = 16
+# Fewer elements give a mean of a bin, or statistics of a channel, that are mostly chance.
 FEWEST_IN_BIN = 16
 FEWEST_CHANNEL_ROWS = 32
-
-# Bins of the expected value in units of its root mean square: the quantiles n/24 of a normal
-# distribution, and tails, where saturating functions (softcaps, activations) act. Edges are multiples of
-# a cell, so that a table gives the bin of a value. A search takes ten times as long.
-_CELLS_PER_UNIT = 64
-_REACH = 9 * _CELLS_PER_UNIT
-_CENTRE = [NormalDist().inv_cdf(n / 24) for n in range(1, 24)]
-_TAIL = [2.5, 3.5, 5.0, 8.0]
-BIN_EDGES = tuple(
-    round(edge * _CELLS_PER_UNIT) / _CELLS_PER_UNIT
-    for edge in [*(-edge for edge in reversed(_TAIL)), *_CENTRE, *_TAIL]
-)
-NUM_BINS = len(BIN_EDGES) + 1
-# Not by torch.bucketize: the fork server imports this file before it forks, and the child of a
-# process with OpenMP threads waits for them forever.
-_BINS = torch.tensor(
-    [bisect_left(BIN_EDGES, (cell - _REACH) / _CELLS_PER_UNIT) for cell in range(2 * _REACH + 1)],
-    dtype=torch.int32,
-)
-
-# Smallest norm of a row, as a share of the root mean square row norm: otherwise the rounding of a
-# nearly zero row is a large relative error.
-ROW_FLOOR = 0.1
 
 
 class ShapeMismatchError(UsageError):
@@ -63,12 +32,6 @@ class ShapeMismatchError(UsageError):
     def of(cls, actual: Tensor, expected: Tensor) -> Self:
         """Make the error for a pair."""
         return cls(f"actual has shape {tuple(actual.shape)}, expected {tuple(expected.shape)}")
-
-
-def bin_of(values: Tensor, unit: float) -> Tensor:
-    """Return the bin of each value, int32; values are finite, `unit` is their root mean square."""
-    cell = values * (_CELLS_PER_UNIT / unit)
-    return _BINS.index_select(0, cell.ceil_().clamp_(-_REACH, _REACH).add_(_REACH).int())
 
 
 def _zeros(*shape: int) -> Tensor:
@@ -222,64 +185,39 @@ class PairSums:
         self.num_calls += 1
         if actual_RC.numel() == 0:
             return
-        num_rows, num_channels = actual_RC.shape
-        sums = sum_pair(actual_RC, expected_RC)
+        sums = sum_pair(actual_RC, expected_RC, self._extent)
         self.num_elements += actual_RC.numel()
+        self.ee += sums.ee
+        self.dd += sums.dd
+        self.de += sums.de
+        self.dede += sums.dede
         self.num_nan += sums.num_nan
         self.num_inf += sums.num_inf
+        self.num_misrounded += sums.num_misrounded
+        self.bins += sums.bins[:4]
         if self.pointwise:
-            self.num_misrounded += count_misrounded(actual_RC, expected_RC)
-        if self.channel is None:
-            self.channel = _zeros(NUM_CHANNEL_SUMS, num_channels)
-        if self.channel.shape[1] == num_channels:
-            self.channel += sums.channels
-            self.channel_rows += num_rows
+            beyond, known = sums.bins[4:], self.beyond_rounding
+            self.beyond_rounding = beyond if known is None else known + beyond
+        self.row_slopes += sums.row_slopes
+        if self._extent != "norms":
+            self._add_channels(sums.channels, len(actual_RC))
         if sums.worst.difference > self.worst.difference:
             row, channel = sums.worst.index
             address = int(prompt[row]), int(position[row]), channel
             self.worst = replace(sums.worst, index=address)
-        row_ee, row_dd, _, row_dede = sums.rows
-        self.ee += float(row_ee.sum())
-        self.dd += float(row_dd.nansum())
-        self.de += float(sums.channels[1].sum())
-        self.dede += float(row_dede.sum())
-        scale = math.sqrt(float(row_ee.mean()))
-        self._add_bins(actual_RC, expected_RC, scale / math.sqrt(num_channels))
-        if num_channels >= FEWEST_IN_ROW:
-            usable = (row_ee > (ROW_FLOOR * scale) ** 2) & row_dd.isfinite()
-            self._add_row_slopes(sums.rows[:, usable])
-        self.rows.append(
-            RowErrors(
-                prompt, position, row_dd.sqrt(), row_ee.sqrt(), torch.full_like(row_ee, scale)
-            )
-        )
+        expected, error, scale = sums.rows
+        self.rows.append(RowErrors(prompt, position, error, expected, scale))
 
-    def _add_bins(self, actual: Tensor, expected: Tensor, rms: float) -> None:
-        if not rms > 0 or not math.isfinite(rms):
-            return
-        stride = min(-(-actual.numel() // BINNED_ELEMENTS), LARGEST_STRIDE)
-        # An odd stride: an even one would sample only some of the channels.
-        stride += 1 - stride % 2
-        sample, e = prepare_pair(actual.reshape(-1)[::stride], expected.reshape(-1)[::stride])
-        d = sample.to(e.dtype) - e
-        if not math.isfinite(float(d.sum())):
-            finite = d.isfinite()
-            e, d, sample = e[finite], d[finite], sample[finite]
-        index, d = bin_of(e, rms), d.double() / rms
-        bins, weights = [*self.bins], [None, d, d * d, e.double() / rms]
-        if self.pointwise:
-            if self.beyond_rounding is None:
-                self.beyond_rounding = _zeros(2, NUM_BINS)
-            beyond = (sample.to(e.dtype) - e.to(sample.dtype).to(e.dtype)).double() / rms
-            bins, weights = [*bins, *self.beyond_rounding], [*weights, beyond, beyond * beyond]
-        for sums, weight in zip(bins, weights, strict=True):
-            sums += torch.bincount(index, weights=weight, minlength=NUM_BINS)  # noqa: PLW2901 - a view
+    @property
+    def _extent(self) -> Extent:
+        return "pointwise" if self.pointwise else "all"
 
-    def _add_row_slopes(self, rows: Tensor) -> None:
-        ee, _, de, dede = rows
-        slope, variance = de / ee, dede / ee.square()
-        parts = torch.ones_like(slope), slope, slope.square(), variance
-        self.row_slopes += torch.stack(parts).sum(1)
+    def _add_channels(self, channels: Tensor, num_rows: int) -> None:
+        if self.channel is None:
+            self.channel = torch.zeros_like(channels)
+        if self.channel.shape == channels.shape:
+            self.channel += channels
+            self.channel_rows += num_rows
 
     # Statistics: each a function of the sums alone.
 
@@ -398,3 +336,12 @@ class PairSums:
         relative = rows.relative()
         index = int(torch.where(relative.isnan(), torch.inf, relative).argmax())
         return float(relative[index]), int(rows.prompt[index]), int(rows.position[index])
+
+
+@dataclass(slots=True)
+class NormSums(PairSums):
+    """Norms of tensors and rows, and the worst element, for a judgment without noise. Other sums stay empty."""
+
+    @property
+    def _extent(self) -> Extent:
+        return "norms"

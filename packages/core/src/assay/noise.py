@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
-from assay.metrics import FEWEST_IN_ROW, PairSums
+from assay.kernel import FEWEST_IN_ROW
+from assay.metrics import PairSums
 from assay.statistics import Statistic
 
 # Smallest noise, in unit roundoffs of the values' dtype: no rounded computation can be required to

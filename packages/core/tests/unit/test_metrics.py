@@ -4,9 +4,8 @@ import math
 import pytest
 import torch
 
-from assay.blocks import compute_dtype
 from assay.errors import UsageError
-from assay.metrics import CHUNK_ELEMENTS, PairSums, RowErrors, ShapeMismatchError
+from assay.metrics import CHUNK_ELEMENTS, NormSums, PairSums, RowErrors, ShapeMismatchError
 from packages.core.tests.unit.pair_sums import matrix, sums_of
 
 # Sums, worked out by hand: d = [[0, 1], [-1, 0]], e = [[1, 2], [3, 4]].
@@ -202,18 +201,30 @@ def test_no_rows_have_no_worst() -> None:
     assert RowErrors.concatenate([]).relative().numel() == 0
 
 
-@pytest.mark.parametrize(
-    ("dtype", "expected"),
-    [
-        (torch.float64, torch.float64),
-        (torch.float32, torch.float64),
-        (torch.float16, torch.float32),
-        (torch.bfloat16, torch.float32),
-        (torch.float8_e4m3fn, torch.float32),
-    ],
-)
-def test_differences_are_taken_in_a_wider_dtype(dtype: torch.dtype, expected: torch.dtype) -> None:
-    assert compute_dtype(dtype) is expected
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float8_e4m3fn])
+def test_differences_are_taken_in_float64(dtype: torch.dtype) -> None:
+    expected = torch.full((1, 2), 1.0 + 2.0**-40, dtype=torch.float64)
+
+    assert sums_of(torch.ones(1, 2).to(dtype), expected).dd == 2 * 2.0**-80
+
+
+@pytest.mark.parametrize("value", [1.0, math.nan])
+def test_norms_alone_are_those_of_all_sums(value: float) -> None:
+    expected = torch.randn(50, 30, generator=torch.Generator().manual_seed(0))
+    actual = expected.bfloat16()
+    actual[3, 5] = value
+    address = torch.arange(50)
+    norms, sums = NormSums(), PairSums()
+    for one in (norms, sums):
+        one.add_later(actual, expected, address, address)
+        one.flush()
+
+    assert (norms.dd, norms.ee, norms.worst) == (sums.dd, sums.ee, sums.worst)
+    assert (norms.num_nan, norms.num_elements) == (sums.num_nan, sums.num_elements)
+    assert torch.equal(norms.rows[0].error.nan_to_num(-1), sums.rows[0].error.nan_to_num(-1))
+    assert norms.channel is None
+    assert not bool(norms.bins.any())
+    assert norms.num_row_slopes == 0
 
 
 def test_rounding_of_float32_itself_is_resolved() -> None:

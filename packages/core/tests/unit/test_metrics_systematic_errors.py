@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from assay.metrics import BIN_EDGES, BINNED_ELEMENTS, NUM_BINS, bin_of
+from assay.kernel import BIN_EDGES, NUM_BINS
+from assay.kernel.sums import BINNED_ELEMENTS
 from packages.core.tests.unit.pair_sums import sums_of
 
 
@@ -37,17 +38,6 @@ def test_bin_edges_are_the_quantiles_of_a_normal_distribution_and_tails() -> Non
     assert [-edge for edge in reversed(BIN_EDGES)] == pytest.approx(list(BIN_EDGES), abs=1e-12)
     # The quartiles of the normal distribution (tables: 0.6745), to the nearest 1/64.
     assert BIN_EDGES[4 + 5] == -43 / 64
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_value_lies_in_the_bin_that_a_search_finds(dtype: torch.dtype) -> None:
-    edges = torch.tensor(BIN_EDGES, dtype=dtype)
-    above, below = (torch.nextafter(edges, edges + sign) for sign in (1, -1))
-    many = 3 * torch.randn(10_000, generator=torch.Generator().manual_seed(0), dtype=dtype)
-    values = torch.cat([edges, above, below, many, torch.tensor([0.0, -0.0, 1e9, -1e9])])
-
-    assert torch.equal(bin_of(values, 1.0), torch.bucketize(values, edges, out_int32=True))
-    assert torch.equal(bin_of(8.0 * values, 8.0), bin_of(values, 1.0))
 
 
 def test_bins_detect_an_even_error_that_has_no_slope() -> None:

@@ -6,7 +6,7 @@ from typing import Any, Self
 
 from torch import Tensor
 
-from assay.blocks import WorstElement
+from assay.kernel import WorstElement
 from assay.metrics import PairSums, RowErrors
 from assay.sites import CallSite
 from assay.stages import Stage

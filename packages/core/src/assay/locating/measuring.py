@@ -1,16 +1,17 @@
 """The comparison of tensors with the reference's, and the error that accumulates without injected values."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from assay.blocks import compute_dtype
 from assay.comparing.results import PortResult
 from assay.hooks.module_tracer import ActiveCall, NullHandler
 from assay.hooks.row_positions import RowIndex
 from assay.hooks.values.nested import iterate_tensors
+from assay.kernel import sum_pair
 from assay.locating.matching.packed_trace import ReplayedTrace
 from assay.locating.matching.running_parts import BatchSource
 from assay.sites import CallSite, RowMap
@@ -120,9 +121,7 @@ class DriftMeter(NullHandler):
         if actual.shape != recorded.shape:
             return
         (actual_RC, expected_RC), _, _ = self._index.flatten(actual, recorded)
-        dtype = compute_dtype(actual.dtype)
-        expected = expected_RC.to(dtype)
-        difference = actual_RC.to(dtype) - expected
+        found = sum_pair(actual_RC, expected_RC, "norms")
         sums = self.sums.setdefault(module, [0.0, 0.0])
-        sums[0] += float(difference.pow(2).sum())
-        sums[1] += float(expected.pow(2).sum())
+        sums[0] += math.nan if found.num_nan or found.num_inf else found.dd
+        sums[1] += found.ee

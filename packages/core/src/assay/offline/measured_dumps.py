@@ -15,7 +15,7 @@ from assay.dtypes import FORMATS
 from assay.dumps.protocol import Dump, DumpedTensor, DumpError
 from assay.errors import UsageError, name_some
 from assay.files import read_json_object, read_lines, read_toml
-from assay.metrics import PairSums
+from assay.metrics import NormSums, PairSums
 from assay.offline.completeness import (
     describe_reused,
     find_cut_off,
@@ -29,7 +29,6 @@ from assay.offline.expected_noise import (
 )
 from assay.offline.layouts.ranks import number_ranks
 from assay.offline.measuring.measured import MeasuredPorts
-from assay.offline.measuring.norm_sums import NormSums
 from assay.offline.measuring.routing import Flip, ScoreNoise
 from assay.offline.metrics.pair_metrics import CustomMetric, measure_pair
 from assay.offline.metrics.published import measure_as_published, measure_metrics

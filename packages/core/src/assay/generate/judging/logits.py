@@ -10,18 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from assay.blocks import map_on_threads
+from assay.kernel import find_largest, sum_tokens
 from assay.metrics import ShapeMismatchError
 from assay.noise import Ratio, at_least
-
-# The largest logits are searched in the blocks with the largest maxima: one pass over the
-# vocabulary, an eighth of the time of a plain topk.
-_BLOCK = 64
-
-# The series of e**c - 1 - c ends when the next term is this share of the first one. In float32 its
-# terms cancel to 2**-24 * e**4 or 3e-6 at most; larger changes are rare and computed in float64.
-_SERIES_REMAINDER = 1e-7
-_LARGEST_IN_SERIES = 4.0
 
 # From here e**c may overflow; the logarithm of the sum is taken instead.
 _LARGE_CHANGE = 50.0
@@ -51,61 +42,28 @@ class TopMetrics:
     diff_mean: Tensor
 
 
-def compare_whole(actual_TV: Tensor, expected_TV: Tensor) -> WholeMetrics:
+def compare_whole(actual_TV: Tensor, expected_TV: Tensor, largest_T: Tensor) -> WholeMetrics:
     """Measure the distance of the distributions; nan where `actual` has a NaN or an infinity.
 
-    Differences are computed in the wider dtype, then rounded to float32: a relative error of 2**-24,
-    which the sums tolerate.
+    largest_T: the largest reference logit of each token.
     """
-    wide = torch.promote_types(actual_TV.dtype, torch.float32)
-    d_TV = (actual_TV.to(wide) - expected_TV).float()
-    p_TV = expected_TV.float()
-    vocabulary = d_TV.shape[-1]
-    mean_d = d_TV.mean(-1, keepdim=True)
-    error = (d_TV - mean_d).norm(dim=-1).double() / vocabulary**0.5
-    pp, dd = (tensor.norm(dim=-1).double().square() for tensor in (p_TV, d_TV))
-    pd = (p_TV * d_TV).sum(-1).double()
-    variance = pp / vocabulary - p_TV.mean(-1).double().square()
-    low, high = d_TV.amin(-1), d_TV.amax(-1)
+    sums = sum_tokens(actual_TV, expected_TV, largest_T)
+    vocabulary = actual_TV.shape[-1]
+    # KL = ln E[e**d] - E[d] under P. With c = d - E[d] this is ln(1 + E[e**c - 1 - c]). No term of the
+    # sum is negative, so nothing cancels: a divergence of 1e-30 is as exact as one of 1. The rounding
+    # error of E[c] is subtracted at the end.
+    kl = (sums.rest + sums.excess).log1p() - sums.rest
+    far = sums.excess.isnan() & sums.d.isfinite()
+    if bool(far.any()):
+        kl[far] = _large_divergence(actual_TV[far], expected_TV[far])
+    variance = sums.ee / vocabulary - (sums.e / vocabulary).square()
     return WholeMetrics(
-        _divergence(actual_TV, expected_TV, d_TV, torch.stack([low, high], -1)),
-        error,
+        kl,
+        (sums.spread / vocabulary).sqrt(),
         variance.clamp(min=0).sqrt(),
-        torch.maximum(high, -low).double(),
-        _cosine(pp, pd, dd),
+        torch.maximum(sums.high, -sums.low),
+        _cosine(sums.ee, sums.de, sums.dd),
     )
-
-
-def _divergence(actual_TV: Tensor, expected_TV: Tensor, d_TV: Tensor, range_T2: Tensor) -> Tensor:
-    """Compute KL(P, Q) of every token, nats, (T,) in float64.
-
-    KL = ln E[e**d] - E[d] under P. With c = d - E[d] this is ln(1 + E[e**c - 1 - c]). No term of the
-    sum is negative, so nothing cancels: a divergence of 1e-30 is as exact as one of 1. The rounding
-    error of E[c] is subtracted at the end.
-    """
-    p_TV = expected_TV.float().softmax(-1)
-    mean_T1 = (p_TV * d_TV).sum(-1, keepdim=True)
-    change = (range_T2 - mean_T1).abs().amax(-1)
-    fits = change <= _LARGEST_IN_SERIES
-    largest_change = max(change[fits].tolist(), default=0.0)
-    kl = _series_divergence(p_TV, d_TV - mean_T1, largest_change)
-    if not bool(fits.all()):
-        kl[~fits] = _large_divergence(actual_TV[~fits], expected_TV[~fits])
-    return kl
-
-
-def _series_divergence(p_TV: Tensor, c_TV: Tensor, largest_change: float) -> Tensor:
-    """Sum the series of e**c - 1 - c for `_divergence`. Overwrites p."""
-    product = p_TV.mul_(c_TV)
-    rest = product.sum(-1).double()
-    excess = torch.zeros_like(rest)
-    power, remainder = 2, 1.0
-    while remainder > _SERIES_REMAINDER:
-        excess += product.mul_(c_TV).sum(-1).double() / math.factorial(power)
-        # The next term over the first one, c**2 / 2.
-        remainder = 2 * largest_change ** (power - 1) / math.factorial(power + 1)
-        power += 1
-    return (rest + excess).log1p() - rest
 
 
 def _large_divergence(actual_TV: Tensor, expected_TV: Tensor) -> Tensor:
@@ -125,21 +83,6 @@ def _cosine(pp: Tensor, pd: Tensor, dd: Tensor) -> Tensor:
     return 1.0 - torch.where(dd == 0, 0.0, torch.where(pp * qq == 0, 1.0, turned))
 
 
-def largest(values_TV: Tensor, k: int) -> Tensor:
-    """Return the ids of the k largest values of each token, largest first, (T, k)."""
-    num_blocks = values_TV.shape[-1] // _BLOCK
-    if num_blocks <= k:
-        return values_TV.topk(k, dim=-1).indices
-    # A value among the k largest lies in a block whose maximum is among the k largest maxima.
-    end = num_blocks * _BLOCK
-    maxima = values_TV[:, :end].unflatten(-1, (num_blocks, _BLOCK)).amax(-1)
-    blocks = maxima.topk(k, dim=-1).indices
-    ids = (blocks[..., None] * _BLOCK + torch.arange(_BLOCK)).flatten(1)
-    rest = torch.arange(end, values_TV.shape[-1]).expand(len(ids), -1)
-    ids = torch.cat([ids, rest], dim=-1)
-    return ids.gather(-1, values_TV.gather(-1, ids).topk(k, dim=-1).indices)
-
-
 def compare_largest(actual_TV: Tensor, expected_TV: Tensor, top_Tk: Tensor) -> TopMetrics:
     """Compute the four published metrics.
 
@@ -153,8 +96,6 @@ def compare_largest(actual_TV: Tensor, expected_TV: Tensor, top_Tk: Tensor) -> T
 
 
 TOP_K = 20
-# Logits per chunk: these fit the caches of one core.
-_CHUNK_ELEMENTS = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -183,17 +124,9 @@ def compare_logits(actual_BNV: Tensor, expected_BNV: Tensor, k: int = TOP_K) -> 
         raise ShapeMismatchError.of(actual_BNV, expected_BNV)
     batch, length, vocabulary = expected_BNV.shape
     actual, expected = actual_BNV.reshape(-1, vocabulary), expected_BNV.reshape(-1, vocabulary)
-    num_tokens = max(1, _CHUNK_ELEMENTS // vocabulary)
-
-    def compare(start: int) -> tuple[WholeMetrics, Tensor, Tensor]:
-        tokens = slice(start, start + num_tokens)
-        a, e = actual[tokens], expected[tokens]
-        return compare_whole(a, e), largest(a, min(k, vocabulary)), largest(e, min(k, vocabulary))
-
-    starts = range(0, max(1, len(expected)), num_tokens)
-    whole, chosen, top = zip(*map_on_threads(compare, starts), strict=True)
-    chosen_Tk, top_Tk = torch.cat(chosen), torch.cat(top)
-    columns = {name: torch.cat([vars(part)[name] for part in whole]) for name in vars(whole[0])}
+    chosen_Tk, _ = find_largest(actual, min(k, vocabulary))
+    top_Tk, values_Tk = find_largest(expected, min(k, vocabulary))
+    columns = vars(compare_whole(actual, expected, values_Tk[:, 0]))
     columns |= vars(compare_largest(actual, expected, top_Tk))
     columns["top1"] = (chosen_Tk[:, 0] == top_Tk[:, 0]).double()
     columns["top_k"] = (chosen_Tk[:, :, None] == top_Tk[:, None, :]).any(-1).double().mean(-1)

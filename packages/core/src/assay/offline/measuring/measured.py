@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from assay.comparing.results import PortResult, ReplayResults
-from assay.metrics import PairSums
-from assay.offline.measuring.norm_sums import NormSums
+from assay.metrics import NormSums, PairSums
 from assay.offline.measuring.quantized_layers import Coarseness
 from assay.offline.metrics.pair_metrics import TensorPair
 from assay.offline.ports.lanes import Port

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from assay.blocks import WorstElement
 from assay.comparing.results import PortResult
 from assay.dumps.protocol import Dump, DumpedTensor
+from assay.kernel import WorstElement
 from assay.offline.layouts.shards import relative_difference
 from assay.offline.measuring.shapes import coarsest_dtype
 from assay.offline.ports.lanes import Lane, LanePair

@@ -1,0 +1,90 @@
+"""The sums that the kernel computes.
+
+Shape legend: R rows (tokens), C channels (last dim), T tokens.
+"""
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal
+
+from torch import Tensor
+
+# "norms": no sums of channels, bins and slopes. "pointwise": also what is rounded otherwise.
+Extent = Literal["norms", "all", "pointwise"]
+
+NUM_CHANNEL_SUMS = 5
+
+# Bins use this many elements of each call, but at least one of LARGEST_STRIDE: one call may hold a
+# whole text or one token.
+BINNED_ELEMENTS = 1 << 14
+LARGEST_STRIDE = 9
+
+# Fewer elements give a slope of a row that is mostly chance.
+FEWEST_IN_ROW = 16
+
+# Smallest norm of a row, as a share of the root mean square row norm: otherwise the rounding of a
+# nearly zero row is a large relative error.
+ROW_FLOOR = 0.1
+
+# Larger than any activation. Masks contain the lowest number of their dtype. The difference between
+# those of two dtypes would exceed all other errors.
+MASKED_SIZE = 2.0**120
+
+
+@dataclass(frozen=True, slots=True)
+class WorstElement:
+    """The element with the largest absolute error."""
+
+    difference: float = -1.0
+    actual: float = math.nan
+    expected: float = math.nan
+    index: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class CallSums:
+    """Sums over the finite values of one pair; d = actual - expected, e = expected."""
+
+    rows: Tensor
+    """(3, R): norms of e and of d, and the root mean square norm of e. The norm of d is nan in a row in which
+    a value is not finite on one side, or another one on the other."""
+    channels: Tensor
+    """(5, C): sums over the rows of d, d e, e e, d d, e; zeros if the extent is "norms"."""
+    bins: Tensor
+    """(6, K): count, sums of d, d d and e by bin of e, over the root mean square of e; if the extent is
+    "pointwise" also sums of d and d d for d = actual - rounded e; zeros if it is "norms"."""
+    row_slopes: Tensor
+    """(4,): number of rows that are long and large enough; sums of their slopes, squared slopes and variances."""
+    ee: float = 0.0
+    dd: float = 0.0
+    de: float = 0.0
+    dede: float = 0.0
+    """Sum of (d e)**2."""
+    num_nan: int = 0
+    """Number of actual NaN values where the expected value is finite."""
+    num_inf: int = 0
+    num_misrounded: int = 0
+    """Number of actual values that are not the expected one, rounded; 0 unless the extent is "pointwise"."""
+    worst: WorstElement = field(default_factory=WorstElement)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenSums:
+    """Sums over the vocabulary, each (T,) in float64; P is the softmax of e, E[x] the mean of x under P."""
+
+    d: Tensor
+    dd: Tensor
+    ee: Tensor
+    de: Tensor
+    e: Tensor
+    low: Tensor
+    """The lowest d."""
+    high: Tensor
+    spread: Tensor
+    """Sum of the squares of d over its mean."""
+    mean: Tensor
+    """E[d]."""
+    rest: Tensor
+    """E[c] for c = d - E[d]: the rounding of `mean`."""
+    excess: Tensor
+    """E[e**c - 1 - c]; nan where a c is larger than 4, for which its series has too many terms."""

@@ -1,0 +1,144 @@
+"""The sums of the kernel in torch's operations, where there is no compiler.
+
+Shape legend: R rows (tokens), C channels (last dim), T tokens, V vocabulary.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from assay.kernel.bins import NUM_BINS, bin_of
+from assay.kernel.sums import (
+    BINNED_ELEMENTS,
+    FEWEST_IN_ROW,
+    LARGEST_STRIDE,
+    MASKED_SIZE,
+    NUM_CHANNEL_SUMS,
+    ROW_FLOOR,
+    CallSums,
+    Extent,
+    TokenSums,
+    WorstElement,
+)
+
+# Elements of one step: a float64 intermediate result of 1 MB fits the caches.
+_STEP_ELEMENTS = 1 << 17
+
+_LARGEST_IN_SERIES = 4.0
+# Below it expm1(c) - c cancels, and four terms of its series are exact.
+_SMALL_CHANGE = 1e-3
+
+
+def sum_pair(actual_RC: Tensor, expected_RC: Tensor, extent: Extent) -> CallSums:
+    """See `assay.kernel.sum_pair`."""
+    num_rows, num_channels = actual_RC.shape
+    shapes = (3, num_rows), (NUM_CHANNEL_SUMS, num_channels), (6, NUM_BINS), (4,)
+    rows, channels, bins, slopes = (torch.zeros(one, dtype=torch.float64) for one in shapes)
+    sums = CallSums(rows, channels, bins, slopes)
+    row_sums = torch.zeros(4, num_rows, dtype=torch.float64)
+    height = max(1, _STEP_ELEMENTS // num_channels)
+    for start in range(0, num_rows, height):
+        span = slice(start, start + height)
+        actual, expected = _take_masks(actual_RC[span], expected_RC[span])
+        if extent == "pointwise":
+            rounded = expected.to(actual_RC.dtype).double()
+            sums.num_misrounded += int((rounded != actual).sum())
+        d, e = actual - expected, expected
+        finite = d.isfinite()
+        wrong = ~actual.isfinite() & e.isfinite()
+        same = (actual == e) | (actual.isnan() & e.isnan())
+        sums.num_nan += int((actual.isnan() & wrong).sum())
+        sums.num_inf += int((actual.isinf() & wrong).sum())
+        d, e = d.where(finite, 0.0), e.where(e.isfinite(), 0.0)
+        de, ee, dd = d * e, e * e, d * d
+        row_sums[:, span] = torch.stack([one.sum(1) for one in (ee, dd, de, de * de)])
+        row_sums[1, span][(~finite & ~same).any(1)] = math.nan
+        if extent != "norms":
+            sums.channels += torch.stack([one.sum(0) for one in (d, de, ee, dd, e)])
+        row, column = divmod(int(d.abs().argmax()), num_channels)
+        size = abs(float(d[row, column]))
+        if size > sums.worst.difference:
+            values = float(actual[row, column]), float(e[row, column])
+            sums.worst = WorstElement(size, *values, (start + row, column))
+    ee, dd, de, dede = row_sums
+    sums.ee, sums.dd, sums.de, sums.dede = (
+        float(ee.sum()),
+        float(dd.nansum()),
+        float(de.sum()),
+        float(dede.sum()),
+    )
+    scale = math.sqrt(sums.ee / num_rows)
+    sums.rows = torch.stack([ee.sqrt(), dd.sqrt(), torch.full_like(ee, scale)])
+    unit = scale / math.sqrt(num_channels)
+    if extent != "norms" and unit > 0 and math.isfinite(unit):
+        sums.bins = _sum_bins(actual_RC, expected_RC, unit, extent)
+    if extent != "norms" and num_channels >= FEWEST_IN_ROW:
+        usable = (ee > (ROW_FLOOR * scale) ** 2) & dd.isfinite()
+        slope, variance = (de / ee)[usable], (dede / ee.square())[usable]
+        parts = torch.ones_like(slope), slope, slope.square(), variance
+        sums.row_slopes = torch.stack(parts).sum(1)
+    return sums
+
+
+def _take_masks(actual: Tensor, expected: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a pair in float64 with infinities in place of the lowest and largest numbers of masks."""
+    largest = torch.finfo(actual.dtype).max if actual.is_floating_point() else math.inf
+    a, e = actual.double(), expected.double()
+    masked = e.abs() >= MASKED_SIZE
+    if not bool(masked.any()):
+        return a, e
+    infinite = torch.full_like(e, torch.inf)
+    a = torch.where(masked & (a.abs() >= largest / 2), infinite.copysign(a), a)
+    return a, torch.where(masked, infinite.copysign(e), e)
+
+
+def _sum_bins(actual_RC: Tensor, expected_RC: Tensor, unit: float, extent: Extent) -> Tensor:
+    stride = min(-(-actual_RC.numel() // BINNED_ELEMENTS), LARGEST_STRIDE) | 1
+    sample = actual_RC.reshape(-1)[::stride]
+    actual, e = _take_masks(sample, expected_RC.reshape(-1)[::stride])
+    finite = (actual - e).isfinite()
+    actual, e = actual[finite], e[finite]
+    d, index = (actual - e) / unit, bin_of(e, unit)
+    weights = [None, d, d * d, e / unit]
+    if extent == "pointwise":
+        beyond = (actual - e.to(sample.dtype).double()) / unit
+        weights += [beyond, beyond * beyond]
+    bins = torch.zeros(6, NUM_BINS, dtype=torch.float64)
+    for sums, weight in zip(bins, weights, strict=False):
+        sums += torch.bincount(index, weights=weight, minlength=NUM_BINS)  # noqa: PLW2901 - a view
+    return bins
+
+
+def sum_tokens(actual_TV: Tensor, expected_TV: Tensor, largest_T: Tensor) -> TokenSums:
+    """See `assay.kernel.sum_tokens`."""
+    height = max(1, _STEP_ELEMENTS // max(actual_TV.shape[1], 1))
+    parts = zip(*(one.split(height) for one in (actual_TV, expected_TV, largest_T)), strict=True)
+    sums = torch.cat([_sum_chunk(*part) for part in parts], 1)
+    return TokenSums(*sums)
+
+
+def _sum_chunk(actual_TV: Tensor, expected_TV: Tensor, largest_T: Tensor) -> Tensor:
+    e = expected_TV.double()
+    d = actual_TV.double() - e
+    weight = (e - largest_T[:, None]).exp()
+    p = weight / weight.sum(1, keepdim=True)
+    mean = (p * d).sum(1, keepdim=True)
+    c = d - mean
+    plain = d.sum(1), (d * d).sum(1), (e * e).sum(1), (d * e).sum(1), e.sum(1), d.amin(1), d.amax(1)
+    spread = (d - d.mean(1, keepdim=True)).square().sum(1)
+    series = c * c / 2 * (1 + c / 3 * (1 + c / 4 * (1 + c / 5)))
+    excess = torch.where(c.abs() < _SMALL_CHANGE, series, c.expm1() - c)
+    fits = c.abs().amax(1) <= _LARGEST_IN_SERIES
+    return torch.stack(
+        [
+            *plain, spread, mean[:, 0], (p * c).sum(1),
+            torch.where(fits, (p * excess).sum(1), math.nan),
+        ]
+    )  # fmt: skip
+
+
+def find_largest(values_TV: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """See `assay.kernel.find_largest`."""
+    values, ids = values_TV.double().sort(dim=1, descending=True, stable=True)
+    return ids[:, :k].contiguous(), values[:, :k].contiguous()
