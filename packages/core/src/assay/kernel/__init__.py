@@ -31,8 +31,9 @@ __all__ = [
 
 
 def _backend_for(*tensors: Tensor) -> ModuleType:
-    is_compiled = compiled.library() and all(one.dtype in compiled.DTYPES for one in tensors)
-    return compiled if is_compiled else torch_sums
+    """Return the compiled sums if they can read the memory of all tensors, else those in torch."""
+    is_read = compiled.library() is not None and all(compiled.can_read(one) for one in tensors)
+    return compiled if is_read else torch_sums
 
 
 def sum_pair(actual_RC: Tensor, expected_RC: Tensor, extent: Extent = "all") -> CallSums:

@@ -22,6 +22,7 @@ from typing import TypeVar, get_args
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from assay.kernel.bins import BINS, CELLS_PER_UNIT, NUM_BINS, REACH
 from assay.kernel.sums import (
@@ -173,6 +174,17 @@ def _loaded() -> CDLL:
     if loaded is None:
         raise RuntimeError("no C compiler; assay.kernel chooses torch_sums then")
     return loaded
+
+
+def can_read(tensor: Tensor) -> bool:
+    """Return True if the values lie in the host's memory as they are, in a dtype that the library knows."""
+    return (
+        tensor.dtype in DTYPES
+        and type(tensor) in (Tensor, Parameter)
+        and tensor.is_cpu
+        and tensor.layout is torch.strided
+        and not tensor.is_neg()
+    )
 
 
 def _readable(tensor: Tensor) -> Tensor:

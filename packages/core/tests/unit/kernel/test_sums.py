@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from assay import kernel
 from assay.kernel import BIN_EDGES, NUM_BINS, bin_of, compiled, torch_sums
 from assay.kernel.sums import CallSums, Extent
 
@@ -120,6 +121,31 @@ def test_rows_may_lie_apart_and_channels_too(dtype: torch.dtype, backend: Module
     found = backend.sum_pair(wide[:, 10:40], columns, "all")
 
     assert_equal_sums(found, backend.sum_pair(actual, expected, "all"))
+
+
+class Doubled(Tensor):
+    """A tensor whose memory holds half of its values."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN206
+        if function is Tensor.double:
+            return args[0].as_subclass(Tensor).double() * 2
+        return super().__torch_function__(function, types, args, kwargs or {})  # type: ignore[no-untyped-call]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        torch.ones(2, 3).as_subclass(Doubled),
+        torch.complex(torch.ones(2, 3), torch.full((2, 3), -2.0)).conj().imag,
+        torch.full((2, 3), 2).int(),
+        torch.full((2, 3), 2.0).to(torch.float8_e4m3fn),
+    ],
+    ids=["subclass", "negated view", "int32", "float8"],
+)
+def test_values_that_do_not_lie_in_memory_as_they_are_go_through_torch(other: Tensor) -> None:
+    assert kernel.sum_pair(other, torch.full((2, 3), 2.0)).dd == 0.0
+    assert kernel.sum_pair(other, torch.zeros(2, 3)).dd == 24.0
 
 
 def test_every_float16_is_widened_exactly() -> None:
