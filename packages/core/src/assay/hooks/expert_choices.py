@@ -6,7 +6,7 @@ Shape legend: R tokens, k experts for each, E experts.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -58,12 +58,21 @@ class ChoiceTracer(NullHandler):
     modules: frozenset[str] | None = None
     """Paths of the groups of experts; None to find them, and to record selections."""
     _selections: list[Selection] = field(default_factory=list)
+    _has_experts: bool = False
+    _watching: ExitStack = field(default_factory=ExitStack)
+    """The hooks on the model."""
+    _selecting: ExitStack = field(default_factory=ExitStack)
+    """The watcher of selections, during a root call."""
 
     @contextmanager
     def attached(self, model: nn.Module) -> Iterator[None]:
-        """Watch one run of `model` inside this context; its first root call has step 0."""
-        watcher = _SelectionWatcher(self._selections) if self.modules is None else nullcontext()
-        with ModuleTracer(self).attached(model), watcher:
+        """Watch one run of `model` inside this context; its first root call has step 0.
+
+        Without experts, the watch ends with the first root call.
+        """
+        self._has_experts = any(map(_holds_experts, model.modules()))
+        with self._watching, self._selecting:
+            self._watching.enter_context(ModuleTracer(self).attached(model))
             yield
 
     def enter(self, active: ActiveCall) -> None:
@@ -71,9 +80,13 @@ class ChoiceTracer(NullHandler):
         site, arguments = active.call.site, active.arguments
         if active.call.caller is None:
             self._selections.clear()
+            self._selecting.close()  # of a root call that ended by an exception
+            if self.modules is None:
+                self._selecting.enter_context(_SelectionWatcher(self._selections))
         if not self._is_watched(active) or (keys := find_choice_arguments(arguments)) is None:
             return
         indices, weights = keys
+        self._has_experts = True
         selections, self._selections[:] = tuple(self._selections), []
         chosen = self.handler.choose(
             ExpertChoice(
@@ -88,12 +101,35 @@ class ChoiceTracer(NullHandler):
         if chosen is not None:
             arguments[indices], arguments[weights] = chosen
 
+    def finish_root(self, active: ActiveCall) -> None:
+        """End the watch of selections, and of a model without experts."""
+        del active
+        self._selecting.close()
+        if self.modules is None and not self._has_experts:
+            self._watching.close()
+
     def _is_watched(self, active: ActiveCall) -> bool:
         path = active.call.site.module
         if self.modules is not None:
             return path in self.modules
-        # A model has thousands of torch's own layers, and none is a group of experts.
-        return path != "" and not type(active.module).__module__.startswith("torch.nn.")
+        return path != "" and not _is_of_torch(active.module)
+
+
+def _is_of_torch(module: nn.Module) -> bool:
+    """Return True for torch's own layers. A model has thousands, and none is a group of experts."""
+    return type(module).__module__.startswith("torch.nn.")
+
+
+def _holds_experts(module: nn.Module) -> bool:
+    return not _is_of_torch(module) and count_experts(module) > 0
+
+
+def count_experts(module: nn.Module) -> int:
+    """Count the experts of a module; return 0 unless it is a group of experts."""
+    fused = {len(item) for item in module.parameters(recurse=False) if item.ndim == 3}
+    numbered = sum(name.isdecimal() for name, _ in module.named_children())
+    named = getattr(module, "num_experts", None)
+    return next(iter(fused), numbered) or (named if isinstance(named, int) else 0)
 
 
 def find_choice_arguments(arguments: dict[Any, Any]) -> tuple[Any, Any] | None:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from assay.hooks.expert_choices import find_choice_arguments
+from assay.hooks.expert_choices import count_experts, find_choice_arguments
 from assay.hooks.function_mode import Arguments, Function, FunctionMode
 from assay.hooks.module_tracer import ActiveCall, TraceHandler
 from assay.hooks.values.nested import iterate_tensors
@@ -153,14 +153,6 @@ class UsageWatch:
         if past == 0 or not self.slots:
             self.slots.append((0, 0))
         self.slots[-1] = (past + rows.length) * rows.num_rows, past * rows.num_rows
-
-
-def count_experts(module: nn.Module) -> int:
-    """Count the experts of a module; return 0 unless it is a group of experts."""
-    fused = {len(item) for item in module.parameters(recurse=False) if item.ndim == 3}
-    numbered = sum(name.isdecimal() for name, _ in module.named_children())
-    named = getattr(module, "num_experts", None)
-    return next(iter(fused), numbered) or (named if isinstance(named, int) else 0)
 
 
 def count_expert_tokens(

@@ -8,10 +8,9 @@ from typing import Any, Generic, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
-from assay.hooks.expert_choices import find_choice_arguments
+from assay.hooks.expert_choices import count_experts, find_choice_arguments
 from assay.hooks.in_place_changes import CacheTracker, InPlaceChanges, write_injected
 from assay.hooks.module_tracer import ActiveCall
-from assay.hooks.usage import count_experts
 from assay.hooks.values.boundary import Boundary
 from assay.hooks.values.nested import constants, map_tensors
 from assay.hooks.values.tensor_map import TensorMap

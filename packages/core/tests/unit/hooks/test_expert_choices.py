@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._C import _len_torch_function_stack
 
 from assay.hooks.expert_choices import ChoiceTracer, ExpertChoice, find_choice_arguments
 
@@ -70,6 +71,51 @@ def test_experts_get_the_handler_s_choice() -> None:
 
     assert torch.equal(changed, block.experts(IDS.float(), indices, weights))
     assert not torch.equal(changed, block(IDS))
+
+
+class CountedExperts(Experts):
+    num_experts = NUM_EXPERTS
+
+
+class LateBlock(Block):
+    """Calls its experts only from the second call on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = CountedExperts()
+        self.num_calls = 0
+
+    def forward(self, input_ids: Tensor) -> Any:
+        self.num_calls += 1
+        return super().forward(input_ids) if self.num_calls > 1 else input_ids
+
+
+def is_watched(model: nn.Module) -> bool:
+    return any(module._forward_pre_hooks for module in model.modules())
+
+
+def test_watch_ends_after_the_first_call_of_a_model_without_experts() -> None:
+    watch, dense = Watch(), nn.Sequential(nn.Linear(8, 8))
+
+    with ChoiceTracer(watch).attached(dense), torch.no_grad():
+        assert is_watched(dense)
+        dense(torch.ones(3, 8))
+        assert not is_watched(dense)
+        assert _len_torch_function_stack() == 0
+    assert watch.seen == []
+
+
+def test_watch_goes_on_while_a_model_holds_experts_that_were_not_called() -> None:
+    watch, block = Watch(), LateBlock()
+
+    with ChoiceTracer(watch).attached(block), torch.no_grad():
+        block(IDS)
+        assert is_watched(block)
+        block(IDS)
+
+    (choice,) = watch.seen
+    assert [item.count for item in choice.selections] == [1, 2]
+    assert not is_watched(block)
 
 
 def test_other_modules_have_no_choice() -> None:
