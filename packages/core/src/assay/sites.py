@@ -75,6 +75,10 @@ class CallSite:
         """Return the address of the gradients of this call."""
         return CallSite(self.step, self.module, self.call, "backward", self.micro_batch, self.rank)
 
+    def at_step(self, step: int) -> "CallSite":
+        """Return the address of the same call in another step."""
+        return CallSite(step, self.module, self.call, self.phase, self.micro_batch, self.rank)
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class Site:

@@ -4,8 +4,8 @@ This file imports neither torch nor a vendor's module.
 """
 
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -146,23 +146,26 @@ def make_variant_error(kind: str, variant: str, known: tuple[str, ...]) -> Usage
     return UsageError(f"unknown device '{kind}:{variant}'; there is: {names}")
 
 
-_thread = threading.local()
+class _Thread(threading.local):
+    is_suspended = False
+
+
+_thread = _Thread()
 
 
 def execution_suspended() -> bool:
-    """Return True inside `suspend_execution` in this thread."""
-    return getattr(_thread, "suspended", False)
+    """Return True inside `SuspendedExecution` in this thread."""
+    return _thread.is_suspended
 
 
-@contextmanager
-def suspend_execution() -> Iterator[None]:
-    """Let this thread compute as the host does inside the context, even within `Device.execution`.
+class SuspendedExecution:
+    """A context in which this thread computes as the host does, even within `Device.execution`.
 
     For hooks that measure a forward pass, whose arithmetic a simulated device would round too.
     """
-    outer = execution_suspended()
-    _thread.suspended = True
-    try:
-        yield
-    finally:
-        _thread.suspended = outer
+
+    def __enter__(self) -> None:
+        self._outer, _thread.is_suspended = _thread.is_suspended, True
+
+    def __exit__(self, *_: object) -> None:
+        _thread.is_suspended = self._outer

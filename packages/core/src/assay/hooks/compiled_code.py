@@ -19,6 +19,7 @@ def outside_of_graphs(
 
     when_left_out: called when torch.compile leaves the hook out, since fullgraph=True forbids a break.
     """
+    from torch._C._dynamo.eval_frame import get_eval_frame_callback
     from torch._dynamo.eval_frame import skip_code
     from torch._dynamo.symbolic_convert import InstructionTranslator
 
@@ -35,9 +36,10 @@ def outside_of_graphs(
         return bool(is_whole)
 
     def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the hook
-        if torch.compiler.is_dynamo_compiling() and is_left_out():
-            return None
-        return uncompiled(*args, **kwargs)
+        if torch.compiler.is_dynamo_compiling():
+            return None if is_left_out() else uncompiled(*args, **kwargs)
+        # Outside of compiled code no frame is compiled, and `uncompiled` would take longer than the hook.
+        return (hook if get_eval_frame_callback() is None else uncompiled)(*args, **kwargs)
 
     # Otherwise torch.compile compiles this frame, too.
     skip_code(call.__code__)

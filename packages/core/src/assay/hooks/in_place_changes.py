@@ -1,8 +1,9 @@
 """Arguments and key/value caches that a call changes in place, which makes them its results."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from operator import is_
 from typing import Any
 
 import torch
@@ -52,7 +53,19 @@ class Addition:
     """True if the call also changed earlier tokens."""
 
 
-_Key = tuple[str, int]
+# The keys and the values of a cache layer.
+_Parts = tuple[Tensor | None, ...]
+
+
+@dataclass(slots=True)
+class CacheBefore:
+    """A cache among the arguments of a call, and the tensors of its layers before the call."""
+
+    name: str
+    """Name of the argument."""
+    cache: Any
+    parts: list[_Parts]
+    """Of each layer; a call may append layers."""
 
 
 class CacheTracker:
@@ -63,52 +76,49 @@ class CacheTracker:
     """
 
     def __init__(self) -> None:
-        self._claimed: set[_Key] = set()
+        self._claimed: set[tuple[str, int]] = set()
 
     def begin_root(self) -> None:
         """Forget the additions of the last root call."""
         self._claimed.clear()
 
-    def snapshot(self, arguments: dict[str, Any]) -> dict[_Key, tuple[Tensor | None, ...]]:
+    def snapshot(self, arguments: dict[str, Any]) -> list[CacheBefore]:
         """Return the tensors of all caches among `arguments`, before a call."""
-        return {
-            (name, index): tuple(getattr(layer, part, None) for part in PARTS)
-            for name, index, layer in _layers(arguments)
-        }
+        return [
+            CacheBefore(name, value, list(map(_parts_of, value.layers)))
+            for name, value in arguments.items()
+            if not isinstance(value, Tensor)
+            and hasattr(value, "get_seq_length")
+            and isinstance(getattr(value, "layers", None), list)
+        ]
 
     def additions(
-        self,
-        arguments: dict[str, Any],
-        before: dict[_Key, tuple[Tensor | None, ...]],
-        num_tokens: int | None,
+        self, caches: Sequence[CacheBefore], num_tokens: int | None
     ) -> Iterator[Addition]:
         """Yield the additions of a call that ends, without those of its callees.
 
         num_tokens: tokens of the root call, None if unknown.
         """
-        for name, index, layer in _layers(arguments):
-            key = (name, index)
-            old = before.get(key, (None, None))
-            new = tuple(getattr(layer, part, None) for part in PARTS)
-            if key in self._claimed or all(a is b for a, b in zip(new, old, strict=True)):
-                continue
-            self._claimed.add(key)
-            for part, tensor, previous in zip(PARTS, new, old, strict=True):
-                if isinstance(tensor, Tensor) and tensor.ndim == 4:
-                    count = _num_added(tensor, previous, num_tokens)
-                    yield Addition(
-                        f"changed.{name}.{index}.{part}",
-                        tensor[..., tensor.shape[-2] - count :, :],
-                        _history_changed(tensor, previous, count),
-                    )
+        for one in caches:
+            for index, layer in enumerate(one.cache.layers):
+                before = one.parts[index] if index < len(one.parts) else (None, None)
+                after = _parts_of(layer)
+                key = one.name, index
+                if all(map(is_, after, before)) or key in self._claimed:
+                    continue
+                self._claimed.add(key)
+                for part, tensor, previous in zip(PARTS, after, before, strict=True):
+                    if isinstance(tensor, Tensor) and tensor.ndim == 4:
+                        count = _num_added(tensor, previous, num_tokens)
+                        yield Addition(
+                            f"changed.{one.name}.{index}.{part}",
+                            tensor[..., tensor.shape[-2] - count :, :],
+                            _history_changed(tensor, previous, count),
+                        )
 
 
-def _layers(arguments: dict[str, Any]) -> Iterator[tuple[str, int, Any]]:
-    for name, value in arguments.items():
-        layers = getattr(value, "layers", None)
-        if hasattr(value, "get_seq_length") and isinstance(layers, list):
-            for index, layer in enumerate(layers):
-                yield name, index, layer
+def _parts_of(layer: object) -> _Parts:
+    return getattr(layer, "keys", None), getattr(layer, "values", None)
 
 
 def _num_added(tensor: Tensor, previous: Tensor | None, num_tokens: int | None) -> int:

@@ -1,6 +1,5 @@
 """Hooks on every module of a model: callers, arguments and order of all calls."""
 
-import inspect
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
@@ -11,6 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from assay.hooks.called_modules import Signature, find_called_modules
 from assay.hooks.compiled_code import (
     forget_compiled_graphs,
     graphs_for_each,
@@ -19,7 +19,7 @@ from assay.hooks.compiled_code import (
 from assay.hooks.row_positions import BatchPositions, find_tokens, holds_rows
 from assay.hooks.suspension import is_suspended, suspended
 from assay.hooks.values.nested import iterate_tensors
-from assay.sites import Call, CallSite, RowMap, unwrapped_path
+from assay.sites import Call, CallSite, RowMap
 
 # A root call that begins no call for so long waits for another thread. One module takes less.
 PATIENCE_SECONDS = 10.0
@@ -147,7 +147,7 @@ class ModuleTracer:
         for name, (module, innermost) in called.items():
             if modules is not None and name not in modules:
                 continue
-            pre = self._pre_hook(name, _Signature(innermost), type(innermost).__name__)
+            pre = self._pre_hook(name, Signature(innermost), type(innermost).__name__)
             post = self._outside_of_graphs(self._leave, name)
             # A script may evaluate the model that DistributedDataParallel wraps.
             for one in (module, innermost) if innermost is not module else (module,):
@@ -173,7 +173,7 @@ class ModuleTracer:
         finally:
             self.paused = before
 
-    def _pre_hook(self, name: str, signature: "_Signature", class_name: str) -> Callable[..., Any]:
+    def _pre_hook(self, name: str, signature: Signature, class_name: str) -> Callable[..., Any]:
         def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:  # noqa: ANN401
             if self.paused or is_suspended() or not self._claim(name, module, (args, kwargs)):
                 return None
@@ -210,14 +210,17 @@ class ModuleTracer:
             return None
         if self.paused or is_suspended() or self._thread != threading.get_ident():
             return None
-        if all(active.module is not module for active in self._stack):
+        stack = self._stack
+        depth = len(stack) - 1  # calls inside it remain if it caught their exceptions
+        while depth >= 0 and stack[depth].module is not module:
+            depth -= 1
+        if depth < 0:
             return None  # its wrapper has the call, or only backward calls it
+        active = stack[depth]
+        del stack[depth:]
         with suspended():
-            while self._stack[-1].module is not module:
-                self._stack.pop()  # a callee whose exception its caller caught
-            active = self._stack.pop()
             output = self.handler.leave(active, output)
-            if not self._stack and not is_in_backward():
+            if not stack and not is_in_backward():
                 self.handler.finish_root(active)
             self._release()
             return output
@@ -263,6 +266,8 @@ class ModuleTracer:
 
         A root call waits for that of another thread, but not if that one waits for it.
         """
+        if self._thread == threading.get_ident():
+            return not self._is_recording_graph()
         with self._freed:
             if self._is_taken() and self._stack and self._stack[0].is_recompute:
                 # Recomputation stops within a call, and on an accelerator backward has its own thread.
@@ -287,9 +292,12 @@ class ModuleTracer:
                 self._freed.notify()
 
     def _is_wrapped_by_current(self, name: str, module: nn.Module) -> bool:
-        if not self._stack or self._stack[-1].module is module:
-            return False
-        return self._stack[-1].call.site.module == name
+        current = self.active
+        return (
+            current is not None
+            and current.module is not module
+            and current.call.site.module == name
+        )
 
     def _begin_call(
         self, name: str, class_name: str, arguments: dict[str, Any] | None = None
@@ -344,56 +352,3 @@ class ModuleTracer:
 def is_in_backward() -> bool:
     """Return True while autograd runs: forward calls are then those of activation checkpointing."""
     return bool(torch._C._current_graph_task_id() != -1)  # noqa: SLF001 - there is no public name
-
-
-def find_called_modules(model: nn.Module) -> dict[str, tuple[nn.Module, nn.Module]]:
-    """Return the module whose calls count, and the innermost wrapped one, by unwrapped path.
-
-    A wrapper such as that of `torch.compile` and its module share a path, and their calls count as
-    one call of the wrapper, whose result the caller gets. A checkpoint wrapper does not count:
-    backward calls only the module inside.
-    """
-    found: dict[str, tuple[nn.Module, nn.Module]] = {}
-    for path, module in model.named_modules():
-        name = unwrapped_path(path)
-        if hasattr(module, "_checkpoint_wrapped_module"):
-            continue
-        outermost = found[name][0] if name in found else module
-        found[name] = outermost, module
-    return found
-
-
-class _Signature:
-    """Converts the arguments of a forward method to names, and back to the form of the call.
-
-    Positional arguments stay positional: wrappers of Hugging Face read only keywords.
-    """
-
-    def __init__(self, module: nn.Module) -> None:
-        self._names = []
-        self._rest = "args"
-        # Of the class: a setup function may have replaced `forward` of the instance.
-        parameters = list(inspect.signature(type(module).forward).parameters.values())[1:]
-        for parameter in parameters:
-            if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
-                self._names.append(parameter.name)
-            elif parameter.kind is parameter.VAR_POSITIONAL:
-                self._rest = parameter.name
-
-    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Return all arguments by name, those of `*args` as one tuple."""
-        arguments: dict[str, Any] = dict(zip(self._names, args, strict=False))
-        if len(args) > len(self._names):
-            arguments[self._rest] = args[len(self._names) :]
-        return arguments | kwargs
-
-    def unbind(
-        self, arguments: dict[str, Any], num_positional: int
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Return the arguments of a call with `num_positional` positional ones."""
-        names = self._names[:num_positional]
-        args = tuple(arguments[name] for name in names)
-        if num_positional > len(self._names):
-            args += tuple(arguments[self._rest])
-            names = [*names, self._rest]
-        return args, {name: value for name, value in arguments.items() if name not in names}

@@ -209,7 +209,7 @@ class RowIndex:
 
     def num_padding(self, tensor: Tensor) -> int:
         """Return the number of rows of this tensor that `flatten` leaves out."""
-        return len(self._addresses(tensor.shape).left_out)
+        return self._addresses(tensor.shape).num_padding
 
     def padding(self, *tensors: Tensor) -> list[Tensor]:
         """Return the rows of tensors of one shape that `flatten` leaves out, as (P, C)."""
@@ -233,6 +233,7 @@ class _Addresses:
     """Numbers of the rows without padding, None for all."""
     left_out: Tensor
     """Numbers of the rows of padding."""
+    num_padding: int
 
     @classmethod
     def of_shape(cls, shape: torch.Size, rows: RowMap | None) -> Self:
@@ -245,9 +246,9 @@ class _Addresses:
             valid = torch.ones_like(valid)
         left_out = (~valid).nonzero()[:, 0]
         if not len(left_out):
-            return cls(prompt, position, None, left_out)
+            return cls(prompt, position, None, left_out, 0)
         kept = valid.nonzero()[:, 0]
-        return cls(prompt[kept], position[kept], kept, left_out)
+        return cls(prompt[kept], position[kept], kept, left_out, len(left_out))
 
 
 def _as_rows(tensor: Tensor) -> Tensor:

@@ -36,7 +36,8 @@ def measure(
     if rows is not None and expected.shape == (rows.num_rows, rows.length):
         actual, expected = actual[..., None], expected[..., None]  # one number for each token
     (actual_RC, expected_RC), prompt, position = index.flatten(actual, expected)
-    result.num_padding += index.num_padding(actual)
+    num_padding = index.num_padding(actual)
+    result.num_padding += num_padding
     if excluded is not None and len(excluded) == expected.shape[0]:
         of_rows = excluded.reshape(-1, *[1] * (expected.ndim - 1)).expand(expected.shape)
         keep = ~index.flatten(of_rows)[0][0][:, 0]
@@ -44,7 +45,7 @@ def measure(
         actual_RC, expected_RC = actual_RC[keep], expected_RC[keep]
         prompt, position = prompt[keep], position[keep]
     if expected.is_floating_point():
-        if index.num_padding(actual):
+        if num_padding:
             padding, expected_padding = index.padding(actual, expected)
             wrong = ~padding.isfinite() & expected_padding.isfinite()
             result.num_nonfinite_padding += int(wrong.sum())
@@ -53,8 +54,9 @@ def measure(
         result.sums.add_later(actual_RC, expected_RC, prompt, position)
         return actual_RC, expected_RC
     different = (actual_RC != expected_RC).any(-1)
-    result.exact.add(len(different), int(different.sum()))
-    if bool(different.any()) and result.exact.first == (-1, -1):
+    num_different = int(different.sum())
+    result.exact.add(len(different), num_different)
+    if num_different and result.exact.first == (-1, -1):
         first = int(different.nonzero()[0])
         result.exact.first = (int(prompt[first]), int(position[first]))
     return actual_RC, expected_RC

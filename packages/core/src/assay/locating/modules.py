@@ -4,15 +4,21 @@ Each value that the running model passes to a child or returns from one is measu
 value, and then replaced by it.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from assay.comparing.results import PortResult, ReplayResults
-from assay.hooks.in_place_changes import CacheTracker, InPlaceChanges, write_injected
+from assay.hooks.in_place_changes import (
+    CacheBefore,
+    CacheTracker,
+    InPlaceChanges,
+    write_injected,
+)
 from assay.hooks.module_tracer import ActiveCall
 from assay.hooks.row_positions import RowIndex
 from assay.hooks.values.boundary import Boundary, laid_out_as
@@ -20,6 +26,7 @@ from assay.hooks.values.nested import iterate_tensors, map_tensors
 from assay.hooks.values.tensor_map import TensorMap
 from assay.locating.matching.masks import (
     COMPARABLE_IMPLEMENTATIONS,
+    AbsentMask,
     count_differences,
     in_form_of,
     is_attention_mask,
@@ -47,7 +54,7 @@ class _Matched:
 
     call: Call
     rows: RowMap | None
-    caches: dict[Any, Any]
+    caches: Sequence[CacheBefore] = ()
     changes: InPlaceChanges | None = None
     """Changes of its arguments since its start."""
     seen: set[str] = field(default_factory=set)
@@ -96,6 +103,10 @@ class Replayer:
     """By injected value, the digest of the recorded value."""
     _caches: CacheTracker = field(default_factory=CacheTracker)
     _index: RowIndex = field(default_factory=lambda: RowIndex(None))
+    _absent_masks: dict[tuple[str, str, RowMap | None], AbsentMask | None] = field(
+        default_factory=dict
+    )
+    """Those of the current root call, by port, digest and rows."""
     _called: set[CallSite] = field(default_factory=set)
     _chosen: dict[tuple[CallSite, str], Tensor] = field(default_factory=dict)
     """Own choices, such as experts, in the last root call, by call and port."""
@@ -106,27 +117,26 @@ class Replayer:
             self._caches.begin_root()
             self._injected.clear()
             self._chosen.clear()
+            self._absent_masks.clear()
             self._index = RowIndex(None)
         if active.call.site.module in self.partial_modules:
             whole = self._find_call(active) if active.call.caller is None else None
             if whole is not None:  # its rows are those of the calls inside it
                 self._index = RowIndex(self.source.select_rows(whole.rows))
             return
-        expected = self._find_partner(active)
-        if expected is None:
+        expected = self._find_call(active)
+        names = {} if expected is None else recorded_names(active.arguments, expected.ports)
+        if expected is None or not self._have_its_shapes(active.arguments, expected, names):
             self.results.note_extra_call(active.call.site)
             return
         self._called.add(expected.site)
-        matched = _Matched(expected, self.source.select_rows(expected.rows), {})
+        matched = _Matched(expected, self.source.select_rows(expected.rows))
         if active.call.caller is None:
             self._index = RowIndex(matched.rows)
         active.state = matched
-        names = recorded_names(active.arguments, expected.ports)
+        replace_port = partial(self._measure_and_replace, active)
         for name, value in active.arguments.items():
-            port = f"input.{names[name]}"
-            active.arguments[name] = map_tensors(
-                value, port, lambda port, tensor: self._measure_and_replace(active, port, tensor)
-            )
+            active.arguments[name] = map_tensors(value, f"input.{names[name]}", replace_port)
         self._supply_masks(active)
         matched.caches = self._caches.snapshot(active.arguments)
         matched.changes = InPlaceChanges(active.arguments)
@@ -138,11 +148,9 @@ class Replayer:
             return output
         self._replace_changes(active)
         self._find_near_ties(active, output)
-        output = map_tensors(
-            output, "output", lambda port, tensor: self._measure_and_replace(active, port, tensor)
-        )
+        output = map_tensors(output, "output", partial(self._measure_and_replace, active))
         length = matched.rows.length if matched.rows is not None else None
-        for addition in self._caches.additions(active.arguments, matched.caches, length):
+        for addition in self._caches.additions(matched.caches, length):
             # Measured later: the cache is about to be overwritten.
             added = addition.tensor.clone()
             injected = self._measure_and_replace(active, addition.port, added)
@@ -202,13 +210,14 @@ class Replayer:
         """Return the recorded tensor at a port, for the running rows."""
         return self.source.select(self.trace.tensor(call, port), call.rows)
 
-    def _find_partner(self, active: ActiveCall) -> Call | None:
-        """Find the recorded call at the same place, if its arguments have the same shapes."""
-        expected = self._find_call(active)
-        if expected is None:
-            return None
-        names = recorded_names(active.arguments, expected.ports)
-        for name, value in active.arguments.items():
+    def _have_its_shapes(
+        self, arguments: Mapping[str, Any], expected: Call, names: Mapping[str, str]
+    ) -> bool:
+        """Return True if `arguments` have the shapes of those of the recorded call `expected`.
+
+        names: those of the arguments in the trace.
+        """
+        for name, value in arguments.items():
             for port, tensor in iterate_tensors(value, f"input.{names[name]}"):
                 if port in expected.ports and tensor.is_floating_point() and tensor.ndim != 4:
                     recorded = self.trace.stored(expected, port).shape
@@ -220,8 +229,8 @@ class Replayer:
                         shape, tuple(tensor.shape)
                     )
                     if not alike and layout is None:
-                        return None
-        return expected
+                        return False
+        return True
 
     def _measure_and_replace(self, active: ActiveCall, port: str, actual: Tensor) -> Tensor:
         """Measure `actual` and return its replacement."""
@@ -242,12 +251,12 @@ class Replayer:
         result = self._result(active, port, actual)
         if is_attention_mask(port, expected):
             return self._replace_mask(result, active, port, actual, expected)
-        module, shape, value = active.call.site.module, tuple(expected.shape), actual.detach()
+        module, shape, value = active.call.site.module, expected.shape, actual.detach()
         layout = layout_of(self.layout, module, port, value, shape)
         if layout is not None:
             value = layout.whole(module, port, value, shape)
         value = value.cpu()
-        if is_broadcast_over_rows(tuple(expected.shape), tuple(value.shape)):
+        if value.shape != shape and is_broadcast_over_rows(shape, value.shape):
             expected = expected.expand_as(value)
         if value.shape != expected.shape or value.is_complex() != expected.is_complex():
             result.exact.add(expected.numel(), expected.numel())
@@ -330,14 +339,22 @@ class Replayer:
             port = f"input.{name}"
             if value is not None or port not in matched.call.ports:
                 continue
-            expected = self._recorded(matched.call, port)
-            if not is_attention_mask(port, expected):
+            absent = self._find_absent_mask(matched, port)
+            if absent is None:
                 continue
             matched.seen.add(port)
-            compared, different = count_differences(None, expected, matched.rows)
-            self._result(active, port, expected).exact.add(compared, different)
-            if different:
-                active.arguments[name] = mask_for(active.module, expected)
+            result = self._result(active, port, absent.expected)
+            result.exact.add(absent.num_compared, absent.num_different)
+            if absent.num_different:
+                active.arguments[name] = mask_for(active.module, absent.expected)
+
+    def _find_absent_mask(self, matched: _Matched, port: str) -> AbsentMask | None:
+        """Compare a recorded mask with the causal one. The modules of a root call have one mask."""
+        key = port, self.trace.stored(matched.call, port).digest, matched.rows
+        if key not in self._absent_masks:
+            expected = self._recorded(matched.call, port)
+            self._absent_masks[key] = AbsentMask.of(port, expected, matched.rows)
+        return self._absent_masks[key]
 
     def _find_near_ties(self, active: ActiveCall, output: object) -> None:
         """Find the rows of a router's results to exclude because its choice is a near tie."""
@@ -365,6 +382,9 @@ class Replayer:
 
     def _result(self, active: ActiveCall, port: str, value: Tensor) -> PortResult:
         results = self.recomputed if active.is_recompute else self.results
+        known = results.ports.get((active.call.site.module, port))
+        if known is not None:
+            return known
         stage = stage_that_made(active.call, port)
         if active.is_recompute:
             stage = Stage(stage.module, "backward")

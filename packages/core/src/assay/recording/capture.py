@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from assay.devices.run_string import RUN_DTYPES
 from assay.errors import UsageError, name_some
 from assay.files import Url, parse_location
+from assay.hooks.called_modules import find_called_modules
 from assay.hooks.compiled_code import find_compiled_modules
-from assay.hooks.module_tracer import find_called_modules
 from assay.recording.capturing.background import BackgroundWriter
 from assay.recording.capturing.budget import Budget, parse_size
 from assay.recording.capturing.capture_filter import CaptureFilter

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from assay.hooks.expert_choices import count_experts, find_choice_arguments
-from assay.hooks.in_place_changes import CacheTracker, InPlaceChanges, write_injected
+from assay.hooks.in_place_changes import CacheBefore, CacheTracker, InPlaceChanges, write_injected
 from assay.hooks.module_tracer import ActiveCall
 from assay.hooks.values.boundary import Boundary
 from assay.hooks.values.nested import constants, map_tensors
@@ -42,8 +42,7 @@ class UnfinishedCall(Generic[T]):
 
     tensors: dict[str, T]
     constants: dict[str, object]
-    caches: dict[Any, Any]
-    """The caches among the arguments before the call."""
+    caches: list[CacheBefore]
     changes: InPlaceChanges
 
 
@@ -104,7 +103,7 @@ class CallRecorder(ABC, Generic[T]):
             self._known.forget(tensor)
             self._record_change(unfinished, f"changed.{port}", tensor)
         output = map_tensors(output, "output", pass_result)
-        for addition in self._caches.additions(active.arguments, unfinished.caches, length):
+        for addition in self._caches.additions(unfinished.caches, length):
             self._record_change(unfinished, addition.port, addition.tensor)
         call = replace(active.call, ports=tuple(unfinished.tensors), constants=unfinished.constants)
         self.writer.add(call, unfinished.tensors)

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from assay.devices.base import Detection, DeviceVendor, execution_suspended, suspend_execution
+from assay.devices.base import Detection, DeviceVendor, SuspendedExecution, execution_suspended
 
 VENDOR = DeviceVendor("acme", "Acme Rocket", "gloo", "eager", ("assay-acme",))
 
@@ -31,19 +31,19 @@ def test_detection_has_either_devices_or_what_is_missing(
 
 def test_suspension_nests_and_ends_with_an_exception() -> None:
     assert not execution_suspended()
-    with suspend_execution():
-        with suspend_execution():
+    with SuspendedExecution():
+        with SuspendedExecution():
             assert execution_suspended()
         assert execution_suspended()
     assert not execution_suspended()
-    with pytest.raises(RuntimeError), suspend_execution():
+    with pytest.raises(RuntimeError), SuspendedExecution():
         raise RuntimeError
     assert not execution_suspended()
 
 
 def test_suspension_is_of_one_thread() -> None:
     seen = []
-    with suspend_execution():
+    with SuspendedExecution():
         thread = threading.Thread(target=lambda: seen.append(execution_suspended()))
         thread.start()
         thread.join()

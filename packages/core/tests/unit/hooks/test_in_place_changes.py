@@ -58,10 +58,8 @@ def keys_of(cache: DynamicCache) -> Tensor:
     return keys
 
 
-def additions(
-    tracer: CacheTracker, cache: DynamicCache, before: Any, num_tokens: int | None
-) -> dict[str, Addition]:
-    found = tracer.additions({"past_key_values": cache}, before, num_tokens)
+def additions(tracer: CacheTracker, before: Any, num_tokens: int | None) -> dict[str, Addition]:
+    found = tracer.additions(before, num_tokens)
     return {addition.port: addition for addition in found}
 
 
@@ -78,7 +76,7 @@ def test_first_call_adds_everything(cache: DynamicCache) -> None:
     before = tracer.snapshot({"past_key_values": cache})
     cache.update(states(3, 1.0), states(3, 2.0), 0)
 
-    found = additions(tracer, cache, before, 3)
+    found = additions(tracer, before, 3)
 
     assert sorted(found) == ["changed.past_key_values.0.keys", "changed.past_key_values.0.values"]
     assert torch.equal(found["changed.past_key_values.0.keys"].tensor, states(3, 1.0))
@@ -92,7 +90,7 @@ def test_next_call_adds_only_its_own_tokens(cache: DynamicCache) -> None:
     before = tracer.snapshot({"past_key_values": cache})
     cache.update(states(1, 5.0), states(1, 6.0), 1)
 
-    found = additions(tracer, cache, before, 1)
+    found = additions(tracer, before, 1)
 
     assert torch.equal(found["changed.past_key_values.1.keys"].tensor, states(1, 5.0))
 
@@ -102,7 +100,7 @@ def test_writing_to_an_addition_writes_to_the_cache(cache: DynamicCache) -> None
     before = tracer.snapshot({"past_key_values": cache})
     cache.update(states(3, 1.0), states(3, 1.0), 0)
 
-    additions(tracer, cache, before, 2)["changed.past_key_values.0.keys"].tensor.fill_(9.0)
+    additions(tracer, before, 2)["changed.past_key_values.0.keys"].tensor.fill_(9.0)
 
     assert keys_of(cache)[0, 0, :, 0].tolist() == [1.0, 9.0, 9.0]
 
@@ -114,17 +112,17 @@ def test_addition_of_an_inner_call_is_not_reported_again_by_its_callers(
     outer = inner = tracer.snapshot({"past_key_values": cache})
     cache.update(states(3, 1.0), states(3, 1.0), 0)
 
-    assert len(additions(tracer, cache, inner, 3)) == 2
-    assert additions(tracer, cache, outer, 3) == {}
+    assert len(additions(tracer, inner, 3)) == 2
+    assert additions(tracer, outer, 3) == {}
     tracer.begin_root()
-    assert len(additions(tracer, cache, outer, 3)) == 2
+    assert len(additions(tracer, outer, 3)) == 2
 
 
 def test_call_that_only_reads_the_cache_adds_nothing(cache: DynamicCache) -> None:
     tracer = CacheTracker()
     cache.update(states(3, 1.0), states(3, 1.0), 0)
 
-    assert additions(tracer, cache, tracer.snapshot({"past_key_values": cache}), 3) == {}
+    assert additions(tracer, tracer.snapshot({"past_key_values": cache}), 3) == {}
 
 
 def test_overwritten_earlier_tokens_are_noticed(cache: DynamicCache) -> None:
@@ -137,7 +135,7 @@ def test_overwritten_earlier_tokens_are_noticed(cache: DynamicCache) -> None:
     layer: Any = cache.layers[0]
     layer.keys = corrupted
 
-    found = additions(tracer, cache, before, 1)
+    found = additions(tracer, before, 1)
 
     assert found["changed.past_key_values.0.keys"].history_changed
     assert not found["changed.past_key_values.0.values"].history_changed
@@ -157,13 +155,13 @@ def test_sliding_window_reports_the_tokens_that_it_keeps() -> None:
     cache.update(states(5, 1.0), states(5, 1.0), 0)
     assert keys_of(cache).shape[-2] == 2  # a window of 3 needs the 2 tokens before the next one
 
-    assert additions(tracer, cache, before, 5)["changed.past_key_values.0.keys"].tensor.shape == (
+    assert additions(tracer, before, 5)["changed.past_key_values.0.keys"].tensor.shape == (
         1, HEADS, 2, DIM,
     )  # fmt: skip
     tracer.begin_root()
     before = tracer.snapshot({"past_key_values": cache})
     cache.update(states(1, 3.0), states(1, 3.0), 0)
-    found = additions(tracer, cache, before, 1)["changed.past_key_values.0.keys"]
+    found = additions(tracer, before, 1)["changed.past_key_values.0.keys"]
     assert torch.equal(found.tensor, states(1, 3.0))
     assert not found.history_changed
 
@@ -176,7 +174,7 @@ def test_addition_follows_from_lengths_without_a_number_of_tokens(
     before = tracer.snapshot({"past_key_values": cache})
     cache.update(states(2, 2.0), states(2, 2.0), 0)
 
-    found = additions(tracer, cache, before, None)
+    found = additions(tracer, before, None)
 
     assert torch.equal(found["changed.past_key_values.0.keys"].tensor, states(2, 2.0))
 
@@ -185,5 +183,5 @@ def test_other_arguments_have_no_additions() -> None:
     tracer = CacheTracker()
     arguments = {"x": torch.ones(2), "past_key_values": None, "layers": [1]}
 
-    assert tracer.snapshot(arguments) == {}
-    assert list(tracer.additions(arguments, {}, 1)) == []
+    assert tracer.snapshot(arguments) == []
+    assert list(tracer.additions([], 1)) == []

@@ -6,6 +6,7 @@ error.
 """
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -17,12 +18,13 @@ def cast_within_range(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     Additive masks hold the lowest number of their dtype, which is -inf in a narrower one. A row
     with no allowed column would then become NaN.
     """
-    if tensor.dtype == dtype or not (tensor.is_floating_point() and dtype.is_floating_point):
-        return tensor.to(dtype)
-    limit = torch.finfo(dtype).max
-    if limit < torch.finfo(tensor.dtype).max and tensor.numel():
-        low, high = (float(bound) for bound in torch.aminmax(tensor))
-        if -low > limit or high > limit:  # False for NaN, which stays NaN without a clamp
+    if tensor.dtype == dtype:
+        return tensor
+    limit = _narrower_limit(tensor.dtype, dtype)
+    if limit is not None and tensor.numel():
+        low, high = torch.aminmax(tensor)
+        # False for NaN, which stays NaN without a clamp
+        if -float(low) > limit or float(high) > limit:
             infinite = tensor.isinf()
             return (
                 tensor.clamp(-limit, limit)
@@ -31,6 +33,15 @@ def cast_within_range(tensor: Tensor, dtype: torch.dtype) -> Tensor:
                 .to(dtype)
             )
     return tensor.to(dtype)
+
+
+@cache
+def _narrower_limit(dtype: torch.dtype, to: torch.dtype) -> float | None:
+    """Return the largest number of the floating-point dtype `to`; None unless that of `dtype` is larger."""
+    if not (dtype.is_floating_point and to.is_floating_point):
+        return None
+    limit = torch.finfo(to).max
+    return limit if limit < torch.finfo(dtype).max else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,18 +97,14 @@ def laid_out_as(value: Tensor, like: Tensor) -> Tensor:
     Returns: `value` itself if it has that layout, or cannot have it: elements that differ would
         share memory, or `like` is a tensor subclass.
     """
-    offset = like.storage_offset() if _is_plain(like) else 0
+    if not (_is_plain(like) and _is_plain(value)):
+        return value
+    strides, offset = like.stride(), like.storage_offset()
     if offset > _LARGEST_OFFSET:
         offset = _LARGEST_OFFSET + offset % _ALIGNMENT
-    if (
-        not _is_plain(like)
-        or not _is_plain(value)
-        or value.shape != like.shape
-        or not value.numel()
-        or (value.stride(), value.storage_offset()) == (like.stride(), offset)
-    ):
+    has_layout = value.stride() == strides and value.storage_offset() == offset
+    if has_layout or value.shape != like.shape or not value.numel():
         return value
-    strides = like.stride()
     once = value
     for dim, stride in enumerate(strides):
         if stride == 0:

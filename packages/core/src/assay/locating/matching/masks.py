@@ -1,5 +1,9 @@
 """Attention masks, compared by the pairs that they allow, in any form."""
 
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Self
+
 import torch
 from torch import Tensor, nn
 
@@ -48,6 +52,7 @@ def is_mask_of_pairs_for_padding(port: str, actual: Tensor, expected: tuple[int,
     return _is_named_mask(port) and len(expected) == 2 and actual.ndim == 4
 
 
+@lru_cache(maxsize=4096)
 def _is_named_mask(port: str) -> bool:
     """Return True if a port is named a mask, or is in a dict of masks by kind of attention."""
     return any(part.endswith("mask") for part in port.split(".")[-2:])
@@ -90,6 +95,22 @@ def count_differences(
     except RuntimeError:  # shapes differ: no pair agrees
         return num_compared, num_compared
     return num_compared, int(different[valid[:, None, :, None].expand_as(different)].sum())
+
+
+@dataclass(frozen=True, slots=True)
+class AbsentMask:
+    """A recorded mask where the running model has none, compared with the causal one."""
+
+    expected: Tensor
+    num_compared: int
+    num_different: int
+
+    @classmethod
+    def of(cls, port: str, expected: Tensor, rows: RowMap | None) -> Self | None:
+        """Compare the recorded tensor at `port`; None if it is not a mask."""
+        if not is_attention_mask(port, expected):
+            return None
+        return cls(expected, *count_differences(None, expected, rows))
 
 
 def in_form_of(actual: Tensor, expected: Tensor) -> Tensor:

@@ -1,7 +1,8 @@
 """Matching of the ports of a running call with those of its recorded partner."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
+from functools import lru_cache
 from typing import Any
 
 from assay.hooks.values.nested import iterate_leaves, iterate_tensors
@@ -12,23 +13,31 @@ _STANDARD = frozenset(
 )
 
 
-def recorded_names(arguments: Mapping[str, Any], ports: Iterable[str]) -> dict[str, str]:
+def recorded_names(arguments: Mapping[str, Any], ports: tuple[str, ...]) -> dict[str, str]:
     """Map each argument to its name in the trace, which may differ between classes."""
-    recorded = list(dict.fromkeys(port.split(".")[1] for port in ports if _is_input(port)))
+    recorded = _names_of(ports)
     names = {name: name for name in arguments}
     ours = [
         name
         for name, value in arguments.items()
-        if name not in recorded and name not in _STANDARD and any(iterate_tensors(value, name))
+        if name not in recorded and name not in _STANDARD and iterate_tensors(value, name)
     ]
+    if not ours:
+        return names
     theirs = [name for name in recorded if name not in arguments and name not in _STANDARD]
     if len(ours) == len(theirs):
         names.update(zip(ours, theirs, strict=True))
     return names
 
 
+@lru_cache(maxsize=4096)
+def _names_of(ports: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names of the arguments among `ports`."""
+    return tuple(dict.fromkeys(port.split(".")[1] for port in ports if _is_input(port)))
+
+
 def missing_ports(
-    ports: Iterable[str], seen: AbstractSet[str], arguments: Mapping[str, Any], output: object
+    ports: tuple[str, ...], seen: AbstractSet[str], arguments: Mapping[str, Any], output: object
 ) -> list[str]:
     """Return the recorded `ports` that are missing in a call.
 

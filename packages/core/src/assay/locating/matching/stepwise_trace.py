@@ -87,7 +87,7 @@ class StepwiseTrace:
             if last is None:
                 found.append(call)
             elif call.site.step == last:
-                steps = (self.find(replace(call.site, step=step)) for step in range(last))
+                steps = (self.find(call.site.at_step(step)) for step in range(last))
                 found += [one for one in steps if one is not None]
         return found
 
@@ -95,9 +95,11 @@ class StepwiseTrace:
         """Return the call at `site`; None if the reference did not make it."""
         if site.micro_batch not in self.whole:
             return self.trace.find(site)
-        if site not in self._found:
-            self._found[site] = self._cut_call(site)
-        return self._found[site]
+        try:
+            return self._found[site]
+        except KeyError:
+            found = self._found[site] = self._cut_call(site)
+            return found
 
     def stored(self, call: Call, port: str) -> TensorEntry:
         """Return shape and content hash of the values of one step."""
@@ -137,13 +139,13 @@ class StepwiseTrace:
     def _cut_call(self, site: CallSite) -> Call | None:
         """Return the call of one step: the root call's own inputs, and columns of all other values."""
         last = self.whole[site.micro_batch]
-        text = self.trace.find(replace(site, step=last))
+        text = self.trace.find(site.at_step(last))
         root = self.trace.find(CallSite(site.step, "", micro_batch=site.micro_batch))
         if text is None or root is None or site.step >= last:
             return None
-        ports = tuple(port for port in text.ports if site.module or not port.startswith("input."))
+        ports = text.ports
         if not site.module:
-            ports = root.ports + ports
+            ports = root.ports + tuple(one for one in ports if not one.startswith("input."))
         return replace(text, site=site, ports=ports, rows=root.rows)
 
     def _at(self, site: CallSite, port: str) -> _Recorded:
@@ -152,7 +154,7 @@ class StepwiseTrace:
         key = site.micro_batch, step, site.module, site.call, port
         known = self._recorded.get(key)
         if known is None:
-            call = self.trace.find(replace(site, step=step))
+            call = self.trace.find(site.at_step(step))
             if call is None:
                 raise KeyError(str(site))
             entry = self.trace.stored(call, port)

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - as everybody calls it
 from torch import Tensor
 
-from assay.devices.base import suspend_execution
+from assay.devices.base import SuspendedExecution
 from assay.devices.cpu import CpuDevice
 from assay.devices.sim import SimDevice
 from assay.devices.sim.numerics import VARIANTS
@@ -180,7 +180,7 @@ def test_measurement_within_a_run_is_not_simulated() -> None:
     seen = []
 
     def measure(module: torch.nn.Module, arguments: tuple[Tensor], output: Tensor) -> None:
-        with suspend_execution():
+        with SuspendedExecution():
             seen.append(float(arguments[0].sum()))
             thread = threading.Thread(target=lambda: seen.append(float(ROW.sum())))
             thread.start()
