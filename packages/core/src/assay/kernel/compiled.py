@@ -124,8 +124,12 @@ def library() -> CDLL | None:
 def file_name() -> str:
     """Return the name of the library for these sources on this processor."""
     sources = [(FOLDER / name).read_bytes() for name in (*_SOURCES, "vectors.h")]
-    identity = [*sources, " ".join(FLAGS).encode(), _processor().encode()]
+    identity = [*sources, *(word.encode() for word in (*_compiler(), *FLAGS, _processor()))]
     return f"sums-{hashlib.sha256(b'|'.join(identity)).hexdigest()[:16]}.so"
+
+
+def _compiler() -> list[str]:
+    return shlex.split(os.environ.get("CC", "cc"))
 
 
 def _processor() -> str:
@@ -140,12 +144,19 @@ def _processor() -> str:
 
 def _compile(target: Path) -> bool:
     """Compile the library; return False if there is no compiler, or none that can."""
-    compiler = shlex.split(os.environ.get("CC", "cc"))
     sources = [str(FOLDER / name) for name in _SOURCES]
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         made = Path(folder) / target.name
         for native in _NATIVE:
-            command = [*compiler, *FLAGS, *filter(None, [native]), "-o", str(made), *sources, "-lm"]
+            command = [
+                *_compiler(),
+                *FLAGS,
+                *filter(None, [native]),
+                "-o",
+                str(made),
+                *sources,
+                "-lm",
+            ]
             with suppress(OSError, subprocess.SubprocessError):
                 subprocess.run(
                     command, check=True, capture_output=True, timeout=_SECONDS_TO_COMPILE

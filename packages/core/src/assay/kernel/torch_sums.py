@@ -36,6 +36,8 @@ def sum_pair(actual_RC: Tensor, expected_RC: Tensor, extent: Extent) -> CallSums
     shapes = (3, num_rows), (NUM_CHANNEL_SUMS, num_channels), (6, NUM_BINS), (4,)
     rows, channels, bins, slopes = (torch.zeros(one, dtype=torch.float64) for one in shapes)
     sums = CallSums(rows, channels, bins, slopes)
+    if not actual_RC.numel():
+        return sums
     row_sums = torch.zeros(4, num_rows, dtype=torch.float64)
     height = max(1, _STEP_ELEMENTS // num_channels)
     for start in range(0, num_rows, height):

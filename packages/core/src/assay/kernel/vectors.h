@@ -64,14 +64,13 @@ static inline uint32_t bits_of_float(float value) {
     return bits;
 }
 
-/* Widen LANES float16 values: move the exponent, then let a product mend the subnormal ones. */
 static inline Floats widen_float16(Halves halves) {
-    Words bits = __builtin_convertvector(halves, Words);
-    Words moved = (bits & 0x7fff) << 13;
-    Floats value = (Floats)moved * 0x1p112f;
-    Words is_special = (Words)((bits & 0x7c00) == 0x7c00);
-    Words result = ((Words)value & ~is_special) | ((moved | 0x7f800000) & is_special);
-    return (Floats)(result | (bits & 0x8000) << 16);
+    Words bits = __builtin_convertvector(halves, Words), size = bits & 0x7fff;
+    /* Not by a product of subnormal numbers: a processor may be set to read them as zeros. */
+    Words subnormal = (Words)(__builtin_convertvector((Ints)size, Floats) * 0x1p-24f);
+    Words is_subnormal = (Words)(size < 0x0400), is_special = (Words)(size >= 0x7c00);
+    Words normal = ((size << 13) + (112 << 23)) | (is_special & 0x7f800000);
+    return (Floats)((is_subnormal & subnormal) | (~is_subnormal & normal) | (bits & 0x8000) << 16);
 }
 
 ALWAYS_INLINE Vector widen_lanes(const char *source, int32_t dtype) {

@@ -123,6 +123,15 @@ def test_rows_may_lie_apart_and_channels_too(dtype: torch.dtype, backend: Module
     assert_equal_sums(found, backend.sum_pair(actual, expected, "all"))
 
 
+@pytest.mark.parametrize("shape", [(0, 3), (3, 0)])
+def test_an_empty_pair_has_no_error(shape: tuple[int, int], backend: ModuleType) -> None:
+    sums = backend.sum_pair(torch.ones(shape), torch.ones(shape), "all")
+
+    assert (sums.dd, sums.ee, sums.num_nan, sums.worst.difference) == (0.0, 0.0, 0, -1.0)
+    assert sums.rows.shape == (3, shape[0])
+    assert not bool(sums.rows.any())
+
+
 class Doubled(Tensor):
     """A tensor whose memory holds half of its values."""
 
