@@ -108,8 +108,9 @@ class _Found(Structure):
 @cache
 def library() -> CDLL | None:
     """Load the compiled sums, and compile them if they are not there; None if nothing compiles them."""
-    name = file_name()
-    folders = (FOLDER / "__pycache__", Path.home() / ".cache" / "assay")
+    name, folders = file_name(), [FOLDER / "__pycache__"]
+    with suppress(RuntimeError):  # the user of a container may have no home
+        folders.append(Path.home() / ".cache" / "assay")
     for folder in folders:
         with suppress(OSError):
             return _declare(CDLL(str(folder / name)))

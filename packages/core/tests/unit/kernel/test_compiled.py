@@ -61,6 +61,23 @@ def test_torch_computes_where_nothing_compiles(
     assert not list((not_loaded / "__pycache__").iterdir())
 
 
+def test_compiles_into_the_home_where_the_source_is_read_only(
+    not_loaded: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (not_loaded / "__pycache__").write_text("a file, below which nothing can be made")
+
+    assert compiled.library() is not None
+    assert len(list((not_loaded.parent / "home" / ".cache" / "assay").iterdir())) == 1
+
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", no_home)
+    compiled.library.cache_clear()
+
+    assert compiled.library() is None
+
+
 def test_a_damaged_library_is_compiled_again(not_loaded: Path) -> None:
     damaged = not_loaded / "__pycache__" / compiled.file_name()
     damaged.parent.mkdir()
