@@ -14,6 +14,7 @@ from assay.training.judging.free_run import RESUMED_TRAJECTORY
 from assay.training.judging.groups import JudgedGroup
 from assay.training.judging.places import (
     PARAMETER_PREFIX,
+    UPDATE_PREFIX,
     describe_steps,
     is_bad_at_first_only,
     location_of,
@@ -82,7 +83,7 @@ def _find_frozen(case: Signature) -> DiagnosedFault | None:
     group = case.groups["stage-optimizer"]
     if left_out := find_left_out(case.evidence, group):
         return left_out
-    names = _standing_still(group, "update.")
+    names = _standing_still(group, UPDATE_PREFIX)
     return _frozen(case.evidence, names, "do not move") if names else None
 
 
@@ -162,7 +163,7 @@ def find_left_out(evidence: TrainEvidence, updates: JudgedGroup) -> DiagnosedFau
     moved = {
         parameter_of(item)
         for item in updates.judged
-        if item.port.port.startswith("update.") and _moves(item)
+        if item.port.port.startswith(UPDATE_PREFIX) and _moves(item)
     }
     report = evidence.report.optimizer
     for names, how in (
@@ -287,6 +288,6 @@ _RULES: tuple[tuple[tuple[Phase, ...], _Finder], ...] = (
     (("clip",), _if(Signature.is_hidden_backward_wrong, "missing-reduction", at=_BACKWARD | _EVERYWHERE)),
     (("clip",), _if(lambda s: not s.hides_backward and factors.is_norm_off_by_one_factor(s.evidence), "loss-scale", at=_EVERYWHERE)),
     (("clip",), _if(_else, "clip-norm", Signature.factor, _EVERYWHERE)),
-    (("optimizer",), _if(lambda s: not s.here.parameter or s.do_most_fail(), "optimizer-update", Signature.hidden_clipping, _EVERYWHERE)),
-    (("optimizer",), _if(_else, "optimizer-update", Signature.hidden_clipping)),
+    (("optimizer",), _if(lambda s: not s.here.parameter or s.do_most_fail(), "optimizer-update", Signature.form_of_updates, _EVERYWHERE)),
+    (("optimizer",), _if(_else, "optimizer-update", Signature.form_of_updates)),
 )  # fmt: skip

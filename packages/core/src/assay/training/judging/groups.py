@@ -13,7 +13,7 @@ from assay.noise import SLOPE_FLOOR, slope_ratio
 from assay.sites import Phase
 from assay.stages import Stage
 from assay.training.judging.evidence import TrainEvidence
-from assay.training.judging.places import PARAMETER_PREFIX, UPDATES, is_made_by_loss
+from assay.training.judging.places import PARAMETER_PREFIX, UPDATE_PREFIX, UPDATES, is_made_by_loss
 from assay.training.judging.precision import noise_of_optimizer
 
 # In the order of a step: of several equally bad measurements, the first names the place. `gradients`
@@ -126,7 +126,7 @@ def _judge_common_scale(
     pairs = [
         (results.ports[key], noise.ports[key].sums)
         for key in passed
-        if key[1].startswith("update.") and key in noise.ports
+        if key[1].startswith(UPDATE_PREFIX) and key in noise.ports
     ]
     if not pairs:
         return []

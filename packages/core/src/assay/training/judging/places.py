@@ -11,6 +11,7 @@ from assay.training.replay.run_rows import RunRows
 from assay.verdicts import Location, Measurement
 
 PARAMETER_PREFIX = "gradient."
+UPDATE_PREFIX = "update."
 
 # The port that stands for the updates of all parameters.
 UPDATES = "update"

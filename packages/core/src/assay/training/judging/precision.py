@@ -8,7 +8,7 @@ from assay.dtypes import FORMATS
 from assay.errors import name_some
 from assay.sites import Phase
 from assay.training.judging.evidence import TrainEvidence
-from assay.training.judging.places import location_of_parameter, parameter_name
+from assay.training.judging.places import UPDATE_PREFIX, location_of_parameter, parameter_name
 from assay.training.protocol import PHASE_METHODS
 
 # A sum of n numbers in float32 has an error of at most n - 1 roundings of its terms (Higham, Accuracy
@@ -36,7 +36,7 @@ def noise_of_optimizer(evidence: TrainEvidence, in_dtype: ReplayResults) -> Repl
     from_copies = {
         key: port
         for key, port in in_dtype.ports.items()
-        if port.port.startswith("update.") and parameter_name(*key) in copied
+        if port.port.startswith(UPDATE_PREFIX) and parameter_name(*key) in copied
     }
     return replace(in_float32, ports=in_float32.ports | from_copies)
 

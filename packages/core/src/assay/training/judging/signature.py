@@ -13,6 +13,7 @@ from assay.training.judging.evidence import TrainEvidence
 from assay.training.judging.groups import JudgedGroup
 from assay.training.judging.places import (
     PARAMETER_PREFIX,
+    UPDATE_PREFIX,
     is_made_by_loss,
     parameter_name,
     parameter_of,
@@ -193,10 +194,24 @@ class Signature:
         modules = {port.stage.module for port in self.group.ports}
         return 2 * len({item.port.stage.module for item in self.group.failed}) > len(modules)
 
-    def hidden_clipping(self) -> str | None:
-        """State that clipping is not visible, if it is not."""
-        is_hidden = "clip" in self.evidence.report.traits.invisible_phases
-        return "clip is not visible: the error is made there, or here" if is_hidden else None
+    def form_of_updates(self) -> str | None:
+        """Name the factor that most updates have in common, and state that clipping is not visible.
+
+        Most, not all: in 16 bits small updates round to few values.
+        """
+        slopes = [
+            1 + port.sums.slope
+            for port in self.group.ports
+            if port.port.startswith(UPDATE_PREFIX) and port.sums.ee > 0
+        ]
+        factor = median(slopes) if slopes else 1.0
+        is_common = 2 * sum(abs(one - factor) <= _ALIKE for one in slopes) > len(slopes)
+        words = []
+        if is_common and abs(factor - 1) > LEAST_PART:
+            words.append(f"most updates are {factors.describe_factor(factor)} the reference's")
+        if "clip" in self.evidence.report.traits.invisible_phases:
+            words.append("clip is not visible: the error is made there, or here")
+        return "; ".join(words) or None
 
 
 def stands_still(item: Judged) -> bool:

@@ -49,6 +49,7 @@ from assay.training.judging.free_run import (
 from assay.training.judging.gradient_factors import is_scale_removed, notes_on_scale
 from assay.training.judging.groups import JudgedGroup, judge_groups
 from assay.training.judging.places import (
+    UPDATE_PREFIX,
     first_bad_step,
     location_of,
     location_of_parameter,
@@ -200,7 +201,8 @@ def _steps_elsewhere(evidence: TrainEvidence, updates: JudgedGroup) -> bool:
     """Return True if the optimizer changes the model without holding any of its parameters."""
     num_foreign = len(set(evidence.report.optimizer.not_in_optimizer))
     return num_foreign == evidence.reference.num_trainable and any(
-        item.port.port.startswith("update.") and not stands_still(item) for item in updates.judged
+        item.port.port.startswith(UPDATE_PREFIX) and not stands_still(item)
+        for item in updates.judged
     )
 
 

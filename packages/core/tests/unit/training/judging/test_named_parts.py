@@ -252,6 +252,19 @@ def test_factor_that_all_gradients_have_in_common_is_told(
     assert message(wrong)[1] == f"  all gradients are {words} the reference's"
 
 
+@pytest.mark.parametrize(
+    ("factor", "words"), [(0.5, "1/2 of"), (1.5, "1.5 times"), (-1.0, "-1 times")]
+)
+def test_factor_that_most_updates_have_in_common_is_told(factor: float, words: str) -> None:
+    wrong = {update(module): times(factor) for module in KINDS}
+
+    assert message(wrong)[1] == f"  most updates are {words} the reference's"
+
+
+def test_factor_of_one_update_is_no_common_one() -> None:
+    assert not any("most updates" in line for line in message({update("a"): times(0.5)}))
+
+
 def test_update_after_hidden_clipping_is_not_the_optimizer_s_alone() -> None:
     lines = message({update("a"): WRONG}, invisible_phases={"clip": "the optimizer clips"})
 
