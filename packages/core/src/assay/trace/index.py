@@ -24,6 +24,7 @@ Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json
 
 # JSON lacks NaN and the infinities. They are written {"$float": "nan"}: every line is valid for other readers.
 _TAG = "$float"
+_ENCODER = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
 
 
 def _tagged(value: object) -> object:
@@ -46,9 +47,9 @@ def to_text(value: object) -> str:
     Raises: TypeError if it has no JSON form.
     """
     try:
-        return json.dumps(value, allow_nan=False, separators=(",", ":"))
+        return _ENCODER.encode(value)
     except ValueError:
-        return json.dumps(_tagged(value), allow_nan=False, separators=(",", ":"))
+        return _ENCODER.encode(_tagged(value))
 
 
 def from_text(text: str) -> Json:

@@ -113,8 +113,11 @@ class ShardWriter:
         begin = self.data_bytes
         end = begin + len(data)
         self._stream.write_at(self._data_start + begin, data)
-        entry = {"dtype": stored_as, "shape": shape, "data_offsets": [begin, end]}
-        text = f"{json.dumps(key)}:{json.dumps(entry, separators=(',', ':'))}"
+        sizes = ",".join(map(str, shape))
+        text = (
+            f'{json.dumps(key)}:{{"dtype":"{stored_as}","shape":[{sizes}],'
+            f'"data_offsets":[{begin},{end}]}}'
+        )
         self._header_length += len(text) + 1
         self._entries.append((text, end))
 

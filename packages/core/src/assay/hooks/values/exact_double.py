@@ -18,8 +18,10 @@ class ExactDouble(FunctionMode):
         """Call `func` without casts to float32."""
         if func is Tensor.float:
             return args[0].double()
-        if any(item is torch.float32 for item in args):
-            args = tuple(torch.float64 if item is torch.float32 else item for item in args)
+        for item in args:
+            if item is torch.float32:
+                args = tuple(torch.float64 if one is torch.float32 else one for one in args)
+                break
         if kwargs.get("dtype") is torch.float32:
             kwargs = {**kwargs, "dtype": torch.float64}
         return func(*args, **kwargs)
