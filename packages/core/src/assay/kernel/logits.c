@@ -5,7 +5,7 @@ P is the softmax of the expected logits e; d = actual - expected. Shape legend: 
 #include "vectors.h"
 
 /* Logits of one token that are widened at once: both sides fit into a core's nearest cache. */
-enum { CHUNK = 512, NUM_SUMS = 11, MOST_TERMS = 32 };
+enum { CHUNK = 512, BATCH = 64, NUM_SUMS = 11, MOST_TERMS = 32 };
 
 /* Changes of logits up to this size are summed as a series, whose rest is at most SERIES_REST of its sum. */
 static const double LARGEST_IN_SERIES = 4.0, SERIES_REST = 1e-7;
@@ -150,30 +150,50 @@ static void insert(Largest *largest, double value, int64_t id) {
     largest->ids[at] = id;
 }
 
-/* Find the ids of the k largest values of each row, (T, k), largest first, of equal ones the first. A NaN is
-smaller than all numbers. values: memory for (T, k). */
+/* Return 1 if one of BATCH values is larger than `lowest`. */
+ALWAYS_INLINE int is_any_larger(const char *values, int32_t dtype, double lowest) {
+    Mask wide = {0};
+    Words narrow = {0};
+    for (int64_t at = 0; at < BATCH; at += LANES) {
+        const char *source = values + at * SIZES[dtype];
+        if (dtype == FLOAT64) wide |= load(source) > lowest;
+        else narrow |= (Words)(widen_to_floats(source, dtype) > (float)lowest);
+    }
+    int64_t any = 0;
+    for (int lane = 0; lane < LANES; lane++) any |= wide[lane] | (int64_t)narrow[lane];
+    return any != 0;
+}
+
+ALWAYS_INLINE void find_in_row(const char *row, int32_t dtype, int64_t vocabulary, Largest largest) {
+    const double *lowest = &largest.values[largest.k - 1];
+    for (int64_t at = 0; at < vocabulary; at += BATCH) {
+        const char *values = row + at * SIZES[dtype];
+        int64_t count = smaller(BATCH, vocabulary - at);
+        if (count == BATCH && !is_any_larger(values, dtype, *lowest)) continue;
+        for (int64_t c = 0; c < count; c++) {
+            double value = value_at(values, dtype, c);
+            if (value > *lowest) insert(&largest, value, at + c);
+        }
+    }
+}
+
+/* Find ids and values of the k largest of each row, (T, k), largest first, of equal ones the first. A NaN is
+smaller than all numbers. */
 void find_largest(
     Matrix matrix, int64_t vocabulary, int64_t k, int64_t first, int64_t last, int64_t *ids, double *values
 ) {
-    double chunk[CHUNK];
     for (int64_t token = first; token < last; token++) {
         Largest largest = {k, ids + token * k, values + token * k};
+        const char *row = row_of(&matrix, token, 0);
         for (int64_t at = 0; at < k; at++) {
             largest.values[at] = -INFINITE;
             largest.ids[at] = at;
         }
-        const double *lowest = &largest.values[k - 1];
-        for (int64_t at = 0; at < vocabulary; at += CHUNK) {
-            int64_t count = smaller(CHUNK, vocabulary - at);
-            widen(row_of(&matrix, token, at), matrix.dtype, count, chunk);
-            for (int64_t start = 0; start < count; start += 8 * LANES) {
-                Mask is_more = {0};
-                int64_t end = smaller(start + 8 * LANES, count), any = 0;
-                for (int64_t c = start; c < end; c += LANES) is_more |= load(chunk + c) > *lowest;
-                for (int lane = 0; lane < LANES; lane++) any |= is_more[lane];
-                for (int64_t c = start; any && c < end; c++)
-                    if (chunk[c] > *lowest) insert(&largest, chunk[c], at + c);
-            }
+        switch (matrix.dtype) {
+        case FLOAT64: find_in_row(row, FLOAT64, vocabulary, largest); break;
+        case FLOAT32: find_in_row(row, FLOAT32, vocabulary, largest); break;
+        case BFLOAT16: find_in_row(row, BFLOAT16, vocabulary, largest); break;
+        default: find_in_row(row, FLOAT16, vocabulary, largest);
         }
     }
 }

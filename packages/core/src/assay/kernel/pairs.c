@@ -215,18 +215,6 @@ void sum_pair(
     }
 }
 
-static inline double value_at(const char *from, int32_t dtype, int64_t at) {
-    double value;
-    float narrow;
-    uint16_t half;
-    switch (dtype) {
-    case FLOAT64: memcpy(&value, from + 8 * at, 8); return value;
-    case FLOAT32: memcpy(&narrow, from + 4 * at, 4); return narrow;
-    case BFLOAT16: memcpy(&half, from + 2 * at, 2); return float_of_bits((uint32_t)half << 16);
-    default: memcpy(&half, from + 2 * at, 2); return widen_float16((Halves){half})[0];
-    }
-}
-
 /* How a call is sampled and judged; see metrics.py and bins.py. */
 typedef struct {
     int64_t binned_elements, largest_stride, fewest_in_row, reach;

@@ -142,5 +142,11 @@ def _sum_chunk(actual_TV: Tensor, expected_TV: Tensor, largest_T: Tensor) -> Ten
 
 def find_largest(values_TV: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """See `assay.kernel.find_largest`."""
-    values, ids = values_TV.double().sort(dim=1, descending=True, stable=True)
+    values_TV = values_TV.double()
+    values, ids = values_TV.topk(min(k + 1, values_TV.shape[1]), dim=1)
+    # topk takes any of equal values; a stable sort takes the first, in many times the time.
+    unsure = ~(values.diff(dim=1) < 0).all(1)
+    if bool(unsure.any()):
+        found = values_TV[unsure].sort(dim=1, descending=True, stable=True)
+        ids[unsure] = found.indices[:, : ids.shape[1]]
     return ids[:, :k].contiguous(), values[:, :k].contiguous()

@@ -73,19 +73,21 @@ static inline Floats widen_float16(Halves halves) {
     return (Floats)((is_subnormal & subnormal) | (~is_subnormal & normal) | (bits & 0x8000) << 16);
 }
 
-ALWAYS_INLINE Vector widen_lanes(const char *source, int32_t dtype) {
-    if (dtype == FLOAT64) return load(source);
+/* Widen LANES values of any dtype but float64 to float32. */
+ALWAYS_INLINE Floats widen_to_floats(const char *source, int32_t dtype) {
     Floats value;
     Halves halves;
     if (dtype == FLOAT32) {
         memcpy(&value, source, sizeof value);
-    } else {
-        memcpy(&halves, source, sizeof halves);
-        value = dtype == FLOAT16
-            ? widen_float16(halves)
-            : (Floats)(__builtin_convertvector(halves, Words) << 16);
+        return value;
     }
-    return __builtin_convertvector(value, Vector);
+    memcpy(&halves, source, sizeof halves);
+    return dtype == FLOAT16 ? widen_float16(halves) : (Floats)(__builtin_convertvector(halves, Words) << 16);
+}
+
+ALWAYS_INLINE Vector widen_lanes(const char *source, int32_t dtype) {
+    if (dtype == FLOAT64) return load(source);
+    return __builtin_convertvector(widen_to_floats(source, dtype), Vector);
 }
 
 static inline int64_t smaller(int64_t one, int64_t other) { return one < other ? one : other; }
@@ -107,5 +109,17 @@ static inline void widen(const char *from, int32_t dtype, int64_t count, double 
     case FLOAT32: widen_as(from, FLOAT32, count, to); break;
     case BFLOAT16: widen_as(from, BFLOAT16, count, to); break;
     default: widen_as(from, FLOAT16, count, to);
+    }
+}
+
+static inline double value_at(const char *from, int32_t dtype, int64_t at) {
+    double value;
+    float narrow;
+    uint16_t half;
+    switch (dtype) {
+    case FLOAT64: memcpy(&value, from + 8 * at, 8); return value;
+    case FLOAT32: memcpy(&narrow, from + 4 * at, 4); return narrow;
+    case BFLOAT16: memcpy(&half, from + 2 * at, 2); return float_of_bits((uint32_t)half << 16);
+    default: memcpy(&half, from + 2 * at, 2); return widen_float16((Halves){half})[0];
     }
 }

@@ -1,6 +1,7 @@
 """The sums of both backends: compiled from C, and in torch."""
 
 import math
+import shutil
 from collections.abc import Iterator
 from types import ModuleType
 
@@ -15,12 +16,17 @@ from assay.kernel.sums import CallSums, Extent
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
+def require_compiler() -> None:
+    if shutil.which("cc") is None:
+        pytest.skip("no C compiler")
+    assert compiled.library() is not None, "cc does not compile the sums"
+
+
 @pytest.fixture(params=["compiled", "torch"])
 def backend(request: pytest.FixtureRequest) -> ModuleType:
     if request.param == "torch":
         return torch_sums
-    if compiled.library() is None:
-        pytest.skip("no C compiler")
+    require_compiler()
     return compiled
 
 
@@ -90,8 +96,7 @@ def test_sums_are_those_of_the_definition(shape: tuple[int, int], backend: Modul
 def test_both_backends_agree(
     actual_dtype: torch.dtype, expected_dtype: torch.dtype, shape: tuple[int, int]
 ) -> None:
-    if compiled.library() is None:
-        pytest.skip("no C compiler")
+    require_compiler()
     actual, expected = odd_pair(*shape)
     actual, expected = actual.to(actual_dtype), expected.to(expected_dtype)
 
@@ -158,8 +163,7 @@ def test_values_that_do_not_lie_in_memory_as_they_are_go_through_torch(other: Te
 
 
 def test_every_float16_is_widened_exactly() -> None:
-    if compiled.library() is None:
-        pytest.skip("no C compiler")
+    require_compiler()
     every = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(torch.float16)[:, None]
     finite = every[every.isfinite()][:, None]
 
@@ -190,8 +194,7 @@ def test_misrounded_are_the_values_that_torch_rounds_otherwise(
 @pytest.mark.usefixtures("two_threads")
 @pytest.mark.parametrize("rows", [5, 64, 65])
 def test_sums_do_not_depend_on_threads(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    if compiled.library() is None:
-        pytest.skip("no C compiler")
+    require_compiler()
     monkeypatch.setattr(compiled, "SPAN_ELEMENTS", 64)
     generator = torch.Generator().manual_seed(0)
     expected = torch.randn(rows, 8, generator=generator)
