@@ -65,13 +65,20 @@ class Boundary:
 
     def store(self, value: Tensor) -> Tensor:
         """Return the stored value; a copy if the boundary rounds."""
-        if self.rounded is not None and value.is_complex():
-            return value.clone()
+        stored = self.as_stored(value)
+        # The injected value may be written over `value`, as into a cache.
+        is_replaced = self.rounded is not None and (value.is_floating_point() or value.is_complex())
+        return stored.clone() if is_replaced and stored is value else stored
+
+    def as_stored(self, value: Tensor) -> Tensor:
+        """Return the stored value; `value` itself if it has that dtype."""
         if self.stored is None or not value.is_floating_point():
             return value
-        stored = cast_within_range(value, self.stored)
-        # The injected value may be written over `value`, as into a cache.
-        return stored.clone() if self.rounded is not None and stored is value else stored
+        return cast_within_range(value, self.stored)
+
+    def rounded_input(self, value: Tensor) -> Tensor:
+        """Return the input of the next stage for a value, without a copy to store."""
+        return self.injected(self.as_stored(value.detach()), value.dtype)
 
     def injected(self, stored: Tensor, dtype: torch.dtype) -> Tensor:
         """Return the input of the next stage, in `dtype`, for a stored value.

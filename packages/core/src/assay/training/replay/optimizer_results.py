@@ -1,5 +1,6 @@
 """Updates and moments of AdamW, computed again from state and gradients instead of stored in a golden."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -11,6 +12,7 @@ from torch import Tensor
 from assay.errors import MachineError
 from assay.training.protocol import TrainingPlan
 from assay.training.replay.stage_values import ValueAddress, dtype_of
+from assay.training.state.parameters import in_blocks
 from assay.training.state.states import State
 
 _UPDATE = "update"
@@ -60,7 +62,7 @@ class OptimizerResults:
         before, moments = self._state["model"][name], self._state["moments"].get(name, {})
         settings = self.plan.settings_of(name, self.step)
         weight, made = step_adamw(before, gradient, moments, settings, dtype_of(self.plan))
-        update = weight.double() - before.double()
+        update = weight.double().sub_(before)
         return {_UPDATE: update} | {moment: made[moment] for moment in _MOMENTS}
 
 
@@ -80,26 +82,32 @@ def step_adamw(
     settings: `lr`, `betas`, `eps` and `weight_decay`.
     Source: Loshchilov and Hutter, Decoupled Weight Decay Regularization, 2019, algorithm 2.
     """
-    wide, gradient = weight.detach().to(dtype), gradient.detach().to(dtype)
     if moments:
         step = moments["step"].to(torch.float32) + 1
-        first, second = (moments[name].to(dtype) for name in _MOMENTS)
     else:
         step = torch.ones((), dtype=torch.float32, device="cpu")
-        first, second = torch.zeros_like(wide), torch.zeros_like(wide)
+        moments = dict.fromkeys(_MOMENTS, torch.zeros_like(weight, dtype=dtype))
     learning_rate, betas = settings["lr"], settings["betas"]
-    wide = _mul(wide, 1 - learning_rate * settings["weight_decay"])
-    first = _lerp(first, gradient, 1 - betas[0])
-    second = _addcmul(_mul(second, betas[1]), gradient, gradient, value=1 - betas[1])
     corrections = [1 - beta ** float(step) for beta in betas]
-    divisor = _add(_div(_sqrt(second), corrections[1] ** 0.5), settings["eps"])
-    wide = _addcdiv(wide, first, divisor, value=-learning_rate / corrections[0])
-    return wide, {"step": step, _MOMENTS[0]: first, _MOMENTS[1]: second}
+    results = [torch.empty(weight.shape, dtype=dtype, device=weight.device) for _ in range(3)]
+    known = weight.detach(), gradient.detach(), *(moments[name] for name in _MOMENTS)
+    for block in in_blocks(*known, *results):
+        wide, grad, first, second = (one.to(dtype) for one in block[:4])
+        wide = _mul(wide, 1 - learning_rate * settings["weight_decay"])
+        first = _lerp(first, grad, 1 - betas[0])
+        second = _addcmul(_mul(second, betas[1]), grad, grad, value=1 - betas[1])
+        divisor = _add(_div(_sqrt(second), corrections[1] ** 0.5), settings["eps"])
+        wide = _addcdiv(wide, first, divisor, value=-learning_rate / corrections[0])
+        for result, part in zip(block[4:], (wide, first, second), strict=True):
+            result.copy_(part)
+    return results[0], {"step": step, **dict(zip(_MOMENTS, results[1:], strict=True))}
 
 
 def sums_of(value: Tensor) -> tuple[float, float]:
     """Return norm and sum, by which a value is recognized when it is computed again."""
-    return float(_norm(value.double())), float(_sum(value.double()))
+    wide = (one.double() for (one,) in in_blocks(value))
+    norms, totals = zip(*((float(_norm(one)), float(_sum(one))) for one in wide), strict=True)
+    return math.hypot(*norms), sum(totals)
 
 
 def require_sums(address: ValueAddress, value: Tensor, expected: tuple[float, float]) -> None:

@@ -54,7 +54,7 @@ class ReplayedSteps:
         packed = PackedTrace(trace)
         self._replayer = Replayer(packed, boundary, attention_of(opened.trainer.model), pointwise)
         self.gradients = GradientReplayer(packed, boundary, loss_scale=loss_scale)
-        self._handler = StageReplayer(golden, boundary, rows, scope=scope)
+        self._handler = StageReplayer(golden, boundary, rows, scope=scope, trace=trace)
         self._replayer.unmeasured = self.gradients.unmeasured = opened.traits.unmeasured_ports
         self._scope = scope
         if scope is not None:

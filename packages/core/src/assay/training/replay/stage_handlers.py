@@ -6,7 +6,7 @@ replaces them.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -67,21 +67,19 @@ class StageRecorder(StepValueHandler):
                 self._clip_factor = clip_factor(self.rules, value)
                 value = value.float().double()  # as candidates compute it
             found = self._find_source(address, value)
-            if found is not None and found[1] == 1:
-                self._values.scale(address, *found)
-                return value
-            stored = self.boundary.store(value.detach())
             if found is not None:
                 self._values.scale(address, *found)
+                if found[1] == 1:
+                    return value
                 self._injected.pop(name)  # a value that is scaled twice is stored
             elif self._is_computed(address, value):
                 self._values.compute(address, sums_of(value))
             else:
-                self._values.store(address, stored)
-            if not value.is_floating_point():
+                self._values.store(address, self.boundary.store(value.detach()))
+            if not value.is_floating_point() or address.stage.phase == "optimizer":
                 return value
-            injected = self.boundary.injected(stored, value.dtype)
-            if found is None and address.stage.phase != "optimizer":
+            injected = self.boundary.rounded_input(value)
+            if found is None:
                 self._injected[name] = hash_value(injected), address
             return injected
 
@@ -96,8 +94,8 @@ class StageRecorder(StepValueHandler):
         factor = self._clip_factor if address.stage.phase == "clip" else 1.0
         if factor == 1:
             return (source, factor) if hash_value(value) == digest else None
-        injected = self.boundary.injected(self.boundary.store(value.detach() / factor), value.dtype)
-        is_scaled = torch.equal(injected * factor, value) and hash_value(injected) == digest
+        injected = self.boundary.rounded_input(value / factor)
+        is_scaled = hash_value(injected) == digest and torch.equal(injected.mul_(factor), value)
         return (source, factor) if is_scaled else None
 
     def _is_computed(self, address: ValueAddress, value: Tensor) -> bool:
@@ -129,19 +127,19 @@ class StageReplayer(StepValueHandler):
     )
     scope: RankScope | None = None
     """The values that this rank has to show; None for all."""
+    trace: Trace | None = None
+    """The trace of the golden; None to open it here."""
     _step: int = 0
     _values: StepValues = field(default_factory=StepValues)
     _optimizer: OptimizerResults | None = None
     _missing: set[ValueAddress] = field(default_factory=set)
 
-    @cached_property
-    def _trace(self) -> Trace:
-        return Trace.open(self.golden / TRACE)
-
     def begin_step(self, step: int) -> None:
         """Read the reference's values for the step."""
         self._step = step
-        self._values = StepValues.read(self._trace, step)
+        if self.trace is None:
+            self.trace = Trace.open(self.golden / TRACE)
+        self._values = StepValues.read(self.trace, step)
         rules = self._values.rules
         if rules is not None:
             dtype = dtype_of(rules)
@@ -191,6 +189,8 @@ class StageReplayer(StepValueHandler):
             pair = actual.reshape(-1, width), expected.reshape(-1, width)
             rows = torch.full((len(pair[0]),), self._first_row(address))
             result.sums.add_later(*pair, rows, torch.full_like(rows, -1))
+            if stage.phase == "optimizer":
+                return expected
             return self.boundary.injected(expected, value.dtype).to(value.device)
 
     def injected(self, address: ValueAddress, dtype: torch.dtype) -> Tensor | None:
@@ -214,13 +214,13 @@ class StageReplayer(StepValueHandler):
                 if values.rules is None or factor == 1:
                     return self.boundary.injected(stored, stored.dtype)
                 injected = self.boundary.injected(stored, dtype_of(values.rules))
-                return self.boundary.store(injected * factor)
+                return self.boundary.as_stored(injected * factor)
             if address in values.computed and self._optimizer is not None:
                 result = self._optimizer.find(address)
                 if result is None:
                     return None
                 require_sums(address, result, values.computed[address])
-                return self.boundary.store(result)
+                return self.boundary.as_stored(result)
         return values.stored.get(address)
 
     def expected(self, phase: Phase) -> Iterable[ValueAddress]:

@@ -69,7 +69,10 @@ class StepValueHandler:
         """Assign all values until `end_step` to this step."""
 
     def observe(self, address: ValueAddress, value: Tensor) -> Tensor:
-        """Take a value as its phase ends, and return the value for the next phase."""
+        """Take a value as its phase ends, and return the value for the next phase.
+
+        No phase follows the optimizer: there, return the reference's value, or `value` without one.
+        """
         del address
         return value
 

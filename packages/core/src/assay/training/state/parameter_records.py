@@ -1,5 +1,7 @@
 """Measures parameters for a report: the parts that ranks hold, where a run ends, and what has no gradient."""
 
+import math
+
 import torch
 from torch import Tensor, nn
 
@@ -33,8 +35,8 @@ def trajectory_of(model: nn.Module, end: State) -> list[TrajectoryRecord]:
     return [
         TrajectoryRecord(
             parameter=item.name,
-            error=_median((value.double() - end["model"][item.name].double()).abs()),
-            size=_median(end["model"][item.name].double().abs()),
+            error=_median(value.to(torch.float64, copy=True).sub_(end["model"][item.name]).abs_()),
+            size=_median(end["model"][item.name].abs()),
         )
         for item in named_parameters(model)
         if item.name in trained
@@ -44,7 +46,8 @@ def trajectory_of(model: nn.Module, end: State) -> list[TrajectoryRecord]:
 
 def _median(values: Tensor) -> float:
     # torch.median would treat a NaN among finite values as the largest.
-    return float(values.median()) if bool(values.isfinite().all()) else float(torch.nan)
+    is_finite = math.isfinite(values.sum(dtype=torch.float64))
+    return float(values.median()) if is_finite else math.nan
 
 
 # Parameters with this many dims are stacked: the first dim counts experts.

@@ -53,20 +53,26 @@ def test_first_step_follows_from_weight_and_gradient() -> None:
         assert torch.allclose(moment, expected, rtol=1e-12)
 
 
+# The second has three blocks and a rest.
+@pytest.mark.parametrize("size", [33, 3 * (1 << 16) + 33])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_steps_are_those_of_torch_bit_for_bit(dtype: torch.dtype) -> None:
+def test_steps_are_those_of_torch_bit_for_bit(dtype: torch.dtype, size: int) -> None:
     torch.manual_seed(0)
-    weight = torch.nn.Parameter(torch.randn(33, dtype=dtype))
+    weight = torch.nn.Parameter(torch.randn(size, dtype=dtype))
     settings = {"lr": 0.01, "betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": 0.1}
     optimizer: Any = torch.optim.AdamW([weight], **settings)  # type: ignore[arg-type]
     moments: dict[str, Tensor] = {}
     for _ in range(4):
-        weight.grad = torch.randn(33, dtype=dtype) * 1e-3
+        weight.grad = torch.randn(size, dtype=dtype) * 1e-3
         made, moments = step_adamw(weight, weight.grad, moments, settings, dtype)
         optimizer.step()
         assert torch.equal(made, weight)
         assert moments.keys() == optimizer.state[weight].keys()
         assert all(torch.equal(moments[key], optimizer.state[weight][key]) for key in moments)
+
+
+def test_sums_of_many_blocks_are_those_of_the_whole() -> None:
+    assert sums_of(torch.full((10, 25_000), -2.0)) == (1000.0, -500_000.0)
 
 
 def test_patched_optimizer_does_not_change_what_is_expected(

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 from assay.hooks.suspension import suspended_modes
 from assay.statistics import worst_error
 from assay.training.replay.observing.findings import GradientFindings
-from assay.training.state.parameters import NamedParameter
+from assay.training.state.parameters import NamedParameter, in_blocks
 from assay.training.state.precision import fits
 from assay.training.state.sharding import PartialSums, local_part, whole
 
@@ -178,7 +178,7 @@ class GradientSums:
                 self._end_hidden_pass()
             self._begun = begun
             known.total += value
-            known.squares += float(value.double().square().sum())
+            known.squares += sum(float(one.double().square().sum()) for (one,) in in_blocks(value))
             number = len(self._passes)
             known.samples[number] = known.samples.get(number, 0) + _sample(value)
 
@@ -196,10 +196,14 @@ class GradientSums:
             squares = float(self.over_ranks.total(torch.tensor(squares, dtype=torch.float64)))
             num_ranks = self.over_ranks.num_ranks
         actual = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        value = whole(actual.detach()).to(total.device)
         # In float64, because the sums may be in float32. A reduction may take the mean.
-        value = whole(actual.detach()).to(total.device).double()
         errors = [
-            float((factor * value - total.double()).square().sum()) for factor in {1, num_ranks}
+            sum(
+                float((factor * one.double() - sum_.double()).square().sum())
+                for one, sum_ in in_blocks(value, total)
+            )
+            for factor in {1, num_ranks}
         ]
         return (min(errors) / squares) ** 0.5 if squares else float(min(errors) != 0)
 

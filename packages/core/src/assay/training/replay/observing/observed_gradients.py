@@ -18,7 +18,7 @@ from assay.training.replay.observing.findings import (
 )
 from assay.training.replay.rank_scope import RankScope
 from assay.training.replay.stage_values import NORM, StepValueHandler, ValueAddress, address_of
-from assay.training.state.parameters import named_parameters
+from assay.training.state.parameters import in_blocks, named_parameters
 from assay.training.state.sharding import PartialSums, put, whole
 
 _ORDER = list(PHASE_METHODS)
@@ -155,4 +155,5 @@ def shares_of_ranks(by_owner: list[Tensor]) -> list[float]:
 
 
 def _square(value: Tensor) -> float:
-    return float(torch.linalg.vector_norm(whole(value.detach()), dtype=torch.float64)) ** 2
+    parts = in_blocks(whole(value.detach()))
+    return sum(float(torch.linalg.vector_norm(one, dtype=torch.float64)) ** 2 for (one,) in parts)

@@ -12,7 +12,12 @@ from assay.stages import Stage
 from assay.training.protocol import Trainer
 from assay.training.replay.stage_values import COUNT, StepValueHandler, ValueAddress, address_of
 from assay.training.state.files import fingerprint
-from assay.training.state.parameters import NamedParameter, named_parameters, untrained_values
+from assay.training.state.parameters import (
+    NamedParameter,
+    in_blocks,
+    named_parameters,
+    untrained_values,
+)
 from assay.training.state.sharding import local_part, whole
 
 
@@ -27,9 +32,10 @@ class MovedElements:
 
     def add(self, actual: Tensor, expected: Tensor) -> None:
         """Count one update."""
-        changes = expected != 0
-        self.num_expected += int(changes.sum())
-        self.num_moved += int((changes & (actual.to(expected.device) != 0)).sum())
+        for own, other in in_blocks(actual.to(expected.device), expected):
+            changes = other != 0
+            self.num_expected += int(changes.count_nonzero())
+            self.num_moved += int((changes & (own != 0)).count_nonzero())
 
 
 @dataclass
@@ -69,10 +75,10 @@ class UpdateWatch:
             for item in parameters:
                 # Since the start of the step, so that any earlier change counts as update.
                 value = whole(item.tensor.detach())
-                update = value.double() - self._before[item.name].double()
-                self.moved.add(
-                    update, observe_update(self.handler, item, update, self._state_of(item.tensor))
-                )
+                update = value.to(torch.float64, copy=True).sub_(self._before[item.name])
+                expected = observe_update(self.handler, item, update, self._state_of(item.tensor))
+                if expected is not update:
+                    self.moved.add(update, expected)
 
     def end_step(self) -> None:
         """Pass later changes of parameters, and changes of untrained values, to the handler."""
