@@ -37,6 +37,8 @@ class GradientReplayer:
     _expected: set[tuple[CallSite, str]] = field(default_factory=set)
     _loss_gradient: float = 1.0
     _begun: set[tuple[int, int, str]] = field(default_factory=set)
+    # The call that was asked for last, and its gradients: it has several ports, each asked for twice.
+    _latest: tuple[Call | None, Call | None] = (None, None)
 
     def begin_backward(self, gradient: Tensor) -> None:
         """Keep the gradient of the loss itself."""
@@ -136,7 +138,9 @@ class GradientReplayer:
 
     def _find_partner(self, call: Call) -> Call | None:
         """Find the recorded gradients of a call."""
-        return self.trace.find(call.site.backward)
+        if self._latest[0] is not call:
+            self._latest = call, self.trace.find(call.site.backward)
+        return self._latest[1]
 
     def _result(self, call: Call, port: str, gradient: Tensor) -> PortResult:
         stage = stage_that_made(call, port)

@@ -46,9 +46,10 @@ def measure(
         prompt, position = prompt[keep], position[keep]
     if expected.is_floating_point():
         if num_padding:
-            padding, expected_padding = index.padding(actual, expected)
-            wrong = ~padding.isfinite() & expected_padding.isfinite()
-            result.num_nonfinite_padding += int(wrong.sum())
+            (padding,) = index.padding(actual)
+            if not math.isfinite(padding.sum(dtype=torch.float64)):
+                wrong = ~padding.isfinite() & index.padding(expected)[0].isfinite()
+                result.num_nonfinite_padding += int(wrong.sum())
         if actual.dtype is torch.float64:
             actual_RC = actual_RC.to(expected.dtype)  # the yardstick, in the dtype of the trace
         result.sums.add_later(actual_RC, expected_RC, prompt, position)

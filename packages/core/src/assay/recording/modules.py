@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from assay.hooks.expert_choices import count_experts, find_choice_arguments
 from assay.hooks.in_place_changes import CacheBefore, CacheTracker, InPlaceChanges, write_injected
 from assay.hooks.module_tracer import ActiveCall
+from assay.hooks.suspension import suspended
 from assay.hooks.values.boundary import Boundary
 from assay.hooks.values.nested import constants, map_tensors
 from assay.hooks.values.tensor_map import TensorMap
@@ -246,8 +247,9 @@ class GradientRecorder:
 
     def finish_backward(self) -> None:
         """Write the gradients."""
-        for call, gradients in self._arrived.values():
-            backward = replace(call, site=call.site.backward, ports=tuple(gradients))
-            self.writer.add(backward, gradients)
+        with suspended():
+            for call, gradients in self._arrived.values():
+                backward = replace(call, site=call.site.backward, ports=tuple(gradients))
+                self.writer.add(backward, gradients)
         self._arrived.clear()
         self.writer.flush()

@@ -100,19 +100,19 @@ class ShardWriter:
 
     def append(self, key: str, tensor: torch.Tensor, data: memoryview) -> None:
         """Write a tensor under `key`. data: its bytes."""
-        if padding := -self.data_bytes % _ALIGNMENT:
-            name = f"{_PADDING}{len(self._entries)}"
-            self._write(name, "U8", [padding], memoryview(bytes(padding)))
+        padding = -self.data_bytes % _ALIGNMENT
+        if padding and data:  # a gap in a file, which data follows, reads as zeros
+            self._enter(f"{_PADDING}{len(self._entries)}", "U8", [padding], padding)
         stored_as, shape = _NAMES.get(tensor.dtype), list(tensor.shape)
         if stored_as is None:
             stored_as, shape = "U8", [*shape, tensor.dtype.itemsize]
             self._as_bytes[key] = dtype_name(tensor.dtype)
-        self._write(key, stored_as, shape, data)
+        self._stream.write_at(self._data_start + self.data_bytes, data)
+        self._enter(key, stored_as, shape, len(data))
 
-    def _write(self, key: str, stored_as: str, shape: list[int], data: memoryview) -> None:
+    def _enter(self, key: str, stored_as: str, shape: list[int], num_bytes: int) -> None:
         begin = self.data_bytes
-        end = begin + len(data)
-        self._stream.write_at(self._data_start + begin, data)
+        end = begin + num_bytes
         sizes = ",".join(map(str, shape))
         text = (
             f'{json.dumps(key)}:{{"dtype":"{stored_as}","shape":[{sizes}],'
