@@ -194,7 +194,7 @@ def _torch_environment(session: nox.Session, extent: Extent) -> Environment:
     if not environment.is_made_of(foundation):
         _create_with_torch(session, environment, choice, accelerators)
     _install_packages(session, environment, choice, extent)
-    environment.run(session, "assay.kernel.compiled")  # now, so that no first check waits for it
+    environment.run(session, "assay.kernel")  # now, so that no first check waits for it
     environment.write_stamp(foundation, packages, extent)
     return environment
 

@@ -299,7 +299,3 @@ def find_largest(values_TV: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
     _map_on_threads(find_in_span, _spans(num_tokens, vocabulary))
     return ids, values
-
-
-if __name__ == "__main__":
-    library()
