@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from assay.kernel import BIN_EDGES, NUM_BINS
+from assay.kernel.bins import BIN_EDGES, NUM_BINS
 from assay.kernel.sums import BINNED_ELEMENTS
 from packages.core.tests.unit.pair_sums import sums_of
 

@@ -67,7 +67,7 @@ class _Matrix(Structure):
 
 
 class _Plan(Structure):
-    """How a call is sampled and judged."""
+    """Settings of the samples and statistics of a call."""
 
     _fields_ = (
         *((name, c_int64) for name in ("binned", "largest_stride", "fewest_in_row", "reach")),
@@ -144,7 +144,7 @@ def _processor() -> str:
 
 
 def _compile(target: Path) -> bool:
-    """Compile the library; return False if there is no compiler, or none that can."""
+    """Compile the library; return False if no compiler is found, or it fails."""
     sources = [str(FOLDER / name) for name in _SOURCES]
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         made = Path(folder) / target.name
@@ -230,7 +230,7 @@ def _spans(num_rows: int, num_channels: int) -> list[range]:
 
 
 def sum_pair(actual_RC: Tensor, expected_RC: Tensor, extent: Extent) -> CallSums:
-    """See `assay.kernel.sum_pair`."""
+    """Compute `assay.kernel.sum_pair` in C."""
     actual_RC, expected_RC = _readable(actual_RC), _readable(expected_RC)
     pair = _Matrix.of(actual_RC), _Matrix.of(expected_RC)
     num_rows, num_channels = actual_RC.shape
@@ -248,27 +248,23 @@ def sum_pair(actual_RC: Tensor, expected_RC: Tensor, extent: Extent) -> CallSums
         return channels, found
 
     spans = _map_on_threads(sum_span, _spans(num_rows, num_channels))
-    channels, found = spans[0]
-    for more_channels, other in spans[1:]:
-        channels += more_channels
-        found.num_nan += other.num_nan
-        found.num_inf += other.num_inf
-        found.num_misrounded += other.num_misrounded
-        if other.difference > found.difference:
-            for name in ("difference", "actual", "expected", "row", "channel"):
-                setattr(found, name, getattr(other, name))
+    channels, found = zip(*spans, strict=True)
+    worst = max(found, key=lambda one: one.difference)
     bins, totals = torch.zeros(NUM_BINS, 6, dtype=torch.float64), _Totals()
     loaded.finish_pair(*pair, num_rows, num_channels, _PLANS[extent], into, bins.data_ptr(), totals)
     return CallSums(
-        rows[:3], channels, bins.t(), torch.tensor(totals.slopes[:], dtype=torch.float64),
+        rows[:3], sum(channels[1:], start=channels[0]), bins.t(),
+        torch.tensor(totals.slopes[:], dtype=torch.float64),
         totals.ee, totals.dd, totals.de, totals.dede,
-        found.num_nan, found.num_inf, found.num_misrounded,
-        WorstElement(found.difference, found.actual, found.expected, (found.row, found.channel)),
+        sum(one.num_nan for one in found),
+        sum(one.num_inf for one in found),
+        sum(one.num_misrounded for one in found),
+        WorstElement(worst.difference, worst.actual, worst.expected, (worst.row, worst.channel)),
     )  # fmt: skip
 
 
 def sum_tokens(actual_TV: Tensor, expected_TV: Tensor, largest_T: Tensor) -> TokenSums:
-    """See `assay.kernel.sum_tokens`."""
+    """Compute `assay.kernel.sum_tokens` in C."""
     actual_TV, expected_TV = _readable(actual_TV), _readable(expected_TV)
     largest_T = largest_T.double().contiguous()
     num_tokens, vocabulary = actual_TV.shape
@@ -287,7 +283,7 @@ def sum_tokens(actual_TV: Tensor, expected_TV: Tensor, largest_T: Tensor) -> Tok
 
 
 def find_largest(values_TV: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """See `assay.kernel.find_largest`."""
+    """Compute `assay.kernel.find_largest` in C."""
     values_TV = _readable(values_TV)
     num_tokens, vocabulary = values_TV.shape
     ids = torch.empty(num_tokens, k, dtype=torch.int64)

@@ -88,8 +88,16 @@ static int clear_row(Block *block, int64_t row, Found *found) {
 }
 
 typedef struct {
-    double sums[4], largest;
+    double sums[4];
+    /* The largest d d. */
+    double largest;
 } RowSums;
+
+/* Return 1 if a difference may be larger than the worst. Its square may have been rounded down; where all agree,
+the first element is the worst. */
+static inline int may_hold_worst(double largest_square, double worst) {
+    return largest_square > 0 ? sqrt(largest_square) >= worst : worst < 0;
+}
 
 /* Widen a row of a pair to float64 into a block, fill it with zeros up to a multiple of LANES, and sum it. */
 ALWAYS_INLINE RowSums sum_row_as(
@@ -204,7 +212,7 @@ void sum_pair(
                     of_row = sum_row(
                         &block, row, (char *)block.actual[row], FLOAT64, (char *)block.expected[row], FLOAT64
                     );
-                } else if (sqrt(of_row.largest) >= found->worst_difference) {
+                } else if (may_hold_worst(of_row.largest, found->worst_difference)) {
                     note_worst(&block, row, found);
                 }
                 for (int k = 0; k < 4; k++) rows[k * num_rows + at + row] += of_row.sums[k];

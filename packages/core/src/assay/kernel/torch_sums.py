@@ -1,4 +1,4 @@
-"""The sums of the kernel in torch's operations, where there is no compiler.
+"""The sums of the kernel, computed by operations of torch: for machines without a compiler.
 
 Shape legend: R rows (tokens), C channels (last dim), T tokens, V vocabulary.
 """
@@ -31,7 +31,7 @@ _SMALL_CHANGE = 1e-3
 
 
 def sum_pair(actual_RC: Tensor, expected_RC: Tensor, extent: Extent) -> CallSums:
-    """See `assay.kernel.sum_pair`."""
+    """Compute `assay.kernel.sum_pair` by operations of torch."""
     num_rows, num_channels = actual_RC.shape
     shapes = (3, num_rows), (NUM_CHANNEL_SUMS, num_channels), (6, NUM_BINS), (4,)
     rows, channels, bins, slopes = (torch.zeros(one, dtype=torch.float64) for one in shapes)
@@ -113,7 +113,7 @@ def _sum_bins(actual_RC: Tensor, expected_RC: Tensor, unit: float, extent: Exten
 
 
 def sum_tokens(actual_TV: Tensor, expected_TV: Tensor, largest_T: Tensor) -> TokenSums:
-    """See `assay.kernel.sum_tokens`."""
+    """Compute `assay.kernel.sum_tokens` by operations of torch."""
     height = max(1, _STEP_ELEMENTS // max(actual_TV.shape[1], 1))
     parts = zip(*(one.split(height) for one in (actual_TV, expected_TV, largest_T)), strict=True)
     sums = torch.cat([_sum_chunk(*part) for part in parts], 1)
@@ -141,12 +141,13 @@ def _sum_chunk(actual_TV: Tensor, expected_TV: Tensor, largest_T: Tensor) -> Ten
 
 
 def find_largest(values_TV: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """See `assay.kernel.find_largest`."""
+    """Compute `assay.kernel.find_largest` by operations of torch."""
     values_TV = values_TV.double()
+    values_TV = values_TV.where(~values_TV.isnan(), -math.inf)
     values, ids = values_TV.topk(min(k + 1, values_TV.shape[1]), dim=1)
-    # topk takes any of equal values; a stable sort takes the first, in many times the time.
-    unsure = ~(values.diff(dim=1) < 0).all(1)
-    if bool(unsure.any()):
-        found = values_TV[unsure].sort(dim=1, descending=True, stable=True)
-        ids[unsure] = found.indices[:, : ids.shape[1]]
-    return ids[:, :k].contiguous(), values[:, :k].contiguous()
+    values, ids, has_ties = values[:, :k], ids[:, :k], (values.diff(dim=1) == 0).any(1)
+    for row in has_ties.nonzero()[:, 0].tolist():  # of equal values, topk takes any
+        enough = (values_TV[row] >= values[row, -1]).nonzero()[:, 0]
+        order = values_TV[row, enough].sort(descending=True, stable=True).indices
+        ids[row] = enough[order[:k]]
+    return ids.contiguous(), values.contiguous()

@@ -113,11 +113,12 @@ class DriftMeter(NullHandler):
         return output
 
     def relative_errors(self) -> dict[str, float]:
-        """Return ||actual - expected|| / ||expected|| of each module, over all its calls."""
-        return {
-            module: (dd / ee) ** 0.5 if ee > 0 else float(dd > 0)
-            for module, (dd, ee) in self.sums.items()
-        }
+        """Return ||actual - expected|| / ||expected|| of each module, over all its calls.
+
+        nan where a value is not finite on one side, or another one on the other; 1 where only
+        the recorded side is zero.
+        """
+        return {module: (dd / (ee or dd or 1.0)) ** 0.5 for module, (dd, ee) in self.sums.items()}
 
     def _add(self, module: str, tensor: Tensor, recorded: Tensor) -> None:
         actual = tensor.detach().cpu()
@@ -126,5 +127,6 @@ class DriftMeter(NullHandler):
         (actual_RC, expected_RC), _, _ = self._index.flatten(actual, recorded)
         found = sum_pair(actual_RC, expected_RC, "norms")
         sums = self.sums.setdefault(module, [0.0, 0.0])
-        sums[0] += math.nan if found.num_nan or found.num_inf else found.dd
+        _, error, _ = found.rows  # nan in a row with a wrong value that is not finite
+        sums[0] += math.nan if bool(error.isnan().any()) else found.dd
         sums[1] += found.ee

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from assay import kernel
-from assay.kernel import BIN_EDGES, NUM_BINS, bin_of, compiled, torch_sums
+from assay.kernel import NUM_BINS, compiled, torch_sums
+from assay.kernel.bins import BIN_EDGES, bin_of
 from assay.kernel.sums import CallSums, Extent
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -225,6 +226,14 @@ def test_largest_are_those_of_a_stable_sort(vocabulary: int, backend: ModuleType
     expected = values.bfloat16().double().sort(dim=-1, descending=True, stable=True)
     assert torch.equal(ids, expected.indices[:, :k])
     assert torch.equal(largest, expected.values[:, :k])
+
+
+def test_a_nan_is_smaller_than_all_numbers(backend: ModuleType) -> None:
+    values = torch.tensor([[math.nan, 1.0, math.nan, 3.0, 2.0]])
+
+    ids, largest = backend.find_largest(values, 2)
+
+    assert (ids.tolist(), largest.tolist()) == ([[3, 4]], [[3.0, 2.0]])
 
 
 @pytest.mark.parametrize("size", [0.0, 1e-6, 0.1, 1.0, 2.0])
