@@ -30,13 +30,13 @@ def measure_statistics(tensor: Tensor) -> TensorStatistics:
     """
     if tensor.element_size() == 1:  # torch has no arithmetic for float8
         tensor = tensor.float()
-    dtype = torch.promote_types(tensor.dtype, torch.float32)
-    low, high = torch.aminmax(tensor)
-    norm = torch.linalg.vector_norm(tensor, dtype=dtype)
-    mean = tensor.mean(dtype=dtype)
+    # Widened once: each operation would widen a narrow tensor again, at twice the time.
+    values = tensor.to(torch.promote_types(tensor.dtype, torch.float32))
+    low, high = (one.to(tensor.dtype) for one in torch.aminmax(values))
+    norm, mean = torch.linalg.vector_norm(values), values.mean()
     nan, inf = _count_not_finite(tensor, norm)
     num_channels = tensor.shape[-1] if tensor.ndim else 1
-    values_RC = tensor.reshape(-1, num_channels).to(dtype)
+    values_RC = values.reshape(-1, num_channels)
     channels = norm.new_full((), num_channels)
     return low, high, mean, norm, nan, inf, _project(values_RC), channels
 

@@ -33,6 +33,15 @@ def test_large_low_precision_tensors_do_not_overflow(dtype: torch.dtype) -> None
     assert (found["mean"], found["norm"]) == (512.0, 102_400.0)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_narrow_tensor_is_measured_in_float32_and_keeps_its_dtype(dtype: torch.dtype) -> None:
+    value = torch.tensor([[1.0, -3.0, 4096.0, 4096.0]], dtype=dtype)
+    found = measured(value)
+    # Neither dtype has a number 2,047.5.
+    assert (found["min"], found["max"], found["mean"]) == (-3, 4096, 2047.5)
+    assert [one.dtype for one in measure_statistics(value)[:2]] == [dtype, dtype]
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("shape", [(64, 32), (2048,), (4, 16, 32), (2048, 1)])
 def test_projections_differ_where_norms_do_not(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
