@@ -1,0 +1,105 @@
+"""How the processor time of commands grows with the work.
+
+The slope is that of the logarithms between the two largest sizes: 1 for linear growth. The smaller size is
+large enough that imports hide nothing.
+"""
+
+import json
+import math
+import os
+import resource
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from packages.core.tests.perf.conftest import Table
+from packages.core.tests.perf.stopwatch import Times
+from packages.core.tests.perf.test_comparing_dumps import write_sparse
+
+HEADS, PROMPT, NEW_TOKENS = 8, 20, 80
+# Linear growth, and chance.
+STEEPEST = 1.1
+
+
+def write_llama(folder: Path, num_layers: int) -> Path:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        hidden_size=128, intermediate_size=256, num_hidden_layers=num_layers, vocab_size=1000,
+        num_attention_heads=HEADS, num_key_value_heads=HEADS, max_position_embeddings=4096,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(folder)
+    return folder
+
+
+def write_prompts(path: Path, num_prompts: int) -> Path:
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randint(3, 1000, (num_prompts, PROMPT), generator=generator)
+    path.write_text("".join(json.dumps({"ids": row}) + "\n" for row in rows.tolist()))
+    return path
+
+
+def seconds_of(*command: str) -> float:
+    """Run a command of assay on one thread, and return its processor time with all its processes."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(
+        [sys.executable, "-m", "assay.cli", *command],
+        check=True, stdout=subprocess.DEVNULL, env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def seconds_of_check(folder: Path, *, layers: int = 4, prompts: int = 8, ranks: int = 1) -> float:
+    model = write_llama(folder / "model", layers)
+    texts = write_prompts(folder / "prompts.jsonl", prompts)
+    mesh = ("--mesh", f"tp={ranks}") if ranks > 1 else ()
+    return seconds_of(
+        "check", "generate", str(model), "--reference", "cpu/float32", "--candidate", "cpu/bfloat16",
+        "--prompts", str(texts), "--max-new-tokens", str(NEW_TOKENS), "--output",
+        str(folder / "run"), *mesh,
+    )  # fmt: skip
+
+
+def seconds_of_comparison(folder: Path, gigabytes: float) -> float:
+    sides = [
+        str(write_sparse(folder / side, int(gigabytes * 500_000_000)))
+        for side in ("golden", "mine")
+    ]
+    return seconds_of("compare", *sides, "--output", str(folder / "run"))
+
+
+@pytest.mark.parametrize(
+    ("what", "sizes", "seconds_at"),
+    [
+        (
+            "tokens of a check",
+            (100, 1_000, 10_000),
+            lambda folder, size: seconds_of_check(folder, prompts=size // (PROMPT + NEW_TOKENS)),
+        ),
+        ("layers of a check", (4, 16, 64), lambda folder, size: seconds_of_check(folder, layers=size)),
+        ("ranks of a check", (1, 2, 4, 8), lambda folder, size: seconds_of_check(folder, ranks=size)),
+        ("GB of two dumps", (0.1, 2, 20), seconds_of_comparison),
+    ],
+)  # fmt: skip
+def test_cost_grows_no_faster_than_the_work(
+    what: str,
+    sizes: tuple[float, ...],
+    seconds_at: Callable[[Path, float], float],
+    tmp_path: Path,
+    table: Table,
+) -> None:
+    times = {}
+    for size in sizes:
+        folder = tmp_path / f"{size}"
+        folder.mkdir()
+        times[size] = seconds_at(folder, size)
+
+    (few, short), (many, long) = list(times.items())[-2:]
+    slope = math.log(long / short) / math.log(many / few)
+    note = ", ".join(f"{size:,}: {seconds:.1f} s" for size, seconds in times.items())
+    table.at_most(f"slope: {what}", Times(slope, slope), STEEPEST, note)
