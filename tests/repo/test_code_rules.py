@@ -148,7 +148,8 @@ FILE_READS = re.compile(
 PRINTS = re.compile(
     r"typer\.echo\(|\bConsole\((?!Console)|[^.\w]Environment\(|^ *print\(", re.MULTILINE
 )
-CALLS_OF = {"files": FILE_READS, "output": PRINTS}
+VERDICTS = re.compile(r"(?<![\w.])Verdict\(")
+CALLS_OF = {"files": FILE_READS, "output": PRINTS, "comparing": VERDICTS}
 # Other programs read what these print, over a pipe of their own.
 PRINTS_ALLOWED = {
     "packages/bench/src/assay_bench/performance/environments.py",
@@ -157,11 +158,11 @@ PRINTS_ALLOWED = {
 
 
 @pytest.mark.parametrize("room", CALLS_OF)
-def test_one_room_reads_and_one_prints(root: Path, find_files: Find, room: str) -> None:
+def test_one_room_reads_one_prints_and_one_makes_verdicts(root: Path, find_files: Find, room: str) -> None:
     found = {
         str(path.relative_to(root))
         for path in find_files("packages/*/src/*.py")
-        if CALLS_OF[room].search(path.read_text(encoding="utf-8"))
+        if CALLS_OF[room].search(path.read_text(encoding="utf-8").replace("class Verdict(", ""))
         and root / "packages/core/src/assay" / room not in path.parents
     }
     assert found - (PRINTS_ALLOWED if room == "output" else set()) == set()
@@ -177,7 +178,8 @@ def test_one_room_reads_and_one_prints(root: Path, find_files: Find, room: str) 
         ("output", "    print(text)"),
         ("output", "Console(stderr=True).print(table)"),
         ("output", "pages = Environment(autoescape=True)"),
+        ("comparing", "    return Verdict(verdict=outcome)"),
     ],
 )
-def test_a_planted_read_or_print_is_found(room: str, line: str) -> None:
+def test_a_planted_call_is_found(room: str, line: str) -> None:
     assert CALLS_OF[room].search(line)

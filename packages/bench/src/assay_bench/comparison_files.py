@@ -5,10 +5,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from assay.comparing.levels import Cause, LevelResult, conclude, not_compared
 from assay.files import seal, write_whole
 from assay.foreign_text import escape_markdown, markdown_code
 from assay.runs.results import write_results
-from assay.verdicts import Level, Measurement, Outcome, Unmatched, Verdict
+from assay.verdicts import Level, Measurement, Unmatched, Verdict
 from assay_bench.baselines.accepting import is_baseline, read_baseline
 from assay_bench.comparing.judging import EvaluationComparison, Measure, TaskComparison, compare
 from assay_bench.comparing.pairing import Pair
@@ -47,16 +48,16 @@ def verdict_of(comparison: EvaluationComparison) -> tuple[Verdict, list[Measurem
     base, candidate = comparison.base, comparison.candidate
     if comparison.refused:
         reason = f"the two sides answered different questions: {'; '.join(comparison.refused)}"
-        levels = {"tasks": Level(verdict=Outcome.NOT_COMPARED, reason=reason)}
+        levels = {"tasks": not_compared(reason)}
     else:
         levels = {one.name: _level_of(one) for one in comparison.parts}
     wrong = any(task.problem and task.judged is PairedOutcome.FAIL for task in comparison.tasks)
-    verdict = Verdict(
-        verdict=comparison.judged.as_verdict,
+    verdict = conclude(
+        levels,
+        Cause("non-finite") if wrong else None,
         model={"name": candidate.facts.get("model", candidate.name)},
         reference={"run": base.name},
         candidate={"run": candidate.facts.get("run", candidate.name)},
-        levels=levels,
         notes=[
             *comparison.notes,
             *(
@@ -65,8 +66,6 @@ def verdict_of(comparison: EvaluationComparison) -> tuple[Verdict, list[Measurem
                 for measure in task.measures
             ),
         ],
-        diagnosis="non-finite" if wrong else None,
-        compared=sum(level.compared for level in levels.values()),
         compared_unit="items",
         unmatched=Unmatched(expected=list(base.tasks) if comparison.refused else []),
     )
@@ -113,15 +112,17 @@ def _movement_in_words(measure: Measure, margin: str) -> str:
     )
 
 
-def _level_of(task: TaskComparison) -> Level:
+def _level_of(task: TaskComparison) -> LevelResult:
     failed = [m for m in task.measures if m.judged is PairedOutcome.FAIL]
     unsure = [m for m in task.measures if m.judged is PairedOutcome.UNDERPOWERED]
     deciding = [task.problem] if task.problem else []
     reason = "; ".join([*deciding, *map(measure_in_words, failed or unsure)]) or None
     compared = max((measure.num_items for measure in task.measures), default=0)
     compared *= not task.members  # a pool has the items of its tasks
-    judged = task.judged.value
-    return Level(verdict=task.judged.as_verdict, reason=reason, compared=compared, judged=judged)
+    level = Level(
+        verdict=task.judged.as_verdict, reason=reason, compared=compared, judged=task.judged.value
+    )
+    return LevelResult(level)
 
 
 def _row_of(task: str, measure: Measure) -> Measurement:

@@ -4,7 +4,17 @@ from functools import cache
 
 from scipy.stats import binom, binomtest
 
-from assay.verdicts import Level, Outcome, Unmatched, Verdict, overall_outcome
+from assay.comparing.levels import (
+    Cause,
+    LevelResult,
+    conclude,
+    failed,
+    not_compared,
+    not_run,
+    outcome_of_levels,
+    passed,
+)
+from assay.verdicts import Outcome, Verdict
 from assay_bench.evaluations.items import Evaluation, TaskResult
 
 # Chance that a guess passes.
@@ -20,24 +30,22 @@ def judge_scores(evaluation: Evaluation) -> Verdict:
     is_finite = all(item.is_finite for task in tasks for item in task.items) and not any(
         task.num_nan_calls for task in tasks
     )
-    outcome = overall_outcome([level.verdict for level in levels.values() if level.verdict])
-    return Verdict(
-        verdict=outcome,
-        headline=_headline(outcome, levels),
+    return conclude(
+        levels,
+        None if is_finite else Cause("non-finite"),
+        notes=[f"{name}: {score_in_words(task)}" for name, task in evaluation.tasks.items()],
+        headline=_headline(levels),
         model={"name": evaluation.facts.get("model", evaluation.name)}
         | {key: evaluation.facts[key] for key in ("weights_hash",) if key in evaluation.facts},
         reference={"run": "a guess"},
         candidate={"run": evaluation.facts.get("run", evaluation.name)},
-        levels=levels,
-        notes=[f"{name}: {score_in_words(task)}" for name, task in evaluation.tasks.items()],
-        diagnosis=None if is_finite else "non-finite",
-        compared=sum(level.compared for level in levels.values()),
         compared_unit="items",
-        unmatched=Unmatched(),
     )
 
 
-def _headline(outcome: Outcome, levels: dict[str, Level]) -> str:
+def _headline(results: dict[str, LevelResult]) -> str:
+    levels = {name: one.level for name, one in results.items()}
+    outcome = outcome_of_levels(levels)
     if outcome is Outcome.PASS:
         judged = sum(level.verdict is not None for level in levels.values())
         return f"{judged} tasks ran; every choice is better than a guess."
@@ -57,16 +65,16 @@ def score_in_words(task: TaskResult) -> str:
     return f"{', '.join(parts) or 'no score'}, {len(task.items):,} items"
 
 
-def _level(task: TaskResult) -> Level:
+def _level(task: TaskResult) -> LevelResult:
     num_items = len(task.items)
     if wrong := sum(not item.is_finite for item in task.items):
         reason = f"{wrong} of {num_items} log-probabilities are NaN or infinite"
-        return Level(verdict=Outcome.FAIL, reason=reason, compared=num_items)
+        return failed(num_items, reason)
     if task.num_nan_calls:
-        return Level(verdict=Outcome.FAIL, reason=task.nan_calls_in_words, compared=num_items)
+        return failed(num_items, task.nan_calls_in_words)
     if task.accuracy == 0 and task.log_probability is None:
         reason = f"no answer is right, which shows nothing: {score_in_words(task)}"
-        return Level(verdict=None, reason=reason)
+        return not_run(reason)
     if task.chance is not None and task.chance < 1 and task.accuracy is not None:
         right = sum(item.right is True for item in task.items)
         p = float(binomtest(right, num_items, task.chance, alternative="greater").pvalue)
@@ -74,10 +82,10 @@ def _level(task: TaskResult) -> Level:
             needed = items_to_tell_from_guess(task.chance)
             if num_items < needed:
                 reason = f"too few items to tell it from a guess ({num_items} of {needed}): {score_in_words(task)}"
-                return Level(verdict=Outcome.NOT_COMPARED, reason=reason)
+                return not_compared(reason)
             reason = f"no better than a guess (p = {p:.2g}): {score_in_words(task)}"
-            return Level(verdict=Outcome.FAIL, reason=reason, compared=num_items)
-    return Level(verdict=Outcome.PASS, compared=num_items)
+            return failed(num_items, reason)
+    return passed(num_items)
 
 
 @cache

@@ -13,14 +13,13 @@ from statistics import fmean, stdev
 from scipy.stats import t as student_t
 from scipy.stats import ttest_rel
 
+from assay.comparing.levels import Cause, LevelResult, conclude, failed, not_compared, passed
 from assay.errors import UsageError
 from assay.verdicts import (
-    Level,
     Measurement,
     Outcome,
     Unmatched,
     Verdict,
-    overall_outcome,
 )
 from assay_bench.tuning.records import Tuning, TuningRecord
 
@@ -41,7 +40,7 @@ def judge_tunings(
     tunings: Sequence[Tuning], baseline: Sequence[Tuning] | None
 ) -> tuple[Verdict, list[Measurement]]:
     """Judge what each tuning learned and, with a baseline, its losses."""
-    levels: dict[str, Level] = {}
+    levels: dict[str, LevelResult] = {}
     rows: list[Measurement] = []
     for tuning in tunings:
         title = tuning.record.title
@@ -49,48 +48,47 @@ def judge_tunings(
         rows += _rows(tuning)
         if baseline is not None:
             levels[f"{title}: losses"] = judge_by_baseline(tuning, baseline)
-    outcomes = [level.verdict or Outcome.NOT_COMPARED for level in levels.values()]
     has_non_finite = any(not math.isfinite(loss) for tuning in tunings for loss in tuning.curve)
-    not_compared = [name for name, level in levels.items() if level.verdict is Outcome.NOT_COMPARED]
-    verdict = Verdict(
-        verdict=overall_outcome(outcomes),
+    not_compared = [
+        name for name, level in levels.items() if level.level.verdict is Outcome.NOT_COMPARED
+    ]
+    verdict = conclude(
+        levels,
+        Cause("non-finite") if has_non_finite else None,
         model={"name": ", ".join(dict.fromkeys(one.record.model for one in tunings))},
         reference={"run": "the model before tuning" if baseline is None else "the baseline"},
         candidate={"run": ", ".join(dict.fromkeys(one.record.recipe.run for one in tunings))},
-        levels=levels,
         notes=[note for tuning in tunings for note in _notes(tuning)],
-        diagnosis="non-finite" if has_non_finite else None,
-        compared=sum(level.compared for level in levels.values()),
         compared_unit="losses",
         unmatched=Unmatched(expected=not_compared),
     )
     return verdict, rows
 
 
-def judge_learning(tuning: Tuning) -> Level:
+def judge_learning(tuning: Tuning) -> LevelResult:
     """Test whether held-out text is more probable than before, with a paired t-test over rows."""
     for one in tuning.losses:
         if not math.isfinite(one.loss):
             reason = f"the loss of step {one.step} is {one.loss}"
-            return Level(verdict=Outcome.FAIL, reason=reason, compared=one.step + 1)
+            return failed(one.step + 1, reason)
     before, after = _weighted_rows(tuning.record)
     p = float(ttest_rel(after, before, alternative="less").pvalue)
     reason = (
         f"held-out loss {fmean(before):.4f} before and {fmean(after):.4f} nats per token after"
         f" {len(tuning.losses)} steps (p = {p:.2g})"
     )
-    outcome = Outcome.PASS if p < SIGNIFICANCE else Outcome.FAIL
-    return Level(verdict=outcome, reason=reason, compared=len(before))
+    judge = passed if p < SIGNIFICANCE else failed
+    return judge(len(before), reason=reason)
 
 
-def judge_by_baseline(tuning: Tuning, baseline: Sequence[Tuning]) -> Level:
+def judge_by_baseline(tuning: Tuning, baseline: Sequence[Tuning]) -> LevelResult:
     """Compare the losses with the band of the baseline's seeds of the same model and permutation."""
     record = tuning.record
     name = (record.model, record.permutation)
     matching = [one for one in baseline if (one.record.model, one.record.permutation) == name]
     if not matching:
         reason = f"the baseline has no permutation {record.permutation} of {record.model}"
-        return Level(verdict=Outcome.NOT_COMPARED, reason=reason)
+        return not_compared(reason)
     expected = matching[0].record
     for what, ours, theirs in (
         ("data", record.start.data_hash, expected.start.data_hash),
@@ -101,11 +99,11 @@ def judge_by_baseline(tuning: Tuning, baseline: Sequence[Tuning]) -> Level:
     ):
         if ours != theirs:
             reason = f"the baseline has different {what}: {theirs}, not {ours}"
-            return Level(verdict=Outcome.NOT_COMPARED, reason=reason)
+            return not_compared(reason)
     try:
         band = band_of([one.curve for one in matching])
     except UsageError as error:
-        return Level(verdict=Outcome.NOT_COMPARED, reason=str(error))
+        return not_compared(str(error))
     return judge_losses(tuning.curve, band)
 
 
@@ -213,7 +211,7 @@ def _mean_in(window: range, curve: Sequence[float]) -> float:
     return fmean(curve[window.start : window.stop])
 
 
-def judge_losses(curve: Sequence[float], band: LossBand) -> Level:
+def judge_losses(curve: Sequence[float], band: LossBand) -> LevelResult:
     """Judge a curve by the band. A loss that is too low or not finite fails too.
 
     Returns: FAIL with `first_step`, the first step of the first window outside of the band;
@@ -223,10 +221,10 @@ def judge_losses(curve: Sequence[float], band: LossBand) -> Level:
     for step, loss in enumerate(curve):
         if not math.isfinite(loss):
             reason = f"the loss of step {step} is {loss}"
-            return Level(verdict=Outcome.FAIL, reason=reason, compared=step + 1, first_step=step)
+            return failed(step + 1, reason, first_step=step)
     if len(curve) != num_steps:
         reason = f"the run has {len(curve)} steps, the band {num_steps}"
-        return Level(verdict=Outcome.NOT_COMPARED, reason=reason)
+        return not_compared(reason)
     for steps, expected, half_width in zip(band.windows, band.means, band.half_widths, strict=True):
         mean = _mean_in(steps, curve)
         if abs(mean - expected) > half_width:
@@ -239,11 +237,9 @@ def judge_losses(curve: Sequence[float], band: LossBand) -> Level:
                 reason += (
                     ": does the input contain the label, or the training data a held-out text?"
                 )
-            return Level(
-                verdict=Outcome.FAIL, reason=reason, compared=len(curve), first_step=steps[0]
-            )
+            return failed(len(curve), reason, first_step=steps[0])
     reason = (
         f"inside the band of {band.num_curves} seeds; changes below {band.resolution:.4f} nats per token"
         " can be missed"
     )
-    return Level(verdict=Outcome.PASS, reason=reason, compared=len(curve), first_step=None)
+    return passed(len(curve), reason=reason, first_step=None)

@@ -77,14 +77,14 @@ def test_clean_curves_leave_the_band_at_the_nominal_rate() -> None:
     outside = 0
     for _ in range(300):
         *others, one = [noisy_curve(rng, 60) for _ in range(7)]
-        outside += judge_losses(one, band_of(others)).verdict is Outcome.FAIL
+        outside += judge_losses(one, band_of(others)).level.verdict is Outcome.FAIL
     # Expected: at most 3 of 300. More than 9 have a probability of 0.001.
     assert outside <= 9
 
 
 def test_higher_loss_fails_at_its_first_step(band: LossBand) -> None:
     curve = [*band_curve(band)[:100], *(loss + 1 for loss in band_curve(band)[100:])]
-    level = judge_losses(curve, band)
+    level = judge_losses(curve, band).level
     assert level.verdict is Outcome.FAIL
     assert level.model_extra == {"first_step": 100}
     expected, half_width = band.means[5], band.half_widths[5]
@@ -95,7 +95,7 @@ def test_higher_loss_fails_at_its_first_step(band: LossBand) -> None:
 
 
 def test_loss_that_is_too_low_fails_with_a_hint(band: LossBand) -> None:
-    level = judge_losses([loss - 0.5 for loss in band_curve(band)], band)
+    level = judge_losses([loss - 0.5 for loss in band_curve(band)], band).level
     assert level.verdict is Outcome.FAIL
     assert level.reason is not None
     assert "lower than" in level.reason
@@ -106,7 +106,7 @@ def test_loss_that_is_too_low_fails_with_a_hint(band: LossBand) -> None:
 
 @pytest.mark.parametrize("loss", [NAN, INF, -INF])
 def test_non_finite_loss_fails_at_any_length(band: LossBand, loss: float) -> None:
-    level = judge_losses([1.0, 1.0, loss], band)
+    level = judge_losses([1.0, 1.0, loss], band).level
     assert level.verdict is Outcome.FAIL
     assert level.model_extra == {"first_step": 2}
     assert level.compared == 3
@@ -115,13 +115,13 @@ def test_non_finite_loss_fails_at_any_length(band: LossBand, loss: float) -> Non
 
 @pytest.mark.parametrize("length", [0, 199, 201])
 def test_curve_of_another_length_is_not_compared(band: LossBand, length: int) -> None:
-    level = judge_losses([1.0] * length, band)
+    level = judge_losses([1.0] * length, band).level
     assert level.verdict is Outcome.NOT_COMPARED
     assert level.reason == f"the run has {length} steps, the band 200"
 
 
 def test_pass_reports_the_resolution(band: LossBand) -> None:
-    level = judge_losses(band_curve(band), band)
+    level = judge_losses(band_curve(band), band).level
     assert level.verdict is Outcome.PASS
     assert level.compared == 200
     assert level.reason == (

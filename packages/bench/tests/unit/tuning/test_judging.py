@@ -58,7 +58,7 @@ BASELINE = [tuning(3.0, 2.0, seed=1), tuning(3.2, 2.2, seed=2), tuning(3.1, 2.1,
 
 
 def test_more_probable_held_out_text_passes() -> None:
-    level = judge_learning(tuning())
+    level = judge_learning(tuning()).level
     assert level.verdict is Outcome.PASS
     # 3/4 of 4.3 and 1/4 of 1.05; 3/4 of 2.25 and 1/4 of 1.25.
     assert level.reason is not None
@@ -70,7 +70,7 @@ def test_more_probable_held_out_text_passes() -> None:
 
 @pytest.mark.parametrize("after", [BEFORE, {**BEFORE, "sums": [3.0, 5.0, 4.0, 5.1]}])
 def test_chance_improvement_is_not_learning(after: dict[str, list[float]]) -> None:
-    assert judge_learning(tuning(after=after)).verdict is Outcome.FAIL
+    assert judge_learning(tuning(after=after)).level.verdict is Outcome.FAIL
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf])
@@ -121,7 +121,7 @@ def test_losses_are_judged_by_the_baseline() -> None:
     ],
 )
 def test_different_tuning_is_not_compared(changed: Tuning, reason: str) -> None:
-    level = judge_by_baseline(changed, BASELINE)
+    level = judge_by_baseline(changed, BASELINE).level
     assert level.verdict is Outcome.NOT_COMPARED
     assert level.reason is not None
     assert level.reason.startswith(reason)
@@ -130,7 +130,7 @@ def test_different_tuning_is_not_compared(changed: Tuning, reason: str) -> None:
 def test_different_trainer_and_ranks_are_compared() -> None:
     way = Permutation(learning_rate=1e-3, trainer="fsdp", ranks=2)
     changed = tuning(3.05, 2.05, recipe={"permutations": {"full": way}})
-    assert judge_by_baseline(changed, BASELINE).verdict is Outcome.PASS
+    assert judge_by_baseline(changed, BASELINE).level.verdict is Outcome.PASS
 
 
 @pytest.mark.parametrize("baseline", [[], BASELINE[:1]])

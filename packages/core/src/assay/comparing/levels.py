@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeVar
 
 from assay.errors import name_some
 from assay.sites import Phase
@@ -17,6 +17,7 @@ from assay.verdicts import (
     Suspect,
     TokenPosition,
     Unmatched,
+    Verdict,
     overall_outcome,
 )
 
@@ -80,24 +81,6 @@ class JudgedRatio:
 Item = TypeVar("Item", bound=JudgedRatio)
 
 
-@dataclass(slots=True)
-class LevelResult:
-    """A judged level: its entry in the verdict, and the rows behind it."""
-
-    level: Level
-    measurements: list[Measurement] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    judged: Sequence[JudgedRatio] = ()
-    """The ratios that decided."""
-    first_bad: TokenPosition | None = None
-    """The first token with a wrong value."""
-
-    @classmethod
-    def not_run(cls, reason: str) -> "LevelResult":
-        """Make the result of a level that was not run."""
-        return cls(Level(verdict=None, reason=reason))
-
-
 @dataclass(frozen=True, slots=True)
 class DiagnosedFault:
     """A diagnosis and its place."""
@@ -108,6 +91,60 @@ class DiagnosedFault:
     """The cause in words, if no ratio shows it."""
 
 
+class Cause(NamedTuple):
+    """A diagnosis and its place, as far as they are known."""
+
+    diagnosis: Diagnosis | None
+    location: Location | None = None
+
+
+@dataclass(slots=True)
+class LevelResult:
+    """A judged level: its entry in the verdict, the rows behind it, and the cause of its failure."""
+
+    level: Level
+    measurements: list[Measurement] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    judged: Sequence[JudgedRatio] = ()
+    """The ratios that decided."""
+    first_bad: TokenPosition | None = None
+    """The first token with a wrong value."""
+    cause: Cause | DiagnosedFault | None = None
+
+    def with_rows(self, rows: Iterable[Measurement], notes: Iterable[str] = ()) -> "LevelResult":
+        """Add rows of measurements.jsonl and notes of the verdict."""
+        self.measurements.extend(rows)
+        self.notes.extend(notes)
+        return self
+
+
+def passed(compared: int, **facts: Any) -> LevelResult:  # noqa: ANN401 - of a level
+    """Return a passed level. Without comparisons, it is not compared."""
+    return LevelResult(level_of(compared, 0, facts))
+
+
+def failed(
+    compared: int,
+    reason: str,
+    diagnosis: Diagnosis | None = None,
+    location: Location | None = None,
+    **facts: Any,  # noqa: ANN401 - of a level
+) -> LevelResult:
+    """Return a failed level."""
+    level = Level(verdict=Outcome.FAIL, reason=reason, compared=compared, **facts)
+    return LevelResult(level, cause=Cause(diagnosis, location))
+
+
+def not_compared(reason: str, compared: int = 0) -> LevelResult:
+    """Return a level that could not be compared, or only in part."""
+    return LevelResult(Level(verdict=Outcome.NOT_COMPARED, reason=reason, compared=compared))
+
+
+def not_run(reason: str, **facts: Any) -> LevelResult:  # noqa: ANN401 - of a level
+    """Return a level that was not requested, or that earlier levels left without input."""
+    return LevelResult(Level(verdict=None, reason=reason, **facts))
+
+
 def describe_uncalled(modules: Sequence[str]) -> str:
     """Describe modules of the reference that the candidate never calls."""
     return (
@@ -116,12 +153,56 @@ def describe_uncalled(modules: Sequence[str]) -> str:
     )
 
 
-def level_of(num_compared: int, num_failed: int, facts: Mapping[str, Any]) -> Level:
+def level_of(num_compared: int, num_failed: int, facts: dict[str, Any]) -> Level:
     """Make a level's entry in a verdict, with `facts`. A level that compared nothing never passes."""
     if num_compared == 0:
-        return Level(verdict=Outcome.NOT_COMPARED, reason="nothing was compared", **facts)
+        nothing = {"verdict": Outcome.NOT_COMPARED, "reason": "nothing was compared"}
+        return Level(**(facts | nothing))
     outcome = Outcome.FAIL if num_failed else Outcome.PASS
     return Level(verdict=outcome, compared=num_compared, **facts)
+
+
+def conclude(
+    results: Mapping[str, LevelResult],
+    cause: Cause | DiagnosedFault | None = None,
+    *,
+    notes: Iterable[str] = (),
+    coverage: Coverage | None = None,
+    different_weights: Sequence[str] = (),
+    **fields: Any,  # noqa: ANN401 - of a verdict
+) -> Verdict:
+    """Make the verdict on all levels. No other function makes one.
+
+    cause: provides diagnosis and place, if the outcome is FAIL.
+    notes: all notes of the verdict.
+    different_weights: parameters that are not the reference's, which a PASS notes.
+    """
+    levels = {name: one.level for name, one in results.items()}
+    outcome = outcome_of_levels(levels, coverage)
+    found = cause if outcome is Outcome.FAIL else None
+    facts: dict[str, Any] = {
+        "location": found.location if found else None,
+        "diagnosis": found.diagnosis if found else None,
+        "compared": sum(level.compared for level in levels.values()),
+    }
+    listed = list(notes)
+    if outcome is Outcome.PASS and different_weights:
+        facts["diagnosis"] = "below-resolution"
+        names = name_some(different_weights)
+        listed.append(f"weights differ from the reference's, within the limits: {names}")
+    return Verdict(
+        verdict=outcome, levels=levels, notes=listed, coverage=coverage, **(facts | fields)
+    )
+
+
+def rows_of(results: Mapping[str, LevelResult]) -> list[Measurement]:
+    """Return the rows of all levels."""
+    return [row for one in results.values() for row in one.measurements]
+
+
+def notes_of(results: Mapping[str, LevelResult]) -> list[str]:
+    """Return the notes of all levels."""
+    return [note for one in results.values() for note in one.notes]
 
 
 def outcome_of_levels(levels: Mapping[str, Level], coverage: Coverage | None = None) -> Outcome:
@@ -198,8 +279,3 @@ def deciding_numbers(decided: JudgedRatio, resolution: float | None) -> Deciding
 def list_unmatched(expected: Sequence[str], actual: Sequence[str]) -> Unmatched:
     """Return the names without a partner, as far as a verdict lists them."""
     return Unmatched(expected=list(expected[:MOST_LISTED]), actual=list(actual[:MOST_LISTED]))
-
-
-def note_on_weights(names: Sequence[str]) -> str:
-    """Describe parameters of a passed run that differ from the reference's."""
-    return f"weights differ from the reference's, within the limits: {name_some(names)}"

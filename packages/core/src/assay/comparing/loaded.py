@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from assay.comparing.levels import DiagnosedFault, LevelResult, level_of
+from assay.comparing.levels import DiagnosedFault, LevelResult, level_of, not_run
 from assay.comparing.wording.numerals import format_number
 from assay.errors import name_some
 from assay.models.loaded.report import LoadReport, SetupChanges, UnreadKey, WeightDifference
@@ -31,7 +31,7 @@ def judge_load(reports: Sequence[LoadReport], changes: Sequence[SetupChanges] = 
     changes: from the candidate's processes, after loading.
     """
     if not reports:
-        return JudgedLoad(LevelResult.not_run(_NOT_INSPECTED))
+        return JudgedLoad(not_run(_NOT_INSPECTED))
     loading = _each_once(finding for report in reports for finding in _find_in(report))
     changed = _each_once(
         _of_weight(weight, "forward", "the reference's")

@@ -2,13 +2,14 @@
 
 from pathlib import Path
 
+from assay.comparing.levels import conclude
 from assay.comparing.loaded import judge_load
 from assay.devices.detection.isolation import require_run
 from assay.devices.run_string import parse_run
 from assay.load.worker import LoadAnswer, LoadRequest
 from assay.runs import Progress, RemoteFunction, ask
 from assay.runs.results import write_results
-from assay.verdicts import Outcome, Verdict
+from assay.verdicts import Verdict
 
 _WORK: RemoteFunction[LoadRequest, LoadAnswer] = RemoteFunction(
     "assay.load.worker:load_and_compare"
@@ -28,18 +29,12 @@ def check_load(
             require_run(parse_run(request.run))
     answer = ask(_WORK, request, folder, name="load", progress=progress).result
     judged = judge_load([answer.report])
-    finding = next(iter(judged.loading), None)
-    level = judged.result.level
-    failed = level.verdict is Outcome.FAIL
-    verdict = Verdict(
-        verdict=level.verdict or Outcome.NOT_COMPARED,
+    verdict = conclude(
+        {"load": judged.result},
+        next(iter(judged.loading), None),
+        notes=[*answer.notes, *judged.result.notes],
         model=answer.model,
         reference={"run": _FILES},
         candidate=answer.run,
-        levels={"load": level},
-        location=finding.location if finding and failed else None,
-        diagnosis=finding.diagnosis if finding and failed else None,
-        notes=[*answer.notes, *judged.result.notes],
-        compared=level.compared,
     )
     return write_results(verdict, judged.result.measurements, folder, command)

@@ -7,11 +7,16 @@ from typing import Any
 
 from assay.comparing.coverage import CoverageParts, judge_coverage
 from assay.comparing.levels import (
+    Cause,
     DecidingNumbers,
     LevelResult,
+    conclude,
     deciding_numbers,
+    failed,
     find_worst,
-    outcome_of_levels,
+    not_compared,
+    notes_of,
+    rows_of,
 )
 from assay.comparing.wording.coverage import (
     describe_coverage,
@@ -23,7 +28,6 @@ from assay.comparing.wording.phrases import describe_error
 from assay.verdicts import (
     Coverage,
     Diagnosis,
-    Level,
     Location,
     Measurement,
     Outcome,
@@ -65,8 +69,7 @@ def judge_seen(
             elsewhere[name] = _describe_elsewhere(name, expectation, seen, here)
         elif seen.observed is None:
             reason = seen.problem or f"stale, different content: {'; '.join(seen.stale)}"
-            facts = {"expectation": expectation.hash, "stale": bool(seen.stale)}
-            results[name] = LevelResult(Level(verdict=Outcome.FAIL, reason=reason, **facts))
+            results[name] = failed(0, reason, expectation=expectation.hash, stale=bool(seen.stale))
         else:
             results[name] = _judge_one(name, expectation, seen.observed, here.versions, run)
             if seen.usage is not None:
@@ -76,8 +79,7 @@ def judge_seen(
     notes = _condense(elsewhere)
     if not results:
         reason, notes = "; ".join(elsewhere.values()), []
-        level = Level(verdict=Outcome.NOT_COMPARED, reason=reason)
-        results[_NO_EXPECTATION] = LevelResult(level)
+        results[_NO_EXPECTATION] = not_compared(reason)
     return _combine(
         results,
         notes,
@@ -91,10 +93,10 @@ def judge_seen(
 def _combine(
     results: Mapping[str, LevelResult],
     notes: Sequence[str],
+    location: Location | None = None,
     **fields: Any,  # noqa: ANN401 - more fields of the verdict
 ) -> tuple[Verdict, list[Measurement]]:
     """Make the verdict over all levels, with `fields`, and its measurements."""
-    levels = {name: one.level for name, one in results.items()}
     judged = [ratio for one in results.values() for ratio in one.judged]
     numbers: DecidingNumbers = {}
     diagnosis: Diagnosis | None = None
@@ -103,18 +105,18 @@ def _combine(
         numbers = deciding_numbers(worst, worst.resolution)
         # Only `assay check generate` can name a module.
         diagnosis = None if math.isfinite(worst.ratio.value) else "non-finite"
-    unmatched = [n for n, one in levels.items() if not one.compared and n != _NO_EXPECTATION]
-    verdict = Verdict(
-        verdict=outcome_of_levels(levels),
-        levels=levels,
-        diagnosis=diagnosis,
-        notes=[*(note for one in results.values() for note in one.notes), *notes],
-        compared=sum(level.compared for level in levels.values()),
+    unmatched = [
+        name for name, one in results.items() if not one.level.compared and name != _NO_EXPECTATION
+    ]
+    verdict = conclude(
+        results,
+        Cause(diagnosis, location),
+        notes=[*notes_of(results), *notes],
         unmatched=Unmatched(expected=unmatched),
         **numbers,
         **fields,
     )
-    return verdict, [row for one in results.values() for row in one.measurements]
+    return verdict, rows_of(results)
 
 
 def _judge_one(
@@ -170,7 +172,7 @@ def judge_pair(
     change, level = find_change(expected, actual), "signature"
     if change.judged is None:
         reason = "; ".join(change.content)
-        result = LevelResult(Level(verdict=Outcome.NOT_COMPARED, reason=reason))
+        result = not_compared(reason)
     else:
         facts = {"limits_origin": expected.limits_origin, "change": change.kind}
         result = change.judged.as_level(level, change.summary, [], facts)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
+from assay.comparing.levels import LevelResult, failed, not_compared
 from assay.files import read_sealed, write_sealed
 from assay.launch import Rank, TimeLimits, World, WorldError, launch_world
 from assay.runs import Progress
@@ -34,7 +35,7 @@ from assay_smoke.cases.settings import (
 )
 from assay_smoke.cases.timeline import where_it_stopped
 from assay_smoke.cases.verdict import judge_case
-from assay_smoke.judging import Found, failed, not_compared, verdict_of
+from assay_smoke.judging import verdict_of
 from assay_smoke.machine.leftovers import find_in_group, record_leftovers
 from assay_smoke.matrix.cases import Case
 from assay_smoke.matrix.rules import HOST
@@ -146,7 +147,7 @@ class CaseRun:
             return self._end_early(failed(0, reason), {"run": REFERENCE}), []
         return judge_case(evidence)
 
-    def _end_early(self, found: Found, reference: dict[str, str]) -> Verdict:
+    def _end_early(self, found: LevelResult, reference: dict[str, str]) -> Verdict:
         """Make the verdict on a case whose reference or ranks ended before their end."""
         model = {"name": f"micro:{self.case.family}"}
         candidate = {"case": self.case.id}

@@ -5,7 +5,17 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from assay.comparing.judge import Judged, describe_stages_level
-from assay.comparing.levels import JudgedRatio, LevelResult, level_of
+from assay.comparing.levels import (
+    JudgedRatio,
+    LevelResult,
+    failed,
+    level_of,
+    not_compared,
+    not_run,
+    notes_of,
+    passed,
+    rows_of,
+)
 from assay.errors import name_some
 from assay.noise import TENSOR_FLOOR, Ratio
 from assay.statistics import Statistic
@@ -21,15 +31,7 @@ from assay.training.judging.replicas import judge_replicas
 from assay.verdicts import Diagnosis, Location, Measurement, Verdict
 from assay_smoke.cases.evidence import CaseEvidence
 from assay_smoke.cases.requests import ReadAnswer
-from assay_smoke.judging import (
-    Found,
-    failed,
-    failed_checkpoint,
-    not_compared,
-    not_run,
-    passed,
-    verdict_of,
-)
+from assay_smoke.judging import failed_checkpoint, verdict_of
 
 # Merging in float64 changes weights and logits by rounding alone. A merge in float32 would leave 1e-8.
 _EXACT_IN_FLOAT64 = 1e-10
@@ -46,18 +48,19 @@ _KEPT = 0.5
 def judge_case(evidence: CaseEvidence) -> tuple[Verdict, list[Measurement]]:
     """Judge all levels. The first level with a diagnosis provides that of the verdict."""
     found = {name: judge(evidence) for name, judge in _LEVELS.items()}
+    causes = [one.cause for one in found.values() if one.cause and one.cause.diagnosis]
     verdict = verdict_of(
         found,
-        next((one for one in found.values() if one.diagnosis is not None), None),
+        next(iter(causes), None),
         model=evidence.reference.training.model,
         reference=evidence.reference.training.reference,
         candidate=evidence.free.report.run | {"case": evidence.case.id},
-        notes=list(dict.fromkeys(note for one in found.values() for note in one.result.notes)),
+        notes=dict.fromkeys(notes_of(found)),
     )
-    return verdict, [row for one in found.values() for row in one.result.measurements]
+    return verdict, rows_of(found)
 
 
-def _judge_movement(evidence: CaseEvidence) -> Found:
+def _judge_movement(evidence: CaseEvidence) -> LevelResult:
     """Compare hashes of every parameter and buffer before the first and after the last step."""
     before: dict[str, str] = {}
     after: dict[str, str] = {}
@@ -83,13 +86,15 @@ def _judge_movement(evidence: CaseEvidence) -> Found:
     return passed(len(before))
 
 
-def _failed_update(compared: int, diagnosis: Diagnosis, names: Sequence[str], reason: str) -> Found:
+def _failed_update(
+    compared: int, diagnosis: Diagnosis, names: Sequence[str], reason: str
+) -> LevelResult:
     module = names[0].rpartition(".")[0]
     location = Location(phase="optimizer", module=module, parameter=names[0])
     return failed(compared, reason, diagnosis, location)
 
 
-def _judge_losses(evidence: CaseEvidence) -> Found:
+def _judge_losses(evidence: CaseEvidence) -> LevelResult:
     for rank, answer in enumerate(evidence.trained):
         for step in [*answer.report.free.steps, *answer.report.free.resumed]:
             if not math.isfinite(step.loss):
@@ -102,7 +107,7 @@ def _judge_losses(evidence: CaseEvidence) -> Found:
     return _by_ratios("loss", evidence, [judged], notes)
 
 
-def _judge_updates(evidence: CaseEvidence) -> Found:
+def _judge_updates(evidence: CaseEvidence) -> LevelResult:
     if gap := trajectory_gap(evidence.free):
         return not_compared(gap)
     judged = [item for item in judge_trajectory(evidence.free) if "resumed" not in item.port.port]
@@ -111,7 +116,7 @@ def _judge_updates(evidence: CaseEvidence) -> Found:
     return _by_ratios("updates", evidence, judged, notes_on_rounding(evidence.free))
 
 
-def _judge_resume(evidence: CaseEvidence) -> Found:
+def _judge_resume(evidence: CaseEvidence) -> LevelResult:
     """Compare the run that resumed in new processes with the uninterrupted one."""
     if not evidence.resumed:
         return _failed_checkpoint(evidence, "no checkpoint was left to resume from")
@@ -124,10 +129,10 @@ def _judge_resume(evidence: CaseEvidence) -> Found:
     # The level `checkpoint` has counted the comparisons of the checkpoint itself.
     compared = len({(row.step, row.port) for row in rows}) + len(evidence.resumed[0].held)
     level = result.level.model_copy(update={"compared": compared})
-    return Found.of(LevelResult(level, rows, result.notes), finding)
+    return LevelResult(level, rows, result.notes, cause=finding)
 
 
-def _judge_termination(evidence: CaseEvidence) -> Found:
+def _judge_termination(evidence: CaseEvidence) -> LevelResult:
     if evidence.case.interruption != "sigterm":
         return not_run("the case does not send SIGTERM")
     resume_at = evidence.options.resume_at
@@ -144,7 +149,7 @@ def _judge_termination(evidence: CaseEvidence) -> Found:
     return passed(len(evidence.terminated))
 
 
-def _judge_tear_down(evidence: CaseEvidence) -> Found:
+def _judge_tear_down(evidence: CaseEvidence) -> LevelResult:
     for rank, answer in enumerate(evidence.trained):
         kept = answer.survivors
         if kept.num_bytes > _KEPT * answer.parameter_bytes:
@@ -160,18 +165,20 @@ def _judge_tear_down(evidence: CaseEvidence) -> Found:
     )
 
 
-def _judge_leftovers(evidence: CaseEvidence) -> Found:
+def _judge_leftovers(evidence: CaseEvidence) -> LevelResult:
     if evidence.left_behind:
         return failed(1, name_some([str(one) for one in evidence.left_behind]))
     return passed(1)
 
 
-def _by_ratios(name: str, evidence: CaseEvidence, judged: list[Judged], notes: list[str]) -> Found:
+def _by_ratios(
+    name: str, evidence: CaseEvidence, judged: list[Judged], notes: list[str]
+) -> LevelResult:
     over = [item for item in judged if item.failed]
     level = level_of(len(judged), len(over), describe_stages_level(judged))
     rows = [item.measurement(name, f"{item.port.module}:{item.port.port}") for item in judged]
     fault = diagnose_free_run(evidence.free, over) if over else None
-    return Found.of(LevelResult(level, rows, notes, judged), fault)
+    return LevelResult(level, rows, notes, judged, cause=fault)
 
 
 def _by_ratio(
@@ -182,7 +189,7 @@ def _by_ratio(
     return JudgedRatio(Ratio(statistic, error, max(noise, floor)), evidence.limits.of(statistic))
 
 
-def _judge_reading(evidence: CaseEvidence) -> Found:
+def _judge_reading(evidence: CaseEvidence) -> LevelResult:
     """Judge the logits of the last checkpoint's model, loaded as users load it."""
     answer = evidence.read
     if answer is None:
@@ -205,7 +212,7 @@ def _judge_reading(evidence: CaseEvidence) -> Found:
     return passed(1, noise_ratio=judged.ratio.value, limit=judged.limit).with_rows(rows)
 
 
-def _judge_restart(evidence: CaseEvidence) -> Found:
+def _judge_restart(evidence: CaseEvidence) -> LevelResult:
     """Compare the first loss of a run from the saved model with the next loss of the saving run."""
     if evidence.case.checkpoint != "hugging-face":
         return not_run("only a Hugging Face checkpoint is restarted from")
@@ -237,7 +244,7 @@ def _adapter_problem(answer: ReadAnswer) -> str | None:
 
 def _failed_checkpoint(
     evidence: CaseEvidence, reason: str, compared: int = 0, rows: Iterable[Measurement] = ()
-) -> Found:
+) -> LevelResult:
     """Return a failed level for a checkpoint."""
     options = evidence.options
     diagnosis: Diagnosis = "adapter-mismatch" if options.lora else "checkpoint-mismatch"
@@ -245,12 +252,12 @@ def _failed_checkpoint(
 
 
 # The levels in the order of the verdict.
-_LEVELS: dict[str, Callable[[CaseEvidence], Found]] = {
+_LEVELS: dict[str, Callable[[CaseEvidence], LevelResult]] = {
     "trained": _judge_movement,
     "loss": _judge_losses,
     "updates": _judge_updates,
-    "replicas": lambda evidence: Found.of(*judge_replicas(evidence.free)),
-    "checkpoint": lambda evidence: Found.of(*judge_checkpoint(evidence.free)),
+    "replicas": lambda evidence: judge_replicas(evidence.free)[0],
+    "checkpoint": lambda evidence: judge_checkpoint(evidence.free)[0],
     "sigterm": _judge_termination,
     "resume": _judge_resume,
     "restart": _judge_restart,

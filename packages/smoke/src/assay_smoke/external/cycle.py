@@ -4,6 +4,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from assay.comparing.levels import LevelResult, rows_of
 from assay.devices.registry import open_device
 from assay.models.folders import local_folder
 from assay.models.sources import resolve_model
@@ -24,10 +25,10 @@ from assay_smoke.external.levels import (
 )
 from assay_smoke.external.resumptions import judge_interruption, judge_resumption
 from assay_smoke.external.runs import Cycle
-from assay_smoke.judging import Found, verdict_of
+from assay_smoke.judging import verdict_of
 
 # The levels in the order of the verdict. The first that fails provides the cause.
-_LEVELS: dict[str, Callable[[Cycle], Found]] = {
+_LEVELS: dict[str, Callable[[Cycle], LevelResult]] = {
     "run": judge_runs,
     "loss": judge_losses,
     "learning-rate": judge_learning_rates,
@@ -70,15 +71,15 @@ def run_external(toml: Path, folder: Path, progress: Progress) -> Verdict:
 def judge(cycle: Cycle, toml: Path) -> tuple[Verdict, list[Measurement]]:
     """Make the remaining runs and judge all levels."""
     found = {name: _LEVELS[name](cycle) for name in _MAKE_RUNS}
-    measurements = [row for one in found.values() for row in one.result.measurements]
+    measurements = rows_of(found)
     found = {name: found.get(name) or judge_level(cycle) for name, judge_level in _LEVELS.items()}
-    cause = next((one for one in found.values() if one.level.verdict is Outcome.FAIL), None)
+    causes = (one.cause for one in found.values() if one.level.verdict is Outcome.FAIL)
     ratios = [row for row in measurements if row.statistic != "exact"]
     worst = max(ratios, key=lambda row: row.ratio / (row.limit or 1.0), default=None)
     library = cycle.library
     verdict = verdict_of(
         found,
-        cause,
+        next(causes, None),
         model={"name": library.model},
         reference={"run": "the uninterrupted run"},
         candidate={

@@ -7,7 +7,7 @@ from math import floor, inf, isfinite, log10, sqrt
 
 from torch import Tensor
 
-from assay.comparing.levels import JudgedRatio
+from assay.comparing.levels import JudgedRatio, LevelResult, failed, not_compared, not_run, passed
 from assay.comparing.limits import load_limits
 from assay.dtypes import FORMATS
 from assay.errors import AssayError
@@ -22,7 +22,6 @@ from assay_smoke.external.checkpoints import (
 )
 from assay_smoke.external.library import ExternalLibrary
 from assay_smoke.external.runs import Cycle
-from assay_smoke.judging import Found, failed, not_compared, not_run, passed
 
 # Limit of the ends, in units of sqrt(u), with u the unit roundoff. If rounding decides the sign of an
 # element's gradient, Adam moves the element by its whole learning rate in a random direction. The share
@@ -95,7 +94,7 @@ class _Difference:
         return self.steps, words
 
 
-def judge_equivalent(cycle: Cycle) -> Found:
+def judge_equivalent(cycle: Cycle) -> LevelResult:
     """Train with another split of the rows and compare with the uninterrupted run."""
     other, last = cycle.library.split_otherwise(), cycle.last
     if other is None:
@@ -149,7 +148,7 @@ def judge_equivalent(cycle: Cycle) -> Found:
     return _judge(difference, dtype, split, cycle).with_rows(rows)
 
 
-def _judge(difference: _Difference, dtype: str, split: str, cycle: Cycle) -> Found:
+def _judge(difference: _Difference, dtype: str, split: str, cycle: Cycle) -> LevelResult:
     compared, found = len(difference.actual) + 1, difference.describe(dtype)
     if found is None:
         return passed(compared, apart=difference.apart)

@@ -6,12 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from itertools import pairwise
 
+from assay.comparing.levels import LevelResult, failed, not_compared, not_run, passed
 from assay.errors import name_some
 from assay.verdicts import Diagnosis, Location
 from assay_smoke.external.checkpoints import SavedModel
 from assay_smoke.external.equivalent_run import unit_in_log
 from assay_smoke.external.runs import Cycle
-from assay_smoke.judging import Found, failed, failed_checkpoint, not_compared, not_run, passed
+from assay_smoke.judging import failed_checkpoint
 from assay_smoke.machine.failures import FULL_DISK
 from assay_smoke.machine.process_tree import MemoryUse
 
@@ -28,7 +29,7 @@ _STARTS_AT_ZERO = "lora_B"
 _PRECISE = 1e-5
 
 
-def judge_runs(cycle: Cycle) -> Found:
+def judge_runs(cycle: Cycle) -> LevelResult:
     """Judge that runs from the start ended in time with exit code 0."""
     from_start = [run for run in cycle.runs if run.launch.name in ("uninterrupted", "repeated")]
     for run in from_start:
@@ -41,7 +42,7 @@ def judge_runs(cycle: Cycle) -> Found:
     return passed(len(from_start), seconds={run.launch.name: run.seconds for run in cycle.runs})
 
 
-def judge_losses(cycle: Cycle) -> Found:
+def judge_losses(cycle: Cycle) -> LevelResult:
     """Judge that losses are finite, in order, and one per step."""
     compared = sum(len(run.losses) for run in cycle.runs)
     # A library may give its first step the number 0 or 1.
@@ -71,7 +72,7 @@ def judge_losses(cycle: Cycle) -> Found:
     return passed(compared) if compared else not_run("no run logged a loss")
 
 
-def judge_learning_rates(cycle: Cycle) -> Found:
+def judge_learning_rates(cycle: Cycle) -> LevelResult:
     """Judge that every step has the learning rate of the declared schedule."""
     expected = cycle.library.learning_rates
     if expected is None:
@@ -96,7 +97,7 @@ def judge_learning_rates(cycle: Cycle) -> Found:
     return passed(compared)
 
 
-def judge_checkpoints(cycle: Cycle) -> Found:
+def judge_checkpoints(cycle: Cycle) -> LevelResult:
     """Judge that all expected checkpoints exist, whole, finite and distinct, and no others."""
     if not cycle.saved:
         return not_run("the uninterrupted run did not end well")
@@ -132,7 +133,7 @@ def _emptied(saved: SavedModel, cycle: Cycle) -> list[str]:
     return [] if start is None else [name for name in saved.zero if name not in start.zero]
 
 
-def _judge_history(cycle: Cycle, compared: int) -> Found:
+def _judge_history(cycle: Cycle, compared: int) -> LevelResult:
     """Judge that checkpoints differ, that no surplus ones remain, and that the model is unchanged."""
     library, saved = cycle.library, cycle.saved
     for earlier, later in pairwise(saved.values()):
@@ -155,7 +156,7 @@ def _judge_history(cycle: Cycle, compared: int) -> Found:
     return passed(compared, steps=list(saved))
 
 
-def judge_updates(cycle: Cycle) -> Found:
+def judge_updates(cycle: Cycle) -> LevelResult:
     """Judge that trainable parameters changed and frozen ones did not."""
     last = cycle.last
     if last is None or not last.hashes:
@@ -197,7 +198,7 @@ def _find_nothing_learned(cycle: Cycle) -> str | None:
     )
 
 
-def _judge_movement(cycle: Cycle, last: SavedModel, frozen: set[str]) -> Found:
+def _judge_movement(cycle: Cycle, last: SavedModel, frozen: set[str]) -> LevelResult:
     compared = len(last.hashes)
     start = cycle.start.hashes if cycle.start is not None else {}
     if last.hashes.keys() != start.keys():
@@ -215,7 +216,7 @@ def _judge_movement(cycle: Cycle, last: SavedModel, frozen: set[str]) -> Found:
     return passed(compared, frozen=len(frozen))
 
 
-def _judge_adapter(cycle: Cycle) -> Found:
+def _judge_adapter(cycle: Cycle) -> LevelResult:
     first, last = min(cycle.saved.items())[1], cycle.saved[cycle.library.steps]
     compared = len(last.hashes)
     if empty := [name for name in last.zero if _STARTS_AT_ZERO in name]:
@@ -234,7 +235,7 @@ def _failed_update(
     reason: str,
     names: Sequence[str],
     diagnosis: Diagnosis,
-) -> Found:
+) -> LevelResult:
     location = Location(phase="optimizer", step=cycle.library.steps, parameter=names[0])
     return failed(compared, f"{reason}: {name_some(names)}", diagnosis, location)
 
@@ -243,7 +244,7 @@ def _steps(steps: Iterable[int]) -> str:
     return f"steps {', '.join(map(str, steps))}"
 
 
-def judge_leftovers(cycle: Cycle) -> Found:
+def judge_leftovers(cycle: Cycle) -> LevelResult:
     """Judge that no run left anything on the machine."""
     runs = [run for run in cycle.runs if run.hung_in is None]
     for run in runs:
@@ -253,7 +254,7 @@ def judge_leftovers(cycle: Cycle) -> Found:
     return passed(len(runs)) if runs else not_run("the run was ended while it hung")
 
 
-def judge_memory(cycle: Cycle) -> Found:
+def judge_memory(cycle: Cycle) -> LevelResult:
     """Judge that device memory was released. Host memory is only recorded."""
     runs = cycle.runs
     for run in runs:
@@ -271,7 +272,7 @@ def _peak(uses: Iterable[MemoryUse]) -> int:
     return max((use.peak_bytes - use.start_bytes for use in uses), default=0)
 
 
-def notes_on_runs(cycle: Cycle, found: Mapping[str, Found]) -> list[str]:
+def notes_on_runs(cycle: Cycle, found: Mapping[str, LevelResult]) -> list[str]:
     """Collect notes on memory, nondeterminism and unchecked levels."""
     most = max(cycle.runs, key=lambda run: run.host.peak_bytes)
     notes = [f"host memory of the {most.launch.name} run: {most.host}"]

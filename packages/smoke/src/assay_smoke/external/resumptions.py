@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from assay.comparing.levels import JudgedRatio
+from assay.comparing.levels import JudgedRatio, LevelResult, not_compared, not_run, passed
 from assay.comparing.limits import load_limits
 from assay.errors import name_some
 from assay.noise import Ratio
@@ -21,7 +21,7 @@ from assay_smoke.external.checkpoints import (
 )
 from assay_smoke.external.evidence import Resumption, RunEvidence, Spread
 from assay_smoke.external.runs import Cycle
-from assay_smoke.judging import Found, failed_checkpoint, not_compared, not_run, passed
+from assay_smoke.judging import failed_checkpoint
 
 # Largest allowed difference of a resumed run, as a share of the change by training since the
 # checkpoint. A run without restored moments differs by at least the whole change.
@@ -31,7 +31,7 @@ _MOST_ALLOWED = 0.25
 _LOGGED = 2.0**-23
 
 
-def judge_resumption(cycle: Cycle) -> Found:
+def judge_resumption(cycle: Cycle) -> LevelResult:
     """Resume from the middle checkpoint."""
     middle = cycle.saved.get(cycle.library.resume_at)
     if middle is None or middle.problem is not None:
@@ -40,7 +40,7 @@ def judge_resumption(cycle: Cycle) -> Found:
     return _judge(one, cycle).with_rows(_rows("resume", one, cycle))
 
 
-def judge_interruption(cycle: Cycle) -> Found:
+def judge_interruption(cycle: Cycle) -> LevelResult:
     """Send SIGTERM after the first step, and resume from the checkpoint that follows."""
     library = cycle.library
     if library.on_sigterm == "nothing":
@@ -159,7 +159,7 @@ def _pairs(one: Resumption, cycle: Cycle) -> list[tuple[float, float]]:
     return list(zip(one.run.values, expected, strict=False))
 
 
-def _judge(one: Resumption, cycle: Cycle) -> Found:
+def _judge(one: Resumption, cycle: Cycle) -> LevelResult:
     first, steps, compared = one.run.launch.first_step, cycle.library.steps, len(one.run.losses)
     if problem := one.run.describe_bad_end():
         return failed_checkpoint(first, compared, problem)
@@ -184,7 +184,7 @@ def _judge(one: Resumption, cycle: Cycle) -> Found:
     return _judge_spread(one, compared, reason)
 
 
-def _judge_spread(one: Resumption, compared: int, difference: str) -> Found:
+def _judge_spread(one: Resumption, compared: int, difference: str) -> LevelResult:
     limits = load_limits("training")
     if one.spread is None:
         return not_compared(f"{difference}; the repeated run left nothing to compare with")

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from assay.comparing.levels import failed
 from assay.errors import AssayError
 from assay.launch import TimeLimits
 from assay.report.publish import publish_one
@@ -19,7 +20,7 @@ from assay.runs.results import write_results
 from assay.verdicts import Outcome, Verdict
 from assay_smoke.cases.running import CaseRun
 from assay_smoke.external.cycle import run_external
-from assay_smoke.judging import failed, verdict_of
+from assay_smoke.judging import verdict_of
 from assay_smoke.machine.failures import failed_part
 from assay_smoke.matrix.cases import Case
 from assay_smoke.session.results import CaseResult, peak_memory, phases_of, reason_of

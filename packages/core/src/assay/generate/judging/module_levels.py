@@ -19,7 +19,7 @@ from assay.comparing.judge import (
     judge_replay,
     rank_stages,
 )
-from assay.comparing.levels import LevelResult, describe_uncalled, level_of, list_unmatched
+from assay.comparing.levels import LevelResult, describe_uncalled, level_of, list_unmatched, not_run
 from assay.comparing.results import PortResult, ReplayResults, read_results
 from assay.comparing.token_rows import TokenPort, TokenRows
 from assay.errors import name_some
@@ -157,7 +157,7 @@ def judge_module_levels(evidence: GenerateEvidence) -> ModuleLevels:
     """Judge every stage, and find the origin of the error among the failed ones."""
     if evidence.depth != "modules":
         reason = f"checked at level {evidence.depth}"
-        return ModuleLevels(LevelResult.not_run(reason), LevelResult.not_run(reason))
+        return ModuleLevels(not_run(reason), not_run(reason))
     replay = read_results(evidence.candidate, REPLAY)
     noise = evidence.section.noise()
     judged, bias = judge_replay(replay, noise, evidence.limits)

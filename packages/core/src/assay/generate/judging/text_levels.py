@@ -13,6 +13,7 @@ from assay.comparing.levels import (
     LevelResult,
     describe_judged_level,
     level_of,
+    not_run,
 )
 from assay.comparing.wording.numerals import format_count
 from assay.generate.judging.evidence import GenerateEvidence
@@ -102,7 +103,7 @@ _COLUMNS = {
 def judge_logits_level(evidence: GenerateEvidence) -> LevelResult:
     """Compare the distributions for the same tokens."""
     if evidence.depth == "tokens":
-        return LevelResult.not_run("checked at level tokens")
+        return not_run("checked at level tokens")
     if problem := evidence.problem("logits"):
         return problem
     expected, noise = evidence.expected("logits"), evidence.expected("noise-logits")
@@ -155,9 +156,9 @@ def judge_logits_level(evidence: GenerateEvidence) -> LevelResult:
 def judge_tokens_level(evidence: GenerateEvidence, *, logits_agree: bool) -> LevelResult:
     """Compare the chosen tokens; near ties may differ if the logits agree within noise."""
     if not evidence.golden.model.can_generate:
-        return LevelResult.not_run("the model does not generate")
+        return not_run("the model does not generate")
     if evidence.golden.inputs.sampling.get("do_sample"):
-        return LevelResult.not_run("tokens are drawn at random: see the sampler level")
+        return not_run("tokens are drawn at random: see the sampler level")
     if problem := evidence.problem("tokens"):
         return problem
     compared = equal = 0
@@ -215,9 +216,9 @@ def _describe_wrong_ids(actual: Tensor, expected: Tensor, vocabulary: int) -> st
 def judge_sampler_level(evidence: GenerateEvidence) -> LevelResult:
     """Compare the scores for the same logits."""
     if evidence.depth == "tokens":
-        return LevelResult.not_run("checked at level tokens")
+        return not_run("checked at level tokens")
     if not evidence.golden.model.can_generate:
-        return LevelResult.not_run("the model does not generate")
+        return not_run("the model does not generate")
     if problem := evidence.problem("sampler"):
         return problem
     differences = [

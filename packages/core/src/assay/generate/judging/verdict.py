@@ -6,15 +6,17 @@ from dataclasses import dataclass, replace
 
 from assay.comparing.judge import FailedStage, Judged, list_suspects
 from assay.comparing.levels import (
+    Cause,
     DecidingNumbers,
     DiagnosedFault,
     JudgedRatio,
     LevelResult,
+    conclude,
     deciding_numbers,
     find_worst,
-    note_on_weights,
-    outcome_of_levels,
+    notes_of,
     pool_resolutions,
+    rows_of,
 )
 from assay.comparing.loaded import JudgedLoad, judge_load
 from assay.comparing.wording.coverage import notes_on_coverage
@@ -68,21 +70,15 @@ def judge_generation(evidence: GenerateEvidence) -> Judgement:
         "modules": replay.modules,
         "sampler": judge_sampler_level(evidence),
     }
-    levels = {name: result.level for name, result in results.items()}
     origin = replay.origin
     if origin is None and _is_not_finite(results["logits"]):
         origin = replay.nonfinite_padding
     coverage = evidence.coverage
-    outcome = outcome_of_levels(levels, coverage)
     notes = list(dict.fromkeys([*evidence.golden.notes, *evidence.report.notes]))
-    notes += [note for result in results.values() for note in result.notes]
-    notes += notes_on_coverage(coverage)
+    notes += [*notes_of(results), *notes_on_coverage(coverage)]
     found = _find_in_load(load, origin)
     if load.loading:
         origin = None  # later failures are consequences
-    diagnosis = found.diagnosis if found else _diagnose(evidence, outcome, results, origin)
-    if diagnosis == "below-resolution":
-        notes.append(note_on_weights(evidence.report.weights_different))
     if origin is not None and origin is replay.nonfinite_padding:
         notes.append(
             f"{origin.stage} writes NaN or infinity into padding; what attends to padding, with"
@@ -92,34 +88,35 @@ def judge_generation(evidence: GenerateEvidence) -> Judgement:
         notes.append(
             f"two runs of the candidate differ by {evidence.report.spread:.1e} of the logits"
         )
-    failed = outcome is Outcome.FAIL
-    first_bad = _first_bad_token(results, replay) if failed else None
+    has_failed = any(one.level.verdict is Outcome.FAIL for one in results.values())
+    first_bad = _first_bad_token(results, replay) if has_failed else None
     call = evidence.call_of(first_bad) if first_bad is not None and origin is not None else None
-    location = found.location if found else _location(evidence, results, origin, call, outcome)
-    named = None if found or origin is None or location is None else (location, origin.reported)
-    verdict = Verdict(
-        verdict=outcome,
+    cause = found or Cause(
+        _diagnose(evidence, results, origin), _location(evidence, results, origin, call)
+    )
+    named = None
+    if found is None and origin is not None and has_failed and cause.location is not None:
+        named = cause.location, origin.reported
+    verdict = conclude(
+        results,
+        cause,
+        notes=notes,
+        coverage=coverage,
+        different_weights=evidence.report.weights_different,
         model=evidence.golden.model.model_dump(),
         reference=evidence.golden.reference
         | {"yardstick": evidence.golden.sections[evidence.dtype].yardstick_dtype},
         candidate=evidence.report.run | {"deterministic": evidence.report.deterministic},
-        levels=levels,
         first_bad_token=first_bad,
-        location=location,
         suspects=list_suspects(
             replay.ranked,
             lambda stage: location_of(stage).model_copy(update={"step": replay.steps[stage.stage]}),
             named,
         ),
-        diagnosis=diagnosis,
-        notes=notes,
-        compared=sum(level.compared for level in levels.values()),
         unmatched=replay.unmatched,
-        coverage=coverage,
         **({} if found else _decide_numbers(results, origin)),
     )
-    measurements = [row for result in results.values() for row in result.measurements]
-    return Judgement(verdict, measurements, replay.failed, origin, call, load)
+    return Judgement(verdict, rows_of(results), replay.failed, origin, call, load)
 
 
 def _find_in_load(load: JudgedLoad, origin: FailedStage | None) -> DiagnosedFault | None:
@@ -137,10 +134,7 @@ def _location(
     results: dict[str, LevelResult],
     origin: FailedStage | None,
     call: tuple[int, int] | None,
-    outcome: Outcome,
 ) -> Location | None:
-    if outcome is not Outcome.FAIL:
-        return None
     if origin is not None:
         # The error may be in decode steps only: name the first call that shows it.
         step = call[1] if call is not None else 0
@@ -176,19 +170,6 @@ def _decide_numbers(results: dict[str, LevelResult], origin: FailedStage | None)
 
 
 def _diagnose(
-    evidence: GenerateEvidence,
-    outcome: Outcome,
-    results: dict[str, LevelResult],
-    origin: FailedStage | None,
-) -> Diagnosis | None:
-    if outcome is Outcome.FAIL:
-        return _diagnose_failure(evidence, results, origin)
-    # A near tie is a note: it needs no action.
-    is_different = outcome is Outcome.PASS and evidence.report.weights_different
-    return "below-resolution" if is_different else None
-
-
-def _diagnose_failure(
     evidence: GenerateEvidence, results: dict[str, LevelResult], origin: FailedStage | None
 ) -> Diagnosis:
     only_candidate_varies = (

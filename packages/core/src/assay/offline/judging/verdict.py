@@ -7,7 +7,10 @@ from typing import Any
 from assay.comparing.levels import (
     EXACT_NUMBERS,
     MOST_LISTED,
+    Cause,
     DecidingNumbers,
+    LevelResult,
+    conclude,
     deciding_numbers,
     describe_judged_level,
     find_worst,
@@ -100,24 +103,21 @@ def judge_dumps(evidence: DumpEvidence, limits: Limits) -> tuple[Verdict, list[J
     given = describe_given(evidence, origin)
     if given:
         levels["inputs"] = Level(verdict=Outcome.FAIL, reason=given)
-    outcome = outcome_of_levels(levels)
+    is_failure = outcome_of_levels(levels) is Outcome.FAIL
     location, diagnosis = find_cause(evidence, judged, weights, origin)
     made = [one.judged for one in origins if one.evidence != "given"]
     suspected = failed if unordered else made
-    is_failure = outcome is Outcome.FAIL
     headline = _headline(evidence, location, weights, failed, origin)
     deciding = weights[0] if weights else origin.judged if origin is not None else None
     if is_failure and location is not None and deciding is not None:
         change = describe_change(evidence, location, deciding, failed)
         headline = f"{headline} {change}" if change else headline
-    verdict = Verdict(
-        verdict=outcome,
-        levels=levels,
-        first_bad_token=find_first_bad_token(evidence, judged, origin) if is_failure else None,
-        location=location if is_failure else None,
-        suspects=_suspects(suspected, evidence) if is_failure else [],
-        diagnosis=diagnosis if is_failure else None,
+    verdict = conclude(
+        {name: LevelResult(level) for name, level in levels.items()},
+        Cause(diagnosis, location),
         notes=[*evidence.notes, *unordered, *_notes_on_noise(evidence, judged)],
+        first_bad_token=find_first_bad_token(evidence, judged, origin) if is_failure else None,
+        suspects=_suspects(suspected, evidence) if is_failure else [],
         compared=evidence.dumps.measured.compared,
         unmatched=list_unmatched(evidence.unmatched_expected, pairing.matching.unmatched_actual),
         headline=headline if is_failure else wording.headline_of_agreement(

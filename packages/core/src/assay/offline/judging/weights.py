@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from assay.comparing.levels import MOST_LISTED, list_unmatched, outcome_of_levels
+from assay.comparing.levels import MOST_LISTED, Cause, LevelResult, conclude, list_unmatched
 from assay.comparing.wording.dumps import describe_missing
 from assay.comparing.wording.weights import (
     describe_finding,
@@ -69,21 +69,17 @@ def judge_weights(
 ) -> tuple[Verdict, list[Measurement]]:
     """Return the verdict, and one measurement for each weight."""
     levels = {
-        "completeness": _judge_completeness(comparison, problems),
-        "weights": _judge_weights(comparison),
+        "completeness": LevelResult(_judge_completeness(comparison, problems)),
+        "weights": LevelResult(_judge_weights(comparison)),
     }
-    outcome = outcome_of_levels(levels)
-    is_failure = outcome is Outcome.FAIL
     worst = comparison.findings[0] if comparison.findings else None
     location = None
     if worst and worst.cause != "shard":
         module = worst.weight.rpartition(".")[0]
         location = Location(phase="forward", module=module, parameter=worst.weight)
-    return Verdict(
-        verdict=outcome,
-        levels=levels,
-        location=location,
-        diagnosis="weight-mismatch" if is_failure else None,
+    return conclude(
+        levels,
+        Cause("weight-mismatch", location),
         notes=_list_notes(comparison),
         noise_ratio=worst.ratio if worst else None,
         statistic="weight-error" if worst else None,

@@ -201,7 +201,8 @@ def judge_checkpoint(evidence: FreeEvidence) -> tuple[LevelResult, DiagnosedFaul
         notes.append(
             f"{inexact}: of the resumed run the first loss is compared bitwise, what follows is {by}"
         )
-    return LevelResult(level, rows, notes), problems[0] if problems else None
+    fault = problems[0] if problems else None
+    return LevelResult(level, rows, notes, cause=fault), fault
 
 
 def _find_problems(

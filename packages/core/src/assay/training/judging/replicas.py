@@ -4,18 +4,18 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from assay.comparing.levels import DiagnosedFault, LevelResult
+from assay.comparing.levels import DiagnosedFault, LevelResult, failed, not_run, passed
 from assay.errors import name_some
 from assay.training.judging.evidence import FreeEvidence
 from assay.training.processes.trainer_report import TrainerReport
 from assay.training.state.records import HeldPart
-from assay.verdicts import Level, Location, Outcome
+from assay.verdicts import Location
 
 
 def judge_replicas(evidence: FreeEvidence) -> tuple[LevelResult, DiagnosedFault | None]:
     """Judge if ranks that hold the same part of a value hold bitwise equal numbers."""
     if not evidence.on_ranks:
-        return LevelResult.not_run("one process has no replicas"), None
+        return not_run("one process has no replicas"), None
     held = [report.free.held for report in evidence.reports]
     compared = 0
     for step in range(min(map(len, held))):
@@ -37,11 +37,11 @@ def judge_replicas(evidence: FreeEvidence) -> tuple[LevelResult, DiagnosedFault 
                 module=part.parameter.rpartition(".")[0],
                 parameter=part.parameter,
             )
-            level = Level(verdict=Outcome.FAIL, compared=compared, reason=reason)
-            return LevelResult(level), DiagnosedFault("replica-divergence", location)
+            fault = DiagnosedFault("replica-divergence", location)
+            return failed(compared, reason, fault.diagnosis, fault.location), fault
     if not compared:
-        return LevelResult.not_run("no rank holds what another one holds"), None
-    return LevelResult(Level(verdict=Outcome.PASS, compared=compared)), None
+        return not_run("no rank holds what another one holds"), None
+    return passed(compared), None
 
 
 def find_unshared(evidence: FreeEvidence) -> str | None:

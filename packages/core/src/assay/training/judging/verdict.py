@@ -18,11 +18,12 @@ from assay.comparing.levels import (
     DecidingNumbers,
     DiagnosedFault,
     LevelResult,
+    conclude,
     deciding_numbers,
     find_worst,
     list_unmatched,
-    note_on_weights,
-    outcome_of_levels,
+    notes_of,
+    rows_of,
 )
 from assay.comparing.loaded import JudgedLoad, judge_load
 from assay.errors import name_some
@@ -71,7 +72,6 @@ from assay.training.processes.trainer_report import TrainerReport
 from assay.training.processes.unapplied_features import describe_unapplied
 from assay.training.protocol import PHASE_METHODS
 from assay.verdicts import (
-    Diagnosis,
     Level,
     Location,
     Measurement,
@@ -147,41 +147,33 @@ def _judge(
         for result in (results["updates"], results["checkpoint"]):
             update = {"verdict": Outcome.NOT_COMPARED, "reason": _STEPS_ELSEWHERE}
             result.level = result.level.model_copy(update=update)
-    levels = {name: result.level for name, result in results.items()}
-    outcome = outcome_of_levels(levels, evidence.coverage)
-    finding = decision.finding if outcome is Outcome.FAIL else None
-    diagnosis: Diagnosis | None = finding.diagnosis if finding else None
+    has_failed = any(one.level.verdict is Outcome.FAIL for one in results.values())
+    finding = decision.finding if has_failed else None
     if finding and finding.reason:
-        level = LEVEL_OF_PHASE[finding.location.phase]
+        result = results[LEVEL_OF_PHASE[finding.location.phase]]
         update = {"verdict": Outcome.FAIL, "reason": finding.reason}
-        levels[level] = levels[level].model_copy(update=update)
+        result.level = result.level.model_copy(update=update)
     report = evidence.report
     notes = [*evidence.notes, *first_notes]
     notes += [*notes_on_steps(report), *notes_on_unmeasured(report)]
-    notes += [note for result in results.values() for note in result.notes]
-    if outcome is Outcome.PASS and report.model.weights_different:
-        diagnosis = "below-resolution"
-        notes.append(note_on_weights(report.model.weights_different))
-    verdict = Verdict(
-        verdict=outcome,
+    verdict = conclude(
+        results,
+        finding,
+        notes=dict.fromkeys([*notes, *notes_of(results)]),
+        coverage=evidence.coverage,
+        different_weights=report.model.weights_different,
         model=evidence.reference.model,
         reference=evidence.reference.reference,
         candidate=evidence.report.run,
-        levels=levels,
-        location=finding.location if finding else None,
         suspects=list_suspects(
             ranked,
             lambda stage: location_of(stage, all_judged, evidence.rows),
             (finding.location, decision.reported) if finding else None,
         ),
-        diagnosis=diagnosis,
-        notes=list(dict.fromkeys(notes)),
-        compared=sum(level.compared for level in levels.values()),
         unmatched=_unmatched(groups, evidence.report.traits.invisible_phases),
-        coverage=evidence.coverage,
         **_decide_numbers(decision, all_judged, load),
     )
-    return verdict, [row for result in results.values() for row in result.measurements]
+    return verdict, rows_of(results)
 
 
 def _decide_with_load(load: JudgedLoad, later: _Decision) -> _Decision:

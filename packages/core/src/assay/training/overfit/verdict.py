@@ -4,7 +4,13 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from assay.comparing.levels import EXACT_NUMBERS, DecidingNumbers, DiagnosedFault, outcome_of_levels
+from assay.comparing.levels import (
+    EXACT_NUMBERS,
+    DecidingNumbers,
+    DiagnosedFault,
+    LevelResult,
+    conclude,
+)
 from assay.comparing.wording.coverage import notes_on_coverage
 from assay.errors import name_some
 from assay.training.judging.places import location_of_parameter
@@ -71,17 +77,14 @@ def judge_overfit(evidence: OverfitEvidence) -> tuple[Verdict, list[Measurement]
     first = failures[0] if failures else None
     level = Level(verdict=outcome, reason=reason, compared=compared, **facts)
     notes += notes_on_coverage(evidence.coverage)
-    verdict = Verdict(
-        verdict=outcome_of_levels({LEVEL: level}, evidence.coverage),
+    verdict = conclude(
+        {LEVEL: LevelResult(level)},
+        first,
+        notes=notes,
+        coverage=evidence.coverage,
         model=evidence.reference.model,
         reference=evidence.reference.reference,
         candidate=evidence.candidates[0].run if evidence.candidates else {},
-        levels={LEVEL: level},
-        location=first.location if first else None,
-        diagnosis=first.diagnosis if first else None,
-        notes=notes,
-        compared=compared,
-        coverage=evidence.coverage,
         **_decide_numbers(first, rows),
     )
     return verdict, rows

@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from assay.comparing.levels import outcome_of_levels
+from assay.comparing.levels import Cause, LevelResult, conclude, not_run
 from assay.comparing.wording.phrases import OUTCOME_SIGNS
 from assay.foreign_text import one_line
 from assay.verdicts import Diagnosis, Level, Outcome, Verdict
@@ -31,35 +31,31 @@ _STYLES = {
 
 def judge_data(request: DataRequest, answer: DataAnswer) -> Verdict:
     """Judge all levels. FAIL if a property is broken, NOT_COMPARED if one was never tried or none checked."""
-    levels: dict[str, Level] = {}
+    levels: dict[str, LevelResult] = {}
     for name in LEVELS:
         checks = [check for check in answer.checks if check.level == name]
         levels[name] = (
-            _judge_level(checks)
-            if checks
-            else Level(verdict=None, reason=answer.left_out.get(name, NOT_ASKED_FOR))
+            _judge_level(checks) if checks else not_run(answer.left_out.get(name, NOT_ASKED_FOR))
         )
-    failed = [name for name in LEVELS if levels[name].verdict is Outcome.FAIL]
+    failed = [name for name in LEVELS if levels[name].level.verdict is Outcome.FAIL]
     notes = [
         f"{check.report.subject}: {note}" for check in answer.checks for note in check.report.notes
     ]
     own = list(dict.fromkeys(request.own_code.values()))
-    return Verdict(
-        verdict=outcome_of_levels(levels),
+    return conclude(
+        levels,
+        Cause(_DIAGNOSES.get(failed[0], _OTHERWISE)) if failed else None,
+        notes=dict.fromkeys([*answer.notes, *notes]),
         model={"name": request.model or "generated tokenizers"},
         reference={"run": "the properties of docs/smoke-data.md"},
         candidate={"run": ", ".join(own) or ("its template" if request.model else "libraries")},
-        levels=levels,
-        diagnosis=_DIAGNOSES.get(failed[0], _OTHERWISE) if failed else None,
-        notes=list(dict.fromkeys([*answer.notes, *notes])),
         statistic="exact",
         resolution=0.0,
-        compared=sum(level.compared for level in levels.values()),
         compared_unit="cases",
     )
 
 
-def _judge_level(checks: Sequence[CheckReport]) -> Level:
+def _judge_level(checks: Sequence[CheckReport]) -> LevelResult:
     reports = [check.report for check in checks]
     reason = "; ".join(filter(None, map(_find_gap, checks))) or None
     outcome = Outcome.NOT_COMPARED if reason else Outcome.PASS
@@ -68,14 +64,9 @@ def _judge_level(checks: Sequence[CheckReport]) -> Level:
         (report, finding), *rest = found
         more = f" (and {len(rest)} more)" if rest else ""
         outcome, reason = Outcome.FAIL, f"{report.subject}: {finding.reason}{more}"
-    return Level.model_validate(
-        {
-            "verdict": outcome,
-            "reason": reason,
-            "compared": sum(report.compared for report in reports),
-            "subjects": [report.model_dump(mode="json") for report in reports],
-        }
-    )
+    compared = sum(report.compared for report in reports)
+    subjects = [report.model_dump(mode="json") for report in reports]
+    return LevelResult(Level(verdict=outcome, reason=reason, compared=compared, subjects=subjects))
 
 
 def _find_gap(check: CheckReport) -> str:
