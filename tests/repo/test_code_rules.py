@@ -158,7 +158,9 @@ PRINTS_ALLOWED = {
 
 
 @pytest.mark.parametrize("room", CALLS_OF)
-def test_one_room_reads_one_prints_and_one_makes_verdicts(root: Path, find_files: Find, room: str) -> None:
+def test_one_room_reads_one_prints_and_one_makes_verdicts(
+    root: Path, find_files: Find, room: str
+) -> None:
     found = {
         str(path.relative_to(root))
         for path in find_files("packages/*/src/*.py")

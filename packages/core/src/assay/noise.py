@@ -13,7 +13,7 @@ import torch
 
 from assay.kernel import FEWEST_IN_ROW
 from assay.metrics import PairSums
-from assay.statistics import Statistic
+from assay.verdicts import Ratio
 
 # Smallest noise, in unit roundoffs of the values' dtype: no rounded computation can be required to
 # be more accurate. Half a unit for single values. Means over many values are more accurate, measured
@@ -40,26 +40,6 @@ TRUNCATION_SHAPE = 0.25
 # Smallest noise of the share of misrounded elements in element-wise stages: an accurate float32
 # function rounded to bfloat16 misrounds under 0.01%, the wrong GELU 8.7%.
 SHARE_FLOOR = 0.005
-
-
-@dataclass(frozen=True, slots=True)
-class Ratio:
-    """One statistic at one place."""
-
-    statistic: Statistic
-    actual: float
-    """Error of the candidate, as it is judged."""
-    expected: float
-    """Error of the noise run, in the same unit: an error above limit * expected fails."""
-
-    @property
-    def value(self) -> float:
-        """Return the ratio of the two errors; inf if the candidate's error is not finite."""
-        if not math.isfinite(self.actual):
-            return math.inf
-        if self.actual == 0:
-            return 0.0
-        return self.actual / self.expected if self.expected > 0 else math.inf
 
 
 @dataclass(frozen=True, slots=True)

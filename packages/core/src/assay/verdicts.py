@@ -1,6 +1,7 @@
 """The result of a command: a verdict with one of three outcomes, and its measurements."""
 
 import math
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from fnmatch import fnmatchcase
 from typing import Annotated, Any, Literal, Self
@@ -16,6 +17,7 @@ from pydantic import (
 )
 
 from assay.sites import Phase
+from assay.statistics import Statistic
 
 SCHEMA = 1
 
@@ -259,6 +261,64 @@ class Measurement(Record):
     limit: Number | None = None
     prompt: int | None = None
     position: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """One statistic at one place: the error of the candidate, divided by that of a healthy run."""
+
+    statistic: Statistic
+    actual: float
+    """Error of the candidate, as it is judged."""
+    expected: float
+    """Error of the noise run, in the same unit: an error above limit * expected fails."""
+    limit: float = math.nan
+    """NaN before it is judged."""
+
+    def judged(self, limit: float) -> Self:
+        """Return the ratio with its limit."""
+        return replace(self, limit=limit)
+
+    @property
+    def value(self) -> float:
+        """Return the ratio of the two errors; inf if the candidate's error is not finite."""
+        if not math.isfinite(self.actual):
+            return math.inf
+        if self.actual == 0:
+            return 0.0
+        return self.actual / self.expected if self.expected > 0 else math.inf
+
+    @property
+    def severity(self) -> float:
+        """Return ratio / limit; inf for unequal values that must be equal."""
+        value = self.value
+        if self.limit == 0:
+            return math.inf if value > 0 else 0.0
+        return value / self.limit
+
+    @property
+    def failed(self) -> bool:
+        """Return True if the ratio is over the limit."""
+        return self.severity > 1
+
+    @property
+    def resolution(self) -> float:
+        """Return the smallest relative error that would have failed here."""
+        return self.limit * self.expected
+
+    def measurement(self, level: str, port: str, module: str = "", **place: Any) -> Measurement:  # noqa: ANN401
+        """Make the row of measurements.jsonl. place: more columns that locate it."""
+        return Measurement(
+            level=level, module=module, port=port, statistic=self.statistic, actual=self.actual,
+            expected=self.expected, ratio=self.value, limit=self.limit, **place,
+        )  # fmt: skip
+
+    def suspect(self, location: Location) -> Suspect:
+        """Make the entry of a verdict's suspects."""
+        return Suspect(
+            location=location, statistic=self.statistic, error=self.actual,
+            noise_ratio=self.value, limit=self.limit,
+        )  # fmt: skip
 
 
 def overall_outcome(outcomes: list[Outcome]) -> Outcome:

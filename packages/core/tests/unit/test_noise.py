@@ -10,7 +10,6 @@ from assay.metrics import PairSums
 from assay.noise import (
     SHARE_FLOOR,
     DeviceShare,
-    Ratio,
     bins_ratio,
     channel_ratio,
     error_beyond,
@@ -21,6 +20,7 @@ from assay.noise import (
     slope_ratio,
     tensor_ratio,
 )
+from assay.verdicts import Ratio
 
 UNIT = 2.0**-8  # of bfloat16
 

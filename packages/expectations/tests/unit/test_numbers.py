@@ -36,7 +36,7 @@ def test_ratios_divide_the_two_errors() -> None:
     )
     assert judged.num_tokens == 2
     assert not judged.passed
-    assert judged.worst.ratio.statistic == "logits-error"
+    assert judged.worst.statistic == "logits-error"
 
 
 def test_captured_run_passes_with_a_ratio_of_one() -> None:
@@ -49,7 +49,7 @@ def test_one_bad_token_fails_even_if_the_average_passes() -> None:
     judged = judge(expectation(10), distributions(*[off(NOISE)] * 9, off(4 * NOISE)))
     # rms sqrt((9 + 16) / 10) = 1.58 is within 2, the worst token's 4 is over 3.
     assert judged.ratios["logits-error"] == pytest.approx(math.sqrt(2.5))
-    assert judged.worst.ratio.statistic == "logits-worst"
+    assert judged.worst.statistic == "logits-worst"
     assert not judged.passed
 
 
@@ -73,7 +73,7 @@ def test_noise_floor_is_half_a_unit_roundoff() -> None:
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_non_finite_output_has_an_infinite_ratio(bad: float) -> None:
     judged = judge(expectation(2), distributions(off(NOISE), [bad, YARDSTICK[1]]))
-    assert judged.worst.ratio.value == math.inf
+    assert judged.worst.value == math.inf
     assert not judged.passed
 
 

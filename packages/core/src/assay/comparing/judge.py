@@ -5,9 +5,9 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
-from typing import Any
+from typing import Any, Self
 
-from assay.comparing.levels import MOST_LISTED, JudgedRatio, describe_judged_level, find_reported
+from assay.comparing.levels import MOST_LISTED, describe_judged_level, find_reported
 from assay.comparing.limits import Limits
 from assay.comparing.results import PortResult, ReplayResults
 from assay.dtypes import FORMATS, float_format
@@ -15,14 +15,13 @@ from assay.metrics import PairSums
 from assay.noise import (
     NO_SHARE,
     SLOPE_STANDARD_ERRORS,
-    Ratio,
     device_share,
     error_ratios,
     share_ratio,
 )
 from assay.stages import Stage
 from assay.statistics import STATISTICS
-from assay.verdicts import Location, Suspect
+from assay.verdicts import Location, Ratio, Suspect
 
 # The error is made at the first stage in the forward pass whose severity is within this factor of
 # the worst one. One wrong mask gave 1e6 at its place and 3.9 elsewhere.
@@ -42,10 +41,15 @@ SHARE_ALIKE = 0.9
 
 
 @dataclass(frozen=True, slots=True)
-class Judged(JudgedRatio):
+class Judged(Ratio):
     """One statistic at one port, judged."""
 
-    port: PortResult
+    port: PortResult = field(kw_only=True)
+
+    @classmethod
+    def of(cls, ratio: Ratio, limit: float, port: PortResult) -> Self:
+        """Judge `ratio` by `limit`."""
+        return cls(ratio.statistic, ratio.actual, ratio.expected, limit, port=port)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +99,7 @@ def judge_replay(
         others = [*noise_of_uncalled.get(module, ()), *allowances.other_work.get(module, ())]
         least = allowances.least_units.get(port.stage, 0.0)
         judged += [
-            Judged(ratio, limits.of(ratio.statistic), port)
+            Judged.of(ratio, limits.of(ratio.statistic), port)
             for ratio in _ratios(port, reference, least, common, others)
         ]
     return judged, bias
@@ -225,7 +229,7 @@ def rank_stages(judged: Iterable[Judged]) -> list[FailedStage]:
             stage,
             min(
                 items,
-                key=lambda item: (_REPORTED_FIRST.index(item.ratio.statistic), -item.severity),
+                key=lambda item: (_REPORTED_FIRST.index(item.statistic), -item.severity),
             ),
             max(item.severity for item in items),
             min(item.port.order for item in items),
@@ -245,7 +249,7 @@ def find_nonfinite_padding(results: ReplayResults) -> FailedStage | None:
     if not found:
         return None
     first = min(found, key=lambda port: port.order)
-    reported = Judged(Ratio("non-finite", math.nan, 0.0), 0.0, first)
+    reported = Judged.of(Ratio("non-finite", math.nan, 0.0), 0.0, first)
     return FailedStage(first.stage, reported, math.inf, first.order)
 
 

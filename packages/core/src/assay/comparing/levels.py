@@ -1,9 +1,8 @@
 """Levels, findings and deciding numbers of a verdict, from judged ratios. Imports no torch."""
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeVar
+from typing import Any, NamedTuple, TypedDict, TypeVar
 
 from assay.errors import name_some
 from assay.sites import Phase
@@ -14,15 +13,12 @@ from assay.verdicts import (
     Location,
     Measurement,
     Outcome,
-    Suspect,
+    Ratio,
     TokenPosition,
     Unmatched,
     Verdict,
     overall_outcome,
 )
-
-if TYPE_CHECKING:
-    from assay.noise import Ratio
 
 # The level of each phase of a training step.
 LEVEL_OF_PHASE: dict[Phase, str] = {
@@ -34,51 +30,7 @@ LEVEL_OF_PHASE: dict[Phase, str] = {
 MOST_LISTED = 50
 
 
-@dataclass(frozen=True, slots=True)
-class JudgedRatio:
-    """The ratio of one statistic, with its limit."""
-
-    ratio: "Ratio"
-    limit: float
-
-    @property
-    def severity(self) -> float:
-        """Return ratio / limit; inf for unequal values that must be equal."""
-        value = self.ratio.value
-        if self.limit == 0:
-            return math.inf if value > 0 else 0.0
-        return value / self.limit
-
-    @property
-    def failed(self) -> bool:
-        """Return True if the ratio is over the limit."""
-        return self.severity > 1
-
-    @property
-    def resolution(self) -> float:
-        """Return the smallest relative error that would have failed here."""
-        return self.limit * self.ratio.expected
-
-    def measurement(self, level: str, port: str, module: str = "", **place: Any) -> Measurement:  # noqa: ANN401
-        """Make the row of measurements.jsonl. place: more columns that locate it."""
-        return Measurement(
-            level=level, module=module, port=port, statistic=self.ratio.statistic,
-            actual=self.ratio.actual, expected=self.ratio.expected, ratio=self.ratio.value,
-            limit=self.limit, **place,
-        )  # fmt: skip
-
-    def suspect(self, location: Location) -> Suspect:
-        """Make the entry of a verdict's suspects."""
-        return Suspect(
-            location=location,
-            statistic=self.ratio.statistic,
-            error=self.ratio.actual,
-            noise_ratio=self.ratio.value,
-            limit=self.limit,
-        )
-
-
-Item = TypeVar("Item", bound=JudgedRatio)
+Item = TypeVar("Item", bound=Ratio)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +57,7 @@ class LevelResult:
     level: Level
     measurements: list[Measurement] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    judged: Sequence[JudgedRatio] = ()
+    judged: Sequence[Ratio] = ()
     """The ratios that decided."""
     first_bad: TokenPosition | None = None
     """The first token with a wrong value."""
@@ -218,13 +170,13 @@ def find_worst(judged: Iterable[Item]) -> Item:
     return max(judged, key=lambda item: item.severity)
 
 
-def pool_resolutions(judged: Iterable[JudgedRatio]) -> dict[str, float]:
+def pool_resolutions(judged: Iterable[Ratio]) -> dict[str, float]:
     """Return the coarsest resolution of each statistic that has a limit above zero."""
     pooled: dict[str, float] = {}
     for item in judged:
         if item.limit:
-            known = pooled.get(item.ratio.statistic, 0.0)
-            pooled[item.ratio.statistic] = max(known, item.resolution)
+            known = pooled.get(item.statistic, 0.0)
+            pooled[item.statistic] = max(known, item.resolution)
     return pooled
 
 
@@ -233,16 +185,14 @@ def find_reported(judged: Sequence[Item], deciding: Item | None) -> Item:
     return next((item for item in judged if item is deciding), None) or find_worst(judged)
 
 
-def describe_judged_level(
-    judged: Sequence[JudgedRatio], deciding: JudgedRatio | None = None
-) -> dict[str, Any]:
+def describe_judged_level(judged: Sequence[Ratio], deciding: Ratio | None = None) -> dict[str, Any]:
     """Return the reported ratio of a level and its resolutions, as facts for verdict.json."""
     if not judged:
         return {}
     reported = find_reported(judged, deciding)
     return {
-        "statistic": reported.ratio.statistic,
-        "noise_ratio": reported.ratio.value,
+        "statistic": reported.statistic,
+        "noise_ratio": reported.value,
         "limit": reported.limit,
         "resolution": pool_resolutions(judged),
     }
@@ -266,12 +216,12 @@ EXACT_NUMBERS: DecidingNumbers = {
 }
 
 
-def deciding_numbers(decided: JudgedRatio, resolution: float | None) -> DecidingNumbers:
+def deciding_numbers(decided: Ratio, resolution: float | None) -> DecidingNumbers:
     """Return the numbers of the deciding ratio. resolution: the smallest error that the run sees."""
     return {
-        "noise_ratio": decided.ratio.value,
+        "noise_ratio": decided.value,
         "limit": decided.limit,
-        "statistic": decided.ratio.statistic,
+        "statistic": decided.statistic,
         "resolution": resolution,
     }
 

@@ -14,9 +14,10 @@ from assay.comparing.limits import Limits
 from assay.dtypes import FORMATS
 from assay.hooks.row_positions import RowIndex
 from assay.metrics import PairSums
-from assay.noise import Ratio, error_ratios
+from assay.noise import error_ratios
 from assay.recording.operations import ATTENTION, MOVING, Operation
 from assay.sites import RowMap
+from assay.verdicts import Ratio
 
 SOFTMAX = "softmax"
 

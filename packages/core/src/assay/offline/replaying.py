@@ -171,7 +171,7 @@ def _require_replayed(
 
 def _find_origin(judged: list[Judged], results: ReplayResults) -> FailedStage | None:
     origin = find_origin(rank_stages(judged))
-    if origin is not None and origin.reported.ratio.statistic == "non-finite":
+    if origin is not None and origin.reported.statistic == "non-finite":
         return find_nonfinite_padding(results) or origin
     return origin
 

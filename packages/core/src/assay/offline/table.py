@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, fields, replace
 
-from assay.comparing.levels import JudgedRatio, find_worst
+from assay.comparing.levels import find_worst
 from assay.dumps.protocol import DumpedTensor
 from assay.offline.judging.judged_ports import JudgedPort
 from assay.offline.metrics.pair_metrics import TensorPair
@@ -12,7 +12,7 @@ from assay.offline.metrics.published import PairMetrics
 from assay.offline.ports.lanes import Lanes, Port
 from assay.output.tables import Cell, Table
 from assay.sites import Site
-from assay.verdicts import Outcome
+from assay.verdicts import Outcome, Ratio
 
 _METRICS = tuple(one.name for one in fields(PairMetrics))
 
@@ -128,12 +128,12 @@ def _judge(row: _Row, place: JudgedPort | None) -> tuple[Cell, ...]:
     ratios = [_of_row(row, one) for one in place.ratios]
     worst = find_worst(ratios)
     verdict = Outcome.FAIL if any(one.failed for one in ratios) else Outcome.PASS
-    return worst.ratio.statistic, worst.ratio.value, worst.limit, verdict.value, None
+    return worst.statistic, worst.value, worst.limit, verdict.value, None
 
 
-def _of_row(row: _Row, judged: JudgedRatio) -> JudgedRatio:
+def _of_row(row: _Row, judged: Ratio) -> Ratio:
     """Return the ratio of one tensor, as far as its metrics show it; else that of all steps."""
-    metrics, ratio = row.measured.metrics if row.measured else None, judged.ratio
+    metrics = row.measured.metrics if row.measured else None
     if metrics is None:
         return judged
     distance = metrics.relative_euclidean_distance
@@ -146,5 +146,5 @@ def _of_row(row: _Row, judged: JudgedRatio) -> JudgedRatio:
         "cosine-distance": 1 - metrics.cosine_similarity,
         "kl-divergence": metrics.kl_divergence,
     }
-    value = 0.0 if is_equal else values.get(ratio.statistic, math.nan)
-    return judged if math.isnan(value) else replace(judged, ratio=replace(ratio, actual=value))
+    value = 0.0 if is_equal else values.get(judged.statistic, math.nan)
+    return judged if math.isnan(value) else replace(judged, actual=value)

@@ -15,9 +15,9 @@ from assay.comparing.judge import (
 )
 from assay.comparing.limits import Limits
 from assay.comparing.results import PortResult, ReplayResults
-from assay.noise import Ratio
 from assay.stages import Stage
 from assay.statistics import Statistic
+from assay.verdicts import Ratio
 
 LIMITS = Limits(
     "test",
@@ -57,12 +57,12 @@ def failed_statistics(judged: list[Judged]) -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
     for item in judged:
         if item.failed:
-            found.setdefault(item.port.module, set()).add(item.ratio.statistic)
+            found.setdefault(item.port.module, set()).add(item.statistic)
     return found
 
 
 def judged(statistic: Statistic, value: float, module: str = "m", order: int = 0) -> Judged:
-    return Judged(Ratio(statistic, value, 1.0), LIMITS.of(statistic), port(module, order))
+    return Judged.of(Ratio(statistic, value, 1.0), LIMITS.of(statistic), port(module, order))
 
 
 def test_severity_is_how_many_times_over_the_limit() -> None:
@@ -82,11 +82,11 @@ def test_any_difference_in_what_must_be_exact_is_infinitely_severe(statistic: St
 
 
 def test_resolution_is_the_smallest_error_that_would_have_failed() -> None:
-    item = Judged(Ratio("replay-tensor", 0.001, 0.002), 3.0, port("m"))
+    item = Judged.of(Ratio("replay-tensor", 0.001, 0.002), 3.0, port("m"))
 
     assert item.resolution == pytest.approx(0.006)
-    assert not Judged(Ratio("replay-tensor", 0.00599, 0.002), 3.0, port("m")).failed
-    assert Judged(Ratio("replay-tensor", 0.00601, 0.002), 3.0, port("m")).failed
+    assert not Judged.of(Ratio("replay-tensor", 0.00599, 0.002), 3.0, port("m")).failed
+    assert Judged.of(Ratio("replay-tensor", 0.00601, 0.002), 3.0, port("m")).failed
 
 
 def test_run_like_the_noise_run_passes_every_statistic() -> None:
@@ -96,7 +96,7 @@ def test_run_like_the_noise_run_passes_every_statistic() -> None:
 
     assert failed_statistics(items) == {}
     assert bias is None
-    assert {item.ratio.statistic for item in items} == {
+    assert {item.statistic for item in items} == {
         "replay-tensor", "replay-row", "replay-slope", "replay-bins", "replay-channel",
         "replay-row-slope",
     }  # fmt: skip
@@ -218,7 +218,7 @@ def test_port_without_a_noise_run_is_judged_by_the_unit_roundoff() -> None:
     items, _ = judge_replay(results(measured("m", noise(2 * UNIT))), results(), LIMITS)
 
     # 2 u against half a unit: a ratio of 4.
-    assert items[0].ratio.value == pytest.approx(4.0)
+    assert items[0].value == pytest.approx(4.0)
     assert items[0].failed
 
 
@@ -228,7 +228,7 @@ def test_noise_in_float32_is_not_widened_to_the_candidate_s_dtype() -> None:
 
     items, _ = judge_replay(results(measured("m", noise())), results(reference), LIMITS)
 
-    assert items[0].ratio.expected == 2.0**-24 / 2
+    assert items[0].expected == 2.0**-24 / 2
     assert items[0].failed
 
 
@@ -258,7 +258,7 @@ def test_wrongly_rounded_elements_say_nothing_where(why: str) -> None:
 
     items, _ = judge_replay(results(rounded("act", 0.1)), results(reference), LIMITS)
 
-    assert "replay-share" not in {item.ratio.statistic for item in items}
+    assert "replay-share" not in {item.statistic for item in items}
 
 
 # A bias that all matrix products share
@@ -341,7 +341,7 @@ def test_stages_are_ranked_by_their_worst_statistic() -> None:
 def test_stage_is_recognised_by_the_statistic_that_is_easiest_to_read() -> None:
     (ranked,) = rank_stages([judged("replay-slope", 60.0), judged("replay-row", 5.0)])
 
-    assert ranked.reported.ratio.statistic == "replay-row"
+    assert ranked.reported.statistic == "replay-row"
     assert ranked.severity == 10.0
 
 

@@ -6,7 +6,6 @@ import pytest
 
 from assay.comparing.levels import (
     MOST_LISTED,
-    JudgedRatio,
     describe_judged_level,
     find_worst,
     level_of,
@@ -14,13 +13,12 @@ from assay.comparing.levels import (
     outcome_of_levels,
     pool_resolutions,
 )
-from assay.noise import Ratio
-from assay.verdicts import Level, Outcome
+from assay.verdicts import Level, Outcome, Ratio
 
-TENSOR = JudgedRatio(Ratio("replay-tensor", 0.004, 0.002), 4.0)  # half of its limit
-COARSE = JudgedRatio(Ratio("replay-tensor", 0.001, 0.010), 4.0)
-ROW = JudgedRatio(Ratio("replay-row", 0.009, 0.003), 4.0)  # three quarters of it
-EXACT = JudgedRatio(Ratio("exact", 0.0, 0.0), 0.0)
+TENSOR = Ratio("replay-tensor", 0.004, 0.002).judged(4.0)  # half of its limit
+COARSE = Ratio("replay-tensor", 0.001, 0.010).judged(4.0)
+ROW = Ratio("replay-row", 0.009, 0.003).judged(4.0)  # three quarters of it
+EXACT = Ratio("exact", 0.0, 0.0).judged(0.0)
 
 
 @pytest.mark.parametrize(
@@ -63,7 +61,7 @@ def test_level_is_described_by_the_ratio_nearest_to_its_limit() -> None:
 
 
 def test_row_holds_the_numbers_that_were_judged() -> None:
-    row = JudgedRatio(Ratio("logits-error", math.nan, 0.5), 2.0).measurement("logits", "logits")
+    row = Ratio("logits-error", math.nan, 0.5).judged(2.0).measurement("logits", "logits")
     assert (row.module, row.statistic, row.expected) == ("", "logits-error", 0.5)
     assert (row.ratio, row.limit) == (math.inf, 2.0)
 

@@ -223,4 +223,4 @@ def test_one_value_that_is_not_finite_is_found_where_it_is_made(
 
     items = [item for item in llama_rig.judge(replace_forward(DOWN, spoil)) if item.failed]
 
-    assert {(item.port.module, item.ratio.statistic) for item in items} == {(DOWN, "non-finite")}
+    assert {(item.port.module, item.statistic) for item in items} == {(DOWN, "non-finite")}

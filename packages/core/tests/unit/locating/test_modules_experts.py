@@ -67,7 +67,7 @@ def test_choice_of_a_clearly_worse_expert_is_an_error(experts_rig: Rig) -> None:
 
     items = experts_rig.judge(replace_forward("router", forward))
 
-    failed = {(item.port.port, item.ratio.statistic) for item in items if item.failed}
+    failed = {(item.port.port, item.statistic) for item in items if item.failed}
     assert failed == {("output.2", "exact")}
 
 

@@ -9,10 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from assay.comparing.levels import JudgedRatio
 from assay.comparing.limits import load_limits
 from assay.dumps.protocol import Dump, Statistic
-from assay.noise import Ratio
 from assay.offline.judging.judged_ports import JudgedPort
 from assay.offline.judging.locating import judge_ports
 from assay.offline.measuring.pair_measurer import PairMeasurer
@@ -23,6 +21,7 @@ from assay.offline.ports.matching import match_lanes
 from assay.offline.table import make_table
 from assay.offline.tokens.alignment import align_passes, find_passes
 from assay.output.tables import Cell
+from assay.verdicts import Ratio
 from packages.core.tests.unit.offline.memory_dump import Values, make_dump
 
 X = torch.tensor([[[3.0, 4.0]]])
@@ -180,7 +179,7 @@ def test_an_equal_row_passes_whatever_statistic_decides() -> None:
 
     def judge(*args: Any) -> list[JudgedPort]:
         (found,) = judge_ports(*args)
-        return [replace(found, ratios=(JudgedRatio(Ratio("replay-channel", 0.1, 1e-3), 3.5),))]
+        return [replace(found, ratios=(Ratio("replay-channel", 0.1, 1e-3).judged(3.5),))]
 
     rows = tabulate(make_dump(expected), make_dump(actual), judge)
     assert names(rows) == [("a", 0, "PASS"), ("a", 1, "FAIL")]

@@ -155,9 +155,7 @@ def _moved(expected: Expectation, actual: Expectation, judged: JudgedSignature) 
     with np.errstate(invalid="ignore"):
         moved_RK = np.abs(np.where(now_RK == before_RK, 0.0, now_RK - before_RK))
     spreads_R = token_spreads(rows_of(expected.signature.yardstick.log_probabilities))
-    noise = next(
-        one.ratio.expected for one in judged.judged if one.ratio.statistic == "logits-error"
-    )
+    noise = next(one.expected for one in judged.judged if one.statistic == "logits-error")
     units_R = np.sqrt(np.mean(moved_RK**2, axis=1)) / spreads_R / noise
     units_R = np.where(np.isnan(units_R), math.inf, units_R)
     places = list(_places(expected))
@@ -206,8 +204,8 @@ def _lines(expected: Expectation, actual: Expectation, change: Change) -> Iterat
         )
         for one in change.judged.judged:
             mark = " **over**" if one.failed else ""
-            statistic = escape_markdown(one.ratio.statistic)
-            ratio = f"{one.ratio.actual:.3g} | {one.ratio.value:.3g}x{mark}"
+            statistic = escape_markdown(one.statistic)
+            ratio = f"{one.actual:.3g} | {one.value:.3g}x{mark}"
             yield f"| {statistic} | {ratio} | {one.limit:g}x |"
     if change.moved:
         yield from ("", "Tokens that moved most (in units of the older noise):", "")

@@ -13,12 +13,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from assay.comparing.levels import JudgedRatio, LevelResult, find_worst
+from assay.comparing.levels import LevelResult, find_worst
 from assay.dtypes import float_format
 from assay.models import RECIPES
-from assay.noise import Ratio
 from assay.statistics import Statistic
-from assay.verdicts import Level, Outcome
+from assay.verdicts import Level, Outcome, Ratio
 from assay_expectations.records import Distributions, Expectation, Machine, Observed, Signature
 
 Array = NDArray[np.float64]
@@ -52,31 +51,31 @@ _TINY = float(np.finfo(np.float64).tiny)
 class JudgedSignature:
     """The ratios of one expectation, one for each limit."""
 
-    judged: tuple[JudgedRatio, ...]
+    judged: tuple[Ratio, ...]
     num_tokens: int
 
     @property
-    def worst(self) -> JudgedRatio:
+    def worst(self) -> Ratio:
         """Return the ratio that is largest relative to its limit."""
         return find_worst(self.judged)
 
     def describe_worst(self, noise: str) -> str:
         """Describe the worst ratio. noise: what the error is divided by."""
-        ratio = self.worst.ratio
+        worst = self.worst
         return (
-            f"{ratio.statistic} is {ratio.actual:.3g} = {ratio.value:.3g}x {noise}"
-            f" (limit {self.worst.limit:g}x)"
+            f"{worst.statistic} is {worst.actual:.3g} = {worst.value:.3g}x {noise}"
+            f" (limit {worst.limit:g}x)"
         )
 
     @property
     def passed(self) -> bool:
         """Return True if every ratio is within its limit. NaN is not."""
-        return all(item.ratio.value <= item.limit for item in self.judged)
+        return all(item.value <= item.limit for item in self.judged)
 
     @property
     def ratios(self) -> dict[Statistic, float]:
         """Return the ratios by statistic."""
-        return {item.ratio.statistic: item.ratio.value for item in self.judged}
+        return {item.statistic: item.value for item in self.judged}
 
     def as_level(
         self, name: str, reason: str | None, notes: list[str], facts: Mapping[str, Any]
@@ -113,7 +112,7 @@ def judge_numbers(
     ratios = [
         Ratio(statistic, actual[statistic], max(noise[statistic], floor)) for statistic in LIMITS
     ]
-    judged = tuple(JudgedRatio(ratio, limits[ratio.statistic]) for ratio in ratios)
+    judged = tuple(ratio.judged(limits[ratio.statistic]) for ratio in ratios)
     return JudgedSignature(judged, len(rows_of(signature.spreads)))
 
 
@@ -183,9 +182,9 @@ def describe_likeness(
     if not np.isfinite(actual_RK[np.isfinite(expected_RK)]).all():
         tokens = int((~np.isfinite(actual_RK) & np.isfinite(expected_RK)).any(axis=1).sum())
         return f"the log-probabilities of {tokens} of {len(actual_RK)} tokens are not finite"
-    by_statistic = {one.ratio.statistic: one for one in judged.judged}
-    most = by_statistic["logits-error"].limit * by_statistic["logits-error"].ratio.expected
-    within = {name for name, one in by_statistic.items() if one.ratio.value <= one.limit}
+    by_statistic = {one.statistic: one for one in judged.judged}
+    most = by_statistic["logits-error"].limit * by_statistic["logits-error"].expected
+    within = {name for name, one in by_statistic.items() if one.value <= one.limit}
     if "logits-error" in within:
         num_kept = actual_RK.shape[1] - 1
         # Errors of single tokens have no common explanation.

@@ -104,7 +104,7 @@ def _combine(
         worst = find_worst(judged)
         numbers = deciding_numbers(worst, worst.resolution)
         # Only `assay check generate` can name a module.
-        diagnosis = None if math.isfinite(worst.ratio.value) else "non-finite"
+        diagnosis = None if math.isfinite(worst.value) else "non-finite"
     unmatched = [
         name for name, one in results.items() if not one.level.compared and name != _NO_EXPECTATION
     ]
@@ -145,9 +145,9 @@ def _judge_one(
 
 def _describe_failure(judged: JudgedSignature, expectation: Expectation, observed: Observed) -> str:
     worst = judged.worst
-    ratio, limit = format_against(worst.ratio.value, worst.limit)
+    ratio, limit = format_against(worst.value, worst.limit)
     reason = (
-        f"{describe_error(worst.ratio.statistic, worst.ratio.actual)} is {ratio}x the error of the captured run"
+        f"{describe_error(worst.statistic, worst.actual)} is {ratio}x the error of the captured run"
         f" (limit {limit}x)"
     )
     dtype = expectation.key.machine.dtype

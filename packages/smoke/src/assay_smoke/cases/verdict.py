@@ -6,7 +6,6 @@ from typing import Final
 
 from assay.comparing.judge import Judged, describe_stages_level
 from assay.comparing.levels import (
-    JudgedRatio,
     LevelResult,
     failed,
     level_of,
@@ -17,7 +16,7 @@ from assay.comparing.levels import (
     rows_of,
 )
 from assay.errors import name_some
-from assay.noise import TENSOR_FLOOR, Ratio
+from assay.noise import TENSOR_FLOOR
 from assay.statistics import Statistic
 from assay.training.judging.diagnosis import diagnose_free_run
 from assay.training.judging.free_run import (
@@ -28,7 +27,7 @@ from assay.training.judging.free_run import (
     trajectory_gap,
 )
 from assay.training.judging.replicas import judge_replicas
-from assay.verdicts import Diagnosis, Location, Measurement, Verdict
+from assay.verdicts import Diagnosis, Location, Measurement, Ratio, Verdict
 from assay_smoke.cases.evidence import CaseEvidence
 from assay_smoke.cases.requests import ReadAnswer
 from assay_smoke.judging import failed_checkpoint, verdict_of
@@ -181,12 +180,10 @@ def _by_ratios(
     return LevelResult(level, rows, notes, judged, cause=fault)
 
 
-def _by_ratio(
-    evidence: CaseEvidence, statistic: Statistic, error: float, noise: float
-) -> JudgedRatio:
+def _by_ratio(evidence: CaseEvidence, statistic: Statistic, error: float, noise: float) -> Ratio:
     """Judge one error by the limit of its statistic. noise: at least the floor of a tensor counts."""
     floor = TENSOR_FLOOR * evidence.free.unit_roundoff
-    return JudgedRatio(Ratio(statistic, error, max(noise, floor)), evidence.limits.of(statistic))
+    return Ratio(statistic, error, max(noise, floor)).judged(evidence.limits.of(statistic))
 
 
 def _judge_reading(evidence: CaseEvidence) -> LevelResult:
@@ -206,10 +203,10 @@ def _judge_reading(evidence: CaseEvidence) -> LevelResult:
     if judged.failed:
         reason = (
             f"the saved model computes different logits: relative error {answer.logits_error:.2e},"
-            f" {judged.ratio.value:.3g}x the noise run's (limit {judged.limit:.3g}x)"
+            f" {judged.value:.3g}x the noise run's (limit {judged.limit:.3g}x)"
         )
         return _failed_checkpoint(evidence, reason, 1, rows)
-    return passed(1, noise_ratio=judged.ratio.value, limit=judged.limit).with_rows(rows)
+    return passed(1, noise_ratio=judged.value, limit=judged.limit).with_rows(rows)
 
 
 def _judge_restart(evidence: CaseEvidence) -> LevelResult:
@@ -223,7 +220,7 @@ def _judge_restart(evidence: CaseEvidence) -> LevelResult:
     judged = _by_ratio(evidence, "loss-error", error, 0.0)
     rows = [judged.measurement("restart", "loss")]
     if not judged.failed:
-        return passed(1, noise_ratio=judged.ratio.value).with_rows(rows)
+        return passed(1, noise_ratio=judged.value).with_rows(rows)
     reason = (
         f"a run from the saved model begins with the loss {evidence.restarted[0].steps[0].loss}; the run that"
         f" saved it continued with {expected}"

@@ -7,12 +7,11 @@ from math import floor, inf, isfinite, log10, sqrt
 
 from torch import Tensor
 
-from assay.comparing.levels import JudgedRatio, LevelResult, failed, not_compared, not_run, passed
+from assay.comparing.levels import LevelResult, failed, not_compared, not_run, passed
 from assay.comparing.limits import load_limits
 from assay.dtypes import FORMATS
 from assay.errors import AssayError
-from assay.noise import Ratio
-from assay.verdicts import Location
+from assay.verdicts import Location, Ratio
 from assay_smoke.external.checkpoints import (
     checkpoints_of,
     find_split_dependence,
@@ -141,7 +140,7 @@ def judge_equivalent(cycle: Cycle) -> LevelResult:
     # The coarser of the declared dtype and that of the checkpoints.
     declared = cycle.library.precision or dtype
     dtype = max(declared, dtype, key=lambda name: FORMATS[name].unit_roundoff)
-    *losses, of_ends = [JudgedRatio(ratio, 1.0) for ratio in difference.ratios(dtype)]
+    *losses, of_ends = [ratio.judged(1.0) for ratio in difference.ratios(dtype)]
     level, phase = "equivalent", "optimizer"
     rows = [one.measurement(level, "loss", phase=phase, step=n) for n, one in enumerate(losses, 1)]
     rows.append(of_ends.measurement(level, "end", phase=phase, step=last.step))

@@ -7,7 +7,7 @@ from typing import Literal
 
 from assay.errors import MachineError, exit_in_words
 from assay.files import write_whole
-from assay.noise import Ratio
+from assay.verdicts import Ratio
 from assay_smoke.cases.timeline import CyclePhase, PhaseTime
 from assay_smoke.external.checkpoints import SavedModel
 from assay_smoke.external.launch import Launch

@@ -7,12 +7,11 @@ from pathlib import Path
 
 from torch import Tensor
 
-from assay.comparing.levels import JudgedRatio, LevelResult, not_compared, not_run, passed
+from assay.comparing.levels import LevelResult, not_compared, not_run, passed
 from assay.comparing.limits import load_limits
 from assay.errors import name_some
-from assay.noise import Ratio
 from assay.training.judging.free_run import relative_error_of_losses
-from assay.verdicts import Measurement
+from assay.verdicts import Measurement, Ratio
 from assay_smoke.external.checkpoints import (
     checkpoints_of,
     copy_until,
@@ -149,7 +148,7 @@ def _rows(level: str, one: Resumption, cycle: Cycle) -> list[Measurement]:
         for step, (actual, expected) in enumerate(_pairs(one, cycle), begin + 1)
     ]  # fmt: skip
     limits, steps = load_limits("training"), cycle.library.steps
-    judged = [JudgedRatio(ratio, limits.of(ratio.statistic)) for ratio in one.ratios]
+    judged = [ratio.judged(limits.of(ratio.statistic)) for ratio in one.ratios]
     return rows + [one.measurement(level, "end", phase="checkpoint", step=steps) for one in judged]
 
 

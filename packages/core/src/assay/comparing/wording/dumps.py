@@ -1,12 +1,12 @@
 """The sentences of a comparison of two dumps."""
 
-from assay.comparing.levels import JudgedRatio
 from assay.comparing.limits import Limits
 from assay.comparing.results import PortResult
 from assay.comparing.wording.numerals import format_against, format_count, format_number
 from assay.comparing.wording.phrases import describe_error, describe_statistic
 from assay.errors import name_some
 from assay.statistics import METRICS
+from assay.verdicts import Ratio
 
 EXPECTED_NOISE = "the noise expected of its dtype and depth"
 REPLAY_NOISE = "the noise of the model in the same dtype"
@@ -37,7 +37,7 @@ _EVIDENCE = {
 }
 
 
-def describe_origin(item: JudgedRatio, noise: str, evidence: str, port: str) -> str:
+def describe_origin(item: Ratio, noise: str, evidence: str, port: str) -> str:
     """Describe the ratio over its limit that names the place, and how the place was found.
 
     noise: the source of the noise, as in "the noise of DUMP".
@@ -45,20 +45,19 @@ def describe_origin(item: JudgedRatio, noise: str, evidence: str, port: str) -> 
     return f"{_describe_difference(item, noise, evidence, port)}; {_EVIDENCE[evidence]}"
 
 
-def _describe_difference(item: JudgedRatio, noise: str, evidence: str, port: str) -> str:
-    ratio, limit = item.ratio, item.limit
-    if ratio.statistic == "non-finite":
+def _describe_difference(item: Ratio, noise: str, evidence: str, port: str) -> str:
+    if item.statistic == "non-finite":
         return "NaN or infinity where the expected value is finite"
-    if ratio.statistic == "exact":
-        share = f"{format_number(ratio.actual)} of the values of {port} differ"
+    if item.statistic == "exact":
+        share = f"{format_number(item.actual)} of the values of {port} differ"
         return f"{share}; they must be equal"
-    if ratio.statistic in METRICS:
-        shown, shown_limit = format_against(ratio.actual, ratio.expected)
-        return f"{describe_statistic(ratio.statistic)} {shown} (limit {shown_limit})"
-    shown, shown_limit = format_against(ratio.value, limit)
+    if item.statistic in METRICS:
+        shown, shown_limit = format_against(item.actual, item.expected)
+        return f"{describe_statistic(item.statistic)} {shown} (limit {shown_limit})"
+    shown, shown_limit = format_against(item.value, item.limit)
     # An error that is made at the place is not accumulated.
-    is_accumulated = evidence == _FIRST_RESULT or ratio.statistic != "accumulated"
-    error = describe_error(ratio.statistic if is_accumulated else "replay-tensor", ratio.actual)
+    is_accumulated = evidence == _FIRST_RESULT or item.statistic != "accumulated"
+    error = describe_error(item.statistic if is_accumulated else "replay-tensor", item.actual)
     return f"{error} = {shown}x {noise} (limit {shown_limit}x)"
 
 
@@ -73,14 +72,14 @@ def note_on_metric_limits(limits: Limits, dtype: str) -> list[str]:
     return [text] if listed else []
 
 
-def headline_of_weight(name: str, result: PortResult, judged: JudgedRatio, num_others: int) -> str:
+def headline_of_weight(name: str, result: PortResult, judged: Ratio, num_others: int) -> str:
     """State which parameter differs, and the largest difference."""
     worst, count = result.sums.worst, result.exact
     row, column = worst.index[1:] if worst.index else (0, 0)
     verb = "does" if num_others == 1 else "do"
     others = f"; so {verb} {format_count(num_others, 'other parameter')}" if num_others else ""
     if not count.num_compared:  # the dumps hold statistics
-        return f"{name} differs: {describe_error(judged.ratio.statistic, judged.ratio.actual)}{others}."
+        return f"{name} differs: {describe_error(judged.statistic, judged.actual)}{others}."
     return (
         f"{name} differs in {count.num_different:,} of {count.num_compared:,} values, most at row {row},"
         f" column {column}: {format_number(worst.actual)}, expected {format_number(worst.expected)}"

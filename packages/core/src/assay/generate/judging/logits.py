@@ -12,7 +12,8 @@ from torch import Tensor
 
 from assay.kernel import find_largest, sum_tokens
 from assay.metrics import ShapeMismatchError
-from assay.noise import Ratio, at_least
+from assay.noise import at_least
+from assay.verdicts import Ratio
 
 # From here e**c may overflow; the logarithm of the sum is taken instead.
 _LARGE_CHANGE = 50.0

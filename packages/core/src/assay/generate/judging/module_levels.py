@@ -79,8 +79,8 @@ def replay_rows(
     """List every judged statistic, and for every stage and token the worst of its ports."""
     rows = [
         Measurement(
-            **_place(item.port), statistic=item.ratio.statistic, actual=item.ratio.actual,
-            expected=item.ratio.expected, ratio=item.ratio.value, limit=item.limit,
+            **_place(item.port), statistic=item.statistic, actual=item.actual,
+            expected=item.expected, ratio=item.value, limit=item.limit,
         )
         for item in judged
     ]  # fmt: skip
@@ -242,18 +242,18 @@ def _first_bad_token(
     reported: Judged, noise: ReplayResults, evidence: GenerateEvidence
 ) -> TokenPosition | None:
     rows = RowErrors.concatenate(reported.port.sums.rows)
-    if rows.error.numel() == 0 or reported.ratio.statistic == "exact":
+    if rows.error.numel() == 0 or reported.statistic == "exact":
         prompt, position = reported.port.exact.first
         return evidence.token(prompt, position) if prompt >= 0 else None
     # A systematic error is in every row, but no row exceeds its limit.
     threshold = 0.0
-    if reported.ratio.statistic not in SYSTEMATIC:
+    if reported.statistic not in SYSTEMATIC:
         reference = noise.ports.get((reported.port.module, reported.port.port))
         worst = reference.sums.worst_row()[0] if reference is not None else 0.0
         floor = evidence.unit_roundoff / 2
         threshold = evidence.limits.of("replay-row") * max(worst, floor)
         if not bool((~(rows.relative() <= threshold)).any()):
-            threshold = reported.ratio.expected
+            threshold = reported.expected
     bad = ~(rows.relative() <= threshold) & (rows.prompt >= 0) & (rows.position >= 0)
     numbers = bad.nonzero()[:, 0].tolist()
     if not numbers:

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from assay.comparing.levels import (
-    JudgedRatio,
     LevelResult,
     describe_judged_level,
     level_of,
@@ -120,7 +119,7 @@ def judge_logits_level(evidence: GenerateEvidence) -> LevelResult:
     noise_metrics = _metrics(noise, expected, valid)
     ratios = judge_logits(metrics, noise_metrics, evidence.unit_roundoff)
     limit_of = evidence.limits.of
-    judged = [JudgedRatio(ratio, limit_of(ratio.statistic)) for ratio in ratios]
+    judged = [ratio.judged(limit_of(ratio.statistic)) for ratio in ratios]
     num_failed = sum(item.failed for item in judged)
     kl_limit = limit_of("logits-kl-worst") * ratios[-1].expected
     count = metrics.kl.numel()

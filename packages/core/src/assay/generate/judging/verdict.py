@@ -9,7 +9,6 @@ from assay.comparing.levels import (
     Cause,
     DecidingNumbers,
     DiagnosedFault,
-    JudgedRatio,
     LevelResult,
     conclude,
     deciding_numbers,
@@ -34,6 +33,7 @@ from assay.verdicts import (
     Location,
     Measurement,
     Outcome,
+    Ratio,
     TokenPosition,
     Verdict,
 )
@@ -183,7 +183,7 @@ def _diagnose(
         if results["sampler"].level.verdict is Outcome.FAIL or _stops_elsewhere(results):
             return "sampler"
         return "nondeterminism" if only_candidate_varies else "module-error"
-    if origin.reported.ratio.statistic == "non-finite":
+    if origin.reported.statistic == "non-finite":
         return "non-finite"
     if origin.stage.phase == "inputs":
         return "inputs-differ"
@@ -194,15 +194,15 @@ def _diagnose(
     )
 
 
-def _varies_beyond_noise(spread: float, logits: Sequence[JudgedRatio]) -> bool:
+def _varies_beyond_noise(spread: float, logits: Sequence[Ratio]) -> bool:
     """Return True if repeated runs differ by more than the limit of the logits' error.
 
     Smaller differences do not explain a failure: compiled and parallel models may change the order
     of sums between runs.
     """
-    error = next((item for item in logits if item.ratio.statistic == "logits-error"), None)
+    error = next((item for item in logits if item.statistic == "logits-error"), None)
     # Written so that NaN counts as variation.
-    return error is None or not spread <= error.limit * error.ratio.expected
+    return error is None or not spread <= error.limit * error.expected
 
 
 def _diagnose_module(evidence: GenerateEvidence, module: str) -> Diagnosis:

@@ -247,9 +247,9 @@ def is_representation(failed: Iterable[Judged], found: Equivalence) -> bool:
 
 
 def _differs_as_much(failed: Judged, in_float64: PortDifference | None) -> bool:
-    if in_float64 is None or failed.ratio.statistic == "non-finite":
+    if in_float64 is None or failed.statistic == "non-finite":
         return False
-    if failed.ratio.statistic == "exact":
+    if failed.statistic == "exact":
         return bool(in_float64.num_different)
     observed, exact = failed.port.sums.relative_error, in_float64.relative_error
     return observed <= SAME_ERROR * exact and exact <= SAME_ERROR * observed

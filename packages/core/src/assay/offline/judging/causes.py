@@ -75,7 +75,7 @@ def _diagnose(
         return location.model_copy(update={"phase": "inputs"}), "inputs-differ"
     if location.op is None:
         location = location.model_copy(update={"op": _first_operation(judged, origin)})
-    if origin.worst.ratio.statistic == "non-finite":
+    if origin.worst.statistic == "non-finite":
         return location, "non-finite"
     step = origin.result.step
     updated = (origin.port.module, "update", step - 1)

@@ -222,8 +222,8 @@ def _read(evidence: DumpEvidence, judged: JudgedPort, pair: LanePair) -> _Place 
         return None
     unit, noise = dumps.pairing.unit_roundoff, judged.expected_noise
     for one in judged.ratios:
-        if one.ratio.statistic == "accumulated":
-            noise = max(one.limit * one.ratio.expected, unit)
+        if one.statistic == "accumulated":
+            noise = max(one.limit * one.expected, unit)
     if judged.port.level == "weights":
         unit = coarser_unit([pair.expected.first.dtype, pair.actual.first.dtype])
         noise = ROUNDOFFS * unit

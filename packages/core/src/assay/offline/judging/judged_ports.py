@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 
-from assay.comparing.levels import JudgedRatio
 from assay.comparing.results import PortResult
 from assay.metrics import RowErrors
 from assay.noise import at_least
 from assay.offline.ports.lanes import Port
 from assay.statistics import SYSTEMATIC
+from assay.verdicts import Ratio
 
 # Share of the limit from which a port counts as wrong in the first wrong pass: 1.75 times the noise of the same
 # pass, as the limit is 3.5.
@@ -26,14 +26,14 @@ class JudgedPort:
     port: Port
     order: int
     result: PortResult
-    ratios: tuple[JudgedRatio, ...]
+    ratios: tuple[Ratio, ...]
     expected_noise: float = 0.0
     """Expected relative error, used without a noise run."""
     noise: PortResult | None = None
     """The measurement of the noise run."""
 
     @property
-    def worst(self) -> JudgedRatio:
+    def worst(self) -> Ratio:
         """Return the ratio furthest over its limit, or nearest to it."""
         return max(self.ratios, key=lambda item: item.severity)
 
@@ -50,7 +50,7 @@ class JudgedPort:
         """
         if self.result.sums.num_elements and not self.result.sums.dd:
             return False
-        inexact = [item for item in self.ratios if item.ratio.expected]
+        inexact = [item for item in self.ratios if item.expected]
         return bool(inexact) and all(item.resolution >= 1 for item in inexact)
 
     @property
@@ -64,8 +64,8 @@ class JudgedPort:
         relative = RowErrors.concatenate(self.result.sums.rows).relative().nan_to_num(math.inf)
         if not len(relative):
             return None
-        if self.worst.ratio.statistic not in SYSTEMATIC:
-            bad = (relative > self.worst.limit * self.worst.ratio.expected).nonzero()
+        if self.worst.statistic not in SYSTEMATIC:
+            bad = (relative > self.worst.limit * self.worst.expected).nonzero()
             if len(bad):
                 return int(bad[0, 0])
         ends = list(accumulate(number for _, number in self.result.passes))
@@ -83,7 +83,7 @@ class JudgedPort:
 
         A pass has at least the noise of all passes. Without rows and exact values, no pass is known.
         """
-        limits = {item.ratio.statistic: item for item in self.ratios}
+        limits = {item.statistic: item for item in self.ratios}
         of_port, of_row = limits.get("accumulated"), limits.get("replay-row")
         of_noise = dict(_rows_by_pass(self.noise)) if self.noise else {}
         found = {}
@@ -91,13 +91,11 @@ class JudgedPort:
             severity = 0.0
             if of_port:
                 known = _pooled_error(of_noise[at]) if at in of_noise else 0.0
-                ratio = replace(of_port.ratio, actual=_pooled_error(rows))
-                ratio = replace(ratio, expected=at_least(ratio.expected, known))
-                severity = replace(of_port, ratio=ratio).severity
+                error, noise = _pooled_error(rows), at_least(of_port.expected, known)
+                severity = replace(of_port, actual=error, expected=noise).severity
             if of_row:
                 worst = float(rows.relative().nan_to_num(math.inf).max())
-                ratio = replace(of_row.ratio, actual=worst)
-                severity = max(severity, replace(of_row, ratio=ratio).severity)
+                severity = max(severity, replace(of_row, actual=worst).severity)
             found[at] = severity
         if self.result.first_different is not None:
             found[self.result.first_different] = math.inf

@@ -11,13 +11,11 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import get_args
 
-from assay.comparing.levels import JudgedRatio
 from assay.comparing.limits import Limits
 from assay.comparing.results import PortResult
 from assay.metrics import PairSums
 from assay.noise import (
     TENSOR_FLOOR,
-    Ratio,
     at_least,
     channel_ratio,
     error_beyond,
@@ -30,6 +28,7 @@ from assay.offline.metrics.pair_metrics import MetricValues
 from assay.offline.ports.lanes import Port
 from assay.sites import Phase
 from assay.statistics import Statistic
+from assay.verdicts import Ratio
 
 _PHASES = get_args(Phase)
 _NEVER = (sys.maxsize, sys.maxsize)
@@ -98,7 +97,7 @@ def judge_ports(
             if name in limits.by_statistic
         }
         ratios = tuple(
-            JudgedRatio(ratio, 1.0 if ratio.statistic in named else limits.of(ratio.statistic))
+            ratio.judged(1.0 if ratio.statistic in named else limits.of(ratio.statistic))
             for ratio in _ratios(port, result, reference, limits, expected, unit_roundoff, named)
         )
         error = measured.norm_errors.get((port, result.rank, result.step))
@@ -107,7 +106,7 @@ def judge_ports(
             ratio = Ratio("norm-error", error, of_noise or expected)
             if math.isnan(error):
                 ratio = Ratio("non-finite", error, 0.0)
-            ratios += (JudgedRatio(ratio, limits.of(ratio.statistic)),)
+            ratios += (ratio.judged(limits.of(ratio.statistic)),)
         if ratios:
             judged.append(JudgedPort(port, order, result, ratios, expected, reference))
     return judged
@@ -192,7 +191,7 @@ def find_origins(judged: Sequence[JudgedPort], absent_masks: Collection[Port]) -
         for item in judged
         if not item.agrees and item.port.level != "weights" and item.port not in absent_masks
     ]
-    if failed and failed[0].worst.ratio.statistic == "non-finite":
+    if failed and failed[0].worst.statistic == "non-finite":
         # A NaN in padding is harmless at its origin, and spreads through attention.
         padding = [one for one in judged if one.result.num_nonfinite_padding]
         earlier = [one for one in padding if one.order < failed[0].order]

@@ -395,6 +395,6 @@ def _numbers(
     if not ratios:
         return {}
     decided = origin.judged.worst if origin is not None else find_worst(ratios)
-    is_at_origin = origin is not None and decided.ratio.statistic == "accumulated"
+    is_at_origin = origin is not None and decided.statistic == "accumulated"
     pooled = pool_resolutions(ratios).get("accumulated")
     return deciding_numbers(decided, decided.resolution if is_at_origin else pooled)

@@ -253,7 +253,7 @@ _ALL: tuple[Phase, ...] = ("inputs", "forward", "backward", "reduce", "clip", "o
 
 # The phases in which an error is made, and its diagnosis: the first rule that finds one decides.
 _RULES: tuple[tuple[tuple[Phase, ...], _Finder], ...] = (
-    (_ALL, _if(lambda s: s.origin.reported.ratio.statistic == "non-finite", "non-finite")),
+    (_ALL, _if(lambda s: s.origin.reported.statistic == "non-finite", "non-finite")),
     (_ALL, lambda s: find_wrong_labels(s.evidence.report.loss.labels)),
     (("inputs",), _if(_else, "inputs-differ")),
     (_ALL, _find_untied),

@@ -8,14 +8,14 @@ from assay.comparing.levels import DiagnosedFault, LevelResult
 from assay.comparing.results import PortResult
 from assay.dtypes import float_format
 from assay.errors import name_some
-from assay.noise import TENSOR_FLOOR, Ratio
+from assay.noise import TENSOR_FLOOR
 from assay.stages import Stage
 from assay.statistics import worst_error
 from assay.training.judging.evidence import FreeEvidence
 from assay.training.judging.places import location_of_parameter
 from assay.training.processes.trainer_report import FreeRun
 from assay.training.state.records import StateValue
-from assay.verdicts import Diagnosis, Level, Location, Measurement, Outcome
+from assay.verdicts import Diagnosis, Level, Location, Measurement, Outcome, Ratio
 
 # In 16 bits the noise of a few losses is never small by chance, as it is at least half a unit: a fourth
 # of the limit, 5, is over twice the largest ratio of 484 clean runs, 1.91 (training.toml). Of 474 in
@@ -62,7 +62,7 @@ def judge_losses(evidence: FreeEvidence) -> tuple[Judged | None, list[str]]:
     limit = evidence.limits.of("loss-error")
     if float_format(evidence.dtype).is_narrow:
         limit *= _OF_NARROW
-    return Judged(ratio, limit, port), notes
+    return Judged.of(ratio, limit, port), notes
 
 
 def _report_differences(evidence: FreeEvidence) -> list[str]:
@@ -120,7 +120,7 @@ def judge_trajectory(evidence: FreeEvidence) -> list[Judged]:
             port.rank = rank
             # Adds to the allowed error without being multiplied by the limit: its bound is known.
             expected += drift / limit
-            judged.append(Judged(Ratio("trajectory-error", row.error, expected), limit, port))
+            judged.append(Judged.of(Ratio("trajectory-error", row.error, expected), limit, port))
     return judged
 
 
@@ -138,7 +138,7 @@ def _weight_drift(evidence: FreeEvidence) -> float:
     judged = judge_trajectory(evidence)
     if any(item.failed for item in judged):
         return 1.0
-    return max((1.0, *(item.ratio.value for item in judged)))
+    return max((1.0, *(item.value for item in judged)))
 
 
 def notes_on_rounding(evidence: FreeEvidence) -> list[str]:

@@ -139,7 +139,7 @@ def _judge_common_scale(
     order = min(port.order for port, _ in pairs)
     everywhere = PortResult("", UPDATES, Stage("", "optimizer"), order, pairs[0][0].dtype, "")
     everywhere.sums, everywhere.rank = actual, pairs[0][0].rank
-    return [Judged(ratio, evidence.limits.of(ratio.statistic), everywhere)]
+    return [Judged.of(ratio, evidence.limits.of(ratio.statistic), everywhere)]
 
 
 def _total(parts: Sequence[PairSums]) -> PairSums:

@@ -55,7 +55,7 @@ def is_bad_at_first_only(item: Judged, run_rows: RunRows) -> bool:
 
 def _bad_steps(item: Judged, run_rows: RunRows) -> list[int]:
     first, _ = item.port.exact.first
-    statistic = item.ratio.statistic
+    statistic = item.statistic
     if statistic == "exact" and first >= 0:
         return [run_rows.step_of(first)]
     rows = RowErrors.concatenate(item.port.sums.rows)
@@ -74,7 +74,7 @@ def _bad_steps(item: Judged, run_rows: RunRows) -> list[int]:
     of_steps = of_steps.nan_to_num(torch.inf, torch.inf)
     # An error of one form in all rows, such as a scale, is over its limit in no single step.
     is_general = statistic in ("replay-tensor", "replay-row")
-    allowed = item.limit * item.ratio.expected if is_general else torch.inf
+    allowed = item.limit * item.expected if is_general else torch.inf
     bad = (of_steps > allowed) | (of_steps >= of_steps.max() / 2)
     return bad.nonzero()[:, 0].tolist() if bool(of_steps.any()) else [0]
 

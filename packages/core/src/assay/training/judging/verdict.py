@@ -369,7 +369,7 @@ def _decide_numbers(decision: _Decision, judged: list[Judged], load: JudgedLoad)
     general = [
         item.resolution
         for item in judged
-        if item.ratio.statistic == "replay-tensor" and item.port.stage.phase != "optimizer"
+        if item.statistic == "replay-tensor" and item.port.stage.phase != "optimizer"
     ]
     return deciding_numbers(reported, max(general, default=0.0))
 

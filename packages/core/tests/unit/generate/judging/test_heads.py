@@ -9,8 +9,8 @@ from torch import Tensor
 from assay.comparing.judge import FailedStage, Judged
 from assay.comparing.results import ReplayResults
 from assay.generate.judging.module_levels import describe_wrong_head
-from assay.noise import Ratio
 from assay.stages import Stage
+from assay.verdicts import Ratio
 
 ATTENTION = "layers.1.self_attn"
 WIDTH, NUM_HEADS, NUM_TOKENS = 8, 4, 64
@@ -47,7 +47,7 @@ def wrong_heads(*numbers: int) -> Tensor:
 
 def describe(candidate: ReplayResults) -> str | None:
     port = candidate.ports[f"{ATTENTION}.o_proj", "input.input"]
-    judged = Judged(Ratio("replay-tensor", 1.0, 0.1), 3.0, port)
+    judged = Judged.of(Ratio("replay-tensor", 1.0, 0.1), 3.0, port)
     origin = FailedStage(Stage(ATTENTION), judged, math.inf, 0)
     return describe_wrong_head(origin, candidate, results(ROUNDED))
 

@@ -19,7 +19,7 @@ from assay.generate.passes import generation_loop as driving
 from assay.generate.passes.generation_loop import _stack
 from assay.inputs import Batch
 from assay.metrics import ShapeMismatchError
-from assay.noise import Ratio
+from assay.verdicts import Ratio
 
 UNIT = 2.0**-8
 

@@ -28,10 +28,10 @@ from assay.generate.processes.requests import (
     GoldenRequest,
     InputOptions,
 )
-from assay.noise import Ratio
 from assay.runs import SilentProgress
 from assay.stages import Stage
 from assay.statistics import Statistic
+from assay.verdicts import Ratio
 
 STAGE = Stage("model.layers.1.mlp")
 
@@ -42,7 +42,7 @@ def failed(port: str, error: float, statistic: Statistic = "replay-tensor") -> J
     expected = torch.ones(4, 4, dtype=torch.float64)
     address = torch.zeros(4, dtype=torch.long)
     result.sums.add(expected * (1 + error), expected, address, address)
-    return Judged(Ratio(statistic, error, 1e-3), 3.0, result)
+    return Judged.of(Ratio(statistic, error, 1e-3), 3.0, result)
 
 
 def in_float64(port: str, error: float, different: int = 0) -> Equivalence:

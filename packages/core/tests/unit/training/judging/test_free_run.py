@@ -28,7 +28,7 @@ def losses(*values: float) -> FreeRun:
 def ratio_of_losses(made: TrainEvidence) -> float:
     judged, _ = judge_losses(made)
     assert judged is not None
-    return judged.ratio.value
+    return judged.value
 
 
 # Losses
@@ -41,7 +41,7 @@ def test_losses_are_compared_by_the_root_mean_square_of_their_relative_errors() 
     judged, notes = judge_losses(ran(free))
 
     assert judged is not None
-    assert judged.ratio.value == pytest.approx(5.0)
+    assert judged.value == pytest.approx(5.0)
     assert judged.limit == 20.0 / 4
     # Of 4 nats 3 units, and 1, are 12/256 and 4/256.
     assert notes == [
@@ -140,7 +140,7 @@ def failed_ports(made: TrainEvidence) -> list[str]:
 def test_trajectory_like_the_noise_run_s_is_judged_for_each_parameter_and_passes() -> None:
     judged = judge_trajectory(ran(free_run()))
 
-    assert [item.ratio.value for item in judged] == [1.0] * 6
+    assert [item.value for item in judged] == [1.0] * 6
     assert {(item.port.module, item.port.port, item.port.stage.phase) for item in judged} == {
         (module, port, "optimizer")
         for module in ("a", "norm", "b")

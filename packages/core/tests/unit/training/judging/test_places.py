@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from assay.comparing.judge import FailedStage, Judged, rank_stages
-from assay.noise import Ratio
 from assay.stages import Stage
 from assay.training.judging.groups import judge_groups
 from assay.training.judging.places import (
@@ -13,6 +12,7 @@ from assay.training.judging.places import (
     measurement_of,
     parameter_of,
 )
+from assay.verdicts import Ratio
 from packages.core.tests.unit.training.judging.evidence_by_hand import (
     LABELS,
     LOSS,
@@ -43,7 +43,7 @@ def stage_of(made: Judged) -> FailedStage:
 def one(place: Place, error: torch.Tensor) -> Judged:
     """The error at a place as it is judged."""
     port = measured(place, error)
-    return Judged(Ratio("replay-tensor", port.sums.relative_error, UNIT / 2), 3.0, port)
+    return Judged.of(Ratio("replay-tensor", port.sums.relative_error, UNIT / 2), 3.0, port)
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,9 @@ def test_first_bad_step_of_exact_values_is_the_first_that_differs() -> None:
 def test_row_says_whose_port_it_is_and_no_step_where_nothing_is_wrong() -> None:
     wrong, fine = from_step(2, WRONG), from_step(2, rounding(1.25 * UNIT))
     made = measured(("gradients", "b", "output"), wrong)
-    row = measurement_of("gradients", Judged(Ratio("replay-tensor", 1.0, 0.5), 1.5, made), RUN_ROWS)
+    row = measurement_of(
+        "gradients", Judged.of(Ratio("replay-tensor", 1.0, 0.5), 1.5, made), RUN_ROWS
+    )
 
     assert (row.module, row.port, row.phase, row.step) == ("", "b:output", "backward", 2)
     assert (row.actual, row.expected, row.ratio, row.limit) == (1.0, 0.5, 2.0, 1.5)
@@ -83,8 +85,8 @@ def test_place_of_a_module_s_backward_has_the_parameter_that_is_worst() -> None:
     items = [
         one(boundary("a"), WRONG),
         one(gradient("a"), WRONG),
-        Judged(Ratio("replay-tensor", 1.0, UNIT / 2), 3.0, bias),
-        Judged(Ratio("replay-tensor", 9.0, UNIT / 2), 3.0, measured(gradient("b"), WRONG)),
+        Judged.of(Ratio("replay-tensor", 1.0, UNIT / 2), 3.0, bias),
+        Judged.of(Ratio("replay-tensor", 9.0, UNIT / 2), 3.0, measured(gradient("b"), WRONG)),
     ]
     stage = next(stage for stage in rank_stages(items) if stage.stage.module == "a")
 
@@ -104,7 +106,7 @@ def test_what_the_loss_makes_is_said_to_be_the_loss_s(place: Place, op: str | No
 
 def test_parameter_of_the_model_itself_has_no_module_before_its_name() -> None:
     made = measured(update("a"), WRONG)
-    item = Judged(Ratio("replay-tensor", 1.0, 0.5), 1.0, made)
+    item = Judged.of(Ratio("replay-tensor", 1.0, 0.5), 1.0, made)
     assert parameter_of(item) == "a.weight"
 
     made.stage = Stage("", "optimizer")
