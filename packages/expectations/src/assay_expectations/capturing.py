@@ -63,7 +63,7 @@ def capture_expectation(options: CaptureOptions, output: Path, progress: Progres
 def _capture_first(options: CaptureOptions, folder: Path, progress: Progress) -> Expectation:
     """Capture in one process, and require finite numbers that agree with the host's."""
     folder.mkdir()
-    captured = ask(_CAPTURE, options, folder, name="capture 1", progress=progress).result
+    captured = ask(_CAPTURE, options, folder, name="capture 1", progress=progress)
     expectation = captured.expectation
     _require_agreement_with_host(options, expectation, captured.on_host)
     if not judge_by(expectation, expectation.signature.captured).passed:
@@ -117,8 +117,8 @@ def _observe_again(
     """Observe the model in another process, on the inputs of `expectation`."""
     file = write_expectation(expectation, folder / "expectation.json")
     request = VerifyRequest(files=[str(file)], run=run)
-    answer = ask(OBSERVE, request, folder, name=f"capture {folder.name}", progress=progress)
-    (seen,) = answer.result.seen
+    observed = ask(OBSERVE, request, folder, name=f"capture {folder.name}", progress=progress)
+    (seen,) = observed.seen
     if seen.observed is None:
         problem = seen.problem or "; ".join(seen.stale)
         raise MachineError(f"the model changed while it was captured: {problem}")

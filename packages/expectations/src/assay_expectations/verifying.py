@@ -35,7 +35,7 @@ def verify_expectations(
     expectations = {file: read_expectation(file) for file in find_files(paths or [SHIPPED])}
     _require_unique_keys(expectations)
     request = VerifyRequest(files=[str(file) for file in expectations], run=run, setup=setup)
-    observations = ask(OBSERVE, request, folder, name="verify", progress=progress).result
+    observations = ask(OBSERVE, request, folder, name="verify", progress=progress)
     verdict, rows = judge_seen(run, list(expectations.values()), observations, allow_unused)
     return write_results(verdict, rows, folder)
 

@@ -1,13 +1,12 @@
 """Captures by several processes, which must agree."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from assay.errors import MachineError, UsageError
 from assay.files import DiskError
-from assay.runs import Answer, SilentProgress
+from assay.runs import SilentProgress
 from assay_expectations import capturing
 from assay_expectations.capturing import capture_expectation
 from assay_expectations.records import Distributions, Signature, read_expectation
@@ -46,9 +45,9 @@ def answer(
         seen = Seen(file="x", observed=observed(distributions(off(error))))
         answers.append(AllSeen(machine=MACHINE, versions=VERSIONS, seen=[seen]))
 
-    def ask(_work: object, request: object, *_: object, **__: object) -> Answer[Any]:
+    def ask(_work: object, request: object, *_: object, **__: object) -> Captured | AllSeen:
         assert isinstance(request, CaptureOptions) == (len(answers) == 1 + len(errors))
-        return Answer(result=answers.pop(0), peak_rss_bytes=0, wall_seconds=0.0)
+        return answers.pop(0)
 
     monkeypatch.setattr(capturing, "ask", ask)
 
@@ -72,7 +71,7 @@ def test_limits_scale_with_the_spread_of_captures(
 def test_unwritable_output_is_refused_before_the_capture(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def ask(*_: object, **__: object) -> Answer[Any]:
+    def ask(*_: object, **__: object) -> None:
         pytest.fail("a capture was started")
 
     monkeypatch.setattr(capturing, "ask", ask)

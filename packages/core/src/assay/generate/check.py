@@ -22,7 +22,7 @@ from assay.generate.processes.requests import (
 from assay.inputs import parse_lengths, read_prompts
 from assay.launch import ask_side
 from assay.plugins import find_plugin_file
-from assay.runs import Answer, Progress, ask
+from assay.runs import Progress, ask
 from assay.runs.processes.fork_server_client import FORK_SERVER
 from assay.runs.results import (
     CANDIDATE_FOLDER,
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from assay.generate.judging.verdict import Judgement
 
 
-def capture(request: GoldenRequest, folder: Path, progress: Progress) -> Answer[GoldenManifest]:
+def capture(request: GoldenRequest, folder: Path, progress: Progress) -> GoldenManifest:
     """Capture a golden in its own process, whose log goes to `folder`."""
     require_run(request.reference)
     _require_readable(request.inputs)

@@ -107,17 +107,11 @@ def _pass_if_representation(
         ports=sorted({(p.stage.module, p.module, p.port) for p in ports}),
         max_memory=check.max_memory,
     )
-    if not ask(
-        RECORDED_EQUIVALENCE,
-        request,
-        folder,
-        name="equivalence",
-        progress=progress,
-    ).result:
+    if not ask(RECORDED_EQUIVALENCE, request, folder, name="equivalence", progress=progress):
         return judgement
     # A setup function may patch torch in its own process: the trusted one decides.
     name = "equivalence-reference"
-    found = ask(EQUIVALENCE, request, folder, name=name, progress=progress).result
+    found = ask(EQUIVALENCE, request, folder, name=name, progress=progress)
     if not is_representation(judgement.failed, found):
         return judgement
     if judgement.load is not None and not _is_load_tested(judgement.load, judgement.failed):

@@ -37,7 +37,7 @@ def ask_side(
     """
     num_ranks = prod(mesh.values())
     if num_ranks == 1:
-        return [ask(function, request, folder.parent, name=name, progress=progress).result]
+        return [ask(function, request, folder.parent, name=name, progress=progress)]
     folder.mkdir(parents=True, exist_ok=True)
     axes = ", ".join(f"{axis}={size}" for axis, size in mesh.items())
     with progress.step(f"{name} on {num_ranks} ranks ({axes})"):

@@ -27,7 +27,7 @@ def check_load(
     if request.run is not None:
         with progress.step("looks for the devices"):
             require_run(parse_run(request.run))
-    answer = ask(_WORK, request, folder, name="load", progress=progress).result
+    answer = ask(_WORK, request, folder, name="load", progress=progress)
     judged = judge_load([answer.report])
     verdict = conclude(
         {"load": judged.result},

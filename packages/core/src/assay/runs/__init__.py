@@ -3,12 +3,11 @@
 from assay.progress import Progress, SilentProgress, Task
 from assay.runs.errors import FolderError, ProcessError
 from assay.runs.folders import RunFolder, removed_if_refused
-from assay.runs.processes import Answer, RemoteFunction, ask
+from assay.runs.processes import RemoteFunction, ask
 from assay.runs.progress.display import LineProgress, open_progress
 from assay.runs.provenance import provenance
 
 __all__ = [
-    "Answer",
     "FolderError",
     "LineProgress",
     "ProcessError",

@@ -77,7 +77,7 @@ def load_user_code(check: TrainCheck, folder: Path, progress: Progress) -> UserC
     if trainer is None and check.setup is None:
         return UserCodeReport(pipeline_shapes=OF_NAMED_PIPELINES)
     request = replace(check, trainer=trainer)
-    return ask(USER_CODE, request, folder, name="user-code", progress=progress).result
+    return ask(USER_CODE, request, folder, name="user-code", progress=progress)
 
 
 def with_user_code(check: TrainCheck, folder: Path, progress: Progress) -> TrainCheck:
@@ -109,8 +109,8 @@ def record_report(
     """Have the trusted process, called `name`, call `function`, and write its report into `golden`."""
     golden.mkdir(parents=True, exist_ok=True)
     request = replace(check, golden=golden, folder=golden)
-    answer = ask(function, request, golden.parent, name=name, progress=progress)
-    write_sealed(golden / REPORT_FILE, answer.result)
+    report = ask(function, request, golden.parent, name=name, progress=progress)
+    write_sealed(golden / REPORT_FILE, report)
 
 
 def check_candidate(check: TrainCheck, golden: Path, folder: Path, progress: Progress) -> Verdict:

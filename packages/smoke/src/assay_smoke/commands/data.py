@@ -92,7 +92,7 @@ def data(  # noqa: PLR0913 - one for each option
         "assay_smoke.data.command.planned_checks:run_checks"
     )
     with open_progress() as progress:
-        answer = ask(work, request, folder, name="data", progress=progress).result
+        answer = ask(work, request, folder, name="data", progress=progress)
     verdict = write_results(judge_data(request, answer), [], folder)
     print_data_verdict(
         verdict, open_console(sys.stderr if as_json else None), folder / VERDICT_FILE

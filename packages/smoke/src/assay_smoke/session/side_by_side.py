@@ -116,9 +116,7 @@ def _run_beside(
     request = ItemRequest(item, folder)
     begun = time.monotonic()
     try:
-        return ask(
-            _RUN_ITEM, request, logs, name=item.name, progress=progress, environment=visible
-        ).result
+        return ask(_RUN_ITEM, request, logs, name=item.name, progress=progress, environment=visible)
     except AssayError as error:  # the process was killed, for example for lack of memory
         return CaseResult(
             name=item.name,

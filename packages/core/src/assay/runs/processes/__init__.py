@@ -4,7 +4,7 @@ One fork server starts them all: single processes that answer a request (`ask`),
 `assay.launch`. They end with this process, however it ends.
 """
 
-from assay.runs.processes.asking import Answer, ask
+from assay.runs.processes.asking import ask
 from assay.runs.processes.remote_function import RemoteFunction
 
-__all__ = ["Answer", "RemoteFunction", "ask"]
+__all__ = ["RemoteFunction", "ask"]

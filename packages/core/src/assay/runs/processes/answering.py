@@ -45,7 +45,6 @@ class Reply:
     error: str | None = None
     is_usage: bool = False
     """True if the error is a UsageError."""
-    peak_rss_bytes: int = 0
 
 
 def answer(_number: int, question: int, reply: int, output: int) -> NoReturn:
@@ -87,7 +86,7 @@ def _reply_to(asked: Question) -> Reply:
         result = asked.function.load()(request, progress)
     except AssayError as error:
         return Reply(error=str(error), is_usage=isinstance(error, UsageError))
-    return Reply(dumps(result), peak_rss_bytes=peak_rss_bytes())
+    return Reply(dumps(result))
 
 
 def _redirect_streams(output: int) -> None:
@@ -111,21 +110,6 @@ def reseed() -> None:
     random.seed()
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
-
-
-def peak_rss_bytes() -> int:
-    """Return the peak of this process's resident memory."""
-    try:
-        # Not ru_maxrss, which on Linux includes the parent's peak before fork and exec.
-        for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-    except OSError:
-        pass
-    import resource
-
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def _interrupt(number: int, _frame: FrameType | None) -> None:

@@ -9,10 +9,9 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar, copy_context
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import IO, Any, Generic, TypeVar
+from typing import IO, Any, TypeVar
 
 from assay.errors import MachineError, UsageError
 from assay.files import DiskError
@@ -59,15 +58,6 @@ def seconds_left() -> float | None:
     return None if limit is None else max(0.0, limit[1] - time.monotonic())
 
 
-@dataclass(frozen=True, slots=True)
-class Answer(Generic[Result]):
-    """The result of a process, and the time and memory that it took."""
-
-    result: Result
-    peak_rss_bytes: int
-    wall_seconds: float
-
-
 def ask(
     function: RemoteFunction[Request, Result],
     request: Request,
@@ -76,8 +66,8 @@ def ask(
     name: str,
     progress: Progress,
     environment: Mapping[str, str] | None = None,
-) -> Answer[Result]:
-    """Have a new process call `function` with `request`, and wait for its answer.
+) -> Result:
+    """Have a new process call `function` with `request`, and return its result.
 
     `NAME.log` in `folder` holds the output of the process and its children. `progress` shows its tasks
     within one called `name`, and names the log if there is output.
@@ -107,7 +97,6 @@ def ask(
         {**os.environ, **SAME_HASHES, **(environment or {})},
         str(Path.cwd()),
     )
-    started = time.monotonic()
     # Files without a name: nothing is left of them if everything is killed.
     with log, progress.step(name), TemporaryFile() as asked, TemporaryFile() as replied:
         pickle.dump(question, asked)
@@ -119,7 +108,7 @@ def ask(
     if exit_code:
         # Some drivers crash when a process ends, after its answer.
         progress.note(f"{name}: ended with exit code {exit_code} after it had answered")
-    return Answer(result, reply.peak_rss_bytes, time.monotonic() - started)
+    return result
 
 
 def _run(

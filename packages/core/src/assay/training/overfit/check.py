@@ -193,9 +193,7 @@ def check_overfit_candidate(
     if why_not_overfit(evidence) is None:
         candidates = ask_candidate(_CANDIDATE, "overfit-candidate", check, golden, folder, progress)
         trained = replace(check, folder=folder / CANDIDATE_FOLDER / TRAINED)
-        memorization = ask(
-            _MEMORIZATION, trained, folder, name="memorization", progress=progress
-        ).result
+        memorization = ask(_MEMORIZATION, trained, folder, name="memorization", progress=progress)
         evidence = replace(evidence, candidates=candidates, memorization=memorization)
     verdict, measurements = judge_overfit(evidence)
     candidate = verdict.candidate or {"run": check.candidate}

@@ -84,10 +84,6 @@ def take_long(__: dict[str, Any], progress: Progress) -> Result:
     return {}
 
 
-def allocate(request: dict[str, Any], _: Progress) -> Result:
-    return {"allocated": len(b"x" * int(request["size_bytes"]))}
-
-
 def hang(request: dict[str, Any], progress: Progress) -> Result:
     grandchild = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     progress.note("hanging")

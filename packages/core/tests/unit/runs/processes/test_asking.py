@@ -15,7 +15,6 @@ import pytest
 from assay.errors import MachineError, UsageError
 from assay.files import DiskError
 from assay.runs import (
-    Answer,
     LineProgress,
     ProcessError,
     RemoteFunction,
@@ -40,7 +39,7 @@ def do(function: str) -> RemoteFunction[dict[str, Any], dict[str, Any]]:
     return RemoteFunction(f"child_work:{function}")
 
 
-def run(folder: Path, act: str, **request: Any) -> Answer[dict[str, Any]]:
+def run(folder: Path, act: str, **request: Any) -> dict[str, Any]:
     return ask(do(act), request, folder, name="candidate", progress=SilentProgress())
 
 
@@ -75,20 +74,8 @@ def test_process_returns_the_result(tmp_path: Path) -> None:
         progress=SilentProgress(),
         environment={"ASSAY_TEST_VARIABLE": "set"},
     )
-    assert answer.result == {"echo": {"number": 1.5}, "variable": "set"}
-    assert answer.wall_seconds > 0
+    assert answer == {"echo": {"number": 1.5}, "variable": "set"}
     assert (tmp_path / "candidate.log").read_text() == ""
-
-
-def test_peak_memory_is_that_of_the_child(tmp_path: Path) -> None:
-    # The parent's peak is higher, and ru_maxrss, the obvious measure, includes it after fork.
-    FORK_SERVER.stop()  # an earlier test may have had it import torch
-    block = b"x" * (200 << 20)
-    small = run(tmp_path, act="echo")
-    large = run(tmp_path, act="allocate", size_bytes=64 << 20)
-    assert len(block) == 200 << 20
-    assert small.peak_rss_bytes < 100 << 20
-    assert 60 << 20 < large.peak_rss_bytes - small.peak_rss_bytes < 70 << 20
 
 
 def test_usage_error_of_the_child_is_raised_with_its_message(tmp_path: Path) -> None:
@@ -135,7 +122,7 @@ def test_answer_counts_though_the_process_crashed_at_its_end(tmp_path: Path) -> 
     # Drivers of accelerators crash like this at the end of a process.
     progress = LineProgress(stream := io.StringIO())
     answer = ask(do("crash_after_answer"), {}, tmp_path, name="candidate", progress=progress)
-    assert answer.result == {"done": True}
+    assert answer == {"done": True}
     assert stream.getvalue() == "candidate: ended with exit code 139 after it had answered\n"
 
 
@@ -152,7 +139,7 @@ def test_file_in_the_working_directory_replaces_no_module(
     (tmp_path / "json.py").write_text("raise RuntimeError('shadowed')")
     monkeypatch.chdir(tmp_path)
     FORK_SERVER.stop()
-    assert run(tmp_path, act="echo").result["echo"] == {}
+    assert run(tmp_path, act="echo")["echo"] == {}
 
 
 def test_what_the_child_prints_goes_to_its_log_whose_name_is_told_once(
@@ -255,9 +242,11 @@ ask(RemoteFunction("child_work:hang"), request, Path({str(tmp_path)!r}), name="x
 
 
 def test_child_that_the_process_left_behind_ends_with_it(tmp_path: Path) -> None:
+    started = time.monotonic()
     answer = run(tmp_path, act="leave_child_behind")
-    wait_until_gone([answer.result["pid"]])
-    assert answer.wall_seconds < 4
+    took = time.monotonic() - started
+    wait_until_gone([answer["pid"]])
+    assert took < 4
 
 
 def test_process_that_hangs_is_ended_and_its_task_and_line_are_named(tmp_path: Path) -> None:
@@ -305,7 +294,7 @@ def test_log_holds_the_begin_and_the_end_of_more_output(
 
 
 def test_candidate_that_replaces_pickle_still_answers(tmp_path: Path) -> None:
-    assert run(tmp_path, "break_pickle").result == {"done": True}
+    assert run(tmp_path, "break_pickle") == {"done": True}
 
 
 def test_answer_that_cannot_be_read_is_one_error(tmp_path: Path) -> None:

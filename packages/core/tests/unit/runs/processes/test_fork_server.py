@@ -25,7 +25,7 @@ for value in ("first", "second"):
         RemoteFunction("child_work:echo", ["json"]), {}, Path(sys.argv[1]), name="candidate",
         progress=SilentProgress(),
     )
-    print(answer.result["variable"])
+    print(answer["variable"])
 """
 
 
@@ -56,7 +56,7 @@ for preload in ([], ["json"]):
         RemoteFunction("child_work:hash_names", preload), {}, Path(sys.argv[1]), name="candidate",
         progress=SilentProgress(),
     )
-    print(answer.result["hashes"])
+    print(answer["hashes"])
 print(os.environ["PYTHONHASHSEED"])
 """
 
