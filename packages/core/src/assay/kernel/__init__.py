@@ -23,6 +23,7 @@ __all__ = [
     "TokenSums",
     "WorstElement",
     "find_largest",
+    "measure",
     "sum_pair",
     "sum_tokens",
 ]
@@ -41,6 +42,17 @@ def sum_pair(actual_RC: Tensor, expected_RC: Tensor, extent: Extent = "all") -> 
     number of their dtype. What is not finite is counted and left out.
     """
     found: CallSums = _backend_for(actual_RC, expected_RC).sum_pair(actual_RC, expected_RC, extent)
+    return found
+
+
+def measure(values_RC: Tensor) -> Tensor:
+    """Measure a matrix of at least one element.
+
+    Returns: smallest, largest, mean, norm, numbers of NaN and infinities, and the projection: the sum of
+        all elements, each times a random factor of its row and one of its channel; (7,), on the device
+        of the values, in float64 where the compiled sums read them, else at least in float32.
+    """
+    found: Tensor = _backend_for(values_RC).measure(values_RC)
     return found
 
 

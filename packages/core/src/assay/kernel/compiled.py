@@ -7,6 +7,7 @@ Shape legend: R rows (tokens), C channels (last dim), T tokens, V vocabulary, k 
 """
 
 import hashlib
+import math
 import os
 import platform
 import shlex
@@ -35,12 +36,13 @@ from assay.kernel.sums import (
     Extent,
     TokenSums,
     WorstElement,
+    factors,
 )
 
 Result = TypeVar("Result")
 
 FOLDER = Path(__file__).parent
-_SOURCES = ("pairs.c", "logits.c")
+_SOURCES = ("pairs.c", "logits.c", "statistics.c")
 FLAGS = ("-std=gnu11", "-O3", "-ffp-contract=fast", "-fPIC", "-shared")
 # Each compiler knows one of them on each processor.
 _NATIVE = ("-march=native", "-mcpu=native", "")
@@ -102,6 +104,15 @@ class _Found(Structure):
     _fields_ = (
         *((name, c_int64) for name in ("num_nan", "num_inf", "num_misrounded", "row", "channel")),
         *((name, c_double) for name in ("difference", "actual", "expected")),
+    )
+
+
+class _Statistics(Structure):
+    """Statistics of a span."""
+
+    _fields_ = (
+        *((name, c_double) for name in ("low", "high", "sum", "squares", "projection")),
+        *((name, c_int64) for name in ("num_nan", "num_inf")),
     )
 
 
@@ -176,7 +187,10 @@ def _declare(loaded: CDLL) -> CDLL:
     )  # fmt: skip
     loaded.sum_tokens.argtypes = (_Matrix, _Matrix, *[c_int64] * 3, *[c_void_p] * 3)
     loaded.find_largest.argtypes = (_Matrix, *[c_int64] * 4, *[c_void_p] * 2)
-    for name in ("sum_pair", "finish_pair", "sum_tokens", "find_largest"):
+    loaded.add_statistics.argtypes = (
+        _Matrix, *[c_int64] * 3, *[c_void_p] * 2, POINTER(_Statistics),
+    )  # fmt: skip
+    for name in ("sum_pair", "finish_pair", "sum_tokens", "find_largest", "add_statistics"):
         getattr(loaded, name).restype = None
     return loaded
 
@@ -203,6 +217,38 @@ def _readable(tensor: Tensor) -> Tensor:
     """Return the tensor in a layout that the library reads: the elements of a row lie side by side."""
     is_dense = tensor.shape[1] <= 1 or tensor.stride(1) == 1
     return tensor.detach() if is_dense else tensor.detach().contiguous()
+
+
+def measure(values_RC: Tensor) -> Tensor:
+    """Compute `assay.kernel.measure` in C."""
+    values_RC = _readable(values_RC)
+    matrix, function = _Matrix.of(values_RC), _loaded().add_statistics
+    num_rows, num_channels = values_RC.shape
+    dtype = torch.promote_types(values_RC.dtype, torch.float32)
+    rows, channels = (factors(values_RC.shape[dim], dim, dtype) for dim in (0, 1))
+
+    def measure_span(span: range) -> _Statistics:
+        found = _Statistics(low=math.inf, high=-math.inf)
+        function(
+            matrix, num_channels, span.start, span.stop, rows.data_ptr(), channels.data_ptr(), found
+        )
+        return found
+
+    spans = _map_on_threads(measure_span, _spans(num_rows, num_channels))
+    num_nan, num_inf = sum(one.num_nan for one in spans), sum(one.num_inf for one in spans)
+    low, high = min(one.low for one in spans), max(one.high for one in spans)
+    return torch.tensor(
+        [
+            math.nan if num_nan else low,
+            math.nan if num_nan else high,
+            sum(one.sum for one in spans) / values_RC.numel(),
+            math.sqrt(sum(one.squares for one in spans)),
+            num_nan,
+            num_inf,
+            sum(one.projection for one in spans),
+        ],
+        dtype=torch.float64,
+    )
 
 
 def _map_on_threads(function: Callable[[range], Result], spans: Sequence[range]) -> list[Result]:

@@ -30,10 +30,6 @@ static inline Vector exp_of(Vector wide) {
     return __builtin_convertvector((Floats)(result & ~is_tiny), Vector);
 }
 
-static inline Vector choose(Mask mask, Vector one, Vector other) {
-    return (Vector)((mask & (Mask)one) | (~mask & (Mask)other));
-}
-
 static inline void store_floats(float *at, Vector value) {
     Floats narrow = __builtin_convertvector(value, Floats);
     memcpy(at, &narrow, sizeof narrow);
@@ -44,8 +40,6 @@ static inline Vector load_floats(const float *at) {
     memcpy(&narrow, at, sizeof narrow);
     return __builtin_convertvector(narrow, Vector);
 }
-
-static const Mask COUNTED = {0, 1, 2, 3, 4, 5, 6, 7};
 
 typedef struct {
     Vector d, dd, ee, de, e, low, high, weight, weighted;

@@ -5,8 +5,10 @@ Shape legend: R rows (tokens), C channels (last dim), T tokens.
 
 import math
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 # "norms": no sums of channels, bins and slopes. "pointwise": also what is rounded otherwise.
@@ -29,6 +31,13 @@ ROW_FLOOR = 0.1
 # Larger than any activation. Masks contain the lowest number of their dtype. The difference between
 # those of two dtypes would exceed all other errors.
 MASKED_SIZE = 2.0**120
+
+
+@lru_cache(maxsize=64)
+def factors(size: int, seed: int, dtype: torch.dtype) -> Tensor:
+    """Return standard normal numbers in the precision of `dtype`, (size,) float64."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(size, generator=generator, dtype=torch.float64).to(dtype).double()
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ Shape legend: R rows (tokens), C channels (last dim), T tokens, V vocabulary.
 """
 
 import math
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from assay.kernel.sums import (
     Extent,
     TokenSums,
     WorstElement,
+    factors,
 )
 
 # Elements of one step: a float64 intermediate result of 1 MB fits the caches.
@@ -110,6 +112,29 @@ def _sum_bins(actual_RC: Tensor, expected_RC: Tensor, unit: float, extent: Exten
     for sums, weight in zip(bins, weights, strict=False):
         sums += torch.bincount(index, weights=weight, minlength=NUM_BINS)  # noqa: PLW2901 - a view
     return bins
+
+
+def measure(values_RC: Tensor) -> Tensor:
+    """Compute `assay.kernel.measure` by operations of torch, on the device of the values."""
+    # Widened once: each operation would widen a narrow tensor again, at twice the time.
+    values = values_RC.to(torch.promote_types(values_RC.dtype, torch.float32))
+    low, high = torch.aminmax(values)
+    norm = torch.linalg.vector_norm(values)
+    num_nan = num_inf = norm.new_zeros(())
+    if values.device.type != "cpu" or not math.isfinite(norm):
+        num_nan, num_inf = (one.sum().to(norm.dtype) for one in (values.isnan(), values.isinf()))
+    rows, channels = (_factors_on(values, dim) for dim in (0, 1))
+    projection = torch.dot(values @ channels, rows)
+    return torch.stack([low, high, values.mean(), norm, num_nan, num_inf, projection])
+
+
+def _factors_on(values: Tensor, dim: int) -> Tensor:
+    return _copied_factors(values.shape[dim], dim, values.dtype, values.device)
+
+
+@lru_cache(maxsize=64)
+def _copied_factors(size: int, seed: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return factors(size, seed, dtype).to(dtype).to(device)
 
 
 def sum_tokens(actual_TV: Tensor, expected_TV: Tensor, largest_T: Tensor) -> TokenSums:

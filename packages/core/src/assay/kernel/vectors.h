@@ -48,6 +48,12 @@ static inline Vector load(const void *at) {
 
 static inline void store(double *at, Vector value) { memcpy(at, &value, sizeof value); }
 
+static inline Vector choose(Mask mask, Vector one, Vector other) {
+    return (Vector)((mask & (Mask)one) | (~mask & (Mask)other));
+}
+
+static const Mask COUNTED = {0, 1, 2, 3, 4, 5, 6, 7};
+
 static inline double add_lanes(Vector v) {
     return ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7]));
 }

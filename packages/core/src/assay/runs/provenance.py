@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,7 @@ def _hide_value(found: re.Match[str]) -> str:
     return f"{name}{separator}{_HIDDEN}" if _SECRET_NAME.search(name) else found[0]
 
 
+@cache
 def _version(distribution: str) -> str | None:
     try:
         return metadata.version(distribution)

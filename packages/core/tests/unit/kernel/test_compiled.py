@@ -17,7 +17,7 @@ def not_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path
     """Sources in a folder of their own, without a compiled library; its folder."""
     sources = tmp_path / "kernel"
     sources.mkdir()
-    for name in ("pairs.c", "logits.c", "vectors.h"):
+    for name in ("pairs.c", "logits.c", "statistics.c", "vectors.h"):
         shutil.copy(compiled.FOLDER / name, sources)
     monkeypatch.setattr(compiled, "FOLDER", sources)
     monkeypatch.setattr(compiled, "FLAGS", ("-O0", "-fPIC", "-shared"))

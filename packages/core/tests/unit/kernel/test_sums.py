@@ -12,7 +12,7 @@ from torch import Tensor
 from assay import kernel
 from assay.kernel import NUM_BINS, compiled, torch_sums
 from assay.kernel.bins import BIN_EDGES, bin_of
-from assay.kernel.sums import CallSums, Extent
+from assay.kernel.sums import CallSums, Extent, factors
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
@@ -288,3 +288,39 @@ def test_a_value_lies_in_the_bin_that_a_search_finds(
 
     assert bins[0].tolist() == counts.tolist()
     assert torch.bincount(bin_of(values, 1.0), minlength=NUM_BINS).tolist() == counts.tolist()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1, 1), (3, 7), (64, 32), (5, 1003), (2100, 513)])
+def test_statistics_are_those_of_the_definition(
+    dtype: torch.dtype, shape: tuple[int, int], backend: ModuleType
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    values = torch.randn(shape, generator=generator).to(dtype).t().contiguous().t()
+    exact = values.double()
+    precision = torch.promote_types(dtype, torch.float32)
+    rows, channels = (factors(shape[dim], dim, precision) for dim in (0, 1))
+
+    found = backend.measure(values).double()
+
+    sizes = [exact.min(), exact.max(), exact.mean(), exact.norm()]
+    expected = torch.tensor([*sizes, 0.0, 0.0, rows @ exact @ channels])
+    # torch adds up a norm in float32.
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5 * float(exact.norm()))
+
+
+def test_statistics_count_what_is_not_finite(backend: ModuleType) -> None:
+    values = torch.tensor([[1.0, math.inf, 2.0], [-math.inf, 0.0, math.inf]])
+    assert backend.measure(values)[[0, 1, 4, 5]].tolist() == [-math.inf, math.inf, 0, 3]
+    values[1, 1] = math.nan
+    found = backend.measure(values)
+    assert found[:4].isnan().all()
+    assert found[4:6].tolist() == [1, 3]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_statistics_of_a_narrow_dtype_do_not_overflow(
+    dtype: torch.dtype, backend: ModuleType
+) -> None:
+    found = backend.measure(torch.full((3, 40_000), 512.0, dtype=dtype))
+    assert found[:4].tolist() == [512.0, 512.0, 512.0, pytest.approx(512 * 120_000**0.5)]

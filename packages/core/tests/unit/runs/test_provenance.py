@@ -91,6 +91,8 @@ def test_distribution_that_is_absent_has_no_version(monkeypatch: pytest.MonkeyPa
     def absent(name: str) -> str:
         raise metadata.PackageNotFoundError(name)
 
+    module = sys.modules["assay.runs.provenance"]
+    monkeypatch.setattr(module, "_version", vars(module)["_version"].__wrapped__)
     monkeypatch.setattr(metadata, "version", absent)
     assert set(provenance()["versions"].values()) == {None}
 

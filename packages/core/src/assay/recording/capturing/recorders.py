@@ -122,7 +122,7 @@ class StatisticsRecorder:
         kept = {key: self.writer.keep(value) for key, value in values.items()}
         for call, found in measured:
             ports = {f"{port}.statistics": kept[id(one)] for port, one in found.items()}
-            dtypes = {f"{port}.dtype": dtype_name(one[0].dtype) for port, one in found.items()}
+            dtypes = {f"{port}.dtype": dtype_name(one.dtype) for port, one in found.items()}
             self.writer.add(replace(call, constants=dtypes), ports)
 
     def measure(self, found: dict[str, TensorStatistics], port: str, value: Tensor) -> None:
