@@ -1,6 +1,6 @@
 """Rows of measurements.jsonl for single tokens, which the heat map shows.
 
-Shape legend: R rows of a port, S stages, T tokens.
+Shape legend: R rows, P ports, S stages, T tokens; in `numbers_PS`, P prompts and S positions.
 """
 
 import math
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 # About 11 MB of measurements.jsonl, and 60 MB of memory in the report.
 MAX_TOKEN_ROWS = 40_000
+# Values of a column that are computed at once: large enough for torch, small enough for the caches.
+_BLOCK_VALUES = 1 << 15
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +52,11 @@ class TokenRows(Iterable[Measurement]):
     highest ratio in any stage, and the worst tokens of the worst stages."""
 
     @cached_property
-    def kept(self) -> list[tuple[int, tuple[int, int]]]:
-        """Return number, prompt and position of the tokens that are kept."""
-        addresses_T2 = self._tokens.addresses_T2
-        numbers = list(range(len(addresses_T2)))
+    def kept(self) -> list[int]:
+        """Return the numbers of the tokens that are kept."""
         if self.is_bounded:
-            numbers = self._worst_of_neighbors(max(1, self.max_rows // len(self._stages)))
-        return [(number, tuple(addresses_T2[number].tolist())) for number in numbers]
+            return self._worst_of_neighbors(max(1, self.max_rows // len(self._stages)))
+        return list(range(len(self._tokens.addresses_T2)))
 
     @property
     def is_bounded(self) -> bool:
@@ -67,12 +67,12 @@ class TokenRows(Iterable[Measurement]):
         """Return the numbers of about `most` tokens, in order."""
         num_tokens = len(self._tokens.addresses_T2)
         severest_T = torch.full((num_tokens,), -math.inf, dtype=torch.float64)
-        of_stages = []
-        for ports in self._stages:
-            ratio_T = self._find_worst(ports).ratio.nan_to_num(math.inf)
-            severest_T = torch.maximum(severest_T, ratio_T)
-            value, number = ratio_T.max(0)
-            of_stages.append((float(value), int(number)))
+        of_stages: list[tuple[float, int]] = []
+        for stages in self._blocks:
+            ratio_ST = self._find_worst(stages)[0].nan_to_num(math.inf)
+            severest_T = torch.maximum(severest_T, ratio_ST.amax(0))
+            values, numbers = ratio_ST.max(1)
+            of_stages += zip(values.tolist(), numbers.tolist(), strict=True)
         kept = {number for _, number in sorted(of_stages, reverse=True)[: most // 4]}
         width = -(-num_tokens // max(1, most - len(kept)))
         for start in range(0, num_tokens, width):
@@ -81,14 +81,12 @@ class TokenRows(Iterable[Measurement]):
 
     def __iter__(self) -> Iterator[Measurement]:
         """Yield the rows of one stage after the other."""
-        numbers = [number for number, _ in self.kept]
-        steps = [self.step_of(*address) for _, address in self.kept]
-        for ports in self._stages:
-            worst = self._find_worst(ports)
-            columns = (worst.ratio, worst.actual, worst.expected, worst.port)
-            of_kept = (one[numbers].tolist() for one in columns)
-            rows = zip(self.kept, steps, *of_kept, strict=True)
-            for (_, (prompt, position)), step, ratio, actual, expected, port in rows:
+        addresses = self._tokens.addresses_T2[self.kept].tolist()
+        tokens = [(*address, self.step_of(*address)) for address in addresses]
+        for stages in self._blocks:
+            columns = (one[:, self.kept].flatten().tolist() for one in self._find_worst(stages))
+            rows = zip(tokens * len(stages), *columns, strict=True)
+            for (prompt, position, step), ratio, actual, expected, port in rows:
                 if port >= 0:
                     yield Measurement(
                         **self.ports[port].place, statistic=TOKEN_STATISTIC, actual=actual,
@@ -108,26 +106,37 @@ class TokenRows(Iterable[Measurement]):
             stages.setdefault(port.result.stage, []).append(number)
         return list(stages.values())
 
-    def _find_worst(self, numbers: Sequence[int]) -> "_Worst":
-        """Return the worst of some ports for each token."""
-        nothing_T = torch.full((len(self._tokens.addresses_T2),), -1.0, dtype=torch.float64)
-        worst = _Worst(nothing_T, nothing_T, nothing_T, nothing_T.long())
-        for number in numbers:
-            port = self.ports[number]
-            actual = self._tokens.worst(port.result.sums.rows)
-            expected = torch.full_like(actual, port.floor)
-            if port.noise is not None:
-                expected = self._tokens.worst(port.noise).clamp(min=0)
-            ratio = torch.where(actual < 0, -1.0, actual / expected.clamp(min=port.floor))
-            # Written so that a NaN counts as the worst.
-            worse = ~(ratio <= worst.ratio) & ~worst.ratio.isnan()
-            worst = _Worst(
-                torch.where(worse, ratio, worst.ratio),
-                torch.where(worse, actual, worst.actual),
-                torch.where(worse, expected, worst.expected),
-                torch.where(worse, number, worst.port),
-            )
-        return worst
+    @property
+    def _blocks(self) -> Iterator[list[list[int]]]:
+        """Yield consecutive stages, so many that a column of a block has about `_BLOCK_VALUES`."""
+        size = max(1, _BLOCK_VALUES // max(1, len(self._tokens.addresses_T2)))
+        for start in range(0, len(self._stages), size):
+            yield self._stages[start : start + size]
+
+    def _find_worst(self, stages: Sequence[Sequence[int]]) -> tuple[Tensor, ...]:
+        """Return the ratio of the worst port of each stage for each token, its errors, and its number.
+
+        Shapes: ratio, actual, expected and number (S, T); ratio and number are -1 without a row.
+        """
+        number_P = torch.tensor([number for stage in stages for number in stage])
+        stage_P1 = torch.tensor([[at] for at, stage in enumerate(stages) for _ in stage])
+        ports = [self.ports[number] for number in number_P.tolist()]
+        floor_P1 = torch.tensor([[port.floor] for port in ports], dtype=torch.float64)
+        actual_PT = self._tokens.worst([port.result.sums.rows for port in ports])
+        noise_PT = self._tokens.worst([port.noise or [] for port in ports]).clamp(min=0)
+        has_noise_P1 = torch.tensor([[port.noise is not None] for port in ports])
+        expected_PT = torch.where(has_noise_P1, noise_PT, floor_P1)
+        ratio_PT = actual_PT / torch.maximum(expected_PT, floor_P1)
+        ratio_PT = torch.where(actual_PT < 0, -1.0, ratio_PT)
+        stage_PT = stage_P1.expand(ratio_PT.shape)
+        ratio_ST = torch.full((len(stages), ratio_PT.shape[1]), -1.0, dtype=torch.float64)
+        # A NaN counts as the worst. The first of equal ports is taken.
+        ratio_ST = ratio_ST.scatter_reduce(0, stage_PT, ratio_PT, "amax")
+        is_worst_PT = (ratio_PT == ratio_ST[stage_P1[:, 0]]) | ratio_PT.isnan()
+        at_PT = torch.where(is_worst_PT, torch.arange(len(ports))[:, None], len(ports))
+        at_ST = torch.full(ratio_ST.shape, len(ports)).scatter_reduce(0, stage_PT, at_PT, "amin")
+        of_worst = (one.gather(0, at_ST) for one in (actual_PT, expected_PT))
+        return ratio_ST, *of_worst, torch.where(ratio_ST < 0, -1, number_P[at_ST])
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +144,7 @@ class _Tokens:
     """Tokens, numbered in the order of prompt and position."""
 
     numbers_PS: Tensor
-    """Numbers by prompt and position; -1 without a token."""
+    """Numbers by prompt and position; -1 without a token, as in the last row and column."""
     addresses_T2: Tensor
     """Prompt and position of each token."""
 
@@ -150,21 +159,29 @@ class _Tokens:
                 if len(known_R2):
                     is_token_PS = _grow(is_token_PS, (known_R2.amax(0) + 1).tolist())
                     is_token_PS[known_R2[:, 0], known_R2[:, 1]] = True
-        numbers_PS = torch.full(is_token_PS.shape, -1)
-        numbers_PS[is_token_PS] = torch.arange(int(is_token_PS.sum()))
+        numbers_PS = torch.full([size + 1 for size in is_token_PS.shape], -1)
+        numbers_PS[:-1, :-1][is_token_PS] = torch.arange(int(is_token_PS.sum()))
         return cls(numbers_PS, is_token_PS.nonzero())
 
-    def worst(self, parts: list[RowErrors]) -> Tensor:
-        """Return the largest relative error of each token, (T,): nan before any number, -1 without a row."""
-        rows = RowErrors.concatenate(parts)
-        addresses_R2 = _addresses(rows)
-        inside = (addresses_R2 >= 0) & (addresses_R2 < torch.tensor(self.numbers_PS.shape))
-        known = inside.all(1)
-        numbers = torch.full(known.shape, -1)
-        numbers[known] = self.numbers_PS[addresses_R2[known, 0], addresses_R2[known, 1]]
+    def worst(self, ports: Sequence[list[RowErrors]]) -> Tensor:
+        """Return the largest relative error of each token at each port, (P, T).
+
+        It is nan before any number, and -1 without a row.
+        """
+        rows = RowErrors.concatenate([part for parts in ports for part in parts])
+        sizes_P = torch.tensor([sum(len(part.prompt) for part in parts) for parts in ports])
+        port_R = torch.repeat_interleave(torch.arange(len(ports)), sizes_P)
+        prompt, position = (
+            column.clamp(-1, size - 1)
+            for column, size in zip(_addresses(rows).T, self.numbers_PS.shape, strict=True)
+        )
+        numbers = self.numbers_PS[prompt, position]
         known = numbers >= 0
-        worst_T = torch.full(self.addresses_T2.shape[:1], -1.0, dtype=torch.float64)
-        return worst_T.scatter_reduce(0, numbers[known], rows.relative()[known].double(), "amax")
+        num_tokens = len(self.addresses_T2)
+        at = port_R[known] * num_tokens + numbers[known]
+        worst = torch.full((len(ports) * num_tokens,), -1.0, dtype=torch.float64)
+        worst = worst.scatter_reduce(0, at, rows.relative()[known].double(), "amax")
+        return worst.view(len(ports), num_tokens)
 
 
 def _grow(table: Tensor, sizes: Sequence[int]) -> Tensor:
@@ -176,13 +193,3 @@ def _grow(table: Tensor, sizes: Sequence[int]) -> Tensor:
 def _addresses(rows: RowErrors) -> Tensor:
     """Return prompt and position of each row, (R, 2); a row without a token has a -1."""
     return torch.stack([rows.prompt.long(), rows.position.long()], dim=1)
-
-
-@dataclass(slots=True)
-class _Worst:
-    """The worst port of a stage for each token, all (T,); the port of a token without rows is -1."""
-
-    ratio: Tensor
-    actual: Tensor
-    expected: Tensor
-    port: Tensor

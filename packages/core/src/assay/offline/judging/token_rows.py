@@ -61,15 +61,11 @@ def _depth(judged: JudgedPort) -> int:
 
 def _token_port(evidence: DumpEvidence, judged: JudgedPort) -> TokenPort:
     port, noise = judged.port, evidence.dumps.noise
-    measured = [
-        one
-        for one in (noise.of(port) if noise is not None else [])
-        if one.step == judged.result.step
-    ]
+    of_port = noise.of(port) if noise is not None else []
+    measured = [one for one in of_port if one.step == judged.result.step]
     place = {"level": "modules", "module": port.module, "port": port.name, "phase": port.phase,
              "order": judged.order, "rank": judged.result.rank}  # fmt: skip
     if measured:
-        return TokenPort(
-            judged.result, measured[0].sums.rows, evidence.dumps.pairing.unit_roundoff / 2, place
-        )
+        floor = evidence.dumps.pairing.unit_roundoff / 2
+        return TokenPort(judged.result, measured[0].sums.rows, floor, place)
     return TokenPort(judged.result, None, judged.expected_noise, place)

@@ -116,11 +116,8 @@ class PairMeasurer:
     def _measure_activations(self, lanes: LanePair) -> None:
         lane, partner = lanes.expected, lanes.actual
         repeats = {
-            side: list_repeats(dump, one)
-            for side, dump, one in (
-                ("EXPECTED", self.expected, lane),
-                ("ACTUAL", self.actual, partner),
-            )
+            "EXPECTED": list_repeats(self.expected, lane),
+            "ACTUAL": list_repeats(self.actual, partner),
         }
         for side, keys in repeats.items():
             # Tools may record an argument again for every module that passes it on.

@@ -4,6 +4,7 @@ from typing import Any
 import pytest
 import torch
 
+from assay.comparing import token_rows
 from assay.comparing.results import PortResult, ReplayResults
 from assay.generate.judging.module_levels import _token_rows
 from assay.metrics import PairSums, RowErrors
@@ -112,3 +113,30 @@ def test_long_positions_stay_what_they_are(position: int) -> None:
     (row,) = rows_of([port("a", "output", "a", (7, position, 0.5))], [])
 
     assert (row.prompt, row.position) == (7, position)
+
+
+def test_first_of_equally_wrong_ports_is_shown_and_nan_is_the_worst() -> None:
+    ports = [
+        port("a", "output.0", "a", (0, 0, 0.5), (0, 1, math.inf)),
+        port("a", "output.1", "a", (0, 0, 0.5), (0, 1, math.nan)),
+    ]
+
+    rows = rows_of(ports, [port("a", one.port, "a", (0, 0, 0.25), (0, 1, 0.25)) for one in ports])
+
+    assert [(row.position, row.port) for row in rows] == [(0, "output.0"), (1, "output.1")]
+    assert rows[0].ratio == 2.0
+    assert math.isnan(rows[1].ratio)
+
+
+@pytest.mark.parametrize("num_values", [1, 4, 1 << 15])
+def test_rows_do_not_depend_on_how_many_stages_are_searched_together(
+    monkeypatch: pytest.MonkeyPatch, num_values: int
+) -> None:
+    monkeypatch.setattr(token_rows, "_BLOCK_VALUES", num_values)
+    ports = [port(name, "output", name, (0, 0, 0.5), (0, 1, 0.25)) for name in "abc"]
+
+    rows = rows_of(ports, [port(one.module, "output", one.module, (0, 0, 0.25)) for one in ports])
+
+    # The token without noise is divided by the smallest noise, half a unit roundoff.
+    expected = [(name, at, ratio) for name in "abc" for at, ratio in ((0, 2.0), (1, 0.25 * 2**9))]
+    assert [(row.module, row.position, row.ratio) for row in rows] == expected
