@@ -17,10 +17,10 @@ from packages.core.tests.perf.conftest import Table
 from packages.core.tests.perf.stopwatch import Times
 
 ROUNDS = 3
-LEAST_OVER_MSPROBE = 20
+LEAST_OVER_MSPROBE = 6
 LEAST_OF_READING = 0.1
 MOST_ANONYMOUS_BYTES = 600e6
-MOST_GROWTH = 1.1
+MOST_GROWTH = 1.5
 LEAST_OVER_DUMP = 5
 CAPTURE_BUDGET = 64e6
 

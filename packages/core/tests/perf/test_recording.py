@@ -62,7 +62,7 @@ def test_recording_costs_little_more_than_the_pass_and_the_writing(
     size = f"{len(list(trace.sites()))} tensors, {num_bytes / 2**20:.0f} MiB"
     ratio = median_ratio(times["module"], needed)
     of_what = f"forward pass + writing the same bytes ({size})"
-    table.at_most("capture of all modules", ratio, 1.3, of_what)
+    table.at_most("capture of all modules", ratio, 1.5, of_what)
     table.at_most("the same by the clock", Times(ratio.wall, ratio.wall), 1.15, of_what)
     waited = median_times(calls[-ROUNDS:]).wall - median_times(times["forward"]).wall
     share = waited / median_times(needed).wall
