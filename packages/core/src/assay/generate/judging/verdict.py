@@ -1,7 +1,7 @@
 """From levels to one verdict: outcome, location, diagnosis. Of several ranks, the worst decides."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from assay.comparing.judge import FailedStage, Judged, list_suspects
@@ -54,6 +54,53 @@ class Judgement:
     load: JudgedLoad | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Signature:
+    """The form of a failure."""
+
+    evidence: GenerateEvidence
+    results: dict[str, LevelResult]
+    origin: FailedStage | None
+
+    @property
+    def is_not_finite(self) -> bool:
+        if self.origin is None:
+            return _is_not_finite(self.results["logits"])
+        return self.origin.reported.statistic == "non-finite"
+
+    @property
+    def is_of_sampler(self) -> bool:
+        fails = self.results["sampler"].level.verdict is Outcome.FAIL
+        return self.origin is None and (fails or _stops_elsewhere(self.results))
+
+    @property
+    def only_candidate_varies(self) -> bool:
+        report = self.evidence.report
+        return (
+            not report.deterministic
+            and self.evidence.reference_deterministic
+            and _varies_beyond_noise(report.spread, self.results["logits"].judged)
+        )
+
+    def owns(self, parameters: list[str]) -> bool:
+        """Return True if the module itself owns one of them."""
+        return self.origin is not None and bool(
+            _parameters_of(self.origin.stage.module, parameters)
+        )
+
+
+# The first that applies is the diagnosis.
+_RULES: tuple[tuple[Diagnosis, Callable[[_Signature], bool]], ...] = (
+    ("non-finite", lambda s: s.is_not_finite),
+    ("sampler", lambda s: s.is_of_sampler),
+    ("inputs-differ", lambda s: s.origin is not None and s.origin.stage.phase == "inputs"),
+    ("nondeterminism", lambda s: s.only_candidate_varies),
+    ("untied-parameters", lambda s: s.owns(s.evidence.report.untied)),
+    ("weight-mismatch", lambda s: s.owns(s.evidence.report.weights_different)),
+    ("module-error", lambda _: True),
+)
+
+
 def judge_generation(evidence: GenerateEvidence) -> Judgement:
     """Judge all levels, and derive outcome, location and diagnosis."""
     load_reports = [evidence.section.load()]
@@ -91,9 +138,9 @@ def judge_generation(evidence: GenerateEvidence) -> Judgement:
     has_failed = any(one.level.verdict is Outcome.FAIL for one in results.values())
     first_bad = _first_bad_token(results, replay) if has_failed else None
     call = evidence.call_of(first_bad) if first_bad is not None and origin is not None else None
-    cause = found or Cause(
-        _diagnose(evidence, results, origin), _location(evidence, results, origin, call)
-    )
+    signature = _Signature(evidence, results, origin)
+    diagnosis = next(diagnosis for diagnosis, applies in _RULES if applies(signature))
+    cause = found or Cause(diagnosis, _location(signature, call))
     named = None
     if found is None and origin is not None and has_failed and cause.location is not None:
         named = cause.location, origin.reported
@@ -129,23 +176,18 @@ def _find_in_load(load: JudgedLoad, origin: FailedStage | None) -> DiagnosedFaul
     return load.changed[0] if load.changed and origin is None else None
 
 
-def _location(
-    evidence: GenerateEvidence,
-    results: dict[str, LevelResult],
-    origin: FailedStage | None,
-    call: tuple[int, int] | None,
-) -> Location | None:
-    if origin is not None:
-        # The error may be in decode steps only: name the first call that shows it.
-        step = call[1] if call is not None else 0
-        location = location_of(origin).model_copy(update={"step": step})
-        if origin.stage.phase != "forward":
-            return location
-        named = _parameters_of(origin.stage.module, evidence.report.weights_different)
-        return location.model_copy(update={"parameter": named[0] if named else None})
-    if results["sampler"].level.verdict is Outcome.FAIL or _stops_elsewhere(results):
-        return Location(phase="sampler")
-    return None
+def _location(signature: _Signature, call: tuple[int, int] | None) -> Location | None:
+    origin = signature.origin
+    if origin is None:
+        return Location(phase="sampler") if signature.is_of_sampler else None
+    # The error may be in decode steps only: name the first call that shows it.
+    step = call[1] if call is not None else 0
+    location = location_of(origin).model_copy(update={"step": step})
+    if origin.stage.phase != "forward":
+        return location
+    different = signature.evidence.report.weights_different
+    named = _parameters_of(origin.stage.module, different)
+    return location.model_copy(update={"parameter": named[0] if named else None})
 
 
 def _first_bad_token(results: dict[str, LevelResult], replay: ModuleLevels) -> TokenPosition | None:
@@ -169,31 +211,6 @@ def _decide_numbers(results: dict[str, LevelResult], origin: FailedStage | None)
     return deciding_numbers(find_worst(judged), pool_resolutions(judged).get(general))
 
 
-def _diagnose(
-    evidence: GenerateEvidence, results: dict[str, LevelResult], origin: FailedStage | None
-) -> Diagnosis:
-    only_candidate_varies = (
-        not evidence.report.deterministic
-        and evidence.reference_deterministic
-        and _varies_beyond_noise(evidence.report.spread, results["logits"].judged)
-    )
-    if origin is None:
-        if _is_not_finite(results["logits"]):
-            return "non-finite"
-        if results["sampler"].level.verdict is Outcome.FAIL or _stops_elsewhere(results):
-            return "sampler"
-        return "nondeterminism" if only_candidate_varies else "module-error"
-    if origin.reported.statistic == "non-finite":
-        return "non-finite"
-    if origin.stage.phase == "inputs":
-        return "inputs-differ"
-    return (
-        "nondeterminism"
-        if only_candidate_varies
-        else _diagnose_module(evidence, origin.stage.module)
-    )
-
-
 def _varies_beyond_noise(spread: float, logits: Sequence[Ratio]) -> bool:
     """Return True if repeated runs differ by more than the limit of the logits' error.
 
@@ -203,14 +220,6 @@ def _varies_beyond_noise(spread: float, logits: Sequence[Ratio]) -> bool:
     error = next((item for item in logits if item.statistic == "logits-error"), None)
     # Written so that NaN counts as variation.
     return error is None or not spread <= error.limit * error.expected
-
-
-def _diagnose_module(evidence: GenerateEvidence, module: str) -> Diagnosis:
-    if _parameters_of(module, evidence.report.untied):
-        return "untied-parameters"
-    if _parameters_of(module, evidence.report.weights_different):
-        return "weight-mismatch"
-    return "module-error"
 
 
 def _stops_elsewhere(results: dict[str, LevelResult]) -> bool:

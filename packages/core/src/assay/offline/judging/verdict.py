@@ -1,7 +1,7 @@
 """The verdict on two measured dumps."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from assay.comparing.levels import (
@@ -162,21 +162,18 @@ def _find_unordered(
     return [Origin(in_first[0], "growth")] if has_earlier or not is_outside else []
 
 
-def list_measurements(judged: Iterable[JudgedPort]) -> list[Measurement]:
-    """Return the rows of measurements.jsonl."""
-    return [
-        item.measurement(
-            one.port.level, one.port.name, one.port.module, phase=one.port.phase,
-            order=one.order, rank=one.result.rank,
-        )
-        for one in judged
-        for item in one.ratios
-    ]  # fmt: skip
+def list_measurements(judged: Iterable[JudgedPort], only: str = "") -> Iterator[Measurement]:
+    """Yield the rows of measurements.jsonl. only: the one statistic that is wanted, if any."""
+    for one in judged:
+        place = {"phase": one.port.phase, "order": one.order, "rank": one.result.rank}
+        for item in one.ratios:
+            if only in ("", item.statistic):
+                yield item.measurement(one.port.level, one.port.name, one.port.module, **place)
 
 
 def _notes_on_noise(evidence: DumpEvidence, judged: Sequence[JudgedPort]) -> list[str]:
     """State the origin of the noise, and the smallest visible error."""
-    rows = [row for row in list_measurements(judged) if row.statistic == "accumulated"]
+    rows = [*list_measurements(judged, "accumulated")]
     if not rows:
         return []
     dumps = evidence.dumps

@@ -69,6 +69,7 @@ def verdict_of(
         deterministic=deterministic,
         spread=spread,
         weights_different=[],
+        untied=[],
         run={},
         load=LoadReport(compared=1),
         changes=SetupChanges(),
