@@ -109,6 +109,13 @@ def test_underpowered_reports_the_needed_items() -> None:
     )
 
 
+def test_underpowered_pool_forbids_pass() -> None:
+    found = compare(evaluation(answered(300, 400)), evaluation(answered(380, 400)), TERMS)
+    few = compare(evaluation(answered(100, 100)), evaluation(answered(99, 100)), TERMS)
+    verdict, _ = verdict_of(replace(found, pools=(replace(few.tasks[0], name="all"),)))
+    assert verdict.verdict is Outcome.NOT_COMPARED
+
+
 def test_suspiciously_good_candidate_passes_with_a_note() -> None:
     found = compare(evaluation(answered(300, 400)), evaluation(answered(380, 400)), TERMS)
     verdict, _ = verdict_of(found)

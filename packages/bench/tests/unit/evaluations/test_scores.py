@@ -48,6 +48,11 @@ def test_evaluation_without_tasks_is_not_a_pass() -> None:
     assert judge_scores(evaluation()).verdict is Outcome.NOT_COMPARED
 
 
+def test_task_without_items_is_not_a_pass() -> None:
+    verdict = judge_scores(evaluation(task([], name="empty"), answered(90, 100)))
+    assert verdict.verdict is Outcome.NOT_COMPARED
+
+
 def test_generated_text_of_a_model_that_gives_nan_fails() -> None:
     verdict = judge_scores(evaluation(task(answered(0, 40).items, num_nan_calls=3)))
     assert (verdict.verdict, verdict.diagnosis) == (Outcome.FAIL, "non-finite")
