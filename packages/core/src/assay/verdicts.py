@@ -273,7 +273,7 @@ class Ratio:
     expected: float
     """Error of the noise run, in the same unit: an error above limit * expected fails."""
     limit: float = math.nan
-    """NaN before it is judged."""
+    """NaN until it is judged."""
 
     def judged(self, limit: float) -> Self:
         """Return the ratio with its limit."""
@@ -290,7 +290,12 @@ class Ratio:
 
     @property
     def severity(self) -> float:
-        """Return ratio / limit; inf for unequal values that must be equal."""
+        """Return ratio / limit; inf for unequal values that must be equal.
+
+        Raises: ValueError before the ratio is judged: it must not count as one within its limit.
+        """
+        if math.isnan(self.limit):
+            raise ValueError(f"the ratio of {self.statistic} has no limit")
         value = self.value
         if self.limit == 0:
             return math.inf if value > 0 else 0.0

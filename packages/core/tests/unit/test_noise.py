@@ -372,3 +372,9 @@ def test_error_beyond_a_factor_is_relative_to_the_scaled_values(
     sums.add(1.5 * expected, expected, rows, rows)
 
     assert error_beyond(sums, factor) == pytest.approx(error)
+
+
+def test_a_ratio_without_a_limit_is_not_within_it() -> None:
+    with pytest.raises(ValueError, match="replay-tensor has no limit"):
+        assert not Ratio("replay-tensor", 9.0, 1.0).failed
+    assert Ratio("replay-tensor", 9.0, 1.0).judged(3.0).failed

@@ -77,13 +77,7 @@ def replay_rows(
     judged: list[Judged], noise: ReplayResults, evidence: GenerateEvidence
 ) -> list[Measurement]:
     """List every judged statistic, and for every stage and token the worst of its ports."""
-    rows = [
-        Measurement(
-            **_place(item.port), statistic=item.statistic, actual=item.actual,
-            expected=item.expected, ratio=item.value, limit=item.limit,
-        )
-        for item in judged
-    ]  # fmt: skip
+    rows = [item.measurement(**_place(item.port)) for item in judged]
     ports = {(item.port.module, item.port.port): item.port for item in judged}
     return rows + _token_rows(ports, noise, evidence)
 
