@@ -8,14 +8,14 @@ from assay.devices.registry import open_device
 from assay.verdicts import Outcome
 from assay_smoke.cases.timeline import Timeline, read_timeline, where_it_stopped
 from assay_smoke.external.library import Losses, read_library
-from assay_smoke.external.losses import LossReader
+from assay_smoke.external.watched_run import LossReader
 from assay_smoke.matrix.cases import case_of
 from assay_smoke.matrix.durations import Durations, RecordedRun, read_history, record_runs
 from assay_smoke.matrix.planning import PlanOptions, plan_smoke
 from assay_smoke.session.command import SessionOptions
 from assay_smoke.session.command import _choose as choose_items
 from packages.core.tests.fuzz.reader import NotedError, Reader
-from packages.smoke.tests.unit.test_external_library import WHOLE
+from packages.smoke.tests.unit.external.test_library import WHOLE
 
 _CASE = case_of("ddp-2")
 

@@ -19,8 +19,7 @@ from assay.training.trainers.adapters import ADAPTER_FILE, read_adapter
 from assay.training.trainers.ddp import DDPTrainer
 from assay.training.trainers.fsdp import FSDPTrainer
 from assay.training.trainers.reference import ReferenceTrainer
-from assay_smoke.cases.reading import MERGED_FOLDER
-from assay_smoke.cases.requests import TERMINATED_CHECKPOINT
+from assay_smoke.cases.worlds import MERGED_FOLDER, TERMINATED_CHECKPOINT
 
 KILLED_IN_STEP, KILLED_RANK = 1, 1
 

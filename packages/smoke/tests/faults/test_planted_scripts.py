@@ -7,7 +7,7 @@ import pytest
 
 from assay.runs import SilentProgress
 from assay.verdicts import Outcome, Verdict
-from assay_smoke.external.cycle import run_external
+from assay_smoke.external.levels import run_external
 
 EXAMPLE = Path(__file__).parents[4] / "examples/plain_training"
 

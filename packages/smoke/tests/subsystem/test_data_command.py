@@ -11,7 +11,7 @@ PLANTS = Path(__file__).parents[1] / "data_plants"
 COMMAND = """
 import typer
 from assay.cli.ending import exit_on_error
-from assay_smoke.commands.data import data
+from assay_smoke.commands import data
 with exit_on_error():
     typer.run(data)
 """
@@ -86,6 +86,6 @@ def test_what_cannot_be_checked_exits_with_2_and_one_message(
 
 
 def test_help_needs_no_torch() -> None:
-    code = "import sys, assay_smoke.commands.data; print('torch' in sys.modules)"
+    code = "import sys, assay_smoke.commands; print('torch' in sys.modules)"
     printed = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout
     assert printed == b"False\n"

@@ -16,8 +16,8 @@ from assay.runs import SilentProgress
 from assay.runs.results import read_measurements
 from assay.verdicts import Location, Outcome, Verdict
 from assay_smoke.external import watched_run
-from assay_smoke.external.cycle import run_external
-from assay_smoke.machine.process_tree import ProcessTree
+from assay_smoke.external.levels import run_external
+from assay_smoke.machine import ProcessTree
 from assay_smoke.session.results import phases_of
 
 TOY = Path(__file__).parents[1] / "toy_training.py"

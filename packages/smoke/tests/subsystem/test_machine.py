@@ -14,13 +14,16 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from assay_smoke.machine.leftovers import (
+from assay_smoke.machine import (
     Leftover,
+    MemoryUse,
+    MemoryWatch,
+    ProcessTree,
     Snapshot,
     find_leftovers,
+    format_size,
     ports_taken,
 )
-from assay_smoke.machine.process_tree import MemoryUse, MemoryWatch, ProcessTree, format_size
 
 if TYPE_CHECKING:
     from assay.devices.base import Device
@@ -49,7 +52,7 @@ def shared_memory(
 ) -> Path:
     """Replace /dev/shm by a folder that other tests do not see."""
     folder = tmp_path_factory.mktemp("shm")
-    monkeypatch.setattr("assay_smoke.machine.leftovers.SHARED_MEMORY", folder)
+    monkeypatch.setattr("assay_smoke.machine.SHARED_MEMORY", folder)
     return folder
 
 
@@ -73,7 +76,7 @@ _FIRST_WORLD = """
 import sys
 from pathlib import Path
 from assay.launch import World, launch_world
-from assay_smoke.machine.leftovers import record_leftovers
+from assay_smoke.machine import record_leftovers
 
 found = []
 with record_leftovers(Path(sys.argv[1]), found):

@@ -1,6 +1,7 @@
-"""Runs a case: launches its worlds one after the other and judges their answers."""
+"""Runs a case: translates it to core's terms, launches its worlds in turn and judges their answers."""
 
 import hashlib
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,34 +13,82 @@ from assay.launch import Rank, TimeLimits, World, WorldError, launch_world
 from assay.runs import Progress
 from assay.runs.caches import locked
 from assay.runs.results import write_results
-from assay.training.check import load_training_limits
-from assay.training.processes.requests import TrainCheck
+from assay.training.check import load_training_limits, options_for
+from assay.training.processes.requests import TrainCheck, TrainOptions
+from assay.training.protocol import MIXED_PRECISION
 from assay.verdicts import Measurement, Verdict
-from assay_smoke.cases import reading, worlds
-from assay_smoke.cases.evidence import CaseEvidence
-from assay_smoke.cases.reference import train_reference
-from assay_smoke.cases.requests import (
+from assay_smoke.cases import worlds
+from assay_smoke.cases.timeline import where_it_stopped
+from assay_smoke.cases.verdict import CaseEvidence, judge_case
+from assay_smoke.cases.worlds import (
     CHECKPOINT,
     LAST_CHECKPOINT,
     TERMINATED_CHECKPOINT,
     CaseRequest,
     ReferenceAnswer,
+    train_reference,
 )
-from assay_smoke.cases.settings import (
-    REFERENCE,
-    TRAINERS,
-    features_of,
-    is_deepspeed,
-    mesh_of,
-    options_of,
-)
-from assay_smoke.cases.timeline import where_it_stopped
-from assay_smoke.cases.verdict import judge_case
 from assay_smoke.judging import verdict_of
-from assay_smoke.machine.leftovers import find_in_group, record_leftovers
-from assay_smoke.matrix.cases import Case
+from assay_smoke.machine import find_in_group, record_leftovers
+from assay_smoke.matrix.cases import FEATURES, Case, FeatureEntry, Framework
 from assay_smoke.matrix.rules import HOST
-from assay_smoke.trainers.deepspeed.compiling import compile_ahead
+from assay_smoke.trainers.deepspeed.process import compile_ahead
+
+# Two steps, a checkpoint, two steps.
+STEPS, RESUME_AT = 4, 2
+
+REFERENCE = "cpu/float32"
+
+TRAINERS: dict[Framework, str] = {
+    "one-process": "reference",
+    "ddp": "ddp",
+    "fsdp": "fsdp",
+    "tensor-parallel": "tensor-parallel",
+    "pipeline": "pipeline",
+    "zero1": "deepspeed-zero1",
+    "zero2": "deepspeed-zero2",
+    "zero3": "deepspeed-zero3",
+}
+
+
+def is_deepspeed(trainer: str) -> bool:
+    """Return whether the named trainer is one of DeepSpeed's."""
+    return trainer.startswith("deepspeed")
+
+
+def mesh_of(case: Case) -> dict[str, int]:
+    """Return the mesh: all cards on the axis over which the framework spreads training."""
+    axis = {"tensor-parallel": "tp", "pipeline": "pp"}.get(case.framework, "dp")
+    return {axis: case.cards}
+
+
+def options_of(case: Case) -> TrainOptions:
+    """Return the training options. Every dp rank and every pipeline stage has at least one micro-batch."""
+    shares = 1 if case.framework == "tensor-parallel" else case.cards
+    changed = {key: value for entry in _entries(case) for key, value in entry.options.items()}
+    options = TrainOptions(
+        model=f"micro:{case.family}",
+        steps=STEPS,
+        resume_at=RESUME_AT,
+        micro_batches=shares * math.prod(entry.micro_batches for entry in _entries(case)),
+        **changed,
+    )
+    return options_for(options, mesh_of(case), features_of(case))
+
+
+def _entries(case: Case) -> list[FeatureEntry]:
+    return [entry for name, entry in FEATURES.items() if name in case.features]
+
+
+def features_of(case: Case) -> list[str]:
+    """Return the features of the training plan, without LoRA."""
+    features = [one.trainer_feature for one in _entries(case) if one.trainer_feature is not None]
+    if case.precision == "float16":
+        features += [MIXED_PRECISION, "loss-scaling"]
+    if case.batches == "packed":
+        features.append("packed")
+    return sorted(features)
+
 
 _Answer = TypeVar("_Answer")
 
@@ -50,7 +99,6 @@ EVERY_CASE = (
     "transformers.models.auto.modeling_auto",
     "transformers.models.llama.modeling_llama",  # shared by all decoders
     "assay_smoke.cases.worlds",
-    "assay_smoke.cases.reading",
 )
 
 
@@ -138,7 +186,8 @@ class CaseRun:
         except WorldError as error:
             return self._end_early(not_compared(f"the reference run ended: {error}"), {}), []
         limits = load_training_limits("training")
-        evidence = CaseEvidence(case=self.case, reference=reference, limits=limits)
+        options = options_of(self.case)
+        evidence = CaseEvidence(case=self.case, options=options, reference=reference, limits=limits)
         try:
             _Worlds(self, golden, folder, progress, evidence).run()
         except WorldError as error:
@@ -178,7 +227,7 @@ class _Worlds:
             if case.checkpoint == "hugging-face" and (folder / CHECKPOINT).is_dir():
                 evidence.restarted = self._launch("restart", worlds.restart, CHECKPOINT)
             if (folder / LAST_CHECKPOINT).is_dir():
-                (evidence.read,) = self._launch("read", reading.read, LAST_CHECKPOINT)
+                (evidence.read,) = self._launch("read", worlds.read, LAST_CHECKPOINT)
 
     def _launch(
         self, name: str, body: Callable[[Rank, CaseRequest], _Answer], checkpoint: str = ""

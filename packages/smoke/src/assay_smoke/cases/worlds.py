@@ -1,45 +1,289 @@
-"""The work of a case's ranks, world by world. Judges nothing."""
+"""The work of a case's processes: requests, worlds of ranks, and answers. Judges nothing."""
 
 import gc
 import os
 import signal
+import tempfile
+import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import Field
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from assay.devices.registry import describe_run
+from assay.devices.base import Device
+from assay.devices.registry import describe_run, open_run
+from assay.devices.run_string import parse_run
 from assay.errors import AssayError
 from assay.launch import Rank
+from assay.models import count_parameters, load_model
+from assay.models.saving import save_pretrained
+from assay.models.size import choose_threads, yardstick_dtype
 from assay.training.batches import MicroBatch, copied
 from assay.training.processes.candidate_side import CandidateSide
-from assay.training.processes.requests import StepRecord
+from assay.training.processes.golden import Batches, plan_batches
+from assay.training.processes.requests import ReferenceReport, StepRecord, TrainCheck
 from assay.training.processes.skipped_steps import step_until_made
 from assay.training.processes.trainer_report import ModelReport, TrainerReport, declared_traits
+from assay.training.processes.trusted import TrustedSide
 from assay.training.replay.conditions import comparable
-from assay.training.state.files import fingerprint, read_golden_state
+from assay.training.replay.run_rows import count_rows
+from assay.training.state.files import fingerprint, read_golden_state, state_file, write_state
 from assay.training.state.parameter_records import hash_held_parts, trajectory_of
 from assay.training.state.parameters import named_parameters
+from assay.training.state.records import TrajectoryRecord
 from assay.training.state.sharding import local_part
-from assay.training.state.states import current_state, inject_state
+from assay.training.state.states import (
+    collect_state,
+    current_state,
+    inject_state,
+    shared_parameters,
+)
 from assay.training.trainers.reference import MODEL_FOLDER
 from assay.training.trainers.registry import OpenedTrainer, describe_trainer
-from assay_smoke.cases.requests import (
-    LAST_CHECKPOINT,
-    TERMINATED_CHECKPOINT,
-    CaseRequest,
-    Hashes,
-    StepsAnswer,
-    Survivors,
-    TrainAnswer,
-)
+from assay.verdicts import Number, Record
 from assay_smoke.cases.timeline import CyclePhase, Timeline
+from assay_smoke.matrix.cases import Checkpoint
 from assay_smoke.trainers.deepspeed.partitions import whole_size
+
+# Folders of a case.
+CHECKPOINT, LAST_CHECKPOINT = "checkpoint", "last-checkpoint"
+# Written by a run that got SIGTERM within a step.
+TERMINATED_CHECKPOINT = "terminated-checkpoint"
+
+Hashes = dict[str, str]
+
+
+class ReferenceAnswer(Record):
+    """Answer of the reference process. Its states are in its folder."""
+
+    training: ReferenceReport
+    logits_noise: Number
+    """Relative error of the noise run's final logits against the yardstick's."""
+    moved: list[str]
+    """Parameters of which the noise run changed most elements. A narrow dtype rounds small updates away."""
+
+
+class CaseRequest(Record):
+    """Request to a world of a case."""
+
+    candidate: TrainCheck
+    kind: Checkpoint
+    """Checkpoint that the case tries on top of those that every case tries."""
+    timelines: str
+    """Folder for the phases of each rank."""
+    checkpoint: str = ""
+    """Checkpoint to resume from or to read; empty for none."""
+
+
+class Survivors(Record):
+    """Tensors that outlived a teardown."""
+
+    num_bytes: int = 0
+    shapes: list[str] = Field(default_factory=list)
+    """Shapes of the largest."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainAnswer:
+    """Answer of a rank of `train`."""
+
+    report: TrainerReport
+    before: Hashes
+    """Hash of every parameter and buffer before the first step."""
+    after: Hashes = field(default_factory=dict)
+    """The same after the last step."""
+    parameter_bytes: int
+    """Size of the rank's parameters during training."""
+    survivors: Survivors = field(default_factory=Survivors)
+
+
+class StepsAnswer(Record):
+    """Answer of a rank of `terminate`, `resume` or `restart`. Only `resume` measures the end."""
+
+    steps: list[StepRecord] = Field(default_factory=list)
+    was_signalled: bool = False
+    """True if SIGTERM arrived."""
+    held: Hashes = Field(default_factory=dict)
+    """Hash of every part of a parameter or moment that this rank holds after the last step."""
+    trajectory: list[TrajectoryRecord] = Field(default_factory=list)
+    problem: str | None = None
+    """Why the checkpoint could not be loaded."""
+
+
+class ReadAnswer(Record):
+    """Measurements of the last checkpoint's model in plain transformers and peft. None: not measured."""
+
+    logits_error: Number | None = None
+    """Relative error of its logits against the yardstick's."""
+    adapter_effect: Number | None = None
+    """Relative change of the logits by the adapter."""
+    merged_errors: dict[str, Number] = Field(default_factory=dict)
+    """By what was done to the adapter, the relative error against the unmerged one's logits, in float64."""
+    problem: str | None = None
+    """Why the model could not be read."""
+
+
+_LOGITS = "logits.safetensors"
+
+
+def train_reference(_: Rank, request: TrainCheck) -> ReferenceAnswer:
+    """Train the yardstick and the noise run. Write their initial and final states to `request.folder`."""
+    folder, options = request.folder, request.options
+    run = parse_run(request.reference)
+    device = open_run(run)
+    batches = plan_batches(options)
+    num_parameters = count_parameters(options.model)
+    choose_threads(num_parameters)
+    wide = yardstick_dtype(num_parameters, device.supported_dtypes())
+    yardstick = TrustedSide(request, device, wide)
+    model = yardstick.trainer.model
+    facts, initial = yardstick.begin()
+    drawn = torch.get_rng_state()
+    recorded, end = yardstick.train_rounded(batches, initial)
+    draws = not torch.equal(drawn, torch.get_rng_state())
+    write_state(state_file(folder, len(batches)), end)
+    logits = logits_of(model, batches, device)
+    save_file({"logits": logits}, folder / _LOGITS)
+
+    noise = TrustedSide(request, device, None)
+    free = noise.train_freely(batches, initial)
+    ended = collect_state(noise.trainer, device.torch_device)["model"]
+    shares = {name: _share_changed(initial["model"][name], ended[name]) for name in ended}
+    report = ReferenceReport(
+        model=facts,
+        reference=describe_run(device, run) | {"yardstick": wide},
+        yardstick_losses=[step.loss for step in recorded],
+        noise_losses=[step.loss for step in free],
+        noise_trajectory=trajectory_of(noise.trainer.model, end),
+        num_tokens=[step.num_tokens for step in recorded],
+        num_rows=count_rows(batches),
+        num_trainable=facts["num_trainable"],
+        shared=shared_parameters(noise.trainer.model),
+        draws=draws,
+    )
+    error = relative_error(logits_of(noise.trainer.model, batches, device), logits)
+    return ReferenceAnswer(
+        training=report,
+        logits_noise=error,
+        moved=sorted(name for name, share in shares.items() if 2 * share > 1),
+    )
+
+
+def read_logits(golden: Path) -> Tensor:
+    """Read the yardstick's final logits, (N, V)."""
+    return load_file(golden / _LOGITS)["logits"]
+
+
+def logits_of(model: nn.Module, batches: Batches, device: Device) -> Tensor:
+    """Compute logits on the micro-batches of the first step, without dropout.
+
+    Returns: float32 on the host, (N, V), at the N positions without padding.
+    """
+    was_training, dtype = model.training, next(model.parameters()).dtype
+    model.eval()
+    conditions = comparable(str(dtype).removeprefix("torch."), device)
+    with torch.no_grad(), device.execution(), conditions:
+        rows = [_logits_of_batch(model, batch, device.torch_device) for batch in batches[0]]
+    model.train(was_training)
+    return torch.cat(rows)
+
+
+def relative_error(actual: Tensor, expected: Tensor) -> float:
+    """Return the norm of the difference over the norm of `expected`."""
+    a, e = actual.double(), expected.double()
+    return float((a - e).norm() / e.norm())
+
+
+def _share_changed(before: Tensor, after: Tensor) -> float:
+    return float((before.double() != after.double()).double().mean())
+
+
+def _logits_of_batch(model: nn.Module, batch: MicroBatch, torch_device: str) -> Tensor:
+    mask = batch["attention_mask"].to(torch_device)
+    logits = model(input_ids=batch["input_ids"].to(torch_device), attention_mask=mask).logits
+    kept: Tensor = logits[mask.bool()]
+    return kept.double().cpu().float() if kept.dtype == torch.float64 else kept.float().cpu()
+
+
+# Folder next to `model` with the merged weights, if the trainer writes them.
+MERGED_FOLDER = "merged"
+
+
+def read(rank: Rank, request: CaseRequest) -> ReadAnswer:
+    """Load the model of a checkpoint in a world of one rank and measure its logits."""
+    timeline = Timeline(Path(request.timelines) / "rank-0.jsonl", rank.device)
+    with timeline.phase("read"):
+        try:
+            return _read(request, rank)
+        except (OSError, ValueError, KeyError, RuntimeError, TypeError) as error:
+            return ReadAnswer(problem=f"{type(error).__name__}: {error}")
+
+
+def _read(request: CaseRequest, rank: Rank) -> ReadAnswer:
+    options, checkpoint = request.candidate.options, Path(request.checkpoint)
+    batches = plan_batches(options)
+    folder = checkpoint / MODEL_FOLDER
+    source = options.model if options.lora else str(folder)
+    dtype = parse_run(request.candidate.candidate).dtype
+    model = _loaded(source, dtype, rank)
+    if options.lora:
+        model = _with_adapter(model, folder)
+    expected = read_logits(request.candidate.golden)
+    error = relative_error(logits_of(model, batches, rank.device), expected)
+    if not options.lora:
+        return ReadAnswer(logits_error=error)
+    return _read_adapter(request, folder, batches, rank).model_copy(update={"logits_error": error})
+
+
+def _read_adapter(request: CaseRequest, folder: Path, batches: Batches, rank: Rank) -> ReadAnswer:
+    """Measure the unmerged adapter and, if requested, the merged one, in float64."""
+    with tempfile.TemporaryDirectory() as temporary:
+        base, merged = Path(temporary) / "base", Path(temporary) / "merged"
+        # Saved in float64 first: some models create buffers in the dtype of the loaded file.
+        save_pretrained(_loaded(request.candidate.options.model, "float64", rank), base)
+        model = _with_adapter(_loaded(str(base), "float64", rank), folder)
+
+        def logits_of_model(one: Any) -> Tensor:  # noqa: ANN401 - transformers' or peft's
+            return logits_of(one, batches, rank.device)
+
+        unmerged = logits_of_model(model)
+        with model.disable_adapter():
+            effect = relative_error(unmerged, logits_of_model(model))
+        if request.kind != "merged":
+            return ReadAnswer(adapter_effect=effect)
+        errors = {}
+        model.merge_adapter()
+        errors["merged into the weights"] = relative_error(logits_of_model(model), unmerged)
+        model.unmerge_adapter()
+        errors["merged and unmerged"] = relative_error(logits_of_model(model), unmerged)
+        own_export = Path(request.checkpoint) / MERGED_FOLDER
+        if not own_export.is_dir():
+            own_export = merged
+            save_pretrained(model.merge_and_unload(), merged)
+        exported = logits_of_model(_loaded(str(own_export), "float64", rank))
+        errors["merged, saved and loaded"] = relative_error(exported, unmerged)
+        return ReadAnswer(adapter_effect=effect, merged_errors=errors)
+
+
+def _loaded(source: str, dtype: str, rank: Rank) -> Any:  # noqa: ANN401 - transformers' model
+    return load_model(source, dtype=dtype, device=rank.device.torch_device).model
+
+
+def _with_adapter(model: Any, folder: Path) -> Any:  # noqa: ANN401 - peft's model
+    from peft import PeftModel
+
+    with warnings.catch_warnings():
+        # peft uses the old name of an attribute of transformers.
+        warnings.simplefilter("ignore", FutureWarning)
+        return PeftModel.from_pretrained(model, folder).eval()
+
 
 _METHODS: dict[str, CyclePhase] = {
     "step": "step",

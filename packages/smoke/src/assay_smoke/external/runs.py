@@ -1,21 +1,241 @@
-"""The runs of a training library, and its checkpoints."""
+"""The runs of a training library, and its checkpoints as users of plain transformers or peft read them."""
 
+import glob
+import re
+import shutil
+import warnings
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from assay.errors import AssayError
+from torch import Tensor
+
+from assay.dtypes import FORMATS
+from assay.errors import AssayError, UsageError, name_some
+from assay.files.reading import read_text
+from assay.models import load_model
 from assay.models.loading.loaded_model import stored_dtype
 from assay.runs import Progress
-from assay_smoke.external import checkpoints
-from assay_smoke.external.checkpoints import SavedModel, checkpoints_of, load_tensors
-from assay_smoke.external.evidence import Resumption, RunEvidence
-from assay_smoke.external.launch import Launch
-from assay_smoke.external.library import ExternalLibrary
-from assay_smoke.external.losses import LossesError
-from assay_smoke.external.watched_run import run
+from assay.training.state.files import hash_value
+from assay.training.trainers.adapters import read_adapter
+from assay.verdicts import Ratio
+from assay_smoke.external.library import ExternalLibrary, fill
+from assay_smoke.external.watched_run import Launch, LossesError, RunEvidence, run
+
+_STEP = r"(?P<step>\d+)"
+
+# Settings of Hugging Face or peft that make training depend on the split: a positive dropout, whose
+# masks depend on it (attention_dropout, resid_pdrop, lora_dropout), or a loss that balances experts
+# over a micro-batch.
+_SPLIT_DEPENDENCE = re.compile(
+    r'"(\w*drop\w*)":\s*(\d*\.?\d*[1-9][\d.e-]*)|"(output_router_logits)":\s*(true)'
+)
+
+
+def make_checkpoint_error(launch: Launch) -> UsageError:
+    """Describe training that ended well without a checkpoint where they are expected."""
+    output = launch.output
+    there = sorted(str(path.relative_to(output)) for path in output.rglob("*") if path.is_dir())
+    held = f"the folders are: {name_some(there, 8)}" if there else "there is no folder"
+    return UsageError(
+        f"checkpoints.folder: nothing matches {_absolute(launch, launch.library.checkpoints.folder)},"
+        f" although training ended well; in {output} {held}"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class SavedModel:
+    """The contents of a checkpoint."""
+
+    step: int
+    hashes: Mapping[str, str] = field(default_factory=dict)
+    """Hash of each tensor by name."""
+    not_finite: tuple[str, ...] = ()
+    zero: tuple[str, ...] = ()
+    """Tensors whose elements are all zero."""
+    only_shrunk: bool = False
+    """Since the checkpoint before, or the start, elements moved, all of them toward zero."""
+    problem: str | None = None
+    """Why the checkpoint cannot be read. The other fields are then empty."""
+
+
+def find_checkpoints(pattern: str) -> dict[int, Path]:
+    """Find the paths that match `pattern`, by step in rising order.
+
+    pattern: an absolute path with {step}, in which * matches anything.
+    """
+    anywhere = "*".join(glob.escape(part).replace("[*]", "*") for part in pattern.split("{step}"))
+    parts = [re.escape(part).replace(r"\*", "[^/]*") for part in pattern.split("{step}")]
+    # The first placeholder captures the number, and the others repeat it.
+    expression = re.compile(f"{parts[0]}{_STEP}{'(?P=step)'.join(parts[1:])}")
+    found: dict[int, Path] = {}
+    for path in glob.glob(anywhere):  # noqa: PTH207 - of an absolute pattern
+        if match := expression.fullmatch(path):
+            found[int(match["step"])] = Path(path)
+    return dict(sorted(found.items()))
+
+
+def checkpoints_of(launch: Launch) -> dict[int, Path]:
+    """Find the checkpoints of a run by the number of steps before them."""
+    checkpoints = launch.library.checkpoints
+    return _by_step(launch, checkpoints.folder, checkpoints.numbers)
+
+
+def copy_until(step: int, source: Launch, launch: Launch) -> Path:
+    """Copy the output of `source` to `launch` without the checkpoints after `step`.
+
+    Returns: the checkpoint of `step`.
+    """
+    shutil.copytree(source.output, launch.output, symlinks=True)
+    paths = list(checkpoints_of(launch).items())
+    checkpoints = launch.library.checkpoints
+    if checkpoints.state is not None:
+        paths += _by_step(launch, checkpoints.state, checkpoints.state_numbers).items()
+    for number, path in paths:
+        if number > step:
+            shutil.rmtree(path)
+    return checkpoints_of(launch)[step]
+
+
+def _absolute(launch: Launch, pattern: str) -> str:
+    return str(launch.working_folder.resolve() / fill(pattern, launch.values))
+
+
+def _by_step(launch: Launch, pattern: str, numbers: tuple[int, int] | None) -> dict[int, Path]:
+    found = {
+        launch.library.step_of(number, numbers): path
+        for number, path in find_checkpoints(_absolute(launch, pattern)).items()
+    }
+    return {step: path for step, path in found.items() if step is not None}
+
+
+def read_history(
+    launch: Launch, folders: Mapping[int, Path], start: Mapping[str, Tensor] | None = None
+) -> Iterator[SavedModel]:
+    """Read checkpoints one after the other, each with its change since the one before.
+
+    start: the tensors before the first one.
+    """
+    before = start
+    for step, folder in folders.items():
+        try:
+            tensors = read_tensors(launch, folder)
+        except AssayError as error:
+            yield SavedModel(step, problem=str(error))
+            continue
+        saved = saved_of(step, tensors)
+        yield replace(saved, only_shrunk=before is not None and only_shrinks(tensors, before))
+        before = tensors
+
+
+def only_shrinks(actual: Mapping[str, Tensor], before: Mapping[str, Tensor]) -> bool:
+    """Return True if elements moved, and all of them toward zero, as weight decay alone moves them.
+
+    Rounding keeps the order of numbers, so this holds in every dtype. A gradient moves about half of
+    all elements away from zero.
+    """
+    pairs = [(one, before[name]) for name, one in actual.items() if name in before]
+    moved = any(not one.equal(old) for one, old in pairs)
+    return moved and all(
+        one.shape == old.shape
+        and bool((one.abs() <= old.abs()).all())
+        and bool((one.sign() * old.sign() >= 0).all())
+        for one, old in pairs
+    )
+
+
+def saved_of(step: int, tensors: Mapping[str, Tensor]) -> SavedModel:
+    """Describe the tensors of a checkpoint, or of the initial model."""
+    return SavedModel(
+        step,
+        {name: hash_value(tensor) for name, tensor in tensors.items()},
+        tuple(sorted(name for name, one in tensors.items() if not bool(one.isfinite().all()))),
+        tuple(sorted(name for name, one in tensors.items() if not bool(one.any()))),
+    )
+
+
+def read_tensors(launch: Launch, folder: Path) -> dict[str, Tensor]:
+    """Read the tensors of a checkpoint by name. Raises: AssayError if it cannot be read."""
+    checkpoints = launch.library.checkpoints
+    model = folder / checkpoints.model
+    if checkpoints.kind == "adapter":
+        _load_by_peft(launch.model, model)
+        return read_adapter(model)
+    if not model.is_dir():
+        raise UsageError(f"{folder} has no folder {checkpoints.model}")
+    return load_tensors(model, stored_dtype(str(model), "refuse"))
+
+
+def find_split_dependence(model: Path) -> str | None:
+    """Find a setting in a folder that makes training depend on the split, as "lora_dropout 0.1"."""
+    for file in (model / "adapter_config.json", model / "config.json"):
+        if file.is_file() and (found := _SPLIT_DEPENDENCE.search(read_text(file))):
+            return " ".join(filter(None, found.groups()))
+    return None
+
+
+def narrowest_dtype(tensors: Mapping[str, Tensor]) -> str:
+    """Return the floating dtype with the fewest digits."""
+    names = {str(one.dtype).removeprefix("torch.") for one in tensors.values()} & FORMATS.keys()
+    return max(names, key=lambda name: FORMATS[name].unit_roundoff, default="float32")
+
+
+def load_tensors(model: Path, dtype: str) -> dict[str, Tensor]:
+    """Load the tensors of a model folder by transformers."""
+    return dict(load_model(str(model), dtype=dtype).model.state_dict())
+
+
+def _load_by_peft(start: Path, adapter: Path) -> None:
+    """Load an adapter by peft. Raises: UsageError if that fails or the file lacks tensors."""
+    from peft import PeftModel, get_peft_model_state_dict
+
+    tensors = read_adapter(adapter)
+    base: Any = load_model(str(start), dtype=stored_dtype(str(start), "refuse")).model
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            loaded = PeftModel.from_pretrained(base, str(adapter))
+            held = get_peft_model_state_dict(loaded, save_embedding_layers=False)
+    except Exception as error:  # peft does not wrap errors
+        raise UsageError(f"peft cannot load {adapter}: {type(error).__name__}: {error}") from error
+    # peft leaves tensors that the file lacks at their initial values.
+    if missing := sorted(held.keys() - tensors.keys()):
+        raise UsageError(
+            f"{adapter} lacks {len(missing)} of {len(held)} tensors of its adapter:"
+            f" {name_some(missing)}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Errors of a resumed run relative to those of a repeated one."""
+
+    losses: Ratio
+    ends: Ratio
+    moved: float
+    """Change by training since the checkpoint, in the unit of the error of the ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resumption:
+    """A run that resumed from a checkpoint."""
+
+    run: RunEvidence
+    end: SavedModel | None = None
+    """Its last checkpoint; None if there is none or the run ended badly."""
+    repeated_differs: bool | None = None
+    """Whether two uninterrupted runs of one seed differ; None if the resumed run is equal."""
+    spread: Spread | None = None
+    """None if two uninterrupted runs are equal or left nothing to compare."""
+
+    @property
+    def ratios(self) -> list[Ratio]:
+        """Return the ratios of the spread."""
+        return [] if self.spread is None else [self.spread.losses, self.spread.ends]
+
 
 # The order in which runs are reported.
 _ORDER = ("uninterrupted", "resumed", "repeated", "interrupted", "equivalent", "after-sigterm")
@@ -87,15 +307,15 @@ class Cycle:
         self._require_losses(first)
         found = checkpoints_of(self.launch)
         if not found:
-            raise checkpoints.make_checkpoint_error(self.launch)
+            raise make_checkpoint_error(self.launch)
         start = None
         if self.library.checkpoints.kind == "hugging-face":
             with suppress(AssayError):  # the level `checkpoint` says why it cannot be read
                 last = found[max(found)] / self.library.checkpoints.model
                 start = load_tensors(self.launch.model, stored_dtype(str(last), "refuse"))
-                self.start = checkpoints.saved_of(0, start)
+                self.start = saved_of(0, start)
         with self.progress.task("reads checkpoints", len(found)) as task:
-            for saved in checkpoints.read_history(self.launch, found, start):
+            for saved in read_history(self.launch, found, start):
                 self.saved[saved.step] = saved
                 task.advance()
 

@@ -4,29 +4,366 @@ An aborted Python process prints its stacks if PYTHONFAULTHANDLER was set at its
 processes, the kernel names the function in which they sleep.
 """
 
+import math
 import os
 import re
 import resource
+import shutil
 import signal
 import subprocess
+import sys
 import threading
 import time
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, Literal, cast
 
 import psutil
 
-from assay.errors import AssayError, MachineError
+from assay.devices.base import Device
+from assay.devices.registry import open_device
+from assay.errors import AssayError, MachineError, UsageError, exit_in_words
+from assay.files import UnreadableFileError, parse_json, read_bytes, write_whole
+from assay.foreign_text import shorten
 from assay.launch.failures.stacks import describe_place, read_stack
 from assay.runs import Progress, Task
 from assay.watchdog import temporary_folder, watched
-from assay_smoke.external.evidence import Phase, RunEvidence
-from assay_smoke.external.launch import Launch, search_path
-from assay_smoke.external.library import fill
-from assay_smoke.external.losses import LossReader
-from assay_smoke.machine.leftovers import Snapshot, find_leftovers
-from assay_smoke.machine.process_tree import MemoryWatch, ProcessTree, describe
+from assay_smoke.cases.timeline import CyclePhase, PhaseTime
+from assay_smoke.external.library import ExternalLibrary, Losses, fill, read_library
+from assay_smoke.machine import (
+    FULL_DISK,
+    Leftover,
+    MemoryUse,
+    MemoryWatch,
+    ProcessTree,
+    Snapshot,
+    describe,
+    find_leftovers,
+    free_port,
+    ports_taken,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """A launch of the library. Its log NAME.log and its output go to `folder`."""
+
+    name: str
+    library: ExternalLibrary
+    model: Path
+    folder: Path
+    working_folder: Path
+    device: Device | None = None
+    resume_from: Path | None = None
+    """Checkpoint to resume from."""
+    first_step: int = 0
+    """Number of steps made before."""
+    sigterm_after: int | None = None
+    """Number of logged losses after which the process gets SIGTERM; None for never."""
+
+    @property
+    def log(self) -> Path:
+        """Return the file with all output of the processes."""
+        return self.folder / f"{self.name}.log"
+
+    @property
+    def output(self) -> Path:
+        """Return the folder of {output}."""
+        return self.folder / f"{self.name}-output"
+
+    @property
+    def values(self) -> dict[str, object]:
+        """Return the values of all placeholders except the port."""
+        library = self.library
+        values = {
+            "python": sys.executable, "model": self.model, "output": self.output.resolve(),
+            "steps": library.steps, "save_every": library.save_every, "seed": library.seed,
+            "ranks": library.ranks, "cards": library.cards,
+            "batch_size": library.batch_size, "accumulation": library.accumulation,
+            "saves": len(library.saved_steps),
+            "keep": len(library.saved_steps) if library.keep is None else library.keep,
+        }  # fmt: skip
+        if library.data is not None:
+            values["data"] = (self.working_folder / library.data).resolve()
+        return values
+
+    def command(self) -> list[str]:
+        """Return the words of the launch line, with a free port for {port}."""
+        values = self.values | {"port": free_port()}
+        words = [fill(word, values) for word in self.library.launch]
+        if self.resume_from is not None:
+            values["resume_from"] = self.resume_from.resolve()
+            words += [fill(word, values) for word in self.library.resume]
+        return words
+
+
+def search_path() -> str:
+    """Return the search path of programs, with the folder of this Python first, as if it were activated."""
+    return f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+
+
+def require_runnable(toml: Path) -> ExternalLibrary:
+    """Read the library that `toml` describes, and check what its launch line needs of this machine.
+
+    Raises: UsageError or MachineError for a wrong key, program, port or number of cards.
+    """
+    library = read_library(toml)
+    program, path = fill(library.launch[0], {"python": sys.executable}), search_path()
+    if not any(shutil.which(name, path=path) for name in (program, str(toml.parent / program))):
+        hint = library.install or "install it, or give its path"
+        raise UnreadableFileError(f"launch: the program {program!r} was not found: {hint}")
+    if taken := ports_taken(library.ports):
+        raise MachineError(
+            f"port {taken[0]} of `ports` is taken: end the process that listens there (ss -ltnp), or"
+            " write {port} in the launch line for a free one"
+        )
+    device = open_device(library.device)
+    here = 0 if device.torch_device == "cpu" else device.count()
+    if library.cards > here:
+        raise MachineError(
+            f"`cards` is {library.cards}, but this machine has {here} of `device` {library.device!r}"
+            " (`assay devices` lists all): ask for fewer, or name another device"
+        )
+    return library
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedLoss:
+    """A logged loss, with the step and learning rate if they are logged too."""
+
+    step: int | None
+    value: float
+    learning_rate: float | None = None
+    seen_at: float = field(default_factory=time.time, compare=False)
+    """Time of its reading, in seconds since the epoch."""
+
+
+class LossesError(UsageError):
+    """A library that does not log losses as its TOML file says."""
+
+    @classmethod
+    def no_number(cls, text: object, where: str) -> "LossesError":
+        """Describe a loss or step that is not a number."""
+        return cls(f"{where} gives {shorten(repr(text))}, which is not a number")
+
+
+class LossReader:
+    """Collects losses: `take` gets every line of the output, `poll` reads the file."""
+
+    def __init__(self, losses: Losses, file: Path | None) -> None:
+        self._losses, self._file = losses, file
+        self._pattern = None if losses.pattern is None else re.compile(losses.pattern)
+        # Losses in a copied output belong to an earlier run.
+        self._lines_read = len(_whole_lines(file))
+        self.found: list[LoggedLoss] = []
+
+    def take(self, line: str) -> None:
+        """Search a line of the output for a loss."""
+        if self._pattern is not None and (match := self._pattern.search(line)):
+            groups = match.groupdict()
+            self._add(groups["loss"], groups.get("step"), groups.get("lr"), "losses.pattern")
+
+    def poll(self) -> None:
+        """Read new lines of the file."""
+        lines = _whole_lines(self._file)
+        if len(lines) < self._lines_read:
+            self._lines_read = 0  # the library has restarted the file
+        for line in lines[self._lines_read :]:
+            for values in _objects_in(line):
+                if self._losses.loss in values:
+                    step, rate = (
+                        values.get(name) for name in (self._losses.step, self._losses.learning_rate)
+                    )
+                    self._add(values[self._losses.loss], step, rate, "losses.file")
+        self._lines_read = len(lines)
+
+    def _add(self, loss: object, step: object, rate: object, where: str) -> None:
+        one = LoggedLoss(
+            None if step is None else _step(step, f"`step` of {where}"),
+            _number(loss, f"`loss` of {where}"),
+            None if rate is None else _number(rate, f"the learning rate of {where}"),
+        )
+        # Each rank may log the loss of the step.
+        repeated = one.step is not None and self.found and self.found[-1] == one
+        if not repeated:
+            self.found.append(one)
+
+
+def _whole_lines(file: Path | None) -> list[str]:
+    if file is None or not file.is_file():
+        return []
+    return read_bytes(file).decode(errors="replace").split("\n")[:-1]
+
+
+def _objects_in(line: str) -> Iterator[Mapping[str, object]]:
+    try:
+        values = parse_json(line, "a line of a log")
+    except UnreadableFileError:
+        return
+    if isinstance(values, dict):
+        yield values
+
+
+def _number(value: object, where: str) -> float:
+    try:
+        return float(str(value))
+    except ValueError:
+        raise LossesError.no_number(value, where) from None
+
+
+def _step(value: object, where: str) -> int:
+    number = _number(value, where)
+    if not math.isfinite(number):
+        raise LossesError.no_number(value, where)
+    return int(number)
+
+
+Phase = Literal["set-up", "steps", "tear-down"]
+
+_TAIL_LINES = 20
+
+# Names of worlds in timelines for runs that have a counterpart among the worlds of a case.
+_WORLDS = {"uninterrupted": "train", "interrupted": "terminate", "resumed": "resume"}
+
+_MISSING_MODULE = re.compile(
+    r"^(?:\[.*?\]:\s*)?ModuleNotFoundError: No module named '([^']+)'", re.MULTILINE
+)
+
+
+@dataclass(slots=True)
+class RunEvidence:
+    """The evidence from one run. Times are in seconds since the epoch."""
+
+    launch: Launch
+    exit_code: int = 0
+    losses: list[LoggedLoss] = field(default_factory=list)
+    signalled_after: int | None = None
+    """Number of losses when SIGTERM was sent."""
+    hung_in: Phase | None = None
+    """Phase in which a time limit passed."""
+    waits: list[str] = field(default_factory=list)
+    """Places where the processes of a hung run waited."""
+    leftovers: list[Leftover] = field(default_factory=list)
+    host: MemoryUse = field(default_factory=lambda: MemoryUse(0, 0, 0))
+    on_device: MemoryUse | None = None
+    began_at: float = 0.0
+    ended_at: float = 0.0
+
+    @property
+    def values(self) -> list[float]:
+        """Return the losses as numbers."""
+        return [loss.value for loss in self.losses]
+
+    @property
+    def ended_well(self) -> bool:
+        """Return whether it ended by itself, with exit code 0."""
+        return self.exit_code == 0 and self.hung_in is None
+
+    @property
+    def phase(self) -> Phase:
+        """Return the phase that the losses so far imply."""
+        if not self.losses:
+            return "set-up"
+        return "steps" if self.steps_made < self.launch.library.steps else "tear-down"
+
+    @property
+    def seconds(self) -> dict[Phase, float]:
+        """Return the duration of each phase: until the first loss, until the last, until the end."""
+        logged = [loss.seen_at for loss in self.losses] or [self.ended_at]
+        return {
+            "set-up": logged[0] - self.began_at,
+            "steps": logged[-1] - logged[0],
+            "tear-down": self.ended_at - logged[-1],
+        }
+
+    @property
+    def steps_made(self) -> int:
+        """Return the number of steps made, including those before a resume."""
+        return self.launch.first_step + len(self.losses)
+
+    def describe_bad_end(self) -> str | None:
+        """Describe a bad end and its place, or return None for a good end. A full disk comes first."""
+        name, library = self.launch.name, self.launch.library
+        where = f"after step {self.steps_made} of {library.steps}"
+        if not self.losses:
+            where = "before its first loss"
+        if self.hung_in is not None:
+            tears_down = self.hung_in == "tear-down"
+            limit = library.end_limit_seconds if tears_down else library.time_limit_seconds
+            return (
+                f"the {name} run hung in {self.hung_in}, {where}: over {limit:g} s"
+                f"{self.describe_waits()}"
+            )
+        if not self.exit_code:
+            return None
+        reason = f"the {name} run {exit_in_words(self.exit_code)} {where}; {self._last_line}"
+        full = next((words for words in FULL_DISK if words in self.last_lines), None)
+        return reason if full is None else f"{full}: {reason}"
+
+    def describe_waits(self) -> str:
+        """Describe where the processes of a hung run were, each after a semicolon."""
+        return "".join(f"; {place}" for place in self.waits)
+
+    @property
+    def _log_lines(self) -> list[str]:
+        return self.launch.log.read_text(encoding="utf-8", errors="replace").splitlines()
+
+    @property
+    def _last_line(self) -> str:
+        last = next((line.strip() for line in reversed(self._log_lines) if line.strip()), "")
+        return f"its last line is {last!r} ({self.launch.log})" if last else "it printed nothing"
+
+    @property
+    def last_lines(self) -> str:
+        """Describe the end of the log, for a message."""
+        lines = self._log_lines
+        if not lines:
+            return f" It printed nothing ({self.launch.log} is empty)."
+        shown = "\n".join(f"  {line}" for line in lines[-_TAIL_LINES:])
+        return f" Its last lines ({self.launch.log}):\n{shown}"
+
+    def require_modules(self) -> None:
+        """Check that it did not fail for lack of a Python package. Raises: MachineError."""
+        missing = _MISSING_MODULE.search("\n".join(self._log_lines))
+        if self.exit_code and not self.losses and missing:
+            name = missing[1].partition(".")[0]
+            hint = self.launch.library.install or f"install it there, as by pip install {name}"
+            raise MachineError(
+                f"the launch line needs the Python package {name!r}, which is absent: {hint}"
+            )
+
+    def write_timeline(self, folder: Path) -> None:
+        """Write the phases to timelines/WORLD/rank-0.jsonl, for the page of a session.
+
+        A step ends when its loss is logged. A checkpoint after it counts to the next step.
+        """
+        ends = [*(loss.seen_at for loss in self.losses), self.ended_at]
+        first = self.launch.first_step + 2
+        names: list[tuple[CyclePhase, int | None]] = [
+            ("set-up", None),
+            *(("step", first + index) for index in range(len(self.losses) - 1)),
+            ("tear-down", None),
+        ]
+        rows = [
+            PhaseTime(
+                phase=phase,
+                number=number,
+                begin=begin,
+                end=None if self.hung_in is not None and end == self.ended_at else end,
+                host_bytes=self.host.peak_bytes,
+                device_bytes=0 if self.on_device is None else self.on_device.peak_bytes,
+            )
+            for (phase, number), begin, end in zip(
+                names, [self.began_at, *ends], ends, strict=False
+            )
+        ]
+        world = _WORLDS.get(self.launch.name, self.launch.name)
+        path = folder / "timelines" / world / "rank-0.jsonl"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, "".join(row.model_dump_json() + "\n" for row in rows))
+
 
 _POLL_SECONDS = 0.02
 _CHUNK_BYTES = _LONGEST_LINE_BYTES = 1 << 16

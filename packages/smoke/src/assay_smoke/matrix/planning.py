@@ -1,26 +1,179 @@
-"""Makes the plan of a session, written as JSON, from the matrix, recorded runs and the user's options."""
+"""Makes the plan of a session: selects, orders and schedules cases, and prints them.
 
-from collections.abc import Callable, Iterable, Iterator
+The plan is written as JSON. It follows from the matrix, recorded runs and the user's options.
+"""
+
+import heapq
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from pydantic import Field
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
 
-from assay.errors import UsageError
+from assay.errors import UsageError, name_some
+from assay.output.console import new_table, open_console
 from assay.verdicts import SCHEMA, Record
 from assay_smoke.matrix.cases import Case
-from assay_smoke.matrix.coverage import (
+from assay_smoke.matrix.durations import Durations, history_file, machine_kind, read_history
+from assay_smoke.matrix.rules import (
+    HOST,
     Coverage,
     Pair,
+    Rule,
     choose_cases,
     covered_pairs,
     pair_in_words,
     pairs_of,
+    rules_for,
+    rules_of_vendor,
 )
-from assay_smoke.matrix.durations import Durations, history_file, machine_kind, read_history
-from assay_smoke.matrix.expressions import compile_expression
-from assay_smoke.matrix.ordering import OrderedCase, TimedJob, order_by_value, schedule_jobs
-from assay_smoke.matrix.rules import HOST, Rule, rules_for, rules_of_vendor
+
+Matches = Callable[[str], bool]
+
+_TOKEN = re.compile(r"\s*([()]|[\w:+.\[\]\\/-]+)")
+_END = ""
+
+
+def compile_expression(text: str) -> Matches:
+    """Return a function that tests whether an id matches `text`.
+
+    Raises: UsageError.
+    """
+    source: list[str] = []
+    depth, wants_word = 0, True
+    for symbol, column in _tokens(text):
+        if wants_word and symbol in ("and", "or", ")", _END):
+            raise _error(text, column, "a word of an id was expected")
+        if not wants_word and depth and symbol not in ("and", "or", ")"):
+            raise _error(text, column, "a closing parenthesis was expected")
+        if not wants_word and not depth and symbol not in ("and", "or", _END):
+            raise _error(text, column, "and, or, or the end was expected")
+        wants_word = symbol in ("and", "or", "not", "(")
+        depth += (symbol == "(") - (symbol == ")")
+        is_word = symbol not in ("and", "or", "not", "(", ")", _END)
+        source.append(f"({symbol.lower()!r} in name)" if is_word else symbol)
+    code = compile(" ".join(source), "-k", "eval")
+    return lambda name: bool(eval(code, {"name": name.lower()}))  # noqa: S307 - words are quoted
+
+
+def _tokens(text: str) -> list[tuple[str, int]]:
+    """Split into words, parentheses and the end, each with its column from 1."""
+    tokens, position = [], 0
+    while rest := text[position:].lstrip():
+        found = _TOKEN.match(text, position)
+        if found is None:
+            column = len(text) - len(rest) + 1
+            raise _error(text, column, f"{rest[0]!r} cannot be in an id")
+        tokens.append((found[1], found.start(1) + 1))
+        position = found.end()
+    return [*tokens, (_END, len(text) + 1)]
+
+
+def _error(text: str, column: int, problem: str) -> UsageError:
+    """Describe the problem at `column`, counted from 1."""
+    return UsageError(
+        f"-k {text!r}: {problem} at column {column}; as in -k 'fsdp and not (lora or 4)'"
+    )
+
+
+_BUDGET = re.compile(
+    r"(?:(?P<hours>\d+(?:\.\d+)?)h)?(?:(?P<minutes>\d+(?:\.\d+)?)m)?(?:(?P<seconds>\d+(?:\.\d+)?)s)?"
+)
+_SECONDS = {"hours": 3600, "minutes": 60, "seconds": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class OrderedCase:
+    """A case at its place in the order."""
+
+    case: Case
+    new_pairs: tuple[Pair, ...]
+    """Pairs of words that no earlier case has."""
+
+
+def order_by_value(
+    cases: Sequence[Case],
+    urgency: Callable[[Case], tuple[bool, ...]],
+    expected_seconds: Callable[[Case], float],
+) -> list[OrderedCase]:
+    """Order `cases` by falling urgency, then by new pairs per second."""
+    seen: set[Pair] = set()
+
+    def rank(case: Case) -> tuple[list[bool], float, float, str]:
+        new = len(set(pairs_of(case)) - seen)
+        seconds = max(expected_seconds(case), 1e-9)
+        return [not urgent for urgent in urgency(case)], -new / seconds, seconds, case.id
+
+    queue = [(rank(case), number) for number, case in enumerate(cases)]
+    heapq.heapify(queue)
+    ordered = []
+    while queue:
+        case = cases[queue[0][1]]
+        # New pairs only become fewer, so a case that stays first after its recount is the best.
+        if (renewed := (rank(case), queue[0][1])) > queue[0]:
+            heapq.heapreplace(queue, renewed)
+            continue
+        heapq.heappop(queue)
+        new = set(pairs_of(case)) - seen
+        seen |= new
+        ordered.append(OrderedCase(case, tuple(sorted(new))))
+    return ordered
+
+
+class TimedJob(NamedTuple):
+    """A case to schedule."""
+
+    slots: int
+    """Number of slots of the machine that the case occupies."""
+    seconds: float
+
+
+def schedule_jobs(
+    jobs: Sequence[TimedJob], num_slots: int, budget_seconds: float | None = None
+) -> tuple[list[int], float]:
+    """Schedule all jobs, the longest first, on a machine with one slot per card.
+
+    A host has one slot: its cases share the cores. The ranks of a job that needs more slots than there
+    are share all of them. With a budget, schedule the jobs that end within it, in the given order. If not
+    even one fits, schedule the first.
+
+    Returns: the numbers of the scheduled jobs, and the end of the last.
+    """
+    free_at = [0.0] * num_slots  # in rising order
+    numbers = list(range(len(jobs)))
+    if budget_seconds is None:
+        numbers.sort(key=lambda number: -jobs[number].seconds)
+    scheduled: list[int] = []
+    for number in numbers:
+        needed = min(jobs[number].slots, num_slots)
+        end = free_at[needed - 1] + jobs[number].seconds
+        if budget_seconds is None or end <= budget_seconds:
+            free_at[:needed] = [end] * needed
+            free_at.sort()
+            scheduled.append(number)
+    if jobs and not scheduled:
+        return [0], jobs[0].seconds
+    return scheduled, free_at[-1]
+
+
+def parse_budget(text: str) -> float:
+    """Return the seconds of a time such as "30m", "90s" or "1h30m".
+
+    Raises: UsageError for any other text and for zero.
+    """
+    found = _BUDGET.fullmatch(text.strip())
+    parts = found.groupdict() if found else {}
+    seconds = sum(float(number) * _SECONDS[unit] for unit, number in parts.items() if number)
+    if seconds <= 0:
+        raise UsageError(f"--budget {text}: a time with its unit is needed, as in 30m or 1h30m")
+    return seconds
 
 
 class PlannedCase(Record):
@@ -246,3 +399,88 @@ def _refused(rule: Rule) -> RefusedCombination:
         reason=rule.reason,
         shown_by=rule.shown_by,
     )
+
+
+# --json lists all.
+_CASES_SHOWN = 100
+_PAIRS_SHOWN = 6
+
+_LINE_WIDTH = 500
+
+_MINUTE = 60
+
+
+def print_plan(planned: SmokePlan) -> None:
+    """Print the cases with reasons, the cases left out, and a summary."""
+    console = open_console()
+    table = new_table("SECONDS", "PAIRS", "CASE", "WHY")
+    for case in planned.cases[:_CASES_SHOWN]:
+        pairs = f"+{case.new_pairs}" if case.new_pairs else ""
+        why = "; ".join(case.reasons)
+        table.add_row(*map(Text, (_seconds(case), pairs, case.id, why)))
+    if planned.cases:
+        _print_whole(console, table)
+    _print_rest(console, len(planned.cases), "cases")
+    _print_left_out(console, planned)
+    for note in planned.notes:
+        _print_line(console, f"note: {note}")
+    _print_line(console, _summary(planned))
+
+
+def print_refused(planned: SmokePlan) -> None:
+    """Print refused combinations."""
+    console = open_console()
+    table = new_table("REFUSED", "WHY")
+    for refused in planned.refused:
+        table.add_row(*map(Text, (refused.combination, refused.reason)))
+    console.print("", table, sep="\n")
+
+
+def _print_left_out(console: Console, planned: SmokePlan) -> None:
+    if not planned.left_out:
+        return
+    table = new_table("SECONDS", "PAIRS", "LEFT OUT", "WHY")
+    for case in planned.left_out[:_CASES_SHOWN]:
+        lost = f"-{len(case.lost_pairs)}" if case.lost_pairs else ""
+        table.add_row(*map(Text, (_seconds(case), lost, case.id, case.reason)))
+    console.print()
+    _print_whole(console, table)
+    _print_rest(console, len(planned.left_out), "left-out cases")
+    lost_pairs = [pair for case in planned.left_out for pair in case.lost_pairs]
+    if lost_pairs:
+        _print_line(console, f"pairs lost: {name_some(lost_pairs, _PAIRS_SHOWN)}")
+
+
+def _print_whole(console: Console, table: Table) -> None:
+    """Print lines unbroken, so that ids can be copied."""
+    needed = Measurement.get(console, console.options.update(max_width=_LINE_WIDTH), table).maximum
+    open_console(width=max(needed, console.width)).print(table)
+
+
+def _print_line(console: Console, line: str) -> None:
+    console.print(line, soft_wrap=True)
+
+
+def _print_rest(console: Console, number: int, what: str) -> None:
+    if number > _CASES_SHOWN:
+        console.print(f"and {number - _CASES_SHOWN:,} more {what}: --json lists all")
+
+
+def _summary(planned: SmokePlan) -> str:
+    cases = planned.cases
+    sources = Counter("recorded" if case.recorded else "estimated" for case in cases)
+    known = ", ".join(f"{number} {source}" for source, number in sources.items())
+    return (
+        f"\n{len(cases):,} cases, {planned.pairs.covered} of {planned.pairs.possible} pairs of"
+        f" values that can meet, about {_time(planned.expected_seconds)} on {planned.machine}"
+        + (f" (times: {known})" if known else "")
+    )
+
+
+def _seconds(case: PlannedCase | LeftOutCase) -> str:
+    """Format the expected time, with "~" for an estimate."""
+    return f"{'' if case.recorded else '~'}{case.expected_seconds:.0f}"
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds / _MINUTE:.0f} min" if seconds >= 2 * _MINUTE else f"{seconds:.0f} s"

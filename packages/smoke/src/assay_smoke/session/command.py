@@ -1,36 +1,260 @@
-"""Runs a session for `assay smoke run`."""
+"""Runs a session for `assay smoke run`: its items in turn, or side by side in processes with their own devices.
 
+An item is a case of the matrix, or a training library with a command line. It runs once more after a failure
+of the machine.
+"""
+
+import shlex
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
+from assay.comparing.levels import failed
 from assay.devices.detection.isolation import require_run
 from assay.devices.registry import open_device
 from assay.devices.run_string import parse_run
-from assay.errors import UsageError
+from assay.errors import AssayError, UsageError
 from assay.files import DiskError, read_record, write_whole
-from assay.runs import RunFolder, open_progress
+from assay.launch import TimeLimits
+from assay.report.publish import publish_one
+from assay.report.run_report import read_report
+from assay.runs import Progress, RemoteFunction, RunFolder, ask, open_progress
+from assay.runs.processes.groups import interrupt_all
+from assay.runs.results import write_results
 from assay.training.trainers.registry import require_trainer
-from assay.verdicts import SCHEMA
-from assay_smoke.cases.running import prepare
-from assay_smoke.cases.settings import TRAINERS, is_deepspeed
-from assay_smoke.external.launch import require_runnable
+from assay.verdicts import SCHEMA, Outcome, Verdict
+from assay_smoke.cases.running import TRAINERS, CaseRun, is_deepspeed, prepare
+from assay_smoke.external.levels import run_external
 from assay_smoke.external.library import read_library
+from assay_smoke.external.watched_run import require_runnable
+from assay_smoke.judging import verdict_of
+from assay_smoke.machine import failed_part
 from assay_smoke.matrix.cases import Case, case_of
-from assay_smoke.matrix.coverage import Coverage, covered_pairs
 from assay_smoke.matrix.durations import RecordedRun, history_file, machine_kind, record_runs
-from assay_smoke.matrix.expressions import compile_expression
-from assay_smoke.matrix.ordering import parse_budget
-from assay_smoke.matrix.planning import PlanOptions, SmokePlan, plan_smoke
-from assay_smoke.matrix.rules import HOST, check_compatible, rules_for
-from assay_smoke.session.items import COMMAND, SessionItem, case_item, external_item
-from assay_smoke.session.results import CaseResult, SessionReport, write_page
-from assay_smoke.session.side_by_side import Devices, run_items
+from assay_smoke.matrix.planning import (
+    PlanOptions,
+    SmokePlan,
+    compile_expression,
+    parse_budget,
+    plan_smoke,
+)
+from assay_smoke.matrix.rules import HOST, Coverage, check_compatible, covered_pairs, rules_for
+from assay_smoke.session.results import (
+    CaseResult,
+    SessionReport,
+    peak_memory,
+    phases_of,
+    reason_of,
+    write_page,
+)
 from assay_smoke.trainers.deepspeed.process import require_deepspeed
+
+COMMAND = "command:"
+
+_COLLECTIVE_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class SessionItem:
+    """A case or library that a session runs and judges."""
+
+    name: str
+    """Name in reports and of its folder."""
+    command: str
+    """Command that runs it alone."""
+    run: Callable[[Path, Progress], Verdict]
+    """Runs it and writes its verdict and logs into a folder. Sent to other processes."""
+    num_cards: int | None = None
+    """Number of devices that it uses; None for all."""
+    is_planned: bool = True
+    """False for a library, which may contradict its file. A planned case has to be possible."""
+
+
+def case_item(
+    case: Case, device: str, references: Path, trainer: str | None, timeout: float
+) -> SessionItem:
+    """Make the item of a case; see `CaseRun`. timeout: of a world, in seconds."""
+    words = ["assay", "smoke", "run", case.id, "--device", device]
+    words += ["--trainer", trainer] if trainer else []
+    collective = min(_COLLECTIVE_SECONDS, timeout / 2)
+    limits = TimeLimits(timeout, collective_seconds=collective, body_seconds=timeout)
+    run = CaseRun(case, device, references, trainer, limits).run
+    return SessionItem(case.id, shlex.join(words), run, case.cards)
+
+
+def external_item(toml: Path) -> SessionItem:
+    """Make the item of a library. examples/trl_sft/smoke-lora.toml gets the name `trl_sft-lora`."""
+    folder, stem = toml.resolve().parent.name, toml.stem
+    name = folder if stem == "smoke" else f"{folder}-{stem.removeprefix('smoke-')}"
+    command = f"assay smoke run {COMMAND}{toml}"
+    return SessionItem(name, command, partial(run_external, toml.resolve()), is_planned=False)
+
+
+def run_with_retry(item: SessionItem, session: Path, progress: Progress) -> CaseResult:
+    """Run an item in a subfolder of the session."""
+    first = _run_once(item, session, item.name, progress)
+    if first.infrastructure is None:
+        return first
+    second = _run_once(item, session, f"{item.name}.2", progress)
+    return second.model_copy(update={"tries": 2, "tried_again_for": first.infrastructure})
+
+
+def _run_once(item: SessionItem, session: Path, name: str, progress: Progress) -> CaseResult:
+    folder = session / "cases" / name
+    folder.mkdir(parents=True)
+    begun = time.monotonic()
+    not_judged: str | None = None
+    try:
+        verdict = item.run(folder, progress)
+    except AssayError as error:
+        not_judged = None if item.is_planned else str(error)
+        found = {"run": failed(0, f"could not run: {error}")}
+        verdict = verdict_of(found, candidate={"case": item.name})
+        verdict = write_results(verdict, [], folder)
+    publish_one(read_report(folder))
+    seconds = time.monotonic() - begun
+    host, device = peak_memory(folder)
+    reason = reason_of(verdict)
+    return CaseResult(
+        name=item.name,
+        outcome=verdict.verdict,
+        seconds=seconds,
+        reason=reason,
+        diagnosis=verdict.diagnosis,
+        error=not_judged,
+        infrastructure=None if verdict.verdict is Outcome.PASS else failed_part(reason),
+        command=item.command,
+        folder=str(folder.relative_to(session)),
+        phases=phases_of(folder),
+        host_bytes=host,
+        device_bytes=device,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ItemRequest:
+    """An item to run in its own process."""
+
+    item: SessionItem
+    folder: Path
+
+
+_RUN_ITEM: RemoteFunction[ItemRequest, CaseResult] = RemoteFunction(
+    "assay_smoke.session.command:run_item"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Devices:
+    """Devices of this machine."""
+
+    count: int
+    visible: str
+    """Environment variable with the numbers of the devices that a process may use."""
+
+
+@dataclass(slots=True)
+class Packing:
+    """Hands out devices to items as devices become free, to the largest item first."""
+
+    cards: Sequence[int]
+    """Number of devices of each item. The ranks of a larger item share all devices."""
+    num_devices: int
+    running: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    """The devices of each running item, by its number."""
+    _waiting: list[int] = field(init=False)
+    _free: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        numbers = range(len(self.cards))
+        self._waiting = sorted(numbers, key=self.cards.__getitem__, reverse=True)
+        self._free = list(range(self.num_devices))
+
+    def start(self) -> list[tuple[int, tuple[int, ...]]]:
+        """Return the items that can run now with their devices, which they keep until `finish`."""
+        started = []
+        for number in list(self._waiting):
+            needed = min(self.cards[number], self.num_devices)
+            if needed > len(self._free):
+                continue
+            devices, self._free = tuple(self._free[:needed]), self._free[needed:]
+            self._waiting.remove(number)
+            self.running[number] = devices
+            started.append((number, devices))
+        return started
+
+    def finish(self, number: int) -> None:
+        """Take the devices of an item back."""
+        self._free = sorted([*self._free, *self.running.pop(number)])
+
+
+def run_items(
+    items: Sequence[SessionItem], devices: Devices | None, folder: Path, progress: Progress
+) -> Iterator[CaseResult]:
+    """Yield the result of each item when it ends.
+
+    devices: None runs the items in turn on shared devices.
+    """
+    if devices is not None and len(items) > 1:
+        yield from _run_side_by_side(items, devices, folder, progress)
+        return
+    for item in items:
+        yield run_with_retry(item, folder, progress)
+
+
+def _run_side_by_side(
+    items: Sequence[SessionItem], devices: Devices, folder: Path, progress: Progress
+) -> Iterator[CaseResult]:
+    packing = Packing([item.num_cards or devices.count for item in items], devices.count)
+    running: dict[Future[CaseResult], int] = {}
+    with ThreadPoolExecutor(devices.count) as pool:
+        try:
+            while True:
+                for number, cards in packing.start():
+                    visible = {devices.visible: ",".join(map(str, cards))}
+                    task = pool.submit(_run_beside, items[number], visible, folder, progress)
+                    running[task] = number
+                if not running:
+                    return
+                for task in wait(running, return_when=FIRST_COMPLETED).done:
+                    packing.finish(running.pop(task))
+                    yield task.result()
+        except BaseException:
+            interrupt_all()
+            raise
+
+
+def _run_beside(
+    item: SessionItem, visible: dict[str, str], folder: Path, progress: Progress
+) -> CaseResult:
+    logs = folder / "logs"
+    logs.mkdir(exist_ok=True)
+    request = ItemRequest(item, folder)
+    begun = time.monotonic()
+    try:
+        return ask(_RUN_ITEM, request, logs, name=item.name, progress=progress, environment=visible)
+    except AssayError as error:  # the process was killed, for example for lack of memory
+        return CaseResult(
+            name=item.name,
+            outcome=Outcome.FAIL,
+            seconds=time.monotonic() - begun,
+            reason=f"run: {error}",
+            infrastructure=failed_part(str(error)),
+            command=item.command,
+            folder=f"cases/{item.name}",
+        )
+
+
+def run_item(request: ItemRequest, progress: Progress) -> CaseResult:
+    """Run one item in this process."""
+    return run_with_retry(request.item, request.folder, progress)
+
 
 _HOST_CARDS = 4
 

@@ -13,11 +13,9 @@ from assay.models.folders import local_folder
 from assay.models.sources import resolve_model
 from assay.plugins import load_object
 from assay.verdicts import Outcome
-from assay_smoke.data.command.planned_checks import ChecksPlan
-from assay_smoke.data.command.requests import CheckReport, DataAnswer, DataRequest
-from assay_smoke.data.command.tokenizers import ONE_BOS, open_tokenizer
-from assay_smoke.data.command.verdict import judge_data, print_data_verdict
+from assay_smoke.data.chats import check_chat
 from assay_smoke.data.libraries import render_by_template
+from assay_smoke.data.planned_checks import ONE_BOS, ChecksPlan, open_tokenizer
 from assay_smoke.data.properties import (
     BrokenProperty,
     Fault,
@@ -32,8 +30,14 @@ from assay_smoke.data.sampling import (
     SAMPLER_PLANS,
     check_sampling,
 )
-from assay_smoke.data.text.chat import check_chat
 from assay_smoke.data.tokens import micro_tokenizer
+from assay_smoke.data.verdict import (
+    CheckReport,
+    DataAnswer,
+    DataRequest,
+    judge_data,
+    print_data_verdict,
+)
 
 PLANTS = Path(__file__).parents[2] / "data_plants"
 

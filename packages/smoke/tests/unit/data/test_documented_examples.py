@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from assay.plugins import load_object
-from assay_smoke.data import padding, sampling
+from assay_smoke.data import collating, sampling
 from assay_smoke.data.properties import Subject
 from assay_smoke.data.tokens import micro_tokenizer
 
@@ -27,7 +27,7 @@ def documented(name: str, folder: Path) -> Any:
 def test_the_collator_loses_the_end_of_samples_in_10_of_20_cases(tmp_path: Path) -> None:
     tokenizers = [micro_tokenizer("own"), micro_tokenizer("eos")]
     collator = documented("pad_and_mask", tmp_path)
-    (finding,) = padding.check_padding(Subject("it"), collator, tokenizers, "plain").findings
+    (finding,) = collating.check_padding(Subject("it"), collator, tokenizers, "plain").findings
     told = f"broken in {finding.failed} of {finding.cases} cases: {finding.name}"
     assert told in PAGE
     for line in (finding.reason, *finding.example):

@@ -10,10 +10,9 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from assay.plugins import load_object
-from assay_smoke.data import accumulation, packing, padding, sampling
+from assay_smoke.data import accumulation, chats, collating, sampling
 from assay_smoke.data.properties import Subject, SubjectReport
 from assay_smoke.data.protocols import LoaderPlan, Message
-from assay_smoke.data.text import chat, labels
 from assay_smoke.data.tokens import Conversation, micro_tokenizer
 
 PLANTS = Path(__file__).parents[2] / "data_plants"
@@ -59,7 +58,7 @@ tokenizers = st.builds(
 @DRAWN
 def test_samples_of_any_lengths_are_padded_rightly(drawn: Any, tokenizer: Any, kind: Any) -> None:
     collator = plant("collators.py", "right_padded")
-    report = padding.check_padding(Subject("right"), collator, [tokenizer], kind, [drawn])
+    report = collating.check_padding(Subject("right"), collator, [tokenizer], kind, [drawn])
     assert report.findings == []
     assert report.untried == []
 
@@ -68,25 +67,25 @@ def test_samples_of_any_lengths_are_padded_rightly(drawn: Any, tokenizer: Any, k
 @DRAWN
 def test_a_masked_end_is_found_just_where_padding_is_eos(drawn: Any, tokenizer: Any) -> None:
     collator = plant("collators.py", "pad_id_masked")
-    report = padding.check_padding(Subject("wrong"), collator, [tokenizer], batches=[drawn])
+    report = collating.check_padding(Subject("wrong"), collator, [tokenizer], batches=[drawn])
     # A sample of one token has no end, so that it has nothing to lose.
     has_effect = tokenizer.pad_token_id == tokenizer.eos_token_id and max(drawn) > 1
-    assert (padding.LABELS in broken(report)) is has_effect
+    assert (collating.LABELS in broken(report)) is has_effect
 
 
 @given(lengths, tokenizers)
 @DRAWN
 def test_a_lost_row_is_found_wherever_there_is_a_second(drawn: Any, tokenizer: Any) -> None:
     collator = plant("collators.py", "first_row_only")
-    report = padding.check_padding(Subject("wrong"), collator, [tokenizer], batches=[drawn])
-    assert (padding.ONE_ROW_EACH in broken(report)) is (len(drawn) > 1)
+    report = collating.check_padding(Subject("wrong"), collator, [tokenizer], batches=[drawn])
+    assert (collating.ONE_ROW_EACH in broken(report)) is (len(drawn) > 1)
 
 
 @given(lengths, st.sampled_from(["masked", "plain"]))
 @FEW
 def test_samples_of_any_lengths_are_packed_rightly(drawn: Any, kind: Any) -> None:
     collator = plant("collators.py", "right_packed")
-    report = packing.check_packing(Subject("right"), collator, [micro_tokenizer()], kind, [drawn])
+    report = collating.check_packing(Subject("right"), collator, [micro_tokenizer()], kind, [drawn])
     assert report.findings == []
     assert report.untried == []
 
@@ -95,8 +94,8 @@ def test_samples_of_any_lengths_are_packed_rightly(drawn: Any, kind: Any) -> Non
 @FEW
 def test_a_leak_is_found_wherever_two_samples_share_a_row(drawn: Any) -> None:
     collator = plant("collators.py", "packed_with_mask_of_ones")
-    report = packing.check_packing(Subject("wrong"), collator, [micro_tokenizer()], packs=[drawn])
-    assert broken(report) == ({packing.ISOLATED} if len(drawn) > 1 else set())
+    report = collating.check_packing(Subject("wrong"), collator, [micro_tokenizer()], packs=[drawn])
+    assert broken(report) == ({collating.ISOLATED} if len(drawn) > 1 else set())
 
 
 plans = st.builds(
@@ -192,20 +191,18 @@ def test_a_chat_of_any_texts_is_rendered_rightly(
 ) -> None:
     render = plant("renders.py", name)
     for report in (
-        chat.check_chat(Subject(name), render, [tokenizer], chats=lambda _: [drawn]),
-        labels.check_labels(Subject(name), render, [tokenizer], chats=lambda _: [drawn]),
+        chats.check_chat(Subject(name), render, [tokenizer], chats=lambda _: [drawn]),
+        chats.check_labels(Subject(name), render, [tokenizer], chats=lambda _: [drawn]),
     ):
         assert report.findings == []
         assert report.untried == []
 
 
-@given(
-    conversations(), st.sampled_from([("all_learned", labels.OTHERS), ("end_masked", labels.END)])
-)
+@given(conversations(), st.sampled_from([("all_learned", chats.OTHERS), ("end_masked", chats.END)]))
 @DRAWN
 def test_labels_that_are_wrong_are_found_in_any_chat(drawn: Conversation, bug: Any) -> None:
     name, breaks = bug
-    report = labels.check_labels(
+    report = chats.check_labels(
         Subject(name), plant("renders.py", name), [micro_tokenizer()], lambda _: [drawn]
     )
     assert breaks in broken(report)

@@ -8,10 +8,9 @@ import pytest
 import torch
 
 from assay.plugins import load_object
-from assay_smoke.data import accumulation, packing, padding, sampling
+from assay_smoke.data import accumulation, chats, collating, sampling
 from assay_smoke.data.libraries import micro_tokenizers
 from assay_smoke.data.properties import Subject, SubjectReport
-from assay_smoke.data.text import chat, labels
 from assay_smoke.data.tokens import micro_tokenizer
 
 PLANTS = Path(__file__).parents[2] / "data_plants"
@@ -40,21 +39,21 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-def chats(subject: Subject, render: Any) -> SubjectReport:
-    return chat.check_chat(subject, render, micro_tokenizers())
+def chat(subject: Subject, render: Any) -> SubjectReport:
+    return chats.check_chat(subject, render, micro_tokenizers())
 
 
 def chat_labels(subject: Subject, render: Any) -> SubjectReport:
-    return labels.check_labels(subject, render, micro_tokenizers())
+    return chats.check_labels(subject, render, micro_tokenizers())
 
 
 def padded(subject: Subject, collator: Any) -> SubjectReport:
     tokenizers = [micro_tokenizer("own"), micro_tokenizer("eos")]
-    return padding.check_padding(subject, collator, tokenizers)
+    return collating.check_padding(subject, collator, tokenizers)
 
 
 def packed(subject: Subject, collator: Any) -> SubjectReport:
-    return packing.check_packing(subject, collator, [micro_tokenizer("own")])
+    return collating.check_packing(subject, collator, [micro_tokenizer("own")])
 
 
 def sampled(subject: Subject, open_run: Any) -> SubjectReport:
@@ -72,7 +71,7 @@ def accumulated(subject: Subject, step: Any) -> SubjectReport:
 
 
 FILES: dict[Check, str] = {
-    chats: "renders.py",
+    chat: "renders.py",
     chat_labels: "renders.py",
     padded: "collators.py",
     packed: "collators.py",
@@ -82,57 +81,57 @@ FILES: dict[Check, str] = {
 }
 
 BUGS = [
-    Bug(chats, "tokenized_again", chat.ONE_BOS, "begins with 2 times '<|bos|>' (256)",
+    Bug(chat, "tokenized_again", chats.ONE_BOS, "begins with 2 times '<|bos|>' (256)",
         "sgl-project/sglang/pull/888"),
-    Bug(chats, "bos_lost", chat.ONE_BOS, "the template writes BOS",
+    Bug(chat, "bos_lost", chats.ONE_BOS, "the template writes BOS",
         "marin-community/marin/pull/7179"),
-    Bug(chats, "second_turn_lost", chat.TURNS, "turn 2, 'Blue.' of the assistant"),
-    Bug(chats, "never_ended", chat.ENDED, "never learns to stop"),
-    Bug(chats, "for_generation", chat.NO_PROMPT, "add_generation_prompt=False"),
-    Bug(chats, "with_a_counter", chat.REPEATABLE, "the second call"),
-    Bug(chats, "cut_with_an_end", chat.CUT, "a cut chat gets an extra end token"),
-    Bug(chats, "cut_too_late", chat.CUT, "86 tokens remain, at most 85 are wanted"),
-    Bug(chat_labels, "all_learned", labels.OTHERS, "14 tokens of the user's turn 'Name a colour.'"),
-    Bug(chat_labels, "header_searched", labels.OTHERS, "tokens of the user's turn 'Repeat <|eos|>",
+    Bug(chat, "second_turn_lost", chats.TURNS, "turn 2, 'Blue.' of the assistant"),
+    Bug(chat, "never_ended", chats.ENDED, "never learns to stop"),
+    Bug(chat, "for_generation", chats.NO_PROMPT, "add_generation_prompt=False"),
+    Bug(chat, "with_a_counter", chats.REPEATABLE, "the second call"),
+    Bug(chat, "cut_with_an_end", chats.CUT, "a cut chat gets an extra end token"),
+    Bug(chat, "cut_too_late", chats.CUT, "86 tokens remain, at most 85 are wanted"),
+    Bug(chat_labels, "all_learned", chats.OTHERS, "14 tokens of the user's turn 'Name a colour.'"),
+    Bug(chat_labels, "header_searched", chats.OTHERS, "tokens of the user's turn 'Repeat <|eos|>",
         "huggingface/trl/issues/1550"),
-    Bug(chat_labels, "end_masked", labels.END, "'<|eos|>' (257), has no label",
+    Bug(chat_labels, "end_masked", chats.END, "'<|eos|>' (257), has no label",
         "huggingface/trl/issues/976"),
-    Bug(chat_labels, "pad_masked", labels.PADDING, "the label of '<|eos|>' (257) is lost",
+    Bug(chat_labels, "pad_masked", chats.PADDING, "the label of '<|eos|>' (257) is lost",
         "huggingface/transformers/issues/23530"),
-    Bug(chat_labels, "first_turn_only", labels.ASSISTANT, "last turn 'Green, then.'"),
-    Bug(chat_labels, "first_letter_masked", labels.ASSISTANT, "1 of 5 tokens of the turn 'Blue.'"),
-    Bug(chat_labels, "labels_shifted", labels.OWN_ID, "labels are shifted"),
-    Bug(chat_labels, "labels_not_cut_along", labels.CUT, "are lost",
+    Bug(chat_labels, "first_turn_only", chats.ASSISTANT, "last turn 'Green, then.'"),
+    Bug(chat_labels, "first_letter_masked", chats.ASSISTANT, "1 of 5 tokens of the turn 'Blue.'"),
+    Bug(chat_labels, "labels_shifted", chats.OWN_ID, "labels are shifted"),
+    Bug(chat_labels, "labels_not_cut_along", chats.CUT_LABELS, "are lost",
         "vllm-project/vllm/pull/54539"),
-    Bug(padded, "pad_id_masked", padding.LABELS, "the end of the sample, '<|eos|>' (257)",
+    Bug(padded, "pad_id_masked", collating.LABELS, "the end of the sample, '<|eos|>' (257)",
         "huggingface/transformers/issues/23530"),
-    Bug(padded, "mask_from_ids", padding.MASKED, "'<|eos|>' (257) at position 1 is a token",
+    Bug(padded, "mask_from_ids", collating.MASKED, "'<|eos|>' (257) at position 1 is a token",
         "huggingface/trl/issues/884"),
-    Bug(padded, "without_mask", padding.MASKED, "padding before tokens, and no attention mask"),
-    Bug(padded, "first_row_only", padding.ONE_ROW_EACH, "2 samples make 1 rows",
+    Bug(padded, "without_mask", collating.MASKED, "padding before tokens, and no attention mask"),
+    Bug(padded, "first_row_only", collating.ONE_ROW_EACH, "2 samples make 1 rows",
         "huggingface/transformers/issues/34204"),
-    Bug(padded, "one_row_of_all", padding.ONE_ROW_EACH, "2 samples make 1 rows"),
-    Bug(padded, "padding_learned", padding.NO_PADDING_LEARNED, "padding has a label at position 2"),
-    Bug(padded, "filled_from_another_sample", padding.NO_PADDING_LEARNED, "padding has a label"),
-    Bug(padded, "prompt_learned", padding.LABELS, "has a label, but its sample has none"),
-    Bug(padded, "shifted", padding.LABELS, "labels are shifted"),
-    Bug(padded, "labels_on_the_right", padding.LABELS, "labels are padded on the right"),
-    Bug(padded, "last_token_cut", padding.ONE_ROW_EACH, "no row of the batch holds sample 0"),
-    Bug(padded, "positions_of_the_row", padding.POSITIONS, "do not begin at 0",
+    Bug(padded, "one_row_of_all", collating.ONE_ROW_EACH, "2 samples make 1 rows"),
+    Bug(padded, "padding_learned", collating.NO_PADDING_LEARNED, "padding has a label at position 2"),
+    Bug(padded, "filled_from_another_sample", collating.NO_PADDING_LEARNED, "padding has a label"),
+    Bug(padded, "prompt_learned", collating.LABELS, "has a label, but its sample has none"),
+    Bug(padded, "shifted", collating.LABELS, "labels are shifted"),
+    Bug(padded, "labels_on_the_right", collating.LABELS, "labels are padded on the right"),
+    Bug(padded, "last_token_cut", collating.ONE_ROW_EACH, "no row of the batch holds sample 0"),
+    Bug(padded, "positions_of_the_row", collating.ROW_POSITIONS, "do not begin at 0",
         "unslothai/unsloth/issues/3699"),
-    Bug(padded, "samples_extended", padding.UNCHANGED, "at position 2 is padding, but is not masked"),
-    Bug(packed, "packed_with_mask_of_ones", packing.ISOLATED, "the logits of sample 1 in the pack and alone differ",
+    Bug(padded, "samples_extended", collating.UNCHANGED, "at position 2 is padding, but is not masked"),
+    Bug(packed, "packed_with_mask_of_ones", collating.ISOLATED, "the logits of sample 1 in the pack and alone differ",
         "axolotl-ai-cloud/axolotl/pull/3796"),
-    Bug(packed, "packed_counting_on", packing.POSITIONS, "sample 1 begin with 3 instead of 0",
+    Bug(packed, "packed_counting_on", collating.PACKED_POSITIONS, "sample 1 begin with 3 instead of 0",
         "huggingface/nanoVLM/pull/204"),
-    Bug(packed, "packed_without_positions", packing.POSITIONS, "the batch lacks position ids"),
-    Bug(packed, "packed_without_positions", packing.ISOLATED, "the logits of sample 1 in the pack and alone differ"),
-    Bug(packed, "packed_over_the_seam", packing.SEAM, "the first token of sample 1, has a label"),
-    Bug(packed, "packed_without_last_tokens", packing.WHOLE, "'<|eos|>' (257), is lost"),
-    Bug(packed, "packed_with_a_token_twice", packing.WHOLE, "appears 2 times"),
-    Bug(packed, "packed_with_prompts", packing.LABELS, "has a label, but its sample has none"),
-    Bug(packed, "packed_with_eos_masked", packing.LABELS, "'<|eos|>' (257) has no label"),
-    Bug(packed, "packed_with_learned_fill", packing.LABELS, "belongs to no sample, but has a label"),
+    Bug(packed, "packed_without_positions", collating.PACKED_POSITIONS, "the batch lacks position ids"),
+    Bug(packed, "packed_without_positions", collating.ISOLATED, "the logits of sample 1 in the pack and alone differ"),
+    Bug(packed, "packed_over_the_seam", collating.SEAM, "the first token of sample 1, has a label"),
+    Bug(packed, "packed_without_last_tokens", collating.WHOLE, "'<|eos|>' (257), is lost"),
+    Bug(packed, "packed_with_a_token_twice", collating.WHOLE, "appears 2 times"),
+    Bug(packed, "packed_with_prompts", collating.LABELS, "has a label, but its sample has none"),
+    Bug(packed, "packed_with_eos_masked", collating.LABELS, "'<|eos|>' (257) has no label"),
+    Bug(packed, "packed_with_learned_fill", collating.LABELS, "belongs to no sample, but has a label"),
     Bug(sampled, "epoch_lost_by_resume", sampling.RESUMED,
         "resumed in epoch 1 has the order of epoch 0 in epoch 1",
         "huggingface/transformers/pull/40691"),
@@ -166,9 +165,9 @@ BUGS = [
 ]  # fmt: skip
 
 RIGHT = [
-    (chats, "right"),
-    (chats, "keeping_the_end"),
-    (chats, "dropping"),
+    (chat, "right"),
+    (chat, "keeping_the_end"),
+    (chat, "dropping"),
     (chat_labels, "right"),
     (chat_labels, "keeping_the_end"),
     (chat_labels, "dropping"),
@@ -209,10 +208,10 @@ def test_what_is_right_has_no_finding_and_every_property_tried(check: Check, pla
 
 def test_every_property_has_a_mistake_that_breaks_it() -> None:
     promised = {
-        *chat.PROPERTIES,
-        *labels.PROPERTIES,
-        *padding.PROPERTIES,
-        *packing.PROPERTIES,
+        *chats.CHAT_PROPERTIES,
+        *chats.LABEL_PROPERTIES,
+        *collating.PADDING_PROPERTIES,
+        *collating.PACKING_PROPERTIES,
         *sampling.PROPERTIES,
         accumulation.SAME_GRADIENT,
     }

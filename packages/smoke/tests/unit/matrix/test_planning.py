@@ -1,3 +1,5 @@
+"""Plans: expressions, order, schedule, budget, and what a plan says."""
+
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -8,10 +10,20 @@ from hypothesis import strategies as st
 
 from assay.errors import UsageError
 from assay.verdicts import Outcome
-from assay_smoke.commands.plan import plan as plan_cases
-from assay_smoke.matrix.cases import case_of
+from assay_smoke.commands import plan as plan_cases
+from assay_smoke.matrix.cases import Case, case_of
 from assay_smoke.matrix.durations import RecordedRun, record_runs
-from assay_smoke.matrix.planning import PlanOptions, SmokePlan, plan_smoke
+from assay_smoke.matrix.planning import (
+    PlanOptions,
+    SmokePlan,
+    TimedJob,
+    compile_expression,
+    order_by_value,
+    parse_budget,
+    plan_smoke,
+    schedule_jobs,
+)
+from assay_smoke.matrix.rules import pairs_of
 
 
 @pytest.fixture(autouse=True)
@@ -161,3 +173,168 @@ def test_how_little_is_known_is_told(tmp_path: Path) -> None:
     assert any("no case has run on amd" in note for note in unknown.notes)
     assert nothing in unknown.notes
     assert not any("no limits" in note for note in known.notes)
+
+
+IDS = ("fsdp-2-lora", "fsdp-4-offload", "ddp-2", "zero1-2-lora-offload")
+
+
+@pytest.mark.parametrize(
+    ("expression", "chosen"),
+    [
+        ("fsdp", {0, 1}),
+        ("FSDP", {0, 1}),
+        ("fsdp-2", {0}),
+        ("lora and offload", {3}),
+        ("lora or offload", {0, 1, 3}),
+        ("not lora", {1, 2}),
+        ("not not lora", {0, 3}),
+        # `and` binds closer than `or`, `not` closest.
+        ("ddp or lora and offload", {2, 3}),
+        ("(ddp or lora) and offload", {3}),
+        ("not lora and not ddp", {1}),
+        ("not (lora or ddp)", {1}),
+        ("(fsdp)and(lora)", {0}),
+        ("nothing", set()),
+        ("  zero1  ", {3}),
+    ],
+)
+def test_ids_are_chosen_as_pytest_chooses_names(expression: str, chosen: set[int]) -> None:
+    matches = compile_expression(expression)
+    assert {number for number, name in enumerate(IDS) if matches(name)} == chosen
+
+
+@pytest.mark.parametrize(
+    ("expression", "column", "problem"),
+    [
+        ("", 1, "a word of an id was expected"),
+        ("lora and", 9, "a word of an id was expected"),
+        ("and lora", 1, "a word of an id was expected"),
+        ("(lora", 6, "a closing parenthesis was expected"),
+        ("lora)", 5, "and, or, or the end was expected"),
+        ("lora ddp", 6, "and, or, or the end was expected"),
+        ("lora & ddp", 6, "'&' cannot be in an id"),
+        ("()", 2, "a word of an id was expected"),
+    ],
+)
+def test_what_cannot_be_read_is_named_with_its_column(
+    expression: str, column: int, problem: str
+) -> None:
+    with pytest.raises(UsageError) as raised:
+        compile_expression(expression)
+    assert str(raised.value).startswith(f"-k {expression!r}: {problem} at column {column};")
+
+
+NAMES = ("one-process-1", "ddp-2", "ddp-2-lora", "ddp-4-lora", "zero3-4-mixtral-offload-sigterm")
+
+
+def equally_urgent(case: Case) -> tuple[bool, ...]:
+    return (False,)
+
+
+def one_second(case: Case) -> float:
+    return 1.0
+
+
+def test_new_pairs_add_up_to_all_pairs_and_each_counts_once() -> None:
+    cases = [case_of(name) for name in NAMES]
+    ordered = order_by_value(cases, equally_urgent, one_second)
+    new = [pair for valued in ordered for pair in valued.new_pairs]
+    assert len(set(new)) == len(new)
+    assert set(new) == {pair for case in cases for pair in pairs_of(case)}
+    assert {valued.case for valued in ordered} == set(cases)
+
+
+def test_most_new_pairs_for_each_second_come_first() -> None:
+    cases = [case_of(name) for name in NAMES]
+    ordered = order_by_value(cases, equally_urgent, one_second)
+    gains = [len(valued.new_pairs) for valued in ordered]
+    # All have 66 pairs: the first is the first by name; `ddp-4-lora` shares most with others.
+    assert gains == sorted(gains, reverse=True)
+    assert gains[0] == 12 * 11 / 2
+
+    def slow_if_large(case: Case) -> float:
+        return 1000.0 if case.cards == 4 else 1.0
+
+    slow = [valued.case.cards for valued in order_by_value(cases, equally_urgent, slow_if_large)]
+    assert slow[-2:] == [4, 4]
+
+
+def test_what_is_urgent_comes_first_however_little_it_adds() -> None:
+    cases = [case_of(name) for name in NAMES]
+
+    def urgency(case: Case) -> tuple[bool, ...]:
+        return case.id == "ddp-4-lora", case.id == "ddp-2"
+
+    ordered = [valued.case.id for valued in order_by_value(cases, urgency, one_second)]
+    assert ordered[:2] == ["ddp-4-lora", "ddp-2"]
+
+
+def test_the_order_does_not_depend_on_that_of_the_cases() -> None:
+    cases = [case_of(name) for name in NAMES]
+    forward = order_by_value(cases, equally_urgent, one_second)
+    assert forward == order_by_value(cases[::-1], equally_urgent, one_second)
+
+
+def test_no_cases_have_no_order() -> None:
+    assert order_by_value([], equally_urgent, one_second) == []
+
+
+some_jobs = st.lists(
+    st.builds(TimedJob, slots=st.integers(1, 8), seconds=st.floats(0.1, 100)),
+    max_size=30,
+)
+
+
+def test_jobs_on_one_slot_run_one_after_the_other() -> None:
+    assert schedule_jobs([TimedJob(4, 10.0), TimedJob(1, 5.0)], 1)[1] == 15
+
+
+def test_jobs_on_disjoint_cards_run_at_once() -> None:
+    jobs = [TimedJob(2, 10.0), TimedJob(1, 8.0), TimedJob(1, 7.0), TimedJob(4, 3.0)]
+    assert schedule_jobs(jobs, 4)[1] == 13
+
+
+def test_a_job_that_needs_more_cards_than_there_are_takes_all() -> None:
+    assert schedule_jobs([TimedJob(8, 10.0), TimedJob(1, 5.0)], 2)[1] == 15
+
+
+@settings(deadline=None)
+@given(some_jobs, st.integers(1, 8))
+def test_without_a_budget_every_job_is_scheduled_once(jobs: list[TimedJob], slots: int) -> None:
+    numbers, seconds = schedule_jobs(jobs, slots)
+    assert sorted(numbers) == list(range(len(jobs)))
+    assert seconds <= sum(job.seconds for job in jobs) + 1e-6
+
+
+@settings(deadline=None)
+@given(some_jobs, st.integers(1, 4), st.floats(0.01, 200))
+def test_a_budget_is_kept_unless_by_a_single_job(
+    jobs: list[TimedJob], slots: int, budget: float
+) -> None:
+    numbers, seconds = schedule_jobs(jobs, slots, budget)
+    assert len({*numbers} & {*range(len(jobs))}) == len(numbers)
+    assert seconds <= budget or numbers == [0]
+    assert bool(numbers) == bool(jobs)
+
+
+def test_a_cheap_job_fits_where_a_dear_one_before_it_does_not() -> None:
+    numbers, _ = schedule_jobs([TimedJob(1, 6.0), TimedJob(1, 5.0), TimedJob(1, 4.0)], 1, 10)
+    assert numbers == [0, 2]
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("30m", 1800), ("90s", 90), ("1h", 3600), ("1h30m", 5400), ("1.5m", 90), ("2m 0s", None)],
+)
+def test_a_budget_is_read_with_its_unit(text: str, seconds: float | None) -> None:
+    if seconds is None:
+        with pytest.raises(UsageError):
+            parse_budget(text)
+    else:
+        assert parse_budget(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "30", "m", "0m", "-5m", "5 m", "5x", "infs", "30m1h"])
+def test_what_is_no_time_is_an_error(text: str) -> None:
+    with pytest.raises(UsageError, match="a time with its unit is needed, as in 30m or 1h30m"):
+        parse_budget(text)

@@ -27,7 +27,7 @@ from assay.training.trainers.pipeline import PipelineTrainer
 from assay.training.trainers.reference import ReferenceTrainer
 from assay.training.trainers.registry import construct_trainer
 from assay.training.trainers.tensor_parallel import TensorParallelTrainer
-from assay_smoke.cases.settings import TRAINERS, features_of
+from assay_smoke.cases.running import TRAINERS, features_of
 from assay_smoke.matrix.cases import FEATURES, Batches, Case, Framework, Precision
 from assay_smoke.matrix.rules import check_compatible
 from assay_smoke.trainers.deepspeed.trainer import DeepSpeedTrainer, Zero1Trainer, Zero3Trainer

@@ -1,4 +1,4 @@
-"""Items run side by side on disjoint devices, or alone on all of them."""
+"""Items run side by side on disjoint devices, or alone on all of them, the largest first."""
 
 from functools import partial
 from pathlib import Path
@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 
 from assay.runs import RemoteFunction, SilentProgress
-from assay_smoke.external.cycle import run_external
-from assay_smoke.session import side_by_side
-from assay_smoke.session.items import SessionItem
-from assay_smoke.session.side_by_side import Devices, run_items
+from assay_smoke.external.levels import run_external
+from assay_smoke.session import command
+from assay_smoke.session.command import Devices, Packing, SessionItem, run_items
 
 HERE = Path(__file__).parent
 DEVICES = Devices(2, "TEST_VISIBLE_DEVICES")
@@ -18,7 +17,7 @@ NEVER_CALLED = partial(run_external, Path())
 
 @pytest.fixture(autouse=True)
 def _own_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(side_by_side, "_RUN_ITEM", RemoteFunction("beside_work:run_item"))
+    monkeypatch.setattr(command, "_RUN_ITEM", RemoteFunction("beside_work:run_item"))
     monkeypatch.syspath_prepend(HERE)
 
 
@@ -49,3 +48,33 @@ def test_a_process_that_is_killed_is_a_failure_of_its_own_case(tmp_path: Path) -
     assert (killed.name, killed.outcome.value, killed.folder) == ("killed", "FAIL", "cases/killed")
     assert "SIGKILL" in str(killed.reason)
     assert (pair.name, pair.outcome.value) == ("pair", "PASS")
+
+
+def test_largest_begins_first_and_small_ones_fill_what_is_left() -> None:
+    packing = Packing([1, 2, 1, 4], 4)
+
+    assert packing.start() == [(3, (0, 1, 2, 3))]
+    assert packing.start() == []
+    packing.finish(3)
+    assert packing.start() == [(1, (0, 1)), (0, (2,)), (2, (3,))]
+    packing.finish(0)
+    packing.finish(1)
+    assert packing.start() == []
+    assert packing.running == {2: (3,)}
+
+
+@pytest.mark.parametrize("num_devices", [1, 2, 3, 8])
+def test_every_item_runs_once_on_devices_of_its_own(num_devices: int) -> None:
+    cards = [1 + number % 4 for number in range(20)]
+    packing = Packing(cards, num_devices)
+    ran: list[int] = []
+    while started := packing.start() or list(packing.running.items()):
+        used = [device for devices in packing.running.values() for device in devices]
+        assert len(used) == len(set(used))
+        assert set(used) <= set(range(num_devices))
+        item, devices = started[0]
+        assert len(devices) == min(cards[item], num_devices)
+        ran.append(item)
+        packing.finish(item)
+
+    assert sorted(ran) == list(range(20))

@@ -1,0 +1,279 @@
+"""The `assay smoke` commands. Importing this module imports no torch."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from assay.api.options import Option
+from assay.cli.derived_commands import with_options
+from assay.output.streams import print_error, print_text
+from assay_smoke.data.protocols import FeatureKind, Truncation
+
+if TYPE_CHECKING:
+    from assay_smoke.session.results import CaseResult
+
+
+_OWN = "FILE.py:NAME"
+
+
+@with_options
+def data(  # noqa: PLR0913 - one for each option
+    model: Annotated[
+        str | None,
+        Option(
+            "Check the chat template of a folder with a tokenizer, hub name or micro:RECIPE.",
+            "[MODEL]",
+        ),
+    ] = None,
+    *,
+    render: Annotated[
+        str | None, Option("(tokenizer, messages, max_length) -> ids and labels.", _OWN)
+    ] = None,
+    truncation: Annotated[
+        Truncation | None,
+        Option("Declare how long chats are cut. Default: any of these ways passes."),
+    ] = None,
+    collator: Annotated[str | None, Option("(tokenizer) -> collator that pads.", _OWN)] = None,
+    packing: Annotated[
+        str | None, Option("(tokenizer) -> collator that packs samples into rows.", _OWN)
+    ] = None,
+    features: Annotated[
+        FeatureKind, Option("Samples for collators: with masked labels, or without labels.")
+    ] = "masked",
+    sampler: Annotated[
+        str | None, Option("(plan, resumed) -> epochs of batches of sample numbers.", _OWN)
+    ] = None,
+    batch_sampler: Annotated[
+        str | None, Option("The same with a token budget per batch.", _OWN)
+    ] = None,
+    accumulation: Annotated[
+        str | None,
+        Option("(model, micro_batches, num_step_tokens, num_ranks): runs backward passes.", _OWN),
+    ] = None,
+    loader: Annotated[
+        str | None, Option("(dataset, num_workers, rank) -> DataLoader with your seeding.", _OWN)
+    ] = None,
+    dataset: Annotated[str | None, Option("(samples) -> dataset with random items.", _OWN)] = None,
+    trust_remote_code: Annotated[bool, Option("Run code from the model's repository.")] = False,
+    output: Annotated[Path | None, Option("Default: runs/<time>-smoke-data.", "DIR")] = None,
+    as_json: Annotated[bool, Option("Print the verdict as JSON and nothing else.")] = False,
+) -> None:
+    """Find broken properties of a training run's data side, each with its smallest case.
+
+    Checks chats and labels, collators, samplers over ranks and workers with resume, accumulation, and
+    random numbers of workers. Without MODEL and options, checks the installed libraries.
+
+    Example: assay smoke data --collator my_library/collate.py:PadAndMask
+
+    Exit code: 0 PASS, 1 FAIL, 2 usage or environment error, 3 not everything could be tried.
+    """
+    from assay.models.remote_code import remote_code_of
+    from assay.output.console import open_console
+    from assay.runs import RemoteFunction, RunFolder, ask, open_progress
+    from assay.runs.results import VERDICT_FILE, format_verdict, write_results
+    from assay_smoke.data.verdict import DataAnswer, DataRequest, judge_data, print_data_verdict
+
+    request = DataRequest(
+        model=model,
+        render=render,
+        collator=collator,
+        packing=packing,
+        sampler=sampler,
+        batch_sampler=batch_sampler,
+        accumulation=accumulation,
+        loader=loader,
+        dataset=dataset,
+        truncation=truncation,
+        features=features,
+        remote_code=remote_code_of(trusted=trust_remote_code),
+    )
+    request.require_meaning()
+    folder = RunFolder.create("smoke data", output).path
+    work: RemoteFunction[DataRequest, DataAnswer] = RemoteFunction(
+        "assay_smoke.data.planned_checks:run_checks"
+    )
+    with open_progress() as progress:
+        answer = ask(work, request, folder, name="data", progress=progress)
+    verdict = write_results(judge_data(request, answer), [], folder)
+    print_data_verdict(
+        verdict, open_console(sys.stderr if as_json else None), folder / VERDICT_FILE
+    )
+    if as_json:
+        print_text(format_verdict(verdict), end="")
+    raise typer.Exit(verdict.verdict.exit_code)
+
+
+@with_options
+def plan(  # noqa: PLR0913 - one for each option
+    *,
+    vendor: Annotated[str, Option("Vendor of the cards; a wrong name lists them.", "NAME")] = "cpu",
+    cards: Annotated[int, Option("Largest number of cards per case.", "N")] = 4,
+    coverage: Annotated[
+        Literal["one", "pairwise", "full"],
+        Option(
+            "Each framework once; every possible pair of values; every case.", "one|pairwise|full"
+        ),
+    ] = "pairwise",
+    budget: Annotated[
+        str | None, Option("Take the most valuable cases in this time.", "30m")
+    ] = None,
+    expression: Annotated[
+        str | None,
+        typer.Option("-k", metavar="EXPR", help="Take only matching ids, as in `pytest -k`."),
+    ] = None,
+    history: Annotated[
+        Path | None, Option("Recorded runs. Default: in the user's cache.", "FILE")
+    ] = None,
+    machine: Annotated[
+        str | None, Option("Machine whose recorded runs count. Default: this kind.", "KIND")
+    ] = None,
+    refused: Annotated[bool, Option("Also show refused combinations and reasons.")] = False,
+    as_json: Annotated[bool, Option("Print one JSON object and nothing else.")] = False,
+) -> None:
+    """Show the cases that `assay smoke run` would run, why, how long, and what it leaves out.
+
+    Runs nothing and needs no device.
+
+    Example: assay smoke plan --vendor amd --cards 4 --budget 30m
+
+    Exit code: 0; 2 for wrong options.
+    """
+    from assay_smoke.matrix.planning import (
+        PlanOptions,
+        parse_budget,
+        plan_smoke,
+        print_plan,
+        print_refused,
+    )
+    from assay_smoke.matrix.rules import require_vendor
+
+    planned = plan_smoke(
+        PlanOptions(
+            vendor=require_vendor(vendor),
+            cards=cards,
+            coverage=coverage,
+            budget_seconds=None if budget is None else parse_budget(budget),
+            expression=expression,
+            history=history,
+            machine=machine,
+        )
+    )
+    if as_json:
+        print_text(planned.model_dump_json(by_alias=True, indent=1))
+        return
+    print_plan(planned)
+    if refused:
+        print_refused(planned)
+
+
+_Coverage = Literal["one", "pairwise", "full"]
+
+
+@with_options
+def run(  # noqa: PLR0913 - one for each option
+    names: Annotated[
+        list[str] | None,
+        Option(
+            "Case ids from `assay smoke plan`, or command:FILE.toml for a training library with"
+            " its own command line. Default: the plan.",
+            "[CASE|command:FILE.toml]...",
+        ),
+    ] = None,
+    *,
+    plan: Annotated[
+        Path | None, Option("Run the plan that `assay smoke plan --json` wrote.", "FILE")
+    ] = None,
+    extra: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--with", metavar="command:FILE.toml", help="Also run this library; repeatable."
+        ),
+    ] = None,
+    device: Annotated[str, Option("Device to train on, as in `assay devices`.", "DEVICE")] = "cpu",
+    run: Annotated[
+        str | None, Option("DEVICE/DTYPE: run only cases in this dtype, on this device.", "RUN")
+    ] = None,
+    coverage: Annotated[
+        _Coverage, Option("Coverage of pairs of values; see `assay smoke plan`.")
+    ] = "pairwise",
+    cards: Annotated[
+        int | None, Option("Most ranks per case. Default: 4 on a CPU, else all devices.", minimum=1)
+    ] = None,
+    budget: Annotated[
+        str | None, Option("Run the most valuable cases in this time.", "30m")
+    ] = None,
+    keyword: Annotated[
+        str | None,
+        typer.Option("-k", metavar="EXPR", help="Run only matching ids, as in `pytest -k`."),
+    ] = None,
+    trainer: Annotated[
+        str | None,
+        Option(
+            "Replace the trainer of each case; see `assay check train --candidate-trainer`.",
+            "NAME|FILE.py:CLASS",
+        ),
+    ] = None,
+    timeout: Annotated[
+        float, Option("Limit of each world of ranks; a case has up to five.", "SECONDS", minimum=1)
+    ] = 300.0,
+    output: Annotated[Path | None, Option("Default: runs/<time>-smoke-run.", "DIR")] = None,
+    as_json: Annotated[bool, Option("Print one JSON object and nothing else.")] = False,
+) -> None:
+    """Test whether training survives setup, steps, checkpoint, resume and teardown, in every feature.
+
+    Example: assay smoke run --coverage one
+
+    One case: assay smoke run fsdp-2-lora-offload
+
+    Your own library: assay smoke run command:examples/plain_training/smoke.toml
+
+    Exit code: 0 all PASS, 1 any FAIL, 2 usage or machine error, 3 any not compared.
+    """
+    from assay_smoke.session.command import SessionOptions, run_session
+    from assay_smoke.session.results import describe_extent, describe_outcomes
+
+    options = SessionOptions(
+        names=tuple(names or ()),
+        plan=plan,
+        extra=tuple(extra or ()),
+        device=device if run is None else run.partition("/")[0],
+        precision=None if run is None else run.partition("/")[2],
+        coverage=coverage,
+        cards=cards,
+        budget=budget,
+        keyword=keyword,
+        trainer=trainer,
+        timeout=timeout,
+    )
+    report, page = run_session(options, output, _tell)
+    if as_json:
+        print_text(report.model_dump_json(by_alias=True, indent=1))
+    else:
+        print_text(f"{describe_outcomes(report)}: {describe_extent(report)}")
+        print_text(f"report: {page}")
+    raise typer.Exit(report.exit_code)
+
+
+def _tell(result: "CaseResult", number: int, total: int) -> None:
+    """Print one line per result to standard error."""
+    from rich.text import Text
+
+    from assay.output.console import open_console
+
+    again = f", run {result.tries} times: {result.tried_again_for}" if result.tries > 1 else ""
+    color = "blue" if result.word == "PASS" else "red"
+    rest = f" {result.name} ({result.seconds:.1f} s{again})"
+    line = Text.assemble(f"[{number}/{total}] ", (result.word, color), rest)
+    open_console(sys.stderr).print(line, soft_wrap=True)
+    if reason := result.error or result.reason:
+        print_error(f"    {reason}\n    {result.command}")
+
+
+app = typer.Typer(
+    no_args_is_help=True, help="Train a few steps through setup, checkpoint, teardown and resume."
+)
+app.command()(plan)
+app.command()(run)
+app.command()(data)

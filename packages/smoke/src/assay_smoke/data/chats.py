@@ -1,0 +1,407 @@
+"""Checks code that converts messages to ids and labels."""
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from assay_smoke.data.properties import Fault, PropertyLog, RaisedError, Subject, SubjectReport
+from assay_smoke.data.protocols import IGNORED, Message, Render, Tokenizer, Truncation
+from assay_smoke.data.tokens import (
+    LONG,
+    SHORT,
+    WITH_SYSTEM,
+    Conversation,
+    conversations,
+    generation_prompt,
+    show_row,
+    show_token,
+    show_tokens,
+    template_ids,
+)
+
+# The chats to render with a tokenizer.
+Chats = Callable[[Tokenizer], Iterable[Conversation]]
+
+# Ids and labels.
+Rendered = tuple[tuple[int, ...], tuple[int, ...]]
+
+_WANTED = "a mapping with input_ids and labels, lists of integers of equal length"
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """A turn in the text."""
+
+    message: Message
+    tokens: tuple[int, ...]
+    """Positions of the tokens that lie wholly in its content."""
+    end: int | None
+    """Position of the first special token after its content."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """A rendered chat."""
+
+    tokenizer: Tokenizer
+    conversation: Conversation
+    ids: tuple[int, ...]
+    labels: tuple[int, ...]
+    turns: tuple[Turn, ...]
+    """The turns that were found in the text, in order."""
+
+    @property
+    def case(self) -> str:
+        """Describe the chat."""
+        return f"a chat with {len(self.conversation.messages)} turns: {self.conversation.name}"
+
+    def fault_at(self, name: str, position: int, reason: str) -> Fault:
+        """Return the fault `reason` of the property `name`, shown with the tokens around `position`."""
+        shown = show_tokens(self.tokenizer, self.ids, self.labels, position)
+        return Fault(name, reason, (self.case, *shown))
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A chat cut to at most `most` tokens."""
+
+    tokenizer: Tokenizer
+    whole: Rendered
+    most: int
+    rendered: Rendered | None
+    """None if the chat was dropped."""
+
+    @property
+    def case(self) -> str:
+        """Describe the chat."""
+        side = self.tokenizer.truncation_side
+        whole = len(self.whole[0])
+        return f"a chat of {whole} tokens, at most {self.most} wanted, truncation_side {side}"
+
+    @property
+    def start(self) -> int | None:
+        """Return where the remaining tokens begin in the whole chat, or None if they are neither of its ends."""
+        if self.rendered is None:
+            return None
+        ids, whole = self.rendered[0], self.whole[0]
+        starts = (0, len(whole) - len(ids))
+        return next((at for at in starts if ids == whole[at : at + len(ids)]), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Renderer:
+    """The function under check with a tokenizer."""
+
+    subject: Subject
+    function: Render
+    tokenizer: Tokenizer
+
+    def render(self, conversation: Conversation, max_length: int | None = None) -> Rendered | None:
+        """Render a chat to ids and labels, or None if it is dropped. Raises: RaisedError."""
+        limit = "" if max_length is None else f", at most {max_length} tokens"
+        with self.subject.called_for(f"the chat {list(conversation.messages)}{limit}"):
+            messages = [message.copy() for message in conversation.messages]
+            rendered = self.function(self.tokenizer, messages, max_length)
+            if rendered is None:
+                return None
+            ids, labels = (tuple(map(int, rendered[key])) for key in ("input_ids", "labels"))
+        if len(ids) != len(labels):
+            raise self.subject.returned(f"{len(ids)} ids and {len(labels)} labels", _WANTED)
+        return None if not ids and max_length is not None else (ids, labels)
+
+    def chats(self, log: PropertyLog, chats: Chats) -> Iterator[Chat]:
+        """Render all chats. A template may refuse a system's turn, which is noted."""
+        for conversation in chats(self.tokenizer):
+            try:
+                rendered = self.render(conversation)
+            except RaisedError as error:
+                if conversation is not WITH_SYSTEM:
+                    raise
+                log.note(f"refuses a system's turn: {str(error).splitlines()[0]}")
+                continue
+            if rendered is None:
+                raise self.subject.returned("None for a chat without a length limit", _WANTED)
+            turns = tuple(_find_turns(self.tokenizer, rendered[0], conversation.messages))
+            yield Chat(self.tokenizer, conversation, *rendered, turns)
+
+    def cuts(self) -> Iterator[Cut]:
+        """Yield one chat cut to several lengths, the longest first."""
+        whole = self.render(LONG)
+        if whole is None:
+            return
+        size = len(whole[0])
+        for most in sorted({size - 1, 3 * size // 4, size // 2, size // 4, 2}, reverse=True):
+            yield Cut(self.tokenizer, whole, most, self.render(LONG, most))
+
+
+def _find_turns(
+    tokenizer: Tokenizer, ids: Sequence[int], messages: Sequence[Message]
+) -> Iterator[Turn]:
+    """Yield the turns in the text, up to the first that is missing after its predecessor."""
+    special = control_ids(tokenizer)
+    texts = [_decode(tokenizer, ids[: number + 1]) for number in range(len(ids))]
+    text, ends = _decode(tokenizer, ids), [len(begun) for begun in texts]
+    # Bytes of an unfinished character may decode to several characters.
+    for number in range(len(ends) - 2, -1, -1):
+        ends[number] = min(ends[number], ends[number + 1])
+    begins = [0, *ends[:-1]]
+    stop = 0
+    for message in messages:
+        begin = text.find(message["content"], stop)
+        if begin < 0:
+            return
+        stop = begin + len(message["content"])
+        # A token that only completes the bytes of a character belongs to the previous character.
+        tokens = tuple(
+            at for at, end in enumerate(ends) if begin <= begins[at] and begin < end <= stop
+        )
+        behind = (at for at, end in enumerate(ends) if end > stop and ids[at] in special)
+        yield Turn(message, tokens, next(behind, None))
+
+
+def _decode(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
+    return str(
+        tokenizer.decode(list(ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    )
+
+
+def control_ids(tokenizer: Tokenizer) -> set[int]:
+    """Return the ids of special tokens, including those declared only as added tokens."""
+    added = tokenizer.added_tokens_decoder
+    return set(tokenizer.all_special_ids) | {id_ for id_, token in added.items() if token.special}
+
+
+ONE_BOS = "a chat begins with one BOS, or with none where the template has none"
+TURNS = "every turn is in the text, in order"
+ENDED = "an assistant's turn ends with a special token"
+NO_PROMPT = "the text does not end with the prompt for generation"
+REPEATABLE = "a chat rendered twice is the same"
+CUT = "a chat that is too long is cut at one end, or dropped"
+
+CHAT_PROPERTIES = (ONE_BOS, TURNS, ENDED, NO_PROMPT, REPEATABLE, CUT)
+
+
+def check_chat(
+    subject: Subject,
+    render: Render,
+    tokenizers: Sequence[Tokenizer],
+    eos_token_ids: Sequence[int] = (),
+    truncation: Truncation | None = None,
+    chats: Chats = conversations,
+) -> SubjectReport:
+    """Render all chats with all tokenizers.
+
+    eos_token_ids: ids that end generation; empty if unknown.
+    truncation: declared treatment of chats that are too long.
+    """
+    log = PropertyLog(subject.name, CHAT_PROPERTIES)
+    for tokenizer in tokenizers:
+        renderer = Renderer(subject, render, tokenizer)
+        for chat in renderer.chats(log, chats):
+            faults = [*_find_faults(chat)]
+            if renderer.render(chat.conversation) != (chat.ids, chat.labels):
+                reason = "the second call returns different ids or labels"
+                faults.append(Fault(REPEATABLE, reason, (chat.case,)))
+            log.judge(CHAT_PROPERTIES[:-1], faults)
+            for note in _find_notes(chat, eos_token_ids):
+                log.note(note)
+        for cut in renderer.cuts():
+            log.judge([CUT], _find_wrong_cut(cut, truncation))
+            if cut.rendered is None:
+                log.note("chats that are too long are dropped")
+            elif cut.start is not None:
+                log.note(f"chats that are too long keep their {'end' if cut.start else 'start'}")
+    return log.report()
+
+
+def _find_faults(chat: Chat) -> Iterator[Fault]:
+    tokenizer, wanted = chat.tokenizer, chat.conversation.messages
+    if (bos := tokenizer.bos_token_id) is not None:
+        count = _leading(chat.ids, bos)
+        shown = (chat.case, f"begins with: {show_row(tokenizer, chat.ids[:4])}")
+        if count > 1:
+            reason = (
+                f"the text begins with {count} times {show_token(tokenizer, bos)}: the template writes"
+                " it, and the tokenizer adds it again (add_special_tokens)"
+            )
+            yield Fault(ONE_BOS, reason, shown)
+        elif not count and _leading(template_ids(tokenizer, wanted), bos):
+            reason = "the template writes BOS, and the rendered chat has none"
+            yield Fault(ONE_BOS, reason, shown)
+    text = str(tokenizer.decode(list(chat.ids)))
+    if (found := len(chat.turns)) < len(wanted):
+        turn = f"turn {found}, {wanted[found]['content']!r} of the {wanted[found]['role']}"
+        yield Fault(TURNS, f"{turn}, is not in the text", (chat.case, f"the text: {text!r}"))
+    last = len(chat.ids) - 1
+    if chat.turns and chat.turns[-1].message["role"] == "assistant" and chat.turns[-1].end is None:
+        reason = (
+            "no special token follows the last turn: a model trained on it never learns to stop"
+        )
+        yield chat.fault_at(ENDED, last, reason)
+    prompt = generation_prompt(tokenizer, SHORT.messages[:1]).strip()
+    if prompt and text.strip().endswith(prompt):
+        reason = "the text ends with the prompt for generation: render it with add_generation_prompt=False"
+        yield chat.fault_at(NO_PROMPT, last, reason)
+
+
+def _leading(ids: Sequence[int], token: int) -> int:
+    return next((count for count, id_ in enumerate(ids) if id_ != token), len(ids))
+
+
+def _find_notes(chat: Chat, eos_token_ids: Sequence[int]) -> Iterator[str]:
+    """Find remarkable behavior, such as that of templates which breaks code that relies on stable prefixes."""
+    tokenizer, messages = chat.tokenizer, chat.conversation.messages
+    for turn in chat.turns[-1:]:
+        if turn.message["role"] == "assistant" and turn.end is not None:
+            end = chat.ids[turn.end]
+            if eos_token_ids and end not in eos_token_ids:
+                stops = ", ".join(show_token(tokenizer, id_) for id_ in eos_token_ids)
+                yield f"a turn ends with {show_token(tokenizer, end)}, but generation stops at {stops}"
+    special = control_ids(tokenizer)
+    for turn in chat.turns:
+        inside = [at for at in turn.tokens if chat.ids[at] in special]
+        if inside and turn.message["role"] == "user":
+            token = show_token(tokenizer, chat.ids[inside[0]])
+            yield f"special tokens in a user's text become control tokens: {token}"
+    own = template_ids(tokenizer, messages)
+    if own and chat.ids != own:
+        yield "the text differs from that of the tokenizer's chat template"
+    begin = template_ids(tokenizer, messages[:2]) if own and len(chat.turns) >= 4 else ()
+    if own[: len(begin)] != begin:
+        yield (
+            "the template changes an earlier turn when another follows: masks computed from lengths of"
+            " shorter chats are wrong"
+        )
+
+
+def _find_wrong_cut(cut: Cut, declared: Truncation | None) -> Iterator[Fault]:
+    """Find remaining tokens other than declared. Without a declaration, either end may remain."""
+    if cut.rendered is None:
+        if declared not in (None, "drop"):
+            reason = f"a chat that is too long is dropped, but {declared} is declared"
+            yield Fault(CUT, reason, (cut.case,))
+        return
+    ids = cut.rendered[0]
+    begins, ends = (show_row(cut.tokenizer, part) for part in (ids[:4], ids[-4:]))
+    kept = "keep-end" if cut.start else "keep-start"
+    reason = ""
+    if len(ids) > cut.most:
+        reason = f"{len(ids)} tokens remain, at most {cut.most} are wanted"
+    elif cut.start is None and ids[:-1] == cut.whole[0][: len(ids) - 1]:
+        reason = "a cut chat gets an extra end token: a model learns to stop in the middle"
+    elif cut.start is None:
+        reason = "the remaining tokens are neither the start nor the end of the chat"
+    elif declared not in (None, kept):
+        reason = f"truncation is {kept}, but {declared} is declared"
+    if reason:
+        yield Fault(CUT, reason, (cut.case, f"begins with: {begins}", f"ends with: {ends}"))
+
+
+OWN_ID = "a label is the id at its own position"
+OTHERS = "no token of a user's or system's turn has a label"
+ASSISTANT = "the tokens of an assistant's turn have labels"
+END = "the end of an assistant's turn has a label"
+PADDING = "labels do not depend on the pad token"
+CUT_LABELS = "a cut chat keeps its remaining labels"
+
+LABEL_PROPERTIES = (OWN_ID, OTHERS, ASSISTANT, END, PADDING, CUT_LABELS)
+
+
+def check_labels(
+    subject: Subject,
+    render: Render,
+    tokenizers: Sequence[Tokenizer],
+    chats: Chats = conversations,
+) -> SubjectReport:
+    """Render all chats with all tokenizers and judge the labels."""
+    log = PropertyLog(subject.name, LABEL_PROPERTIES)
+    for tokenizer in tokenizers:
+        renderer = Renderer(subject, render, tokenizer)
+        for chat in renderer.chats(log, chats):
+            log.judge([OWN_ID], _find_other_ids(chat))
+            log.judge((OTHERS, ASSISTANT, END), _find_wrong_turns(log, chat))
+            log.judge([PADDING], _find_padding_effect(renderer, chat))
+        for cut in renderer.cuts():
+            log.judge([CUT_LABELS], _find_lost_labels(log, cut))
+    return log.report()
+
+
+def _find_other_ids(chat: Chat) -> Iterator[Fault]:
+    for at, (id_, label) in enumerate(zip(chat.ids, chat.labels, strict=True)):
+        if label not in (IGNORED, id_):
+            reason = f"the label of {show_token(chat.tokenizer, id_)} is another id"
+            if chat.ids[at + 1 : at + 2] == (label,):
+                reason += ": labels are shifted, and models shift them again"
+            yield chat.fault_at(OWN_ID, at, reason)
+
+
+def _find_wrong_turns(log: PropertyLog, chat: Chat) -> Iterator[Fault]:
+    """Find turns with wrong labels. The assistant's turns may all have labels, or the last alone."""
+    last = [turn for turn in chat.turns if turn.message["role"] == "assistant"][-1:]
+    for turn in chat.turns:
+        learned = [at for at in turn.tokens if chat.labels[at] != IGNORED]
+        masked = [at for at in turn.tokens if chat.labels[at] == IGNORED]
+        content = repr(turn.message["content"])
+        if (role := turn.message["role"]) != "assistant":
+            reason = f"{len(learned)} tokens of the {role}'s turn {content} have labels"
+            yield from (chat.fault_at(OTHERS, at, reason) for at in learned[:1])
+        elif learned:
+            reason = (
+                f"{len(masked)} of {len(turn.tokens)} tokens of the turn {content} have no label"
+            )
+            yield from (chat.fault_at(ASSISTANT, at, reason) for at in masked[:1])
+            yield from _find_masked_end(chat, turn, *last)
+        elif turn in last:
+            reason = f"no token of the assistant's last turn {content} has a label"
+            yield from (chat.fault_at(ASSISTANT, at, reason) for at in masked[:1])
+        elif masked:
+            log.note("only the assistant's last turn has labels")
+
+
+def _find_masked_end(chat: Chat, turn: Turn, last: Turn) -> Iterator[Fault]:
+    """Find a turn whose end has no label. The last turn shows which token is the end."""
+    if turn.end is None or last.end is None or chat.ids[turn.end] != chat.ids[last.end]:
+        return  # `check_chat` judges whether turns have an end
+    token = show_token(chat.tokenizer, chat.ids[turn.end])
+    reason = f"the end of an assistant's turn, {token}, has no label: a model never learns to stop"
+    if chat.labels[turn.end] == IGNORED:
+        yield chat.fault_at(END, turn.end, reason)
+
+
+def _find_padding_effect(renderer: Renderer, chat: Chat) -> Iterator[Fault]:
+    """Find labels that change when the tokenizer pads with EOS, as many models' do."""
+    tokenizer = copy.deepcopy(chat.tokenizer)
+    if tokenizer.eos_token is None:
+        return
+    tokenizer.pad_token = tokenizer.eos_token
+    again = replace(renderer, tokenizer=tokenizer).render(chat.conversation)
+    if again is None or again == (chat.ids, chat.labels):
+        return
+    ids, labels = again
+    if ids != chat.ids:
+        reason = "with pad_token = eos_token the ids or labels of a chat change"
+        yield Fault(PADDING, reason, (chat.case,))
+        return
+    changed = replace(chat, labels=labels)
+    at = next(at for at in range(len(ids)) if labels[at] != chat.labels[at])
+    reason = f"with pad_token = eos_token the label of {show_token(tokenizer, ids[at])} is lost"
+    yield changed.fault_at(PADDING, at, reason)
+
+
+def _find_lost_labels(log: PropertyLog, cut: Cut) -> Iterator[Fault]:
+    """Find remaining tokens with other labels than in the whole chat."""
+    if cut.rendered is None or cut.start is None:
+        return  # dropped, or judged as wrong text already
+    ids, actual = cut.rendered
+    expected = cut.whole[1][cut.start : cut.start + len(ids)]
+    if actual == expected:
+        if set(actual) == {IGNORED}:
+            log.note("a cut chat may have no labels, so that its loss is 0/0")
+        return
+    at = next(at for at in range(len(ids)) if actual[at] != expected[at])
+    lost = sum(one == IGNORED != other for one, other in zip(actual, expected, strict=True))
+    total = sum(label != IGNORED for label in expected)
+    reason = f"{lost} of {total} labels of the remaining tokens are lost"
+    if not lost:
+        reason = "tokens without a label in the whole chat have one in the cut chat"
+    yield Fault(CUT_LABELS, reason, (cut.case, *show_tokens(cut.tokenizer, ids, actual, at)))

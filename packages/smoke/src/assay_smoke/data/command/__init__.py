@@ -1,1 +1,0 @@
-"""The process, verdict and output of `assay smoke data`."""

@@ -1,0 +1,236 @@
+"""The checks of a request, and the process that runs them."""
+
+import multiprocessing
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from assay.files import read_json_object
+from assay.models.folders import fetch_config
+from assay.models.loaded.tokenizer import check_tokenizer
+from assay.models.loading.configs import load_config
+from assay.models.loading.tokenizing import load_tokenizer
+from assay.models.remote_code import RemoteCode
+from assay.models.sources import ModelSource, resolve_model
+from assay.plugins import load_object
+from assay.runs import Progress
+from assay_smoke.data import libraries, protocols, worker_seeds
+from assay_smoke.data.accumulation import check_accumulation
+from assay_smoke.data.chats import check_chat, check_labels
+from assay_smoke.data.collating import check_packing, check_padding
+from assay_smoke.data.properties import (
+    LEVELS,
+    DataLevel,
+    Fault,
+    PropertyLog,
+    RaisedError,
+    Subject,
+    SubjectReport,
+)
+from assay_smoke.data.protocols import Tokenizer
+from assay_smoke.data.sampling import BATCH_SAMPLER_PLANS, check_sampling
+from assay_smoke.data.tokens import micro_tokenizer
+from assay_smoke.data.verdict import (
+    NOT_ASKED_FOR,
+    CheckReport,
+    DataAnswer,
+    DataRequest,
+)
+
+_TOKENIZER_FILES = ["*.json", "*.model", "*.txt", "*.jinja"]
+ONE_BOS = "a text begins with one BOS, and a chat is tokenized once"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelTokenizer:
+    """A model's tokenizer."""
+
+    tokenizer: Tokenizer
+    eos_token_ids: tuple[int, ...] = ()
+    """Ids that end generation; empty if no file declares them."""
+    report: SubjectReport | None = None
+    """Findings of core's level `load`; None for a generated tokenizer."""
+    notes: tuple[str, ...] = field(default=())
+
+
+def open_tokenizer(model: str, remote_code: RemoteCode) -> ModelTokenizer:
+    """Load the tokenizer of a model or of a folder without a model, or generate one for `micro:`.
+
+    Raises: UsageError if there is none.
+    """
+    folder = Path(model).expanduser()
+    if folder.is_dir() and not (folder / "config.json").is_file():
+        tokenizer = load_tokenizer(folder, remote_code)
+        return _examine(model, tokenizer, _stand_in_config(tokenizer), _eos_ids(folder))
+    source = resolve_model(model)
+    if source.kind == "micro":
+        note = f"{model} has no tokenizer: a generated one is used, whose ids are bytes"
+        return ModelTokenizer(micro_tokenizer(), notes=(note,))
+    folder = _tokenizer_folder(source)
+    config = load_config(folder, remote_code)
+    return _examine(model, load_tokenizer(folder, remote_code), config, _eos_ids(folder))
+
+
+def _tokenizer_folder(source: ModelSource) -> Path:
+    if source.folder is not None:
+        return source.folder
+    from huggingface_hub import snapshot_download
+
+    fetch_config(source.reference)  # raises a clear error for a wrong name or an absent hub
+    return Path(
+        snapshot_download(
+            source.reference, allow_patterns=_TOKENIZER_FILES, ignore_patterns=["*/*"]
+        )
+    )
+
+
+def _stand_in_config(tokenizer: Tokenizer) -> Any:  # noqa: ANN401 - transformers
+    """Make a configuration whose vocabulary fits a tokenizer without a model."""
+    from transformers import PretrainedConfig
+
+    config: Any = PretrainedConfig()
+    config.vocab_size = max(tokenizer.get_vocab().values(), default=0) + 1
+    return config
+
+
+def _eos_ids(folder: Path) -> tuple[int, ...]:
+    """Read the ids that end generation from generation_config.json, or else from config.json."""
+    for name in ("generation_config.json", "config.json"):
+        file = folder / name
+        ids = read_json_object(file).get("eos_token_id") if file.is_file() else None
+        if ids is not None:
+            return (ids,) if isinstance(ids, int) else tuple(ids)
+    return ()
+
+
+def _examine(
+    model: str,
+    tokenizer: Tokenizer,
+    config: Any,  # noqa: ANN401 - transformers
+    eos_token_ids: tuple[int, ...],
+) -> ModelTokenizer:
+    wrong, notes = check_tokenizer(tokenizer, config, eos_token_ids)
+    log = PropertyLog(f"the tokenizer of {model}", (ONE_BOS,))
+    log.judge([ONE_BOS], [Fault(ONE_BOS, "; ".join(wrong))] if wrong else [])
+    for note in notes:
+        log.note(note)
+    return ModelTokenizer(tokenizer, eos_token_ids, log.report())
+
+
+def run_checks(request: DataRequest, progress: Progress) -> DataAnswer:
+    """Run every check that the request asks for, in a process of its own."""
+    # Workers of data loaders are forked, since a new interpreter cannot import users' files.
+    multiprocessing.set_start_method("fork", force=True)
+    torch.set_num_threads(1)  # more threads are slower on models of this size
+    plan = ChecksPlan(request)
+    reports = []
+    checks = plan.checks()
+    with progress.task("checks properties", len(checks)) as task:
+        for check in checks:
+            with progress.step(f"{check.level}: {check.name}"):
+                try:
+                    found = CheckReport(level=check.level, report=check.run())
+                except RaisedError as error:
+                    if check.is_own:
+                        raise
+                    nothing = SubjectReport(subject=check.name, cases={})
+                    found = CheckReport(level=check.level, report=nothing, problem=str(error))
+            reports.append(found)
+            task.advance()
+    return DataAnswer(checks=reports, left_out=plan.left_out, notes=plan.notes)
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedCheck:
+    """A check of one subject."""
+
+    level: DataLevel
+    name: str
+    run: Callable[[], SubjectReport]
+    is_own: bool = True
+    """Whether the user gave the subject. Its exceptions then end the command."""
+
+
+@dataclass
+class ChecksPlan:
+    """The checks of a request, and the reasons why levels have none."""
+
+    request: DataRequest
+    left_out: dict[DataLevel, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    @cached_property
+    def model(self) -> ModelTokenizer | None:
+        """Open the tokenizer of MODEL, if there is one."""
+        request = self.request
+        return None if request.model is None else open_tokenizer(request.model, request.remote_code)
+
+    def checks(self) -> list[PlannedCheck]:
+        """Return all checks in the order of the levels, and fill `left_out` and `notes`."""
+        if self.request.model is None and not self.request.own_code:
+            found = [PlannedCheck(*check, is_own=False) for check in libraries.library_checks()]
+            self.notes += libraries.absent_libraries()
+        else:
+            found = [*self._chat_checks(), *self._own_checks()]
+            self.notes += self.model.notes if self.model else ()
+        planned = {check.level for check in found}
+        for level in LEVELS:
+            if level not in planned:
+                self.left_out.setdefault(level, NOT_ASKED_FOR)
+        return sorted(found, key=lambda check: LEVELS.index(check.level))
+
+    def _chat_checks(self) -> Iterator[PlannedCheck]:
+        request, model = self.request, self.model
+        if model is not None and (report := model.report) is not None:
+            yield PlannedCheck("chat", report.subject, lambda: report)
+        labelled = True
+        if request.render is not None:
+            subject = Subject(request.render)
+            render = cast("protocols.Render", load_object(request.render))
+        elif model is None:
+            return
+        elif not model.tokenizer.chat_template:
+            why = "the tokenizer has no chat template: give --render"
+            self.left_out |= {"chat": why, "labels": why}
+            return
+        else:
+            subject = Subject(f"chat template of {request.model}")
+            render = libraries.render_by_template
+            labelled = libraries.marks_assistant(model.tokenizer)
+        tokenizers = [model.tokenizer] if model else libraries.micro_tokenizers()
+        eos = model.eos_token_ids if model else ()
+        cut = request.truncation
+        chat = partial(check_chat, subject, render, tokenizers, eos, truncation=cut)
+        yield PlannedCheck("chat", subject.name, chat)
+        if labelled:
+            labels = partial(check_labels, subject, render, tokenizers)
+            yield PlannedCheck("labels", subject.name, labels)
+        else:
+            self.left_out["labels"] = (
+                "the chat template has no {% generation %} marks, so transformers cannot tell the"
+                " assistant's tokens: give --render"
+            )
+
+    def _own_checks(self) -> Iterator[PlannedCheck]:
+        own = {name: cast("Any", load_object(file)) for name, file in self.request.own_code.items()}
+        tokenizers = [self.model.tokenizer] if self.model else libraries.padding_tokenizers()
+        features = self.request.features
+        loader = own.get("loader", libraries.torch_loader)
+        planned: dict[str, tuple[DataLevel, Any, tuple[Any, ...]]] = {
+            "collator": ("collator", check_padding, (tokenizers, features)),
+            "packing": ("packing", check_packing, (tokenizers, features)),
+            "sampler": ("sampler", check_sampling, ()),
+            "batch_sampler": ("batch-sampler", check_sampling, (BATCH_SAMPLER_PLANS,)),
+            "accumulation": ("accumulation", check_accumulation, ()),
+            "loader": ("workers", worker_seeds.check_loader, ()),
+            "dataset": ("workers", worker_seeds.check_dataset, (loader,)),
+        }
+        for option, (level, check, arguments) in planned.items():
+            if option in own:
+                name = self.request.own_code[option]
+                run = partial(check, Subject(name), own[option], *arguments)
+                yield PlannedCheck(level, name, run)

@@ -1,1 +1,0 @@
-"""Checks of code that converts messages to ids and labels."""

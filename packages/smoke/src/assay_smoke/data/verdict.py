@@ -1,0 +1,200 @@
+"""The request of `assay smoke data`, its answer, and the verdict: one level per kind of code."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from pydantic import Field
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from assay.comparing.levels import Cause, LevelResult, conclude, not_run
+from assay.comparing.wording.phrases import OUTCOME_SIGNS
+from assay.errors import UsageError
+from assay.foreign_text import one_line
+from assay.models.remote_code import RemoteCode
+from assay.plugins import find_plugin_file
+from assay.verdicts import Diagnosis, Level, Outcome, Record, Verdict
+from assay_smoke.data.properties import LEVELS, DataLevel, SubjectReport
+from assay_smoke.data.protocols import FeatureKind, Truncation
+
+NOT_ASKED_FOR = "not asked for"
+
+
+class DataRequest(Record):
+    """Options of the command. The user's own code is given as FILE.py:NAME."""
+
+    model: str | None = None
+    """MODEL, or a folder with a tokenizer alone; None for generated tokenizers."""
+    render: str | None = None
+    collator: str | None = None
+    packing: str | None = None
+    sampler: str | None = None
+    batch_sampler: str | None = None
+    accumulation: str | None = None
+    loader: str | None = None
+    dataset: str | None = None
+    truncation: Truncation | None = None
+    """Declared treatment of chats that are too long."""
+    features: FeatureKind = "masked"
+    """Whether samples have masked labels, or none so that every token counts."""
+    remote_code: RemoteCode = "refuse"
+
+    @property
+    def own_code(self) -> dict[str, str]:
+        """Return the user's own code by option."""
+        names = (
+            "render", "collator", "packing", "sampler", "batch_sampler", "accumulation", "loader",
+            "dataset",
+        )  # fmt: skip
+        given: dict[str, str | None] = {name: getattr(self, name) for name in names}
+        return {name: reference for name, reference in given.items() if reference is not None}
+
+    def require_meaning(self) -> None:
+        """Raise UsageError for a missing file, or an option that has no effect."""
+        for reference in self.own_code.values():
+            find_plugin_file(reference)
+        if self.truncation and not (self.render or self.model):
+            raise UsageError(
+                "--truncation declares what --render or MODEL's template does: give one"
+            )
+        if self.features != "masked" and not (self.collator or self.packing):
+            raise UsageError("--features are samples for --collator or --packing: give one")
+
+
+class CheckReport(Record):
+    """The report on one subject, or the reason why it has none."""
+
+    level: DataLevel
+    report: SubjectReport
+    problem: str = ""
+    """Exception of the subject, or a description of its malformed result."""
+
+
+class DataAnswer(Record):
+    """All reports, and the reasons why levels were left out."""
+
+    checks: list[CheckReport]
+    left_out: dict[DataLevel, str]
+    notes: list[str] = Field(default_factory=list)
+
+
+_DIAGNOSES: dict[DataLevel, Diagnosis] = {"accumulation": "loss-scale", "workers": "rng-state"}
+_OTHERWISE: Diagnosis = "inputs-differ"
+
+_STYLES = {
+    Outcome.PASS: "bold blue",
+    Outcome.FAIL: "bold red",
+    Outcome.NOT_COMPARED: "bold yellow",
+}
+
+
+def judge_data(request: DataRequest, answer: DataAnswer) -> Verdict:
+    """Judge all levels. FAIL if a property is broken, NOT_COMPARED if one was never tried or none checked."""
+    levels: dict[str, LevelResult] = {}
+    for name in LEVELS:
+        checks = [check for check in answer.checks if check.level == name]
+        levels[name] = (
+            _judge_level(checks) if checks else not_run(answer.left_out.get(name, NOT_ASKED_FOR))
+        )
+    failed = [name for name in LEVELS if levels[name].level.verdict is Outcome.FAIL]
+    notes = [
+        f"{check.report.subject}: {note}" for check in answer.checks for note in check.report.notes
+    ]
+    own = list(dict.fromkeys(request.own_code.values()))
+    return conclude(
+        levels,
+        Cause(_DIAGNOSES.get(failed[0], _OTHERWISE)) if failed else None,
+        notes=dict.fromkeys([*answer.notes, *notes]),
+        model={"name": request.model or "generated tokenizers"},
+        reference={"run": "the properties of docs/smoke-data.md"},
+        candidate={"run": ", ".join(own) or ("its template" if request.model else "libraries")},
+        statistic="exact",
+        resolution=0.0,
+        compared_unit="cases",
+    )
+
+
+def _judge_level(checks: Sequence[CheckReport]) -> LevelResult:
+    reports = [check.report for check in checks]
+    reason = "; ".join(filter(None, map(_find_gap, checks))) or None
+    outcome = Outcome.NOT_COMPARED if reason else Outcome.PASS
+    found = [(report, finding) for report in reports for finding in report.findings]
+    if found:
+        (report, finding), *rest = found
+        more = f" (and {len(rest)} more)" if rest else ""
+        outcome, reason = Outcome.FAIL, f"{report.subject}: {finding.reason}{more}"
+    compared = sum(report.compared for report in reports)
+    subjects = [report.model_dump(mode="json") for report in reports]
+    return LevelResult(Level(verdict=outcome, reason=reason, compared=compared, subjects=subjects))
+
+
+def _find_gap(check: CheckReport) -> str:
+    """Describe a promised property that was not tried."""
+    report = check.report
+    if check.problem or report.outcome is not Outcome.NOT_COMPARED:
+        return check.problem
+    untried = f"never tried: {', '.join(report.untried)}"
+    return f"{report.subject}: {untried if report.untried else 'tried no case'}"
+
+
+def print_data_verdict(verdict: Verdict, console: Console, file: Path) -> None:
+    """Print `verdict`. file: where it was written."""
+    outcome = verdict.verdict
+    console.print(
+        Text.assemble(
+            f"{OUTCOME_SIGNS[outcome]} ",
+            (outcome.value, _STYLES[outcome]),
+            f": {verdict.compared:,} cases with {verdict.model['name']}",
+        )
+    )
+    console.print(_table(verdict))
+    others = [name for name, level in verdict.levels.items() if level.reason == NOT_ASKED_FOR]
+    if others:
+        console.print(Text(f"{NOT_ASKED_FOR}: {', '.join(others)}", style="dim"), soft_wrap=True)
+    for line in _findings(verdict):
+        console.print(Text(line), soft_wrap=True)
+    for note in verdict.notes:
+        console.print(Text(f"note: {one_line(note)}"), soft_wrap=True)
+    console.print(Text(f"verdict: {file}"), soft_wrap=True)
+
+
+def reports_of(level: Level) -> list[SubjectReport]:
+    """Return the reports behind a level."""
+    extra = level.model_extra or {}
+    return [SubjectReport.model_validate(report) for report in extra.get("subjects", ())]
+
+
+def _table(verdict: Verdict) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("level", no_wrap=True)
+    table.add_column("subject", overflow="fold")
+    table.add_column("cases", justify="right", no_wrap=True)
+    table.add_column("verdict", no_wrap=True)
+    for name, level in verdict.levels.items():
+        reports = reports_of(level)
+        for report in reports:
+            outcome = report.outcome
+            cells = Text(one_line(report.subject)), f"{report.compared:,}"
+            table.add_row(name, *cells, Text(outcome.value, style=_STYLES[outcome]))
+        if not reports and level.reason != NOT_ASKED_FOR:
+            table.add_row(name, Text(one_line(level.reason or ""), style="dim"), "", "not run")
+    return table
+
+
+def _findings(verdict: Verdict) -> Iterator[str]:
+    for name, level in verdict.levels.items():
+        for report in reports_of(level):
+            for finding in report.findings:
+                yield ""
+                yield one_line(f"{name}: {report.subject}")
+                yield one_line(
+                    f"  broken in {finding.failed} of {finding.cases} cases: {finding.name}"
+                )
+                yield from (f"  {one_line(line)}" for line in finding.reason.splitlines())
+                yield from (f"    {one_line(line)}" for line in finding.example)
+        if level.verdict is Outcome.NOT_COMPARED:
+            yield ""
+            yield from (one_line(line) for line in f"{name}: {level.reason}".splitlines())
+    if verdict.verdict is not Outcome.PASS:
+        yield ""

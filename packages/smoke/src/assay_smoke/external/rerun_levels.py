@@ -1,0 +1,469 @@
+"""Levels that make runs: resumed ones, and one that splits the same rows another way."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from math import floor, inf, isfinite, log10, sqrt
+from pathlib import Path
+
+from torch import Tensor
+
+from assay.comparing.levels import LevelResult, failed, not_compared, not_run, passed
+from assay.comparing.limits import load_limits
+from assay.dtypes import FORMATS
+from assay.errors import AssayError, name_some
+from assay.training.judging.free_run import relative_error_of_losses
+from assay.verdicts import Location, Measurement, Ratio
+from assay_smoke.external.library import ExternalLibrary
+from assay_smoke.external.runs import (
+    Cycle,
+    Resumption,
+    Spread,
+    checkpoints_of,
+    copy_until,
+    find_split_dependence,
+    load_tensors,
+    narrowest_dtype,
+    read_history,
+    read_tensors,
+)
+from assay_smoke.external.watched_run import RunEvidence
+from assay_smoke.judging import failed_checkpoint
+
+# Largest allowed difference of a resumed run, as a share of the change by training since the
+# checkpoint. A run without restored moments differs by at least the whole change.
+_MOST_ALLOWED = 0.25
+
+# Losses are logged with at most float32 precision: 2^-23 is its relative spacing at powers of two.
+_LOGGED = 2.0**-23
+
+
+def judge_resumption(cycle: Cycle) -> LevelResult:
+    """Resume from the middle checkpoint."""
+    middle = cycle.saved.get(cycle.library.resume_at)
+    if middle is None or middle.problem is not None:
+        return not_run("every checkpoint to resume from is absent or incomplete")
+    one = _resume(cycle, "resume", cycle.uninterrupted, cycle.library.resume_at)
+    return _judge_resumed(one, cycle).with_rows(_rows("resume", one, cycle))
+
+
+def judge_interruption(cycle: Cycle) -> LevelResult:
+    """Send SIGTERM after the first step, and resume from the checkpoint that follows."""
+    library = cycle.library
+    if library.on_sigterm == "nothing":
+        return not_run('on_sigterm is "nothing": no checkpoint is promised')
+    if not cycle.uninterrupted.ended_well:
+        return not_run("the uninterrupted run did not end well")
+    interrupted = cycle.run("interrupted", sigterm_after=1)
+    newest = max(checkpoints_of(interrupted.launch), default=None)
+    resumed = None
+    if newest is not None and newest < library.steps and interrupted.hung_in is None:
+        resumed = _resume(cycle, "sigterm", interrupted, newest)
+    rows = [] if resumed is None else _rows("sigterm", resumed, cycle)
+    if interrupted.signalled_after is None or interrupted.signalled_after >= library.steps:
+        found = not_compared("training ended before SIGTERM: use more `steps`")
+    elif problem := _ignored_sigterm(interrupted, newest):
+        reason = f"SIGTERM after step {interrupted.signalled_after}: {problem}"
+        found = failed_checkpoint(len(interrupted.losses), 1, reason)
+    elif resumed is None:
+        reason = "no step remains after the checkpoint of SIGTERM: use more `steps`"
+        found = not_compared(reason)
+    else:
+        found = _judge_resumed(resumed, cycle)
+    return found.with_rows(rows)
+
+
+def _ignored_sigterm(interrupted: RunEvidence, newest: int | None) -> str | None:
+    """Describe what a run did instead of saving a checkpoint and ending, or return None.
+
+    newest: step of its newest checkpoint.
+    """
+    num_logged, library = len(interrupted.losses), interrupted.launch.library
+    if interrupted.hung_in is not None:
+        limit = library.end_limit_seconds
+        return f"it ran on for {limit:g} s and was ended{interrupted.describe_waits()}"
+    if num_logged >= library.steps:
+        return "training continued to its last step"
+    if newest is None or newest < num_logged:
+        there = "there is none" if newest is None else f"the newest is of step {newest}"
+        return f"no checkpoint holds step {num_logged}, the last one logged; {there}"
+    if newest > num_logged + 1:
+        return f"the newest checkpoint claims step {newest}, but step {num_logged} is the last one logged"
+    return None
+
+
+def _resume(cycle: Cycle, level: str, source: RunEvidence, step: int) -> Resumption:
+    """Resume from the checkpoint that `source` wrote after `step` steps.
+
+    If the end differs, repeat the uninterrupted run to measure how far two such runs differ.
+    """
+    name = {"resume": "resumed", "sigterm": "after-sigterm"}[level]
+    begin = checkpoints_of(source.launch)[step]
+    if cycle.library.resume_in == "copy":
+        begin = copy_until(step, source.launch, replace(cycle.launch, name=name))
+    one = cycle.run(name, resume_from=begin, first_step=step)
+    resumption = Resumption(one)
+    folder = cycle.end_of(one)
+    if folder is not None:
+        (end,) = read_history(one.launch, {cycle.library.steps: folder})
+        is_equal = (
+            cycle.last is not None
+            and end.hashes == cycle.last.hashes
+            and one.values == cycle.uninterrupted.values[step:]
+        )
+        is_measured = not is_equal and end.problem is None
+        differs, spread = _measure_spread(cycle, one, begin) if is_measured else (None, None)
+        resumption = Resumption(one, end, differs, spread)
+    cycle.resumptions[level] = resumption
+    return resumption
+
+
+def _measure_spread(
+    cycle: Cycle, resumed: RunEvidence, begin: Path
+) -> tuple[bool | None, Spread | None]:
+    """Repeat the uninterrupted run and return whether both differ, and how far."""
+    repeated = cycle.made.get("repeated") or cycle.run("repeated")
+    runs = {"uninterrupted": cycle.uninterrupted, "repeated": repeated, "resumed": resumed}
+    are_whole = all(one.steps_made == cycle.library.steps for one in runs.values())
+    ends: dict[str, dict[str, Tensor]] = {}
+    for name, one in runs.items():
+        folder = cycle.end_of(one)
+        if folder is None or not are_whole:
+            return None, None
+        ends[name] = read_tensors(one.launch, folder)
+    if len({frozenset(end) for end in ends.values()}) > 1:
+        return None, None
+    losses = {name: one.values for name, one in runs.items()}
+    if losses["repeated"] == losses["uninterrupted"] and all(
+        one.equal(ends["repeated"][name]) for name, one in ends["uninterrupted"].items()
+    ):
+        return False, None
+    middle = read_tensors(resumed.launch, begin)
+    is_alike = middle.keys() == ends["resumed"].keys()
+    return True, measure_spread(losses, ends, middle) if is_alike else None
+
+
+def _rows(level: str, one: Resumption, cycle: Cycle) -> list[Measurement]:
+    """Measure the losses of a resumed run, and the ratios that judge it if two runs differ."""
+    is_judged, begin = not one.ratios, one.run.launch.first_step
+    rows = [
+        Measurement(
+            level=level, module="", port="loss", phase="checkpoint", step=step, statistic="exact",
+            actual=0.0 if actual == expected else abs(actual - expected), expected=0.0,
+            ratio=0.0 if actual == expected else math.inf if is_judged else math.nan,
+            limit=0.0 if is_judged else None,
+        )
+        for step, (actual, expected) in enumerate(_pairs(one, cycle), begin + 1)
+    ]  # fmt: skip
+    limits, steps = load_limits("training"), cycle.library.steps
+    judged = [ratio.judged(limits.of(ratio.statistic)) for ratio in one.ratios]
+    return rows + [one.measurement(level, "end", phase="checkpoint", step=steps) for one in judged]
+
+
+def _pairs(one: Resumption, cycle: Cycle) -> list[tuple[float, float]]:
+    """Pair the losses of the resumed run with those of the uninterrupted one."""
+    expected = cycle.uninterrupted.values[one.run.launch.first_step :]
+    return list(zip(one.run.values, expected, strict=False))
+
+
+def _judge_resumed(one: Resumption, cycle: Cycle) -> LevelResult:
+    first, steps, compared = one.run.launch.first_step, cycle.library.steps, len(one.run.losses)
+    if problem := one.run.describe_bad_end():
+        return failed_checkpoint(first, compared, problem)
+    if one.run.steps_made != steps:
+        reason = f"resumed from step {first}, it made {compared} steps instead of {steps - first}"
+        return failed_checkpoint(first, compared, reason)
+    if one.end is None or one.end.problem is not None or cycle.last is None:
+        problem = "it wrote no last checkpoint" if one.end is None else one.end.problem
+        return failed_checkpoint(steps, compared, f"the resumed run: {problem}")
+    expected = cycle.last.hashes
+    compared += len(expected)
+    different = sorted(name for name in expected if expected[name] != one.end.hashes.get(name))
+    losses = _first_other_loss(one, cycle)
+    if not different and losses is None:
+        return passed(compared, from_step=first, bitwise=True)
+    reason = losses or f"{len(different)} final tensors differ: {name_some(different)}"
+    if not one.repeated_differs:
+        twice = (
+            ", although two uninterrupted runs are equal" if one.repeated_differs is False else ""
+        )
+        return failed_checkpoint(first, compared, reason + twice)
+    return _judge_spread(one, compared, reason)
+
+
+def _judge_spread(one: Resumption, compared: int, difference: str) -> LevelResult:
+    limits = load_limits("training")
+    if one.spread is None:
+        return not_compared(f"{difference}; the repeated run left nothing to compare with")
+    allowed = limits.of(one.spread.ends.statistic) * one.spread.ends.expected
+    # A NaN must not pass.
+    if not allowed <= _MOST_ALLOWED * one.spread.moved:
+        return not_compared(
+            f"two uninterrupted runs of one seed end {one.spread.ends.expected:.2g} apart, and training"
+            f" changed {one.spread.moved:.2g} since the checkpoint: a loss of state would not"
+            " show. Do data, their order and all random numbers depend on {seed} alone?"
+        )
+    first = one.run.launch.first_step
+    for ratio in one.ratios:
+        limit = limits.of(ratio.statistic)
+        if not ratio.value <= limit:
+            reason = (
+                f"{difference}: {ratio.value:.3g}x the difference of two uninterrupted runs of one seed"
+                f" (limit {limit:g}x of {ratio.statistic})"
+            )
+            return failed_checkpoint(first, compared, reason)
+    return passed(compared, from_step=first, bitwise=False)
+
+
+def _first_other_loss(one: Resumption, cycle: Cycle) -> str | None:
+    """Describe the first loss that differs, or return None."""
+    begin = one.run.launch.first_step
+    for number, (actual, expected) in enumerate(_pairs(one, cycle)):
+        if actual != expected:
+            cause = (
+                "weights, data or random numbers were not restored"
+                if number == 0
+                else "the first one agrees: moments, the schedule or random numbers were not restored"
+            )
+            return (
+                f"the loss of step {begin + number + 1} is {actual!r}, the uninterrupted"
+                f" run's {expected!r} ({cause})"
+            )
+    return None
+
+
+def measure_spread(
+    losses: Mapping[str, Sequence[float]],
+    ends: Mapping[str, Mapping[str, Tensor]],
+    middle: Mapping[str, Tensor],
+) -> Spread:
+    """Measure a resumed run against the difference of two uninterrupted ones.
+
+    The noise of losses is at least their logged precision. The noise of ends has no floor: a few steps
+    change bfloat16 weights by about half a unit roundoff.
+
+    losses: of all steps for `uninterrupted` and `repeated`, of the last steps for `resumed`; ends: final
+        tensors of each; middle: tensors of the checkpoint.
+    """
+    whole, end = list(losses["uninterrupted"]), ends["uninterrupted"]
+    resumed = list(losses["resumed"])
+    begin = len(whole) - len(resumed)
+    # Two runs may agree by chance in some steps, so the larger of both windows counts.
+    noise = max(
+        _LOGGED,
+        relative_error_of_losses(list(losses["repeated"]), whole),
+        relative_error_of_losses(list(losses["repeated"])[begin:], whole[begin:]),
+    )
+    return Spread(
+        Ratio("loss-error", relative_error_of_losses(resumed, whole[begin:]), noise),
+        Ratio(
+            "trajectory-error",
+            _relative_error(ends["resumed"], end),
+            _relative_error(ends["repeated"], end),
+        ),
+        _relative_error(middle, end),
+    )
+
+
+def _relative_error(actual: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> float:
+    """Return the norm of the difference over that of `expected`, over all tensors together."""
+    error = sum(
+        float((actual[name].double() - one.double()).square().sum())
+        for name, one in expected.items()
+    )
+    size = sum(float(one.double().square().sum()) for one in expected.values())
+    return float((error / size) ** 0.5) if size else float("inf")
+
+
+# Limit of the ends, in units of sqrt(u), with u the unit roundoff. If rounding decides the sign of an
+# element's gradient, Adam moves the element by its whole learning rate in a random direction. The share
+# of such elements is proportional to u, and the norm of their updates to sqrt(u). The largest distance
+# of 144 clean pairs of 6 micro models (float32, bfloat16 under autocast, bfloat16; learning rates of
+# 1e-5 to 5e-3; 9 and 20 steps) was 0.21 sqrt(u) in float32 and 1.8 sqrt(u) in bfloat16. In float32,
+# weight decay of 0.01 once per micro-batch gives at least 12 sqrt(u), and a lost micro-batch 3,000.
+_ENDS = 3.0
+# Limit of the losses. Those runs had at most 0.0066 sqrt(u) in float32 and 0.071 sqrt(u) in bfloat16.
+_LOSSES = 1 / 8
+
+_PERCENTILE = 0.85
+
+_FIRST = (
+    "the runs take other rows, or normalize the loss differently, such as by a mean over micro-batches"
+    " of unequal token counts, or update within a step"
+)
+_LATER = (
+    "accumulation, reduction over ranks, clipping, optimizer or schedule depend on how the rows are"
+    " split"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Difference:
+    """Losses of both runs, and the distance of their ends; see `measure_apart`."""
+
+    expected: list[float]
+    actual: list[float]
+    apart: float
+    steps: int
+    """Number of the last step."""
+
+    def ratios(self, dtype: str) -> list[Ratio]:
+        """Return each error over that which rounding and logged digits explain: of losses, then ends."""
+        root = sqrt(FORMATS[dtype].unit_roundoff)
+        logged = [*self.expected, *self.actual]
+        ratios = [
+            Ratio(
+                "loss-error",
+                abs(a - e) / (abs(e) or 1.0),
+                _LOSSES * root + unit_in_log(e, logged) / (abs(e) or 1.0),
+            )
+            for a, e in zip(self.actual, self.expected, strict=True)
+        ]
+        return [*ratios, Ratio("trajectory-error", self.apart, _ENDS * root)]
+
+    def describe(self, dtype: str) -> tuple[int, str] | None:
+        """Find the first loss, or else the last checkpoint, that rounding in `dtype` does not explain.
+
+        Returns: its step and a description.
+        """
+        *ratios, ends = self.ratios(dtype)
+        for step, ratio in enumerate(ratios, 1):
+            if not ratio.value <= 1:
+                cause = _FIRST if step == 1 else f"the loss of step {step - 1} agrees: {_LATER}"
+                words = (
+                    f"the loss of step {step} is {self.expected[step - 1]!r}, and"
+                    f" {self.actual[step - 1]!r} with another split of the rows; {cause}. Relative error"
+                    f" {ratio.actual:.2g}, limit {ratio.expected:.2g} from rounding in {dtype}"
+                )
+                return step, words
+        if ends.value <= 1:
+            return None
+        words = (
+            f"the losses agree, but the last checkpoints differ by {ends.actual:.2g} of the change by"
+            f" training (85th percentile of tensors; limit {ends.expected:.2g} from rounding in {dtype}):"
+            f" {_LATER}"
+        )
+        return self.steps, words
+
+
+def judge_equivalent(cycle: Cycle) -> LevelResult:
+    """Train with another split of the rows and compare with the uninterrupted run."""
+    other, last = cycle.library.split_otherwise(), cycle.last
+    if other is None:
+        return not_run(
+            "the launch line has no {batch_size} and {accumulation} to split the rows of a step another"
+            " way, and no `equivalent` is declared: it was not checked whether accumulation, reduction"
+            " over ranks, clipping and schedule depend on the split",
+            unchecked=True,
+        )
+    if last is None or last.problem is not None:
+        return not_run(
+            "the last checkpoint is absent or incomplete: it was not checked whether training depends on the"
+            " split",
+            unchecked=True,
+        )
+    folder = checkpoints_of(cycle.launch)[last.step]
+    dependence = find_split_dependence(folder / cycle.library.checkpoints.model)
+    if dependence is not None:
+        return not_compared(
+            f"the checkpoint's configuration has {dependence}, which makes training"
+            " depend on the split: train without it, or write equivalent = [] to skip this level"
+        )
+    one, due = cycle.run("equivalent", library=other), cycle.uninterrupted.values
+    problem = one.describe_bad_end()
+    if problem is None and len(one.losses) != len(due):
+        problem = f"it logged {len(one.losses)} losses, the uninterrupted run {len(due)}"
+    end = cycle.end_of(one)
+    split = _describe_split(cycle.library, other)
+    if problem is not None or end is None:
+        problem = problem or "it wrote no last checkpoint"
+        return not_compared(f"the equivalent launch: {problem} ({split})")
+    expected = read_tensors(one.launch, folder)
+    dtype = narrowest_dtype(expected)
+    if cycle.library.checkpoints.kind == "adapter":  # begins at random
+        base = read_tensors(one.launch, min(checkpoints_of(cycle.launch).items())[1])
+    else:
+        base = load_tensors(cycle.launch.model, dtype)
+    try:
+        actual = read_tensors(one.launch, end)
+    except AssayError as error:
+        return not_compared(f"the equivalent launch: {error} ({split})")
+    apart = measure_apart(actual, expected, base)
+    difference = _Difference(due, one.values, apart, last.step)
+    # The coarser of the declared dtype and that of the checkpoints.
+    declared = cycle.library.precision or dtype
+    dtype = max(declared, dtype, key=lambda name: FORMATS[name].unit_roundoff)
+    *losses, of_ends = [ratio.judged(1.0) for ratio in difference.ratios(dtype)]
+    level, phase = "equivalent", "optimizer"
+    rows = [one.measurement(level, "loss", phase=phase, step=n) for n, one in enumerate(losses, 1)]
+    rows.append(of_ends.measurement(level, "end", phase=phase, step=last.step))
+    return _judge_difference(difference, dtype, split, cycle).with_rows(rows)
+
+
+def _judge_difference(difference: _Difference, dtype: str, split: str, cycle: Cycle) -> LevelResult:
+    compared, found = len(difference.actual) + 1, difference.describe(dtype)
+    if found is None:
+        return passed(compared, apart=difference.apart)
+    step, words = found
+    reason = f"{words} ({split})"
+    resumption = cycle.resumptions.get("resume")
+    if resumption is not None and resumption.spread is not None:
+        repeated = resumption.spread.ends.expected / (resumption.spread.moved or 1.0)
+        noise = load_limits("training").of("trajectory-error") * repeated
+        ends = difference.ratios(dtype)[-1]
+        if noise > ends.expected and not ends.actual > noise:
+            return not_compared(
+                f"{reason}; but two uninterrupted runs of one seed differ by {repeated:.2g} of that"
+                " change. Do data, their order and all random numbers depend on {seed} alone?"
+            )
+    if cycle.library.precision is None and difference.describe("bfloat16") is None:
+        return not_compared(
+            f"{reason}; rounding in bfloat16 would explain it: write `precision`, the narrowest"
+            " format in which the library computes"
+        )
+    # Losses and checkpoints cannot separate gradients from updates, so the reason lists candidates.
+    location = Location(phase="forward" if step == 1 else "optimizer", step=step)
+    return failed(compared, reason, location=location)
+
+
+def measure_apart(
+    actual: Mapping[str, Tensor], expected: Mapping[str, Tensor], base: Mapping[str, Tensor]
+) -> float:
+    """Measure the distance of two final states, relative to the change by training in each tensor.
+
+    base: the tensors that training began with, or those of an early checkpoint.
+    Returns: the 85th percentile over tensors; inf if the states hold different tensors, or one holds
+        NaN or infinity. The gradient of up to one tensor in twelve, such as a key's bias, is only
+        rounding. Its final value is arbitrary.
+    """
+    if not actual.keys() == expected.keys() == base.keys():
+        return inf
+    shares = []
+    for name, one in expected.items():
+        moved = float((one.double() - base[name].double()).norm())
+        error = float((actual[name].double() - one.double()).norm())
+        if not isfinite(error):
+            return inf
+        if error or moved:
+            shares.append(error / moved if moved else inf)
+    return sorted(shares)[int(_PERCENTILE * len(shares))] if shares else 0.0
+
+
+def unit_in_log(value: float, logged: Sequence[float]) -> float:
+    """Return one unit of the last digit that a library logs of `value`, derived from all `logged`.
+
+    Some libraries log fixed decimals, others fixed significant digits. Use the coarser of both.
+    """
+    digits = [Decimal(repr(one)).as_tuple() for one in logged if isfinite(one)]
+    decimals = max((-int(one.exponent) for one in digits), default=0)
+    significant = max((len(one.digits) for one in digits), default=1)
+    leading = floor(log10(abs(value))) if value and isfinite(value) else -decimals
+    return 10.0 ** max(-decimals, leading - significant + 1)
+
+
+def _describe_split(library: ExternalLibrary, other: ExternalLibrary) -> str:
+    if library.equivalent is not None:
+        return "split by `launch` and by `equivalent`"
+    words = [", ".join(f"{k} {n}" for k, n in one.split.items()) for one in (library, other)]
+    return f"split by {words[0]}, and by {words[1]}"

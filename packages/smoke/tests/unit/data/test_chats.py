@@ -1,0 +1,73 @@
+"""Assigns tokens to turns in vocabularies with several tokens per character."""
+
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from assay_smoke.data.chats import Renderer
+from assay_smoke.data.properties import PropertyLog, RaisedError, Subject
+from assay_smoke.data.protocols import Message, RenderedChat
+from assay_smoke.data.tokens import WITH_SYSTEM, Conversation, micro_tokenizer
+
+
+def byte_fallback_tokenizer() -> Any:
+    """Make a tokenizer that encodes unknown characters as bytes, each decoded as a character."""
+    vocabulary = {f"<0x{byte:02X}>": byte for byte in range(256)}
+    vocabulary |= {letter: 256 + number for number, letter in enumerate("abc")}
+    backend = Tokenizer(models.BPE(vocabulary, [], byte_fallback=True))
+    backend.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    backend.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    backend.add_special_tokens(["<eos>"])
+    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<eos>")  # noqa: S106
+
+
+def render(tokenizer: Any, messages: Any, _: int | None) -> RenderedChat:
+    text = "".join(message["content"] + tokenizer.eos_token for message in messages)
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    return {"input_ids": ids, "labels": ids}
+
+
+@pytest.mark.parametrize("tokenizer", [micro_tokenizer(), byte_fallback_tokenizer()])
+def test_all_bytes_of_a_letter_are_of_its_turn(tokenizer: Any) -> None:
+    # In UTF-8 a has one byte, é two, 雪 three and the smile four.
+    messages = (
+        Message(role="user", content="雪🙂"),
+        Message(role="assistant", content="aé"),
+        Message(role="user", content="b雪"),
+    )
+    log = PropertyLog("it", ())
+    chats = [Conversation("letters", messages)]
+    (chat,) = Renderer(Subject("it"), render, tokenizer).chats(log, lambda _: chats)
+    assert len(chat.ids) == 7 + 1 + 3 + 1 + 4 + 1
+    assert [turn.tokens for turn in chat.turns] == [
+        tuple(range(7)),
+        (8, 9, 10),
+        (12, 13, 14, 15),
+    ]
+    assert [turn.end for turn in chat.turns] == [7, 11, 16]
+
+
+def refuse_systems(tokenizer: Any, messages: Any, length: int | None) -> RenderedChat:
+    if messages[0]["role"] == "system":
+        raise ValueError("roles must alternate")
+    return render(tokenizer, messages, length)
+
+
+def test_a_template_may_refuse_the_turn_of_a_system() -> None:
+    log = PropertyLog("it", ())
+    chats = [WITH_SYSTEM, Conversation("letters", (Message(role="user", content="a"),))]
+    renderer = Renderer(Subject("it"), refuse_systems, micro_tokenizer())
+    (chat,) = renderer.chats(log, lambda _: chats)
+    assert chat.conversation is chats[1]
+    (note,) = log.report().notes
+    assert note == "refuses a system's turn: it raised ValueError: roles must alternate"
+
+
+def test_a_template_may_refuse_no_other_turn() -> None:
+    log = PropertyLog("it", ())
+    chats = [Conversation("another", WITH_SYSTEM.messages)]
+    renderer = Renderer(Subject("it"), refuse_systems, micro_tokenizer())
+    with pytest.raises(RaisedError, match="roles must alternate"):
+        list(renderer.chats(log, lambda _: chats))

@@ -1,0 +1,110 @@
+"""Losses in the log of a library."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+from assay_smoke.external.library import Losses
+from assay_smoke.external.watched_run import LoggedLoss, LossesError, LossReader
+
+STEP_AND_LOSS = Losses(pattern=r"step (?P<step>\d+) loss (?P<loss>\S+)")
+
+
+def test_losses_are_found_in_lines() -> None:
+    reader = LossReader(STEP_AND_LOSS, None)
+    for line in ("begin", "step 1 loss 2.5", "[rank 0] step 2 loss nan"):
+        reader.take(line)
+
+    assert reader.found[0] == LoggedLoss(1, 2.5)
+    assert reader.found[1].step == 2
+    assert math.isnan(reader.found[1].value)
+
+
+def test_what_several_ranks_log_of_one_step_counts_once() -> None:
+    reader = LossReader(STEP_AND_LOSS, None)
+    for line in ("step 1 loss 2.5", "step 1 loss 2.5", "step 2 loss 2.5"):
+        reader.take(line)
+
+    assert reader.found == [LoggedLoss(1, 2.5), LoggedLoss(2, 2.5)]
+
+
+def test_losses_without_steps_all_count() -> None:
+    reader = LossReader(Losses(pattern="'loss': '(?P<loss>[^']+)'"), None)
+    for line in ("{'loss': '2.5', 'epoch': '0'}", "{'loss': '2.5'}", "{'train_loss': '2.5'}"):
+        reader.take(line)
+
+    assert reader.found == [LoggedLoss(None, 2.5), LoggedLoss(None, 2.5)]
+
+
+def test_a_learning_rate_stands_beside_its_loss(tmp_path: Path) -> None:
+    by_pattern = LossReader(Losses(pattern=r"loss (?P<loss>\S+) lr (?P<lr>\S+)"), None)
+    by_pattern.take("loss 2.5 lr 1e-3")
+    log = tmp_path / "log.jsonl"
+    in_file = LossReader(Losses(file="log.jsonl", learning_rate="lr"), log)
+    log.write_text('{"loss": 2.5, "lr": 0.001}\n', encoding="utf-8")
+    in_file.poll()
+
+    assert by_pattern.found == in_file.found == [LoggedLoss(None, 2.5, 1e-3)]
+
+
+def test_what_is_no_number_is_an_error() -> None:
+    with pytest.raises(
+        LossesError, match=r"`loss` of losses.pattern gives '2,5', which is not a num"
+    ):
+        LossReader(STEP_AND_LOSS, None).take("step 1 loss 2,5")
+
+
+@pytest.mark.parametrize("step", ["nan", "inf", "1e999"])
+def test_a_step_that_is_no_whole_number_is_an_error(step: str) -> None:
+    reader = LossReader(Losses(pattern=r"step (?P<step>\S+) loss (?P<loss>\S+)"), None)
+    with pytest.raises(
+        LossesError, match=f"`step` of losses.pattern gives '{step}', which is not a num"
+    ):
+        reader.take(f"step {step} loss 2.5")
+
+
+def test_a_line_nested_beyond_the_parser_is_not_a_loss(tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    reader = LossReader(Losses(file="log.jsonl"), log)
+    log.write_text("[" * 100_000 + '\n{"step": 1, "loss": 2.5}\n', encoding="utf-8")
+    reader.poll()
+
+    assert reader.found == [LoggedLoss(1, 2.5)]
+
+
+def test_losses_are_read_from_lines_of_json_as_they_are_written(tmp_path: Path) -> None:
+    file = tmp_path / "log.jsonl"
+    reader = LossReader(Losses(file="log.jsonl", step="n", loss="train/loss"), file)
+    reader.poll()
+    with file.open("w", encoding="utf-8") as log:
+        log.write('{"n": 1, "train/loss": 2.5}\n{"n": 1, "lr": 0.1}\nno JSON\n{"n": 2, "trai')
+    reader.poll()
+    assert reader.found == [LoggedLoss(1, 2.5)]
+    with file.open("a", encoding="utf-8") as log:
+        log.write('n/loss": 2.25}\n')
+    reader.poll()
+    reader.poll()
+
+    assert reader.found == [LoggedLoss(1, 2.5), LoggedLoss(2, 2.25)]
+
+
+def test_what_a_copied_output_holds_already_does_not_count(tmp_path: Path) -> None:
+    file = tmp_path / "log.jsonl"
+    file.write_text('{"step": 1, "loss": 2.5}\n', encoding="utf-8")
+    reader = LossReader(Losses(file="log.jsonl"), file)
+    with file.open("a", encoding="utf-8") as log:
+        log.write('{"step": 2, "loss": 2.0}\n')
+    reader.poll()
+
+    assert reader.found == [LoggedLoss(2, 2.0)]
+
+
+def test_a_file_that_is_begun_anew_is_read_from_its_begin(tmp_path: Path) -> None:
+    file = tmp_path / "log.jsonl"
+    file.write_text('{"step": 1, "loss": 2.5}\n' * 3, encoding="utf-8")
+    reader = LossReader(Losses(file="log.jsonl"), file)
+    file.write_text('{"step": 2, "loss": 2.0}\n', encoding="utf-8")
+    reader.poll()
+
+    assert reader.found == [LoggedLoss(2, 2.0)]

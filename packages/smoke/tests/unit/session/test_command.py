@@ -1,0 +1,155 @@
+"""Sessions that are refused before any case runs, and retried items."""
+
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from assay.errors import MachineError, UsageError
+from assay.runs import SilentProgress
+from assay.runs.results import write_results
+from assay.verdicts import Level, Outcome, Verdict
+from assay_smoke.cases.timeline import PhaseTime
+from assay_smoke.session.command import SessionItem, SessionOptions, run_session, run_with_retry
+from assay_smoke.session.results import CaseResult, SessionReport, phases_of, write_page
+from assay_smoke.trainers.deepspeed import process
+
+
+def test_cases_of_a_library_that_is_not_installed_say_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def find(name: str) -> ModuleSpec | None:
+        return None if name == "deepspeed" else find_spec(name)
+
+    monkeypatch.setattr(process, "find_spec", find)
+    ran: list[object] = []
+    names = ("one-process-1", "zero3-1", "zero1-1")
+
+    with pytest.raises(UsageError) as raised:
+        run_session(SessionOptions(names), tmp_path / "run", lambda result, *_: ran.append(result))
+
+    assert str(raised.value) == (
+        "zero3-1 and 1 more cannot be run: the trainer deepspeed needs DeepSpeed: pip install"
+        " 'assay-smoke[deepspeed]', or leave them out: -k 'not zero'"
+    )
+    assert ran == []
+
+
+def test_a_file_that_is_not_there_is_refused_also_where_k_leaves_its_name_out(
+    tmp_path: Path,
+) -> None:
+    missing = tmp_path / "smoke.toml"
+    ran: list[object] = []
+    options = SessionOptions(extra=(f"command:{missing}",), keyword="one-process-1")
+
+    with pytest.raises(UsageError, match=f"^{missing}: cannot be read: No such file"):
+        run_session(options, tmp_path / "run", lambda result, *_: ran.append(result))
+
+    assert ran == []
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            SessionOptions(("one-process-1",), keyword="fsdp"),
+            "nothing to run: -k 'fsdp': no case of one-process-1 matches",
+        ),
+        (
+            SessionOptions(("one-process-1",), precision="bfloat16"),
+            "nothing to run: --run cpu/bfloat16: no case of one-process-1 matches",
+        ),
+        (
+            SessionOptions(("mine/good.toml",)),
+            "mine/good.toml is not a case; for a library's file write command:mine/good.toml",
+        ),
+        (SessionOptions(("fsdp-2",), cards=1), "fsdp-2 needs 2 cards, and --cards is 1"),
+    ],
+)
+def test_what_leaves_nothing_or_is_no_case_is_named(
+    tmp_path: Path, options: SessionOptions, message: str
+) -> None:
+    ran: list[object] = []
+    with pytest.raises(UsageError) as raised:
+        run_session(options, tmp_path / "run", lambda result, *_: ran.append(result))
+    assert str(raised.value) == message
+    assert ran == []
+
+
+def _try_with(folder: Path, *ends: str | Exception | None) -> CaseResult:
+    """Run an item whose tries end in turn with a reason, an error, or None for a pass."""
+    left = list(ends)
+
+    def run(at: Path, progress: object) -> Verdict:
+        del progress
+        end = left.pop(0)
+        if isinstance(end, Exception):
+            raise end
+        outcome = Outcome.PASS if end is None else Outcome.FAIL
+        level = Level(verdict=outcome, reason=end, compared=1)
+        return write_results(Verdict(verdict=outcome, levels={"run": level}), [], at)
+
+    item = SessionItem("fsdp-2", "assay smoke run fsdp-2", run)
+    result = run_with_retry(item, folder, SilentProgress())
+    assert not left
+    return result
+
+
+def _report(*results: CaseResult) -> SessionReport:
+    return SessionReport(
+        schema=1, device="cpu", cases=list(results), seconds=1.0, pairs_covered=0, pairs_possible=0
+    )
+
+
+def test_a_numerical_failure_is_never_run_again(tmp_path: Path) -> None:
+    result = _try_with(tmp_path, "the loss is nan")
+
+    assert (result.outcome, result.tries, result.infrastructure) == (Outcome.FAIL, 1, None)
+    assert _report(result).exit_code == 1
+
+
+def test_what_the_machine_failed_at_is_run_once_more(tmp_path: Path) -> None:
+    result = _try_with(tmp_path, "No space left on device", None)
+
+    assert (result.outcome, result.tries, result.tried_again_for) == (
+        Outcome.PASS,
+        2,
+        "out of disk",
+    )
+    assert _report(result).exit_code == 0
+
+
+def test_a_machine_that_fails_twice_says_nothing_of_the_case(tmp_path: Path) -> None:
+    error = MachineError("No space left on device")
+
+    result = _try_with(tmp_path, error, error)
+
+    assert (result.outcome, result.tries, result.infrastructure) == (Outcome.FAIL, 2, "out of disk")
+    assert _report(result).exit_code == 2
+
+
+def test_a_failure_after_one_of_the_machine_is_the_case_s_own(tmp_path: Path) -> None:
+    result = _try_with(tmp_path, "No space left on device", "the loss is nan")
+
+    assert (result.tries, result.tried_again_for, result.infrastructure) == (2, "out of disk", None)
+    assert _report(result).exit_code == 1
+
+
+def test_each_result_of_the_page_opens_its_report(tmp_path: Path) -> None:
+    page = write_page(_report(_try_with(tmp_path, None)), tmp_path)
+
+    assert f'href="{(link := "cases/fsdp-2/report.html")}"' in page.read_text()
+    assert (tmp_path / link).is_file()
+
+
+def test_a_run_that_ends_in_its_first_instant_has_a_page(tmp_path: Path) -> None:
+    instant = PhaseTime(phase="set-up", number=None, begin=3.0, end=None)
+    folder = tmp_path / "timelines/train"
+    folder.mkdir(parents=True)
+    (folder / "rank-0.jsonl").write_text(instant.model_dump_json() + "\n")
+    result = CaseResult(
+        name="fsdp-2", outcome=Outcome.FAIL, seconds=1.0, phases=phases_of(tmp_path)
+    )
+
+    assert "never finished" in write_page(_report(result), tmp_path).read_text()

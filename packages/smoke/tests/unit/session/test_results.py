@@ -1,0 +1,111 @@
+"""Results of a session: in two sentences, as a line each, and free of hostile text."""
+
+import io
+from pathlib import Path
+
+import pytest
+
+from assay.output.console import open_text_console
+from assay.verdicts import Level, Outcome, Verdict
+from assay_smoke.commands import _tell
+from assay_smoke.data.verdict import print_data_verdict
+from assay_smoke.session.results import (
+    CaseResult,
+    PhaseSeconds,
+    SessionReport,
+    describe_extent,
+    describe_outcomes,
+    format_duration,
+    write_page,
+)
+from packages.core.tests.poison import assert_harmless_html, assert_harmless_text, poisoned
+
+
+def _report(*cases: CaseResult, pairs: tuple[int, int]) -> SessionReport:
+    return SessionReport(
+        schema=1,
+        device="cpu",
+        cases=list(cases),
+        seconds=125.0,
+        pairs_covered=pairs[0],
+        pairs_possible=pairs[1],
+    )
+
+
+def test_a_case_that_could_not_be_judged_is_no_failure_of_training() -> None:
+    passed = CaseResult(name="ddp-2", outcome=Outcome.PASS, seconds=1.0)
+    unjudged = CaseResult(
+        name="plain", outcome=Outcome.FAIL, seconds=1.0, error="it prints no losses"
+    )
+    report = _report(passed, unjudged, passed, pairs=(3, 575))
+
+    assert describe_outcomes(report) == "1 ERROR, 2 PASS on cpu"
+    assert (
+        describe_extent(report) == "3 cases in 2 min 05 s, 3 of 575 pairs of values that can meet"
+    )
+
+
+def test_of_named_cases_no_pairs_are_counted() -> None:
+    passed = CaseResult(name="ddp-2", outcome=Outcome.PASS, seconds=1.0)
+
+    assert describe_extent(_report(passed, pairs=(0, 0))) == "1 case in 2 min 05 s"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(0.44, "0.4 s"), (59.9, "59.9 s"), (60, "1 min 00 s")]
+)
+def test_durations_are_told_in_minutes_from_one_on(seconds: float, words: str) -> None:
+    assert format_duration(seconds) == words
+
+
+def test_a_pass_that_left_something_unchecked_is_counted() -> None:
+    whole = CaseResult(name="ddp-2", outcome=Outcome.PASS, seconds=1.0)
+    partly = CaseResult(name="plain", outcome=Outcome.PASS, seconds=1.0, reason="equivalent: no")
+    report = _report(whole, partly, pairs=(3, 575))
+    assert describe_outcomes(report) == "2 PASS (1 left something unchecked) on cpu"
+
+
+def test_a_result_is_one_line_whose_color_is_not_escaped(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    name = "a" * 100
+    _tell(CaseResult(name=f"{name}\x1b[31m", outcome=Outcome.PASS, seconds=1.0), 1, 2)
+
+    assert capsys.readouterr().err == f"[1/2] PASS {name}\\u001b[31m (1.0 s)\n"
+
+
+CASE = CaseResult(
+    name="a", outcome=Outcome.FAIL, seconds=1.0, reason="r", diagnosis="d", error="e",
+    infrastructure="i", tried_again_for="t", command="c", folder="f",
+    phases=[PhaseSeconds(world="w", phase="step", number=1, begin=0.0, end=1.0)],
+)  # fmt: skip
+SESSIONS = dict(
+    poisoned(
+        SessionReport(
+            schema=1, device="cpu", cases=[CASE], seconds=1.0, pairs_covered=1, pairs_possible=2
+        )
+    )
+)
+VERDICTS = dict(
+    poisoned(
+        Verdict(
+            verdict=Outcome.FAIL,
+            model={"name": "m"},
+            levels={"chats": Level(verdict=Outcome.FAIL, reason="r\nsecond", compared=3)},
+            notes=["n"],
+        )
+    )
+)
+
+
+@pytest.mark.parametrize("path", SESSIONS)
+def test_no_text_of_a_session_does_anything(path: str, tmp_path: Path) -> None:
+    assert len(SESSIONS) >= 10
+    assert_harmless_html(write_page(SESSIONS[path], tmp_path).read_text())
+
+
+@pytest.mark.parametrize("path", [path for path in VERDICTS if path != "model.name.KEY"])
+def test_no_text_of_a_check_of_data_does_anything(path: str) -> None:
+    stream = io.StringIO()
+    print_data_verdict(VERDICTS[path], open_text_console(stream), Path("verdict.json"))
+    assert_harmless_text(stream.getvalue())
