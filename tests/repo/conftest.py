@@ -1,12 +1,15 @@
 """What the repository's tests read."""
 
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+# The packages of this checkout, also where the environment was made for another one.
+sys.path[:0] = map(str, sorted(ROOT.glob("packages/*/src")))
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from assay.files import read_toml
-from assay_runners.fleet.reading import read_fleet
+from assay_runners.fleet import read_fleet
 
 
 def test_labels_of_device_adapters_are_those_of_the_vendors_of_smoke(root: Path) -> None:

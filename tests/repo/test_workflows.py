@@ -8,9 +8,8 @@ import nox.registry
 import pytest
 from ruamel.yaml import YAML
 
-from assay_runners.fleet.reading import read_fleet
-from assay_runners.planning.labels import TIER_SESSIONS
-from assay_runners.planning.rules import BEFORE_MACHINES, FIRST_TIERS, NIGHTLY
+from assay_runners.fleet import read_fleet
+from assay_runners.planning import BEFORE_MACHINES, FIRST_TIERS, NIGHTLY, TIER_SESSIONS
 
 # Started by hand, by a person at a keyboard.
 BY_HAND = {"locked", "rehearse"}

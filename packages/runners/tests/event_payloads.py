@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from assay_runners.planning.events import Event, Payload
+from assay_runners.planning import Event, Payload
 from packages.runners.tests.fleet import GITHUB
 
 REPOSITORY = GITHUB.repository

@@ -3,9 +3,8 @@
 import shutil
 from pathlib import Path
 
-from assay_runners.fleet.entries import Fleet
-from assay_runners.fleet.reading import GITHUB_FILE, RUNNERS_FILE, read_fleet, read_vendors
-from assay_runners.rendering.files import write_rendered
+from assay_runners.fleet import GITHUB_FILE, RUNNERS_FILE, Fleet, read_fleet, read_vendors
+from assay_runners.rendering import write_rendered
 
 ROOT = Path(__file__).resolve().parents[3]
 VENDORS_FILE = Path(__file__).with_name("runners.toml")

@@ -4,12 +4,11 @@ import json
 import shutil
 from pathlib import Path
 
-from assay_runners.checking.checks import check_workflows, read_sessions
-from assay_runners.fleet.reading import read_fleet
-from assay_runners.planning.plan import explain_plan
-from assay_runners.planning.rules import make_plan
-from assay_runners.rendering.files import render_fleet
-from assay_runners.workflow_run.events import read_event
+from assay_runners.checking.rules import check_workflows, read_sessions
+from assay_runners.fleet import read_fleet
+from assay_runners.planning import explain_plan, make_plan
+from assay_runners.rendering import render_fleet
+from assay_runners.workflow_run import read_event
 from packages.core.tests.fuzz.reader import Reader
 from packages.runners.tests.event_payloads import pull_request, recorded
 from packages.runners.tests.fleet import FLEET

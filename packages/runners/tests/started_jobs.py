@@ -5,8 +5,7 @@
 
 from collections.abc import Callable, Iterator
 
-from assay_runners.planning.events import Event
-from assay_runners.planning.plan import Plan
+from assay_runners.planning import Event, Plan
 from packages.runners.tests.fleet import GITHUB
 from packages.runners.tests.trigger_rows import (
     BUILD,

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from assay_runners.planning.events import Event
+from assay_runners.planning import Event
 from packages.runners.tests.event_payloads import HEAD, MAIN, pull_request
 from packages.runners.tests.fleet import FLEET, GITHUB
 

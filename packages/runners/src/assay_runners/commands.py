@@ -54,10 +54,9 @@ def plan(
 
     Exit code: 0, also if there is nothing to do; 2 if a request is refused, or the event cannot be read.
     """
-    from assay_runners.fleet.reading import read_fleet
-    from assay_runners.planning.plan import explain_plan
-    from assay_runners.planning.rules import make_plan
-    from assay_runners.workflow_run.events import publish_plan, read_planned_event
+    from assay_runners.fleet import read_fleet
+    from assay_runners.planning import explain_plan, make_plan
+    from assay_runners.workflow_run import publish_plan, read_planned_event
 
     fleet = read_fleet(root)
     planned_event = read_planned_event(
@@ -89,11 +88,10 @@ def run(
     answer, and another machine may succeed.
     """
     from assay.files import parse_record
-    from assay_runners.fleet.reading import read_fleet
-    from assay_runners.planning.plan import MachineJob
-    from assay_runners.running.machine_job import Checkout, run_machine_job, summarize_job
-    from assay_runners.workflow_run.outputs import add_to_summary
-    from assay_runners.workflow_run.programs import run_git
+    from assay_runners.fleet import read_fleet
+    from assay_runners.planning import MachineJob
+    from assay_runners.running import Checkout, run_machine_job, summarize_job
+    from assay_runners.workflow_run import add_to_summary, run_git
 
     asked = parse_record(MachineJob, job, "--job")
     result = run_machine_job(asked, read_fleet(root), Checkout(root, (nox, "-m", "nox")))
@@ -126,8 +124,8 @@ def rehearse(
     Exit code: 0; 1 a session failed; 2 a request is refused, or the event cannot be read.
     """
     from assay.runs import RunFolder, open_progress
-    from assay_runners.running.rehearsal import PAGE_FILE, rehearse
-    from assay_runners.workflow_run.events import read_event
+    from assay_runners.running import PAGE_FILE, rehearse
+    from assay_runners.workflow_run import read_event
 
     read = read_event(event, {})
     folder = RunFolder.create("runners rehearse", output).path
@@ -156,9 +154,9 @@ def propose(
 
     Exit code: 0; 2 if nothing was captured, a file is not an expectation, or GitHub refuses.
     """
-    from assay_runners.fleet.reading import read_fleet
-    from assay_runners.workflow_run.outputs import add_to_summary
-    from assay_runners.workflow_run.proposing import gather, open_pull_request
+    from assay_runners.fleet import read_fleet
+    from assay_runners.upkeep import gather, open_pull_request
+    from assay_runners.workflow_run import add_to_summary
 
     proposal = gather(captured, root, reason)
     print_text(proposal.body)
@@ -187,8 +185,8 @@ def report_nightly(
     from datetime import UTC, datetime
 
     from assay.errors import MachineError
-    from assay_runners.fleet.reading import read_fleet
-    from assay_runners.workflow_run.nightly_issues import (
+    from assay_runners.fleet import read_fleet
+    from assay_runners.upkeep import (
         NIGHT_FAILS,
         RUNNER_IS_OLD,
         find_outdated_runner,
@@ -221,7 +219,7 @@ def reap(
     """
     from datetime import UTC, datetime
 
-    from assay_runners.workflow_run.reaping import end_instances, find_expired
+    from assay_runners.upkeep import end_instances, find_expired
 
     expired = find_expired(datetime.now(UTC))
     for name, tag in expired.items():
@@ -266,8 +264,8 @@ def init(
 
     Exit code: 0; 1 if `assay runners check` finds something; 2 for wrong options, and nothing is written.
     """
-    from assay_runners.initializing.editing import initialize, read_cards
-    from assay_runners.rendering.files import describe_settings
+    from assay_runners.rendering import describe_settings
+    from assay_runners.repository import initialize, read_cards
 
     asked = {
         "repository": repository or _ask("repository", "OWNER/NAME"),
@@ -304,9 +302,9 @@ def check(*, root: _Root = Path(), as_json: _AsJson = False) -> None:
     import json
     from dataclasses import asdict
 
-    from assay_runners.checking.checks import Finding, check_workflows, read_sessions
-    from assay_runners.fleet.reading import read_fleet
-    from assay_runners.rendering.files import find_outdated
+    from assay_runners.checking.rules import Finding, check_workflows, read_sessions
+    from assay_runners.fleet import read_fleet
+    from assay_runners.rendering import find_outdated
 
     fleet = read_fleet(root)
     found = check_workflows(root, fleet, read_sessions(root))
@@ -336,8 +334,8 @@ def verify(*, root: _Root = Path()) -> None:
     Exit code: 0, also if GitHub does not show a runner; 1 with a line for each wrong setting; 2 if gh is missing
     or may not read one.
     """
-    from assay_runners.fleet.reading import read_fleet
-    from assay_runners.initializing.verifying import compare_settings
+    from assay_runners.fleet import read_fleet
+    from assay_runners.repository import compare_settings
 
     compared = compare_settings(read_fleet(root))
     lines = [*compared.wrong, *(f"not verified: {one}" for one in compared.unseen)]
@@ -358,8 +356,8 @@ def render(*, root: _Root = Path()) -> None:
 
     Exit code: 0; 2 if an entry is wrong.
     """
-    from assay_runners.fleet.reading import read_fleet
-    from assay_runners.rendering.files import write_rendered
+    from assay_runners.fleet import read_fleet
+    from assay_runners.rendering import write_rendered
 
     changed = write_rendered(root, read_fleet(root))
     print_text("\n".join(map(str, changed)) or "everything is up to date")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from assay.errors import UsageError
-from assay_runners.workflow_run.proposing import SHIPPED, gather, open_pull_request
+from assay_runners.upkeep import SHIPPED, gather, open_pull_request
 
 ROOT = Path(__file__).resolve().parents[4]
 EXPECTATION = ROOT / SHIPPED / "cpu-x86_64-bfloat16-micro-llama.json"

@@ -7,9 +7,7 @@ from collections import Counter
 import pytest
 from ruamel.yaml import YAML
 
-from assay_runners.planning.events import Event
-from assay_runners.planning.plan import Plan
-from assay_runners.planning.rules import make_plan
+from assay_runners.planning import Event, Plan, make_plan
 from packages.runners.tests.event_payloads import (
     AUTHOR,
     BOT,

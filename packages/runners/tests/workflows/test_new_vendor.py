@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from assay_runners.checking.checks import check_workflows, read_sessions
-from assay_runners.fleet.entries import Fleet
-from assay_runners.fleet.reading import RUNNERS_FILE, read_fleet
-from assay_runners.planning.rules import make_plan
+from assay_runners.checking.rules import check_workflows, read_sessions
+from assay_runners.fleet import RUNNERS_FILE, Fleet, read_fleet
+from assay_runners.planning import make_plan
 from packages.runners.tests.event_payloads import HEAD, labeled
 from packages.runners.tests.fleet import ROOT
 from packages.runners.tests.github_parser.workflows import EventCase, evaluate

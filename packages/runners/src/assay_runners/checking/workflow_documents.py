@@ -13,7 +13,7 @@ from ruamel.yaml.error import YAMLError
 
 from assay.errors import UsageError
 from assay.files import read_text
-from assay_runners.fleet.entries import Fleet
+from assay_runners.fleet import Fleet
 
 WORKFLOWS, ACTIONS = ".github/workflows", ".github/actions"
 

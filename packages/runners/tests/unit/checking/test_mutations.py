@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from assay.errors import UsageError
-from assay_runners.checking.checks import RULES, check_workflows, read_sessions
-from assay_runners.fleet.reading import read_fleet
+from assay_runners.checking.rules import RULES, check_workflows, read_sessions
+from assay_runners.fleet import read_fleet
 from packages.runners.tests.fleet import GITHUB, ROOT
 
 FILES = tomllib.loads((Path(__file__).parent / "mutations.toml").read_text(encoding="utf-8"))
@@ -91,7 +91,7 @@ def test_a_mutation_is_found(root: Path, file: str, name: str) -> None:
 
 
 def test_every_rule_has_a_docstring_and_a_mutation() -> None:
-    assert all((rule.__doc__ or "").strip() for rule in RULES.values())
+    assert all((rule.find.__doc__ or "").strip() for rule in RULES.values())
     assert set(RULES) <= {rule for _, rule, _ in MUTATIONS.values()}
     assert len(MUTATIONS) == NUM_MUTATIONS  # a second edit of a file has another name
 

@@ -8,9 +8,8 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from assay_runners.fleet.entries import Fleet
-from assay_runners.fleet.reading import GITHUB_FILE, RUNNERS_FILE, read_fleet
-from assay_runners.rendering.files import render_fleet, write_rendered
+from assay_runners.fleet import GITHUB_FILE, RUNNERS_FILE, Fleet, read_fleet
+from assay_runners.rendering import render_fleet, write_rendered
 
 # A vendor with all fields of an entry, one without accelerators, and one without pods.
 ENTRIES = r"""# `assay runners render` reads this file.

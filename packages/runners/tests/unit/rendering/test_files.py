@@ -6,9 +6,8 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from assay_runners.fleet.entries import Fleet
-from assay_runners.fleet.reading import read_fleet
-from assay_runners.rendering.files import HEADER, find_outdated, render_fleet
+from assay_runners.fleet import Fleet, read_fleet
+from assay_runners.rendering import HEADER, find_outdated, render_fleet
 
 ROOT = Path(__file__).resolve().parents[5]
 

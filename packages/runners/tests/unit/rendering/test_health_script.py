@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from assay_runners.fleet.entries import Fleet
+from assay_runners.fleet import Fleet
 
 Put = Callable[[str, str], Path]
 Call = Callable[..., subprocess.CompletedProcess[str]]

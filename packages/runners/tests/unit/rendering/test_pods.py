@@ -9,8 +9,8 @@ import kubernetes_validate
 import pytest
 from ruamel.yaml import YAML
 
-from assay_runners.fleet.reading import read_fleet
-from assay_runners.rendering.files import render_fleet
+from assay_runners.fleet import read_fleet
+from assay_runners.rendering import render_fleet
 from packages.runners.tests.fleet import FLEET, ROOT
 
 # The chart ships no schema. Ours is stricter: it refuses a token in place of the name of a secret.

@@ -1,7 +1,7 @@
 from pathlib import Path, PurePosixPath
 
-from assay_runners.fleet.entries import Fleet
-from assay_runners.rendering.files import find_outdated, render_fleet, write_rendered
+from assay_runners.fleet import Fleet
+from assay_runners.rendering import find_outdated, render_fleet, write_rendered
 
 
 def without_slab(fleet: Fleet) -> Fleet:

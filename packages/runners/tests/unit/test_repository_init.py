@@ -9,12 +9,12 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from assay.errors import UsageError
-from assay_runners.checking.checks import check_workflows, read_sessions
+from assay_runners.checking.rules import check_workflows, read_sessions
 from assay_runners.commands import app
-from assay_runners.fleet.reading import RUNNERS_FILE, read_fleet
-from assay_runners.planning.rules import make_plan
-from assay_runners.rendering.files import find_outdated
-from assay_runners.workflow_run.events import read_event
+from assay_runners.fleet import RUNNERS_FILE, read_fleet
+from assay_runners.planning import make_plan
+from assay_runners.rendering import find_outdated
+from assay_runners.workflow_run import read_event
 from packages.runners.tests.fleet import FLEET, GITHUB, ROOT, write_fleet
 
 REPOSITORY = ("--repository", "new-owner/checks", "--ghes", "github.com")

@@ -1,4 +1,4 @@
-"""`assay runners plan`, inside and outside a workflow run."""
+"""Events, plans and outputs of workflow runs."""
 
 import json
 import subprocess
@@ -9,9 +9,15 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from assay.errors import UsageError
 from assay_runners.commands import app
-from assay_runners.planning.events import Event
-from assay_runners.workflow_run.programs import files_changed_since
+from assay_runners.planning import Event
+from assay_runners.workflow_run import (
+    add_to_summary,
+    files_changed_since,
+    read_event,
+    write_outputs,
+)
 from packages.runners.tests.event_payloads import (
     DOCUMENTS,
     SHELL,
@@ -24,6 +30,59 @@ from packages.runners.tests.event_payloads import (
 )
 from packages.runners.tests.fake_programs import Programs
 from packages.runners.tests.fleet import GITHUB, write_fleet
+
+WRONG: list[dict[str, Any]] = [
+    {"pull_request": "text"},
+    {"pull_request": {"user": "text"}},
+    {"pull_request": {"head": None}},
+    {"pull_request": {"base": {"repo": [1]}}},
+    {"pull_request": {"labels": [{"color": "ededed"}]}},
+    {"sender": "text"},
+    {"label": ["smoke:nvidia"]},
+    {"inputs": [1]},
+]
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_payload_of_another_shape_is_refused(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    path = tmp_path / "event.json"
+    payload = pull_request("labeled", label="smoke:nvidia").payload | wrong
+    path.write_text(json.dumps(payload))
+    whole = tmp_path / "recorded_event.json"
+    whole.write_text(json.dumps({"event_name": "pull_request", "event": payload}))
+    variables = {"GITHUB_EVENT_PATH": str(path), "GITHUB_EVENT_NAME": "pull_request"}
+    for file, environment in ((str(whole), {}), ("", variables)):
+        with pytest.raises(UsageError, match=r"event\.json: ") as raised:
+            read_event(file, environment)
+        assert "\n" not in str(raised.value)
+
+
+def test_nothing_is_written_outside_a_workflow_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_outputs({"a": "b"}, {})
+    add_to_summary("text", {})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_output_of_several_lines_is_refused(tmp_path: Path) -> None:
+    # A second line would be another output.
+    file = tmp_path / "output"
+    with pytest.raises(ValueError, match="the output a has several lines"):
+        write_outputs({"a": "1\nmachines=[]"}, {"GITHUB_OUTPUT": str(file)})
+    assert not file.exists()
+
+
+def test_a_summary_over_githubs_limit_is_cut_with_a_note(tmp_path: Path) -> None:
+    file = tmp_path / "summary"
+    for text in ("first", "ü" * 600_000, "last"):
+        add_to_summary(text, {"GITHUB_STEP_SUMMARY": str(file)})
+    assert file.stat().st_size < 1024 * 1024
+    read = file.read_text(encoding="utf-8", errors="replace")
+    assert read.startswith("first\n\nüüü")
+    assert "the rest is in the artifacts" in read
+
 
 UNNAMED = {**labeled("x").payload, "label": {}}
 

@@ -1,6 +1,8 @@
-"""Reads the event of a workflow run, or a recorded event, and publishes the plan of its jobs."""
+"""A workflow run on GitHub: its event, outputs and summary, and the programs git, gh and aws that it calls."""
 
 import json
+import os
+import subprocess
 from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
@@ -10,11 +12,131 @@ from pydantic import BaseModel
 
 from assay.errors import MachineError, UsageError
 from assay.files import read_json_object, validate_record
-from assay_runners.fleet.entries import Fleet
-from assay_runners.planning.events import Event
-from assay_runners.planning.plan import Plan, summarize_plan
-from assay_runners.workflow_run.outputs import add_to_summary, write_outputs
-from assay_runners.workflow_run.programs import files_changed_since, find_last_success
+from assay_runners.fleet import Fleet
+from assay_runners.planning import Event, Plan, summarize_plan
+
+_INSTALL = {
+    "aws": "install it from https://aws.amazon.com/cli",
+    "gh": "install it from https://cli.github.com, run `gh auth login`, and repeat the command",
+}
+
+
+def run_program(*words: str, seconds: int = 60, env: Mapping[str, str] | None = None) -> str:
+    """Run gh or aws. Returns: its output.
+
+    Raises: MachineError with its message if it is missing, fails or takes longer than `seconds`.
+    """
+    call = " ".join(words[:3])
+    if words[0] == "gh" and (server := os.environ.get("GITHUB_SERVER_URL")):
+        # Elsewhere than on github.com, gh reads these two and not GH_TOKEN.
+        token = os.environ.get("GH_TOKEN", "")
+        host = server.removeprefix("https://")
+        env = {**os.environ, "GH_HOST": host, "GH_ENTERPRISE_TOKEN": token}
+    try:
+        done = subprocess.run(
+            words, capture_output=True, text=True, check=False, timeout=seconds, env=env
+        )
+    except FileNotFoundError:
+        raise MachineError(f"{words[0]} is not installed: {_INSTALL[words[0]]}") from None
+    except subprocess.TimeoutExpired:
+        raise MachineError(f"{call} took over {seconds} s") from None
+    if done.returncode:
+        raise MachineError(f"{call} failed: {done.stderr.strip()}")
+    return done.stdout
+
+
+def read_gh(*words: str) -> list[dict[str, Any]]:
+    """Run `gh WORDS`, which prints a JSON list of objects."""
+    listed: list[dict[str, Any]] = json.loads(run_program("gh", *words))
+    return listed
+
+
+def find_last_success(workflow: str, branch: str) -> str:
+    """Find the commit of the workflow's last successful run on `branch`; "" if there is none."""
+    words = ("--workflow", workflow, "--branch", branch, "--status", "success", "--limit", "1")
+    runs = read_gh("run", "list", *words, "--json", "headSha")
+    return str(runs[0]["headSha"]) if runs else ""
+
+
+def run_git(folder: Path, *words: str) -> str:
+    """Run `git WORDS`. Returns: its output without the last newline.
+
+    Raises: UsageError with git's message if it fails or is not installed.
+    """
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *words],  # noqa: S607 - found on PATH
+            capture_output=True, text=True, errors="replace", check=False,
+        )  # fmt: skip
+    except OSError as error:
+        raise UsageError(f"git cannot be started: {error}") from None
+    if done.returncode:
+        raise UsageError(f"git {words[0]} failed: {done.stderr.strip() or done.stdout.strip()}")
+    return done.stdout.removesuffix("\n")
+
+
+def files_changed_since(base: str, root: Path) -> tuple[str, ...] | None:
+    """List the files that changed since the checkout branched off `base`.
+
+    Returns: None if git cannot tell; then everything runs.
+    """
+    if not base:
+        return None
+    words = ("--name-only", "--no-renames", "-z", "--end-of-options", f"{base}...HEAD", "--")
+    try:
+        listed = run_git(root, "diff", *words)
+    except UsageError:
+        return None
+    return tuple(filter(None, listed.split("\0")))
+
+
+def run_variable(name: str, variables: Mapping[str, str]) -> str:
+    """Read a variable that GitHub sets for every workflow run. Raises: UsageError outside a run."""
+    if not variables.get(name):
+        raise UsageError(f"{name} is not set: this command belongs to a workflow run")
+    return variables[name]
+
+
+def describe_run(variables: Mapping[str, str]) -> str:
+    """Write the address and the commit of the workflow run. Raises: UsageError outside a run."""
+    server, repository, run, sha = (
+        run_variable(f"GITHUB_{name}", variables)
+        for name in ("SERVER_URL", "REPOSITORY", "RUN_ID", "SHA")
+    )
+    return f"{server}/{repository}/actions/runs/{run}, commit {sha}"
+
+
+def write_outputs(values: Mapping[str, str], variables: Mapping[str, str]) -> None:
+    """Set the step's outputs, one line each. Outside a workflow run, do nothing."""
+    path = variables.get("GITHUB_OUTPUT")
+    if not path:
+        return
+    lines = []
+    for name, value in values.items():
+        if "\n" in value or "\r" in value:
+            raise ValueError(f"the output {name} has several lines")
+        lines.append(f"{name}={value}\n")
+    with Path(path).open("a", encoding="utf-8") as file:
+        file.writelines(lines)
+
+
+# GitHub rejects a summary of more than 1 MiB.
+_MAX_BYTES = 1024 * 1024 - 1024
+
+
+def add_to_summary(markdown: str, variables: Mapping[str, str]) -> None:
+    """Append to the step's summary, up to GitHub's limit. Outside a workflow run, do nothing."""
+    path = variables.get("GITHUB_STEP_SUMMARY")
+    if not path:
+        return
+    text = f"{markdown.rstrip(chr(10))}\n\n".encode()
+    with Path(path).open("ab") as file:
+        room = _MAX_BYTES - file.tell()
+        if len(text) > room:
+            note = "\n\n… the rest is in the artifacts of the job.\n".encode()
+            text = text[: max(room, 0)] + note
+        file.write(text)
+
 
 _Object = dict[str, Any]
 

@@ -1,11 +1,13 @@
+"""The two files that describe the machines: what is read, and what is refused."""
+
 from pathlib import Path
 
 import pytest
 
 from assay.errors import UsageError
-from assay_runners.fleet.reading import GITHUB_FILE, RUNNERS_FILE, read_fleet
+from assay_runners.fleet import GITHUB_FILE, RUNNERS_FILE, read_fleet
 
-ROOT = Path(__file__).resolve().parents[5]
+ROOT = Path(__file__).resolve().parents[4]
 
 ENTRY = """
 [acme]

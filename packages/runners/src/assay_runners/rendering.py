@@ -8,9 +8,9 @@ from pathlib import Path, PurePosixPath
 
 import jinja2
 
-from assay_runners.fleet.entries import Fleet, GitHub, Runner, Vendor
-from assay_runners.planning.labels import list_labels
-from assay_runners.running.machine_job import SICK
+from assay_runners.fleet import Fleet, GitHub, Runner, Vendor
+from assay_runners.planning import list_labels
+from assay_runners.running import SICK
 
 FOLDER = PurePosixPath("runners")
 # https://github.com/actions/actions-runner-controller, charts/gha-runner-scale-set/Chart.yaml

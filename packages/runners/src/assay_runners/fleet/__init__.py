@@ -1,1 +1,0 @@
-"""The machines that `runners/runners.toml` and `runners/github.toml` describe."""

@@ -1,1 +1,0 @@
-"""The settings that connect a checkout with an organization on GitHub."""

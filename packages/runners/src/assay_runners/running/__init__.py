@@ -1,1 +1,0 @@
-"""Runs planned jobs and summarizes them. The rehearsal uses the same code."""

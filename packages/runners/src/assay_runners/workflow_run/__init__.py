@@ -1,1 +1,0 @@
-"""Code for workflow runs on GitHub: their events, outputs, summaries and calls of GitHub."""
