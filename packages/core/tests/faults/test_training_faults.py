@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from assay.errors import AssayError
-from assay.launch.mesh_string import parse_mesh
+from assay.launch import parse_mesh
 from assay.runs import SilentProgress
 from assay.training.check import check_candidate, options_for, record_golden
 from assay.training.processes.requests import TrainCheck, TrainOptions

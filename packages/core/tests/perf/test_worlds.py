@@ -2,7 +2,7 @@
 
 import pytest
 
-from assay.launch import World, launch_world
+from assay.launch import World, call
 from packages.core.tests.perf.conftest import Table
 from packages.core.tests.perf.stopwatch import Times
 from packages.core.tests.perf.world_body import add_up
@@ -15,7 +15,7 @@ def shortest_world(size: int, rounds: int) -> Times:
     expected = [size * (size - 1) / 2] * size
 
     def launch() -> None:
-        assert launch_world(add_up, world) == expected
+        assert call(add_up, None, world=world) == expected
 
     clock = min(Times.of(launch).wall for _ in range(rounds))
     return Times(clock, clock)

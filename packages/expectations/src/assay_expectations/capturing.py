@@ -5,8 +5,9 @@ from pathlib import Path
 from assay.devices.run_string import parse_run
 from assay.errors import MachineError, UsageError
 from assay.files import UnreadableFileError
+from assay.launch import RemoteFunction, call
 from assay.models.sources import resolve_model
-from assay.runs import Progress, RemoteFunction, ask, provenance
+from assay.runs import Progress, provenance
 from assay.watchdog import temporary_folder
 from assay_expectations.judging.changes import find_change
 from assay_expectations.judging.numbers import LIMITS, judge_by, judge_numbers
@@ -63,7 +64,7 @@ def capture_expectation(options: CaptureOptions, output: Path, progress: Progres
 def _capture_first(options: CaptureOptions, folder: Path, progress: Progress) -> Expectation:
     """Capture in one process, and require finite numbers that agree with the host's."""
     folder.mkdir()
-    captured = ask(_CAPTURE, options, folder, name="capture 1", progress=progress)
+    (captured,) = call(_CAPTURE, options, folder=folder, name="capture 1", progress=progress)
     expectation = captured.expectation
     _require_agreement_with_host(options, expectation, captured.on_host)
     if not judge_by(expectation, expectation.signature.captured).passed:
@@ -117,7 +118,8 @@ def _observe_again(
     """Observe the model in another process, on the inputs of `expectation`."""
     file = write_expectation(expectation, folder / "expectation.json")
     request = VerifyRequest(files=[str(file)], run=run)
-    observed = ask(OBSERVE, request, folder, name=f"capture {folder.name}", progress=progress)
+    name = f"capture {folder.name}"
+    (observed,) = call(OBSERVE, request, folder=folder, name=name, progress=progress)
     (seen,) = observed.seen
     if seen.observed is None:
         problem = seen.problem or "; ".join(seen.stale)

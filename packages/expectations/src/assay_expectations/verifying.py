@@ -6,7 +6,8 @@ from pathlib import Path
 
 from assay.devices.run_string import parse_run
 from assay.errors import UsageError
-from assay.runs import Progress, ask
+from assay.launch import call
+from assay.runs import Progress
 from assay.runs.results import write_results
 from assay.verdicts import Verdict
 from assay_expectations.capturing import OBSERVE
@@ -35,7 +36,7 @@ def verify_expectations(
     expectations = {file: read_expectation(file) for file in find_files(paths or [SHIPPED])}
     _require_unique_keys(expectations)
     request = VerifyRequest(files=[str(file) for file in expectations], run=run, setup=setup)
-    observations = ask(OBSERVE, request, folder, name="verify", progress=progress)
+    (observations,) = call(OBSERVE, request, folder=folder, name="verify", progress=progress)
     verdict, rows = judge_seen(run, list(expectations.values()), observations, allow_unused)
     return write_results(verdict, rows, folder)
 

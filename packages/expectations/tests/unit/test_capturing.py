@@ -45,11 +45,11 @@ def answer(
         seen = Seen(file="x", observed=observed(distributions(off(error))))
         answers.append(AllSeen(machine=MACHINE, versions=VERSIONS, seen=[seen]))
 
-    def ask(_work: object, request: object, *_: object, **__: object) -> Captured | AllSeen:
+    def call(_work: object, request: object, **_: object) -> list[Captured | AllSeen]:
         assert isinstance(request, CaptureOptions) == (len(answers) == 1 + len(errors))
-        return answers.pop(0)
+        return [answers.pop(0)]
 
-    monkeypatch.setattr(capturing, "ask", ask)
+    monkeypatch.setattr(capturing, "call", call)
 
 
 def test_limits_scale_with_the_spread_of_captures(
@@ -71,10 +71,10 @@ def test_limits_scale_with_the_spread_of_captures(
 def test_unwritable_output_is_refused_before_the_capture(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def ask(*_: object, **__: object) -> None:
+    def call(*_: object, **__: object) -> None:
         pytest.fail("a capture was started")
 
-    monkeypatch.setattr(capturing, "ask", ask)
+    monkeypatch.setattr(capturing, "call", call)
     (tmp_path / "file").touch()
     with pytest.raises(DiskError, match=r"cannot write .*file/below"):
         capture_expectation(OPTIONS, tmp_path / "file" / "below", SilentProgress())

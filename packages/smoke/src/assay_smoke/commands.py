@@ -69,9 +69,10 @@ def data(  # noqa: PLR0913 - one for each option
 
     Exit code: 0 PASS, 1 FAIL, 2 usage or environment error, 3 not everything could be tried.
     """
+    from assay.launch import RemoteFunction, call
     from assay.models.remote_code import remote_code_of
     from assay.output.console import open_console
-    from assay.runs import RemoteFunction, RunFolder, ask, open_progress
+    from assay.runs import RunFolder, open_progress
     from assay.runs.results import VERDICT_FILE, format_verdict, write_results
     from assay_smoke.data.verdict import DataAnswer, DataRequest, judge_data, print_data_verdict
 
@@ -95,7 +96,7 @@ def data(  # noqa: PLR0913 - one for each option
         "assay_smoke.data.planned_checks:run_checks"
     )
     with open_progress() as progress:
-        answer = ask(work, request, folder, name="data", progress=progress)
+        (answer,) = call(work, request, folder=folder, name="data", progress=progress)
     verdict = write_results(judge_data(request, answer), [], folder)
     print_data_verdict(
         verdict, open_console(sys.stderr if as_json else None), folder / VERDICT_FILE

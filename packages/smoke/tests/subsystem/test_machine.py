@@ -75,12 +75,12 @@ def test_a_program_that_ends_leaves_nothing(tree: ProcessTree, tmp_path: Path) -
 _FIRST_WORLD = """
 import sys
 from pathlib import Path
-from assay.launch import World, launch_world
+from assay.launch import World, call
 from assay_smoke.machine import record_leftovers
 
 found = []
 with record_leftovers(Path(sys.argv[1]), found):
-    launch_world(repr, World({"dp": 1}))
+    call(print, None, world=World({"dp": 1}))
 print(found)
 """
 

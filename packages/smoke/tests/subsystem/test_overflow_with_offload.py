@@ -6,7 +6,8 @@ it only without offload (DeepSpeedZeroOptimizer.step of DeepSpeed 0.19.8).
 
 import pytest
 
-from assay.launch import Rank, TimeLimits, World, launch_world
+from assay.launch import Rank, TimeLimits, World, call
+from assay.progress import Progress
 from assay.training.processes.golden import plan_batches
 from assay.training.processes.requests import TrainOptions
 from assay.training.protocol import TrainingPlan
@@ -20,9 +21,9 @@ TRAINERS = {"deepspeed-zero1": Zero1Trainer, "deepspeed-zero2": DeepSpeedTrainer
 TOO_LARGE, TRIES = 2.0**22, 14
 
 
-def skipped_steps(rank: Rank, name: str, offload: list[str]) -> list[bool]:
+def skipped_steps(request: tuple[str, list[str]], _: Progress, __: Rank) -> list[bool]:
     """Repeat the same step from a loss scale that is too large, and return which steps are skipped."""
-    del rank
+    name, offload = request
     batch = plan_batches(TrainOptions(model="micro:llama", steps=1, micro_batches=1))[0]
     trainer = TRAINERS[name]()
     features = frozenset({"loss-scaling", "mixed-precision", *offload})
@@ -37,10 +38,10 @@ def skipped_steps(rank: Rank, name: str, offload: list[str]) -> list[bool]:
 def test_an_overflow_is_never_left_behind() -> None:
     world = World({"dp": 1}, limits=LIMITS)
 
-    (on_device,) = launch_world(skipped_steps, world, "deepspeed-zero2", [])
+    (on_device,) = call(skipped_steps, ("deepspeed-zero2", []), world=world)
     assert on_device[0]
     assert not on_device[-1]
     # If this fails, remove the rule.
     for trainer in ("deepspeed-zero1", "deepspeed-zero2"):
-        (offloaded,) = launch_world(skipped_steps, world, trainer, ["cpu-offload"])
+        (offloaded,) = call(skipped_steps, (trainer, ["cpu-offload"]), world=world)
         assert offloaded == [True] * TRIES, trainer

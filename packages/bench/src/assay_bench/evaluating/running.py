@@ -20,10 +20,11 @@ from assay.files import (
     refuse_link,
     write_whole,
 )
+from assay.launch import ProcessError, RemoteFunction, call
 from assay.models.folders import local_folder
 from assay.models.remote_code import RemoteCode
 from assay.models.sources import ModelSource, resolve_model
-from assay.runs import ProcessError, Progress, RemoteFunction, ask
+from assay.runs import Progress
 from assay.runs.provenance import redact
 from assay.verdicts import Record
 from assay.watchdog import temporary_folder
@@ -84,10 +85,10 @@ def evaluate(request: EvaluationRequest, progress: Progress) -> None:
                 environment["HF_HUB_OFFLINE"] = "1"
             suite = request.suite.model_copy(update={"tasks": remaining})
             request = request.model_copy(update={"suite": suite})
-            ask(
+            call(
                 _WORK,
                 request,
-                folder,
+                folder=folder,
                 name="evaluation",
                 progress=progress,
                 environment=environment,

@@ -14,9 +14,7 @@ from typing import IO, Any, Self, cast
 from pydantic import ValidationError
 
 from assay.errors import MachineError, UsageError
-from assay.runs import ProcessError
-from assay.runs.processes.answering import SAME_HASHES
-from assay.runs.processes.groups import end_command
+from assay.launch import SAME_HASHES, ProcessError, end_command
 from assay.watchdog import watched
 from assay_bench.performance.records import SuiteEvent, SuiteRequest, SuiteResult
 from assay_bench.performance.suite_table import SUITES, require_suites

@@ -17,8 +17,9 @@ from torch import Tensor
 import assay
 from assay.errors import MachineError
 from assay.inputs import built_in_texts
-from assay.launch import Rank, World, launch_world
+from assay.launch import Rank, World, call
 from assay.metrics import PairSums
+from assay.progress import Progress
 from assay.trace import Trace
 from assay.training.batches import MicroBatch, coder_of, training_batches
 from assay.training.protocol import TrainingPlan
@@ -89,7 +90,7 @@ def collectives(bench: Workbench) -> Work[World]:
 
     def run_world(target: World) -> None:
         nonlocal seconds_in_ranks
-        answers = launch_world(all_reduce, target)
+        answers = call(all_reduce, None, world=target)
         totals = [total for _, total in answers]
         _require(totals == [NUM_RANKS ** (NUM_REPEATS + 1)] * NUM_RANKS, f"a sum is {totals}")
         seconds_in_ranks += max(seconds for seconds, _ in answers)
@@ -104,7 +105,7 @@ def collectives(bench: Workbench) -> Work[World]:
     )
 
 
-def all_reduce(rank: Rank) -> tuple[float, float]:
+def all_reduce(_request: None, _progress: Progress, rank: Rank) -> tuple[float, float]:
     """Return the seconds of all repeats, after one that opens the connections, and an element of the sum."""
     values = torch.ones(NUM_ELEMENTS, device=rank.device.torch_device)
     dist.all_reduce(values)

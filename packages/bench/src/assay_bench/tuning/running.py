@@ -10,8 +10,8 @@ from assay.devices.detection.isolation import require_run
 from assay.devices.run_string import parse_run
 from assay.errors import UsageError
 from assay.files import file_digest, read_sealed, write_sealed
-from assay.launch import TimeLimits, World, answer_on_rank, launch_world
-from assay.runs import Progress, RemoteFunction, RunFolder, provenance
+from assay.launch import RemoteFunction, TimeLimits, World, call
+from assay.runs import Progress, RunFolder, provenance
 from assay.runs.caches import locked
 from assay.runs.results import write_results
 from assay.training.processes.remote_functions import PRELOAD
@@ -153,7 +153,5 @@ def _launch(
         threads=max(1, (os.cpu_count() or 1) // num_ranks),
         limits=_LIMITS,
         preload=(*PRELOAD, _RANK_TASKS),
-        log_folder=logs,
-        progress=progress,
     )
-    return launch_world(answer_on_rank, world, function, task)[0]
+    return call(function, task, world=world, folder=logs, progress=progress)[0]

@@ -110,8 +110,8 @@ def run_and_publish(
 
     max_seconds: for all processes of the run; None for any time.
     """
+    from assay.launch import time_limit
     from assay.runs import open_progress, removed_if_refused
-    from assay.runs.processes.asking import time_limit
 
     with removed_if_refused(), time_limit(max_seconds), open_progress() as progress:
         run(folder, progress)

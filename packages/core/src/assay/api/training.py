@@ -88,7 +88,7 @@ def check_train(  # noqa: PLR0913 - one for each option
     """
     arguments = dict(locals())
     from assay.api.inputs import globs
-    from assay.launch.mesh_string import parse_mesh
+    from assay.launch import parse_mesh
     from assay.models.candidate_code import candidate_code
     from assay.models.remote_code import remote_code_of
     from assay.recording.capturing.budget import parse_size

@@ -20,10 +20,9 @@ from assay.generate.processes.requests import (
     InputOptions,
 )
 from assay.inputs import parse_lengths, read_prompts
-from assay.launch import ask_side
+from assay.launch import FORK_SERVER, call, world_of
 from assay.plugins import find_plugin_file
-from assay.runs import Progress, ask
-from assay.runs.processes.fork_server_client import FORK_SERVER
+from assay.runs import Progress
 from assay.runs.results import (
     CANDIDATE_FOLDER,
     GOLDEN_FOLDER,
@@ -42,7 +41,7 @@ def capture(request: GoldenRequest, folder: Path, progress: Progress) -> GoldenM
     """Capture a golden in its own process, whose log goes to `folder`."""
     require_run(request.reference)
     _require_readable(request.inputs)
-    return ask(GOLDEN, request, folder, name="reference", progress=progress)
+    return call(GOLDEN, request, folder=folder, name="reference", progress=progress)[0]
 
 
 def _require_readable(inputs: InputOptions) -> None:
@@ -85,7 +84,7 @@ def check_generate(check: GenerateCheck, folder: Path, progress: Progress) -> Ve
         if check.setup is not None or check.options or candidate.mesh:
             # In its own process, as it may patch globals; a mistake costs no reference run.
             name = "candidate-setup"
-            ask(EARLY, candidate, folder, name=name, progress=progress)
+            call(EARLY, candidate, folder=folder, name=name, progress=progress)
         _capture_golden(check, golden, folder, progress)
     elif check.verify_golden:
         from assay.generate.processes.golden_folder import verify_golden  # torch
@@ -131,7 +130,7 @@ def _capture_golden(check: GenerateCheck, golden: Path, folder: Path, progress: 
         max_seconds=check.max_seconds,
         remote_code=check.remote_code,
     )
-    ask(GOLDEN, request, folder, name="reference", progress=progress)
+    call(GOLDEN, request, folder=folder, name="reference", progress=progress)
 
 
 def _run_and_judge(
@@ -142,10 +141,15 @@ def _run_and_judge(
 ) -> "Judgement":
     """Run the candidate in one process or on its ranks, and judge it."""
     results = Path(candidate.folder)
-    device = check.candidate.device
+    world = world_of(check.mesh, check.candidate.device)
     try:
-        reports = ask_side(
-            CANDIDATE, candidate, check.mesh, device, results, name="candidate", progress=progress
+        reports = call(
+            CANDIDATE,
+            candidate,
+            world=world,
+            folder=results.parent,
+            name=results.name,
+            progress=progress,
         )
     except AssayError:
         if check.golden is None:

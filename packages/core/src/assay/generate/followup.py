@@ -33,10 +33,10 @@ from assay.generate.processes.requests import (
     GenerateCheck,
     OperationsRequest,
 )
-from assay.launch import ask_side
+from assay.launch import call, world_of
 from assay.locating.operations import find_wrong_operation
 from assay.locating.rank_operations import put_together
-from assay.runs import Progress, ask
+from assay.runs import Progress
 from assay.runs.results import EQUIVALENCE_FOLDER, rank_folder
 from assay.sites import CallSite
 from assay.trace import Trace
@@ -107,11 +107,15 @@ def _pass_if_representation(
         ports=sorted({(p.stage.module, p.module, p.port) for p in ports}),
         max_memory=check.max_memory,
     )
-    if not ask(RECORDED_EQUIVALENCE, request, folder, name="equivalence", progress=progress):
+    name = EQUIVALENCE_FOLDER
+    (is_recorded,) = call(
+        RECORDED_EQUIVALENCE, request, folder=folder, name=name, progress=progress
+    )
+    if not is_recorded:
         return judgement
     # A setup function may patch torch in its own process: the trusted one decides.
     name = "equivalence-reference"
-    found = ask(EQUIVALENCE, request, folder, name=name, progress=progress)
+    (found,) = call(EQUIVALENCE, request, folder=folder, name=name, progress=progress)
     if not is_representation(judgement.failed, found):
         return judgement
     if judgement.load is not None and not _is_load_tested(judgement.load, judgement.failed):
@@ -155,17 +159,14 @@ def _is_load_tested(load: JudgedLoad, failed: list[Judged]) -> bool:
 
 def _find_operation(
     module: str,
-    call: tuple[int, int],
+    batch_and_step: tuple[int, int],
     check: GenerateCheck,
     candidate: CandidateRequest,
     folder: Path,
     progress: Progress,
 ) -> str | None:
-    """Return the first wrong operation of `module`; None if no operation exceeds its limit.
-
-    call: batch and step.
-    """
-    batch, step = call
+    """Return the first wrong operation of `module`; None if no operation exceeds its limit."""
+    batch, step = batch_and_step
     sides: dict[str, list[list[Operation]]] = {}
     for name, parts in PARTS.items():
         request = OperationsRequest(
@@ -178,12 +179,11 @@ def _find_operation(
             max_memory=check.max_memory,
         )
         mesh = candidate.mesh if name == "candidate" else {}
-        ask_side(
+        call(
             OPERATIONS,
             request,
-            mesh,
-            check.candidate.device,
-            Path(request.folder),
+            world=world_of(mesh, check.candidate.device),
+            folder=folder,
             name=f"operations-{name}",
             progress=progress,
         )

@@ -1,34 +1,59 @@
-"""Worlds of ranks: fresh processes with one process group and a mesh. Imports no torch."""
+"""Functions in other processes, alone or as the ranks of a world. Imports no torch.
 
-from assay.launch.errors import (
+One fork server starts all processes. They end with this process, however it ends.
+"""
+
+from assay.launch.calling import (
+    RemoteFunction,
+    call,
+    seconds_left,
+    start_ahead,
+    time_limit,
+    world_of,
+)
+from assay.launch.failures import (
+    ForkServerError,
+    ProcessError,
     RankSkipped,
     UnsendableError,
     WorldError,
     WorldHungError,
     WorldSkipped,
 )
-from assay.launch.launching import launch_world, start_ahead
-from assay.launch.leading import is_first_rank, leave_together, on_first_rank, require_one_machine
-from assay.launch.rank import Rank
-from assay.launch.sides import answer_on_rank, ask_side
-from assay.launch.world import TimeLimits, World, outer_world_size
+from assay.launch.first_rank import (
+    is_first_rank,
+    leave_together,
+    on_first_rank,
+    require_one_machine,
+)
+from assay.launch.process_groups import FORK_SERVER, SAME_HASHES, end_command, interrupt_all
+from assay.launch.world import Rank, TimeLimits, World, outer_world_size, parse_mesh
 
 __all__ = [
+    "FORK_SERVER",
+    "SAME_HASHES",
+    "ForkServerError",
+    "ProcessError",
     "Rank",
     "RankSkipped",
+    "RemoteFunction",
     "TimeLimits",
     "UnsendableError",
     "World",
     "WorldError",
     "WorldHungError",
     "WorldSkipped",
-    "answer_on_rank",
-    "ask_side",
+    "call",
+    "end_command",
+    "interrupt_all",
     "is_first_rank",
-    "launch_world",
     "leave_together",
     "on_first_rank",
     "outer_world_size",
+    "parse_mesh",
     "require_one_machine",
+    "seconds_left",
     "start_ahead",
+    "time_limit",
+    "world_of",
 ]

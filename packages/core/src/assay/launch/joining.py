@@ -20,8 +20,7 @@ from assay.devices.registry import (
     open_device,
 )
 from assay.devices.run_string import parse_device
-from assay.launch.rank import Rank
-from assay.launch.world import World
+from assay.launch.world import Rank, World
 
 if TYPE_CHECKING:
     from assay.devices.base import Device

@@ -1,22 +1,41 @@
-"""Supervise a world from its parent: read reports, find the failure, end the process group."""
+"""Supervise the processes of a call from their parent: read reports, find the failure, end the group."""
 
+import math
 import os
-import pickle
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from pickle import loads
+from typing import Any
 
-from assay.errors import AssayError
-from assay.launch.errors import WorldError, WorldSkipped
-from assay.launch.failures.causes import Directness, RankState, failure_of, hang_of, strongest
-from assay.launch.failures.stacks import describe_place, read_stack
+from assay.errors import AssayError, MachineError, UsageError
+from assay.launch.child_process import answer
+from assay.launch.failures import (
+    Directness,
+    ProcessError,
+    RankState,
+    WorldError,
+    WorldSkipped,
+    describe_place,
+    failure_of,
+    hang_of,
+    read_stack,
+    strongest,
+)
+from assay.launch.fork_server import STACK_SIGNAL
+from assay.launch.process_groups import (
+    LEADER_LOST,
+    LinePipe,
+    Pipe,
+    ProcessGroup,
+    started_group,
+    wait_for_any,
+)
 from assay.launch.world import World
-from assay.runs.processes.asking import LARGEST_LOG_BYTES
-from assay.runs.processes.group_leader import STACK_SIGNAL
-from assay.runs.processes.groups import LEADER_LOST, ProcessGroup, started_group
-from assay.runs.processes.pipes import LinePipe, Pipe, opened, wait_for_any
-from assay.runs.progress.wire import WireReader
+from assay.progress import Progress, format_size
+from assay.runs.progress import WireReader
+from assay.watchdog import GRACE_SECONDS
 
 # Imported by the fork server for every world.
 _PRELOAD = (
@@ -28,8 +47,10 @@ _PRELOAD = (
     "torch.distributed.tensor.parallel",
     "assay.devices.cpu",
     "assay.launch.joining",
-    "assay.launch.rank_process",
 )
+
+# Of more output a log holds the begin and the end.
+LARGEST_LOG_BYTES = 16 << 20
 
 # Time to wait after a failure for a more direct one. A rank may see the connection to a killed peer
 # close long before the system has freed the peer's memory and reports its exit.
@@ -40,8 +61,9 @@ _SETTLE_SECONDS = {
     Directness.SKIP: 0.5,
     Directness.COMMUNICATION: 1.0,
 }
-# A rank writes its stack in milliseconds, unless it is stopped or blocked in a driver.
+# A process writes its stack in milliseconds, unless it is stopped or blocked in a driver.
 _STACK_SECONDS = 5.0
+_PRINTED_STACK_SECONDS = 2.0
 _POLL_SECONDS = 0.01
 _END_SECONDS = 10.0
 # Logs are measured this often.
@@ -49,33 +71,72 @@ _LOG_SECONDS = 1.0
 _LOG_TAIL_BYTES = 1 << 14
 
 
+class Logs:
+    """The logs of the processes. The first output, and a cut, are noted on `progress`.
+
+    where: the words of the first note; "" for logs that are deleted with the world, without notes.
+    """
+
+    def __init__(self, files: Sequence[Path], where: str, progress: Progress) -> None:
+        self.files = files
+        self._where = where
+        self._notes: dict[str, None] = {}
+        self.progress = progress
+
+    def check(self) -> None:
+        """Note the first output, and cut the middle out of logs that are too large."""
+        for log in self.files:
+            if not log.exists() or not log.stat().st_size:
+                continue
+            self._note_once(self._where)
+            if shorten_log(log):
+                size = format_size(LARGEST_LOG_BYTES)
+                self._note_once(f"{log.stem}: output is cut after {size}: {log}")
+
+    def _note_once(self, text: str) -> None:
+        if self._where and text not in self._notes:
+            self._notes[text] = None
+            self.progress.note(text)
+
+
 @contextmanager
-def supervised(world: World, folder: Path) -> Iterator["WorldSupervisor"]:
-    """Start the ranks of `world` on the call in `folder`, and kill their process group on exit."""
-    body = ("assay.launch.rank_process:run_rank", (str(folder),))
-    preload = (*_PRELOAD, *world.preload)
-    with opened(Pipe) as gate, opened(LinePipe) as reports:
+def supervised(
+    world: World | None, folder: Path, logs: Logs, preload: Sequence[str], progress: Progress
+) -> "Iterator[Supervisor]":
+    """Start the processes on the call in `folder`, and end their process group on exit.
+
+    world: None for one process without other ranks.
+    """
+    grace = 0.0
+    if world is None:
+        # The process may flush its files, and end the processes that it called.
+        world, grace = World({"process": 1}), GRACE_SECONDS
+    else:
+        preload = (*_PRELOAD, *preload, *world.preload)
+    body = (f"{answer.__module__}:{answer.__name__}", (str(folder),))
+    with closing(Pipe()) as gate, closing(LinePipe()) as reports:
         descriptors = (gate.reader, reports.writer)
         try:
-            with started_group(body, world.size, preload, descriptors) as group:
+            with started_group(body, world.size, preload, descriptors, grace) as group:
                 gate.close_reader()
                 reports.close_writer()
-                with closing(WireReader(world.progress)) as tasks:
-                    yield WorldSupervisor(world, folder, group, gate, reports, tasks)
+                with closing(WireReader(progress)) as tasks:
+                    yield Supervisor(world, folder, logs, group, gate, reports, tasks)
         finally:
             reports.read_to_end(time.monotonic() + _END_SECONDS)
 
 
-class WorldSupervisor:
-    """The state of a running world."""
+class Supervisor:
+    """The state of the running processes of a call, which are all ranks of a world, or one alone."""
 
     def __init__(
-        self, world: World, folder: Path, group: ProcessGroup, gate: Pipe, reports: LinePipe,
-        tasks: WireReader,
+        self, world: World, folder: Path, logs: Logs, group: ProcessGroup, gate: Pipe,
+        reports: LinePipe, tasks: WireReader,
     ) -> None:  # fmt: skip
         self.group = group
         self._world = world
         self._folder = folder
+        self._logs = logs
         self._gate = gate
         self._reports = reports
         self._tasks = tasks
@@ -83,16 +144,44 @@ class WorldSupervisor:
         self._ready: set[int] = set()
         self._num_received = 0
 
-    def wait(self) -> list[bytes]:
+    def wait_for_process(self, name: str, limit: tuple[float, float] | None) -> Any:  # noqa: ANN401 - value of any function
+        """Wait until a process without other ranks has ended. Returns: the value of its function.
+
+        name: of the process in messages.
+        limit: its time limit in seconds, and when that passes (of `time.monotonic`); None for any time.
+        Raises: UsageError or MachineError as the function raised it; ProcessError.
+        """
+        (log,), (state,) = self._logs.files, self._states.values()
+        seconds, deadline = limit or (math.inf, math.inf)
+        while state.exit_code is None:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                self._ask_for_stacks([0])
+                time.sleep(_PRINTED_STACK_SECONDS)
+                raise ProcessError.hung(name, seconds, self._tasks.open_tasks, log)
+            self._receive(min(left, _LOG_SECONDS))
+        report = state.report
+        if report is not None and report.kind == "raised":
+            raise (UsageError if report.is_usage else MachineError)(report.words)
+        try:
+            value = loads(report.value)  # type: ignore[union-attr] # noqa: S301 - written by the process
+        except Exception:  # noqa: BLE001 - code of the candidate may have written anything
+            raise ProcessError.died(name, state.exit_code, log) from None
+        if state.exit_code:
+            # Some drivers crash when a process ends, after its answer.
+            code = f"exit code {state.exit_code}"
+            self._logs.progress.note(f"{name}: ended with {code} after it had answered")
+        return value
+
+    def wait_for_world(self) -> list[bytes]:
         """Wait until the world has ended. Returns: the pickled value of each body, by rank.
 
         Raises: WorldError and WorldHungError; WorldSkipped if all ranks skipped; the UsageError
             or MachineError that a rank raised.
         """
         limits = self._world.limits
-        size = self._world.size
         self._wait_until(
-            lambda: len(self._ready) == size,
+            lambda: len(self._ready) == self._world.size,
             limits.start_seconds,
             f"not every rank had started after {limits.start_seconds:g} s",
         )
@@ -163,10 +252,11 @@ class WorldSupervisor:
         """Wait at most `seconds` for reports and exits, and add them to the states."""
         wait_for_any((self.group.exits, self._reports), seconds)
         ended = self.group.receive()
+        self._logs.check()
         # Read after the exits but handled before them: a rank reports before it ends.
         for line in self._reports.read_lines():
             if line["event"] == "progress":
-                self._tasks.show(line["shown"])
+                self._tasks.show(line.get("shown"))
             else:
                 self._take_report(line["rank"], line["event"])
         if self.group.is_lost:
@@ -174,15 +264,13 @@ class WorldSupervisor:
         for rank in ended:
             self._states[rank].exit_code = self.group.exit_codes[rank]
             self._note_order(rank)
-        for rank in self._states:
-            shorten_log(self._folder / f"rank{rank}.log")
 
     def _take_report(self, rank: int, event: str) -> None:
         if event == "ready":
             self._ready.add(rank)
             return
         data = (self._folder / f"rank{rank}.report").read_bytes()
-        self._states[rank].report = pickle.loads(data)  # noqa: S301 - written by the rank
+        self._states[rank].report = loads(data)  # noqa: S301 - written by the rank
         self._ready.add(rank)
         self._note_order(rank)
 
@@ -194,9 +282,7 @@ class WorldSupervisor:
     def _collect_stacks(self, ranks: Iterable[int]) -> None:
         """Read the stacks of `ranks` and of killed ranks, and the end of every rank's log."""
         waiting = set(ranks)
-        for rank in waiting & set(self.group.pids):
-            with suppress(ProcessLookupError):
-                os.kill(self.group.pids[rank], STACK_SIGNAL)
+        self._ask_for_stacks(waiting)
         deadline = time.monotonic() + _STACK_SECONDS
         while waiting and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
@@ -210,6 +296,11 @@ class WorldSupervisor:
                 state.where = self._read_where(rank)
             state.log = _read_end(self._folder / f"rank{rank}.log")
 
+    def _ask_for_stacks(self, ranks: Iterable[int]) -> None:
+        for rank in set(ranks) & set(self.group.pids):
+            with suppress(ProcessLookupError):
+                os.kill(self.group.pids[rank], STACK_SIGNAL)
+
     def _read_where(self, rank: int) -> str:
         try:
             text = (self._folder / f"rank{rank}.stacks").read_text(errors="replace")
@@ -218,16 +309,21 @@ class WorldSupervisor:
         return describe_place(read_stack(text))
 
 
-def shorten_log(log: Path) -> None:
-    """Cut the middle out of a log that is too large, while its rank may append to it."""
+def shorten_log(log: Path) -> bool:
+    """Cut the middle out of a log that is too large, while its process may append to it.
+
+    Returns: True if the log was too large.
+    """
     with suppress(OSError):
         if log.stat().st_size <= LARGEST_LOG_BYTES:
-            return
+            return False
         with log.open("a+b") as file:
             file.seek(-LARGEST_LOG_BYTES // 4, os.SEEK_END)
             last = file.read()
             file.truncate(LARGEST_LOG_BYTES // 2)
             file.write(b"\n[assay: output is cut here]\n" + last)
+        return True
+    return False
 
 
 def _read_end(log: Path) -> str:

@@ -8,28 +8,29 @@ from collections.abc import Callable
 from datetime import timedelta
 from functools import cache
 from itertools import count
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from assay.launch.errors import WorldError, WorldSkipped
-from assay.launch.failures.causes import (
+from assay.launch.failures import (
     Directness,
+    RankReport,
     RankState,
+    WorldError,
+    WorldSkipped,
     failure_of,
     name_ranks,
+    report_of,
     strongest,
 )
-from assay.launch.failures.rank_reports import RankReport, report_of
 from assay.launch.joining import joined
-from assay.launch.rank import Rank
 from assay.launch.world import World
+from assay.progress import SilentProgress
 
-P = ParamSpec("P")
-T = TypeVar("T")
+Result = TypeVar("Result")
 
 # Time that a rank with a failed collective waits for another rank's report of the cause.
 _SETTLE_SECONDS = 2.0
@@ -40,13 +41,13 @@ _numbers = count()
 
 
 def call_under_torchrun(
-    target: Callable[Concatenate[Rank, P], T], world: World, *args: P.args, **kwargs: P.kwargs
-) -> list[T]:
-    """Call `target` as the rank that RANK names, for `launch_world`.
+    function: Callable[..., Result], request: object, world: World
+) -> list[Result]:
+    """Call `function` as the rank that RANK names, for `call`.
 
     Every rank reads all reports, and fails or skips as the world does. It raises an exception of its
     own body unchanged. The launcher ends the ranks.
-    Returns and raises: as `launch_world`.
+    Returns and raises: as `call`.
     """
     number, local = int(os.environ["RANK"]), int(os.environ.get("LOCAL_RANK", os.environ["RANK"]))
     # A new prefix for every world, as the store still holds earlier keys.
@@ -55,7 +56,7 @@ def call_under_torchrun(
 
     def body() -> object:
         try:
-            return target(rank, *args, **kwargs)
+            return function(request, SilentProgress(), rank)
         except BaseException as error:
             errors.append(error)
             raise
@@ -94,7 +95,7 @@ def outer_store() -> Store:
 
 
 def _agree(world: World, store: Store, own: RankReport, number: int, seconds: float) -> list[Any]:
-    """Read the reports of all ranks. Returns and raises: as `launch_world`.
+    """Read the reports of all ranks. Returns and raises: as `call`.
 
     own: the report of this rank, `number`; seconds: the time to wait for the others.
     """

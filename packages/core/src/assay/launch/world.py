@@ -1,12 +1,20 @@
-"""The settings of a world: mesh, device and time limits."""
+"""A world of ranks: its mesh, device and time limits, and the place of each rank in it. Imports no torch."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from typing import TYPE_CHECKING
 
+from assay.counts import parse_count
 from assay.errors import UsageError
-from assay.progress import Progress, SilentProgress
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from assay.devices.base import Device
+
+# The axes of `--mesh`.
+AXES = ("dp", "tp", "pp")
 
 # Shares of a world's total time for its start, one collective and its body. The rest is for
 # collecting stacks and logs and for ending the processes.
@@ -47,7 +55,7 @@ class TimeLimits:
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """Ranks on a mesh, for `launch_world` to start."""
+    """Ranks on a mesh, for `call` to start."""
 
     axes: Mapping[str, int]
     """Sizes of the mesh axes by name, the outermost first."""
@@ -60,14 +68,6 @@ class World:
     preload: Sequence[str] = ()
     """Modules that the fork server imports, also for later worlds. Their import must not start a
     thread or touch a device."""
-    log_folder: Path | None = None
-    """An existing folder for the output of rank N in `rankN.log`. None: the logs are deleted with the
-    world; an error quotes their last lines."""
-    at_end: Callable[[int], None] | None = None
-    """Called in this process with the number of the ranks' process group, after all ranks have
-    returned and before the group is killed."""
-    progress: Progress = field(default_factory=SilentProgress)
-    """Shows the tasks of rank 0."""
 
     def __post_init__(self) -> None:
         if not self.axes or any(size < 1 for size in self.axes.values()):
@@ -81,6 +81,36 @@ class World:
     def __str__(self) -> str:
         axes = ", ".join(f"{axis}={size}" for axis, size in self.axes.items())
         return f"a world of {self.size} {'rank' if self.size == 1 else 'ranks'} ({axes})"
+
+
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """One process of a world, with the default process group of `torch.distributed`."""
+
+    number: int
+    local: int
+    """Number of this rank on its machine."""
+    size: int
+    """Number of ranks."""
+    axes: Mapping[str, int]
+    """Sizes of the mesh axes by name."""
+    device: "Device"
+    mesh: "DeviceMesh"
+
+
+def parse_mesh(text: str, known: Sequence[str] = AXES) -> dict[str, int]:
+    """Parse a text such as "dp=2,tp=2" to sizes by axis, the outermost first. Raises: UsageError."""
+    axes: dict[str, int] = {}
+    for part in text.split(","):
+        name, _, size = part.strip().partition("=")
+        if name not in known or name in axes or not size.isdecimal() or not size.strip("0"):
+            raise UsageError(
+                f"--mesh {text}: {part.strip()!r} is not an axis; write it as"
+                f" {','.join(f'{axis}=2' for axis in known[:2])}, with axes of {', '.join(known)}, each"
+                " once, of at least 1 rank"
+            )
+        axes[name] = parse_count(f"--mesh {name}", size)
+    return axes
 
 
 def outer_world_size(environment: Mapping[str, str]) -> int | None:

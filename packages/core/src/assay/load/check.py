@@ -6,8 +6,9 @@ from assay.comparing.levels import conclude
 from assay.comparing.loaded import judge_load
 from assay.devices.detection.isolation import require_run
 from assay.devices.run_string import parse_run
+from assay.launch import RemoteFunction, call
 from assay.load.worker import LoadAnswer, LoadRequest
-from assay.runs import Progress, RemoteFunction, ask
+from assay.runs import Progress
 from assay.runs.results import write_results
 from assay.verdicts import Verdict
 
@@ -27,7 +28,7 @@ def check_load(
     if request.run is not None:
         with progress.step("looks for the devices"):
             require_run(parse_run(request.run))
-    answer = ask(_WORK, request, folder, name="load", progress=progress)
+    (answer,) = call(_WORK, request, folder=folder, name="load", progress=progress)
     judged = judge_load([answer.report])
     verdict = conclude(
         {"load": judged.result},

@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import shlex
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -11,7 +12,6 @@ from pathlib import Path
 
 from assay.errors import UsageError
 from assay.files import DiskError, UnreadableFileError, read_json_object, refuse_link, write_whole
-from assay.runs.errors import FolderError
 from assay.runs.provenance import provenance
 
 MARK = "run.json"
@@ -19,6 +19,29 @@ _VERDICT = "verdict.json"
 
 _begun: list[Path] = []
 _made: set[Path] = set()
+
+
+class FolderError(UsageError):
+    """An output folder that cannot be used for a new run."""
+
+    @classmethod
+    def not_empty(cls, folder: Path, held: str) -> "FolderError":
+        """Make the error for a folder that holds `held`."""
+        return cls(f"{folder} is not empty (it holds {held}): name a new folder with --output")
+
+    @classmethod
+    def without_verdict(cls, folder: Path) -> "FolderError":
+        """Make the error for the folder of a run without a verdict."""
+        return cls(
+            f"{folder} holds a run without a verdict: it was refused or interrupted, or is still"
+            " running. Name a new folder with --output, or remove what is left of it: rm -r"
+            f" {shlex.quote(str(folder))}"
+        )
+
+    @classmethod
+    def in_use(cls, folder: Path) -> "FolderError":
+        """Make the error for a folder that another run is writing to."""
+        return cls(f"{folder} is in use by another run: name a new folder with --output")
 
 
 def begun_folders() -> tuple[Path, ...]:

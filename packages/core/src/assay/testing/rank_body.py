@@ -24,6 +24,7 @@ from _pytest.assertion.rewrite import rewrite_asserts
 
 from assay.errors import UsageError
 from assay.launch import Rank, RankSkipped
+from assay.progress import Progress
 from assay.testing.debugging import stop_at
 
 
@@ -49,7 +50,7 @@ class BodyCall:
     """Under `--pdb`, a folder that all ranks share."""
 
 
-def run_body(rank: Rank, call: BodyCall) -> None:
+def run_body(call: BodyCall, _: Progress, rank: Rank) -> None:
     """Run the test of `call` on `rank`. Raises: the test's exception; RankSkipped if it skips."""
     __tracebackhide__ = True
     sys.meta_path.insert(0, RewritingFinder(call.files))

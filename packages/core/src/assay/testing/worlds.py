@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from assay.errors import UsageError
-from assay.launch import Rank, UnsendableError, World, launch_world, outer_world_size
+from assay.launch import Rank, UnsendableError, World, call, outer_world_size
+from assay.progress import Progress
 from assay.watchdog import temporary_folder
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class MeshOfRanks:
 def run_test_in_world(item: "pytest.Function", world: World) -> None:
     """Run the body of `item` on every rank of `world`, and print the ranks' output.
 
-    Raises: as `launch_world`; UnsendableError for a fixture that cannot be pickled.
+    Raises: as `call`; UnsendableError for a fixture that cannot be pickled.
     """
     __tracebackhide__ = True
     parameters = inspect.signature(item.obj).parameters
@@ -66,15 +67,16 @@ def run_test_in_world(item: "pytest.Function", world: World) -> None:
     if outer_world_size(os.environ) is None:
         _run_in_new_ranks(item, fixtures, world)
     else:
-        launch_world(_run_as_this_rank, world, item.obj, fixtures)
+        call(_run_as_this_rank, (item.obj, fixtures), world=world)
 
 
 def _run_as_this_rank(
-    rank: Rank, function: Callable[..., object], fixtures: dict[str, object]
+    request: tuple[Callable[..., object], dict[str, object]], _: Progress, rank: Rank
 ) -> None:
     __tracebackhide__ = True
     from assay.testing.rank_body import call_test, fixtures_of
 
+    function, fixtures = request
     call_test(function, fixtures | fixtures_of(rank, fixtures))
 
 
@@ -88,7 +90,7 @@ def _run_in_new_ranks(
     sent = {name: value for name, value in fixtures.items() if name not in RANK_FIXTURES}
     file = str(module.__file__)
     files = _rewritten_files()
-    call = BodyCall(
+    body = BodyCall(
         module=module.__name__,
         file=file,
         test=f"{item.cls.__qualname__}.{item.originalname}" if item.cls else item.originalname,
@@ -102,10 +104,10 @@ def _run_in_new_ranks(
     )
     with temporary_folder("assay-logs-") as folder:
         if item.config.getoption("usepdb", default=False):
-            call = replace(call, stops_in=str(folder))
+            body = replace(body, stops_in=str(folder))
         preload = (*world.preload, "pytest", "assay.testing.rank_body", *_preloaded)
         try:
-            launch_world(run_body, replace(world, preload=preload, log_folder=folder), call)
+            call(run_body, body, world=replace(world, preload=preload), folder=folder)
         finally:
             for rank in range(world.size):
                 _show_log(rank, folder / f"rank{rank}.log")

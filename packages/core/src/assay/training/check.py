@@ -16,9 +16,9 @@ from assay.devices.detection.isolation import require_run
 from assay.devices.run_string import parse_run
 from assay.errors import UsageError
 from assay.files import read_sealed, write_sealed
-from assay.launch import ask_side
+from assay.launch import RemoteFunction, call, world_of
 from assay.models.sources import resolve_model
-from assay.runs import Progress, RemoteFunction, ask
+from assay.runs import Progress
 from assay.runs.results import (
     CANDIDATE_FOLDER,
     GOLDEN_FOLDER,
@@ -77,7 +77,7 @@ def load_user_code(check: TrainCheck, folder: Path, progress: Progress) -> UserC
     if trainer is None and check.setup is None:
         return UserCodeReport(pipeline_shapes=OF_NAMED_PIPELINES)
     request = replace(check, trainer=trainer)
-    return ask(USER_CODE, request, folder, name="user-code", progress=progress)
+    return call(USER_CODE, request, folder=folder, name="user-code", progress=progress)[0]
 
 
 def with_user_code(check: TrainCheck, folder: Path, progress: Progress) -> TrainCheck:
@@ -109,7 +109,7 @@ def record_report(
     """Have the trusted process, called `name`, call `function`, and write its report into `golden`."""
     golden.mkdir(parents=True, exist_ok=True)
     request = replace(check, golden=golden, folder=golden)
-    report = ask(function, request, golden.parent, name=name, progress=progress)
+    (report,) = call(function, request, folder=golden.parent, name=name, progress=progress)
     write_sealed(golden / REPORT_FILE, report)
 
 
@@ -136,8 +136,8 @@ def ask_candidate(
     own = folder / CANDIDATE_FOLDER
     trainer = check.trainer or trainer_for(check.mesh)
     request = replace(check, golden=golden, folder=own, trainer=trainer)
-    device = parse_run(check.candidate).device
-    return ask_side(function, request, check.mesh, device, own, name=name, progress=progress)
+    world = world_of(check.mesh, parse_run(check.candidate).device)
+    return call(function, request, world=world, folder=folder, name=name, progress=progress)
 
 
 def options_for(

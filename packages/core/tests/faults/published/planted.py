@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from assay.launch.mesh_string import parse_mesh
+from assay.launch import parse_mesh
 from assay.models.remote_code import RemoteCode
 from assay.sites import Phase
 from assay.training.processes.requests import TrainOptions

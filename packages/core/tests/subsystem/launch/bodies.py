@@ -15,7 +15,7 @@ import unittest.mock
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -23,9 +23,25 @@ import torch.distributed as dist
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from assay.errors import UsageError
-from assay.launch import Rank, RankSkipped, World, launch_world
+from assay.launch import Rank, RankSkipped, World, call
+from assay.progress import Progress
 
 BAD = 1
+
+
+def launch(
+    body: Callable[..., Any], world: World, *arguments: object, folder: Path | None = None
+) -> list[Any]:
+    """Call `body(rank, *arguments)` on every rank of `world`. folder: for the logs."""
+    return call(run_body, (body, arguments), world=world, folder=folder)
+
+
+def run_body(
+    request: tuple[Callable[..., object], tuple[object, ...]], _: Progress, rank: Rank
+) -> object:
+    __tracebackhide__ = True
+    body, arguments = request
+    return body(rank, *arguments)
 
 
 def sum_of_ranks(rank: Rank, factor: float = 1.0) -> float:
@@ -104,7 +120,7 @@ def print_lines(_rank: Rank) -> None:
 
 
 def start_world(_rank: Rank) -> None:
-    launch_world(sum_of_ranks, World({"dp": 2}))
+    launch(sum_of_ranks, World({"dp": 2}))
 
 
 def sleep_for_ever(_rank: Rank, started: Path) -> NoReturn:

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from assay.launch import World, launch_world
-from assay.runs.processes.fork_server_client import FORK_SERVER
+from assay.launch import FORK_SERVER, World
 from packages.core.tests.subsystem.launch import bodies
 
 
@@ -33,7 +32,7 @@ def worlds_of_the_fork_server() -> list[int]:
 @pytest.fixture(autouse=True, scope="session")
 def warm_fork_server() -> None:
     """Start the fork server, so that its imports are not part of any test's time."""
-    launch_world(bodies.sum_of_ranks, World({"dp": 1}))
+    bodies.launch(bodies.sum_of_ranks, World({"dp": 1}))
 
 
 @pytest.fixture

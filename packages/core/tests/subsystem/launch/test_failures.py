@@ -16,8 +16,7 @@ from pathlib import Path
 import pytest
 
 from assay.errors import UsageError
-from assay.launch import TimeLimits, World, WorldError, WorldHungError, launch_world
-from assay.runs.processes.fork_server_client import FORK_SERVER
+from assay.launch import FORK_SERVER, TimeLimits, World, WorldError, WorldHungError
 from packages.core.tests.subsystem.launch import bodies
 from packages.core.tests.subsystem.launch.conftest import is_alive, noted
 
@@ -39,7 +38,7 @@ def failure(fault: str, folder: Path, limits: TimeLimits = PATIENT, size: int = 
     """The error of a world in which rank 1 does `fault` while the others wait for it."""
     started = time.monotonic()
     with pytest.raises(WorldError) as caught:
-        launch_world(bodies.fail, World({"dp": size}, limits=limits), folder, fault)
+        bodies.launch(bodies.fail, World({"dp": size}, limits=limits), folder, fault)
     assert time.monotonic() - started < 10
     assert len(noted(folder)) == 2 * size
     return caught.value
@@ -105,18 +104,18 @@ def test_sys_exit_is_a_failure_reported_with_its_line(pids: Path, fault: str) ->
 
 def test_rank_that_exits_while_no_rank_waits_for_it_is_a_failure(pids: Path) -> None:
     with pytest.raises(WorldError, match="ended with exit code 0 before its body returned"):
-        launch_world(bodies.fail_alone, World({"dp": 2}), pids, "exit")
+        bodies.launch(bodies.fail_alone, World({"dp": 2}), pids, "exit")
 
 
 def test_crash_after_the_body_is_a_failure(pids: Path) -> None:
     with pytest.raises(WorldError) as caught:
-        launch_world(bodies.fail_at_the_end, World({"dp": 2}), pids)
+        bodies.launch(bodies.fail_at_the_end, World({"dp": 2}), pids)
     assert "was ended by SIGABRT after its body had returned" in str(caught.value)
 
 
 def test_first_of_two_exceptions_is_reported_first() -> None:
     with pytest.raises(WorldError) as caught:
-        launch_world(bodies.raise_two, World({"dp": 2}))
+        bodies.launch(bodies.raise_two, World({"dp": 2}))
     assert caught.value.ranks[0] == 1
     assert "raised ValueError: of rank 1\n" in str(caught.value)
 
@@ -136,12 +135,12 @@ def test_hang_in_python_names_both_ranks_and_their_lines(pids: Path) -> None:
 
 @pytest.mark.long
 def test_rank_that_does_not_end_after_its_body_is_named() -> None:
-    launch_world(
+    bodies.launch(
         bodies.sum_of_ranks, World({"dp": 2})
     )  # so that the limit does not include the preload
     limits = TimeLimits(start_seconds=10)
     with pytest.raises(WorldHungError) as caught:
-        launch_world(bodies.linger, World({"dp": 2}, limits=limits))
+        bodies.launch(bodies.linger, World({"dp": 2}, limits=limits))
     assert caught.value.ranks == (1,)
     lines = str(caught.value).splitlines()
     assert lines[0] == (
@@ -172,7 +171,7 @@ def test_hang_in_a_collective_names_the_line_where_the_rank_waits(pids: Path) ->
 def test_collective_longer_than_the_body_limit_is_a_hang_with_the_stacks_of_all(pids: Path) -> None:
     limits = TimeLimits(collective_seconds=0.9, body_seconds=1)
     with pytest.raises(WorldHungError) as caught:
-        launch_world(bodies.sleep_for_ever, World({"dp": 2}, limits=limits), pids)
+        bodies.launch(bodies.sleep_for_ever, World({"dp": 2}, limits=limits), pids)
     assert caught.value.ranks == (0, 1)
     lines = str(caught.value).splitlines()
     assert lines[0] == (
@@ -201,7 +200,7 @@ def test_skip_of_one_rank_is_a_failure(pids: Path) -> None:
 
 def test_skip_of_one_rank_that_no_rank_waits_for_is_a_failure(pids: Path) -> None:
     with pytest.raises(WorldError, match=r"skipped \(no card\), but not all ranks did"):
-        launch_world(bodies.fail_alone, World({"dp": 2}), pids, "skip")
+        bodies.launch(bodies.fail_alone, World({"dp": 2}), pids, "skip")
 
 
 def test_ten_megabytes_of_output_block_nothing_and_their_end_is_reported(pids: Path) -> None:
@@ -213,28 +212,28 @@ def test_ten_megabytes_of_output_block_nothing_and_their_end_is_reported(pids: P
 
 def test_assay_error_is_raised_with_its_message(pids: Path) -> None:
     with pytest.raises(UsageError) as caught:
-        launch_world(bodies.fail, World({"dp": 2}), pids, "usage")
+        bodies.launch(bodies.fail, World({"dp": 2}), pids, "usage")
     assert str(caught.value) == "no such model: 'x'"
 
 
 def test_failure_ends_neither_the_session_nor_the_next_world(pids: Path) -> None:
     failure("kill", pids)
-    assert launch_world(bodies.sum_of_ranks, World({"dp": 2})) == [1.0, 1.0]
+    assert bodies.launch(bodies.sum_of_ranks, World({"dp": 2})) == [1.0, 1.0]
 
 
 @pytest.mark.long
 def test_next_world_starts_after_the_fork_server_was_killed() -> None:
-    launch_world(bodies.sum_of_ranks, World({"dp": 2}))
+    bodies.launch(bodies.sum_of_ranks, World({"dp": 2}))
     assert FORK_SERVER.pid is not None
     os.kill(FORK_SERVER.pid, signal.SIGKILL)
-    assert launch_world(bodies.sum_of_ranks, World({"dp": 2})) == [1.0, 1.0]
+    assert bodies.launch(bodies.sum_of_ranks, World({"dp": 2})) == [1.0, 1.0]
 
 
 def test_killed_leader_is_a_failure(pids: Path) -> None:
     thread = threading.Thread(target=lambda: os.kill(leader_of(pids), signal.SIGKILL))
     thread.start()
     with pytest.raises(WorldError, match="the process that leads a group is gone"):
-        launch_world(bodies.sleep_for_ever, World({"dp": 2}), pids)
+        bodies.launch(bodies.sleep_for_ever, World({"dp": 2}), pids)
     thread.join()
 
 
@@ -267,7 +266,7 @@ def test_ctrl_c_ends_all_ranks(pids: Path) -> None:
     thread = threading.Thread(target=interrupt)
     thread.start()
     with pytest.raises(KeyboardInterrupt):
-        launch_world(bodies.sleep_for_ever, World({"dp": 2}), pids)
+        bodies.launch(bodies.sleep_for_ever, World({"dp": 2}), pids)
     thread.join()
     assert len(noted(pids)) == 4
 
@@ -280,9 +279,9 @@ def test_killing_the_launching_process_ends_ranks_that_hold_the_interpreter(
     script.write_text(
         "import sys\n"
         "from pathlib import Path\n"
-        "from assay.launch import World, launch_world\n"
+        "from assay.launch import World\n"
         "from packages.core.tests.subsystem.launch import bodies\n"
-        f"launch_world(bodies.fail, World({{'dp': 2}}), Path({str(pids)!r}), 'loop-in-c')\n"
+        f"bodies.launch(bodies.fail, World({{'dp': 2}}), Path({str(pids)!r}), 'loop-in-c')\n"
     )
     root = Path(BODIES).parents[5]
     environment = os.environ | {

@@ -10,9 +10,10 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from assay.errors import MachineError
-from assay.launch import Rank, World, launch_world
+from assay.launch import Rank, World, call
 from assay.parallel.checkpoints import load_checkpoint, save_checkpoint
 from assay.parallel.pipeline_parallel.pipeline import Pipeline
+from assay.progress import Progress
 from packages.core.tests.subsystem.parallel.divided_models import load_divided
 from packages.core.tests.subsystem.parallel.pipeline_parallel.pipeline_runs import (
     Case,
@@ -31,8 +32,9 @@ from packages.core.tests.subsystem.parallel.training_steps import (
 ARCHITECTURES = ("llama", "granite-untied", "mixtral")
 
 
-def _train_and_save(rank: Rank, folder: Path, target: Path) -> Record:
+def _train_and_save(folders: tuple[Path, Path], _: Progress, rank: Rank) -> Record:
     """Two steps on this world's ranks, then a checkpoint."""
+    folder, target = folders
     torch.set_num_threads(1)
     record = Record()
     model = load_divided(folder, rank.mesh)
@@ -67,7 +69,7 @@ def checkpoints(
     def make(architecture: str, mesh: str) -> Path:
         if (architecture, mesh) not in made:
             target = tmp_path_factory.mktemp(f"{architecture}-{mesh}")
-            launch_world(_train_and_save, World(worlds[mesh]), folders(architecture), target)
+            call(_train_and_save, (folders(architecture), target), world=World(worlds[mesh]))
             made[architecture, mesh] = target
         return made[architecture, mesh]
 

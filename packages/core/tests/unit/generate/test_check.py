@@ -7,6 +7,7 @@ import pytest
 from assay.devices.run_string import Run
 from assay.errors import UsageError
 from assay.generate.check import check_generate
+from assay.generate.processes.remote_functions import CANDIDATE
 from assay.generate.processes.requests import GenerateCheck
 from assay.runs import SilentProgress
 
@@ -19,16 +20,16 @@ class Notes(SilentProgress):
         self.notes.append(text)
 
 
-def fail(*args: object, **kwargs: object) -> None:
-    raise UsageError("plant.py:setup raised TypeError")
+def fail_in_candidate(function: object, *args: object, **kwargs: object) -> None:
+    if function is CANDIDATE:
+        raise UsageError("plant.py:setup raised TypeError")
 
 
 @pytest.mark.parametrize("is_given", [False, True])
 def test_failing_candidate_names_the_reference_that_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_given: bool
 ) -> None:
-    monkeypatch.setattr("assay.generate.check.ask", lambda *args, **kwargs: None)
-    monkeypatch.setattr("assay.generate.check.ask_side", fail)
+    monkeypatch.setattr("assay.generate.check.call", fail_in_candidate)
     check = GenerateCheck(
         model="micro:llama",
         reference=None if is_given else Run("cpu", "float32"),

@@ -18,7 +18,7 @@ def no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: object, **kwargs: object) -> None:
         raise AssertionError("a process was started")
 
-    monkeypatch.setattr("assay.generate.check.ask", refuse)
+    monkeypatch.setattr("assay.generate.check.call", refuse)
 
 
 @pytest.mark.parametrize(

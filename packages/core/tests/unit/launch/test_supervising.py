@@ -1,8 +1,11 @@
+import os
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from assay.launch import supervising
+from assay.launch.process_groups import LinePipe
 
 
 def test_log_that_is_too_large_loses_its_middle_while_a_rank_appends(
@@ -26,3 +29,10 @@ def test_log_that_is_too_large_loses_its_middle_while_a_rank_appends(
 def test_log_that_does_not_exist_yet_is_not_made(tmp_path: Path) -> None:
     supervising.shorten_log(tmp_path / "rank0.log")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("half", [b'{"rank": 0, "ev', b"[1]", b"text"])
+def test_line_that_an_interrupted_process_left_unfinished_is_ignored(half: bytes) -> None:
+    with closing(LinePipe()) as pipe:
+        os.write(pipe.writer, half + b'\n{"rank": 0}\n')
+        assert pipe.read_lines() == [{"rank": 0}]

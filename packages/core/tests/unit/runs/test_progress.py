@@ -1,6 +1,6 @@
 import contextvars
 import io
-import os
+import json
 import threading
 import time
 
@@ -8,8 +8,8 @@ import pytest
 
 from assay.progress import advance_task, counted, subtask
 from assay.runs import LineProgress, Progress, SilentProgress, open_progress
-from assay.runs.progress import display, shown_tasks
-from assay.runs.progress.wire import WireProgress, WireReader, write_event
+from assay.runs import progress as display
+from assay.runs.progress import Event, WireProgress, WireReader
 
 
 class Terminal(io.StringIO):
@@ -228,7 +228,7 @@ def test_lines_come_while_the_task_is_in_one_call(
 def test_a_terminal_gets_bars_and_a_line_for_each_long_task(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(shown_tasks, "SHORT_SECONDS", 0.0)
+    monkeypatch.setattr(display, "SHORT_SECONDS", 0.0)
     terminal = Terminal()
     with (
         open_progress(terminal) as progress,
@@ -261,61 +261,51 @@ def test_silent_progress_prints_nothing(capsys: pytest.CaptureFixture[str]) -> N
     assert capsys.readouterr() == ("", "")
 
 
-def test_progress_is_sent_through_a_pipe(
+def test_events_of_another_process_are_shown(
     clock: Clock, lines: LineProgress, stream: io.StringIO
 ) -> None:
-    source, sink = os.pipe()
-    sender = WireProgress(lambda event: write_event(sink, event))
+    sent: list[Event] = []
+    sender = WireProgress(sent.append)
     with sender.task("prompts", 300) as task:
         for _ in range(300):
             clock.now += 0.03
             task.advance()
     sender.note("a note")
-    sent = os.read(source, 1 << 16).decode().split("\n")[:-1]
-    os.close(source)
-    os.close(sink)
 
     reader = WireReader(lines)
-    assert [reader.read_line(line) for line in sent] == [""] * len(sent)
+    for event in json.loads(json.dumps(sent)):
+        reader.show(event)
     assert 50 < len(sent) < 100  # at most ten a second of the nine seconds
     assert stream.getvalue() == "a note\n"
 
 
-BEGIN = '\x1eassay {"task": "1", "begin": "prompts", "total": 4, "unit": ""}'
-
-
-def test_text_before_progress_in_one_line_is_returned(
-    clock: Clock, lines: LineProgress, stream: io.StringIO
-) -> None:
-    reader = WireReader(lines)
-    assert reader.read_line(f"10%|##\r{BEGIN}") == "10%|##"
-    clock.advance(2)
-    reader.close()
-    assert stream.getvalue().splitlines()[0] == "prompts, 0 of 4 ..."
+BEGIN: Event = {"task": "1", "begin": "prompts", "total": 4, "unit": ""}
 
 
 @pytest.mark.parametrize(
-    "line",
+    "event",
     [
         "text",
-        "\x1eassay not json",
-        "\x1eassay []",
-        '\x1eassay {"task": "unknown", "done": 1}',
-        '\x1eassay {"task": "unknown", "end": true}',
-        '\x1eassay {"begin": "x"}',
-        '\x1eassay {"task": "1", "begin": "x"}',
-        BEGIN.replace("4", '"four"'),
-        BEGIN.replace('"prompts"', "7"),
-        '\x1eassay {"note": 7}',
+        [],
+        {"task": "unknown", "done": 1},
+        {"task": "unknown", "end": True},
+        {"begin": "x"},
+        {"task": "1", "begin": "x"},
+        BEGIN | {"total": "four"},
+        BEGIN | {"begin": 7},
+        {"note": 7},
     ],
 )
-def test_malformed_progress_is_text(line: str) -> None:
-    assert WireReader(SilentProgress()).read_line(line) == line
+def test_malformed_event_is_ignored(stream: io.StringIO, event: object) -> None:
+    reader = WireReader(LineProgress(stream))
+    reader.show(event)
+    reader.close()
+    assert stream.getvalue() == ""
 
 
 def test_a_child_cannot_forge_lines(stream: io.StringIO) -> None:
     reader = WireReader(LineProgress(stream))
-    reader.read_line(r'\x1eassay {"note": "one\ntwo"}'.replace(r"\x1e", "\x1e"))
+    reader.show({"note": "one\ntwo"})
     assert stream.getvalue() == "one\\ntwo\n"
 
 
@@ -323,9 +313,9 @@ def test_tasks_that_a_dead_child_left_open_are_ended(
     clock: Clock, lines: LineProgress, stream: io.StringIO
 ) -> None:
     reader = WireReader(lines)
-    reader.read_line(BEGIN)
-    reader.read_line(BEGIN.replace('"1"', '"2"').replace("prompts", "inner"))
-    reader.read_line('\x1eassay {"task": "1", "done": 3}')
+    reader.show(BEGIN)
+    reader.show(BEGIN | {"task": "2", "begin": "inner"})
+    reader.show({"task": "1", "done": 3})
     clock.advance(3)
     reader.close()
     assert stream.getvalue().splitlines()[-1] == "prompts, 3 of 4: 3 s"

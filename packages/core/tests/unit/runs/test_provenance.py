@@ -99,7 +99,7 @@ def test_distribution_that_is_absent_has_no_version(monkeypatch: pytest.MonkeyPa
 
 def test_neither_the_room_nor_its_facts_load_torch() -> None:
     script = (
-        "import json, sys, assay.runs, assay.runs.processes.answering\n"
+        "import json, sys, assay.runs, assay.launch.child_process\n"
         "facts = assay.runs.provenance()\n"
         "loaded = sorted({'torch', 'transformers', 'rich'} & set(sys.modules))\n"
         "print(json.dumps([loaded, facts['num_threads'], facts['versions']['torch'] is None]))\n"

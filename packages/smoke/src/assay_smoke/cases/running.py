@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from assay.comparing.levels import LevelResult, failed, not_compared
 from assay.files import read_sealed, write_sealed
-from assay.launch import Rank, TimeLimits, World, WorldError, launch_world
+from assay.launch import Rank, TimeLimits, World, WorldError, call
 from assay.runs import Progress
 from assay.runs.caches import locked
 from assay.runs.results import write_results
@@ -136,8 +136,9 @@ def open_reference(
     with locked(golden / "lock"):
         if kept.is_file():
             return golden, read_sealed(ReferenceAnswer, kept)
-        world = World({"dp": 1}, "cpu", limits=limits, preload=EVERY_CASE, log_folder=golden)
-        (answer,) = launch_world(train_reference, world, replace(check, folder=golden))
+        world = World({"dp": 1}, "cpu", limits=limits, preload=EVERY_CASE)
+        request = replace(check, folder=golden)
+        (answer,) = call(train_reference, request, world=world, folder=golden)
         write_sealed(kept, answer)
     return golden, answer
 
@@ -230,7 +231,10 @@ class _Worlds:
                 (evidence.read,) = self._launch("read", worlds.read, LAST_CHECKPOINT)
 
     def _launch(
-        self, name: str, body: Callable[[Rank, CaseRequest], _Answer], checkpoint: str = ""
+        self,
+        name: str,
+        body: Callable[[CaseRequest, Progress, Rank], _Answer],
+        checkpoint: str = "",
     ) -> list[_Answer]:
         """Run `body` on every rank of a world and return the answers by rank.
 
@@ -245,8 +249,6 @@ class _Worlds:
             device,
             limits=self.settings.limits,
             preload=preload_for(case, trainer, device),
-            log_folder=logs,
-            at_end=lambda group: self.evidence.left_behind.extend(find_in_group(group)),
         )
         request = CaseRequest(
             candidate=TrainCheck(
@@ -264,7 +266,13 @@ class _Worlds:
             checkpoint=str(self.folder / checkpoint) if checkpoint else "",
         )
         with self.progress.step(f"{case.id}: {name}"):
-            return launch_world(body, world, request)
+            return call(
+                body,
+                request,
+                world=world,
+                folder=logs,
+                at_end=lambda group: self.evidence.left_behind.extend(find_in_group(group)),
+            )
 
 
 def _stopped_in(folder: Path) -> str | None:

@@ -25,6 +25,7 @@ from assay.launch import Rank
 from assay.models import count_parameters, load_model
 from assay.models.saving import save_pretrained
 from assay.models.size import choose_threads, yardstick_dtype
+from assay.progress import Progress
 from assay.training.batches import MicroBatch, copied
 from assay.training.processes.candidate_side import CandidateSide
 from assay.training.processes.golden import Batches, plan_batches
@@ -133,7 +134,7 @@ class ReadAnswer(Record):
 _LOGITS = "logits.safetensors"
 
 
-def train_reference(_: Rank, request: TrainCheck) -> ReferenceAnswer:
+def train_reference(request: TrainCheck, _: Progress, __: Rank) -> ReferenceAnswer:
     """Train the yardstick and the noise run. Write their initial and final states to `request.folder`."""
     folder, options = request.folder, request.options
     run = parse_run(request.reference)
@@ -216,7 +217,7 @@ def _logits_of_batch(model: nn.Module, batch: MicroBatch, torch_device: str) -> 
 MERGED_FOLDER = "merged"
 
 
-def read(rank: Rank, request: CaseRequest) -> ReadAnswer:
+def read(request: CaseRequest, _: Progress, rank: Rank) -> ReadAnswer:
     """Load the model of a checkpoint in a world of one rank and measure its logits."""
     timeline = Timeline(Path(request.timelines) / "rank-0.jsonl", rank.device)
     with timeline.phase("read"):
@@ -380,7 +381,7 @@ def _has_storage(tensor: Tensor) -> bool:
     return tensor.layout is torch.strided and tensor.untyped_storage().device.type != "meta"
 
 
-def train(rank: Rank, request: CaseRequest) -> TrainAnswer:
+def train(request: CaseRequest, _: Progress, rank: Rank) -> TrainAnswer:
     """Set up, train, save, train on and tear down; then resume in the same process."""
     side = WatchedSide(request, rank)
     alive = live_tensors()
@@ -406,7 +407,7 @@ def _train(side: WatchedSide, request: CaseRequest, rank: Rank) -> TrainAnswer:
     return TrainAnswer(report=report, before=before, parameter_bytes=parameter_bytes)
 
 
-def terminate(rank: Rank, request: CaseRequest) -> StepsAnswer:
+def terminate(request: CaseRequest, _: Progress, rank: Rank) -> StepsAnswer:
     """Train until SIGTERM arrives within a step, then save."""
     side = WatchedSide(request, rank)
     opened = side.open()
@@ -442,7 +443,7 @@ def _send_within_step(root: nn.Module) -> None:
     handle = root.register_forward_hook(send)
 
 
-def resume(rank: Rank, request: CaseRequest) -> StepsAnswer:
+def resume(request: CaseRequest, _: Progress, rank: Rank) -> StepsAnswer:
     """Continue from the checkpoint in new processes, save at the end, and tear down."""
     side = WatchedSide(request, rank)
     opened = side.open()
@@ -465,7 +466,7 @@ def resume(rank: Rank, request: CaseRequest) -> StepsAnswer:
     return answer
 
 
-def restart(rank: Rank, request: CaseRequest) -> StepsAnswer:
+def restart(request: CaseRequest, _: Progress, rank: Rank) -> StepsAnswer:
     """Make the first step of another run that starts from the saved model."""
     side = WatchedSide(request, rank)
     batch = side.batches[side.resume_at]

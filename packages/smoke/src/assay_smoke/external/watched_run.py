@@ -27,7 +27,7 @@ from assay.devices.registry import open_device
 from assay.errors import AssayError, MachineError, UsageError, exit_in_words
 from assay.files import UnreadableFileError, parse_json, read_bytes, write_whole
 from assay.foreign_text import shorten
-from assay.launch.failures.stacks import describe_place, read_stack
+from assay.launch.failures import describe_place, read_stack
 from assay.runs import Progress, Task
 from assay.watchdog import temporary_folder, watched
 from assay_smoke.cases.timeline import CyclePhase, PhaseTime

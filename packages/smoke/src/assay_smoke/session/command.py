@@ -21,11 +21,10 @@ from assay.devices.registry import open_device
 from assay.devices.run_string import parse_run
 from assay.errors import AssayError, UsageError
 from assay.files import DiskError, read_record, write_whole
-from assay.launch import TimeLimits
+from assay.launch import RemoteFunction, TimeLimits, call, interrupt_all
 from assay.report.publish import publish_one
 from assay.report.run_report import read_report
-from assay.runs import Progress, RemoteFunction, RunFolder, ask, open_progress
-from assay.runs.processes.groups import interrupt_all
+from assay.runs import Progress, RunFolder, open_progress
 from assay.runs.results import write_results
 from assay.training.trainers.registry import require_trainer
 from assay.verdicts import SCHEMA, Outcome, Verdict
@@ -238,7 +237,14 @@ def _run_beside(
     request = ItemRequest(item, folder)
     begun = time.monotonic()
     try:
-        return ask(_RUN_ITEM, request, logs, name=item.name, progress=progress, environment=visible)
+        return call(
+            _RUN_ITEM,
+            request,
+            folder=logs,
+            name=item.name,
+            progress=progress,
+            environment=visible,
+        )[0]
     except AssayError as error:  # the process was killed, for example for lack of memory
         return CaseResult(
             name=item.name,

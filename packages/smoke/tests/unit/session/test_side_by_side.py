@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from assay.runs import RemoteFunction, SilentProgress
+from assay.launch import RemoteFunction
+from assay.runs import SilentProgress
 from assay_smoke.external.levels import run_external
 from assay_smoke.session import command
 from assay_smoke.session.command import Devices, Packing, SessionItem, run_items

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from assay.runs import RemoteFunction
+from assay.launch import RemoteFunction
 
 if TYPE_CHECKING:
     from assay.generate.processes.equivalence import Equivalence

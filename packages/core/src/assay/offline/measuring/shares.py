@@ -10,11 +10,10 @@ from typing import IO, TypeVar
 import torch
 import torch.distributed as dist
 
-from assay.launch import Rank, TimeLimits, World, launch_world, outer_world_size
+from assay.launch import Rank, TimeLimits, World, call, outer_world_size
+from assay.launch.forked_pool import dump_mapped, load_mapped, map_forked
 from assay.offline.ports.lanes import LanePair
-from assay.progress import subtask
-from assay.runs.processes.forked_pool import map_forked
-from assay.runs.processes.mapped_pickles import dump_mapped, load_mapped
+from assay.progress import Progress, subtask
 
 T = TypeVar("T")
 
@@ -49,14 +48,15 @@ def map_shares(function: Callable[[Share], T], shares: Sequence[Share]) -> list[
         limits = TimeLimits(collective_seconds=_LONGEST, body_seconds=2 * _LONGEST)
         world = World({"rank": size}, threads=torch.get_num_threads(), limits=limits)
         results = {}
-        launch_world(_map_on_rank, world, function, shares, results)
+        call(_map_on_rank, (function, shares, results), world=world)
     return [results[number] for number in range(len(shares))]
 
 
 def _map_on_rank(
-    rank: Rank, function: Callable[[Share], T], shares: Sequence[Share], results: dict[int, T]
+    request: tuple[Callable[[Share], T], Sequence[Share], dict[int, T]], _: Progress, rank: Rank
 ) -> None:
     """Map this rank's shares, and exchange the results with all ranks."""
+    function, shares, results = request
     numbers = _divide_by_bytes(shares, rank.size)
     own = _map_numbered(function, shares, numbers[rank.number])
     for source in range(rank.size):

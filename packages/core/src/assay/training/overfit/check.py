@@ -11,7 +11,8 @@ from typing import Any
 
 from assay.errors import UsageError
 from assay.files import read_sealed
-from assay.runs import Progress, RemoteFunction, ask
+from assay.launch import RemoteFunction, call
+from assay.runs import Progress
 from assay.runs.results import (
     CANDIDATE_FOLDER,
     GOLDEN_FOLDER,
@@ -193,7 +194,9 @@ def check_overfit_candidate(
     if why_not_overfit(evidence) is None:
         candidates = ask_candidate(_CANDIDATE, "overfit-candidate", check, golden, folder, progress)
         trained = replace(check, folder=folder / CANDIDATE_FOLDER / TRAINED)
-        memorization = ask(_MEMORIZATION, trained, folder, name="memorization", progress=progress)
+        (memorization,) = call(
+            _MEMORIZATION, trained, folder=folder, name="memorization", progress=progress
+        )
         evidence = replace(evidence, candidates=candidates, memorization=memorization)
     verdict, measurements = judge_overfit(evidence)
     candidate = verdict.candidate or {"run": check.candidate}

@@ -23,7 +23,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from assay.errors import MachineError, UsageError
-from assay.runs import Progress, RemoteFunction, ask
+from assay.launch import RemoteFunction, call
+from assay.runs import Progress
 from assay.runs.caches import cache_folder
 from assay.watchdog import watched
 
@@ -119,7 +120,7 @@ def compile_ahead(folder: Path, progress: Progress) -> None:
     """
     if not extension_file().is_file():
         work: RemoteFunction[None, None] = RemoteFunction(f"{__name__}:compile_alone")
-        ask(work, None, folder, name="cpu-adam", progress=progress)
+        call(work, None, folder=folder, name="cpu-adam", progress=progress)
 
 
 def compile_alone(_: None, progress: Progress) -> None:

@@ -1,4 +1,4 @@
-"""Functions that the tests of `ask` run in another process."""
+"""Functions that the tests of `call` run in another process."""
 
 import atexit
 import os

@@ -1,12 +1,29 @@
-"""Which failure is reported first, and its message: on made-up states, without processes."""
+"""Ends of ranks: which failure is reported first, its message, and the line where a rank stands.
+
+States, reports and stacks are made up, without processes. Stacks are as faulthandler of Python 3.11
+and, with names of threads, 3.14 writes them.
+"""
+
+import pickle
+import sysconfig
 
 import pytest
+import torch.distributed as dist
 
 from assay.errors import MachineError, UsageError
-from assay.launch.errors import WorldError, WorldHungError
-from assay.launch.failures.causes import Directness, RankState, failure_of, hang_of, strongest
-from assay.launch.failures.rank_reports import RankReport
-from assay.launch.world import World
+from assay.launch import RankSkipped, World, WorldError, WorldHungError
+from assay.launch.failures import (
+    Directness,
+    RankReport,
+    RankState,
+    describe_place,
+    failure_of,
+    hang_of,
+    read_stack,
+    report_of,
+    strongest,
+)
+from assay.launch.joining import is_communication_error
 
 PAIR = World({"dp": 2})
 FOUR = World({"dp": 2, "tp": 2})
@@ -164,3 +181,159 @@ def test_message_of_a_hang_names_ranks_without_a_stack() -> None:
         PAIR, {0: RankState(where="body.py:1 in f"), 1: RankState()}, "too long", [0, 1]
     )
     assert "rank 1 did not report where it stands" in str(error)
+
+
+GLOO = RuntimeError(
+    "[/w/third_party/gloo/gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:1: Connection "
+    "reset by peer. This is typically caused by a remote worker hanging or bugs. GLHF!"
+)
+
+
+def report_of_raise(error: BaseException) -> RankReport:
+    def body() -> None:
+        raise error
+
+    return report_of(body)
+
+
+def test_report_holds_the_return_value() -> None:
+    report = report_of(lambda: {"loss": 1.5})
+    assert report.kind == "returned"
+    assert report.value == pickle.dumps({"loss": 1.5})
+
+
+def test_return_value_that_cannot_be_pickled_is_a_failure() -> None:
+    report = report_of(lambda: lambda: None)
+    assert report.kind == "raised"
+    assert report.words.startswith("what the body returned cannot travel to the ranks: function")
+
+
+def test_skip_is_not_reported_as_an_exception() -> None:
+    report = report_of_raise(RankSkipped("no card"))
+    assert (report.kind, report.summary) == ("skipped", "no card")
+
+
+@pytest.mark.parametrize(
+    ("error", "summary"),
+    [
+        (ValueError("boom\nmore"), "ValueError: boom"),
+        (SystemExit(0), "SystemExit: 0"),
+        (KeyboardInterrupt(), "KeyboardInterrupt"),
+        (GLOO, "RuntimeError: Read error [127.0.0.1]:1: Connection reset by peer"),
+    ],
+)
+def test_every_exception_that_leaves_the_body_is_reported(
+    error: BaseException, summary: str
+) -> None:
+    report = report_of_raise(error)
+    assert (report.kind, report.summary) == ("raised", summary)
+
+
+def test_traceback_begins_with_the_body() -> None:
+    report = report_of_raise(ValueError("boom"))
+    first, second, *_ = report.traceback.splitlines()
+    assert first == "Traceback (most recent call last):"
+    assert second.startswith(f'  File "{__file__}"')
+    assert report.where.startswith(f"{__file__}:")
+    assert report.where.endswith(" in body")
+
+
+@pytest.mark.parametrize(
+    ("error", "words", "is_usage"),
+    [
+        (UsageError("no model"), "no model", True),
+        (MachineError("no card"), "no card", False),
+        (ValueError("x"), "", False),
+    ],
+)
+def test_assay_errors_keep_their_message(error: Exception, words: str, is_usage: bool) -> None:
+    report = report_of_raise(error)
+    assert (report.words, report.is_usage) == (words, is_usage)
+
+
+def from_cause(cause: Exception) -> Exception:
+    error = ValueError("in the trainer")
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (GLOO, True),
+        (RuntimeError("Timed out waiting 2000ms for recv operation to complete"), True),
+        (dist.DistBackendError("any words"), True),
+        (from_cause(GLOO), True),
+        (RuntimeError("size mismatch"), False),
+        (ValueError("Connection closed by peer"), False),
+        (from_cause(ValueError("boom")), False),
+    ],
+)
+def test_communication_errors_are_distinguished_from_others(
+    error: Exception, expected: bool
+) -> None:
+    assert is_communication_error(error) is expected
+
+
+TORCH = f"{sysconfig.get_path('purelib')}/torch/distributed"
+
+DUMP = f"""\
+0x00007f0000000001
+Thread 0x00007f0000000002 (most recent call first):
+  File "/other.py", line 1 in watch
+
+Current thread 0x00007f0000000001 (most recent call first):
+  File "{TORCH}/distributed_c10d.py", line 3252 in all_reduce
+  File "{TORCH}/c10d_logger.py", line 83 in wrapper
+  File "/tests/test_x.py", line 7 in test_sum
+  File "<frozen runpy>", line 198 in _run_module_as_main
+"""
+
+
+def test_stack_is_that_of_the_main_thread() -> None:
+    frames = read_stack(DUMP)
+    assert [(frame.line, frame.function) for frame in frames] == [
+        ("3252", "all_reduce"),
+        ("83", "wrapper"),
+        ("7", "test_sum"),
+        ("198", "_run_module_as_main"),
+    ]
+
+
+def test_stack_is_found_if_threads_have_names() -> None:
+    named = DUMP.replace("(most recent", "[python] (most recent")
+    assert read_stack(named) == read_stack(DUMP)
+
+
+def test_last_of_several_dumps_is_read() -> None:
+    _, _, first = DUMP.partition("\n")
+    assert read_stack(DUMP + first.replace("line 7", "line 9"))[2].line == "9"
+
+
+def test_place_is_the_line_of_the_body_and_the_function_it_called() -> None:
+    assert describe_place(read_stack(DUMP)) == "/tests/test_x.py:7 in test_sum, in all_reduce"
+
+
+def test_modes_around_the_body_are_not_the_place() -> None:
+    mode = f"""\
+  File "{TORCH}/_ops.py", line 841 in __call__
+  File "/modes.py", line 61 in __torch_function__
+"""
+    before, marker, after = DUMP.partition(f'  File "{TORCH}/distributed_c10d.py"')
+    within = read_stack(before + mode + marker + after)
+    assert describe_place(within) == "/tests/test_x.py:7 in test_sum, in all_reduce"
+
+
+def test_place_in_the_body_itself_names_no_called_function() -> None:
+    dump = '0x01\nCurrent thread 0x01 (most recent call first):\n  File "/a.py", line 2 in f\n'
+    assert describe_place(read_stack(dump)) == "/a.py:2 in f"
+
+
+def test_place_in_libraries_alone_is_the_innermost_line() -> None:
+    dump = f'0x01\nThread 0x01 (most recent call first):\n  File "{TORCH}/x.py", line 2 in f\n'
+    assert describe_place(read_stack(dump)) == f"{TORCH}/x.py:2 in f"
+
+
+@pytest.mark.parametrize("text", ["", "0x01\n", "0x01\nFatal Python error: Aborted\n"])
+def test_place_without_a_stack_is_empty(text: str) -> None:
+    assert describe_place(read_stack(text)) == ""

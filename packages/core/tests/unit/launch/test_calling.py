@@ -14,18 +14,17 @@ import pytest
 
 from assay.errors import MachineError, UsageError
 from assay.files import DiskError
-from assay.runs import (
-    LineProgress,
+from assay.launch import (
+    FORK_SERVER,
     ProcessError,
     RemoteFunction,
-    SilentProgress,
-    ask,
-    open_progress,
+    call,
+    seconds_left,
+    supervising,
+    time_limit,
 )
-from assay.runs.processes import asking
-from assay.runs.processes.asking import seconds_left, time_limit
-from assay.runs.processes.fork_server_client import FORK_SERVER
-from assay.runs.progress import display, shown_tasks
+from assay.runs import LineProgress, open_progress
+from assay.runs import progress as display
 
 HERE = Path(__file__).parent
 
@@ -40,7 +39,7 @@ def do(function: str) -> RemoteFunction[dict[str, Any], dict[str, Any]]:
 
 
 def run(folder: Path, act: str, **request: Any) -> dict[str, Any]:
-    return ask(do(act), request, folder, name="candidate", progress=SilentProgress())
+    return call(do(act), request, folder=folder, name="candidate")[0]
 
 
 def is_alive(pid: int) -> bool:
@@ -66,12 +65,11 @@ def wait_for_pids(file: Path) -> list[int]:
 
 
 def test_process_returns_the_result(tmp_path: Path) -> None:
-    answer = ask(
+    (answer,) = call(
         do("echo"),
         {"number": 1.5},
-        tmp_path,
+        folder=tmp_path,
         name="candidate",
-        progress=SilentProgress(),
         environment={"ASSAY_TEST_VARIABLE": "set"},
     )
     assert answer == {"echo": {"number": 1.5}, "variable": "set"}
@@ -121,16 +119,17 @@ def test_child_that_ends_without_output_is_a_clear_error(
 def test_answer_counts_though_the_process_crashed_at_its_end(tmp_path: Path) -> None:
     # Drivers of accelerators crash like this at the end of a process.
     progress = LineProgress(stream := io.StringIO())
-    answer = ask(do("crash_after_answer"), {}, tmp_path, name="candidate", progress=progress)
+    (answer,) = call(
+        do("crash_after_answer"), {}, folder=tmp_path, name="candidate", progress=progress
+    )
     assert answer == {"done": True}
     assert stream.getvalue() == "candidate: ended with exit code 139 after it had answered\n"
 
 
 def test_module_that_is_missing_is_a_clear_error(tmp_path: Path) -> None:
+    absent: RemoteFunction[None, None] = RemoteFunction("no_such_module:work")
     with pytest.raises(ProcessError, match="No module named 'no_such_module'"):
-        ask(
-            RemoteFunction("no_such_module:work"), {}, tmp_path, name="x", progress=SilentProgress()
-        )
+        call(absent, None, folder=tmp_path, name="x")
 
 
 def test_file_in_the_working_directory_replaces_no_module(
@@ -146,12 +145,12 @@ def test_what_the_child_prints_goes_to_its_log_whose_name_is_told_once(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     stream = io.StringIO()
-    ask(do("talk"), {}, tmp_path, name="candidate", progress=LineProgress(stream))
+    call(do("talk"), {}, folder=tmp_path, name="candidate", progress=LineProgress(stream))
     log = tmp_path / "candidate.log"
     assert stream.getvalue().splitlines() == [f"candidate: prints to {log}", "a note"]
     printed = log.read_text()
     assert printed.startswith("to stdout\n10%\n20%\n")
-    assert printed.endswith("from C\nof a child\nno newline at the end\n")
+    assert printed.endswith("from C\nof a child\nno newline at the end")
     assert "UserWarning: a warning" in printed
     assert capfd.readouterr() == ("", "")
 
@@ -159,13 +158,13 @@ def test_what_the_child_prints_goes_to_its_log_whose_name_is_told_once(
 def test_a_slow_child_shows_its_phase_its_count_and_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shown_tasks, "SHORT_SECONDS", 0.05)
+    monkeypatch.setattr(display, "SHORT_SECONDS", 0.05)
     monkeypatch.setattr(display, "_LINE_SECONDS", 0.3)
     monkeypatch.setattr(display, "_TICK_SECONDS", 0.01)
-    monkeypatch.setattr(shown_tasks, "format_duration", lambda seconds: f"{seconds:.0e} s")
+    monkeypatch.setattr(display, "format_duration", lambda seconds: f"{seconds:.0e} s")
     stream = io.StringIO()
     with open_progress(stream) as progress:
-        ask(do("take_long"), {}, tmp_path, name="trusted", progress=progress)
+        call(do("take_long"), {}, folder=tmp_path, name="trusted", progress=progress)
     lines = stream.getvalue().splitlines()
     begin = "trusted: [1 of 2] loads: reads files, "
     assert any(one.startswith(f"{begin}0 of 3 files") for one in lines)
@@ -229,10 +228,10 @@ def test_child_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
     script = f"""
 from pathlib import Path
 import sys
-from assay.runs import SilentProgress, RemoteFunction, ask
+from assay.launch import RemoteFunction, call
 sys.path.insert(0, {str(HERE)!r})
 request = {{"pids": {str(tmp_path / "pids")!r}, "cleaned": {str(tmp_path / "c")!r}}}
-ask(RemoteFunction("child_work:hang"), request, Path({str(tmp_path)!r}), name="x", progress=SilentProgress())
+call(RemoteFunction("child_work:hang"), request, folder=Path({str(tmp_path)!r}), name="x")
 """
     with subprocess.Popen([sys.executable, "-c", script]) as parent:
         pids = wait_for_pids(tmp_path / "pids")
@@ -270,14 +269,13 @@ def test_time_is_that_of_all_processes(tmp_path: Path) -> None:
 def test_log_holds_the_begin_and_the_end_of_more_output(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(asking, "LARGEST_LOG_BYTES", 14)
-    monkeypatch.setattr(asking, "_LAST_LINES", 2)
+    monkeypatch.setattr(supervising, "LARGEST_LOG_BYTES", 28)
     shown = io.StringIO()
 
-    ask(
+    call(
         do("print_lines"),
         {"count": 9},
-        tmp_path,
+        folder=tmp_path,
         name="candidate",
         progress=LineProgress(shown),
     )
@@ -286,11 +284,11 @@ def test_log_holds_the_begin_and_the_end_of_more_output(
     assert log.read_text().splitlines() == [
         "line 0",
         "line 1",
-        "[assay: output is cut after 14 bytes; the last 2 lines follow]",
-        "line 7",
+        "",
+        "[assay: output is cut here]",
         "line 8",
     ]
-    assert f"candidate: output is cut after 14 bytes: {log}" in shown.getvalue()
+    assert f"candidate: output is cut after 28 bytes: {log}" in shown.getvalue()
 
 
 def test_candidate_that_replaces_pickle_still_answers(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from assay.runs.processes.fork_server_client import FORK_SERVER
+from assay.launch import FORK_SERVER
 
 HERE = Path(__file__).parent
 
@@ -16,15 +16,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from assay.runs import SilentProgress, RemoteFunction, ask
+from assay.launch import RemoteFunction, call
 
 print("the script runs")
 for value in ("first", "second"):
     os.environ["ASSAY_TEST_VARIABLE"] = value
-    answer = ask(
-        RemoteFunction("child_work:echo", ["json"]), {}, Path(sys.argv[1]), name="candidate",
-        progress=SilentProgress(),
-    )
+    function = RemoteFunction("child_work:echo", ["json"])
+    (answer,) = call(function, {}, folder=Path(sys.argv[1]), name="candidate")
     print(answer["variable"])
 """
 
@@ -49,13 +47,11 @@ import os
 import sys
 from pathlib import Path
 
-from assay.runs import SilentProgress, RemoteFunction, ask
+from assay.launch import RemoteFunction, call
 
 for preload in ([], ["json"]):
-    answer = ask(
-        RemoteFunction("child_work:hash_names", preload), {}, Path(sys.argv[1]), name="candidate",
-        progress=SilentProgress(),
-    )
+    function = RemoteFunction("child_work:hash_names", preload)
+    (answer,) = call(function, {}, folder=Path(sys.argv[1]), name="candidate")
     print(answer["hashes"])
 print(os.environ["PYTHONHASHSEED"])
 """

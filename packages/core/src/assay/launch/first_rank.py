@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import Generic, TypeVar, cast
 
 from assay.errors import UsageError
-from assay.launch.errors import WorldError
+from assay.launch.failures import WorldError
 from assay.launch.world import OUTER_VARIABLES, outer_world_size
 
 T = TypeVar("T")

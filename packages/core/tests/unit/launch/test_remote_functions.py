@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from assay.runs import RemoteFunction
+from assay.launch import RemoteFunction
 
 MODULES = (
     "assay.generate.processes.remote_functions",

@@ -15,12 +15,12 @@ HERE = Path(__file__).parent
 SCRIPT = """
 import sys
 from pathlib import Path
-from assay.runs import SilentProgress, RemoteFunction, ask
+from assay.launch import RemoteFunction, call
 
 preload, folder = sys.argv[1:]
 request = {"pids": folder + "/pids"}
 function = RemoteFunction("child_work:hold_interpreter", preload.split())
-ask(function, request, Path(folder), name="x", progress=SilentProgress())
+call(function, request, folder=Path(folder), name="x")
 """
 
 # How the main process is ended, as words in front of its command; none: by the test.

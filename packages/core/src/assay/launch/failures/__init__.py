@@ -1,1 +1,0 @@
-"""The end of each rank, and the cause among several failures."""
