@@ -3,7 +3,10 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Phase = Literal[
     "inputs", "forward", "backward", "reduce", "clip", "optimizer", "checkpoint", "sampler"
@@ -99,6 +102,15 @@ class Site:
         for name, value in (("call", at.call), ("micro-batch", at.micro_batch), ("rank", at.rank)):
             text += f" {name} {value}" if value else ""
         return text
+
+
+class LocalPart(NamedTuple):
+    """A rank's part of the tensor of `shape` at a port of a module."""
+
+    module: str
+    port: str
+    local: "Tensor"
+    shape: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)

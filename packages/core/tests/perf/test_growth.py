@@ -17,9 +17,11 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from assay.launch import World, call
 from packages.core.tests.perf.conftest import Table
 from packages.core.tests.perf.stopwatch import Times
 from packages.core.tests.perf.test_comparing_dumps import write_sparse
+from packages.core.tests.perf.world_body import generate_texts
 
 HEADS, PROMPT, NEW_TOKENS = 8, 20, 80
 # Linear growth, and chance.
@@ -57,6 +59,7 @@ def seconds_of(*command: str) -> float:
 
 
 def seconds_of_check(folder: Path, *, layers: int = 4, prompts: int = 8, ranks: int = 1) -> float:
+    folder.mkdir()
     model = write_llama(folder / "model", layers)
     texts = write_prompts(folder / "prompts.jsonl", prompts)
     mesh = ("--mesh", f"tp={ranks}") if ranks > 1 else ()
@@ -68,6 +71,7 @@ def seconds_of_check(folder: Path, *, layers: int = 4, prompts: int = 8, ranks: 
 
 
 def seconds_of_comparison(folder: Path, gigabytes: float) -> float:
+    folder.mkdir()
     sides = [
         str(write_sparse(folder / side, int(gigabytes * 500_000_000)))
         for side in ("golden", "mine")
@@ -84,7 +88,6 @@ def seconds_of_comparison(folder: Path, gigabytes: float) -> float:
             lambda folder, size: seconds_of_check(folder, prompts=size // (PROMPT + NEW_TOKENS)),
         ),
         ("layers of a check", (4, 16, 64), lambda folder, size: seconds_of_check(folder, layers=size)),
-        ("ranks of a check", (1, 2, 4, 8), lambda folder, size: seconds_of_check(folder, ranks=size)),
         ("GB of two dumps", (0.1, 2, 20), seconds_of_comparison),
     ],
 )  # fmt: skip
@@ -97,9 +100,7 @@ def test_cost_grows_no_faster_than_the_work(
 ) -> None:
     times = {}
     for size in sizes:
-        folder = tmp_path / f"{size}"
-        folder.mkdir()
-        times[size] = seconds_at(folder, size)
+        times[size] = seconds_at(tmp_path / f"{size}", size)
 
     (least, imports), *_, (few, short), (many, long) = times.items()
     slope = math.log((long - imports) / (short - imports)) / math.log(
@@ -107,3 +108,16 @@ def test_cost_grows_no_faster_than_the_work(
     )
     note = ", ".join(f"{size:,}: {seconds:.1f} s" for size, seconds in times.items())
     table.at_most(f"slope: {what}", Times(slope, slope), STEEPEST, note)
+
+
+def test_cost_over_ranks_grows_no_faster_than_generation(tmp_path: Path, table: Table) -> None:
+    """Exchanges between more processes than cores are slow, in any program: compare with plain ones."""
+    sizes = (1, 2, 4, 8)
+    times = {size: seconds_of_check(tmp_path / f"{size}", ranks=size) for size in sizes}
+    work = tmp_path / "1/model", tmp_path / "1/prompts.jsonl", NEW_TOKENS
+    plain = {size: max(call(generate_texts, work, world=World({"tp": size}))) for size in sizes}
+
+    few, many = ((times[size] - times[1]) / plain[size] for size in sizes[-2:])
+    note = ", ".join(f"{size}: {times[size]:.1f} of {plain[size]:.1f} s" for size in sizes)
+    slope = math.log(many / few) / math.log(sizes[-1] / sizes[-2])
+    table.at_most("slope: check / generation over ranks", Times(slope, slope), 0.1, note)

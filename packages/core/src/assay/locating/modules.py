@@ -42,9 +42,14 @@ from assay.locating.matching.routing import (
     near_tie_rows,
     root_mean_square,
 )
-from assay.locating.matching.running_parts import BatchSource, RankLayout, layout_of
+from assay.locating.matching.running_parts import (
+    BatchSource,
+    PartQueue,
+    RankLayout,
+    layout_of,
+)
 from assay.locating.measuring import as_real, is_broadcast_over_rows, measure
-from assay.sites import Call, CallSite, RowMap
+from assay.sites import Call, CallSite, LocalPart, RowMap
 from assay.stages import Stage, stage_that_made
 
 
@@ -101,6 +106,7 @@ class Replayer:
     """The running batch in the trace. The caller sets it before each batch."""
     _injected: TensorMap[str] = field(default_factory=TensorMap)
     """By injected value, the digest of the recorded value."""
+    _parts: PartQueue = field(default_factory=PartQueue)
     _caches: CacheTracker = field(default_factory=CacheTracker)
     _index: RowIndex = field(default_factory=lambda: RowIndex(None))
     _absent_masks: dict[tuple[str, str, RowMap | None], AbsentMask | None] = field(
@@ -166,6 +172,7 @@ class Replayer:
     def finish_root(self, active: ActiveCall) -> None:
         """Forget the injected values; only sums outlive a root call."""
         del active
+        self._parts.flush(self.layout)
         self._injected.clear()
 
     def recognizes(self, value: Tensor) -> bool:
@@ -253,39 +260,46 @@ class Replayer:
             return self._replace_mask(result, active, port, actual, expected)
         module, shape, value = active.call.site.module, expected.shape, actual.detach()
         layout = layout_of(self.layout, module, port, value, shape)
-        if layout is not None:
-            value = layout.whole(module, port, value, shape)
-        value = value.cpu()
-        if value.shape != shape and is_broadcast_over_rows(shape, value.shape):
-            expected = expected.expand_as(value)
-        if value.shape != expected.shape or value.is_complex() != expected.is_complex():
-            result.exact.add(expected.numel(), expected.numel())
-            return actual
-        value = matched.in_order(value)
+        if layout is None:
+            value = value.cpu()
+            if value.shape != shape and is_broadcast_over_rows(shape, value.shape):
+                expected = expected.expand_as(value)
+            if value.shape != expected.shape or value.is_complex() != expected.is_complex():
+                result.exact.add(expected.numel(), expected.numel())
+                return actual
         injected = self.boundary.injected(expected, actual.dtype)
-        # A recomputation gets the values that were injected before.
-        kept = active.is_recompute and port.startswith("input.") and torch.equal(value, injected)
-        if not kept:
-            self._measure(result, active, value, expected)
+        measure_whole = self._measurement(result, active, expected, injected)
         injected = injected.to(actual.device)
-        if layout is not None:
+        if layout is None:
+            measure_whole(matched.in_order(value))
+        else:
+            self._parts.add(layout, LocalPart(module, port, value, shape), measure_whole)
+            if active.is_recompute:  # after its root call
+                self._parts.flush(layout)
             injected = layout.part(module, port, injected)
         injected = laid_out_as(injected, actual.detach())
         self._injected.put(injected, key)
         return injected
 
-    def _measure(
-        self, result: PortResult, active: ActiveCall, value: Tensor, expected: Tensor
-    ) -> None:
-        """Measure a whole value at a port, without rows that a near tie may decide."""
+    def _measurement(
+        self, result: PortResult, active: ActiveCall, expected: Tensor, injected: Tensor
+    ) -> Callable[[Tensor], None]:
+        """Return what measures a whole value at a port, without rows that a near tie may decide."""
         matched: _Matched = active.state
-        excluded = matched.excluded if result.port != matched.scores else None
-        chosen = self._choice_of_forward(active, result.port, value)
-        if chosen is not None:
-            expected, excluded = chosen, None
-        if self.judged == "trace":
-            value, expected = expected, value
-        measure(result, self._index, matched.rows, excluded, value, expected)
+        index, excluded = self._index, matched.excluded if result.port != matched.scores else None
+        is_repeated_input = active.is_recompute and result.port.startswith("input.")
+
+        def measure_whole(value: Tensor) -> None:
+            # A recomputation gets the values that were injected before.
+            if is_repeated_input and torch.equal(value, injected):
+                return
+            chosen = self._choice_of_forward(active, result.port, value)
+            sides = (value, expected) if chosen is None else (value, chosen)
+            actual, known = sides if self.judged == "model" else sides[::-1]
+            left_out = excluded if chosen is None else None
+            measure(result, index, matched.rows, left_out, actual, known)
+
+        return measure_whole
 
     def _choice_of_forward(self, active: ActiveCall, port: str, value: Tensor) -> Tensor | None:
         """Return the choice, such as experts, of the same call in forward, if this is a recomputation.

@@ -1,13 +1,15 @@
 """The part of a recorded tensor that this process runs: some rows of a batch, or a rank's shard."""
 
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from assay.hooks.row_positions import RowLayout
-from assay.sites import RowMap
+from assay.sites import LocalPart, RowMap
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +53,8 @@ class RankLayout(Protocol):
         """Return True if `local` can be this rank's part of a tensor of `shape`."""
         ...
 
-    def whole(self, module: str, port: str, local: Tensor, shape: tuple[int, ...]) -> Tensor:
-        """Return the tensor of `shape`, assembled from the parts of all ranks."""
+    def whole(self, parts: Sequence[LocalPart]) -> list[Tensor]:
+        """Return the whole tensors, assembled from the parts of all ranks in one exchange."""
         ...
 
     def whole_gradient(
@@ -77,3 +79,33 @@ def layout_of(
     if layout is None or tuple(local.shape) == shape:
         return None
     return layout if layout.holds_part(module, port, local, shape) else None
+
+
+# Elements of whole tensors that wait for one exchange.
+_EXCHANGED_ELEMENTS = 1 << 18
+
+
+@dataclass(slots=True)
+class PartQueue:
+    """Exchanges the parts of many ports at once: a decode step has many, of few elements."""
+
+    _waiting: list[tuple[LocalPart, Callable[[Tensor], None]]] = field(default_factory=list)
+    _num_elements: int = 0
+
+    def add(self, layout: RankLayout, part: LocalPart, measure: Callable[[Tensor], None]) -> None:
+        """Call `measure` with the whole tensor, at the latest in `flush`.
+
+        The part is copied. All ranks that share a tensor add the same parts in the same order.
+        """
+        self._waiting.append((part._replace(local=part.local.clone()), measure))
+        self._num_elements += math.prod(part.shape)
+        if self._num_elements >= _EXCHANGED_ELEMENTS:
+            self.flush(layout)
+
+    def flush(self, layout: RankLayout | None) -> None:
+        """Assemble and measure all parts that wait."""
+        waiting, self._waiting, self._num_elements = self._waiting, [], 0
+        if layout is not None and waiting:
+            wholes = layout.whole([part for part, _ in waiting])
+            for whole, (_, measure) in zip(wholes, waiting, strict=True):
+                measure(whole)

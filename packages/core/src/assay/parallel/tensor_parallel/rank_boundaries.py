@@ -1,5 +1,7 @@
 """A rank's parts of whole tensors at module boundaries, and their conversion."""
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -7,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from assay.parallel.tensor_parallel.division import Division, HeadShare
-from assay.sites import unwrapped_path
+from assay.sites import LocalPart, unwrapped_path
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,6 +38,11 @@ class Features:
     def cut_gradient(self, whole: Tensor) -> Tensor:
         """Return this rank's part of a whole gradient, divided by the copies of each feature."""
         return self.divide_by_copies(self.cut(whole))
+
+    def spread(self, local: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """Return a tensor of `shape` with this rank's part in its place, and zeros elsewhere."""
+        total = local.new_zeros(shape)
+        return total.index_add_(total.ndim + self.dim, self.index.to(local.device), local)
 
     def divide_by_copies(self, local: Tensor) -> Tensor:
         """Divide each feature of this rank by the number of its copies."""
@@ -69,24 +76,34 @@ class RankBoundaries:
 
     def holds_part(self, module: str, port: str, local: Tensor, shape: tuple[int, ...]) -> bool:
         """Return True if the rank's features explain the difference in shape."""
-        features = self._features(module, port)
+        features = self._features(module, port) if local.is_floating_point() else None
         if features is None or local.ndim != len(shape) or local.ndim < -features.dim:
             return False
         expected = list(shape)
         expected[features.dim] = len(features.index)
         return list(local.shape) == expected
 
-    def whole(self, module: str, port: str, local: Tensor, shape: tuple[int, ...]) -> Tensor:
+    def whole(self, parts: Sequence[LocalPart]) -> list[Tensor]:
         """Gather all ranks' features; copies are averaged."""
-        features = self._known(module, port)
-        parts = features.divide_by_copies(local.double())
-        return self._add_up(features, parts, shape).to(local.dtype)
+        spread = []
+        for module, port, local, shape in parts:
+            features = self._known(module, port)
+            spread.append(features.spread(features.divide_by_copies(local.double()), shape))
+        totals = torch.cat([tensor.flatten() for tensor in spread])
+        dist.all_reduce(totals, group=self._group)
+        wholes = totals.split([math.prod(part.shape) for part in parts])
+        return [
+            whole.view(part.shape).to(part.local.dtype)
+            for whole, part in zip(wholes, parts, strict=True)
+        ]
 
     def whole_gradient(
         self, module: str, port: str, local: Tensor, shape: tuple[int, ...]
     ) -> Tensor:
         """Gather all ranks' features; copies are summed."""
-        return self._add_up(self._known(module, port), local.double(), shape)
+        total = self._known(module, port).spread(local.double(), shape)
+        dist.all_reduce(total, group=self._group)
+        return total
 
     def part(self, module: str, port: str, whole: Tensor) -> Tensor:
         """Return this rank's features."""
@@ -111,12 +128,6 @@ class RankBoundaries:
         if features is None:
             raise LookupError(f"{module}:{port} is not divided")
         return features
-
-    def _add_up(self, features: Features, local: Tensor, shape: tuple[int, ...]) -> Tensor:
-        total = local.new_zeros(shape)
-        total.index_add_(total.ndim + features.dim, features.index.to(local.device), local)
-        dist.all_reduce(total, group=self._group)
-        return total
 
 
 def _cached_heads(layout: TensorLayout, group: dist.ProcessGroup) -> Features:
