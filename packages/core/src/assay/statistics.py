@@ -86,6 +86,9 @@ STATISTICS: dict[str, StatisticEntry] = {
     "first-difference": StatisticEntry("logit gap where the tokens first differ"),
 }
 
+# The statistic of single tokens, which is never judged: rows of clean runs reach a ratio of 20.
+TOKEN_STATISTIC = "token"  # noqa: S105 - not a password
+
 METRICS = frozenset(name for name, entry in STATISTICS.items() if entry.judged_by == "metric")
 SYSTEMATIC = frozenset(name for name, entry in STATISTICS.items() if entry.is_systematic)
 

@@ -262,6 +262,12 @@ class Measurement(Record):
     prompt: int | None = None
     position: int | None = None
 
+    @property
+    def resolution(self) -> float:
+        """Return the smallest relative error that would have failed at a judged row."""
+        floor = self.actual / self.ratio if 0 < self.ratio < math.inf else 0.0
+        return (self.limit or 0.0) * max(self.expected, floor)
+
 
 @dataclass(frozen=True, slots=True)
 class Ratio:

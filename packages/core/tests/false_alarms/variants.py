@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from assay.generate.processes.requests import InputOptions
+from assay.generate.spec import InputOptions
 from packages.core.tests.false_alarms.architectures import (
     OTHERS,
     ROUTED,

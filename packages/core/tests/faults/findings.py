@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from assay.generate.processes.requests import InputOptions
+from assay.generate.spec import InputOptions
 from assay.stages import Stage
 from assay.verdicts import Outcome as VerdictOutcome
 from packages.core.tests.faults.corpus import Fault

@@ -9,14 +9,13 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from assay.comparing.limits import load_limits
 from assay.devices.run_string import Run
-from assay.generate.judging.evidence import GenerateEvidence
-from assay.generate.judging.verdict import judge_generation
-from assay.generate.processes.candidate import run_candidate
-from assay.generate.processes.golden import capture_golden
-from assay.generate.processes.golden_folder import GoldenSection, read_golden
-from assay.generate.processes.requests import CandidateRequest, GoldenRequest, InputOptions
+from assay.generate.candidate import run_candidate
+from assay.generate.capture import capture_golden
+from assay.generate.evidence import GenerateEvidence
+from assay.generate.golden import GoldenSection
+from assay.generate.judging import judge_generation
+from assay.generate.spec import GenerateCheck, GoldenSpec, InputOptions
 from assay.runs import SilentProgress
 from assay.trace import Trace
 from packages.core.tests.perf.anonymous_memory import highest_memory
@@ -34,26 +33,21 @@ def whole_check(model_folder: Path, prompts: Path, folder: Path, new_tokens: int
     Returns after a PASS: a FAIL would be followed by more.
     """
     inputs = InputOptions(prompts=str(prompts), batch_size=2, max_new_tokens=new_tokens)
-    golden, actual = folder / "golden", folder / "candidate"
-    capture = GoldenRequest(
+    golden = folder / "golden"
+    capture = GoldenSpec(
         model=str(model_folder),
         reference=Run("cpu", "float32"),
         noise_for=["float32"],
         inputs=inputs,
-        folder=str(golden),
+        folder=golden,
     )
     capture_golden(capture, SilentProgress())
-    candidate = CandidateRequest(
-        model=str(model_folder),
-        candidate=Run("cpu", "float32"),
-        golden=str(golden),
-        folder=str(actual),
+    check = GenerateCheck(
+        model=str(model_folder), candidate=Run("cpu", "float32"), golden=golden, folder=folder
     )
-    report = run_candidate(candidate, SilentProgress())
+    report = run_candidate(check, SilentProgress())
     section = GoldenSection.open(golden, "float32")
-    evidence = GenerateEvidence(
-        read_golden(golden), section, Trace.open(actual), report, load_limits("noise")
-    )
+    evidence = GenerateEvidence(check, section, Trace.open(check.candidate_folder), report)
     assert judge_generation(evidence).verdict.verdict == "PASS"
     return section.trace
 

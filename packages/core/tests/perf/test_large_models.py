@@ -18,7 +18,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from assay.generate.processes.golden_folder import GoldenSection
+from assay.generate.golden import GoldenSection
 from assay.inputs import Batch
 from assay.models import count_parameters
 from assay.models.size import limited_threads
@@ -158,7 +158,7 @@ def test_check_takes_little_more_memory_than_the_yardstick(small: SmallRuns, tab
 
 def bytes_of_imports() -> int:
     """Return the anonymous memory of a process that has imported what the reference needs."""
-    modules = "assay.generate.processes.golden, transformers.models.llama.modeling_llama"
+    modules = "assay.generate.capture, transformers.models.llama.modeling_llama"
     program = f"import {modules}; print(flush=True); input()"
     with subprocess.Popen(
         [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from assay.generate.judging.logits import TOP_K, compare_largest, compare_logits
+from assay.generate.text_levels import TOP_K, compare_largest, compare_logits
 from assay.kernel import compiled, find_largest, torch_sums
 from assay.metrics import PairSums
 from packages.core.tests.perf.conftest import Table

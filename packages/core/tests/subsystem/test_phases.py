@@ -9,7 +9,7 @@ import pytest
 
 from assay.devices.run_string import Run
 from assay.generate.check import check_generate
-from assay.generate.processes.requests import GenerateCheck, InputOptions
+from assay.generate.spec import GenerateCheck, InputOptions
 from assay.runs import Progress
 from assay.sites import JudgedLevel
 from assay.training.check import check_train
@@ -63,8 +63,13 @@ def test_phases_of_a_generation_check(
 ) -> None:
     inputs = InputOptions(prompt_length="4", max_new_tokens=3)
     progress = Recorded()
-    candidate, reference = Run("cpu", "bfloat16"), Run("cpu", "float32")
-    check = GenerateCheck("micro:llama", candidate, reference, inputs=inputs, level=level)
+    check = GenerateCheck(
+        model="micro:llama",
+        candidate=Run("cpu", "bfloat16"),
+        reference=Run("cpu", "float32"),
+        inputs=inputs,
+        level=level,
+    )
 
     check_generate(check, tmp_path, progress)
 

@@ -17,7 +17,7 @@ from rich.console import Console
 from assay.devices.run_string import parse_run
 from assay.generate.check import capture as capture_golden
 from assay.generate.check import check_generate
-from assay.generate.processes.requests import GenerateCheck, GoldenRequest, InputOptions
+from assay.generate.spec import GenerateCheck, GoldenSpec, InputOptions
 from assay.runs import SilentProgress
 from assay.runs.results import MEASUREMENTS_FILE
 from assay.stages import Stage
@@ -111,15 +111,15 @@ def capture(golden: Golden) -> float:
     """Capture it, unless it is there; returns the seconds that it took."""
     started = time.monotonic()
     if not (golden.folder / "golden.json").is_file():
-        request = GoldenRequest(
+        spec = GoldenSpec(
             model=golden.model,
             reference=parse_run("cpu/float32"),
             noise_for=[golden.dtype],
             inputs=golden.inputs,
-            folder=str(golden.folder),
+            folder=golden.folder,
         )
         golden.folder.mkdir(parents=True)
-        capture_golden(request, golden.folder, SilentProgress())
+        capture_golden(spec, golden.folder, SilentProgress())
     return time.monotonic() - started
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from assay.comparing.token_thresholds import calibrate_thresholds, read_clean_tokens
+from assay.comparing.limits import calibrate_thresholds, read_clean_tokens
 from assay.errors import UsageError
 from assay.runs import SilentProgress
 from assay.verdicts import Outcome, Verdict

@@ -96,8 +96,7 @@ def check_generate(  # noqa: PLR0913 - one for each option
     from assay.api.inputs import globs, input_options
     from assay.devices.run_string import parse_run
     from assay.generate.check import check_generate as run_check
-    from assay.generate.processes.remote_functions import AXES
-    from assay.generate.processes.requests import GenerateCheck
+    from assay.generate.spec import AXES, GenerateCheck
     from assay.launch import parse_mesh
     from assay.models.candidate_code import candidate_code
     from assay.models.remote_code import remote_code_of

@@ -11,7 +11,7 @@ from assay.errors import UsageError
 from assay.foreign_text import shorten
 
 if TYPE_CHECKING:
-    from assay.generate.processes.requests import InputOptions
+    from assay.generate.spec import InputOptions
 
 # Options by range. Only sampling reads:
 _SAMPLING = {
@@ -125,7 +125,7 @@ def input_options(  # noqa: PLR0913 - one for each option
     from pydantic import ValidationError
 
     from assay.api.inputs import choose_sampling, read_generation_config
-    from assay.generate.processes.requests import InputOptions
+    from assay.generate.spec import InputOptions
 
     sampling = {"temperature": temperature, "top_p": top_p, "top_k": top_k}
     from_flags = {name: value for name, value in sampling.items() if value is not None}

@@ -28,8 +28,8 @@ def check_load(
     Raises: UsageError for what cannot be loaded, MachineError for what this machine lacks.
     """
     arguments = dict(locals())
-    from assay.load.check import check_load as run_check
-    from assay.load.worker import LoadRequest
+    from assay.load import LoadRequest
+    from assay.load import check_load as run_check
     from assay.models.remote_code import remote_code_of
     from assay.runs import RunFolder
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from assay.comparing.levels import DiagnosedFault, LevelResult, level_of, not_run
-from assay.comparing.wording.numerals import format_number
+from assay.comparing.wording import format_number
 from assay.errors import name_some
 from assay.models.loaded.report import LoadReport, SetupChanges, UnreadKey, WeightDifference
 from assay.sites import Phase

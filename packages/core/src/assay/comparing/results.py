@@ -67,18 +67,30 @@ class PortResult:
     first_different: tuple[int, int] | None = None
     """Batch and step of the first pass whose exact values differ."""
 
-    def end_pass(self, at: tuple[int, int], num_rows: int = 0) -> None:
-        """Note a pass that was measured, by batch and step, and its number of rows in `sums`."""
-        self.passes.append((at, num_rows))
-        if self.exact.num_different and self.first_different is None:
-            self.first_different = at
-
     sums: PairSums = field(default_factory=PairSums)
     exact: ExactCount = field(default_factory=ExactCount)
     rank: int = 0
     """Rank of the process that measured, within one candidate."""
     step: int = 0
     """Step of a training run that is measured step by step; otherwise 0."""
+
+    @property
+    def place(self) -> dict[str, Any]:
+        """Return the columns that locate a row of measurements.jsonl: the stage, and the port from there."""
+        own = self.module == self.stage.module
+        return {
+            "module": self.stage.module,
+            "port": self.port if own else f"{self.module}:{self.port}",
+            "phase": self.stage.phase,
+            "order": self.order,
+            "rank": self.rank,
+        }
+
+    def end_pass(self, at: tuple[int, int], num_rows: int = 0) -> None:
+        """Note a pass that was measured, by batch and step, and its number of rows in `sums`."""
+        self.passes.append((at, num_rows))
+        if self.exact.num_different and self.first_different is None:
+            self.first_different = at
 
 
 @dataclass(slots=True)

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from assay.comparing.results import PortResult
-from assay.comparing.wording.deciding_rows import TOKEN_STATISTIC
 from assay.metrics import RowErrors
+from assay.statistics import TOKEN_STATISTIC
 from assay.verdicts import Measurement
 
 if TYPE_CHECKING:

@@ -1,47 +1,68 @@
-"""`assay check generate`: run both sides in processes, judge, and write the verdict."""
+"""`assay check generate`: run both sides in processes, judge, and write the verdict.
+
+Also `assay calibrate`, which checks correct models.
+"""
 
 import importlib
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from assay.comparing.limits import load_limits
+from assay.comparing.limits import CleanRun, largest_ratios, load_limits
 from assay.devices.detection.isolation import require_run
+from assay.devices.run_string import Run
 from assay.errors import AssayError, UsageError
-from assay.generate.processes.options import CandidateOptions
-from assay.generate.processes.remote_functions import CANDIDATE, EARLY, GOLDEN, PRELOAD
-from assay.generate.processes.requests import (
+from assay.generate.spec import (
+    PRELOAD,
+    CandidateOptions,
     CandidateReport,
-    CandidateRequest,
     GenerateCheck,
-    GoldenManifest,
-    GoldenRequest,
+    GoldenSpec,
     InputOptions,
 )
 from assay.inputs import parse_lengths, read_prompts
-from assay.launch import FORK_SERVER, call, world_of
+from assay.launch import FORK_SERVER, RemoteFunction, call, world_of
 from assay.plugins import find_plugin_file
 from assay.runs import Progress
 from assay.runs.results import (
-    CANDIDATE_FOLDER,
-    GOLDEN_FOLDER,
+    VERDICT_FILE,
     rank_folder,
+    read_measurements,
     remove_recordings,
     write_results,
     write_verdict,
 )
-from assay.verdicts import Verdict
+from assay.sites import CallSite
+from assay.verdicts import Outcome, Verdict
 
 if TYPE_CHECKING:
-    from assay.generate.judging.verdict import Judgement
+    from assay.generate.golden import GoldenManifest
+    from assay.generate.judging import Judgement
+
+_GOLDEN: "RemoteFunction[GoldenSpec, GoldenManifest]" = RemoteFunction(
+    "assay.generate.capture:capture_golden", PRELOAD
+)
+_EARLY: "RemoteFunction[GenerateCheck, None]" = RemoteFunction(
+    "assay.generate.candidate:check_candidate", PRELOAD
+)
+_CANDIDATE: RemoteFunction[GenerateCheck, CandidateReport] = RemoteFunction(
+    "assay.generate.candidate:run_candidate", PRELOAD
+)
+
+# Of `assay calibrate`.
+MODELS = ("micro:llama", "micro:mistral", "micro:gemma2", "micro:mixtral")
+
+_TEXT_LEVELS = ("tokens", "logits", "sampler")
 
 
-def capture(request: GoldenRequest, folder: Path, progress: Progress) -> GoldenManifest:
+def capture(spec: GoldenSpec, folder: Path, progress: Progress) -> "GoldenManifest":
     """Capture a golden in its own process, whose log goes to `folder`."""
-    require_run(request.reference)
-    _require_readable(request.inputs)
-    return call(GOLDEN, request, folder=folder, name="reference", progress=progress)[0]
+    require_run(spec.reference)
+    _require_readable(spec.inputs)
+    return call(_GOLDEN, spec, folder=folder, name="reference", progress=progress)[0]
 
 
 def _require_readable(inputs: InputOptions) -> None:
@@ -54,6 +75,7 @@ def _require_readable(inputs: InputOptions) -> None:
 
 def check_generate(check: GenerateCheck, folder: Path, progress: Progress) -> Verdict:
     """Run both sides, judge, and write verdict.json and measurements.jsonl into `folder`."""
+    check = replace(check, folder=folder)
     load_limits(check.limits)
     CandidateOptions.parse(check.options)
     _require_readable(check.inputs)
@@ -66,38 +88,22 @@ def check_generate(check: GenerateCheck, folder: Path, progress: Progress) -> Ve
         for run in (check.reference, check.candidate):
             if run is not None:
                 require_run(run)
-    _import_meanwhile("assay.generate.judging.verdict", "assay.report.publish")
-    golden = check.golden or folder / GOLDEN_FOLDER
-    candidate = CandidateRequest(
-        model=check.model,
-        candidate=check.candidate,
-        golden=str(golden),
-        folder=str(folder / CANDIDATE_FOLDER),
-        setup=check.setup,
-        level=check.level,
-        options=check.options,
-        mesh={} if check.num_ranks == 1 else dict(check.mesh),
-        inputs=check.inputs.model_dump(include=set(check.given)) if check.golden else {},
-        remote_code=check.remote_code,
-    )
+    _import_meanwhile("assay.generate.judging", "assay.report.publish")
     if check.golden is None:
-        if check.setup is not None or check.options or candidate.mesh:
+        if check.setup is not None or check.options or check.num_ranks > 1:
             # In its own process, as it may patch globals; a mistake costs no reference run.
-            name = "candidate-setup"
-            call(EARLY, candidate, folder=folder, name=name, progress=progress)
-        _capture_golden(check, golden, folder, progress)
+            call(_EARLY, check, folder=folder, name="candidate-setup", progress=progress)
+        _capture_golden(check, progress)
     elif check.verify_golden:
-        from assay.generate.processes.golden_folder import verify_golden  # torch
+        from assay.generate.golden import verify_golden  # torch
 
         with progress.step("verifies the golden"):
             verify_golden(check.golden, check.dtype)
-    judgement = _run_and_judge(golden, check, candidate, progress)
+    judgement = _run_and_judge(check, progress)
     # Written before the follow-up, so that the verdict exists if the follow-up fails.
     verdict = write_results(judgement.verdict, judgement.measurements, folder, check.command)
     if judgement.origin is not None:
-        from assay.generate.followup import follow_up  # torch
-
-        judgement = follow_up(judgement, check, candidate, folder, progress)
+        judgement = _follow_up(judgement, check, progress)
         verdict = write_verdict(judgement.verdict, folder, check.command)
     remove_recordings(folder, check.keep)
     return verdict
@@ -115,77 +121,129 @@ def _import_meanwhile(*modules: str) -> None:
     threading.Thread(target=import_all, daemon=True).start()
 
 
-def _capture_golden(check: GenerateCheck, golden: Path, folder: Path, progress: Progress) -> None:
+def _capture_golden(check: GenerateCheck, progress: Progress) -> None:
     if check.reference is None:
         raise UsageError("a check needs --reference RUN or --golden TRACE")
-    request = GoldenRequest(
+    spec = GoldenSpec(
         model=check.model,
         reference=check.reference,
         noise_for=[check.dtype],
         inputs=check.inputs,
         level="module" if check.level == "modules" else "logits",
-        folder=str(golden),
+        folder=check.golden_folder,
         max_disk=check.max_disk,
         max_memory=check.max_memory,
         max_seconds=check.max_seconds,
         remote_code=check.remote_code,
     )
-    call(GOLDEN, request, folder=folder, name="reference", progress=progress)
+    call(_GOLDEN, spec, folder=check.folder, name="reference", progress=progress)
 
 
-def _run_and_judge(
-    golden: Path,
-    check: GenerateCheck,
-    candidate: CandidateRequest,
-    progress: Progress,
-) -> "Judgement":
+def _run_and_judge(check: GenerateCheck, progress: Progress) -> "Judgement":
     """Run the candidate in one process or on its ranks, and judge it."""
-    results = Path(candidate.folder)
-    world = world_of(check.mesh, check.candidate.device)
+    results = check.candidate_folder
+    world, name = world_of(check.mesh, check.candidate.device), results.name
     try:
         reports = call(
-            CANDIDATE,
-            candidate,
-            world=world,
-            folder=results.parent,
-            name=results.name,
-            progress=progress,
+            _CANDIDATE, check, world=world, folder=check.folder, name=name, progress=progress
         )
     except AssayError:
         if check.golden is None:
-            progress.note(f"the reference is kept: --golden {golden.parent} reads it again")
+            kept = check.golden_folder.parent
+            progress.note(f"the reference is kept: --golden {kept} reads it again")
         raise
-    from assay.generate.judging.verdict import merge_weight_facts, worst_of_ranks  # torch
+    from assay.generate.judging import merge_weight_facts, worst_of_ranks  # torch
 
     with progress.step("judges"):
         if len(reports) == 1:
-            return _judge(golden, check, results, reports[0])
+            return _judge(check, results, reports[0])
         return worst_of_ranks(
             [
-                _judge(golden, check, rank_folder(results, number), report)
+                _judge(check, rank_folder(results, number), report)
                 for number, report in enumerate(merge_weight_facts(reports))
             ]
         )
 
 
-def _judge(
-    golden: Path, check: GenerateCheck, results: Path, report: CandidateReport
-) -> "Judgement":
+def _judge(check: GenerateCheck, results: Path, report: CandidateReport) -> "Judgement":
     """Judge the `results` and `report` of one process."""
-    from assay.generate.judging.evidence import GenerateEvidence  # torch is not needed for --help
-    from assay.generate.judging.verdict import judge_generation
-    from assay.generate.processes.golden_folder import GoldenSection, read_golden
+    from assay.generate.evidence import GenerateEvidence  # torch is not needed for --help
+    from assay.generate.golden import GoldenSection
+    from assay.generate.judging import judge_generation
     from assay.models.size import chosen_threads
     from assay.trace import Trace
 
-    evidence = GenerateEvidence(
-        read_golden(golden),
-        GoldenSection.open(golden, check.dtype),
-        Trace.open(results),
-        report,
-        load_limits(check.limits),
-        check.level,
-        check.allow_unused,
+    section = GoldenSection.open(check.golden_folder, check.dtype)
+    with chosen_threads(section.golden.model.num_parameters):
+        return judge_generation(GenerateEvidence(check, section, Trace.open(results), report))
+
+
+def _follow_up(judgement: "Judgement", check: GenerateCheck, progress: Progress) -> "Judgement":
+    """Test a failure for a mere change of representation, and find the operation.
+
+    Returns: the judgement after it, or with a note if it cannot run.
+    """
+    from assay.generate.find_operation import find_operation  # torch
+    from assay.generate.float64_rerun import pass_if_representation
+
+    levels = judgement.verdict.levels
+    same_text = all(levels[name].verdict in (None, Outcome.PASS) for name in _TEXT_LEVELS)
+    # It needs the whole model in one process.
+    if check.setup is not None and check.num_ranks == 1 and same_text:
+        try:
+            judgement = pass_if_representation(judgement, check, progress)
+        except AssayError as error:
+            judgement = judgement.with_note(f"not run in float64: {error}")
+    if judgement.origin is None or judgement.call is None:
+        return judgement
+    batch, step = judgement.call
+    site = CallSite(step, judgement.origin.stage.module, micro_batch=batch)
+    try:
+        operation = find_operation(check, site, progress)
+    except AssayError as error:
+        # This machine may lack the device of a golden from elsewhere.
+        return judgement.with_note(f"no operation is named: {error}")
+    return judgement if operation is None else judgement.with_operation(operation)
+
+
+def run_clean(
+    runs: Sequence[Run], models: Sequence[str], reference: Run, folder: Path, progress: Progress
+) -> list[CleanRun]:
+    """Check every model on every run, which must be correct, and keep the largest ratios.
+
+    Raises: UsageError if a run has something that cannot be compared, or an exact difference.
+    """
+    clean = []
+    for model in models:
+        goldens: dict[str, Path] = {}
+        for run in runs:
+            name = f"{model} {run}".replace("/", "-").replace(":", "-").replace(" ", "-")
+            if run.dtype not in goldens:
+                golden = goldens[run.dtype] = folder / f"{name}-golden"
+                golden.mkdir()
+                spec = GoldenSpec(
+                    model=model, reference=reference, noise_for=[run.dtype], folder=golden
+                )
+                capture(spec, golden, progress)
+            part = folder / name
+            part.mkdir()
+            check = GenerateCheck(model=model, candidate=run, golden=goldens[run.dtype])
+            verdict = check_generate(check, part, progress)
+            if not _is_clean(verdict):
+                raise UsageError(f"{model} on {run} is not a clean run: see {part / VERDICT_FILE}")
+            rows, complaints = read_measurements(part)
+            if complaints:
+                raise UsageError(f"{part}: {complaints[0]}")
+            clean.append(CleanRun(f"{model} {run}", largest_ratios(rows)))
+    return clean
+
+
+def _is_clean(verdict: Verdict) -> bool:
+    """Return True if everything agrees that must agree exactly."""
+    exact = ("inputs", "tokens", "sampler")
+    return (
+        not any(item.limit == 0 for item in verdict.suspects)
+        and not verdict.unmatched.expected
+        and verdict.diagnosis != "non-finite"
+        and all(verdict.levels[name].verdict in (None, Outcome.PASS) for name in exact)
     )
-    with chosen_threads(evidence.golden.model.num_parameters):
-        return judge_generation(evidence)

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 
-from assay.comparing.wording.dumps import note_on_metric_limits
-from assay.comparing.wording.numerals import format_count
+from assay.comparing.dump_wording import note_on_metric_limits
+from assay.comparing.wording import format_count
 from assay.dtypes import FORMATS
 from assay.dumps.protocol import Dump
 from assay.dumps.recognizing import open_dump

@@ -7,7 +7,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from assay.comparing.wording.numerals import format_count
+from assay.comparing.wording import format_count
 from assay.dumps.protocol import Dump, DumpedTensor
 from assay.errors import name_some
 from assay.offline.ports.lanes import Lane, Lanes, Port, collect_lanes

@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from assay.comparing.wording.numerals import format_count
+from assay.comparing.wording import format_count
 from assay.dumps.protocol import Dump
 from assay.dumps.recognizing import open_dump
 from assay.errors import name_some

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import torch
 
+from assay.comparing import dump_wording as wording
 from assay.comparing.limits import Limits, load_limits
-from assay.comparing.wording import dumps as wording
 from assay.dtypes import FORMATS
 from assay.dumps.protocol import Dump, DumpedTensor, DumpError
 from assay.errors import UsageError, name_some

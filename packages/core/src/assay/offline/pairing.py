@@ -7,7 +7,7 @@ from functools import cached_property
 
 from torch import Tensor
 
-from assay.comparing.wording.numerals import format_count
+from assay.comparing.wording import format_count
 from assay.dumps.protocol import Dump, DumpError
 from assay.dumps.readers.model_folder import TIED, load_settings
 from assay.errors import name_some

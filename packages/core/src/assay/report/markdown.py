@@ -3,7 +3,8 @@
 import shlex
 from collections.abc import Iterable
 
-from assay.comparing.wording.phrases import OUTCOME_SIGNS, describe_resolution
+from assay.comparing.explain import describe_resolution
+from assay.comparing.wording import OUTCOME_SIGNS
 from assay.foreign_text import escape_markdown, markdown_block
 from assay.report.run_report import NUMERIC_COLUMNS, Report
 from assay.verdicts import Outcome

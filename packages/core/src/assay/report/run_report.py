@@ -6,21 +6,22 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from assay.comparing.wording.deciding_rows import (
+from assay.comparing.explain import (
     DecidingRows,
+    Explanation,
+    describe_cause,
+    explain_verdict,
     find_deciding_rows,
     find_worst_rows,
-    resolution_of,
 )
-from assay.comparing.wording.explain import Explanation, describe_cause, explain_verdict
-from assay.comparing.wording.numerals import format_number
-from assay.comparing.wording.phrases import (
+from assay.comparing.wording import (
     LEVEL_QUESTIONS,
     describe_error,
     describe_judged,
     describe_location,
     describe_place,
     describe_sides,
+    format_number,
 )
 from assay.foreign_text import one_line
 from assay.runs.results import read_measurements, read_verdict
@@ -71,7 +72,7 @@ class LadderRung:
             "verdict": level.verdict.value if level.verdict else "not run",
             "compared": f"{level.compared:,}" if level.compared else "",
             "ratio / limit": "" if row is None else describe_judged(row.ratio, row.limit or 0.0),
-            "resolution": format_number(resolution_of(self.coarsest)) if self.coarsest else "",
+            "resolution": format_number(self.coarsest.resolution) if self.coarsest else "",
             "worst": one_line(level.reason or self._error),
         }
 

@@ -9,7 +9,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from assay.comparing.wording.phrases import OUTCOME_SIGNS, describe_counts, describe_resolution
+from assay.comparing.explain import describe_resolution
+from assay.comparing.wording import OUTCOME_SIGNS, describe_counts
 from assay.foreign_text import one_line
 from assay.report.run_report import NUMERIC_COLUMNS, Report
 from assay.verdicts import Outcome

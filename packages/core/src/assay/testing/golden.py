@@ -17,7 +17,7 @@ from assay.runs.results import GOLDEN_FOLDER
 from assay.testing.verdicts import assert_run_passed
 
 if TYPE_CHECKING:
-    from assay.generate.processes.requests import InputOptions
+    from assay.generate.spec import InputOptions
     from assay.verdicts import Verdict
 
 Mode = Literal["capture", "check"]
@@ -57,7 +57,7 @@ class Golden:
             without a golden, or if the golden cannot be checked.
         """
         __tracebackhide__ = True
-        from assay.generate.processes.requests import InputOptions
+        from assay.generate.spec import InputOptions
 
         asked = InputOptions.model_validate(inputs)
         try:
@@ -71,7 +71,7 @@ class Golden:
 
     def _check(self, model: str, setup: str | None, inputs: "InputOptions") -> None:
         from assay.generate.check import check_generate
-        from assay.generate.processes.requests import GenerateCheck
+        from assay.generate.spec import GenerateCheck
 
         if not self.folder.is_dir():
             raise UsageError(
@@ -92,18 +92,18 @@ class Golden:
     def _capture(self, model: str, noise_for: Sequence[str], inputs: "InputOptions") -> NoReturn:
         __tracebackhide__ = True
         from assay.generate.check import capture
-        from assay.generate.processes.requests import GoldenRequest
+        from assay.generate.spec import GoldenSpec
 
         captured = self.scratch / GOLDEN_FOLDER
         captured.mkdir(parents=True)
-        request = GoldenRequest(
+        spec = GoldenSpec(
             model=model,
             reference=self.run,
             noise_for=list(noise_for) or [self.run.dtype],
             inputs=inputs,
-            folder=str(captured),
+            folder=captured,
         )
-        capture(request, self.scratch, SilentProgress())
+        capture(spec, self.scratch, SilentProgress())
         # Only a complete golden replaces the previous one.
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.parent.mkdir(parents=True, exist_ok=True)

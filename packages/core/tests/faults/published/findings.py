@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from assay.errors import AssayError
-from assay.generate.processes.requests import InputOptions
+from assay.generate.spec import InputOptions
 from assay.runs import SilentProgress
 from assay.runs.results import MEASUREMENTS_FILE
 from assay.stages import Stage

@@ -8,8 +8,12 @@ from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from assay.api.inputs import choose_sampling, read_generation_config
-from assay.comparing.limits import load_limits
-from assay.comparing.token_thresholds import PUBLISHED_METRICS, read_clean_tokens, thresholds_file
+from assay.comparing.limits import (
+    PUBLISHED_METRICS,
+    load_limits,
+    read_clean_tokens,
+    thresholds_file,
+)
 from assay.inputs.batches import load_prompts
 from assay.inputs.model_limits import ModelLimits
 from assay.models.loaded.inspection import inspect_load

@@ -11,8 +11,8 @@ from safetensors.torch import save_file
 from assay.devices.run_string import parse_run
 from assay.files import read_json_object
 from assay.generate.check import capture
-from assay.generate.processes.golden_folder import GoldenSection, verify_golden
-from assay.generate.processes.requests import GoldenRequest, InputOptions
+from assay.generate.golden import GoldenSection, verify_golden
+from assay.generate.spec import GoldenSpec, InputOptions
 from assay.output.console import open_text_console
 from assay.report.markdown import render_markdown
 from assay.report.page.html import render_html
@@ -84,15 +84,15 @@ def _read_trace(folder: Path) -> object:
 
 
 def _write_golden(folder: Path) -> None:
-    request = GoldenRequest(
+    spec = GoldenSpec(
         model="micro:llama",
         reference=parse_run("cpu/float32"),
         noise_for=[_DTYPE],
         inputs=InputOptions(max_new_tokens=2, batch_size=2, prompt_length="4"),
-        folder=str(folder / "golden"),
+        folder=folder / "golden",
     )
     (folder / "golden").mkdir()
-    capture(request, folder, SilentProgress())
+    capture(spec, folder, SilentProgress())
     for other in folder.iterdir():
         if other.is_file():
             other.unlink()

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from assay.devices.run_string import parse_run
-from assay.generate.processes import golden
-from assay.generate.processes.requests import GoldenRequest, InputOptions
+from assay.generate import capture
+from assay.generate.spec import GoldenSpec, InputOptions
 from assay.runs import SilentProgress
 from packages.core.tests.subsystem.generate.conftest import MODEL, RunAssay
 
@@ -16,16 +16,16 @@ pytestmark = pytest.mark.long
 @pytest.fixture
 def golden_in_float32(prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A golden whose yardstick computes in float32."""
-    monkeypatch.setattr(golden, "yardstick_dtype", lambda *_: "float32")
+    monkeypatch.setattr(capture, "yardstick_dtype", lambda *_: "float32")
     folder = tmp_path / "golden"
-    request = GoldenRequest(
+    spec = GoldenSpec(
         model=MODEL,
         reference=parse_run("cpu/float32"),
         noise_for=["bfloat16"],
         inputs=InputOptions(prompts=str(prompts), max_new_tokens=8),
-        folder=str(folder),
+        folder=folder,
     )
-    manifest = golden.capture_golden(request, SilentProgress())
+    manifest = capture.capture_golden(spec, SilentProgress())
     assert manifest.sections["bfloat16"].yardstick_dtype == "float32"
     return folder
 

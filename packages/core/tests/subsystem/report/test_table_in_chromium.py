@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import expect
 
-from assay.comparing.wording.numerals import format_number
+from assay.comparing.wording import format_number
 from assay.report.page.table import draw_table
 from assay.report.publish import publish_one
 from assay.report.run_report import Report, read_report

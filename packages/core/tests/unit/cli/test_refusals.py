@@ -19,7 +19,7 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         raise AssertionError("a process was started")
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("assay.generate.calibration_runs.run_clean", start)
+    monkeypatch.setattr("assay.generate.check.run_clean", start)
     monkeypatch.setattr("assay.generate.check.capture", start)
 
 

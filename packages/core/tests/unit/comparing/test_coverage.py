@@ -4,11 +4,16 @@ from typing import Any
 
 import pytest
 
-from assay.comparing.coverage import ComparedStages, CoverageParts, Usage, judge_coverage
+from assay.comparing.coverage import (
+    ComparedStages,
+    CoverageParts,
+    Usage,
+    describe_coverage,
+    judge_coverage,
+    notes_on_coverage,
+)
+from assay.comparing.explain import DecidingRows, explain_verdict
 from assay.comparing.results import ReplayResults
-from assay.comparing.wording.coverage import describe_coverage, notes_on_coverage
-from assay.comparing.wording.deciding_rows import DecidingRows
-from assay.comparing.wording.explain import explain_verdict
 from assay.stages import Stage
 from assay.verdicts import Coverage, Level, Outcome, Verdict, find_contradiction, is_part_of
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from assay.devices.registry import open_device
-from assay.generate.passes.passes import Side
+from assay.generate.passes import Side
 from assay.inputs import Batch
 from assay.models import LoadedModel, load_model
 

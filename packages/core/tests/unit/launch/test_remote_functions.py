@@ -9,8 +9,10 @@ import pytest
 from assay.launch import RemoteFunction
 
 MODULES = (
-    "assay.generate.processes.remote_functions",
-    "assay.load.check",
+    "assay.generate.check",
+    "assay.generate.find_operation",
+    "assay.generate.float64_rerun",
+    "assay.load",
     "assay.training.overfit.check",
     "assay.training.processes.remote_functions",
 )

@@ -10,12 +10,12 @@ from tempfile import TemporaryDirectory
 
 import xxhash
 
-from assay.comparing.token_thresholds import PUBLISHED_METRICS
+from assay.comparing.limits import PUBLISHED_METRICS
 from assay.devices.run_string import parse_run
 from assay.errors import UsageError
 from assay.files import content_digest, file_digest, read_json, write_whole
 from assay.generate.check import capture, check_generate
-from assay.generate.processes.requests import GenerateCheck, GoldenRequest, InputOptions
+from assay.generate.spec import GenerateCheck, GoldenSpec, InputOptions
 from assay.inputs import built_in_texts
 from assay.models.folders import local_folder
 from assay.models.sources import resolve_model
@@ -135,14 +135,14 @@ class DecoderCheck:
         with TemporaryDirectory(dir=golden.parent) as folder:
             captured = Path(folder) / "golden"
             captured.mkdir()
-            request = GoldenRequest(
+            spec = GoldenSpec(
                 model=self.model,
                 reference=parse_run(REFERENCE),
                 noise_for=[dtype],
                 inputs=inputs,
-                folder=str(captured),
+                folder=captured,
             )
-            capture(request, self.folder, progress)
+            capture(spec, self.folder, progress)
             try:
                 captured.rename(golden)
             except OSError:

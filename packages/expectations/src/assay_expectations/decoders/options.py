@@ -10,7 +10,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from assay.comparing.token_thresholds import FAILURE_RATE, PUBLISHED_METRICS
+from assay.comparing.limits import FAILURE_RATE, PUBLISHED_METRICS
 from assay.errors import UsageError
 from assay.files import read_toml_record
 from assay.models import RECIPES

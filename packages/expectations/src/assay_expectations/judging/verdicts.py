@@ -5,7 +5,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from assay.comparing.coverage import CoverageParts, judge_coverage
+from assay.comparing.coverage import (
+    CoverageParts,
+    describe_coverage,
+    judge_coverage,
+    list_gaps,
+    notes_on_coverage,
+)
 from assay.comparing.levels import (
     Cause,
     DecidingNumbers,
@@ -18,13 +24,7 @@ from assay.comparing.levels import (
     notes_of,
     rows_of,
 )
-from assay.comparing.wording.coverage import (
-    describe_coverage,
-    list_gaps,
-    notes_on_coverage,
-)
-from assay.comparing.wording.numerals import format_against
-from assay.comparing.wording.phrases import describe_error
+from assay.comparing.wording import describe_error, format_against
 from assay.verdicts import (
     Coverage,
     Diagnosis,

@@ -14,8 +14,8 @@ from assay.devices.base import Device
 from assay.devices.registry import open_device, open_run
 from assay.devices.run_string import Run, parse_run
 from assay.errors import UsageError
-from assay.generate.passes.generation_loop import count_tokens, limits_of_generation
-from assay.generate.passes.passes import Side, run_free, whole_batches
+from assay.generate.generation_loop import count_tokens, limits_of_generation
+from assay.generate.passes import Side, run_free, whole_batches
 from assay.hooks.module_tracer import NullHandler
 from assay.hooks.usage import UsageWatch
 from assay.inputs import BatchOptions, InputPlan, plan_batches

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from assay.generate.passes.generation_loop import timeline_of
-from assay.generate.passes.passes import Side, run_forced, watched, whole_batches
+from assay.generate.generation_loop import timeline_of
+from assay.generate.passes import Side, run_forced, watched, whole_batches
 from assay.hooks.module_tracer import ActiveCall, ModuleTracer, NullHandler
 from assay.hooks.row_positions import RowIndex
 from assay.hooks.usage import UsageWatch

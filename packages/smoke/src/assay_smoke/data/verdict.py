@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from assay.comparing.levels import Cause, LevelResult, conclude, not_run
-from assay.comparing.wording.phrases import OUTCOME_SIGNS
+from assay.comparing.wording import OUTCOME_SIGNS
 from assay.errors import UsageError
 from assay.foreign_text import one_line
 from assay.models.remote_code import RemoteCode

@@ -68,7 +68,7 @@ def _calibrate_ratios(
     from assay.comparing.limits import limits_file
     from assay.devices.run_string import parse_run
     from assay.files import write_whole
-    from assay.generate.calibration_runs import MODELS, run_clean
+    from assay.generate.check import MODELS, run_clean
     from assay.runs import RunFolder, open_progress
 
     trusted, *judged = (parse_run(text) for text in (reference, *runs))
@@ -80,7 +80,7 @@ def _calibrate_ratios(
 
 
 def _calibrate_thresholds(files: Sequence[Path], output: Path) -> None:
-    from assay.comparing.token_thresholds import (
+    from assay.comparing.limits import (
         calibrate_thresholds,
         published_pair,
         read_clean_tokens,

@@ -116,13 +116,12 @@ def capture(  # noqa: PLR0913 - one for each option
     _refuse(recorded | _find_given({"model_name": model_name}), "only for a command after --")
     if level == "op":
         raise UsageError("--level op: only for a command after --")
-    from assay.comparing.coverage import CoverageParts, judge_coverage
-    from assay.comparing.wording.coverage import describe_coverage
+    from assay.comparing.coverage import CoverageParts, describe_coverage, judge_coverage
     from assay.devices.run_string import parse_run
     from assay.files import parse_location
     from assay.generate.check import capture as capture_golden
-    from assay.generate.processes.golden_folder import GoldenSection
-    from assay.generate.processes.requests import GoldenRequest
+    from assay.generate.golden import GoldenSection
+    from assay.generate.spec import GoldenSpec
     from assay.models.remote_code import remote_code_of
     from assay.runs import RunFolder, open_progress
 
@@ -131,18 +130,18 @@ def capture(  # noqa: PLR0913 - one for each option
         raise UsageError(f"--output {output}: a golden is written to a local folder")
     reference = parse_run(run)
     folder = RunFolder.create("capture", output)
-    request = GoldenRequest(
+    spec = GoldenSpec(
         model=model,
         reference=reference,
         noise_for=dtypes,
         inputs=input_options(**read_values(input_options, inputs)),
         level=level,
-        folder=str(folder.path),
+        folder=folder.path,
         remote_code=remote_code_of(trusted=trust_remote_code),
     )
     with open_progress() as progress:
         try:
-            capture_golden(request, folder.path, progress)
+            capture_golden(spec, folder.path, progress)
         except UsageError:
             rmtree(folder.path, ignore_errors=True)
             raise

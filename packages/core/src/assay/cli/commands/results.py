@@ -64,7 +64,7 @@ def explain(
     """Say what a diagnosis means, what usually causes it, and what to do next."""
     from rich.text import Text
 
-    from assay.comparing.wording.diagnoses import describe_diagnosis, list_diagnoses
+    from assay.comparing.wording import describe_diagnosis, list_diagnoses
     from assay.output.console import new_table, open_console
 
     console = open_console()

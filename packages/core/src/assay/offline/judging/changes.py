@@ -13,7 +13,7 @@ from operator import ne
 import torch
 from torch import Tensor
 
-from assay.comparing.wording.numerals import format_number
+from assay.comparing.wording import format_number
 from assay.offline.expected_noise import ROUNDOFFS, coarser_unit
 from assay.offline.judging.causes import DumpEvidence
 from assay.offline.judging.judged_ports import JudgedPort

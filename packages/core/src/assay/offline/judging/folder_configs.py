@@ -3,8 +3,8 @@
 import re
 from typing import Any
 
+from assay.comparing.dump_wording import describe_setting, headline_of_settings
 from assay.comparing.levels import outcome_of_levels
-from assay.comparing.wording.weights import describe_setting, headline_of_settings
 from assay.dumps.protocol import Dump
 from assay.dumps.readers.model_folder import TIED, flatten_settings, load_settings
 from assay.files import read_json_object

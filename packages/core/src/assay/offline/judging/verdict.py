@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from assay.comparing import dump_wording as wording
 from assay.comparing.levels import (
     EXACT_NUMBERS,
     MOST_LISTED,
@@ -19,9 +20,7 @@ from assay.comparing.levels import (
     pool_resolutions,
 )
 from assay.comparing.limits import Limits
-from assay.comparing.wording import dumps as wording
-from assay.comparing.wording.numerals import format_count
-from assay.comparing.wording.phrases import describe_location, describe_port, describe_unseen
+from assay.comparing.wording import describe_location, describe_port, describe_unseen, format_count
 from assay.dtypes import float_format
 from assay.errors import name_some
 from assay.offline.completeness import list_unrecorded

@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from assay.comparing.levels import MOST_LISTED, Cause, LevelResult, conclude, list_unmatched
-from assay.comparing.wording.dumps import describe_missing
-from assay.comparing.wording.weights import (
+from assay.comparing.dump_wording import (
     describe_finding,
+    describe_missing,
     describe_resolution,
     headline_of_weights,
 )
+from assay.comparing.levels import MOST_LISTED, Cause, LevelResult, conclude, list_unmatched
 from assay.dumps.protocol import Dump, DumpedTensor
 from assay.models.quantization.comparing import compare_weights
 from assay.models.quantization.formats.registry import has_known_format

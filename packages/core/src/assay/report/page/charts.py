@@ -9,9 +9,8 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from assay.comparing.wording.deciding_rows import Key, find_worst_rows, rank_by_ratio, severity
-from assay.comparing.wording.numerals import format_number
-from assay.comparing.wording.phrases import describe_pooling, describe_tokens
+from assay.comparing.explain import Key, find_worst_rows, rank_by_ratio, severity
+from assay.comparing.wording import describe_pooling, describe_tokens, format_number
 from assay.report.run_report import Report, StageKey
 from assay.sites import Phase
 from assay.verdicts import Measurement

@@ -4,17 +4,17 @@ import math
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
-from assay.comparing.wording.deciding_rows import (
-    TOKEN_STATISTIC,
+from assay.comparing.explain import (
     find_worst_rows,
     rank_by_ratio,
     severity,
 )
-from assay.comparing.wording.phrases import describe_pooling, describe_tokens
+from assay.comparing.wording import describe_pooling, describe_tokens
 from assay.report.page.charts import keep_worst
 from assay.report.page.packing import pack_labels, pack_numbers
 from assay.report.run_report import Report, StageKey
 from assay.sites import Phase
+from assay.statistics import TOKEN_STATISTIC
 from assay.verdicts import Measurement
 
 # Three numbers and a port are about 8 bytes a cell, compressed: 1 MB of the 7 MB of a report.

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from jinja2 import Environment, Template
 
-from assay.comparing.wording import phrases
-from assay.comparing.wording.deciding_rows import over_limit
-from assay.comparing.wording.numerals import format_number
+from assay.comparing import wording as phrases
+from assay.comparing.explain import describe_resolution, over_limit
+from assay.comparing.wording import format_number
 from assay.output.pages import page_environment
 from assay.report.page.charts import draw_depth, draw_kl, draw_losses
 from assay.report.page.heatmap import MAX_CELLS, draw_heat_map
@@ -94,6 +94,7 @@ def _render_report(report: Report, max_cells: int, max_rows: int) -> str:
 def _environment() -> Environment:
     environment = page_environment(_TEMPLATES)
     environment.globals["phrases"] = phrases
+    environment.globals["describe_resolution"] = describe_resolution
     environment.globals["numeric_columns"] = NUMERIC_COLUMNS
     environment.globals["is_over_limit"] = is_over_limit
     environment.globals["over_limit"] = over_limit

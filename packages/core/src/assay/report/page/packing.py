@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Sequence
 
-from assay.comparing.wording.numerals import DIGITS, format_number
+from assay.comparing.wording import DIGITS, format_number
 from assay.foreign_text import one_line
 
 

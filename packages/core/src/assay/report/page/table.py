@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from assay.comparing.wording.deciding_rows import rank_of, shown_ratio
-from assay.comparing.wording.numerals import format_number
+from assay.comparing.explain import rank_of, shown_ratio
+from assay.comparing.wording import format_number
 from assay.report.page.packing import pack_labels, pack_numbers
 from assay.report.run_report import Report
 from assay.verdicts import Measurement

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from assay.comparing.wording.deciding_rows import find_worst_rows, over_limit
+from assay.comparing.explain import find_worst_rows, over_limit
 from assay.report.page.charts import added_errors, keep_worst, layer_of
 from assay.report.run_report import Report
 from assay.verdicts import Measurement

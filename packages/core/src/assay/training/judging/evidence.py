@@ -6,10 +6,15 @@ from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from assay.comparing.coverage import ComparedStages, CoverageParts, Usage, judge_coverage
+from assay.comparing.coverage import (
+    ComparedStages,
+    CoverageParts,
+    Usage,
+    judge_coverage,
+    notes_on_coverage,
+)
 from assay.comparing.limits import Limits
 from assay.comparing.results import ReplayResults, read_results
-from assay.comparing.wording.coverage import notes_on_coverage
 from assay.dtypes import float_format
 from assay.locating.loss_scale import GradientScale
 from assay.statistics import worst_error

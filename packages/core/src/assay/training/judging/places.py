@@ -24,17 +24,8 @@ def is_made_by_loss(module: str, port: str) -> bool:
 
 def measurement_of(level: str, item: Judged, rows: RunRows) -> Measurement:
     """Return the row of measurements.jsonl for one judged statistic."""
-    port = item.port
-    own = port.module == port.stage.module
-    return item.measurement(
-        level,
-        port.port if own else f"{port.module}:{port.port}",
-        port.stage.module,
-        phase=port.stage.phase,
-        rank=port.rank,
-        step=first_bad_step(item, rows) if item.failed else 0,
-        order=port.order,
-    )
+    step = first_bad_step(item, rows) if item.failed else 0
+    return item.measurement(level, **item.port.place, step=step)
 
 
 def describe_steps(steps: Iterable[int]) -> str:

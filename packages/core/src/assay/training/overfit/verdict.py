@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from assay.comparing.coverage import notes_on_coverage
 from assay.comparing.levels import (
     EXACT_NUMBERS,
     DecidingNumbers,
@@ -11,7 +12,6 @@ from assay.comparing.levels import (
     LevelResult,
     conclude,
 )
-from assay.comparing.wording.coverage import notes_on_coverage
 from assay.errors import name_some
 from assay.training.judging.places import location_of_parameter
 from assay.training.overfit.evidence import (

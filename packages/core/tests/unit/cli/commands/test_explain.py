@@ -5,7 +5,7 @@ import typer
 from typer.testing import CliRunner
 
 from assay.cli.commands.results import explain
-from assay.comparing.wording.diagnoses import describe_diagnosis, load_diagnoses
+from assay.comparing.wording import describe_diagnosis, load_diagnoses
 from assay.errors import UsageError
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from assay.comparing.wording.numerals import format_number
+from assay.comparing.wording import format_number
 from assay.report.page.packing import pack_data, pack_labels, pack_numbers
 
 

@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from assay.comparing.wording.deciding_rows import find_deciding_rows
-from assay.comparing.wording.explain import explain_verdict
+from assay.comparing.explain import explain_verdict, find_deciding_rows
 from assay.locating.label_gradients import LabelDifference
 from assay.locating.loss_scale import ScaledStep
 from assay.training.judging.verdict import judge_training

@@ -1,0 +1,297 @@
+"""Words of messages, tables and pictures: numbers, phrases, and the meaning of each diagnosis."""
+
+import difflib
+import math
+from collections import Counter
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+from assay.errors import UsageError
+from assay.files import read_toml
+from assay.foreign_text import one_line
+from assay.sites import Phase
+from assay.statistics import STATISTICS
+from assay.verdicts import Location, Measurement, Outcome, Record, Verdict
+
+# Three significant digits: errors and ratios of two runs rarely repeat more of them.
+DIGITS = 3
+_SMALLEST_PLAIN = 0.1
+_LARGEST_PLAIN = 1e4
+_MOST_DIGITS = 17  # enough to tell any two float64 values apart
+
+
+def format_number(value: float, digits: int = DIGITS) -> str:
+    """Format `value` with few digits.
+
+    >>> [format_number(v) for v in (0.041, 14.62, 3.0, 518.4, 1.23e6, 0.0)]
+    ['4.1e-2', '14.6', '3.0', '518', '1.23e6', '0']
+    """
+    if not math.isfinite(value):
+        return str(value)
+    if value == 0:
+        return "0"
+    mantissa, exponent = f"{value:.{digits - 1}e}".split("e")
+    rounded = float(f"{mantissa}e{exponent}")
+    if abs(rounded) < _SMALLEST_PLAIN or abs(rounded) >= _LARGEST_PLAIN:
+        return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
+    decimals = max(0, digits - 1 - int(exponent))
+    plain = f"{rounded:.{decimals}f}"
+    if not decimals:
+        return plain
+    plain = plain.rstrip("0")
+    return plain + "0" if plain.endswith(".") else plain
+
+
+def format_count(count: int, noun: str) -> str:
+    """Put a number before its noun.
+
+    >>> [format_count(count, "tensor") for count in (1, 1200)]
+    ['1 tensor', '1,200 tensors']
+    """
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def format_against(value: float, limit: float) -> tuple[str, str]:
+    """Format both numbers with enough digits to show which one is larger.
+
+    A ratio of 3.004 over a limit of 3 must not be printed as 3.0 over 3.0.
+    """
+    digits = DIGITS
+    texts = format_number(value, digits), format_number(limit, digits)
+    while value != limit and texts[0] == texts[1] and digits < _MOST_DIGITS:
+        digits += 1
+        texts = format_number(value, digits), format_number(limit, digits)
+    return texts
+
+
+class DiagnosisEntry(Record):
+    """One entry of diagnoses.toml."""
+
+    verdict: Outcome
+    summary: str
+    summary_without_place: str = ""
+    """The summary for a verdict without a place; "" for the same."""
+    meaning: str
+    causes: list[str]
+    advice: str
+
+
+@cache
+def load_diagnoses() -> dict[str, DiagnosisEntry]:
+    """Load all diagnoses, by name."""
+    entries = read_toml(Path(__file__).with_name("diagnoses.toml"))
+    return {name: DiagnosisEntry.model_validate(entry) for name, entry in entries.items()}
+
+
+def find_diagnosis(name: str) -> DiagnosisEntry:
+    """Return the entry of diagnosis `name`.
+
+    Raises: UsageError for an unknown name, with the nearest one.
+    """
+    diagnoses = load_diagnoses()
+    if name in diagnoses:
+        return diagnoses[name]
+    near = difflib.get_close_matches(name, diagnoses, n=1)
+    hint = f"; did you mean {near[0]}?" if near else f"; known: {', '.join(diagnoses)}"
+    raise UsageError(f"unknown diagnosis {name!r}{hint}")
+
+
+def describe_diagnosis(name: str) -> str:
+    """Return the text of `assay explain` for one diagnosis, in paragraphs.
+
+    Raises: UsageError for an unknown name.
+    """
+    entry = find_diagnosis(name)
+    return "\n\n".join([
+        f"{name} ({entry.verdict.value}): {entry.summary}.",
+        entry.meaning.strip(),
+        f"Typical causes: {'; '.join(entry.causes)}.",
+        f"What to do next: {entry.advice.strip()}",
+    ])  # fmt: skip
+
+
+def list_diagnoses() -> list[tuple[str, str, str]]:
+    """Return name, verdict and summary of every diagnosis."""
+    return [(name, entry.verdict.value, entry.summary) for name, entry in load_diagnoses().items()]
+
+
+# Signs in addition to colors, which some readers do not see.
+OUTCOME_SIGNS = {Outcome.PASS: "✓", Outcome.FAIL: "✗", Outcome.NOT_COMPARED: "?"}
+
+LEVEL_QUESTIONS = {
+    "completeness": "Do both dumps hold everything?",
+    "weights": "Are the weights the same?",
+    "load": "Does the loaded model equal its files?",
+    "inputs": "Is the model called with the same inputs?",
+    "tokens": "Are the same tokens generated?",
+    "logits": "Are the distributions the same under teacher forcing?",
+    "modules": "Does every part compute the same from the same inputs?",
+    "operations": "Does every operation compute the same?",
+    "sampler": "Does the sampler choose the same from the same logits?",
+    "loss": "Is the loss the same?",
+    "activations": "Does every part compute the same in the forward pass?",
+    "gradients": "Are the gradients the same?",
+    "updates": "Does the optimizer make the same updates?",
+    "replicas": "Do all ranks hold the same parameters?",
+    "checkpoint": "Is the loaded state equal to the saved state?",
+    "overfit": "Does it memorize a few sequences, as the reference does?",
+}
+
+_SUBJECTS: dict[Phase, str] = {
+    "inputs": "The inputs of the model",
+    "sampler": "The sampler",
+    "backward": "The gradients of all parameters",
+    "reduce": "The reduction of gradients",
+    "clip": "The clipping of gradients",
+    "optimizer": "The optimizer step",
+    "checkpoint": "The checkpoint",
+}
+
+READ_MEASUREMENTS = (
+    "Every measurement, with all digits, is in measurements.jsonl next to this report."
+)
+BLIND_PLACE = "at the place with the most noise, even zeros would agree"
+TOKENS_ARE_NOT_JUDGED = (
+    "Error of each token's row relative to the noise run's, with the reference's inputs injected into "
+    "each module. Single cells are not judged: those of clean runs scatter up to 20 times. A fault "
+    "appears as a line."
+)
+_TOKENS_OF_DUMPS = (
+    "Error of each token's row at the output of each module, relative to the noise there. Single cells "
+    "are not judged. An error spreads down from the module, and right from the token, that made it."
+)
+_DEPTH_OF_DUMPS = (
+    "Accumulated error grows along the depth and hides its origin. The added error of a module is the "
+    "error of its output beyond that of its inputs (the root of the difference of the squares), where "
+    "both dumps hold them. After a fault, it includes amplified error."
+)
+TREE_MEANING = (
+    "Each line shows the statistic furthest over its limit, or nearest to it, in the module and all that "
+    "it contains. The worst child of each module is marked. The added error is the error of a module's "
+    "output beyond that of its inputs."
+)
+RANKS_MEANING = "The worst place on each rank, and the highest ratio / limit in each of its layers."
+DEPTH_MEANING = (
+    "Accumulated error grows along the depth and hides its origin. Replayed error is the error that each "
+    "stage adds by itself: there, a fault is a single peak."
+)
+KL_MEANING = (
+    "KL divergence of the distribution over the whole vocabulary from the yardstick's, for candidate "
+    "and noise run."
+)
+LOSSES_MEANING = (
+    "Loss of every step on the same few sequences. The target is the highest loss of yardstick or noise "
+    "run in the second half of their steps. The median of the candidate's last fifth has to reach it."
+)
+
+
+def describe_sides(verdict: Verdict) -> str:
+    """Name the candidate, and the reference that it is compared with."""
+    name = verdict.model.get("name") or "the model"
+    candidate = verdict.candidate.get("run") or "the candidate"
+    reference = verdict.reference.get("run") or "the reference"
+    if "format" in verdict.candidate:
+        return one_line(f"{candidate} against {reference}")
+    return one_line(f"{name} on {candidate} against {reference}")
+
+
+def describe_cells(verdict: Verdict) -> str:
+    """Explain the heat map."""
+    return _TOKENS_OF_DUMPS if "format" in verdict.candidate else TOKENS_ARE_NOT_JUDGED
+
+
+def describe_depth(verdict: Verdict) -> str:
+    """Explain the curve along the depth."""
+    return _DEPTH_OF_DUMPS if "format" in verdict.candidate else DEPTH_MEANING
+
+
+def describe_place(location: Location) -> str:
+    """Name the module, operation or parameter of `location`."""
+    place = location.module or _SUBJECTS.get(location.phase, "(model)")
+    if location.module == "" and location.phase == "backward":
+        place = "(model)"
+    if location.op == "loss" and not location.module:
+        return "The loss"
+    if location.op:
+        place += f", operation {location.op}"
+    if location.parameter:
+        # A parameter of the module just named goes by its last name.
+        own = location.parameter.removeprefix(f"{location.module}.")
+        place += f", parameter {own}"
+    return one_line(place)
+
+
+def describe_location(location: Location) -> str:
+    """Describe a place with its phase, step and rank."""
+    where = f"{location.phase}, step {location.step}"
+    if location.rank:
+        where += f", rank {location.rank}"
+    return f"{describe_place(location)} ({where})"
+
+
+def describe_port(port: str) -> str:
+    """Name a port of the place just named, after a comma; "" for the result of a module."""
+    return "" if port in ("output", "output.0") else f", {one_line(port)},"
+
+
+def describe_tokens(prompt: int, first: int, last: int, step: int) -> str:
+    """Name one or several adjacent tokens of a prompt, with their decode step."""
+    tokens = f"token {first}" if first == last else f"tokens {first} to {last}"
+    decode = f" (decode step {step})" if step else ""
+    return f"prompt {prompt}, {tokens}{decode}"
+
+
+def is_against_target(statistic: str | None) -> bool:
+    """Return True if the ratio of `statistic` is to a target instead of the noise run's error."""
+    return statistic in STATISTICS and STATISTICS[statistic].judged_by in ("metric", "target")
+
+
+def name_ratio(statistic: str | None) -> str:
+    """Return the name of the deciding ratio."""
+    return "times the target" if is_against_target(statistic) else "noise ratio"
+
+
+def describe_statistic(statistic: str) -> str:
+    """Name the value of `statistic`."""
+    return STATISTICS[statistic].words if statistic in STATISTICS else statistic
+
+
+def describe_error(statistic: str, error: float | None) -> str:
+    """Describe `statistic` and its value, if known."""
+    what = one_line(describe_statistic(statistic))
+    return what if error is None else f"{what} {format_number(error)}"
+
+
+def describe_unseen(rows: Sequence[Measurement]) -> str:
+    """State the relative errors that comparisons may miss, at the row of coarsest resolution."""
+    row = max(rows, key=lambda one: one.resolution)
+    resolution, where = row.resolution, f"at {one_line(row.module) or '(model)'} ({row.level})"
+    if resolution >= 1:
+        return f"{BLIND_PLACE}: {where}"
+    return f"a relative error below {format_number(resolution)} may not have been seen {where}"
+
+
+def describe_judged(ratio: float, limit: float) -> str:
+    """Show a ratio with its limit."""
+    if not limit or not math.isfinite(ratio):
+        return f"{describe_ratio(ratio)} / {format_number(limit)}"
+    shown, shown_limit = format_against(ratio, limit)
+    return f"{shown}x / {shown_limit}x"
+
+
+def describe_ratio(ratio: float) -> str:
+    """Show a ratio without its limit."""
+    return f"{format_number(ratio)}x" if math.isfinite(ratio) and ratio else format_number(ratio)
+
+
+def describe_counts(outcomes: list[Outcome]) -> str:
+    """Count the outcomes of several runs, worst first."""
+    counts = Counter(outcomes)
+    order = (Outcome.FAIL, Outcome.NOT_COMPARED, Outcome.PASS)
+    return ", ".join(f"{counts[outcome]:,} {outcome.value}" for outcome in order if counts[outcome])
+
+
+def describe_pooling(width: int) -> str:
+    """Explain a picture in which one place shows several tokens."""
+    return f"One place is the worst of up to {width} adjacent tokens."

@@ -1,1 +1,0 @@
-"""Wording of verdicts."""

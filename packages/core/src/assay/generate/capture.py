@@ -1,0 +1,303 @@
+"""The reference process: capture a golden, for any number of candidates."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from assay.comparing.results import attach_results
+from assay.devices.base import Device
+from assay.devices.registry import describe_run, open_run
+from assay.devices.trusted import trusted_device
+from assay.errors import UsageError
+from assay.files import write_whole
+from assay.generate.generation_loop import count_tokens
+from assay.generate.golden import (
+    LOAD,
+    MANIFEST,
+    NOISE,
+    USAGE,
+    GoldenManifest,
+    ModelIdentity,
+    Section,
+    attach_batch,
+    attached_batches,
+)
+from assay.generate.passes import (
+    RecordedChoices,
+    RecordingChoices,
+    RepeatedWork,
+    ReplacedChoices,
+    Side,
+    Work,
+    accumulated_errors,
+    attach_choice_noise,
+    find_pointwise,
+    processed_scores,
+    record,
+    replay,
+    run_all_free,
+    run_forced,
+    whole_batches,
+)
+from assay.generate.run_plan import RunPlan, Widening, plan_inputs, plan_run
+from assay.generate.spec import GoldenSpec
+from assay.generate.whole_texts import RootInputs, attach_text_steps, with_whole_texts
+from assay.hooks.module_tracer import NullHandler
+from assay.hooks.usage import UsageWatch
+from assay.hooks.values.boundary import Boundary
+from assay.hooks.widening import widen_on_use
+from assay.inputs import InputPlan
+from assay.locating.matching.expert_routing import NoiseOfChoices
+from assay.locating.matching.stepwise_trace import StepwiseTrace
+from assay.locating.modules import Replayer
+from assay.models import LoadedModel, count_parameters, load_model, weight_hashes
+from assay.models.loaded.inspection import inspect_load
+from assay.models.loading.configs import attention_of
+from assay.models.loading.loaded_model import add_biases_last
+from assay.models.remote_code import RemoteCode
+from assay.models.size import (
+    FLOAT64_PARAMETERS,
+    SMALL_MODEL_PARAMETERS,
+    choose_threads,
+    yardstick_dtype,
+)
+from assay.progress import advance_task, subtask
+from assay.recording.modules import Recorder
+from assay.runs import Progress, provenance
+from assay.trace import Trace, TraceWriter, read_digest
+
+# Phases of a capture, without and with recorded modules.
+_PHASES, _MODULE_PHASES = 7, 11
+
+
+def capture_golden(spec: GoldenSpec, progress: Progress) -> GoldenManifest:
+    """Run the reference and write the golden into `spec.folder`."""
+    device = open_run(spec.reference)
+    num_parameters = count_parameters(spec.model)
+    choose_threads(num_parameters)
+    wide = yardstick_dtype(num_parameters, device.supported_dtypes())
+    if wide in spec.noise_for:
+        raise UsageError(
+            f"a candidate in {wide} cannot be judged: its yardstick would be computed"
+            f" in {wide} as well (float64 is for devices that have it, and models of at"
+            f" most {FLOAT64_PARAMETERS / 1e9:g} billion parameters)"
+        )
+    # The estimate of a small model takes as long as a phase of its check.
+    limits = (spec.max_disk, spec.max_memory, spec.max_seconds)
+    is_limited = any(limit is not None for limit in limits)
+    run = RunPlan(spec.inputs)
+    if num_parameters >= SMALL_MODEL_PARAMETERS or is_limited:
+        run = plan_run(spec, device, wide, progress)
+    plan: InputPlan | None = None
+    sections = {}
+    identity: ModelIdentity | None = None
+    notes: list[str] = []
+    num_phases = _MODULE_PHASES if spec.level == "module" else _PHASES
+    progress.number_phases(num_phases * len(spec.noise_for))
+    for dtype in spec.noise_for:
+        with progress.step(f"loads {spec.model} in {wide}, for {dtype}"):
+            yardstick = load_yardstick(
+                spec.model, device, wide, dtype, spec.remote_code, run.widening
+            )
+            if plan is None or identity is None:
+                identity = identify(yardstick)
+                plan = plan_inputs(run.inputs, yardstick)
+                notes = [*plan.notes, *yardstick.notes]
+                given_up = spec.inputs.max_new_tokens - run.inputs.max_new_tokens
+                if given_up:
+                    notes.append(
+                        f"--budget: the last {given_up} of {spec.inputs.max_new_tokens} new tokens"
+                        " of each prompt are not checked"
+                    )
+        with TraceWriter(spec.folder / dtype, {"model": identity.name, "dtype": dtype}) as writer:
+            section = _Capture(spec, device, writer, plan, dtype, progress)
+            section.run_yardstick(Side(yardstick, device, RecordingChoices(writer)))
+            del yardstick
+            sections[dtype] = section.run_noise(wide)
+        digest = read_digest(spec.folder / dtype)
+        sections[dtype] = sections[dtype].model_copy(update={"trace_digest": digest})
+    if identity is None or plan is None:
+        raise UsageError("a golden needs at least one dtype")
+    manifest = GoldenManifest(
+        model=identity,
+        reference=describe_run(device, spec.reference),
+        inputs=run.inputs,
+        inputs_hash=plan.content_hash,
+        level=spec.level,
+        sections=sections,
+        notes=notes,
+        environment=provenance(),
+    )
+    manifest = manifest.model_copy(update={"digest": manifest.content_hash()})
+    write_whole(spec.folder / MANIFEST, manifest.model_dump_json(by_alias=True, indent=1))
+    return manifest
+
+
+def identify(loaded: LoadedModel) -> ModelIdentity:
+    """Return the content hashes and sizes that identify the model."""
+    return ModelIdentity(
+        name=loaded.source.reference,
+        architecture=type(loaded.model).__name__,
+        weights_hash=loaded.weights_hash,
+        tokenizer_hash=loaded.tokenizer_hash,
+        checkpoint_dtype=loaded.checkpoint_dtype,
+        vocab_size=loaded.vocab_size,
+        num_parameters=sum(p.numel() for p in loaded.model.parameters()),
+        max_positions=loaded.max_positions,
+        can_generate=loaded.can_generate,
+    )
+
+
+def load_reference(
+    model: str,
+    device: Device,
+    dtype: str,
+    remote_code: RemoteCode,
+    rounded_to: str | None = None,
+    experts: str | None = None,
+) -> LoadedModel:
+    """Load the reference model.
+
+    Its attention is eager, because transformers versions pass different masks to sdpa.
+    """
+    return load_model(
+        model,
+        dtype=dtype,
+        device=device.torch_device,
+        attention="eager",
+        experts=experts,
+        rounded_to=rounded_to,
+        remote_code=remote_code,
+    )
+
+
+def load_yardstick(
+    model: str,
+    device: Device,
+    dtype: str,
+    rounded_to: str,
+    remote_code: RemoteCode,
+    widening: Widening,
+) -> LoadedModel:
+    """Load the yardstick in `dtype`, with weights and buffers rounded to `rounded_to`."""
+    if widening == "at once":
+        return load_reference(model, device, dtype, remote_code, rounded_to)
+    experts = "eager" if dtype == "float64" else None
+    narrow = load_reference(model, device, rounded_to, remote_code, experts=experts)
+    widen_on_use(narrow.model, getattr(torch, dtype))
+    note = f"memory is short: the yardstick widens the weights of one module at a time to {dtype}"
+    return replace(narrow, dtype=dtype, notes=(*narrow.notes, note))
+
+
+@dataclass
+class _Capture:
+    """The yardstick and the noise run for one dtype of a golden."""
+
+    spec: GoldenSpec
+    device: Device
+    writer: TraceWriter
+    plan: InputPlan
+    dtype: str
+    progress: Progress
+
+    def __post_init__(self) -> None:
+        self.works: list[Work] = whole_batches(self.plan.batches)
+        self.texts = self.works
+        """The works as they are recorded: with whole texts where the model allows it."""
+        self.num_tokens = count_tokens(self.plan.batches)
+        self.boundary = Boundary.exact_inputs_for(getattr(torch, self.dtype))
+        self.tokens: list[Tensor] = []
+
+    def run_yardstick(self, side: Side) -> None:
+        """Generate freely, then record every module with these tokens forced."""
+        records = self.spec.level == "module"
+        self.writer.attach_json("inputs", self.plan.to_json())
+        if records:
+            with self.progress.step("tries to read a text in one call"):
+                self.texts = with_whole_texts(side, self.works)
+            attach_text_steps(self.writer, self.texts)
+        inputs = RootInputs(self.writer, self.texts)
+        watch = UsageWatch(inputs if records else NullHandler(), root_only=records)
+        with self.progress.task("generates", self.num_tokens, "tokens"):
+            self._generate(side, watch)
+        with self.progress.task("computes scores", len(self.works), "batches"):
+            if side.loaded.can_generate:
+                self._attach_scores(side)
+        if records:
+            slots = watch.slots
+            watch = UsageWatch(Recorder(self.writer, self.boundary))
+            with self.progress.task("records every module", self.num_tokens, "tokens"):
+                record(side, self.texts, self.tokens, watch, inputs.num_calls)
+            watch.slots = slots
+        self.writer.attach_json(USAGE, watch.to_json())
+
+    def _generate(self, side: Side, watch: UsageWatch) -> None:
+        """Generate freely while `watch` observes, and attach tokens and logits."""
+        sampling = self.spec.inputs.sampling
+        generated = run_all_free(side, self.works, sampling, watch)
+        for work, free in zip(self.works, generated, strict=True):
+            # Teacher forcing would make the same calls with the same logits.
+            self.tokens.append(free.tokens)
+            self._attach("tokens", work, free.tokens)
+            self._attach("logits", work, free.logits)
+
+    def run_noise(self, wide: str) -> Section:
+        """Run the same work in the candidate's dtype, and measure it against the yardstick."""
+        with self.progress.step(f"noise run: loads {self.spec.model} in {self.dtype}"):
+            loaded = load_reference(self.spec.model, self.device, self.dtype, self.spec.remote_code)
+        with self.progress.step("noise run: compares what is loaded with the files"):
+            inspection = inspect_load(loaded, self.spec.remote_code)
+            self.writer.attach_json(LOAD, inspection.report.model_dump(mode="json"))
+            self.writer.attach_json("weights", weight_hashes(loaded.model))
+        add_biases_last(loaded.model)
+        trace = Trace.open(self.writer.folder)
+        choices = RecordedChoices.read(trace, self.plan.batches)
+        noise_of_choices = NoiseOfChoices()
+        num_parameters = sum(p.numel() for p in loaded.model.parameters())
+        side = Side(loaded, trusted_device(self.device, self.dtype, num_parameters))
+        if choices.modules:
+            side = replace(side, choices=ReplacedChoices(choices, noise_of_choices))
+        deterministic = self._attach_noise_logits(side)
+        attach_choice_noise(self.writer, noise_of_choices.noise())
+        if self.spec.level == "module":
+            with self.progress.step("noise run: measures how errors accumulate"):
+                errors = accumulated_errors(side, self.plan.batches[0], StepwiseTrace.open(trace))
+                self.writer.attach_json("noise-drift", errors)
+            with self.progress.task("noise run: measures every module", self.num_tokens, "tokens"):
+                with subtask("finds modules that only round"):
+                    pointwise = find_pointwise(side, self.works[0])
+                attention = attention_of(side.loaded)
+                replayer = Replayer(trace, self.boundary, attention, pointwise)
+                results = replay(side, self.texts, self.tokens, replayer)
+                attach_results(self.writer, NOISE, results)
+        return Section(
+            dtype=self.dtype,
+            yardstick_dtype=wide,
+            reference_deterministic=deterministic,
+            num_calls=len(trace.calls),
+        )
+
+    def _attach_scores(self, side: Side) -> None:
+        logits = attached_batches(Trace.open(self.writer.folder), "logits", self.plan.batches)
+        sampling = self.spec.inputs.sampling
+        for work, tokens, expected in zip(self.works, self.tokens, logits, strict=True):
+            scores = processed_scores(side, work, tokens, expected, sampling)
+            self._attach("scores", work, scores)
+            advance_task("batches")
+
+    def _attach_noise_logits(self, side: Side) -> bool:
+        """Attach the forced logits. Returns: True if a second run is bitwise equal."""
+        # Choices of experts were recorded step by step.
+        works = self.texts if side.choices is None else self.works
+        repeated = RepeatedWork(works)
+        with self.progress.task("noise run: forces the same tokens", self.num_tokens, "tokens"):
+            for number, (work, tokens) in enumerate(zip(works, self.tokens, strict=True)):
+                logits = run_forced(side, work, tokens).logits
+                self._attach("noise-logits", work, logits)
+                repeated.offer(number, logits)
+        with self.progress.task("noise run: runs again", repeated.num_tokens, "tokens"):
+            return repeated.run_again(side, self.tokens).identical
+
+    def _attach(self, name: str, work: Work, tensor: Tensor) -> None:
+        attach_batch(self.writer, name, work.batch.number, tensor)

@@ -1,0 +1,205 @@
+"""The golden: a folder with the reference's recording, for candidates in several dtypes.
+
+It holds golden.json and a trace for each dtype. The trace holds the yardstick's calls. Its attachments are
+the inputs, the yardstick's tokens and logits, and the measurements of the noise run in this dtype.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+import xxhash
+from pydantic import Field
+from torch import Tensor
+
+from assay.comparing.coverage import Usage
+from assay.comparing.results import ReplayResults, read_results
+from assay.errors import UsageError
+from assay.files import read_json_object, refuse_link, validate_record
+from assay.foreign_text import shorten
+from assay.generate.spec import InputOptions
+from assay.hooks.values.boundary import Boundary
+from assay.inputs import Batch, InputPlan
+from assay.locating.matching.stepwise_trace import StepwiseTrace
+from assay.models.loaded.report import LoadReport
+from assay.sites import RecordedLevel
+from assay.trace import Trace, TraceError, TraceWriter
+from assay.verdicts import Record
+
+MANIFEST = "golden.json"
+GOLDEN_SCHEMA = 4
+# Attachments of measurements: of the noise run in a golden, of the candidate in its own trace.
+NOISE, REPLAY = "noise", "replay"
+# Attachment of the reference's load report.
+LOAD = "load"
+# Attachment of the model usage, in a golden and in a candidate's trace.
+USAGE = "usage"
+_ADVICE = "Copy the golden again, or capture it again. --no-verify uses it unchecked"
+
+
+class ModelIdentity(Record):
+    """The model of a golden, identified by content."""
+
+    name: str
+    architecture: str
+    weights_hash: str
+    tokenizer_hash: str
+    checkpoint_dtype: str
+    vocab_size: int
+    num_parameters: int
+    max_positions: int | None = None
+    can_generate: bool = True
+
+
+class Section(Record):
+    """The part of a golden for candidates in one dtype."""
+
+    dtype: str
+    yardstick_dtype: str
+    reference_deterministic: bool
+    num_calls: int = 0
+    trace_digest: str = ""
+
+
+class GoldenManifest(Record):
+    """The content of golden.json."""
+
+    schema_: int = Field(default=GOLDEN_SCHEMA, alias="schema")
+    model: ModelIdentity
+    reference: dict[str, Any]
+    inputs: InputOptions
+    inputs_hash: str
+    level: RecordedLevel
+    sections: dict[str, Section]
+    notes: list[str] = Field(default_factory=list)
+    environment: dict[str, Any] = Field(default_factory=dict)
+    digest: str = ""
+
+    def content_hash(self) -> str:
+        """Hash all fields but `digest`."""
+        text = self.model_dump_json(by_alias=True, exclude={"digest"})
+        return xxhash.xxh3_128_hexdigest(text.encode())
+
+
+@dataclass(frozen=True, slots=True)
+class GoldenSection:
+    """One dtype of a golden, opened."""
+
+    golden: GoldenManifest
+    dtype: str
+    trace: Trace
+    steps: StepwiseTrace
+    """The recorded calls, one for each step of a generation."""
+    batches: tuple[Batch, ...]
+    boundary: Boundary
+
+    @classmethod
+    def open(cls, folder: Path, dtype: str) -> Self:
+        """Open the part of the golden in `folder` that serves candidates in `dtype`.
+
+        Raises: UsageError if it has none.
+        """
+        golden = read_golden(folder)
+        if dtype not in golden.sections:
+            raise UsageError(
+                f"{folder} is for candidates in {', '.join(golden.sections)}, not in {dtype}: capture one"
+                f" with --noise-for {dtype}"
+            )
+        trace = Trace.open(folder / dtype)
+        plan = InputPlan.from_json(trace.attachment_json("inputs"))  # type: ignore[arg-type]
+        boundary = Boundary.exact_inputs_for(getattr(torch, dtype))
+        return cls(golden, dtype, trace, StepwiseTrace.open(trace), plan.batches, boundary)
+
+    @property
+    def entry(self) -> Section:
+        """Return the entry of this dtype in the manifest."""
+        return self.golden.sections[self.dtype]
+
+    def tensors(self, name: str) -> list[Tensor]:
+        """Return the tensors called `name` of each batch: tokens, logits, noise-logits, scores."""
+        return attached_batches(self.trace, name, self.batches)
+
+    def noise(self) -> ReplayResults:
+        """Return the measurements of the noise run."""
+        return read_results(self.trace, NOISE)
+
+    def pointwise(self) -> frozenset[str]:
+        """Return modules whose own code, in the noise run, only rounded element by element."""
+        data: Any = self.trace.attachment_json(NOISE)
+        return frozenset(port["stage"]["module"] for port in data["ports"] if port["pointwise"])
+
+    def score_noise(self) -> dict[tuple[str, str], float]:
+        """Return the root mean square error in the noise run, by module and port."""
+        return {
+            key: math.sqrt(port.sums.dd / port.sums.num_elements)
+            for key, port in self.noise().ports.items()
+            if port.sums.num_elements
+        }
+
+    def load(self) -> LoadReport:
+        """Return the reference's load report."""
+        return LoadReport.model_validate(self.trace.attachment_json(LOAD))
+
+    def usage(self) -> Usage:
+        """Return the parts of its model that the yardstick used."""
+        return Usage.model_validate(self.trace.attachment_json(USAGE))
+
+    def weights(self) -> dict[str, str]:
+        """Return the hashes of the noise run's weights."""
+        return dict(self.trace.attachment_json("weights"))  # type: ignore[arg-type]
+
+
+def read_golden(folder: Path) -> GoldenManifest:
+    """Read the manifest of the golden in `folder`.
+
+    Raises: UsageError if there is no complete golden.
+    """
+    path = folder / MANIFEST
+    if not path.is_file():
+        begun = any(folder.glob("*/manifest.json")) if folder.is_dir() else False
+        why = "its capture did not finish" if begun else f"it has no {MANIFEST}"
+        raise UsageError(f"{folder} is not a golden: {why}")
+    content = read_json_object(refuse_link(path))
+    if (schema := content.get("schema")) != GOLDEN_SCHEMA:
+        raise UsageError(
+            f"{path}: schema {shorten(schema)}, this version of assay reads {GOLDEN_SCHEMA}: capture"
+            " the golden again, or use the version that captured it"
+        )
+    return validate_record(GoldenManifest, content, path)
+
+
+def verify_golden(folder: Path, dtype: str) -> None:
+    """Read the part of the golden in `folder` that serves `dtype`, and compare it with its hashes.
+
+    Raises: UsageError with every damaged file, and as `GoldenSection.open`.
+    """
+    section = GoldenSection.open(folder, dtype)
+    damage = [f"{dtype}/{line}" for line in section.trace.find_damage()]
+    if section.golden.content_hash() != section.golden.digest:
+        damage.insert(0, f"{MANIFEST}: its values")
+    elif section.trace.digest != section.entry.trace_digest:
+        damage.insert(0, f"{dtype}: all of it belongs to another golden")
+    if damage:
+        raise TraceError.changed(folder, damage, _ADVICE)
+
+
+# Tensors of each batch are an attachment each: it can be written as soon as it is computed.
+_KEY = "values"
+
+
+def attach_batch(writer: TraceWriter, name: str, number: int, tensor: Tensor) -> None:
+    """Store the tensor of batch `number`. Raises: as `TraceWriter.attach`."""
+    writer.attach(batch_attachment(name, number), {_KEY: tensor})
+
+
+def attached_batches(trace: Trace, name: str, batches: Iterable[Batch]) -> list[Tensor]:
+    """Return the tensor of each of `batches`, memory-mapped. Raises: as `Trace.attachment`."""
+    return [trace.attachment(batch_attachment(name, batch.number))[_KEY] for batch in batches]
+
+
+def batch_attachment(name: str, number: int) -> str:
+    """Return the name of the attachment for batch `number`."""
+    return f"{name}.{number}"

@@ -1,0 +1,410 @@
+"""Passes over a model, which both sides of a check make: free, forced, replayed, repeated."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from assay.comparing.results import ReplayResults
+from assay.devices.base import Device
+from assay.generate.generation_loop import (
+    Generated,
+    OutputError,
+    count_tokens,
+    generate,
+    generate_forced,
+    generation_options,
+    model_code,
+    read_text,
+    timeline_of,
+    whole_text,
+)
+from assay.generate.golden import batch_attachment
+from assay.hooks.expert_choices import ChoiceTracer
+from assay.hooks.module_tracer import ModuleTracer, NullHandler
+from assay.hooks.usage import UsageWatch
+from assay.hooks.values.exact_double import ExactDouble
+from assay.inputs import Batch
+from assay.locating.matching.expert_routing import (
+    ChoiceRecorder,
+    Key,
+    NearTieChoices,
+    NoiseOfChoices,
+    RecordedChoice,
+    ScoreNoise,
+    read_choices,
+)
+from assay.locating.matching.packed_trace import ReplayedTrace
+from assay.locating.matching.running_parts import BatchSource, RankLayout
+from assay.locating.measuring import DriftMeter
+from assay.locating.modules import Replayer
+from assay.models import LoadedModel
+from assay.recording.operations import PointwiseModules
+from assay.trace import Trace, TraceWriter
+
+# Tokens of a text that are generated twice: by the prefill and seven steps.
+_REPEATED_TOKENS = 8
+
+
+class ChoicesOfBatch(Protocol):
+    """An observer or replacement of expert choices in the free runs of one side."""
+
+    def attached(self, model: nn.Module, work: "Work") -> AbstractContextManager[None]:
+        """Observe one run of `work` by `model` inside the context."""
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """A model on a device, ready to run."""
+
+    loaded: LoadedModel
+    device: Device
+    choices: ChoicesOfBatch | None = None
+    """For runs on the model's own values, not for recording or replay; None without experts."""
+    layout: RankLayout | None = None
+    """The shards of this rank's tensors; None if they are whole."""
+    compiled: bool = False
+    """True if torch.compile runs the model."""
+
+    def choosing(self, work: "Work") -> AbstractContextManager[None]:
+        """Return the context that handles the choices of one run of `work`."""
+        return self.choices.attached(self.loaded.model, work) if self.choices else nullcontext()
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Run model code as the device does; a float64 model in true double precision."""
+        with ExitStack() as stack:
+            stack.enter_context(self.device.execution())
+            if self.loaded.dtype == "float64":
+                stack.enter_context(ExactDouble())
+            yield
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A batch to run, and the location of its rows in the reference's batches."""
+
+    batch: Batch
+    source: BatchSource
+    text_step: int | None = None
+    """Step number under which one call over the prompt and all new tokens is recorded. None: one call for
+    each token, as a free run needs it."""
+
+    def begin(self, tracer: ModuleTracer, tokens_BN: Tensor | None = None) -> None:
+        """Tell `tracer` that the batch begins. tokens_BN: the forced tokens of a whole text."""
+        batch, step = self.batch, 0
+        if self.text_step is not None and tokens_BN is not None:
+            batch, step = whole_text(batch, tokens_BN), self.text_step
+        tracer.begin_batch(batch.number, timeline_of(batch), first_step=step)
+
+
+def whole_batches(batches: Sequence[Batch]) -> list[Work]:
+    """Return the reference's batches unchanged."""
+    return [Work(batch, BatchSource(batch.number)) for batch in batches]
+
+
+def single_rows(batches: Sequence[Batch]) -> list[Work]:
+    """Cut the reference's batches into single rows.
+
+    Rows keep the padding of their batch, so that every tensor has a partner of the same shape.
+    """
+    return [
+        Work(
+            replace(
+                batch,
+                rows=batch.rows[row : row + 1],
+                prompts=batch.prompts[row : row + 1],
+                padded_to=batch.length,
+            ),
+            BatchSource(batch.number, row),
+        )
+        for batch in batches
+        for row in range(len(batch.prompts))
+    ]
+
+
+def run_free(side: Side, work: Work, sampling: dict[str, Any]) -> Generated:
+    """Generate freely. Returns: the chosen tokens, and the logits for each."""
+    with side.running(), side.choosing(work):
+        return generate(side.loaded, work.batch, sampling)
+
+
+def run_all_free(
+    side: Side, works: Sequence[Work], sampling: dict[str, Any], watch: UsageWatch | None
+) -> Iterator[Generated]:
+    """Call `run_free` for all work, while `watch` observes which parts of the model run."""
+    with nullcontext() if watch is None else watched(side, watch) as tracer:
+        for work in works:
+            if tracer is not None:
+                work.begin(tracer)
+            yield run_free(side, work, sampling)
+
+
+def run_forced(
+    side: Side, work: Work, tokens_BN: Tensor, inside: AbstractContextManager[Any] | None = None
+) -> Generated:
+    """Compute the model's logits for given tokens.
+
+    inside: entered last, as the innermost of two dispatch modes sees operations first.
+    """
+    with side.running(), side.choosing(work), inside or nullcontext():
+        if work.text_step is not None:
+            return Generated(tokens_BN, read_text(side.loaded, work.batch, tokens_BN))
+        return generate_forced(side.loaded, work.batch, tokens_BN)
+
+
+@contextmanager
+def watched(side: Side, watch: UsageWatch) -> Iterator[ModuleTracer]:
+    """Let `watch` observe inside the context which parts of its model a side uses."""
+    model, tracer = side.loaded.model, ModuleTracer(watch)
+    watch.add_parameters_of(model)
+    # A mode around a compiled graph would make torch compile a different graph.
+    reading = nullcontext() if side.compiled or watch.root_only else watch.reading()
+    with tracer.attached(model, {""} if watch.root_only else None), reading:
+        yield tracer
+
+
+def record(
+    side: Side, works: Sequence[Work], tokens: Sequence[Tensor], watch: UsageWatch, order: int = 0
+) -> None:
+    """Let `watch` record every call of a teacher-forced run; `tokens` has (B, N) for each work.
+
+    order: number of the first call in the trace.
+    """
+    side = replace(side, choices=None)
+    with watched(side, watch) as tracer:
+        tracer.order = order
+        for work, tokens_BN in zip(works, tokens, strict=True):
+            work.begin(tracer, tokens_BN)
+            run_forced(side, work, tokens_BN)
+
+
+def accumulated_errors(side: Side, batch: Batch, trace: ReplayedTrace) -> dict[str, float]:
+    """Return the relative error of every module's result when the longest prompt of `batch` is read.
+
+    No value is replaced, so that errors accumulate along the depth.
+    """
+    work = max(single_rows([batch]), key=lambda one: len(one.batch.rows[0]))
+    meter = DriftMeter(trace, work.source)
+    tracer = ModuleTracer(meter)
+    prompts = replace(work.batch, max_new_tokens=min(1, work.batch.max_new_tokens))
+    with tracer.attached(side.loaded.model), side.running(), side.choosing(work):
+        work.begin(tracer)
+        generate(side.loaded, prompts)
+    return meter.relative_errors()
+
+
+def find_pointwise(side: Side, work: Work) -> frozenset[str]:
+    """Find modules whose own code, in the first forward call, only rounds element by element."""
+    batch = replace(work.batch, max_new_tokens=1)
+    tracer = ModuleTracer(NullHandler())
+    pointwise = PointwiseModules(tracer)
+    # Entered last, as the innermost of two dispatch modes sees operations first.
+    with tracer.attached(side.loaded.model), side.running(), pointwise:
+        generate(side.loaded, batch)
+    return pointwise.paths
+
+
+def replay(
+    side: Side,
+    works: Sequence[Work],
+    tokens: Sequence[Tensor],
+    replayer: Replayer,
+    watch: UsageWatch | None = None,
+    *,
+    tolerated: tuple[type[BaseException], ...] = (),
+) -> ReplayResults:
+    """Measure every stage of a model against a recorded run, with the recorded values injected.
+
+    watch: a watch around `replayer`, to observe the usage of the model.
+    tolerated: errors that end a run and not the replay; what was called before them is measured.
+    """
+    side = replace(side, choices=None)
+    replayer.layout = side.layout
+    with watched(side, watch or UsageWatch(replayer)) as tracer:
+        for work, tokens_BN in zip(works, tokens, strict=True):
+            replayer.source = work.source
+            work.begin(tracer, tokens_BN)
+            with suppress(*tolerated):
+                run_forced(side, work, tokens_BN)
+    steps = {work.batch.number: work.text_step for work in works}
+    return replayer.finish(lambda site: steps.get(site.micro_batch) in (None, site.step))
+
+
+@dataclass(frozen=True, slots=True)
+class Repeatability:
+    """The difference of two runs of the same work."""
+
+    identical: bool
+    """True if bitwise equal."""
+    spread: float
+    """Norm of the difference over the norm of the first run."""
+
+
+class RepeatedWork:
+    """The first work of a side, run twice to see whether its results repeat.
+
+    A work that generates step by step runs again for its first tokens only, whose logits are kept.
+    num_tokens: tokens that the second run reads.
+    """
+
+    def __init__(self, works: Sequence[Work]) -> None:
+        first = works[0]
+        if first.text_step is None:
+            num_new = min(first.batch.max_new_tokens, _REPEATED_TOKENS)
+            first = replace(first, batch=replace(first.batch, max_new_tokens=num_new))
+        self._work = first
+        self._logits = torch.empty(0)
+        self.num_tokens = count_tokens([first.batch])
+
+    def offer(self, number: int, logits: Tensor) -> None:
+        """Keep the logits of work `number`, (B, N, V), if it runs twice."""
+        if number == 0:
+            num_new = self._work.batch.max_new_tokens
+            self._logits = logits[:, :num_new].clone() if num_new else logits
+
+    def run_again(self, side: Side, tokens: Sequence[Tensor]) -> Repeatability:
+        """Run again, with the tokens of every work, and compare."""
+        forced = tokens[0][:, : self._work.batch.max_new_tokens]
+        logits = run_forced(side, self._work, forced).logits
+        if torch.equal(logits, self._logits):
+            return Repeatability(identical=True, spread=0.0)
+        if logits.shape != self._logits.shape:
+            return Repeatability(identical=False, spread=math.inf)
+        expected = self._logits.double()
+        difference = float((logits.double() - expected).pow(2).sum())
+        scale = float(expected.pow(2).sum())
+        return Repeatability(identical=False, spread=math.sqrt(difference / max(scale, 1e-300)))
+
+
+@torch.no_grad()
+def processed_scores(
+    side: Side, work: Work, tokens_BN: Tensor, logits_BNV: Tensor, sampling: dict[str, Any]
+) -> Tensor:
+    """Compute the scores after all processors, (B, N, V) float32, for given tokens and logits.
+
+    `generate` prepares the processors: temperature, top-k, top-p, penalties, minimum length.
+    Raises: OutputError if the model's generate raises, or does not call `custom_generate`.
+    """
+    model: Any = side.loaded.model
+    scores_BNV = torch.empty(logits_BNV.shape, dtype=torch.float32)
+    device = next(model.parameters()).device
+    is_called = False
+
+    def instead_of_sampling(
+        model: Any,  # noqa: ANN401 - as transformers calls it
+        input_ids: Tensor,
+        logits_processor: Any,  # noqa: ANN401
+        **rest: Any,  # noqa: ANN401
+    ) -> Tensor:
+        nonlocal is_called
+        del model, rest
+        is_called = True
+        sequence = torch.cat([input_ids, tokens_BN.to(input_ids.device)], dim=1)
+        start = input_ids.shape[1]
+        for step in range(tokens_BN.shape[1]):
+            logits = logits_BNV[:, step].to(device, torch.float32)
+            scores_BNV[:, step] = logits_processor(sequence[:, : start + step], logits).cpu()
+        return sequence
+
+    batch = work.batch
+    with side.device.execution(), model_code():
+        model.generate(
+            batch.input_ids.to(device),
+            attention_mask=batch.attention_mask.to(device),
+            generation_config=generation_options(side.loaded, batch, sampling),
+            custom_generate=instead_of_sampling,
+        )
+    if not is_called:
+        raise OutputError("generate does not call its argument custom_generate", raised=True)
+    return scores_BNV
+
+
+_NAME = "choices"
+_NOISE = "choice-noise"
+
+
+class RecordingChoices:
+    """Recorder of the choices of each run, into a trace."""
+
+    def __init__(self, writer: TraceWriter) -> None:
+        self._writer = writer
+
+    @contextmanager
+    def attached(self, model: nn.Module, work: Work) -> Iterator[None]:
+        """Record one run inside the context."""
+        recorder = ChoiceRecorder()
+        with ChoiceTracer(recorder).attached(model):
+            yield
+        tensors = recorder.to_tensors()
+        if tensors:
+            self._writer.attach(batch_attachment(_NAME, work.batch.number), tensors)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedChoices:
+    """The choices in a trace, by batch number; empty for a model without experts."""
+
+    by_batch: Mapping[int, Mapping[Key, RecordedChoice]]
+    num_rows: Mapping[int, int]
+
+    @classmethod
+    def read(cls, trace: Trace, batches: Sequence[Batch]) -> "RecordedChoices":
+        """Read the choices of `batches`; none for a model without experts."""
+        names = {batch.number: batch_attachment(_NAME, batch.number) for batch in batches}
+        return cls(
+            {
+                number: read_choices(dict(trace.attachment(name)))
+                for number, name in names.items()
+                if name in trace.attachments
+            },
+            {batch.number: len(batch.prompts) for batch in batches},
+        )
+
+    @property
+    def modules(self) -> frozenset[str]:
+        """Return the module paths of the groups of experts."""
+        return frozenset(key[2] for choices in self.by_batch.values() for key in choices)
+
+    def of_work(self, work: Work) -> dict[Key, RecordedChoice]:
+        """Return the choices for `work`."""
+        number, row = work.source.batch, work.source.row
+        return {
+            key: choice.select_row(row, self.num_rows[number])
+            for key, choice in self.by_batch.get(number, {}).items()
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class ReplacedChoices:
+    """Replacement of the choices of each run by recorded ones, where `handler` decides so."""
+
+    recorded: RecordedChoices
+    handler: NoiseOfChoices | NearTieChoices
+
+    @contextmanager
+    def attached(self, model: nn.Module, work: Work) -> Iterator[None]:
+        """Replace the choices of one run inside the context."""
+        self.handler.expected = self.recorded.of_work(work)
+        measures = isinstance(self.handler, NoiseOfChoices)
+        tracer = ChoiceTracer(self.handler, None if measures else self.recorded.modules)
+        with tracer.attached(model):
+            yield
+
+
+def attach_choice_noise(writer: TraceWriter, noise: Mapping[str, ScoreNoise]) -> None:
+    """Store the noise of router scores, by group of experts, if there is any."""
+    if noise:
+        writer.attach_json(_NOISE, {module: asdict(item) for module, item in noise.items()})
+
+
+def read_choice_noise(trace: Trace) -> dict[str, ScoreNoise]:
+    """Return the noise that `attach_choice_noise` stored; empty in a golden without it."""
+    if _NOISE not in trace.attachments:
+        return {}
+    stored: Any = trace.attachment_json(_NOISE)
+    return {module: ScoreNoise(**item) for module, item in stored.items()}

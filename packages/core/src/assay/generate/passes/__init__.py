@@ -1,1 +1,0 @@
-"""Running a model over batches: free, teacher-forced, recorded, replayed."""

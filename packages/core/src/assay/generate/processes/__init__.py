@@ -1,1 +1,0 @@
-"""The processes of `assay check generate`: their requests, what they run, their reports."""

@@ -1,1 +1,0 @@
-"""`assay check load`: compare a loaded model with the files of its folder."""

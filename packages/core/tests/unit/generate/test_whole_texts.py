@@ -1,0 +1,148 @@
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from assay.devices.registry import open_device
+from assay.generate.passes import Side, Work, record, run_all_free, run_forced, whole_batches
+from assay.generate.whole_texts import RootInputs, attach_text_steps, with_whole_texts
+from assay.hooks.row_positions import RowIndex
+from assay.hooks.usage import UsageWatch
+from assay.hooks.values.boundary import Boundary
+from assay.inputs import Batch
+from assay.locating.matching.running_parts import BatchSource
+from assay.locating.matching.stepwise_trace import StepwiseTrace
+from assay.models import load_model
+from assay.recording.modules import Recorder
+from assay.trace import Trace, TraceWriter
+
+UNROUNDED = Boundary(torch.float64, torch.float64)
+BATCH = Batch(0, ((5, 6, 7), (7, 8, 9, 10, 11)), (0, 1), 0, 3)
+FAMILIES = ("llama", "mixtral", "qwen3", "granite", "gpt-bigcode")
+
+
+def side_of(name: str, dtype: str = "float64") -> Side:
+    loaded = load_model(f"micro:{name}?trained=0", dtype=dtype, attention="eager")
+    return Side(loaded, open_device("cpu"))
+
+
+@pytest.fixture
+def side() -> Side:
+    return side_of("llama")
+
+
+def record_text(side: Side, work: Work, folder: Path) -> tuple[Trace, Tensor]:
+    """Generate freely and record the text as `work` asks. Returns: the trace and the tokens."""
+    with TraceWriter(folder, {}) as writer:
+        inputs = RootInputs(writer, [work])
+        free_work = replace(work, text_step=None)
+        (free,) = run_all_free(side, [free_work], {}, UsageWatch(inputs, root_only=True))
+        watch = UsageWatch(Recorder(writer, UNROUNDED))
+        record(side, [work], [free.tokens], watch, inputs.num_calls)
+        attach_text_steps(writer, [work])
+    return Trace.open(folder), free.tokens
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_steps_of_a_whole_text_are_those_that_were_recorded_step_by_step(
+    name: str, tmp_path: Path
+) -> None:
+    side = side_of(name)
+    by_step, _ = record_text(side, Work(BATCH, BatchSource(0)), tmp_path / "steps")
+    whole, _ = record_text(side, Work(BATCH, BatchSource(0), text_step=3), tmp_path / "text")
+    view = StepwiseTrace.open(whole)
+
+    assert len(view.calls) == len(by_step.calls)
+    assert len(whole.calls) < len(by_step.calls)
+    num_compared = 0
+    for call in by_step.calls:
+        found = view.find(call.site)
+        assert found is not None
+        assert (found.rows, found.caller, set(found.ports)) == (
+            call.rows, call.caller, set(call.ports),
+        )  # fmt: skip
+        for port in call.ports:
+            expected, actual = by_step.tensor(call, port), view.tensor(found, port)
+            assert view.stored(found, port).shape == tuple(actual.shape) == tuple(expected.shape)
+            # Padding attends to other columns of padding.
+            pair, _, _ = RowIndex(call.rows).flatten(actual, expected)
+            torch.testing.assert_close(*pair, rtol=0, atol=1e-9)
+            num_compared += 1
+    assert num_compared > 100
+
+
+def test_logits_of_a_whole_text_are_those_of_its_steps(side: Side) -> None:
+    tokens = torch.tensor([[1, 2, 3], [4, 5, 6]])
+    by_step = run_forced(side, Work(BATCH, BatchSource(0)), tokens).logits
+    whole = run_forced(side, Work(BATCH, BatchSource(0), text_step=3), tokens).logits
+
+    torch.testing.assert_close(whole, by_step, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_decoders_are_recorded_in_whole_texts(name: str) -> None:
+    (work,) = with_whole_texts(side_of(name), whole_batches([BATCH]))
+
+    assert work.text_step == 3
+
+
+@pytest.mark.parametrize(("dtype", "factor"), [("float64", 1 + 1e-6), ("float32", 1 + 1e-4)])
+def test_model_whose_steps_compute_something_else_is_recorded_step_by_step(
+    dtype: str, factor: float
+) -> None:
+    def scale_single_tokens(_module: nn.Module, _inputs: object, output: Tensor) -> Tensor:
+        return output * factor if output.shape[1] == 1 else output
+
+    side = side_of("llama", dtype)
+    up = side.loaded.model.get_submodule("model.layers.1.mlp.up_proj")
+    with up.register_forward_hook(scale_single_tokens):
+        (work,) = with_whole_texts(side, whole_batches([BATCH]))
+
+    assert work.text_step is None
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [replace(BATCH, prefill_chunk=2), replace(BATCH, max_new_tokens=1)],
+    ids=["read in chunks", "one token"],
+)
+def test_texts_that_are_not_read_at_once_are_recorded_step_by_step(
+    side: Side, batch: Batch
+) -> None:
+    (work,) = with_whole_texts(side, whole_batches([batch]))
+
+    assert work.text_step is None
+
+
+def test_text_beyond_a_sliding_window_is_recorded_step_by_step() -> None:
+    side = side_of("mistral")
+    inside, beyond = with_whole_texts(
+        side, whole_batches([BATCH, replace(BATCH, number=1, max_new_tokens=32)])
+    )
+
+    assert (inside.text_step, beyond.text_step) == (3, None)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_yardstick_in_float32_reads_a_text_in_one_call(name: str) -> None:
+    (work,) = with_whole_texts(side_of(name, "float32"), whole_batches([BATCH]))
+
+    assert work.text_step == 3
+
+
+def test_recurrent_model_is_recorded_step_by_step(
+    side: Side, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(type(side.loaded.model), "_is_stateful", True, raising=False)
+
+    (work,) = with_whole_texts(side, whole_batches([BATCH]))
+
+    assert work.text_step is None
+
+
+def test_encoder_is_recorded_as_it_runs() -> None:
+    (work,) = with_whole_texts(side_of("bert"), whole_batches([replace(BATCH, max_new_tokens=0)]))
+
+    assert work.text_step is None
