@@ -295,7 +295,7 @@ class PairSums:
     def bin_bias_beyond_rounding(self, allowed_slope: float = 0.0) -> tuple[float, float] | None:
         """Return `bin_bias` of the errors beyond correct rounding; None if the stage adds values up."""
         if self.beyond_rounding is None:
-            return None
+            return None if self.num_elements else (0.0, 0.0)
         return self._bias_of(self.beyond_rounding, allowed_slope)
 
     def _bias_of(self, sums: Tensor, allowed_slope: float) -> tuple[float, float]:
@@ -308,25 +308,14 @@ class PairSums:
         bias = mean - allowed_slope * size[used] / n
         return float((bias**2).mean().sqrt()), float((variance / n).mean().sqrt())
 
-    def channel_scores(self) -> Tensor:
-        """Return slope and mean error of each channel, in standard errors.
-
-        Shape: (2, C); empty if there are fewer than FEWEST_CHANNEL_ROWS rows or the ports had different widths.
-        """
-        if (
-            self.channel is None
-            or self.channel_rows < FEWEST_CHANNEL_ROWS
-            or self.channel_rows * self.channel.shape[1] != self.num_elements
-        ):
-            return _zeros(2, 0)
-        n = self.channel_rows
-        d, de, ee, dd, _ = self.channel
-        noise = (dd / n).sqrt()
-        slope = (de.abs() / ee.sqrt().clamp(min=1e-300)) / noise.clamp(min=1e-300)
-        bias = (d / n).abs() * math.sqrt(n) / noise.clamp(min=1e-300)
-        scores = torch.stack([slope, bias])
-        scores[:, dd == 0] = 0.0
-        return scores
+    @property
+    def has_channel_statistics(self) -> bool:
+        """Return True if there are enough rows, and all calls had one width."""
+        return (
+            self.channel is not None
+            and self.channel_rows >= FEWEST_CHANNEL_ROWS
+            and self.channel_rows * self.channel.shape[1] == self.num_elements
+        )
 
     def worst_row(self) -> tuple[float, int, int]:
         """Return the largest relative error of a row, with its prompt and position; nan is largest."""

@@ -53,21 +53,22 @@ class DeviceShare:
 
 
 NO_SHARE = DeviceShare()
-_NO_BIAS = (0.0, 0.0)
+
+# In place of the noise run's sums where it has none: the smallest noise decides.
+NO_NOISE = PairSums()
 
 
 def tensor_ratio(
-    actual: PairSums, noise: PairSums | None, unit_roundoff: float, share: DeviceShare = NO_SHARE
+    actual: PairSums, noise: PairSums, unit_roundoff: float, share: DeviceShare = NO_SHARE
 ) -> Ratio:
     """Compare the relative errors of the whole tensor, pooled over calls. Ignores `share`."""
     del share
-    expected = noise.relative_error if noise is not None else 0.0
-    floor = TENSOR_FLOOR * unit_roundoff
-    return Ratio("replay-tensor", actual.relative_error, at_least(floor, expected))
+    expected = at_least(TENSOR_FLOOR * unit_roundoff, noise.relative_error)
+    return Ratio("replay-tensor", actual.relative_error, expected)
 
 
 def row_ratio(
-    actual: PairSums, noise: PairSums | None, unit_roundoff: float, share: DeviceShare = NO_SHARE
+    actual: PairSums, noise: PairSums, unit_roundoff: float, share: DeviceShare = NO_SHARE
 ) -> Ratio | None:
     """Compare the errors of the worst rows: an average hides a fault in a few tokens. Ignores `share`.
 
@@ -78,9 +79,8 @@ def row_ratio(
     del share
     if actual.channel is not None and actual.channel.shape[1] < FEWEST_IN_ROW:
         return None
-    expected = noise.worst_row()[0] if noise is not None else 0.0
-    floor = TENSOR_FLOOR * unit_roundoff
-    return Ratio("replay-row", actual.worst_row()[0], at_least(floor, expected))
+    expected = at_least(TENSOR_FLOOR * unit_roundoff, noise.worst_row()[0])
+    return Ratio("replay-row", actual.worst_row()[0], expected)
 
 
 def at_least(floor: float, noise: float) -> float:
@@ -101,12 +101,12 @@ def _function_bias(unit_roundoff: float, bias: float = FLOAT32_BIAS) -> float:
 
 
 def slope_ratio(
-    actual: PairSums, noise: PairSums | None, unit_roundoff: float, share: DeviceShare = NO_SHARE
+    actual: PairSums, noise: PairSums, unit_roundoff: float, share: DeviceShare = NO_SHARE
 ) -> Ratio:
     """Compare the slopes of the errors on the yardstick: finds a wrong scale far below the noise."""
-    chance = max(sums.slope_standard_error for sums in (actual, noise) if sums is not None)
+    chance = max(actual.slope_standard_error, noise.slope_standard_error)
     expected = max(
-        abs(noise.slope) if noise is not None else 0.0,
+        abs(noise.slope),
         SLOPE_STANDARD_ERRORS * chance,
         SLOPE_FLOOR * unit_roundoff,
         _function_bias(unit_roundoff),
@@ -133,7 +133,7 @@ def device_share(slope: float, common: float, is_product: bool) -> DeviceShare: 
 
 
 def bins_ratio(
-    actual: PairSums, noise: PairSums | None, unit_roundoff: float, share: DeviceShare = NO_SHARE
+    actual: PairSums, noise: PairSums, unit_roundoff: float, share: DeviceShare = NO_SHARE
 ) -> Ratio | None:
     """Compare the mean errors by size of the value: finds a function of another shape.
 
@@ -143,21 +143,21 @@ def bins_ratio(
     if not actual.num_used_bins:
         return None
     bias, chance = actual.bin_bias(share.slope)
-    noise_bias, noise_chance = noise.bin_bias() if noise is not None else _NO_BIAS
+    noise_bias, noise_chance = noise.bin_bias()
     shape = TRUNCATION_SHAPE * abs(share.slope) * actual.bin_spread()
     # A function may err in proportion to its value, and bins hold values of several times their mean.
     function = _function_bias(unit_roundoff) * max(1.0, actual.bin_spread())
     floor = max(shape, share.floor, BINS_FLOOR * unit_roundoff, function)
     expected = max(noise_bias, chance, noise_chance, floor)
     beyond = actual.bin_bias_beyond_rounding(share.slope)
-    of_noise = noise.bin_bias_beyond_rounding() if noise is not None else _NO_BIAS
+    of_noise = noise.bin_bias_beyond_rounding()
     if beyond is not None and of_noise is not None:
         bias = min(bias, expected * beyond[0] / max(beyond[1], *of_noise, floor))
     return Ratio("replay-bins", bias, expected)
 
 
 def row_slope_ratio(
-    actual: PairSums, noise: PairSums | None, unit_roundoff: float, share: DeviceShare = NO_SHARE
+    actual: PairSums, noise: PairSums, unit_roundoff: float, share: DeviceShare = NO_SHARE
 ) -> Ratio | None:
     """Compare the slopes of single rows: finds a factor whose error differs between tokens.
 
@@ -166,14 +166,14 @@ def row_slope_ratio(
     if not actual.num_row_slopes:
         return None
     slope, chance = actual.row_slope(share.slope)
-    noise_slope, noise_chance = noise.row_slope() if noise is not None else (0.0, 0.0)
+    noise_slope, noise_chance = noise.row_slope()
     bias_floor = _function_bias(unit_roundoff, FLOAT32_ROW_BIAS)
     floor = max(share.floor, BINS_FLOOR * unit_roundoff, bias_floor)
     return Ratio("replay-row-slope", slope, max(noise_slope, chance, noise_chance, floor))
 
 
 def channel_ratio(
-    actual: PairSums, noise: PairSums | None, unit_roundoff: float, share: DeviceShare = NO_SHARE
+    actual: PairSums, noise: PairSums, unit_roundoff: float, share: DeviceShare = NO_SHARE
 ) -> Ratio | None:
     """Compare the worst channel's slope or mean error, in standard errors of the noise run.
 
@@ -188,24 +188,22 @@ def channel_ratio(
     function = _function_bias(unit_roundoff) * actual.channel[2].sqrt()
     scale = torch.maximum(scale, function / chance)
     score = _largest_score(actual, scale, share.slope)
-    noise_score = _largest_score(noise, scale) if noise is not None else 0.0
+    noise_score = _largest_score(noise, scale)
     unit = float(scale.mean()) / math.sqrt(max(actual.ee / actual.num_elements, 1e-300))
     unit /= math.sqrt(actual.channel_rows)
     expected = max(max(noise_score, chance) * unit, share.floor)
     return Ratio("replay-channel", score * unit, expected)
 
 
-def channel_noise(
-    actual: PairSums, noise: PairSums | None, unit_roundoff: float
-) -> torch.Tensor | None:
+def channel_noise(actual: PairSums, noise: PairSums, unit_roundoff: float) -> torch.Tensor | None:
     """Return the root mean square error of each channel in the noise run, at least half a unit, (C,)."""
-    if actual.channel is None or actual.channel_scores().numel() == 0:
+    if actual.channel is None or not actual.has_channel_statistics:
         return None
     floor = TENSOR_FLOOR * unit_roundoff * (actual.channel[2] / actual.channel_rows).sqrt()
     floor = floor.clamp(
         min=TENSOR_FLOOR * unit_roundoff * math.sqrt(actual.ee / actual.num_elements)
     )
-    if noise is None or noise.channel is None:
+    if noise.channel is None:
         return floor
     if noise.channel.shape != actual.channel.shape:
         return None  # the rank holds some of the channels only
@@ -223,17 +221,17 @@ def _largest_score(sums: PairSums, scale: torch.Tensor, allowed: float = 0.0) ->
     return float(torch.maximum(slope, bias).max())
 
 
-def share_ratio(actual: PairSums, noise: PairSums | None) -> Ratio:
+def share_ratio(actual: PairSums, noise: PairSums) -> Ratio:
     """Compare the shares of misrounded elements of a stage that rounds element by element."""
-    expected = noise.misrounded_share if noise is not None else 0.0
-    return Ratio("replay-share", actual.misrounded_share, max(expected, SHARE_FLOOR))
+    expected = max(noise.misrounded_share, SHARE_FLOOR)
+    return Ratio("replay-share", actual.misrounded_share, expected)
 
 
 _RATIOS = (tensor_ratio, row_ratio, slope_ratio, bins_ratio, channel_ratio, row_slope_ratio)
 
 
 def error_ratios(
-    actual: PairSums, noise: PairSums | None, unit_roundoff: float, share: DeviceShare = NO_SHARE
+    actual: PairSums, noise: PairSums, unit_roundoff: float, share: DeviceShare = NO_SHARE
 ) -> list[Ratio]:
     """Return all statistics of the error that are defined for these sums."""
     ratios = [ratio_of(actual, noise, unit_roundoff, share) for ratio_of in _RATIOS]

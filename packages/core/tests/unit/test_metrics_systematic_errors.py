@@ -141,7 +141,7 @@ def test_sampled_bins_include_every_channel() -> None:
     assert float(sums.bins[0].sum()) <= BINNED_ELEMENTS
 
 
-def test_channel_scores_find_the_one_channel_with_a_bias() -> None:
+def test_channel_sums_show_the_one_channel_with_a_bias() -> None:
     rows = 64
     expected = torch.ones(rows, 3, dtype=torch.float64)
     noise = torch.tensor([0.1, -0.1], dtype=torch.float64).repeat(rows // 2)
@@ -149,17 +149,19 @@ def test_channel_scores_find_the_one_channel_with_a_bias() -> None:
     actual[:, 0] += noise
     actual[:, 1] += 0.1
 
-    slope, bias = sums_of(actual, expected).channel_scores().tolist()
+    channel = sums_of(actual, expected).channel
 
-    # A constant error is sqrt(rows) standard errors away, an alternating one none; e is 1
-    # everywhere, so slope and bias are the same.
-    assert slope == pytest.approx([0.0, 8.0, 0.0], abs=1e-9)
-    assert bias == pytest.approx([0.0, 8.0, 0.0], abs=1e-9)
+    # An alternating error has no sum; e is 1 everywhere, so the sums of d and of d e are the same.
+    assert channel is not None
+    for of_channels, by_hand in zip(
+        channel, ([0, 6.4, 0], [0, 6.4, 0], [64] * 3, [0.64, 0.64, 0], [64] * 3), strict=True
+    ):
+        assert of_channels.tolist() == pytest.approx(by_hand, abs=1e-9)
 
 
-def test_too_few_rows_give_no_channel_scores() -> None:
-    assert sums_of(torch.ones(31, 2), torch.ones(31, 2)).channel_scores().shape == (2, 0)
-    assert sums_of(torch.ones(32, 2), torch.ones(32, 2)).channel_scores().shape == (2, 2)
+def test_too_few_rows_give_no_channel_statistics() -> None:
+    assert not sums_of(torch.ones(31, 2), torch.ones(31, 2)).has_channel_statistics
+    assert sums_of(torch.ones(32, 2), torch.ones(32, 2)).has_channel_statistics
 
 
 def test_misrounded_share_counts_what_is_not_the_rounded_value() -> None:

@@ -8,6 +8,7 @@ from torch import Tensor
 from assay.comparing.limits import load_limits
 from assay.metrics import PairSums
 from assay.noise import (
+    NO_NOISE,
     SHARE_FLOOR,
     DeviceShare,
     bins_ratio,
@@ -24,10 +25,10 @@ from assay.verdicts import Ratio
 
 UNIT = 2.0**-8  # of bfloat16
 
-Judge = Callable[[PairSums, PairSums | None, float], Ratio | None]
+Judge = Callable[[PairSums, PairSums, float], Ratio | None]
 
 
-def judged(judge: Judge, actual: PairSums, noise: PairSums | None, unit_roundoff: float) -> Ratio:
+def judged(judge: Judge, actual: PairSums, noise: PairSums, unit_roundoff: float) -> Ratio:
     ratio = judge(actual, noise, unit_roundoff)
     assert ratio is not None
     return ratio
@@ -91,7 +92,7 @@ def test_lucky_noise_counts_as_half_a_unit(judge: Judge) -> None:
     actual, lucky = sums_of(alternating(0.01), ones()), sums_of(alternating(0.0), ones())
 
     assert judged(judge, actual, lucky, UNIT).expected == UNIT / 2
-    assert judged(judge, actual, None, UNIT).expected == UNIT / 2
+    assert judged(judge, actual, NO_NOISE, UNIT).expected == UNIT / 2
 
 
 @pytest.mark.parametrize("judge", [tensor_ratio, row_ratio])
@@ -158,7 +159,7 @@ def test_slope_within_chance_is_no_slope() -> None:
     error = alternating(0.01, columns=1).clone()
     error[1] = 0.01
 
-    ratio = slope_ratio(sums_of(error, ones(columns=1)), None, UNIT)
+    ratio = slope_ratio(sums_of(error, ones(columns=1)), NO_NOISE, UNIT)
 
     assert ratio.value == pytest.approx(0.25 / 3)
 
@@ -283,19 +284,19 @@ def test_share_of_wrongly_rounded_elements_has_a_floor() -> None:
     ratio = share_ratio(actual, exact)
 
     assert (ratio.actual, ratio.expected) == (0.1, SHARE_FLOOR)
-    assert share_ratio(actual, None) == ratio
+    assert share_ratio(actual, NO_NOISE) == ratio
 
 
 @pytest.mark.parametrize("judge", [tensor_ratio, row_ratio, slope_ratio])
 def test_nothing_compared_is_no_error(judge: Judge) -> None:
     assert judged(judge, PairSums(), PairSums(), UNIT).value == 0.0
-    assert judged(judge, PairSums(), None, UNIT).value == 0.0
+    assert judged(judge, PairSums(), NO_NOISE, UNIT).value == 0.0
 
 
 @pytest.mark.parametrize("judge", [bins_ratio, channel_ratio, row_slope_ratio])
 def test_statistic_without_enough_values_is_none(judge: Judge) -> None:
     assert judge(PairSums(), PairSums(), UNIT) is None
-    assert judge(PairSums(), None, UNIT) is None
+    assert judge(PairSums(), NO_NOISE, UNIT) is None
 
 
 @pytest.mark.parametrize("judge", [tensor_ratio, row_ratio])
@@ -326,7 +327,7 @@ def _ratios(error: Tensor, expected: Tensor, noise: Tensor | None = None) -> dic
     sums.add(expected * (1 + error * 2.0**-24), expected, address, address)
     if noise is not None:
         of_noise.add(expected * (1 + noise * 2.0**-24), expected, address, address)
-    found = error_ratios(sums, of_noise if noise is not None else None, 2.0**-24)
+    found = error_ratios(sums, of_noise if noise is not None else NO_NOISE, 2.0**-24)
     return {one.statistic: one.value for one in found}
 
 

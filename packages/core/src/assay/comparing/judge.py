@@ -13,6 +13,7 @@ from assay.comparing.results import PortResult, ReplayResults
 from assay.dtypes import FORMATS, float_format
 from assay.metrics import PairSums
 from assay.noise import (
+    NO_NOISE,
     NO_SHARE,
     SLOPE_STANDARD_ERRORS,
     device_share,
@@ -145,7 +146,7 @@ def _ratios(
         yield Ratio("non-finite", math.nan, 0.0)
         return
     unit = max(_unit_roundoff(port, noise), least_unit)
-    reference = noise.sums if noise is not None and noise.sums.num_elements else None
+    reference = noise.sums if noise is not None and noise.sums.num_elements else NO_NOISE
     share = device_share(sums.slope, common, _is_product(port)) if common else NO_SHARE
     if least_unit:
         share = replace(share, floor=max(share.floor, least_unit))
@@ -161,10 +162,9 @@ def _ratios(
         yield replace(ratio, expected=math.hypot(ratio.expected, *more))
     if others:
         return
-    noise_share = reference.misrounded_share if reference is not None else 0.0
     # Counts of wrong roundings are comparable in one dtype only.
     alike = noise is not None and noise.pointwise and noise.dtype == port.dtype
-    if alike and noise_share <= PURE_ROUNDING_SHARE:
+    if alike and reference.misrounded_share <= PURE_ROUNDING_SHARE:
         yield share_ratio(sums, reference)
 
 

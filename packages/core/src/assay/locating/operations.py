@@ -14,7 +14,7 @@ from assay.comparing.limits import Limits
 from assay.dtypes import FORMATS
 from assay.hooks.row_positions import RowIndex
 from assay.metrics import PairSums
-from assay.noise import error_ratios
+from assay.noise import NO_NOISE, error_ratios
 from assay.recording.operations import ATTENTION, MOVING, Operation
 from assay.sites import RowMap
 from assay.verdicts import Ratio
@@ -156,7 +156,7 @@ def _worst_ratio(
     for number, tensor in enumerate(actual.outputs[: len(expected.outputs)]):
         reference = expected.outputs[number]
         sums = _sums(tensor, reference, rows)
-        noise_sums = None
+        noise_sums = NO_NOISE
         unit = unit_roundoff
         if noise is not None and number < len(noise.outputs):
             noise_sums = _sums(noise.outputs[number], reference, rows)
