@@ -186,7 +186,7 @@ def run(  # noqa: PLR0913 - one for each option
     Exit code: 0 PASS, 1 FAIL (NaN, or a choice no better than a guess), 2 usage or environment error,
     3 too few items to tell the model from a guess.
     """
-    from assay.cli.verdict_output import finish
+    from assay.cli.ending import finish
     from assay.models.remote_code import remote_code_of
     from assay.runs import RunFolder, open_progress
     from assay.runs.results import write_results
@@ -249,7 +249,7 @@ def tune(
     Exit code: 0 PASS, 1 FAIL, 2 usage or environment error, 3 the baseline has no
     matching run.
     """
-    from assay.cli.verdict_output import finish
+    from assay.cli.ending import finish
     from assay.runs import open_progress
     from assay_bench.tuning.recipe import read_recipe
     from assay_bench.tuning.running import open_folder, run_tunings
@@ -286,7 +286,7 @@ def compare(  # noqa: PLR0913 - one for each option
     Exit code: 0 PASS, 1 FAIL, 2 usage or environment error, 3 UNDERPOWERED or different questions.
     """
     from assay.api.verdict import CheckedVerdict
-    from assay.cli.verdict_output import end_with
+    from assay.cli.ending import end_with
     from assay.runs import RunFolder
     from assay_bench.comparison_files import compare_folders
 

@@ -6,10 +6,7 @@ Importing this package imports no torch: each name is loaded when it is first us
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from assay.api.dumps import compare
-    from assay.api.generation import check_generate
-    from assay.api.loading import check_load
-    from assay.api.training import check_train
+    from assay.api.checks import check_generate, check_load, check_train, compare
     from assay.devices.torch_settings import seed_all
     from assay.recording.capture import capture
     from assay.verdicts import Verdict
@@ -19,10 +16,10 @@ if TYPE_CHECKING:
 _HOMES = {
     "Verdict": "assay.verdicts",
     "capture": "assay.recording.capture",
-    "compare": "assay.api.dumps",
-    "check_generate": "assay.api.generation",
-    "check_load": "assay.api.loading",
-    "check_train": "assay.api.training",
+    "compare": "assay.api.checks",
+    "check_generate": "assay.api.checks",
+    "check_load": "assay.api.checks",
+    "check_train": "assay.api.checks",
     "seed_all": "assay.devices.torch_settings",
 }
 

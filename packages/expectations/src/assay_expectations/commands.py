@@ -102,7 +102,7 @@ def verify(
     captured on this kind of machine, or part of a model never ran. Versions of software may differ;
     the verdict lists them.
     """
-    from assay.cli.verdict_output import finish
+    from assay.cli.ending import finish
     from assay.runs import RunFolder, open_progress
     from assay_expectations.verifying import verify_expectations
 
@@ -133,7 +133,7 @@ def diff(
     Exit code: 0 noise or drift; 1 break; 2 usage error; 3 different content.
     """
     from assay.api.verdict import CheckedVerdict
-    from assay.cli.verdict_output import end_with
+    from assay.cli.ending import end_with
     from assay.errors import UsageError
     from assay.runs import RunFolder
     from assay_expectations.verifying import diff_expectations

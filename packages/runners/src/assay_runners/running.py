@@ -19,9 +19,9 @@ from typing import Any
 from assay.errors import AssayError, UsageError
 from assay.files import write_whole
 from assay.foreign_text import escape_markdown, markdown_code
-from assay.report.markdown import render_markdown
 from assay.report.page.html import render_page
 from assay.report.run_report import Report, read_report
+from assay.report.text_formats import render_markdown
 from assay.runs import Progress
 from assay.runs.results import read_verdict
 from assay.verdicts import Outcome

@@ -8,10 +8,9 @@ from rich.console import Console
 
 from assay.files import DiskError
 from assay.output.console import open_text_console
-from assay.report.page.html import render_first_screen
-from assay.report.publish import publish_one
+from assay.report.page.html import publish_one, render_first_screen
 from assay.report.run_report import Report, read_report
-from assay.report.terminal import print_report
+from assay.report.text_formats import print_report
 from assay.verdicts import Verdict
 
 

@@ -1,16 +1,26 @@
 """All commands: those of assay, and those of other packages under the entry points `assay.commands`.
 
-Importing this module imports no torch.
+Importing this module imports no torch. `assay --help` lists the commands in the order of this file.
 """
 
+import json
+import sys
+from collections.abc import Sequence
 from importlib.metadata import EntryPoint, entry_points, version
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from assay.cli.commands import calibrate, capture, check, devices, dumps, models, results
-from assay.errors import MachineError
+from assay.api import checks
+from assay.api.options import Option
+from assay.cli.capture import CaptureCommand, capture
+from assay.cli.derived_commands import derive_command, with_options
+from assay.errors import MachineError, UsageError
 from assay.output.streams import print_text
+
+if TYPE_CHECKING:
+    from assay.devices.detection.isolation import ListedDevice
 
 GROUP = "assay.commands"
 
@@ -20,6 +30,9 @@ _TAKES_ALL = {
     "help_option_names": list[str](),
 }  # fmt: skip
 
+_EXIT_CODES = """
+    Exit code: 0 PASS, 1 FAIL, 2 usage or environment error, 3 not everything could be compared.
+"""
 
 app = typer.Typer(
     name="assay",
@@ -28,15 +41,405 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-app.add_typer(check.app, name="check")
-app.command("capture", cls=capture.CaptureCommand)(capture.capture)
-app.command("compare")(dumps.compare)
-app.command("inspect")(dumps.inspect)
-app.command("calibrate")(calibrate.calibrate)
-app.command("devices")(devices.devices)
-app.add_typer(models.app, name="models")
-app.command("report")(results.report)
-app.command("explain")(results.explain)
+check_app = typer.Typer(help="Check a model against a reference.", no_args_is_help=True)
+models_app = typer.Typer(no_args_is_help=True, help="List the micro models, or train one again.")
+app.add_typer(check_app, name="check")
+app.add_typer(models_app, name="models")
+
+
+def _print_version(asked: bool) -> None:  # noqa: FBT001 - typer's callback
+    if asked:
+        print_text(f"assay {version('assay-core')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _assay(
+    *,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version of assay."
+        ),
+    ] = False,
+) -> None:
+    """Add --version."""
+
+
+@check_app.callback()
+def _check() -> None:
+    """Check a model against a reference."""
+
+
+check_app.command("generate")(
+    derive_command(
+        checks.check_generate,
+        f"""Does MODEL generate on the candidate as on the reference?
+
+    Example: assay check generate micro:llama --reference cpu/float32 --candidate sim/bfloat16
+{_EXIT_CODES}""",
+    )
+)
+check_app.command("train")(
+    derive_command(
+        checks.check_train,
+        f"""Does MODEL train on the candidate as on the reference?
+
+    Example: assay check train micro:llama --reference cpu/float32 --candidate cpu/bfloat16
+
+    On ranks: assay check train micro:llama --reference cpu/float32 --candidate cpu/float32
+    --candidate-trainer fsdp --mesh dp=2
+
+    Overfit: assay check train micro:llama --reference cpu/float32 --candidate cpu/bfloat16
+    --overfit --track tensorboard
+{_EXIT_CODES}""",
+    )
+)
+check_app.command("load")(
+    derive_command(
+        checks.check_load,
+        f"""Does the loaded MODEL hold what its files say?
+
+    Every tensor of the files must be in the loaded model, bit for bit. What no file holds must be
+    equal after a second load. Keys of config.json that no code reads are named. The tokenizer
+    must add one BOS and tokenize a chat once.
+
+    Example: assay check load micro:llama --run cpu/bfloat16
+{_EXIT_CODES}""",
+    )
+)
+
+app.command("capture", cls=CaptureCommand)(capture)
+
+app.command("compare")(
+    derive_command(
+        checks.compare,
+        """Compare two dumps on disk: are they the same, and if not, where do they differ first?
+
+    Each is a folder or file of any supported tool, or a model folder, which may be quantized. No model runs
+    unless --model is given.
+
+    Example: assay compare dump/golden dump/mine
+
+    Exit code: 0 PASS, 1 FAIL, 2 usage or environment error, 3 not everything could be compared.
+    """,
+    )
+)
+
+
+@app.command()
+@with_options
+def inspect(
+    folder: Annotated[str, Option("A dump, trace or golden; a folder or URL.", "FOLDER")],
+    *,
+    as_format: Annotated[str | None, Option("Default: recognized.", "NAME")] = None,
+    as_json: Annotated[bool, Option("Print JSON.")] = False,
+) -> None:
+    """List what a dump holds: format, ranks, passes, modules, sizes, and what is missing or damaged.
+
+    Example: assay inspect dump/golden
+
+    Exit code: 0, or 2 if the dump cannot be read.
+    """
+    from assay.plugins import import_torch_alone
+
+    import_torch_alone()
+    from assay.offline.contents import describe_contents
+    from assay.runs import open_progress
+
+    with open_progress() as progress, progress.step(f"inspects {folder}"):
+        contents = describe_contents(folder, as_format)
+    if as_json:
+        print_text(json.dumps(contents.to_json(), indent=1))
+    else:
+        for line in contents.to_lines():
+            print_text(line)
+
+
+@app.command()
+@with_options
+def calibrate(
+    clean: Annotated[
+        list[str],
+        Option(
+            "Runs known to be right, as cpu/bfloat16; or their metrics, as"
+            " `assay expect capture --shapes` writes them.",
+            "RUN...|FILE.jsonl...",
+        ),
+    ],
+    *,
+    output: Annotated[Path, Option("File to write.", "LIMITS.toml")],
+    reference: Annotated[
+        str | None, Option("Of runs: the trusted device. Default: cpu/float32.", "RUN")
+    ] = None,
+    model: Annotated[
+        list[str] | None, Option("Of runs: by default the micro decoders.", "MODEL")
+    ] = None,
+) -> None:
+    """Set limits from what is known to be right.
+
+    Of runs the noise ratios: each limit follows from the largest ratio. Of files the published
+    metrics of tokens: each threshold follows from what every file needs to pass, and the last line
+    that is printed is the variable by which aiu-fms-testing-utils takes the pair.
+
+    Example: assay calibrate cpu/bfloat16 sim/bfloat16 sim:truncate/bfloat16 --output mine.toml
+
+    Example: assay calibrate expectations/metrics/*.jsonl --output thresholds.toml
+    """
+    if output.exists():
+        raise UsageError(f"{output} exists already")
+    if not output.parent.is_dir():
+        raise UsageError(f"there is no folder {output.parent} to write {output.name} into")
+    files = [text for text in clean if text.endswith(".jsonl")]
+    if files and len(files) < len(clean):
+        raise UsageError("runs and files of metrics: give one kind of them")
+    names = [*clean, *(model or [])]
+    for name in names:
+        if names.count(name) > 1:
+            raise UsageError(f"{name} is given twice")
+    for option, value in (("--model", model), ("--reference", reference)):
+        if files and value:
+            raise UsageError(f"{option} is of runs: files of metrics have theirs")
+    if files:
+        _calibrate_thresholds([Path(file) for file in files], output)
+    else:
+        _calibrate_ratios(clean, model or [], reference or "cpu/float32", output)
+
+
+def _calibrate_ratios(
+    runs: Sequence[str], models: Sequence[str], reference: str, output: Path
+) -> None:
+    from assay.comparing.limits import limits_file
+    from assay.devices.run_string import parse_run
+    from assay.files import write_whole
+    from assay.generate.check import MODELS, run_clean
+    from assay.runs import RunFolder, open_progress
+
+    trusted, *judged = (parse_run(text) for text in (reference, *runs))
+    folder = RunFolder.create("calibrate")
+    with open_progress() as progress:
+        clean = run_clean(judged, models or MODELS, trusted, folder.path, progress)
+    write_whole(output, limits_file(clean, _given_command()))
+    print_text(output)
+
+
+def _calibrate_thresholds(files: Sequence[Path], output: Path) -> None:
+    from assay.comparing.limits import (
+        calibrate_thresholds,
+        published_pair,
+        read_clean_tokens,
+        thresholds_file,
+    )
+    from assay.files import write_whole
+
+    runs = [read_clean_tokens(file) for file in files]
+    write_whole(output, thresholds_file(runs, _given_command()))
+    print_text(output)
+    print_text(published_pair(calibrate_thresholds(runs)))
+
+
+def _given_command() -> str:
+    return " ".join(["assay", *sys.argv[1:]])
+
+
+@app.command()
+@with_options
+def devices(
+    *,
+    timeout: Annotated[
+        float, Option("How long the answers may take; some need longer.", "SECONDS", minimum=0.1)
+    ] = 6.0,
+    as_json: Annotated[bool, Option("Print one JSON object and nothing else.")] = False,
+) -> None:
+    """Show the devices of this machine, and for each vendor what is missing.
+
+    A DEVICE of the list is the first part of a RUN, such as cuda:1/bfloat16. VERIFIED is what its adapter
+    was run on; others were tried on a stand-in of the maker's software alone.
+
+    Example: assay devices --json
+    """
+    from assay.devices.detection.isolation import list_devices
+
+    lines = list_devices(timeout)
+    if as_json:
+        text = json.dumps({"schema": 1, "devices": [line.to_json() for line in lines]}, indent=1)
+        print_text(text)
+    else:
+        _print_devices(lines)
+
+
+def _print_devices(lines: "tuple[ListedDevice, ...]") -> None:
+    from rich.text import Text
+
+    from assay.output.console import new_table, open_console
+
+    overview = new_table(
+        "DEVICE", "VENDOR", "STATUS", "VERIFIED", "DISTRIBUTED", "COMPILE", "RUNNER LABELS"
+    )
+    details = new_table("VENDOR", "FOUND OR MISSING")
+    styles = {"present": "green", "absent": "dim", "broken": "red"}
+    for line in lines:
+        vendor = line.vendor
+        overview.add_row(
+            line.device,
+            vendor.title if vendor else "?",
+            Text(line.status, style=styles[line.status]),
+            (vendor.verified or "no") if vendor else "?",
+            vendor.distributed_backend if vendor else "?",
+            vendor.compile_backend if vendor else "?",
+            ", ".join(vendor.runner_labels) if vendor else "?",
+        )
+        details.add_row(vendor.title if vendor else line.device, Text(_found_or_missing(line)))
+    open_console().print(overview, "", details, sep="\n")
+
+
+def _found_or_missing(line: "ListedDevice") -> str:
+    """Return the device names to use, or what to install."""
+    if line.missing:
+        return line.missing
+    counted = {product: line.products.count(product) for product in line.products}
+    found = ", ".join(
+        f"{count} x {product}" if count > 1 else product for product, count in counted.items()
+    )
+    names = " ".join(f"{line.device}:{variant}" for variant in line.variants)
+    return f"{found}: {names}" if names else found
+
+
+@app.command()
+@with_options
+def report(
+    folders: Annotated[list[Path], Option("Folders of finished runs.", "DIR...")],
+    *,
+    output: Annotated[
+        Path | None,
+        Option(
+            "Folder for the page. Default: DIR itself; for several, runs/<time>-report. "
+            "A non-empty folder is refused."
+        ),
+    ] = None,
+    markdown: Annotated[
+        Path | None, Option("Append a Markdown summary to this file, as for a job summary.")
+    ] = None,
+    as_json: Annotated[
+        bool, Option("Print the verdict, or a list of them, and nothing else.")
+    ] = False,
+) -> None:
+    """Draw the report of finished runs again; several runs get an index in one file.
+
+    The exit code is that of the worst verdict.
+    """
+    from assay.output.console import open_console
+    from assay.report.page.html import append_summary, publish_one, publish_several
+    from assay.report.run_report import read_report
+    from assay.report.text_formats import print_index, print_report, render_markdown_of
+    from assay.runs.results import format_verdict
+    from assay.verdicts import overall_outcome
+
+    reports = [read_report(folder) for folder in folders]
+    console = open_console(sys.stderr if as_json else None)
+    if len(reports) == 1:
+        print_report(reports[0], console, publish_one(reports[0], output))
+    else:
+        print_index(reports, console, publish_several(reports, output))
+    if markdown is not None:
+        append_summary(markdown, render_markdown_of(reports))
+    if as_json:
+        texts = [format_verdict(each.verdict).rstrip() for each in reports]
+        print_text(texts[0] if len(texts) == 1 else f"[{','.join(texts)}]")
+    raise typer.Exit(overall_outcome([each.verdict.verdict for each in reports]).exit_code)
+
+
+@app.command()
+@with_options
+def explain(
+    diagnosis: Annotated[
+        str | None, Option("A diagnosis of verdict.json; without it, all are listed.")
+    ] = None,
+) -> None:
+    """Say what a diagnosis means, what usually causes it, and what to do next."""
+    from rich.text import Text
+
+    from assay.comparing.wording import describe_diagnosis, list_diagnoses
+    from assay.output.console import new_table, open_console
+
+    console = open_console()
+    if diagnosis is not None:
+        console.print(Text(describe_diagnosis(diagnosis)))
+        return
+    table = new_table()
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, verdict, summary in list_diagnoses():
+        table.add_row(name, verdict, summary)
+    console.print(table)
+
+
+@models_app.command("list")
+@with_options
+def list_models(
+    *,
+    as_json: Annotated[bool, Option("Print one JSON object and nothing else.")] = False,
+) -> None:
+    """Show the recipes: what each is for, its size and its loss on held-out text."""
+    from assay.models import RECIPES
+    from assay.models.micro.recipes import read_provenance
+    from assay.output.console import new_table, open_console
+
+    records = {name: read_provenance(recipe) for name, recipe in RECIPES.items()}
+    if as_json:
+        print_text(json.dumps({"schema": 1, "models": records}, indent=1))
+        return
+    table = new_table("MODEL", "PARAMETERS", "HELD-OUT LOSS", "WHAT IT HAS")
+    for name, recipe in RECIPES.items():
+        table.add_row(f"micro:{name}", *_size_and_loss(records[name]), recipe.summary)
+    open_console().print(table)
+
+
+@models_app.command("build")
+@with_options
+def build(
+    recipe: Annotated[str, Option("A recipe of `assay models list`.")],
+    *,
+    output: Annotated[
+        Path | None, Option("Folder for the model; by default ./micro-RECIPE.")
+    ] = None,
+    seed: Annotated[int, Option("Of the first weights and of the text's order.")] = 0,
+    threads: Annotated[int, Option("A part of what the weights depend on.", minimum=1)] = 2,
+) -> None:
+    """Train a micro model from the standard library's own text, and print its held-out loss.
+
+    The result is a Hugging Face folder that every command takes as MODEL.
+    """
+    from assay.models.micro.recipes import find_recipe
+    from assay.runs import open_progress
+
+    steps = find_recipe(recipe).steps
+    with (
+        open_progress() as progress,
+        progress.task(f"train micro:{recipe}", steps, "steps") as task,
+    ):
+        from assay.models.micro_training import build_model
+
+        def show(step: int, num_steps: int, loss: float) -> None:
+            task.advance()
+            if step % 100 == 0 or step == num_steps:
+                progress.note(f"step {step} of {num_steps}: training loss {loss:.3f}")
+
+        report = build_model(
+            recipe, output or Path(f"micro-{recipe}"), show, seed=seed, num_threads=threads
+        )
+    print_text(
+        f"{report.folder}: {report.num_parameters:,} parameters, held-out loss"
+        f" {report.held_out_loss:.3f} {report.loss_unit} ({report.held_out_loss_long:.3f} at 1,088"
+        f" tokens), {report.seconds:.0f} s"
+    )
+
+
+def _size_and_loss(record: dict[str, Any] | None) -> tuple[str, str]:
+    if record is None:
+        return "?", "not installed"
+    return f"{record['num_parameters']:,}", f"{record['held_out_loss']:.3f} {record['loss_unit']}"
 
 
 def add_extensions() -> None:
@@ -64,22 +467,3 @@ def _add_broken(entry_point: EntryPoint, error: BaseException) -> None:
             f"the command {entry_point.name} cannot be loaded: {entry_point.value} raised"
             f" {type(error).__name__}: {error}; repair or uninstall its package"
         )
-
-
-def _print_version(asked: bool) -> None:  # noqa: FBT001 - typer's callback
-    if asked:
-        print_text(f"assay {version('assay-core')}")
-        raise typer.Exit
-
-
-@app.callback()
-def _assay(
-    *,
-    version: Annotated[
-        bool,
-        typer.Option(
-            "--version", callback=_print_version, is_eager=True, help="Print the version of assay."
-        ),
-    ] = False,
-) -> None:
-    """Add --version."""

@@ -45,7 +45,7 @@ def derive_command(
         ] = False,
         **given: Any,  # noqa: ANN401 - as typer parsed them
     ) -> None:
-        from assay.cli.verdict_output import end_with
+        from assay.cli.ending import end_with
 
         end_with(function(**read_values(function, given)), as_json=as_json)
 

@@ -1,4 +1,4 @@
-"""End a command without a verdict: one message, and an exit code."""
+"""End a command: with a verdict and its exit code, or with one message."""
 
 import errno
 import json
@@ -14,10 +14,13 @@ from contextlib import contextmanager, suppress
 from importlib.metadata import distributions
 from pathlib import Path
 from types import FrameType
-from typing import Literal, NoReturn, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Literal, NoReturn, Protocol, runtime_checkable
 
-from assay.errors import AssayError, UsageError
+from assay.errors import AssayError, MachineError, UsageError
 from assay.output.streams import guard_standard_streams, print_error, print_text
+
+if TYPE_CHECKING:
+    from assay.api.verdict import CheckedVerdict
 
 _BUG = "this is a bug in assay, and no verdict: please report it with the lines above"
 
@@ -42,6 +45,32 @@ class _WrongUsage(Protocol):
     """The errors of click, or of the copy that some versions of typer have."""
 
     def format_message(self) -> str: ...
+
+
+def finish(folder: Path, *, as_json: bool) -> None:
+    """Write the page of the run in `folder`, show it, and exit with its verdict's code."""
+    from assay.api.verdict import CheckedVerdict
+
+    end_with(CheckedVerdict.publish(folder), as_json=as_json)
+
+
+def end_with(verdict: "CheckedVerdict", *, as_json: bool) -> None:
+    """Print `verdict` and exit with its code; under torchrun only rank 0 prints."""
+    import typer  # slow
+
+    from assay.launch import is_first_rank
+    from assay.output.console import open_console
+    from assay.runs.results import format_verdict
+
+    if not is_first_rank():
+        raise typer.Exit
+    verdict.print_to(open_console(sys.stderr if as_json else None))
+    if as_json:
+        print_text(format_verdict(verdict), end="")
+    if verdict.unwritten:
+        print_error(f"assay: {verdict.unwritten}")
+        raise typer.Exit(MachineError.exit_code)
+    raise typer.Exit(verdict.verdict.exit_code)
 
 
 @contextmanager

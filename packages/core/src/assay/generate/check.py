@@ -88,7 +88,7 @@ def check_generate(check: GenerateCheck, folder: Path, progress: Progress) -> Ve
         for run in (check.reference, check.candidate):
             if run is not None:
                 require_run(run)
-    _import_meanwhile("assay.generate.judging", "assay.report.publish")
+    _import_meanwhile("assay.generate.judging", "assay.report.page.html")
     if check.golden is None:
         if check.setup is not None or check.options or check.num_ranks > 1:
             # In its own process, as it may patch globals; a mistake costs no reference run.

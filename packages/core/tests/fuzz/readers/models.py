@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from assay.api.inputs import choose_sampling, read_generation_config
+from assay.api.options import choose_sampling, read_generation_config
 from assay.comparing.limits import (
     PUBLISHED_METRICS,
     load_limits,

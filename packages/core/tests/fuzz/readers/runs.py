@@ -14,10 +14,9 @@ from assay.generate.check import capture
 from assay.generate.golden import GoldenSection, verify_golden
 from assay.generate.spec import GoldenSpec, InputOptions
 from assay.output.console import open_text_console
-from assay.report.markdown import render_markdown
 from assay.report.page.html import render_html
 from assay.report.run_report import Report, read_report
-from assay.report.terminal import print_report
+from assay.report.text_formats import print_report, render_markdown
 from assay.runs import SilentProgress
 from assay.runs.folders import MARK, RunFolder
 from assay.runs.results import VERDICT_FILE

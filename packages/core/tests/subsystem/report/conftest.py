@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, Route, ViewportSize, sync_playwright
 
-from assay.report.publish import publish_one
+from assay.report.page.html import publish_one
 from assay.report.run_report import read_report
 from packages.core.tests.subsystem.report.opened_pages import FAULTY
 from packages.core.tests.unit.report.sample_runs import Sample, write_sample

@@ -11,8 +11,7 @@ import pytest
 from playwright.sync_api import Page
 
 from assay.comparing.wording import format_number
-from assay.report.page.html import render_first_screen
-from assay.report.publish import publish_one, publish_several
+from assay.report.page.html import publish_one, publish_several, render_first_screen
 from assay.report.run_report import Report, read_report
 from assay.verdicts import Measurement, Outcome, Verdict
 from packages.core.tests.subsystem.report.opened_pages import (

@@ -8,8 +8,8 @@ import pytest
 from playwright.sync_api import expect
 
 from assay.comparing.wording import format_number
-from assay.report.page.table import draw_table
-from assay.report.publish import publish_one
+from assay.report.page.html import publish_one
+from assay.report.page.tables import draw_table
 from assay.report.run_report import Report, read_report
 from assay.verdicts import Measurement, Outcome, Verdict
 from packages.core.tests.subsystem.report.opened_pages import (

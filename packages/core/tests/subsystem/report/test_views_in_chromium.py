@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from assay.report.publish import publish_one
+from assay.report.page.html import publish_one
 from assay.report.run_report import Report, read_report
 from assay.verdicts import Measurement, Outcome, Verdict
 from packages.core.tests.subsystem.report.opened_pages import Chromium

@@ -10,11 +10,11 @@ import typer
 from rich.console import Console
 
 from assay.api.verdict import CheckedVerdict
-from assay.cli.verdict_output import end_with
+from assay.cli.ending import end_with
 from assay.files import DiskError
-from assay.report import publish
+from assay.report.page import html
 from assay.report.run_report import read_report
-from assay.report.terminal import print_report
+from assay.report.text_formats import print_report
 from packages.core.tests.unit.report.sample_runs import Sample, write_hostile_sample, write_sample
 
 FAILED = Sample(1, 2, 18, 2, "model.layers.0.mlp.down_proj")
@@ -86,7 +86,7 @@ def test_verdict_is_shown_where_there_is_no_room_for_the_page(
     def refuse(path: Path, _text: str) -> Path:
         raise DiskError.refused(path, OSError(errno.ENOSPC, "No space left on device"))
 
-    monkeypatch.setattr(publish, "write_whole", refuse)
+    monkeypatch.setattr(html, "write_whole", refuse)
     verdict = CheckedVerdict.publish(write_sample(tmp_path / "run", FAILED))
     with pytest.raises(typer.Exit) as end:
         end_with(verdict, as_json=False)

@@ -6,8 +6,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from assay.cli.commands.calibrate import calibrate
-from assay.cli.commands.capture import capture
+from assay.cli.application import calibrate
+from assay.cli.capture import capture
 from assay.errors import UsageError
 
 KNOWN = "known: float64, float32, bfloat16, float16"

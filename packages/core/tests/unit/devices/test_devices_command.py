@@ -8,7 +8,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from assay.cli.commands.devices import devices
+from assay.cli.application import devices
 from assay.devices.base import DeviceVendor
 from assay.devices.detection import isolation
 from assay.devices.detection.isolation import ListedDevice
@@ -73,6 +73,6 @@ def test_table_shows_names_to_use_and_what_is_missing(app: typer.Typer) -> None:
 
 
 def test_command_is_loaded_without_torch() -> None:
-    code = "import sys, assay.cli.commands.devices; print('torch' in sys.modules, 'rich' in sys.modules)"
+    code = "import sys, assay.cli.application; print('torch' in sys.modules, 'rich' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split()[0] == "False"

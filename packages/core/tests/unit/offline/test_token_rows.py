@@ -7,7 +7,7 @@ import pytest
 from torch import Tensor, nn
 
 from assay.offline.judging import token_rows
-from assay.report.page.heatmap import HeatMap, draw_heat_map
+from assay.report.page.pictures import HeatMap, draw_heat_map
 from assay.report.run_report import Report, read_report
 from packages.core.tests.unit.offline.small_dumps import Change, judge, write
 

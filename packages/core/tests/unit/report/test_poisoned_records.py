@@ -7,10 +7,9 @@ import pytest
 
 from assay.foreign_text import escape_output
 from assay.output.console import open_text_console
-from assay.report.markdown import render_markdown
 from assay.report.page.html import render_first_screen, render_html, render_index
 from assay.report.run_report import Report
-from assay.report.terminal import print_index, print_report
+from assay.report.text_formats import print_index, print_report, render_markdown
 from assay.verdicts import Coverage, Location, Suspect, Unmatched, Verdict
 from packages.core.tests.poison import (
     POISON,

@@ -22,7 +22,7 @@ from assay.devices.run_string import parse_run
 from assay.errors import AssayError, UsageError
 from assay.files import DiskError, read_record, write_whole
 from assay.launch import RemoteFunction, TimeLimits, call, interrupt_all
-from assay.report.publish import publish_one
+from assay.report.page.html import publish_one
 from assay.report.run_report import read_report
 from assay.runs import Progress, RunFolder, open_progress
 from assay.runs.results import write_results

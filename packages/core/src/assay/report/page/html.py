@@ -1,23 +1,32 @@
-"""The HTML format: one file without references to others."""
+"""The HTML format: one file without references to others, and the files of runs."""
 
 import base64
 import hashlib
+import os
 import shlex
 from functools import cache
 from pathlib import Path
+from urllib.parse import quote
 
 from jinja2 import Environment, Template
 
 from assay.comparing import wording as phrases
 from assay.comparing.explain import describe_resolution, over_limit
 from assay.comparing.wording import format_number
+from assay.files import DiskError, write_whole
 from assay.output.pages import page_environment
-from assay.report.page.charts import draw_depth, draw_kl, draw_losses
-from assay.report.page.heatmap import MAX_CELLS, draw_heat_map
-from assay.report.page.packing import pack_data
-from assay.report.page.table import MAX_ROWS, draw_table
-from assay.report.page.worst_places import draw_ranks, draw_tree, is_over_limit
+from assay.report.page.pictures import (
+    MAX_CELLS,
+    draw_depth,
+    draw_heat_map,
+    draw_kl,
+    draw_losses,
+    pack_data,
+)
+from assay.report.page.tables import MAX_ROWS, draw_ranks, draw_table, draw_tree, is_over_limit
 from assay.report.run_report import NUMERIC_COLUMNS, Report
+from assay.runs.folders import RunFolder
+from assay.verdicts import Outcome
 
 REPORT_FILE = "report.html"
 INDEX_FILE = "index.html"
@@ -113,3 +122,43 @@ def _render(template: str | Template, **context: object) -> str:
         script_hash=digest,
         **context,
     )  # fmt: skip
+
+
+_WORST_FIRST = (Outcome.FAIL, Outcome.NOT_COMPARED, Outcome.PASS)
+
+
+def publish_one(report: Report, output: Path | None = None) -> Path:
+    """Write the page of `report` to the new folder `output`, by default to the run's folder.
+
+    Returns: the path of the page.
+    Raises: FolderError if `output` is not empty, DiskError if it cannot be written.
+    """
+    folder = RunFolder.create("report", output).path if output else report.folder
+    return write_whole(folder / REPORT_FILE, render_html(report))
+
+
+def publish_several(reports: list[Report], output: Path | None = None) -> Path:
+    """Write each run's page to its folder, and an index of all to the new folder `output`.
+
+    Returns: the path of the index.
+    Raises: FolderError if `output` is not empty, DiskError if it cannot be written.
+    """
+    folder = RunFolder.create("report", output)
+    link_of = {}
+    for report in reports:
+        page = publish_one(report)
+        link_of[report.folder] = quote(Path(os.path.relpath(page, folder.path)).as_posix())
+    worst_first = sorted(reports, key=lambda report: _WORST_FIRST.index(report.verdict.verdict))
+    return folder.write_text(INDEX_FILE, render_index(worst_first, link_of))
+
+
+def append_summary(path: Path, text: str) -> None:
+    """Append `text` to the job summary at `path`.
+
+    Raises: DiskError if it cannot be written.
+    """
+    try:
+        with path.open("a", encoding="utf-8") as summary:
+            summary.write(text)
+    except OSError as error:
+        raise DiskError.refused(path, error) from error

@@ -1,4 +1,4 @@
-"""The network as a tree, with the worst child of each module marked."""
+"""The table of measurements, the ranks, and the tree of modules."""
 
 import math
 from pathlib import Path
@@ -6,9 +6,101 @@ from typing import Any
 
 import pytest
 
-from assay.report.page.worst_places import MAX_DEPTH, ModuleTree, Node, draw_tree
+from assay.report.page import tables
+from assay.report.page.tables import MAX_DEPTH, ModuleTree, Node, draw_ranks, draw_table, draw_tree
 from assay.report.run_report import Report
 from assay.verdicts import Location, Measurement, Outcome, Verdict
+
+
+def measured(ratio: float, **changes: Any) -> Measurement:
+    facts: dict[str, Any] = {
+        "level": "modules", "module": "a", "port": "output", "statistic": "token",
+        "actual": 0.02, "expected": 0.01, "ratio": ratio,
+    }  # fmt: skip
+    return Measurement(**{**facts, **changes})
+
+
+def report_of(*rows: Measurement) -> Report:
+    return Report(Path("run"), Verdict(verdict=Outcome.FAIL), list(rows))
+
+
+def test_rows_begin_with_the_highest_ratio_and_nan() -> None:
+    broken = measured(math.nan, actual=math.nan)
+    table = draw_table(report_of(measured(1.0), broken, measured(5.0)))
+    assert [str(row.ratio) for row in table.rows] == ["nan", "5.0", "1.0"]
+    assert table.statements == []
+
+
+def test_values_without_a_ratio_come_last_and_show_none() -> None:
+    table = draw_table(report_of(measured(math.nan), measured(1.0)))
+    assert [str(row.ratio) for row in table.rows] == ["1.0", "nan"]
+    columns: Any = table.packed()["columns"]
+    ratio = next(column for column in columns if column["title"] == "ratio")
+    assert [ratio["labels"][code] for code in ratio["codes"]] == ["1.0", None]
+
+
+def test_judged_rows_are_kept_before_higher_ones_that_were_not() -> None:
+    rows = [measured(9.0), measured(0.5, limit=3.0), measured(8.0)]
+    table = draw_table(report_of(*rows), max_rows=2)
+    assert [row.ratio for row in table.rows] == [9.0, 0.5]
+    assert table.statements == [
+        (
+            "2 of 3 measurements are listed: those that were judged, then those with the highest "
+            "ratios; the highest ratio left out is 8.0x."
+        )
+    ]
+
+
+def test_every_field_of_a_measurement_is_a_column() -> None:
+    packed: dict[str, Any] = draw_table(report_of(measured(1.0))).packed()
+    titles = [column["title"] for column in packed["columns"]]
+    renamed = {"actual": "candidate", "expected": "noise", "position": "token"}
+    # The order of a stage is that of the pictures, which means nothing in a table.
+    fields = set(Measurement.model_fields) - {"order"}
+    assert set(titles) == {renamed.get(name, name) for name in fields}
+    assert packed["count"] == 1
+
+
+def of_rank(module: str, rank: int, ratio: float, limit: float | None = 2.0) -> Measurement:
+    return Measurement(
+        level="modules", module=module, port="output", statistic="accumulated", rank=rank,
+        actual=ratio, expected=1.0, ratio=ratio, limit=limit,
+    )  # fmt: skip
+
+
+ROWS = [
+    of_rank("embed", 0, 0.5), of_rank("layers.0.up", 0, 1.0), of_rank("layers.1.up", 0, 1.5),
+    of_rank("layers.1.down", 0, 0.2), of_rank("model.layers.1.up", 1, 8.0), of_rank("embed", 1, 0.1),
+]  # fmt: skip
+
+
+def test_each_rank_has_its_worst_place_and_the_worst_of_each_layer() -> None:
+    found = draw_ranks(report_of(*ROWS))
+    assert found is not None
+    assert found.layers == [0, 1]
+    assert [(line.rank, line.worst.module) for line in found.lines] == [
+        (0, "layers.1.up"), (1, "model.layers.1.up")
+    ]  # fmt: skip
+    cells = [[one.ratio if one else None for one in line.layers] for line in found.lines]
+    assert cells == [[1.0, 1.5], [None, 8.0]]
+
+
+def test_one_rank_and_rows_that_are_not_judged_make_no_view() -> None:
+    assert draw_ranks(report_of(*ROWS[:4], of_rank("embed", 1, 9.0, limit=None))) is None
+
+
+def test_ranks_with_the_lowest_ratios_are_left_out_and_it_is_stated(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tables, "MAX_RANKS", 1)
+    monkeypatch.setattr(tables, "MAX_LAYERS", 1)
+    found = draw_ranks(report_of(*ROWS))
+    assert found is not None
+    assert [line.rank for line in found.lines] == [1]
+    assert found.layers == [1]
+    assert [text.partition(" are")[0] for text in found.statements] == [
+        "1 of 2 ranks", "1 of 2 layers"
+    ]  # fmt: skip
 
 
 def row(module: str, ratio: float, order: int = 0, **changes: Any) -> Measurement:

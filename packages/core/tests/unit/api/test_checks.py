@@ -2,7 +2,7 @@
 
 import pytest
 
-from assay.api.training import refuse_other_mode
+from assay.api.checks import refuse_other_mode
 from assay.errors import UsageError
 
 OF_STEPS = ("--steps", "--resume-at")

@@ -7,8 +7,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from assay.api.inputs import input_options
-from assay.api.options import Option, TrustRemoteCode
+from assay.api.options import Option, TrustRemoteCode, input_options
 from assay.cli.derived_commands import read_values, with_options, with_options_of
 from assay.errors import UsageError
 from assay.output.streams import print_text

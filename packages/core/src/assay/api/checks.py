@@ -1,0 +1,473 @@
+"""`assay.check_generate`, `assay.check_train`, `assay.check_load` and `assay.compare`."""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+from inspect import signature
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from assay.api import options
+from assay.api.options import (
+    Option,
+    command_line,
+    globs,
+    input_options,
+    run_and_publish,
+    seconds_of_timeout,
+)
+from assay.errors import UsageError
+from assay.sites import CheckLevel, ComparedLevel
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from assay.api.verdict import CheckedVerdict
+    from assay.training.processes.requests import TrainOptions
+
+
+def check_generate(  # noqa: PLR0913 - one for each option
+    model: options.Model,
+    *,
+    candidate: options.Candidate,
+    reference: Annotated[str | None, options.Reference] = None,
+    golden: Annotated[
+        str | Path | None, Option("A golden captured elsewhere, instead of --reference.", "TRACE")
+    ] = None,
+    no_verify: Annotated[bool, Option("Do not compare the golden with its hashes.")] = False,
+    candidate_setup: Annotated[
+        "str | Callable[[nn.Module], nn.Module | None] | None",
+        Option("Called with the candidate's model before it runs.", "FILE.py:FUNC"),
+    ] = None,
+    candidate_model: "nn.Module | Callable[[], nn.Module] | None" = None,
+    candidate_option: Annotated[
+        Mapping[str, str | int] | None,
+        Option(
+            "threads=N, attention=NAME, experts=NAME, batch-size=1, compile=1, padding=left.",
+            "NAME=VALUE",
+        ),
+    ] = None,
+    mesh: Annotated[
+        str | None,
+        Option("Divide the candidate's heads, features, vocabulary over N ranks.", "tp=N"),
+    ] = None,
+    prompts: options.Prompts = None,
+    prompt_length: options.PromptLength = None,
+    batch_size: options.BatchSize = None,
+    max_new_tokens: options.MaxNewTokens = None,
+    chat: options.Chat = False,
+    temperature: options.Temperature = None,
+    top_p: options.TopP = None,
+    top_k: options.TopK = None,
+    generation_config: options.GenerationConfigFile = None,
+    level: Annotated[
+        CheckLevel, Option("auto runs all levels; others stop early and see less.")
+    ] = "auto",
+    limits: options.Limits = "noise",
+    allow_unused: options.AllowUnused = None,
+    seed: options.Seed = None,
+    disk: options.Disk = None,
+    memory: Annotated[
+        str | None,
+        Option(
+            "Memory for the reference: 8G. If weights do not fit, it widens one module at a time.",
+            "SIZE",
+        ),
+    ] = None,
+    budget: Annotated[
+        str | None,
+        Option("Time for both sides: 5m. Fewer tokens are generated where needed.", "TIME"),
+    ] = None,
+    keep: options.Keep = "full",
+    timeout: options.Timeout = None,
+    trust_remote_code: options.TrustRemoteCode = False,
+    output: options.Output = None,
+) -> "CheckedVerdict":
+    """Check that `model` generates the same on the candidate as on the reference.
+
+    Progress goes to standard error. Each side runs in its own process. The candidate's process does
+    not see definitions or patches of this process, only what it imports.
+
+    Each option is described at its parameter. In addition:
+    golden: a folder captured by `assay capture`, or the folder of an earlier check that kept its golden;
+        its bytes are compared with their recorded hashes, unless `no_verify`.
+    candidate_setup: also an importable function; it changes the loaded model or returns another.
+    candidate_model: the model under test, or a function that makes it, instead of `model`. It is moved
+        to the candidate's device and dtype.
+    candidate_option: such as {"attention": "eager"}.
+    keep: what stays in the folder of the run, which holds gigabytes for a large model. A given golden
+        is never removed.
+
+    Returns: the verdict; `verdict.passed`, `str(verdict)`, `verdict.folder`.
+    Raises: UsageError for what cannot be checked, MachineError for what this machine lacks.
+    """
+    arguments = dict(locals())
+
+    from assay.devices.run_string import parse_run
+    from assay.generate.check import check_generate as run_check
+    from assay.generate.spec import AXES, GenerateCheck
+    from assay.launch import parse_mesh
+    from assay.models.candidate_code import candidate_code
+    from assay.models.remote_code import remote_code_of
+    from assay.recording.capturing.budget import parse_size, parse_time
+    from assay.runs import RunFolder
+    from assay.runs.results import find_golden
+
+    if (reference is None) == (golden is None):
+        raise UsageError("give either --reference RUN or --golden TRACE")
+    for name, limit in (("--disk", disk), ("--budget", budget)):
+        if golden is not None and limit is not None:
+            raise UsageError(f"{name} limits the golden of --reference; --golden is there already")
+    if budget is not None and level not in ("auto", "modules"):
+        raise UsageError("--budget is for --level modules: other levels only generate")
+    max_disk, max_memory = (None if one is None else parse_size(one) for one in (disk, memory))
+    max_seconds = None if budget is None else parse_time(budget)
+    inputs = input_options(
+        **{name: arguments[name] for name in signature(input_options).parameters}
+    )
+    chosen = {name: str(value) for name, value in (candidate_option or {}).items()}
+    ranks = parse_mesh(mesh, AXES) if mesh else {}
+    candidate_run = parse_run(candidate)
+    reference_run = None if reference is None else parse_run(reference)
+    time_allowed = seconds_of_timeout(timeout)
+    code = candidate_code(candidate_setup, arguments.pop("candidate_model"), candidate)
+    golden_folder = None if golden is None else find_golden(Path(golden))
+    folder = RunFolder.create("check generate", output).path
+    setup = code.write(folder)
+    arguments |= {"candidate_setup": setup, "candidate_option": chosen or None}
+    check = GenerateCheck(
+        model=str(model),
+        candidate=candidate_run,
+        reference=reference_run,
+        golden=golden_folder,
+        verify_golden=not no_verify,
+        inputs=inputs,
+        given=frozenset(inputs.model_fields_set),
+        level="modules" if level == "auto" else level,
+        setup=setup,
+        options=chosen,
+        mesh=ranks,
+        limits=limits,
+        allow_unused=globs(allow_unused),
+        keep=keep,
+        max_disk=max_disk,
+        max_memory=max_memory,
+        max_seconds=max_seconds,
+        remote_code=remote_code_of(trusted=trust_remote_code),
+        command=command_line(check_generate, arguments),
+    )
+    return run_and_publish(partial(run_check, check), folder, time_allowed)
+
+
+def check_train(  # noqa: PLR0913 - one for each option
+    model: options.Model,
+    *,
+    reference: Annotated[str, options.Reference],
+    candidate: options.Candidate,
+    candidate_trainer: Annotated[
+        str | None,
+        Option(
+            "reference, ddp, fsdp, tensor-parallel, pipeline; default: what fits the mesh.",
+            "NAME|FILE.py:CLASS",
+        ),
+    ] = None,
+    candidate_setup: Annotated[
+        "str | Callable[[nn.Module], nn.Module | None] | None",
+        Option("Called with the candidate's model before LoRA.", "FILE.py:FUNC"),
+    ] = None,
+    candidate_model: "nn.Module | Callable[[], nn.Module] | None" = None,
+    steps: Annotated[int | None, Option("Optimizer steps; default: 3.")] = None,
+    resume_at: Annotated[
+        int | None,
+        Option("Steps before the checkpoint from which training is resumed; default: 2."),
+    ] = None,
+    overfit: Annotated[
+        bool, Option("Only: does it memorize a few sequences, as it should?")
+    ] = False,
+    overfit_steps: Annotated[
+        int | None, Option("Steps of --overfit; default: 120, with --lora 160.", "N")
+    ] = None,
+    learning_rate: Annotated[
+        float | None, Option("Default: 0.001; with --overfit and --lora 0.01.")
+    ] = None,
+    track: Annotated[
+        str | None, Option("Where the curves of --overfit go as well.", "tensorboard|wandb")
+    ] = None,
+    micro_batches: Annotated[
+        int | None,
+        Option("Micro-batches of each step, of unequal token counts; default: 2, or dp times pp."),
+    ] = None,
+    mesh: Annotated[
+        str | None, Option("Ranks of the candidate by axis: dp, tp, pp.", "dp=2,tp=2")
+    ] = None,
+    world: Annotated[int | None, Option("Ranks; without --mesh they are all of dp.", "N")] = None,
+    cpu_offload: Annotated[bool, Option("Keep parameters and moments on the host.")] = False,
+    recompute: Annotated[bool, Option("Recompute activations in backward.")] = False,
+    mixed_precision: Annotated[
+        bool, Option("Keep weights, moments and sums of gradients in float32, and check it.")
+    ] = False,
+    loss_scaling: Annotated[
+        bool, Option("Scale the loss, as float16 needs it; skip steps that overflow.")
+    ] = False,
+    packed: Annotated[bool, Option("Lay the rows of a rank's batch end to end in one.")] = False,
+    compile: Annotated[bool, Option("Compile every decoder layer.")] = False,  # noqa: A002 - as the option is called
+    lora: Annotated[bool, Option("Train a LoRA adapter only.")] = False,
+    seed: Annotated[int, Option("Chooses texts, their lengths and random numbers.")] = 0,
+    limits: options.Limits = "training",
+    allow_unused: options.AllowUnused = None,
+    disk: options.Disk = None,
+    keep: options.Keep = "full",
+    timeout: options.Timeout = None,
+    trust_remote_code: options.TrustRemoteCode = False,
+    output: options.Output = None,
+) -> "CheckedVerdict":
+    """Check that `model` trains on the candidate as on the reference.
+
+    Arguments that `check_generate` also has mean the same.
+
+    Returns: the verdict; `verdict.passed`, `str(verdict)`, `verdict.folder`.
+    Raises: UsageError for what cannot be checked, MachineError for what this machine lacks.
+    """
+    arguments = dict(locals())
+
+    from assay.launch import parse_mesh
+    from assay.models.candidate_code import candidate_code
+    from assay.models.remote_code import remote_code_of
+    from assay.recording.capturing.budget import parse_size
+    from assay.runs import RunFolder
+    from assay.training.check import check_train as run_check
+    from assay.training.overfit.check import check_overfit, overfit_options
+    from assay.training.processes.requests import TrainCheck, TrainOptions
+
+    of_overfit = {"--overfit-steps": overfit_steps, "--track": track}
+    of_steps = {"--steps": steps, "--resume-at": resume_at, "--disk": disk}
+    refuse_other_mode(of_steps, of_overfit, overfit=overfit)
+    ranks = parse_mesh(mesh) if mesh else {}
+    if world is not None and world != prod(ranks.values()):
+        if mesh:
+            raise UsageError(f"--world {world}: the mesh {mesh} has {prod(ranks.values())} ranks")
+        ranks = parse_mesh(f"dp={world}")
+    features = {
+        "cpu-offload": cpu_offload,
+        "recompute": recompute,
+        "mixed-precision": mixed_precision,
+        "loss-scaling": loss_scaling,
+        "packed": packed,
+        "compile": compile,
+    }
+    if micro_batches is None:
+        # Two, or one for every stage of every rank of dp.
+        micro_batches = max(2, ranks.get("dp", 1) * ranks.get("pp", 1))
+    time_allowed = seconds_of_timeout(timeout)
+    code = candidate_code(candidate_setup, arguments.pop("candidate_model"), candidate)
+    folder = RunFolder.create("check train", output).path
+    setup = arguments["candidate_setup"] = code.write(folder)
+    check = TrainCheck(
+        TrainOptions(
+            model=str(model),
+            micro_batches=micro_batches,
+            lora=lora,
+            seed=seed,
+            remote_code=remote_code_of(trusted=trust_remote_code),
+        ),
+        reference,
+        candidate,
+        trainer=candidate_trainer,
+        setup=setup,
+        limits=limits,
+        allow_unused=globs(allow_unused),
+        max_disk=None if disk is None else parse_size(disk),
+        keep=keep,
+        mesh=ranks,
+        features=tuple(name for name, wanted in features.items() if wanted),
+        command=command_line(check_train, arguments),
+    )
+    if overfit:
+        chosen = overfit_options(check.options, overfit_steps, learning_rate)
+        run: Callable[..., object] = partial(check_overfit, tracker=track)
+    else:
+        chosen = _choose_steps(check.options, steps, resume_at, learning_rate)
+        run = run_check
+    return run_and_publish(partial(run, replace(check, options=chosen)), folder, time_allowed)
+
+
+def refuse_other_mode(
+    of_steps: Mapping[str, object], of_overfit: Mapping[str, object], *, overfit: bool
+) -> None:
+    """Raise UsageError for options of the mode that is not asked for: some steps, or --overfit."""
+    others = of_steps if overfit else of_overfit
+    given = " and ".join(name for name, value in others.items() if value is not None)
+    if given and overfit:
+        raise UsageError(
+            f"{given} with --overfit: it trains for --overfit-steps, without a checkpoint or a recording"
+        )
+    if given:
+        raise UsageError(f"{given} without --overfit: nothing would come of it")
+
+
+def _choose_steps(
+    options: "TrainOptions", steps: int | None, resume_at: int | None, learning_rate: float | None
+) -> "TrainOptions":
+    """Return `options` with the given values; a shorter run resumes earlier by default."""
+    if steps is not None and resume_at is None:
+        resume_at = max(1, min(options.resume_at, steps - 1))
+    given = {"steps": steps, "resume_at": resume_at, "learning_rate": learning_rate}
+    return options.model_copy(update={name: v for name, v in given.items() if v is not None})
+
+
+def check_load(
+    model: options.Model,
+    *,
+    run: Annotated[
+        str | None, Option("DEVICE/DTYPE; default: cpu, in the dtype of the files.", "RUN")
+    ] = None,
+    timeout: options.Timeout = None,
+    trust_remote_code: options.TrustRemoteCode = False,
+    output: options.Output = None,
+) -> "CheckedVerdict":
+    """Check that a loaded model holds what its files say.
+
+    Find every tensor of the weight files in the loaded model. Load again under another seed. Record
+    which keys of config.json are read. Test the tokenizer and the chat template.
+
+    Returns: the verdict; `verdict.passed`, `str(verdict)`, `verdict.folder`.
+    Raises: UsageError for what cannot be loaded, MachineError for what this machine lacks.
+    """
+    arguments = dict(locals())
+    from assay.load import LoadRequest
+    from assay.load import check_load as run_check
+    from assay.models.remote_code import remote_code_of
+    from assay.runs import RunFolder
+
+    time_allowed = seconds_of_timeout(timeout)
+    folder = RunFolder.create("check load", output).path
+    request = LoadRequest(
+        model=str(model), run=run, remote_code=remote_code_of(trusted=trust_remote_code)
+    )
+    command = command_line(check_load, arguments)
+    return run_and_publish(
+        lambda folder, progress: run_check(request, folder, progress, command), folder, time_allowed
+    )
+
+
+def compare(  # noqa: PLR0913 - one for each option
+    expected: Annotated[
+        str | Path, Option("A dump. docs/foreign-formats.md lists the formats.", "EXPECTED")
+    ],
+    actual: Annotated[str | Path, Option("The dump that is judged.", "ACTUAL")],
+    *,
+    model: Annotated[
+        str | None,
+        Option("A trusted model, which recomputes ACTUAL from its dumped inputs.", "MODEL"),
+    ] = None,
+    noise: Annotated[
+        str | Path | None,
+        Option(
+            "The same model in ACTUAL's precision, from a trusted machine. It sets the noise.",
+            "DUMP",
+        ),
+    ] = None,
+    level: Annotated[
+        ComparedLevel | None, Option("Compare no deeper than this; default: everything.")
+    ] = None,
+    map: Annotated[  # noqa: A002 - the name of the option
+        str | Path | None, Option("TOML or JSON: module names, EXPECTED's to ACTUAL's.", "FILE")
+    ] = None,
+    order: Annotated[
+        str | Path | None,
+        Option("Text: EXPECTED's modules in the order of their calls, for tensor files.", "FILE"),
+    ] = None,
+    stats: Annotated[
+        bool, Option("Compare norms only; dumps may hold statistics instead of values.")
+    ] = False,
+    allow_unmatched: Annotated[
+        Sequence[str], Option("Module or MODULE:PORT that may lack a partner.", "GLOB")
+    ] = (),
+    rank: Annotated[int | None, Option("Compare this rank alone.", "N")] = None,
+    token_shift: Annotated[
+        int | None, Option("Pass of ACTUAL minus pass of EXPECTED; default: found.", "N")
+    ] = None,
+    format: Annotated[str | None, Option("Default: recognized.", "NAME")] = None,  # noqa: A002 - the name of the option
+    model_name: Annotated[
+        str | None, Option("The model to compare, if both captures hold several.", "NAME")
+    ] = None,
+    limits: Annotated[str, Option("Shipped limits, or a TOML file.", "NAME|FILE")] = "noise",
+    metric: Annotated[
+        Sequence[str],
+        Option(
+            "A function (golden, my) -> (value, message), which becomes a column of the table.",
+            "FILE.py:FUNC",
+        ),
+    ] = (),
+    compat: Annotated[bool, Option("Metrics by the formulas as published, uncorrected.")] = False,
+    trust_remote_code: options.TrustRemoteCode = False,
+    output: Annotated[
+        str | Path | None,
+        Option(
+            "Folder of the run, by default runs/<time>-compare; or a table of all tensors.",
+            "DIR|FILE.csv|.xlsx|.parquet",
+        ),
+    ] = None,
+) -> "CheckedVerdict":
+    """Compare two dumps on disk and locate the first place that differs.
+
+    Each option is described at its parameter. In addition:
+    model: a folder, a hub name or micro:RECIPE.
+    level: "logits", "layer" (repeated blocks), "module" or "op".
+    map: `*` is the same text on both sides.
+    order: one name a line.
+    limits: noise ratios, or metrics such as those of "ascend".
+    output: with `metric` or `compat` and a folder, the table is tensors.csv in the folder.
+
+    Under torchrun every rank calls this function, and the ranks share the work.
+
+    Returns: the verdict, with `verdict.passed`, `str(verdict)` and `verdict.folder`.
+    Raises: UsageError if a dump cannot be read; WorldError if another rank fails.
+    """
+    arguments = dict(locals())
+    from assay.plugins import import_torch_alone
+
+    import_torch_alone()
+    from assay.launch import is_first_rank, on_first_rank
+    from assay.models.remote_code import remote_code_of
+    from assay.offline.check import CompareOptions
+    from assay.offline.check import compare as run_comparison
+    from assay.output.tables import is_table_file, prepare_table_file
+    from assay.runs import RunFolder, SilentProgress, open_progress, removed_if_refused
+
+    table = Path(output).expanduser() if output and is_table_file(output) else None
+    if table is not None and is_first_rank():
+        prepare_table_file(table)
+    folder = on_first_rank(lambda: RunFolder.create("compare", None if table else output).path)
+    if table is None and (metric or compat):
+        table = folder / "tensors.csv"
+    comparison = CompareOptions(
+        expected=str(expected),
+        actual=str(actual),
+        model=model,
+        remote_code=remote_code_of(trusted=trust_remote_code),
+        noise=str(noise) if noise else None,
+        level=level,
+        name_map=str(map) if map else None,
+        order=str(order) if order else None,
+        allow_unmatched=tuple(allow_unmatched),
+        rank=rank,
+        token_shift=token_shift,
+        format=format,
+        model_name=model_name,
+        limits=limits,
+        stats=stats,
+        metrics=tuple(metric),
+        compat=compat,
+        table=table,
+        command=command_line(compare, arguments, ("expected", "actual")),
+    )
+    with open_progress() if is_first_rank() else nullcontext(SilentProgress()) as progress:
+        with removed_if_refused():
+            run_comparison(comparison, folder, progress)
+        with progress.step("writes the report"):
+            from assay.api.verdict import CheckedVerdict  # jinja2 and rich are not needed before
+
+            return on_first_rank(lambda: CheckedVerdict.publish(folder))
