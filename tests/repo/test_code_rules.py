@@ -141,7 +141,7 @@ def test_a_test_without_assertion_is_found() -> None:
     assert find_idle_tests(source) == ["1: test_a"]
 
 
-# Calls that one room of core makes for everybody, by what they would do elsewhere.
+# Calls that one package of core makes for everybody, by what they would do elsewhere.
 FILE_READS = re.compile(
     r"tomllib|json\.loads?\([^\n]*\.read_(text|bytes)\(|model_validate_json\([^\n]*\.read_(text|bytes)\("
 )
@@ -157,21 +157,21 @@ PRINTS_ALLOWED = {
 }
 
 
-@pytest.mark.parametrize("room", CALLS_OF)
-def test_one_room_reads_one_prints_and_one_makes_verdicts(
-    root: Path, find_files: Find, room: str
+@pytest.mark.parametrize("package", CALLS_OF)
+def test_one_package_reads_one_prints_and_one_makes_verdicts(
+    root: Path, find_files: Find, package: str
 ) -> None:
     found = {
         str(path.relative_to(root))
         for path in find_files("packages/*/src/*.py")
-        if CALLS_OF[room].search(path.read_text(encoding="utf-8").replace("class Verdict(", ""))
-        and root / "packages/core/src/assay" / room not in path.parents
+        if CALLS_OF[package].search(path.read_text(encoding="utf-8").replace("class Verdict(", ""))
+        and root / "packages/core/src/assay" / package not in path.parents
     }
-    assert found - (PRINTS_ALLOWED if room == "output" else set()) == set()
+    assert found - (PRINTS_ALLOWED if package == "output" else set()) == set()
 
 
 @pytest.mark.parametrize(
-    ("room", "line"),
+    ("package", "line"),
     [
         ("files", "import tomllib"),
         ("files", "data = json.loads(path.read_text(encoding='utf-8'))"),
@@ -183,5 +183,5 @@ def test_one_room_reads_one_prints_and_one_makes_verdicts(
         ("comparing", "    return Verdict(verdict=outcome)"),
     ],
 )
-def test_a_planted_call_is_found(room: str, line: str) -> None:
-    assert CALLS_OF[room].search(line)
+def test_a_planted_call_is_found(package: str, line: str) -> None:
+    assert CALLS_OF[package].search(line)

@@ -3,10 +3,16 @@
 import re
 from pathlib import Path
 
+import pytest
+
 _BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
-def test_training_shows_the_file_that_is_tested(root: Path) -> None:
-    shown = _BLOCK.findall((root / "docs/training.md").read_text(encoding="utf-8"))
+@pytest.mark.parametrize(
+    ("document", "example"),
+    [("training.md", "own_trainer.py"), ("architecture.md", "toy_replay.py")],
+)
+def test_a_document_shows_the_file_that_is_tested(root: Path, document: str, example: str) -> None:
+    shown = _BLOCK.findall((root / "docs" / document).read_text(encoding="utf-8"))
 
-    assert (root / "examples/own_trainer.py").read_text(encoding="utf-8") in shown
+    assert (root / "examples" / example).read_text(encoding="utf-8") in shown

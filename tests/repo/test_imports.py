@@ -1,4 +1,4 @@
-"""Imports go down the floors and between packages in one direction, and never in a cycle."""
+"""Imports go down the layers and between packages in one direction, and never in a cycle."""
 
 import ast
 import re
@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-# `assay` itself and `python -m assay` offer what all floors have.
+# `assay` itself and `python -m assay` offer what all layers have.
 EDGES = ("__init__", "__main__")
 
 
 @dataclass(frozen=True)
-class Floors:
-    """The floor of every room, and the order of the rooms on floors that have one."""
+class Layers:
+    """The layer of every part, and the order of the parts on layers that have one."""
 
-    floor_of: Mapping[str, int]
+    layer_of: Mapping[str, int]
     orders: tuple[tuple[str, ...], ...]
 
     def allows(self, importer: str, imported: str) -> bool:
@@ -25,7 +25,7 @@ class Floors:
             return True
         if imported in EDGES:
             return False
-        higher, lower = self.floor_of[importer], self.floor_of[imported]
+        higher, lower = self.layer_of[importer], self.layer_of[imported]
         if higher != lower:
             return higher > lower
         return any(
@@ -34,16 +34,16 @@ class Floors:
         )
 
 
-def read_floors(architecture: str) -> Floors:
-    section = architecture.split("## Floors of core")[1].split("\n## ", maxsplit=1)[0]
+def read_layers(architecture: str) -> Layers:
+    section = architecture.split("## Layers of core")[1].split("\n## ", maxsplit=1)[0]
     rows = re.findall(r"^\| (\d) \| ([^|]+) \|", section, re.MULTILINE)
-    floor_of = {
-        room.rstrip("/"): int(floor)
-        for floor, rooms in rows
-        for room in re.findall(r"`([^`]+)`", rooms)
+    layer_of = {
+        part.rstrip("/"): int(layer)
+        for layer, parts in rows
+        for part in re.findall(r"`([^`]+)`", parts)
     }
     sentences = re.findall(r"in the order\s+`([^`]+)`", section)
-    return Floors(floor_of, tuple(tuple(s.replace(",", " ").split()) for s in sentences))
+    return Layers(layer_of, tuple(tuple(s.replace(",", " ").split()) for s in sentences))
 
 
 def imported_modules(path: Path, package: str) -> Iterator[tuple[int, str]]:
@@ -59,23 +59,23 @@ def imported_modules(path: Path, package: str) -> Iterator[tuple[int, str]]:
         yield from ((node.lineno, name) for name in names if f"{name}.".startswith(f"{package}."))
 
 
-def room_of(dotted_name: str, source: Path) -> str:
-    """The room that "assay.ROOM.more" lies in; "__init__" for what `assay` itself defines."""
-    room = dotted_name.split(".")[1] if "." in dotted_name else ""
-    is_room = (source / room).is_dir() or (source / f"{room}.py").is_file()
-    return room if room and is_room else "__init__"
+def part_of(dotted_name: str, source: Path) -> str:
+    """The part that "assay.PART.more" lies in; "__init__" for what `assay` itself defines."""
+    part = dotted_name.split(".")[1] if "." in dotted_name else ""
+    is_part = (source / part).is_dir() or (source / f"{part}.py").is_file()
+    return part if part and is_part else "__init__"
 
 
-def forbidden_imports(source: Path, floors: Floors) -> list[str]:
+def forbidden_imports(source: Path, layers: Layers) -> list[str]:
     findings = []
     for path in sorted(source.rglob("*.py")):
         importer = path.relative_to(source).parts[0].removesuffix(".py")
         for line, name in imported_modules(path, "assay"):
-            imported = room_of(name, source)
-            unknown = {importer, imported} - {*floors.floor_of, *EDGES}
+            imported = part_of(name, source)
+            unknown = {importer, imported} - {*layers.layer_of, *EDGES}
             if unknown:
-                findings.append(f"{path}:{line}: {', '.join(sorted(unknown))} is on no floor")
-            elif not floors.allows(importer, imported):
+                findings.append(f"{path}:{line}: {', '.join(sorted(unknown))} is on no layer")
+            elif not layers.allows(importer, imported):
                 findings.append(f"{path}:{line}: {importer} must not import {imported}")
     return findings
 
@@ -87,15 +87,15 @@ def architecture(root: Path) -> str:
 
 def test_core_imports_only_downward(root: Path, architecture: str) -> None:
     source = root / "packages/core/src/assay"
-    assert forbidden_imports(source, read_floors(architecture)) == []
+    assert forbidden_imports(source, read_layers(architecture)) == []
 
 
-def test_the_floors_are_read_from_the_document(architecture: str) -> None:
-    floors = read_floors(architecture)
-    assert floors.floor_of["errors"] == 0
-    assert floors.floor_of["trace"] == 2
-    assert floors.floor_of["cli"] == 6
-    assert floors.orders[0][:3] == ("errors", "counts", "dtypes")
+def test_the_layers_are_read_from_the_document(architecture: str) -> None:
+    layers = read_layers(architecture)
+    assert layers.layer_of["errors"] == 0
+    assert layers.layer_of["trace"] == 2
+    assert layers.layer_of["cli"] == 6
+    assert layers.orders[0][:3] == ("errors", "counts", "dtypes")
 
 
 @pytest.mark.parametrize(
@@ -108,17 +108,17 @@ def test_the_floors_are_read_from_the_document(architecture: str) -> None:
         ("trace/store.py", "from assay.devices import base", "trace must not import devices"),
         ("trace/store.py", "from assay import capture", "trace must not import __init__"),
         ("errors.py", "import assay.dtypes", "errors must not import dtypes"),
-        ("tools/x.py", "import assay.errors", "tools is on no floor"),
+        ("tools/x.py", "import assay.errors", "tools is on no layer"),
     ],
 )
 def test_a_planted_import_is_found(
     tmp_path: Path, architecture: str, file: str, statement: str, finding: str
 ) -> None:
-    for room in ("errors", "dtypes", "trace", "devices", "report"):
-        (tmp_path / room).mkdir()
+    for part in ("errors", "dtypes", "trace", "devices", "report"):
+        (tmp_path / part).mkdir()
     (tmp_path / file).parent.mkdir(exist_ok=True)
     (tmp_path / file).write_text(statement, encoding="utf-8")
-    (found,) = forbidden_imports(tmp_path, read_floors(architecture))
+    (found,) = forbidden_imports(tmp_path, read_layers(architecture))
     assert found.endswith(finding)
 
 
@@ -136,11 +136,11 @@ def test_a_planted_import_is_found(
 def test_an_import_that_goes_down_is_allowed(
     tmp_path: Path, architecture: str, file: str, statement: str
 ) -> None:
-    for room in ("errors", "dtypes", "trace", "report"):
-        (tmp_path / room).mkdir()
+    for part in ("errors", "dtypes", "trace", "report"):
+        (tmp_path / part).mkdir()
     (tmp_path / file).parent.mkdir(exist_ok=True)
     (tmp_path / file).write_text(statement, encoding="utf-8")
-    assert forbidden_imports(tmp_path, read_floors(architecture)) == []
+    assert forbidden_imports(tmp_path, read_layers(architecture)) == []
 
 
 def read_package_directions(architecture: str) -> dict[str, set[str]]:
@@ -181,7 +181,7 @@ def test_a_planted_import_between_packages_is_found(tmp_path: Path) -> None:
 
 
 def file_of(dotted_name: str, source: Path) -> Path | None:
-    """The file of "assay.room.file.name", relative to `source`; None if it lies elsewhere."""
+    """The file of "assay.part.file.name", relative to `source`; None if it lies elsewhere."""
     parts = dotted_name.split(".")
     for count in range(len(parts), 0, -1):
         path = Path(*parts[:count])
@@ -227,31 +227,31 @@ def test_nothing_is_imported_in_a_cycle(root: Path) -> None:
     ("files", "folder", "names"),
     [
         (
-            {"room/a.py": "import assay.room.b", "room/b.py": "from assay.room import a"},
-            "assay/room",
+            {"part/a.py": "import assay.part.b", "part/b.py": "from assay.part import a"},
+            "assay/part",
             {"a.py", "b.py"},
         ),
         (
             {
-                "room/a.py": "def f():\n    import assay.room.b",
-                "room/b.py": "if TYPE_CHECKING:\n    from assay.room.a import A",
+                "part/a.py": "def f():\n    import assay.part.b",
+                "part/b.py": "if TYPE_CHECKING:\n    from assay.part.a import A",
             },
-            "assay/room",
+            "assay/part",
             {"a.py", "b.py"},
         ),
         (
-            {"__init__.py": "from assay.room import a", "room/a.py": "from assay import capture"},
+            {"__init__.py": "from assay.part import a", "part/a.py": "from assay import capture"},
             "assay",
-            {"__init__.py", "room"},
+            {"__init__.py", "part"},
         ),
         (
             {
-                "room/state/a.py": "import assay.room.replay.b",
-                "room/state/c.py": "",
-                "room/replay/b.py": "from assay.room.replay import d",
-                "room/replay/d.py": "from assay.room.state.c import C",
+                "part/state/a.py": "import assay.part.replay.b",
+                "part/state/c.py": "",
+                "part/replay/b.py": "from assay.part.replay import d",
+                "part/replay/d.py": "from assay.part.state.c import C",
             },
-            "assay/room",
+            "assay/part",
             {"state", "replay"},
         ),
     ],
