@@ -52,8 +52,8 @@ from assay.generate.spec import (
 from assay.hooks.module_tracer import NullHandler
 from assay.hooks.usage import UsageWatch
 from assay.launch import Rank
-from assay.locating.matching.expert_routing import NearTieChoices
 from assay.locating.modules import Replayer
+from assay.locating.routing import NearTieChoices
 from assay.models import LoadedModel, candidate_setup, load_model, weight_hashes
 from assay.models.loaded.inspection import inspect_changes, inspect_load
 from assay.models.loading.configs import attention_of, first_line

@@ -48,9 +48,9 @@ from assay.hooks.usage import UsageWatch
 from assay.hooks.values.boundary import Boundary
 from assay.hooks.widening import widen_on_use
 from assay.inputs import InputPlan
-from assay.locating.matching.expert_routing import NoiseOfChoices
-from assay.locating.matching.stepwise_trace import StepwiseTrace
 from assay.locating.modules import Replayer
+from assay.locating.routing import NoiseOfChoices
+from assay.locating.trace_views import StepwiseTrace
 from assay.models import LoadedModel, count_parameters, load_model, weight_hashes
 from assay.models.loaded.inspection import inspect_load
 from assay.models.loading.configs import attention_of

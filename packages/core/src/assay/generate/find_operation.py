@@ -24,8 +24,7 @@ from assay.generate.spec import PRELOAD, GenerateCheck
 from assay.hooks.module_tracer import ModuleTracer
 from assay.launch import Rank, RemoteFunction, call, world_of
 from assay.locating.modules import Replayer
-from assay.locating.operations import find_wrong_operation
-from assay.locating.rank_operations import put_together
+from assay.locating.operations import find_wrong_operation, put_together
 from assay.models.loading.configs import attention_of
 from assay.models.size import choose_threads
 from assay.recording.operations import Operation, OperationRecorder

@@ -23,7 +23,7 @@ from assay.foreign_text import shorten
 from assay.generate.spec import InputOptions
 from assay.hooks.values.boundary import Boundary
 from assay.inputs import Batch, InputPlan
-from assay.locating.matching.stepwise_trace import StepwiseTrace
+from assay.locating.trace_views import StepwiseTrace
 from assay.models.loaded.report import LoadReport
 from assay.sites import RecordedLevel
 from assay.trace import Trace, TraceError, TraceWriter

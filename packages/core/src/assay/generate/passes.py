@@ -29,7 +29,9 @@ from assay.hooks.module_tracer import ModuleTracer, NullHandler
 from assay.hooks.usage import UsageWatch
 from assay.hooks.values.exact_double import ExactDouble
 from assay.inputs import Batch
-from assay.locating.matching.expert_routing import (
+from assay.locating.modules import DriftMeter, Replayer
+from assay.locating.ports import BatchSource, RankLayout
+from assay.locating.routing import (
     ChoiceRecorder,
     Key,
     NearTieChoices,
@@ -38,10 +40,7 @@ from assay.locating.matching.expert_routing import (
     ScoreNoise,
     read_choices,
 )
-from assay.locating.matching.packed_trace import ReplayedTrace
-from assay.locating.matching.running_parts import BatchSource, RankLayout
-from assay.locating.measuring import DriftMeter
-from assay.locating.modules import Replayer
+from assay.locating.trace_views import ReplayedTrace
 from assay.models import LoadedModel
 from assay.recording.operations import PointwiseModules
 from assay.trace import Trace, TraceWriter

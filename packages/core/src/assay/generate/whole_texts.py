@@ -19,9 +19,9 @@ from assay.hooks.usage import UsageWatch
 from assay.hooks.values.boundary import Boundary
 from assay.hooks.values.nested import constants, iterate_tensors
 from assay.inputs import Batch
-from assay.locating.matching.running_parts import BatchSource
-from assay.locating.matching.stepwise_trace import WHOLE_TEXTS, StepwiseTrace
 from assay.locating.modules import Replayer
+from assay.locating.ports import BatchSource
+from assay.locating.trace_views import WHOLE_TEXTS, StepwiseTrace
 from assay.models import LoadedModel
 from assay.models.loading.configs import attention_of
 from assay.recording.modules import Recorder

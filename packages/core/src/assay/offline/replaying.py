@@ -32,8 +32,8 @@ from assay.hooks.module_tracer import ModuleTracer, TraceHandler
 from assay.hooks.row_positions import BatchPositions
 from assay.hooks.values.boundary import Boundary
 from assay.hooks.values.exact_double import ExactDouble
-from assay.locating.matching.running_parts import BatchSource
 from assay.locating.modules import Replayer
+from assay.locating.ports import BatchSource
 from assay.models import count_parameters, load_model
 from assay.models.remote_code import RemoteCode
 from assay.models.size import chosen_threads, yardstick_dtype

@@ -17,7 +17,7 @@ from assay.sites import Phase
 if TYPE_CHECKING:
     import torch
 
-    from assay.locating.matching.running_parts import RankLayout
+    from assay.locating.ports import RankLayout
     from assay.training.batches import MicroBatch
 
 # The method of an ObservableTrainer for each phase, in the order of a step.

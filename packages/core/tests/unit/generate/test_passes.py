@@ -25,8 +25,8 @@ from assay.generate.text_levels import SCORE_TOLERANCE, compare_scores
 from assay.hooks.usage import UsageWatch
 from assay.hooks.values.boundary import Boundary
 from assay.inputs import Batch
-from assay.locating.matching.running_parts import BatchSource
 from assay.locating.modules import Replayer
+from assay.locating.ports import BatchSource
 from assay.models import LoadedModel, load_model
 from assay.recording.modules import Recorder
 from assay.trace import Trace, TraceWriter

@@ -12,8 +12,8 @@ from assay.hooks.row_positions import RowIndex
 from assay.hooks.usage import UsageWatch
 from assay.hooks.values.boundary import Boundary
 from assay.inputs import Batch
-from assay.locating.matching.running_parts import BatchSource
-from assay.locating.matching.stepwise_trace import StepwiseTrace
+from assay.locating.ports import BatchSource
+from assay.locating.trace_views import StepwiseTrace
 from assay.models import load_model
 from assay.recording.modules import Recorder
 from assay.trace import Trace, TraceWriter

@@ -19,8 +19,7 @@ from assay.hooks.gradient_taps import GradientTaps
 from assay.hooks.module_tracer import ModuleTracer
 from assay.hooks.values.boundary import Boundary
 from assay.hooks.values.exact_double import ExactDouble
-from assay.locating.gradients import GradientReplayer
-from assay.locating.loss_scale import LossScale
+from assay.locating.gradients import GradientReplayer, LossScale
 from assay.locating.modules import Replayer
 from assay.recording.modules import GradientRecorder, Recorder
 from assay.trace import Trace, TraceWriter
@@ -391,3 +390,58 @@ def test_error_made_only_when_computed_again_is_found_in_backward(rig: Rig) -> N
 
     assert rig.failed(plant) == {("model.layers.1.mlp.act_fn", "backward")}
     assert len(calls) == 2
+
+
+class _ChangesInPlace(nn.Module):
+    """Has its argument changed by a child, which goes on computing with it, and uses it after."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(32, 32)
+        self.child = _Doubles()
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        inner = self.linear(hidden_states)
+        squares = self.child(inner)
+        squares[:, ::2] = inner[:, ::2].mean(1, keepdim=True)
+        result: Tensor = inner.masked_scatter(squares > 1, squares) + squares
+        return result
+
+
+class _Doubles(nn.Module):
+    def forward(self, value: Tensor) -> Tensor:
+        value.mul_(2)
+        return value * value
+
+
+@pytest.fixture(scope="module")
+def in_place_rig(llama: Any, tmp_path_factory: pytest.TempPathFactory) -> Rig:
+    model = copy.deepcopy(llama)
+    torch.manual_seed(2)
+    model.model.layers[0].mlp = _ChangesInPlace()
+    return Rig(model, tmp_path_factory.mktemp("in-place") / "yardstick", torch.float32)
+
+
+@pytest.fixture(scope="module")
+def caching_rig(llama: nn.Module, tmp_path_factory: pytest.TempPathFactory) -> Rig:
+    folder = tmp_path_factory.mktemp("caching")
+    return Rig(llama, folder / "yardstick", torch.float32, use_cache=True)
+
+
+@pytest.mark.parametrize("name", ["in_place_rig", "caching_rig"])
+def test_what_a_call_changes_in_place_goes_through_backward(
+    request: pytest.FixtureRequest, name: str
+) -> None:
+    rig = request.getfixturevalue(name)
+
+    assert_gradients_are_plain(rig)
+    assert rig.failed(do_nothing) == set()
+
+
+def test_gradient_lost_by_what_a_call_changes_in_place_is_found_there(in_place_rig: Rig) -> None:
+    def detach(_module: Any, value: Tensor, _original: Any) -> Tensor:
+        value.mul_(2)
+        return (value * value).detach()
+
+    plant = wrap_forward("model.layers.0.mlp.child", detach)
+    assert in_place_rig.failed(plant) == {("model.layers.0.mlp.child", "backward")}

@@ -1,12 +1,19 @@
-"""Where replay finds an error, and that there is none in a clean run: every rule that was met."""
+"""Where replay finds an error, and that there is none in a clean run."""
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F  # noqa: N812 - as everybody names it
 from torch import Tensor, nn
 
-from assay.comparing.judge import find_origin, rank_stages
+from assay.comparing.judge import find_nonfinite_padding, find_origin, rank_stages
+from assay.comparing.results import PortResult
+from assay.hooks.row_positions import BatchPositions, RowIndex
+from assay.locating.modules import DriftMeter, measure
+from assay.sites import RowMap
 from assay.stages import Stage
 from packages.core.tests.unit.locating.conftest import MakeRig, Rig
 from packages.core.tests.unit.locating.plants import do_nothing, replace_forward, scale_weights
@@ -224,3 +231,252 @@ def test_one_value_that_is_not_finite_is_found_where_it_is_made(
     items = [item for item in llama_rig.judge(replace_forward(DOWN, spoil)) if item.failed]
 
     assert {(item.port.module, item.statistic) for item in items} == {(DOWN, "non-finite")}
+
+
+NUMBERS = torch.arange(1024).reshape(1, 32, 32)
+
+
+class Angles(nn.Module):
+    """Unit complex numbers, computed in float32 whatever the dtype of the model."""
+
+    def forward(self, positions: Tensor) -> Tensor:
+        angle = positions.float() / 7
+        return torch.polar(torch.ones_like(angle), angle)
+
+
+class Rotated(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.angles = Angles()
+        self.weight = nn.Parameter(torch.linspace(0.5, 2, 32))
+
+    def forward(self, input_ids: Tensor) -> Any:
+        turned = self.angles(input_ids) * self.weight.float()
+        return turned.real.to(self.weight.dtype)
+
+
+def test_complex_values_are_held_to_the_rounding_of_float32(make_rig: MakeRig) -> None:
+    rig = make_rig(Rotated(), lambda model: model(NUMBERS))
+
+    clean = rig.replay(do_nothing).ports["angles", "output"]
+
+    assert clean.exact.num_compared == 0
+    assert clean.dtype == "float32"
+    assert 0 < clean.sums.relative_error < 2**-18  # of angles up to 146
+    assert rig.failed(do_nothing) == set()
+
+
+def test_wrong_phase_of_a_complex_table_fails_where_it_is_made(make_rig: MakeRig) -> None:
+    rig = make_rig(Rotated(), lambda model: model(NUMBERS))
+    plant = replace_forward("angles", lambda _module, original, x: original(x) * 1.0001j / 1j)
+
+    assert rig.failed(plant) == {"angles"}
+
+
+def test_complex_values_in_place_of_real_ones_differ(make_rig: MakeRig) -> None:
+    rig = make_rig(Rotated(), lambda model: model(NUMBERS))
+    plant = replace_forward("angles", lambda _module, original, x: original(x).real)
+
+    assert rig.replay(plant).ports["angles", "output"].exact.num_different > 0
+
+
+class Router(nn.Module):
+    """Chooses two of four experts for each token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 16, generator=torch.Generator().manual_seed(3)))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        scores = F.linear(x.reshape(-1, 16), self.weight)
+        weights, chosen = scores.softmax(-1).topk(2)
+        return scores, weights, chosen
+
+
+class Experts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.router = Router()
+
+    def forward(self, x: Tensor) -> Any:
+        scores, weights, chosen = self.router(x.to(self.router.weight.dtype))
+        return scores.gather(-1, chosen) * weights
+
+
+@pytest.fixture
+def experts_rig(make_rig: MakeRig, tensor: Callable[..., Tensor]) -> Rig:
+    tokens = tensor(1, 4096, 16)
+    return make_rig(Experts(), lambda model: model(tokens))
+
+
+def test_choices_that_rounding_flips_are_left_out_and_counted(experts_rig: Rig) -> None:
+    results = experts_rig.replay()
+
+    chosen = results.ports["router", "output.2"].exact
+    # Also rows whose two experts are only in the other order.
+    assert 0 < chosen.num_near_ties < 80
+    assert (chosen.num_compared, chosen.num_different) == (4096 - chosen.num_near_ties, 0)
+    weights = results.ports["router", "output.1"].sums
+    assert weights.num_elements == 2 * chosen.num_compared
+    assert experts_rig.failed(do_nothing) == set()
+
+
+def test_choice_of_a_clearly_worse_expert_is_an_error(experts_rig: Rig) -> None:
+    def forward(_module: Any, original: Any, x: Tensor) -> Any:
+        scores, weights, chosen = original(x)
+        chosen = chosen.clone()
+        chosen[7] = scores[7].argsort()[:2]
+        return scores, weights, chosen
+
+    items = experts_rig.judge(replace_forward("router", forward))
+
+    failed = {(item.port.port, item.statistic) for item in items if item.failed}
+    assert failed == {("output.2", "exact")}
+
+
+def test_what_follows_gets_the_reference_s_choice(experts_rig: Rig) -> None:
+    def forward(_module: Any, original: Any, x: Tensor) -> Any:
+        scores, weights, chosen = original(x)
+        return scores, weights, chosen.flip(-1).roll(1, 0)
+
+    assert experts_rig.failed(replace_forward("router", forward)) == {"router"}
+
+
+def test_experts_named_in_another_order_with_their_weights_are_the_same_choice(
+    experts_rig: Rig,
+) -> None:
+    def forward(_module: Any, original: Any, x: Tensor) -> Any:
+        scores, weights, chosen = original(x)
+        return scores, weights.flip(-1), chosen.flip(-1)
+
+    assert experts_rig.failed(replace_forward("router", forward)) == set()
+
+
+def test_experts_named_in_another_order_without_their_weights_are_an_error(
+    experts_rig: Rig,
+) -> None:
+    def forward(_module: Any, original: Any, x: Tensor) -> Any:
+        scores, weights, chosen = original(x)
+        return scores, weights, chosen.flip(-1)
+
+    assert experts_rig.failed(replace_forward("router", forward)) == {"router"}
+
+
+def test_near_ties_of_one_number_for_each_token_are_left_out() -> None:
+    result = PortResult("router", "output.1", Stage("router", "forward"), 0, "float32", "")
+    rows = RowMap((0, 1, 2), ((5,), (6,), (7,)))
+    chosen = torch.tensor([[1], [2], [3]])
+
+    measure(result, RowIndex(rows), rows, torch.tensor([True, False, False]), chosen + 1, chosen)
+
+    assert result.exact.num_near_ties == 1
+    assert (result.exact.num_compared, result.exact.num_different) == (2, 2)
+    assert result.exact.first == (1, 6)
+
+
+def spoil_pads(tensor: Tensor) -> Tensor:
+    """Garbage where prompt 0 has padding; nothing where the call has none."""
+    if tensor.shape[1] != 32:
+        return tensor
+    spoiled = tensor.clone()
+    spoiled[0, :12] = 1e4
+    return spoiled
+
+
+@pytest.mark.parametrize(
+    "path", ["model.embed_tokens", "model.layers.0.mlp.up_proj", "model.layers.1.self_attn.k_proj"]
+)
+def test_garbage_in_padding_is_no_error(llama_rig: Rig, path: str) -> None:
+    plant = replace_forward(
+        path, lambda _module, original, x, **kwargs: spoil_pads(original(x, **kwargs))
+    )
+
+    assert llama_rig.failed(plant) == set()
+
+
+def test_padding_that_is_not_finite_is_kept_in_mind_where_it_is_written(llama_rig: Rig) -> None:
+    path = "model.layers.0.mlp.up_proj"
+
+    def spoil(_module: Any, original: Any, x: Tensor) -> Tensor:
+        output: Tensor = original(x)
+        return spoil_pads(output).masked_fill(spoil_pads(torch.zeros_like(output)) > 0, math.nan)
+
+    assert llama_rig.failed(replace_forward(path, spoil)) == set()
+    nonfinite_padding = find_nonfinite_padding(llama_rig.replay(replace_forward(path, spoil)))
+    assert nonfinite_padding is not None
+    assert nonfinite_padding.stage == Stage(path)
+    assert find_nonfinite_padding(llama_rig.replay()) is None
+
+
+def test_garbage_in_the_padding_of_a_cache_is_no_error(llama_rig: Rig) -> None:
+    def forward(
+        _module: Any, original: Any, *args: Any, past_key_values: Any, **kwargs: Any
+    ) -> Any:
+        output = original(*args, past_key_values=past_key_values, **kwargs)
+        layer = past_key_values.layers[0]
+        if layer.keys.shape[-2] == 32:
+            layer.keys = layer.keys.clone()
+            layer.keys[0, :, :12] = 1e4
+        return output
+
+    plant = replace_forward("model.layers.0.self_attn", forward)
+
+    assert llama_rig.failed(plant) == set()
+
+
+def test_same_garbage_in_a_token_is_an_error(llama_rig: Rig) -> None:
+    def spoil_token(tensor: Tensor) -> Tensor:
+        spoiled = tensor.clone()
+        spoiled[0, -1] += 1.0
+        return spoiled
+
+    path = "model.layers.0.mlp.up_proj"
+    plant = replace_forward(path, lambda _module, original, x: spoil_token(original(x)))
+
+    assert llama_rig.failed(plant) == {path}
+
+
+def test_positions_of_padding_are_nobody_s_business(make_rig: MakeRig, llama: nn.Module) -> None:
+    at_padding = [0]
+    mask = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])
+    timeline = BatchPositions.of_batch(tuple(range(len(mask))), mask, 0)
+
+    def loop(model: Any) -> None:
+        positions = (mask.cumsum(-1) - 1).masked_fill(mask == 0, at_padding[0])
+        ids = torch.arange(10).reshape(2, 5)
+        model(input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False)
+
+    rig = make_rig(llama, loop, timeline=timeline)
+    rig.judge()
+    at_padding[0] = 1
+
+    assert rig.failed(do_nothing) == set()
+
+
+def drift(actual: list[float], expected: list[float]) -> float:
+    no_trace: Any = None
+    meter = DriftMeter(no_trace)
+    meter._add("layer", torch.tensor([actual]), torch.tensor([expected]))
+    return meter.relative_errors()["layer"]
+
+
+@pytest.mark.parametrize(
+    ("actual", "expected", "error"),
+    [
+        ([4.0, 3.0], [4.0, 0.0], 0.75),
+        ([1.0, math.inf], [1.0, math.inf], 0.0),
+        ([2.0, 0.0], [0.0, 0.0], 1.0),
+        ([0.0, 0.0], [0.0, 0.0], 0.0),
+    ],
+)
+def test_drift_is_relative_to_the_expected_norm(
+    actual: list[float], expected: list[float], error: float
+) -> None:
+    assert drift(actual, expected) == error
+
+
+@pytest.mark.parametrize("odd", [math.nan, math.inf])
+@pytest.mark.parametrize("rest", [0.0, 1.0])
+def test_a_value_that_is_finite_on_one_side_only_has_no_drift(odd: float, rest: float) -> None:
+    assert math.isnan(drift([rest, odd], [rest, 2.0]))
+    assert math.isnan(drift([rest, 2.0], [rest, odd]))

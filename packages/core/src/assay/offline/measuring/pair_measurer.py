@@ -10,13 +10,13 @@ from torch import Tensor
 from assay.dumps.protocol import Dump, DumpedTensor
 from assay.files import UnreadableFileError
 from assay.hooks.row_positions import RowIndex
-from assay.locating.matching.masks import (
+from assay.locating.modules import measure
+from assay.locating.ports import (
     count_differences,
     is_any_mask,
     is_attention_mask,
     is_unnamed_mask,
 )
-from assay.locating.measuring import measure
 from assay.offline.layouts.placements import LayoutError
 from assay.offline.measuring.measured import MeasuredPorts
 from assay.offline.measuring.norms import compare_norms, read_norms

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from assay.dumps.protocol import Dump
-from assay.locating.matching.routing import find_choice, may_be_routing, near_tie_rows
+from assay.locating.routing import find_choice, may_be_routing, near_tie_rows
 from assay.offline.ports.lanes import Lane, LanePair, Port, read_shared
 from assay.offline.tokens.passes import Pass, PassPair, take_rows
 

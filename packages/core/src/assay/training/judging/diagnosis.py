@@ -6,7 +6,7 @@ from dataclasses import replace
 from assay.comparing.judge import FailedStage, Judged
 from assay.comparing.levels import DiagnosedFault
 from assay.errors import name_alike
-from assay.locating.label_gradients import LabelDifference
+from assay.locating.gradients import LabelDifference
 from assay.sites import Phase
 from assay.training.judging import gradient_factors as factors
 from assay.training.judging.evidence import FreeEvidence, TrainEvidence

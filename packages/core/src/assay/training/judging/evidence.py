@@ -16,7 +16,7 @@ from assay.comparing.coverage import (
 from assay.comparing.limits import Limits
 from assay.comparing.results import ReplayResults, read_results
 from assay.dtypes import float_format
-from assay.locating.loss_scale import GradientScale
+from assay.locating.gradients import GradientScale
 from assay.statistics import worst_error
 from assay.trace import Trace
 from assay.training.processes.requests import ReferenceReport, TrainOptions

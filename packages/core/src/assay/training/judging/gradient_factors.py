@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from assay.comparing.levels import DiagnosedFault
 from assay.errors import name_alike
-from assay.locating.loss_scale import ScaledStep, was_read_scaled
+from assay.locating.gradients import ScaledStep, was_read_scaled
 from assay.sites import Phase
 from assay.training.judging.evidence import TrainEvidence
 from assay.training.judging.groups import JudgedGroup

@@ -16,7 +16,7 @@ from assay.devices.registry import describe_run
 from assay.dtypes import float_format
 from assay.hooks.values.boundary import Boundary
 from assay.launch import Rank
-from assay.locating.loss_scale import GradientScale, LossScale, is_scaled_alike
+from assay.locating.gradients import GradientScale, LossScale, is_scaled_alike
 from assay.models import load_model
 from assay.models.loaded.inspection import inspect_load
 from assay.models.loaded.report import LoadReport

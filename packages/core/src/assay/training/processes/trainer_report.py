@@ -3,8 +3,7 @@
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from assay.locating.label_gradients import LabelDifference
-from assay.locating.loss_scale import GradientScale, ScaledStep
+from assay.locating.gradients import GradientScale, LabelDifference, ScaledStep
 from assay.models.loaded.report import LoadReport, SetupChanges
 from assay.training.processes.requests import StepRecord
 from assay.training.protocol import TrainerTraits

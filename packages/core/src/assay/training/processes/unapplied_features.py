@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Collection, Mapping, Sequence
 
-from assay.locating.matching.packed_trace import PackedBatch
+from assay.locating.trace_views import PackedBatch
 from assay.training.protocol import COMPILE, LOSS_SCALING, PACKED
 
 # The level that reports a missing feature, and the evidence that it is missing.

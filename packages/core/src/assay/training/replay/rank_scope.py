@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from assay.locating.matching.running_parts import RankLayout
+from assay.locating.ports import RankLayout
 from assay.sites import CallSite
 from assay.training.replay.stage_values import PER_MICRO_BATCH, ValueAddress
 from assay.training.state.sharding import PartialSums

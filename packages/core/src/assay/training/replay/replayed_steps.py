@@ -11,10 +11,9 @@ from assay.hooks.gradient_taps import GradientTaps
 from assay.hooks.module_tracer import ModuleTracer
 from assay.hooks.usage import UsageWatch
 from assay.hooks.values.boundary import Boundary
-from assay.locating.gradients import GradientReplayer
-from assay.locating.loss_scale import LossScale
-from assay.locating.matching.packed_trace import PackedBatch, PackedTrace
+from assay.locating.gradients import GradientReplayer, LossScale
 from assay.locating.modules import Replayer
+from assay.locating.trace_views import PackedBatch, PackedTrace
 from assay.models.loading.configs import attention_of
 from assay.trace import Trace, TraceWriter
 from assay.training.batches import MicroBatch

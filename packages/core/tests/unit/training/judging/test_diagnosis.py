@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from assay.locating.loss_scale import GradientScale
+from assay.locating.gradients import GradientScale
 from packages.core.tests.unit.training.judging.evidence_by_hand import (
     KINDS,
     LABELS,

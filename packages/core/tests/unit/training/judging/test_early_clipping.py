@@ -5,7 +5,7 @@ import math
 import pytest
 from torch import Tensor
 
-from assay.locating.loss_scale import GradientScale
+from assay.locating.gradients import GradientScale
 from assay.sites import Phase
 from assay.training.judging.gradient_factors import is_clipped_in_backward, is_clipped_in_reduce
 from assay.training.processes.trainer_report import TrainerReport

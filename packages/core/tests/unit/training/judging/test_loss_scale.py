@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from assay.locating.loss_scale import GradientScale, ScaledStep
+from assay.locating.gradients import GradientScale, ScaledStep
 from assay.training.judging.verdict import judge_training
 from assay.verdicts import Outcome, Verdict
 from packages.core.tests.unit.training.judging.evidence_by_hand import (

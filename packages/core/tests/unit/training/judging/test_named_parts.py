@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from assay.comparing.explain import explain_verdict, find_deciding_rows
-from assay.locating.label_gradients import LabelDifference
-from assay.locating.loss_scale import ScaledStep
+from assay.locating.gradients import LabelDifference, ScaledStep
 from assay.training.judging.verdict import judge_training
 from assay.training.replay.observing.findings import GradientShare, KeptGradients
 from assay.verdicts import Outcome

@@ -19,7 +19,7 @@ from assay.devices.run_string import parse_run
 from assay.hooks.gradient_taps import GradientTaps
 from assay.hooks.module_tracer import ModuleTracer
 from assay.hooks.values.boundary import Boundary
-from assay.locating.loss_scale import LossScale, ScaledStep
+from assay.locating.gradients import LossScale, ScaledStep
 from assay.recording.modules import GradientRecorder, Recorder
 from assay.trace import Trace, TraceWriter
 from assay.training.batches import MicroBatch

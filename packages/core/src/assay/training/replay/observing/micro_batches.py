@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from assay.hooks.row_positions import BatchPositions
-from assay.locating.matching.packed_trace import PackedBatch, Segment
+from assay.locating.trace_views import PackedBatch, Segment
 from assay.stages import Stage
 from assay.training.batches import IGNORED, MicroBatch
 from assay.training.replay.run_rows import RunRows

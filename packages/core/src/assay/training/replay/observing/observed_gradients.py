@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from assay.locating.loss_scale import LossScale
+from assay.locating.gradients import LossScale
 from assay.sites import Phase
 from assay.training.protocol import PHASE_METHODS
 from assay.training.replay.observing.findings import (

@@ -13,10 +13,10 @@ from assay.errors import UsageError
 from assay.hooks.gradient_taps import GradientTaps
 from assay.hooks.module_tracer import ModuleTracer
 from assay.hooks.suspension import suspended_modes
-from assay.locating.loss_scale import LossScale
-from assay.locating.matching.packed_trace import PackedBatch, PackedTrace
-from assay.locating.matching.running_parts import BatchSource
+from assay.locating.gradients import LossScale
 from assay.locating.modules import Replayer
+from assay.locating.ports import BatchSource
+from assay.locating.trace_views import PackedBatch, PackedTrace
 from assay.sites import Phase
 from assay.stages import Stage
 from assay.training.batches import MicroBatch, copied

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from assay.locating.matching.packed_trace import PackedBatch, Segment
+from assay.locating.trace_views import PackedBatch, Segment
 from assay.training.batches import MicroBatch
 from assay.training.replay.observing.micro_batches import (
     find_micro_batch,

@@ -1,19 +1,93 @@
-"""Masks mean the same in whatever form an attention implementation gives them."""
+"""Modules and calls that only one side has, masks in any form, and parts of a batch."""
 
 import math
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+import torch.nn.functional as F  # noqa: N812 - as everybody names it
+from torch import Tensor, nn
 
-from assay.locating.matching.masks import (
+from assay.locating.ports import (
+    BatchSource,
+    PartQueue,
     allowed,
     count_differences,
     in_form_of,
     is_attention_mask,
     is_mask_of_pairs_for_padding,
 )
-from assay.sites import RowMap
+from assay.sites import LocalPart, RowMap
+from packages.core.tests.unit.locating.conftest import MakeRig, Rig
+from packages.core.tests.unit.locating.plants import replace_forward
+
+
+def test_child_that_is_never_called_is_replaced_by_its_ancestor(llama_rig: Rig) -> None:
+    def forward(module: Any, _original: Any, x: Tensor) -> Any:
+        gated = F.silu(F.linear(x, module.gate_proj.weight)) * F.linear(x, module.up_proj.weight)
+        return F.linear(gated, module.down_proj.weight)
+
+    results = llama_rig.replay(replace_forward("model.layers.0.mlp", forward))
+
+    assert sorted(results.uncalled_modules) == [
+        f"model.layers.0.mlp.{name}" for name in ("act_fn", "down_proj", "gate_proj", "up_proj")
+    ]
+    assert results.unmatched_expected == []
+
+
+def test_error_inside_of_a_replaced_child_is_found_at_its_ancestor(llama_rig: Rig) -> None:
+    def forward(module: Any, _original: Any, x: Tensor) -> Any:
+        gated = F.silu(F.linear(x, module.gate_proj.weight)) * F.linear(x, module.up_proj.weight)
+        return F.linear(gated, 1.1 * module.down_proj.weight)
+
+    plant = replace_forward("model.layers.0.mlp", forward)
+
+    assert llama_rig.failed(plant) == {"model.layers.0.mlp"}
+
+
+def test_layer_that_is_skipped_is_an_error_of_the_model(llama_rig: Rig) -> None:
+    def plant(model: Any) -> None:
+        del model.model.layers[1]
+        model.config.num_hidden_layers = 1
+        model.model.config.num_hidden_layers = 1
+
+    assert "model" in llama_rig.failed(plant)
+
+
+def test_decode_steps_that_are_not_made_are_missing(
+    make_rig: MakeRig, tensor: Callable[..., Tensor]
+) -> None:
+    steps = [3]
+    x = tensor(1, 4, 8)
+
+    def loop(model: Any) -> None:
+        for _ in range(steps[0]):
+            model(x.to(next(model.parameters()).dtype))
+
+    rig = make_rig(nn.Sequential(nn.Linear(8, 8)), loop)
+    assert rig.replay().unmatched_expected == []
+    steps[0] = 2
+
+    assert rig.replay().unmatched_expected == ["(model)", "0"]
+
+
+def test_calls_beyond_those_of_the_reference_are_listed(
+    make_rig: MakeRig, tensor: Callable[..., Tensor]
+) -> None:
+    steps = [1]
+    x = tensor(1, 4, 8)
+
+    def loop(model: Any) -> None:
+        for _ in range(steps[0]):
+            model(x.to(next(model.parameters()).dtype))
+
+    rig = make_rig(nn.Sequential(nn.Linear(8, 8)), loop)
+    rig.replay()
+    steps[0] = 2
+
+    assert rig.replay().unmatched_actual == ["(model)", "0"]
+
 
 # One prompt of two tokens, padded by one, and one of three: query t of row b sees column s.
 ALLOWED = torch.tensor(
@@ -152,3 +226,76 @@ def test_pairs_in_place_of_padding_are_another_form(
     port: str, actual: Tensor, expected: Tensor, *, other_form: bool
 ) -> None:
     assert is_mask_of_pairs_for_padding(port, actual, tuple(expected.shape)) is other_form
+
+
+ROW_MAP = RowMap((3, 5), ((-1, 0, 1), (0, 1, 2)))
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [
+        ((2, 3, 4), (1, 3, 4)),
+        ((2, 5, 3, 4), (1, 5, 3, 4)),
+        ((6, 4), (3, 4)),
+        ((1, 3, 4), (1, 3, 4)),
+        ((7,), (7,)),
+    ],
+    ids=["states", "cache", "flattened", "shared by all", "without rows"],
+)
+def test_single_row_selects_its_part(shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
+    source = BatchSource(0, row=1)
+    values = torch.arange(float(torch.Size(shape).numel())).reshape(shape)
+
+    part = source.select(values, ROW_MAP)
+
+    assert tuple(part.shape) == expected == source.selected_shape(shape, ROW_MAP)
+    if shape != expected:
+        assert torch.equal(part.reshape(-1), values.reshape(-1)[values.numel() // 2 :])
+    assert source.select_rows(ROW_MAP) == RowMap((5,), ((0, 1, 2),))
+
+
+def test_whole_batch_selects_everything() -> None:
+    values = torch.zeros(2, 3, 4)
+
+    assert BatchSource(0).select(values, ROW_MAP) is values
+    assert BatchSource(0).select_rows(ROW_MAP) is ROW_MAP
+
+
+class TwoRanks:
+    """The layout of a rank whose neighbor has the negated part."""
+
+    def __init__(self) -> None:
+        self.exchanges: list[list[str]] = []
+
+    def whole(self, parts: Sequence[LocalPart]) -> list[Tensor]:
+        self.exchanges.append([part.module for part in parts])
+        return [torch.cat([part.local, -part.local], -1) for part in parts]
+
+
+def test_parts_of_many_ports_are_exchanged_at_once_as_they_were_when_added() -> None:
+    layout: Any = TwoRanks()
+    queue = PartQueue()
+    measured: list[Tensor] = []
+    local = torch.ones(1, 2)
+    for module in ("q_proj", "k_proj"):
+        queue.add(layout, LocalPart(module, "output", local, (1, 4)), measured.append)
+        local += 1  # as an in-place operation of the model
+    assert measured == []
+
+    queue.flush(layout)
+    queue.flush(layout)
+
+    assert layout.exchanges == [["q_proj", "k_proj"]]
+    assert [whole.tolist() for whole in measured] == [[[1, 1, -1, -1]], [[2, 2, -2, -2]]]
+
+
+def test_large_parts_do_not_wait_for_others() -> None:
+    layout: Any = TwoRanks()
+    queue = PartQueue()
+    measured: list[Tensor] = []
+    for module in ("q_proj", "k_proj"):
+        part = LocalPart(module, "output", torch.ones(512, 512), (512, 1024))
+        queue.add(layout, part, measured.append)
+
+    assert layout.exchanges == [["q_proj"], ["k_proj"]]
+    assert len(measured) == 2

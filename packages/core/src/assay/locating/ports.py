@@ -1,0 +1,296 @@
+"""Matching of the ports of a running call with the recorded ones: names, masks, and parts of tensors.
+
+A process may run some rows of a recorded batch, or the shard of a rank. Attention masks are compared by the
+pairs that they allow, in any form.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, Protocol, Self
+
+import torch
+from torch import Tensor, nn
+
+from assay.hooks.row_positions import RowLayout
+from assay.hooks.values.nested import iterate_leaves, iterate_tensors
+from assay.sites import LocalPart, RowMap
+
+# Argument names with one meaning in all Hugging Face models.
+_STANDARD = frozenset(
+    {"input_ids", "inputs_embeds", "attention_mask", "position_ids", "labels", "cache_position"}
+)
+
+
+def recorded_names(arguments: Mapping[str, Any], ports: tuple[str, ...]) -> dict[str, str]:
+    """Map each argument to its name in the trace, which may differ between classes."""
+    recorded = _names_of(ports)
+    names = {name: name for name in arguments}
+    ours = [
+        name
+        for name, value in arguments.items()
+        if name not in recorded and name not in _STANDARD and iterate_tensors(value, name)
+    ]
+    if not ours:
+        return names
+    theirs = [name for name in recorded if name not in arguments and name not in _STANDARD]
+    if len(ours) == len(theirs):
+        names.update(zip(ours, theirs, strict=True))
+    return names
+
+
+@lru_cache(maxsize=4096)
+def _names_of(ports: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names of the arguments among `ports`."""
+    return tuple(dict.fromkeys(port.split(".")[1] for port in ports if _is_input(port)))
+
+
+def missing_ports(
+    ports: tuple[str, ...], seen: AbstractSet[str], arguments: Mapping[str, Any], output: object
+) -> list[str]:
+    """Return the recorded `ports` that are missing in a call.
+
+    seen: the ports that it has. An optional argument or result that is None is not missing.
+    """
+    absent = set(ports) - seen
+    if not absent:
+        return []
+    given = {f"input.{name}" for name in recorded_names(arguments, ports).values()}
+    offered_none = {
+        port
+        for name, value in [*arguments.items(), ("", output)]
+        for port, leaf in iterate_leaves(value, f"input.{name}" if name else "output")
+        if leaf is None
+    } | {port for port in absent if _is_input(port) and ".".join(port.split(".")[:2]) not in given}
+    return sorted(absent - offered_none)
+
+
+def ancestors(module: str) -> list[str]:
+    """Return the paths of the modules around `module`, the model itself ("") first."""
+    parts = module.split(".")
+    return [".".join(parts[:count]) for count in range(len(parts))] if module else []
+
+
+def _is_input(port: str) -> bool:
+    return port.startswith("input.")
+
+
+# Attention implementations whose masks are complete. Others (flash, flex) get padding and window by
+# other arguments; their masks are neither compared nor replaced, and the result of attention is judged.
+COMPARABLE_IMPLEMENTATIONS = frozenset({"eager", "sdpa"})
+
+
+def is_attention_mask(port: str, expected: Tensor) -> bool:
+    """Return True if the tensor at `port` only states which keys each query may see.
+
+    An additive mask contains zeros and lowest numbers only; biases by distance are values.
+    """
+    if not _is_named_mask(port) or expected.ndim != 4:
+        return False
+    return not expected.is_floating_point() or bool(((expected == 0) | ~allowed(expected)).all())
+
+
+def is_unnamed_mask(value: Tensor) -> bool:
+    """Return True if the values are those of an attention mask, (B, 1, T, S), under any port name."""
+    if value.ndim != 4 or value.shape[1] != 1:
+        return False
+    if value.dtype is torch.bool:
+        return True
+    return (
+        value.is_floating_point()
+        and bool((value != 0).any())
+        and bool(((value == 0) | ~allowed(value)).all())
+    )
+
+
+def is_any_mask(port: str, expected: Tensor) -> bool:
+    """Return True for an attention mask, or a mask of padding keys, (B, S)."""
+    is_of_keys = _is_named_mask(port) and expected.ndim == 2 and not expected.is_floating_point()
+    return is_of_keys or is_attention_mask(port, expected)
+
+
+def is_mask_of_pairs_for_padding(port: str, actual: Tensor, expected: tuple[int, ...]) -> bool:
+    """Return True if a trainer passes a mask of pairs, (B, 1, T, S), instead of the padding, (B, S).
+
+    expected: the shape in the reference.
+    Such a mask is judged at attention, by the mask there or by the result.
+    """
+    return _is_named_mask(port) and len(expected) == 2 and actual.ndim == 4
+
+
+@lru_cache(maxsize=4096)
+def _is_named_mask(port: str) -> bool:
+    """Return True if a port is named a mask, or is in a dict of masks by kind of attention."""
+    return any(part.endswith("mask") for part in port.split(".")[-2:])
+
+
+def allowed(mask: Tensor) -> Tensor:
+    """Return the columns that each row of an additive or boolean mask allows."""
+    if mask.dtype is torch.bool:
+        return mask
+    if not mask.is_floating_point():
+        return mask != 0
+    return mask > torch.finfo(mask.dtype).min / 2
+
+
+def count_differences(
+    actual: Tensor | None, expected: Tensor, rows: RowMap | None
+) -> tuple[int, int]:
+    """Count the compared (query, key) pairs, and those that differ; of masks of padding, the keys.
+
+    actual: a mask, or None for an implementation's own causal mask, and for no padding.
+    expected: the reference's mask, (B, 1, T, S), or (B, S) for padding.
+    Rows of padding queries are ignored.
+    """
+    if expected.ndim == 2:
+        given = torch.ones_like(expected) if actual is None else actual
+        return expected.numel(), int((allowed(given) != allowed(expected)).sum())
+    expected_BT1S = allowed(expected)
+    batch, _, length, num_keys = expected_BT1S.shape
+    if actual is None:
+        causal = torch.ones(length, num_keys, dtype=torch.bool).tril(num_keys - length)
+        actual_BT1S = causal.expand(batch, 1, length, num_keys)
+    else:
+        actual_BT1S = allowed(actual.detach().cpu())
+    valid = torch.ones(batch, length, dtype=torch.bool)
+    if rows is not None and (rows.num_rows, rows.length) == (batch, length):
+        valid = torch.tensor(rows.positions) >= 0
+    num_compared = int(valid.sum()) * num_keys
+    try:
+        different = actual_BT1S.broadcast_to(expected_BT1S.shape) != expected_BT1S
+    except RuntimeError:  # shapes differ: no pair agrees
+        return num_compared, num_compared
+    return num_compared, int(different[valid[:, None, :, None].expand_as(different)].sum())
+
+
+@dataclass(frozen=True, slots=True)
+class AbsentMask:
+    """A recorded mask where the running model has none, compared with the causal one."""
+
+    expected: Tensor
+    num_compared: int
+    num_different: int
+
+    @classmethod
+    def of(cls, port: str, expected: Tensor, rows: RowMap | None) -> Self | None:
+        """Compare the recorded tensor at `port`; None if it is not a mask."""
+        if not is_attention_mask(port, expected):
+            return None
+        return cls(expected, *count_differences(None, expected, rows))
+
+
+def in_form_of(actual: Tensor, expected: Tensor) -> Tensor:
+    """Convert `expected` to the kind and dtype of the mask `actual`."""
+    if not actual.is_floating_point():
+        return allowed(expected).to(actual.dtype)
+    lowest = torch.finfo(actual.dtype).min
+    return torch.zeros_like(expected, dtype=actual.dtype).masked_fill(~allowed(expected), lowest)
+
+
+def mask_for(module: nn.Module, expected: Tensor) -> Tensor:
+    """Convert `expected` to the dtype and device of `module`."""
+    parameters = list(module.parameters())
+    device = next((p.device for p in parameters), expected.device)
+    dtype = next((p.dtype for p in parameters if p.is_floating_point()), torch.float32)
+    return in_form_of(torch.zeros(0, dtype=dtype), expected).to(device)
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSource:
+    """The place of the running batch in a trace."""
+
+    batch: int
+    """Number of the batch in the trace."""
+    row: int | None = None
+    """The only row of it that runs; None for all."""
+
+    def select_rows(self, rows: RowMap | None) -> RowMap | None:
+        """Return the row map of the running rows."""
+        if self.row is None or rows is None:
+            return rows
+        return RowMap((rows.prompts[self.row],), (rows.positions[self.row],))
+
+    def select(self, tensor: Tensor, rows: RowMap | None) -> Tensor:
+        """Return the part of a recorded tensor that belongs to the running rows."""
+        if self.row is None or rows is None:
+            return tensor
+        layout = RowLayout.of_shape(tensor.shape, rows)
+        if layout.batch_dim is None:
+            return tensor
+        size = rows.length if layout.flattened else 1
+        return tensor[self.row * size : (self.row + 1) * size]
+
+    def selected_shape(self, shape: tuple[int, ...], rows: RowMap | None) -> tuple[int, ...]:
+        """Return the shape of the result of `select`."""
+        return tuple(self.select(torch.empty(shape, device="meta"), rows).shape)
+
+
+class RankLayout(Protocol):
+    """The sharding of tensors over ranks by a trainer.
+
+    All ranks that share a tensor call each method, in the same order. A tensor of the whole shape is
+    whole.
+    """
+
+    def holds_part(self, module: str, port: str, local: Tensor, shape: tuple[int, ...]) -> bool:
+        """Return True if `local` can be this rank's part of a tensor of `shape`."""
+        ...
+
+    def whole(self, parts: Sequence[LocalPart]) -> list[Tensor]:
+        """Return the whole tensors, assembled from the parts of all ranks in one exchange."""
+        ...
+
+    def whole_gradient(
+        self, module: str, port: str, local: Tensor, shape: tuple[int, ...]
+    ) -> Tensor:
+        """Return the gradient of the whole tensor, the sum over ranks that hold the same part."""
+        ...
+
+    def part(self, module: str, port: str, whole: Tensor) -> Tensor:
+        """Return this rank's part of `whole`."""
+        ...
+
+    def part_of_gradient(self, module: str, port: str, whole: Tensor) -> Tensor:
+        """Return this rank's share of a whole gradient, the sum of all shares."""
+        ...
+
+
+def layout_of(
+    layout: RankLayout | None, module: str, port: str, local: Tensor, shape: tuple[int, ...]
+) -> RankLayout | None:
+    """Return `layout` if `local` is a part of a tensor of `shape`; None if it is whole, or neither."""
+    if layout is None or tuple(local.shape) == shape:
+        return None
+    return layout if layout.holds_part(module, port, local, shape) else None
+
+
+# Elements of whole tensors that wait for one exchange.
+_EXCHANGED_ELEMENTS = 1 << 18
+
+
+@dataclass(slots=True)
+class PartQueue:
+    """Exchanges the parts of many ports at once: a decode step has many, of few elements."""
+
+    _waiting: list[tuple[LocalPart, Callable[[Tensor], None]]] = field(default_factory=list)
+    _num_elements: int = 0
+
+    def add(self, layout: RankLayout, part: LocalPart, measure: Callable[[Tensor], None]) -> None:
+        """Call `measure` with the whole tensor, at the latest in `flush`.
+
+        The part is copied. All ranks that share a tensor add the same parts in the same order.
+        """
+        self._waiting.append((part._replace(local=part.local.clone()), measure))
+        self._num_elements += math.prod(part.shape)
+        if self._num_elements >= _EXCHANGED_ELEMENTS:
+            self.flush(layout)
+
+    def flush(self, layout: RankLayout | None) -> None:
+        """Assemble and measure all parts that wait."""
+        waiting, self._waiting, self._num_elements = self._waiting, [], 0
+        if layout is not None and waiting:
+            wholes = layout.whole([part for part, _ in waiting])
+            for whole, (_, measure) in zip(wholes, waiting, strict=True):
+                measure(whole)
