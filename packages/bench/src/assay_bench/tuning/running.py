@@ -12,7 +12,7 @@ from assay.errors import UsageError
 from assay.files import file_digest, read_sealed, write_sealed
 from assay.launch import RemoteFunction, TimeLimits, World, call
 from assay.runs import Progress, RunFolder, provenance
-from assay.runs.caches import locked
+from assay.runs.folders import locked
 from assay.runs.results import write_results
 from assay.training.processes.remote_functions import PRELOAD
 from assay.verdicts import Verdict

@@ -4,7 +4,6 @@ Readers limit size and nesting, refuse FIFOs and devices, and raise only `Unread
 This package imports neither torch nor transformers.
 """
 
-from assay.files.location import Url, parse_location
 from assay.files.reading import (
     UnreadableFileError,
     open_file,
@@ -23,17 +22,21 @@ from assay.files.reading import (
     refuse_link,
     validate_record,
 )
-from assay.files.sealing import (
+from assay.files.writing import (
     DIGEST,
+    DiskError,
+    Url,
     check_seal,
     content_digest,
+    create_temporary,
     file_digest,
+    parse_location,
     read_sealed,
     read_sealed_json,
     seal,
     write_sealed,
+    write_whole,
 )
-from assay.files.writing import DiskError, create_temporary, write_whole
 
 __all__ = [
     "DIGEST", "DiskError", "UnreadableFileError", "Url", "check_seal", "content_digest",

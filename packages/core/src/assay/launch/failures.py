@@ -168,6 +168,15 @@ def describe_place(frames: list[Frame]) -> str:
 
 Kind = Literal["returned", "skipped", "raised"]
 
+_COMMUNICATION_WORDS = (
+    "closed by peer",
+    "reset by peer",
+    "Broken pipe",
+    "Timed out waiting",
+    "pair closure",
+    "Connection refused",
+)
+
 # Parts of gloo's messages that do not describe the event: a source line, advice.
 _COMMUNICATION_NOISE = (
     re.compile(r"\[[^\]]*/gloo/[^\]]*\] "),
@@ -211,8 +220,6 @@ def report_of(body: Callable[[], object]) -> RankReport:
 
 def raised_report(error: BaseException) -> RankReport:
     """Report an exception of the body."""
-    from assay.launch.joining import is_communication_error
-
     error = error.with_traceback(_trimmed(error.__traceback__))
     return RankReport(
         "raised",
@@ -223,6 +230,26 @@ def raised_report(error: BaseException) -> RankReport:
         words=str(error) if isinstance(error, AssayError) else "",
         is_usage=isinstance(error, UsageError),
     )
+
+
+def is_communication_error(error: BaseException | None) -> bool:
+    """Return True if `error`, or a cause of it, means only that another rank did not answer.
+
+    gloo raises plain RuntimeErrors, so this searches their messages.
+    """
+    from torch.distributed import DistError
+
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        if isinstance(error, DistError):
+            return True
+        if isinstance(error, RuntimeError) and any(
+            words in str(error) for words in _COMMUNICATION_WORDS
+        ):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _summary(error: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""The folder of a run."""
+"""The folder of a run, the cache folder, and locks for writers of the cache."""
 
 import fcntl
 import json
@@ -162,3 +162,20 @@ def _default_path(command: str) -> Path:
         number += 1
         path = Path("runs", f"{name}-{number}")
     return path
+
+
+def cache_folder() -> Path:
+    """Return the user's cache folder of assay, which may not exist.
+
+    Source: XDG Base Directory Specification 0.8, $XDG_CACHE_HOME; a relative path there is ignored.
+    """
+    named = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return (named if named.is_absolute() else Path.home() / ".cache") / "assay"
+
+
+@contextmanager
+def locked(lock: Path) -> Iterator[None]:
+    """Exclude other processes that lock the same file; they wait. A kill frees the lock."""
+    with lock.open("w", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

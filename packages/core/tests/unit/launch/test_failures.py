@@ -19,11 +19,11 @@ from assay.launch.failures import (
     describe_place,
     failure_of,
     hang_of,
+    is_communication_error,
     read_stack,
     report_of,
     strongest,
 )
-from assay.launch.joining import is_communication_error
 
 PAIR = World({"dp": 2})
 FOUR = World({"dp": 2, "tp": 2})

@@ -1,4 +1,4 @@
-"""The files of a finished run; how damaged ones are read is tested with the report."""
+"""The files of a finished run, and what is removed of it; how damaged ones are read is tested with the report."""
 
 import errno
 import sys
@@ -8,7 +8,14 @@ import pytest
 
 from assay.files import DiskError, UnreadableFileError, write_whole
 from assay.runs import results
-from assay.runs.results import find_golden, read_measurements, read_verdict, write_results
+from assay.runs.results import (
+    find_golden,
+    read_measurements,
+    read_verdict,
+    remove_recordings,
+    write_results,
+)
+from assay.sites import KeptFiles
 from assay.verdicts import Location, Measurement, Outcome, Verdict
 
 ROW = Measurement(
@@ -81,3 +88,40 @@ def test_golden_is_found_in_the_folder_of_a_run(tmp_path: Path) -> None:
     assert find_golden(tmp_path) == tmp_path
     (tmp_path / "golden").mkdir()
     assert find_golden(tmp_path) == tmp_path / "golden"
+
+
+@pytest.mark.parametrize(
+    ("keep", "kept"),
+    [
+        ("full", {"golden/a", "candidate/rank-0/b", "candidate/rank0.log", "checkpoint/c", "operations-x/d"}),
+        ("replay", {"golden/a", "candidate/rank0.log"}),
+        ("verdict", {"candidate/rank0.log"}),
+    ],
+)  # fmt: skip
+def test_what_is_not_kept_is_removed_and_logs_stay(
+    tmp_path: Path, keep: KeptFiles, kept: set[str]
+) -> None:
+    for name in (
+        "golden/a",
+        "candidate/rank-0/b",
+        "candidate/rank0.log",
+        "checkpoint/c",
+        "operations-x/d",
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / "verdict.json").touch()
+
+    remove_recordings(tmp_path, keep)
+
+    left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
+    assert left == kept | {"verdict.json"}
+
+
+def test_candidate_without_logs_is_removed_whole(tmp_path: Path) -> None:
+    (tmp_path / "candidate" / "attachments").mkdir(parents=True)
+    (tmp_path / "candidate" / "index.jsonl").touch()
+
+    remove_recordings(tmp_path, "replay")
+
+    assert list(tmp_path.iterdir()) == []

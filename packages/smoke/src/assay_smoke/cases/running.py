@@ -11,7 +11,7 @@ from assay.comparing.levels import LevelResult, failed, not_compared
 from assay.files import read_sealed, write_sealed
 from assay.launch import Rank, TimeLimits, World, WorldError, call
 from assay.runs import Progress
-from assay.runs.caches import locked
+from assay.runs.folders import locked
 from assay.runs.results import write_results
 from assay.training.check import load_training_limits, options_for
 from assay.training.processes.requests import TrainCheck, TrainOptions

@@ -16,7 +16,7 @@ from typing import Annotated
 from pydantic import Field
 
 from assay.files import DiskError, UnreadableFileError, read_record, write_whole
-from assay.runs.caches import cache_folder, locked
+from assay.runs.folders import cache_folder, locked
 from assay.verdicts import SCHEMA, Outcome, Record
 from assay_smoke.matrix.cases import FEATURES, Case, CaseIdError, case_of
 from assay_smoke.matrix.rules import HOST

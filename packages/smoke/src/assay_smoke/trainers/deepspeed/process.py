@@ -25,7 +25,7 @@ from torch.optim import Optimizer
 from assay.errors import MachineError, UsageError
 from assay.launch import RemoteFunction, call
 from assay.runs import Progress
-from assay.runs.caches import cache_folder
+from assay.runs.folders import cache_folder
 from assay.watchdog import watched
 
 _INSTALL = "the trainer deepspeed needs DeepSpeed: pip install 'assay-smoke[deepspeed]'"
