@@ -30,11 +30,11 @@ from assay.generate.passes import (
     RecordedChoices,
     Repeatability,
     RepeatedWork,
-    ReplacedChoices,
     Side,
     accumulated_errors,
     processed_scores,
     read_choice_noise,
+    replace_choices,
     replay,
     run_all_free,
     run_forced,
@@ -47,7 +47,6 @@ from assay.generate.spec import (
     CandidateReport,
     GenerateCheck,
     InputOptions,
-    OutputProblem,
 )
 from assay.hooks.module_tracer import NullHandler
 from assay.hooks.usage import UsageWatch
@@ -67,7 +66,7 @@ from assay.runs import Progress
 from assay.runs.results import rank_folder
 from assay.sites import JudgedLevel, unwrapped_path
 from assay.trace import TraceWriter
-from assay.verdicts import Outcome
+from assay.verdicts import Level, Outcome
 
 _NAMES_SHOWN = 200
 # Excludes the time of a setup function.
@@ -267,12 +266,12 @@ class _Candidate:
         self._choices = NearTieChoices(read_choice_noise(section.trace))
         recorded = RecordedChoices.read(section.trace, section.batches)
         if recorded.modules and not options.compile:  # compiled graphs cannot be changed
-            side = replace(side, choices=ReplacedChoices(recorded, self._choices))
+            side = replace(side, choices=replace_choices(recorded, self._choices))
         self._side = side
         self._section = section
         self._level = level
         self._num_replaced = 0
-        self.problems: dict[str, OutputProblem] = {}
+        self.problems: dict[str, Level] = {}
         self._works = (
             whole_batches(section.batches)
             if options.batch_size is None
@@ -339,10 +338,10 @@ class _Candidate:
                 traceback.print_exc()
             outcome = Outcome.NOT_COMPARED if error.raised else Outcome.FAIL
             reason = " ".join(str(error).split())  # of several lines where code of the user raised
-            self.problems[level] = OutputProblem(reason=reason, outcome=outcome)
+            self.problems[level] = Level(verdict=outcome, reason=reason)
             if level == "tokens":
                 reason = f"no text to compare: {reason}"
-                self.problems["logits"] = OutputProblem(reason=reason, outcome=Outcome.NOT_COMPARED)
+                self.problems["logits"] = Level(verdict=Outcome.NOT_COMPARED, reason=reason)
 
     @property
     def _has_output(self) -> bool:

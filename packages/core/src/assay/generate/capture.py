@@ -25,9 +25,7 @@ from assay.generate.golden import (
 )
 from assay.generate.passes import (
     RecordedChoices,
-    RecordingChoices,
     RepeatedWork,
-    ReplacedChoices,
     Side,
     Work,
     accumulated_errors,
@@ -35,6 +33,8 @@ from assay.generate.passes import (
     find_pointwise,
     processed_scores,
     record,
+    record_choices,
+    replace_choices,
     replay,
     run_all_free,
     run_forced,
@@ -112,7 +112,7 @@ def capture_golden(spec: GoldenSpec, progress: Progress) -> GoldenManifest:
                     )
         with TraceWriter(spec.folder / dtype, {"model": identity.name, "dtype": dtype}) as writer:
             section = _Capture(spec, device, writer, plan, dtype, progress)
-            section.run_yardstick(Side(yardstick, device, RecordingChoices(writer)))
+            section.run_yardstick(Side(yardstick, device, record_choices(writer)))
             del yardstick
             sections[dtype] = section.run_noise(wide)
         digest = read_digest(spec.folder / dtype)
@@ -257,7 +257,7 @@ class _Capture:
         num_parameters = sum(p.numel() for p in loaded.model.parameters())
         side = Side(loaded, trusted_device(self.device, self.dtype, num_parameters))
         if choices.modules:
-            side = replace(side, choices=ReplacedChoices(choices, noise_of_choices))
+            side = replace(side, choices=replace_choices(choices, noise_of_choices))
         deterministic = self._attach_noise_logits(side)
         attach_choice_noise(self.writer, noise_of_choices.noise())
         if self.spec.level == "module":

@@ -13,7 +13,7 @@ from assay.dtypes import float_format
 from assay.generate.golden import REPLAY, USAGE, GoldenManifest, GoldenSection, attached_batches
 from assay.generate.spec import CandidateReport, GenerateCheck
 from assay.trace import Trace
-from assay.verdicts import Coverage, Level, TokenPosition
+from assay.verdicts import Coverage, TokenPosition
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,7 @@ class GenerateEvidence:
     def problem(self, level: str) -> LevelResult | None:
         """Return the result of a level for which the candidate has no output."""
         problem = self.report.problems.get(level)
-        if problem is None:
-            return None
-        return LevelResult(Level(verdict=problem.outcome, reason=problem.reason))
+        return None if problem is None else LevelResult(problem)
 
     def actual(self, name: str) -> list[Tensor]:
         """Return the candidate's tensors of each batch: tokens, logits, scores."""

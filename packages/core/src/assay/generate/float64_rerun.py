@@ -8,7 +8,7 @@ That run only records: a setup function may have patched torch there. The truste
 recorded weights and values into the yardstick, and computes logits and errors itself.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -77,18 +77,13 @@ class PortDifference(NamedTuple):
     """Number of different elements of values that must be equal."""
 
 
-@dataclass(frozen=True, slots=True)
-class Equivalence:
-    """The yardstick with the candidate's weights and values, against the golden."""
-
-    errors: Mapping[tuple[str, str], PortDifference] | None = None
-    """Errors by module and port; None if the logits differ."""
-
+Differences = dict[tuple[str, str], PortDifference]
+"""Errors by module and port."""
 
 _RECORDING: RemoteFunction[FailedPorts, bool] = RemoteFunction(
     "assay.generate.float64_rerun:record_equivalence", PRELOAD
 )
-_VERIFICATION: RemoteFunction[FailedPorts, Equivalence] = RemoteFunction(
+_VERIFICATION: "RemoteFunction[FailedPorts, Differences | None]" = RemoteFunction(
     "assay.generate.float64_rerun:verify_equivalence", PRELOAD
 )
 
@@ -228,8 +223,11 @@ def record_equivalence(failed: FailedPorts, progress: Progress) -> bool:
     return True
 
 
-def verify_equivalence(failed: FailedPorts, progress: Progress) -> Equivalence:
-    """Run the yardstick with the recorded weights and values: logits first, stages if they agree."""
+def verify_equivalence(failed: FailedPorts, progress: Progress) -> Differences | None:
+    """Run the yardstick with the recorded weights and values: logits first, stages if they agree.
+
+    Returns: its errors against the golden; None if the logits differ.
+    """
     check, device = failed.check, open_device("cpu")
     section = GoldenSection.open(check.golden_folder, check.dtype)
     _prepare(section, device, check)
@@ -244,7 +242,7 @@ def verify_equivalence(failed: FailedPorts, progress: Progress) -> Equivalence:
         with torch.no_grad():
             for name, value in weights.items():
                 if name not in known or known[name].shape != value.shape:
-                    return Equivalence()
+                    return None
                 known[name].copy_(value)
 
         def substitute(at: CallSite, port: str, value: Tensor) -> Tensor:
@@ -253,8 +251,8 @@ def verify_equivalence(failed: FailedPorts, progress: Progress) -> Equivalence:
 
         side = Side(loaded, device)
         if not _agrees(side, section, substitute):
-            return Equivalence()
-        return Equivalence(_errors(_replay(side, section, substitute)))
+            return None
+        return _errors(_replay(side, section, substitute))
 
 
 def _prepare(section: GoldenSection, device: Device, check: GenerateCheck) -> None:
@@ -303,7 +301,7 @@ def _replay(side: Side, section: GoldenSection, visit: Visit) -> ReplayResults:
     return replay(side, works, tokens, replayer, watch)
 
 
-def _errors(results: ReplayResults) -> dict[tuple[str, str], PortDifference]:
+def _errors(results: ReplayResults) -> Differences:
     return {
         (port.module, port.port): PortDifference(port.sums.relative_error, port.exact.num_different)
         for port in results.ports.values()
@@ -311,9 +309,8 @@ def _errors(results: ReplayResults) -> dict[tuple[str, str], PortDifference]:
     }
 
 
-def is_representation(failed: Iterable[Judged], found: Equivalence) -> bool:
+def is_representation(failed: Iterable[Judged], errors: Differences | None) -> bool:
     """Return True if the logits agree, and every failed statistic differs as much in float64."""
-    errors = found.errors
     return errors is not None and all(
         _differs_as_much(item, errors.get((item.port.module, item.port.port))) for item in failed
     )

@@ -1,10 +1,10 @@
 """Passes over a model, which both sides of a check make: free, forced, replayed, repeated."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -49,11 +49,8 @@ from assay.trace import Trace, TraceWriter
 _REPEATED_TOKENS = 8
 
 
-class ChoicesOfBatch(Protocol):
-    """An observer or replacement of expert choices in the free runs of one side."""
-
-    def attached(self, model: nn.Module, work: "Work") -> AbstractContextManager[None]:
-        """Observe one run of `work` by `model` inside the context."""
+Choosing = Callable[[nn.Module, "Work"], AbstractContextManager[None]]
+"""Makes a context that observes or replaces expert choices in one free run of a model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +59,7 @@ class Side:
 
     loaded: LoadedModel
     device: Device
-    choices: ChoicesOfBatch | None = None
+    choices: Choosing | None = None
     """For runs on the model's own values, not for recording or replay; None without experts."""
     layout: RankLayout | None = None
     """The shards of this rank's tensors; None if they are whole."""
@@ -71,7 +68,7 @@ class Side:
 
     def choosing(self, work: "Work") -> AbstractContextManager[None]:
         """Return the context that handles the choices of one run of `work`."""
-        return self.choices.attached(self.loaded.model, work) if self.choices else nullcontext()
+        return self.choices(self.loaded.model, work) if self.choices else nullcontext()
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -327,21 +324,19 @@ _NAME = "choices"
 _NOISE = "choice-noise"
 
 
-class RecordingChoices:
-    """Recorder of the choices of each run, into a trace."""
-
-    def __init__(self, writer: TraceWriter) -> None:
-        self._writer = writer
+def record_choices(writer: TraceWriter) -> Choosing:
+    """Record the choices of each run into a trace."""
 
     @contextmanager
-    def attached(self, model: nn.Module, work: Work) -> Iterator[None]:
-        """Record one run inside the context."""
+    def recording(model: nn.Module, work: Work) -> Iterator[None]:
         recorder = ChoiceRecorder()
         with ChoiceTracer(recorder).attached(model):
             yield
         tensors = recorder.to_tensors()
         if tensors:
-            self._writer.attach(batch_attachment(_NAME, work.batch.number), tensors)
+            writer.attach(batch_attachment(_NAME, work.batch.number), tensors)
+
+    return recording
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,21 +373,19 @@ class RecordedChoices:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class ReplacedChoices:
-    """Replacement of the choices of each run by recorded ones, where `handler` decides so."""
-
-    recorded: RecordedChoices
-    handler: NoiseOfChoices | NearTieChoices
+def replace_choices(
+    recorded: RecordedChoices, handler: NoiseOfChoices | NearTieChoices
+) -> Choosing:
+    """Replace the choices of each run by recorded ones, where `handler` decides so."""
+    modules = None if isinstance(handler, NoiseOfChoices) else recorded.modules
 
     @contextmanager
-    def attached(self, model: nn.Module, work: Work) -> Iterator[None]:
-        """Replace the choices of one run inside the context."""
-        self.handler.expected = self.recorded.of_work(work)
-        measures = isinstance(self.handler, NoiseOfChoices)
-        tracer = ChoiceTracer(self.handler, None if measures else self.recorded.modules)
-        with tracer.attached(model):
+    def replacing(model: nn.Module, work: Work) -> Iterator[None]:
+        handler.expected = recorded.of_work(work)
+        with ChoiceTracer(handler, modules).attached(model):
             yield
+
+    return replacing
 
 
 def attach_choice_noise(writer: TraceWriter, noise: Mapping[str, ScoreNoise]) -> None:

@@ -15,7 +15,7 @@ from assay.models.loaded.report import LoadReport, SetupChanges
 from assay.models.remote_code import RemoteCode
 from assay.runs.results import CANDIDATE_FOLDER, GOLDEN_FOLDER
 from assay.sites import JudgedLevel, KeptFiles, RecordedLevel
-from assay.verdicts import Outcome, Record
+from assay.verdicts import Level, Record
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -183,13 +183,6 @@ def _left(text: str) -> dict[str, object]:
     return {}
 
 
-class OutputProblem(Record):
-    """The reason why a level has no output of the candidate."""
-
-    reason: str
-    outcome: Outcome
-
-
 class CandidateReport(Record):
     """The candidate process's answer, apart from its measurements."""
 
@@ -201,8 +194,8 @@ class CandidateReport(Record):
     changes: SetupChanges = Field(default_factory=SetupChanges)
     """Changes that the setup function made."""
     untied: list[str] = Field(default_factory=list)
-    problems: dict[str, OutputProblem] = Field(default_factory=dict)
-    """Levels without output of the candidate; nothing is attached for them."""
+    problems: dict[str, Level] = Field(default_factory=dict)
+    """Results of levels without output of the candidate; nothing is attached for them."""
     notes: list[str] = Field(default_factory=list)
     peak_memory_bytes: int = 0
 

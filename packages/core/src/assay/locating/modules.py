@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -98,6 +98,10 @@ def measure(
         first = int(different.nonzero()[0])
         result.exact.first = (int(prompt[first]), int(position[first]))
     return actual_RC, expected_RC
+
+
+Measure = Callable[[PortResult, RowIndex, RowMap | None, Tensor | None, Tensor, Tensor], object]
+"""The type of `measure`."""
 
 
 def as_real(tensor: Tensor) -> Tensor:
@@ -194,6 +198,21 @@ class _Matched:
         return value.gather(-1, self.order.to(value.device))
 
 
+@dataclass(slots=True)
+class _RootCall:
+    """The state of one root call, and of the calls in it that backward repeats."""
+
+    index: RowIndex = field(default_factory=lambda: RowIndex(None))
+    injected: TensorMap[str] = field(default_factory=TensorMap)
+    """By injected value, the digest of the recorded value."""
+    absent_masks: dict[tuple[str, str, RowMap | None], AbsentMask | None] = field(
+        default_factory=dict
+    )
+    """By port, digest and rows."""
+    chosen: dict[tuple[CallSite, str], Tensor] = field(default_factory=dict)
+    """Own choices, such as experts, by call and port."""
+
+
 @dataclass
 class Replayer:
     """A handler that measures a model against `trace`, and injects the trace's values."""
@@ -213,38 +232,27 @@ class Replayer:
     """Modules of which this process has only some children. They run and are not measured."""
     unmeasured: frozenset[tuple[str, str]] = frozenset()
     """Modules and ports that are neither measured nor replaced, and may be absent."""
-    judged: Literal["model", "trace"] = "model"
-    """The side with the errors: the running model, or the trace if the model is the yardstick."""
+    measure: Measure = measure
+    """Adds the error of the model's value, given before the recorded one."""
     results: ReplayResults = field(default_factory=ReplayResults)
     recomputed: ReplayResults = field(default_factory=ReplayResults)
     """Results of calls that backward repeats."""
     source: BatchSource = field(default_factory=lambda: BatchSource(0))
     """The running batch in the trace. The caller sets it before each batch."""
-    _injected: TensorMap[str] = field(default_factory=TensorMap)
-    """By injected value, the digest of the recorded value."""
     _parts: PartQueue = field(default_factory=PartQueue)
     _caches: CacheTracker = field(default_factory=CacheTracker)
-    _index: RowIndex = field(default_factory=lambda: RowIndex(None))
-    _absent_masks: dict[tuple[str, str, RowMap | None], AbsentMask | None] = field(
-        default_factory=dict
-    )
-    """Those of the current root call, by port, digest and rows."""
     _called: set[CallSite] = field(default_factory=set)
-    _chosen: dict[tuple[CallSite, str], Tensor] = field(default_factory=dict)
-    """Own choices, such as experts, in the last root call, by call and port."""
+    _root: _RootCall = field(default_factory=_RootCall)
 
     def enter(self, active: ActiveCall) -> None:
         """Measure and replace the arguments of a call that is in the trace."""
         if active.call.caller is None:
             self._caches.begin_root()
-            self._injected.clear()
-            self._chosen.clear()
-            self._absent_masks.clear()
-            self._index = RowIndex(None)
+            self._root = _RootCall()
         if active.call.site.module in self.partial_modules:
             whole = self._find_call(active) if active.call.caller is None else None
             if whole is not None:  # its rows are those of the calls inside it
-                self._index = RowIndex(self.source.select_rows(whole.rows))
+                self._root.index = RowIndex(self.source.select_rows(whole.rows))
             return
         expected = self._find_call(active)
         names = {} if expected is None else recorded_names(active.arguments, expected.ports)
@@ -254,7 +262,7 @@ class Replayer:
         self._called.add(expected.site)
         matched = _Matched(expected, self.source.select_rows(expected.rows))
         if active.call.caller is None:
-            self._index = RowIndex(matched.rows)
+            self._root.index = RowIndex(matched.rows)
         active.state = matched
         replace_port = partial(self._measure_and_replace, active)
         for name, value in active.arguments.items():
@@ -289,17 +297,17 @@ class Replayer:
         """Forget the injected values; only sums outlive a root call."""
         del active
         self._parts.flush(self.layout)
-        self._injected.clear()
+        self._root.injected.clear()
 
     def recognizes(self, value: Tensor) -> bool:
         """Return True if this object was injected."""
-        return self._injected.get(value) is not None
+        return self._root.injected.get(value) is not None
 
     def alias(self, new: Tensor, known: Tensor) -> None:
         """Treat `new` as the injected value `known` from now on."""
-        content = self._injected.get(known)
+        content = self._root.injected.get(known)
         if content is not None:
-            self._injected.put(new, content)
+            self._root.injected.put(new, content)
 
     def in_order(self, active: ActiveCall, made: Tensor) -> Tensor:
         """Return a result of a call, with a router's columns in the reference's order."""
@@ -367,7 +375,7 @@ class Replayer:
         if unmeasured or is_mask_of_pairs_for_padding(port, actual, stored.shape):
             return actual
         key = stored.digest
-        if self._injected.get(actual) == key:
+        if self._root.injected.get(actual) == key:
             self.results.num_identical += 1
             return actual
         expected = self._recorded(matched.call, port)
@@ -394,7 +402,7 @@ class Replayer:
                 self._parts.flush(layout)
             injected = layout.part(module, port, injected)
         injected = laid_out_as(injected, actual.detach())
-        self._injected.put(injected, key)
+        self._root.injected.put(injected, key)
         return injected
 
     def _measurement(
@@ -402,7 +410,10 @@ class Replayer:
     ) -> Callable[[Tensor], None]:
         """Return what measures a whole value at a port, without rows that a near tie may decide."""
         matched: _Matched = active.state
-        index, excluded = self._index, matched.excluded if result.port != matched.scores else None
+        index, excluded = (
+            self._root.index,
+            matched.excluded if result.port != matched.scores else None,
+        )
         is_repeated_input = active.is_recompute and result.port.startswith("input.")
 
         def measure_whole(value: Tensor) -> None:
@@ -410,10 +421,8 @@ class Replayer:
             if is_repeated_input and torch.equal(value, injected):
                 return
             chosen = self._choice_of_forward(active, result.port, value)
-            sides = (value, expected) if chosen is None else (value, chosen)
-            actual, known = sides if self.judged == "model" else sides[::-1]
-            left_out = excluded if chosen is None else None
-            measure(result, index, matched.rows, left_out, actual, known)
+            known, left_out = (expected, excluded) if chosen is None else (chosen, None)
+            self.measure(result, index, matched.rows, left_out, value, known)
 
         return measure_whole
 
@@ -425,8 +434,8 @@ class Replayer:
         if port.startswith("input.") or value.is_floating_point():
             return None
         if active.is_recompute:
-            return self._chosen.get((active.call.site, port))
-        self._chosen[active.call.site, port] = value
+            return self._root.chosen.get((active.call.site, port))
+        self._root.chosen[active.call.site, port] = value
         return None
 
     def _replace_changes(self, active: ActiveCall) -> None:
@@ -435,7 +444,7 @@ class Replayer:
         if matched.changes is None:
             return
         for port, tensor in matched.changes.changed():
-            self._injected.forget(tensor)
+            self._root.injected.forget(tensor)
             value = tensor.clone()
             name = f"changed.{port}"
             if name not in matched.call.ports:
@@ -457,7 +466,7 @@ class Replayer:
         if actual.shape[-2:] != expected.shape[-2:]:
             return actual
         injected = laid_out_as(in_form_of(actual, expected).to(actual.device), actual)
-        self._injected.put(injected, self.trace.stored(matched.call, port).digest)
+        self._root.injected.put(injected, self.trace.stored(matched.call, port).digest)
         return injected
 
     def _supply_masks(self, active: ActiveCall) -> None:
@@ -481,10 +490,10 @@ class Replayer:
     def _find_absent_mask(self, matched: _Matched, port: str) -> AbsentMask | None:
         """Compare a recorded mask with the causal one. The modules of a root call have one mask."""
         key = port, self.trace.stored(matched.call, port).digest, matched.rows
-        if key not in self._absent_masks:
+        if key not in self._root.absent_masks:
             expected = self._recorded(matched.call, port)
-            self._absent_masks[key] = AbsentMask.of(port, expected, matched.rows)
-        return self._absent_masks[key]
+            self._root.absent_masks[key] = AbsentMask.of(port, expected, matched.rows)
+        return self._root.absent_masks[key]
 
     def _find_near_ties(self, active: ActiveCall, output: object) -> None:
         """Find the rows of a router's results to exclude because its choice is a near tie."""

@@ -449,7 +449,8 @@ class StepwiseTrace:
             return recorded.entry
         shard, key, digest, dtype, _ = recorded.entry
         digest = f"{digest}[{columns.start}:{columns.stop}]"
-        return TensorEntry(shard, key, digest, dtype, _cut_shape(recorded, columns))
+        shape = _cut(torch.empty(recorded.entry.shape, device="meta"), recorded, columns).shape
+        return TensorEntry(shard, key, digest, dtype, tuple(shape))
 
     def _cut_call(self, site: CallSite) -> Call | None:
         """Return the call of one step: the root call's own inputs, and columns of all other values."""
@@ -503,25 +504,6 @@ def _find_columns(
     if shape[-1:] == (length,) and is_index:  # positions: one row for all, or several rows of them
         return "tokens", len(shape) - 1
     return "shared", 0
-
-
-def _cut_shape(recorded: _Recorded, columns: _Columns) -> tuple[int, ...]:
-    """Return the shape of the result of `_cut`."""
-    rows, shape = recorded.call.rows, list(recorded.entry.shape)
-    size = columns.stop - columns.start
-    match recorded.form:
-        case "tokens":
-            shape[recorded.dim] = size
-        case "tail" if rows is not None:
-            first = rows.length - shape[recorded.dim]
-            shape[recorded.dim] = columns.stop - max(columns.start, first)
-        case "flattened" if rows is not None:
-            shape[0] = rows.num_rows * size
-        case "pairs":
-            shape[-2:] = [size, columns.stop]
-        case "keys":
-            shape[-1] = columns.stop
-    return tuple(shape)
 
 
 def _cut(values: Tensor, recorded: _Recorded, columns: _Columns) -> Tensor:

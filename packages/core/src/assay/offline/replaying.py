@@ -25,14 +25,14 @@ from assay.comparing.judge import (
     rank_stages,
 )
 from assay.comparing.limits import Limits
-from assay.comparing.results import ReplayResults
+from assay.comparing.results import PortResult, ReplayResults
 from assay.dumps.protocol import Dump, DumpedTensor, DumpError
 from assay.dumps.readers.assay_trace import AssayReader
 from assay.hooks.module_tracer import ModuleTracer, TraceHandler
-from assay.hooks.row_positions import BatchPositions
+from assay.hooks.row_positions import BatchPositions, RowIndex
 from assay.hooks.values.boundary import Boundary
 from assay.hooks.values.exact_double import ExactDouble
-from assay.locating.modules import Replayer
+from assay.locating.modules import Replayer, measure
 from assay.locating.ports import BatchSource
 from assay.models import count_parameters, load_model
 from assay.models.remote_code import RemoteCode
@@ -42,7 +42,7 @@ from assay.offline.ports.matching import match_lanes
 from assay.offline.tokens.passes import Pass
 from assay.progress import subtask
 from assay.recording.modules import Recorder
-from assay.sites import Call, CallSite
+from assay.sites import Call, CallSite, RowMap
 from assay.trace import TensorEntry, Trace, TraceWriter
 from assay.trace.layout import dtype_name
 
@@ -113,7 +113,7 @@ def replay_dump(
         functions = _find_functions(reference.yardstick)
 
         def judge(view: DumpedTrace) -> tuple[list[Judged], ReplayResults]:
-            replayer = Replayer(view, Boundary(), judged="trace")
+            replayer = Replayer(view, Boundary(), measure=_measure_dumped)
             _run("replays the dump", reference.yardstick, passes, replayer, replayer)
             results = replayer.finish()
             for port in results.ports.values():  # the model that ran is wider
@@ -134,6 +134,18 @@ def replay_dump(
             judged, results = judge(replace(view, supplies_masks=True))
             origin = _find_origin(judged, results) or origin
     return Replayed(origin, len(results.ports))
+
+
+def _measure_dumped(
+    result: PortResult,
+    index: RowIndex,
+    rows: RowMap | None,
+    excluded: Tensor | None,
+    model: Tensor,
+    dumped: Tensor,
+) -> None:
+    """Add the error of the dumped value: the model that runs is the yardstick."""
+    measure(result, index, rows, excluded, dumped, model)
 
 
 def record_reference(

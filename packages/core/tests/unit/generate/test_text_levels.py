@@ -13,7 +13,7 @@ from torch import Tensor
 
 from assay.devices.run_string import Run
 from assay.generate.evidence import GenerateEvidence
-from assay.generate.spec import GenerateCheck, OutputProblem
+from assay.generate.spec import GenerateCheck
 from assay.generate.text_levels import (
     FirstDifference,
     count_equal,
@@ -23,7 +23,7 @@ from assay.generate.text_levels import (
     judge_tokens_level,
 )
 from assay.inputs import Batch
-from assay.verdicts import Outcome, TokenPosition
+from assay.verdicts import Level, Outcome, TokenPosition
 
 # Prompts 0 and 1 together, prompt 2 alone and in chunks of two; two new tokens each.
 BATCHES = (
@@ -161,7 +161,7 @@ def test_level_without_output_has_the_outcome_and_the_words_of_its_problem(
     make_evidence: MakeEvidence, name: str, judge: Any, outcome: Outcome
 ) -> None:
     evidence = make_evidence(tokens={}, logits={}, scores={})
-    evidence.report.problems[name] = OutputProblem(reason="no ids", outcome=outcome)
+    evidence.report.problems[name] = Level(verdict=outcome, reason="no ids")
 
     level = judge(evidence).level
 
