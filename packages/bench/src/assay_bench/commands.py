@@ -187,7 +187,7 @@ def run(  # noqa: PLR0913 - one for each option
     3 too few items to tell the model from a guess.
     """
     from assay.cli.ending import finish
-    from assay.models.remote_code import remote_code_of
+    from assay.models.sources import remote_code_of
     from assay.runs import RunFolder, open_progress
     from assay.runs.results import write_results
     from assay_bench.battery.suites import TaskSuite, read_suite

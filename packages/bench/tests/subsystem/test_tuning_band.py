@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from assay.models.size import chosen_threads
+from assay.models.load import chosen_threads
 from assay.training import ReferenceTrainer, TrainingPlan
 from assay.training.batches import coder_of
 from assay.verdicts import Level, Outcome

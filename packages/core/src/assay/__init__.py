@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from assay.api.checks import check_generate, check_load, check_train, compare
-    from assay.devices.torch_settings import seed_all
+    from assay.devices.torch_backend import seed_all
     from assay.recording.capture import capture
     from assay.verdicts import Verdict
 
@@ -20,7 +20,7 @@ _HOMES = {
     "check_generate": "assay.api.checks",
     "check_load": "assay.api.checks",
     "check_train": "assay.api.checks",
-    "seed_all": "assay.devices.torch_settings",
+    "seed_all": "assay.devices.torch_backend",
 }
 
 __all__ = [

@@ -7,11 +7,11 @@ from pydantic import Field
 
 from assay.comparing.levels import conclude
 from assay.comparing.loaded import judge_load
-from assay.devices.detection.isolation import require_run
+from assay.devices.detection import require_run
 from assay.devices.run_string import parse_run
 from assay.launch import RemoteFunction, call
-from assay.models.loaded.report import LoadReport
-from assay.models.remote_code import RemoteCode
+from assay.models.inspect.report import LoadReport
+from assay.models.sources import RemoteCode
 from assay.runs import Progress
 from assay.runs.results import write_results
 from assay.verdicts import Record, Verdict
@@ -67,8 +67,8 @@ def load_and_compare(asked: LoadRequest, progress: Progress) -> LoadAnswer:
     """Load the requested model, and compare it with its files."""
     from assay.devices.registry import describe_run, open_run
     from assay.models import load_model
-    from assay.models.loaded.inspection import inspect_load
-    from assay.models.loading.loaded_model import stored_dtype
+    from assay.models.inspect.inspection import inspect_load
+    from assay.models.load import stored_dtype
 
     run = parse_run(asked.run or f"cpu/{stored_dtype(asked.model, asked.remote_code)}")
     device = open_run(run)

@@ -27,7 +27,7 @@ from assay.testing.marks import (
 
 if TYPE_CHECKING:
     from assay.devices.base import Device
-    from assay.devices.detection.isolation import ListedDevice
+    from assay.devices.detection import ListedDevice
     from assay.testing.golden import Golden, Mode
     from assay.testing.worlds import MeshOfRanks
 
@@ -61,7 +61,7 @@ class PluginState:
     @cached_property
     def listed(self) -> "tuple[ListedDevice, ...]":
         """List the devices of this machine."""
-        from assay.devices.detection.isolation import DETECTION_TIMEOUT_SECONDS, list_devices
+        from assay.devices.detection import DETECTION_TIMEOUT_SECONDS, list_devices
 
         return list_devices(DETECTION_TIMEOUT_SECONDS)
 
@@ -213,7 +213,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     limits = TimeLimits.within(seconds) if seconds else TimeLimits()
     stops: bool = config.getoption("usepdb", default=False)
     if stops:
-        from assay.testing.debugging import DEBUGGING_LIMITS
+        from assay.testing.rank_body import DEBUGGING_LIMITS
 
         limits = DEBUGGING_LIMITS
         # Plugins that end slow tests wait from now on.
@@ -229,7 +229,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
         raise pytest.skip.Exception(str(skipped), _use_item_location=True) from None
     except AssayError as error:
         if stops:
-            from assay.testing.debugging import StoppedInRank
+            from assay.testing.rank_body import StoppedInRank
 
             raise StoppedInRank(str(error)) from None
         raise pytest.fail.Exception(str(error), pytrace=False) from None

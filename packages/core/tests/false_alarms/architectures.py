@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from assay.models.transformers_logging import quiet_transformers
+from assay.models.transformers_calls import quiet_transformers
 
 _TOKENS = {"vocab_size": 384, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 _SHAPE: dict[str, Any] = _TOKENS | {

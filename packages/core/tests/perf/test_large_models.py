@@ -21,7 +21,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from assay.generate.golden import GoldenSection
 from assay.inputs import Batch
 from assay.models import count_parameters
-from assay.models.size import limited_threads
+from assay.models.load import limited_threads
 from packages.core.tests.perf.anonymous_memory import Peaks, anonymous_memory, highest_memory
 from packages.core.tests.perf.conftest import Table
 from packages.core.tests.perf.stopwatch import Times

@@ -7,7 +7,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from assay.models import load_model
-from assay.models.loaded.inspection import inspect_load
+from assay.models.inspect.inspection import inspect_load
 from packages.core.tests.perf.conftest import Table
 from packages.core.tests.perf.stopwatch import median_ratio, take_turns
 

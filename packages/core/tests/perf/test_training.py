@@ -13,8 +13,8 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from assay.hooks.module_tracer import ModuleTracer, NullHandler
-from assay.hooks.values.boundary import Boundary
-from assay.models.size import limited_threads
+from assay.hooks.tensors import Boundary
+from assay.models.load import limited_threads
 from assay.runs import SilentProgress
 from assay.trace import Trace, TraceWriter
 from assay.training.batches import MicroBatch

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from transformers import LlamaForCausalLM
 
 from assay.launch import Rank
-from assay.parallel.tensor_parallel.decoder import apply_tensor_parallel
+from assay.parallel.tensor_parallel import apply_tensor_parallel
 from assay.progress import Progress
 
 

@@ -9,7 +9,7 @@ import sys
 from dataclasses import replace
 
 from packages.core.tests.trials.tables import markdown_table
-from packages.core.tests.unit.models.quantization.test_pooled_slopes import (
+from packages.core.tests.unit.models.quantization.test_measuring import (
     Sample,
     quantize_by_gptq,
 )

@@ -12,7 +12,7 @@ import torch
 
 import assay
 from assay.generate.generation_loop import generate, limits_of_generation
-from assay.hooks.values.exact_double import ExactDouble
+from assay.hooks.suspension import ExactDouble
 from assay.inputs import BatchOptions, plan_batches
 from assay.inputs.batches import Prompt
 from assay.models import LoadedModel, load_model

@@ -5,8 +5,7 @@ import math
 import pytest
 import torch
 
-from assay.kernel.bins import BIN_EDGES, NUM_BINS
-from assay.kernel.sums import BINNED_ELEMENTS
+from assay.kernel.sums import BIN_EDGES, BINNED_ELEMENTS, NUM_BINS
 from packages.core.tests.unit.pair_sums import sums_of
 
 

@@ -24,7 +24,7 @@ from assay.files import (
     validate_record,
     write_whole,
 )
-from assay.models.weight_files.hashing import StoredWeight
+from assay.models.weight_files import StoredWeight
 from assay.statistics import Statistic
 from assay.verdicts import Number, Record
 

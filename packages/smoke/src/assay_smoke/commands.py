@@ -70,7 +70,7 @@ def data(  # noqa: PLR0913 - one for each option
     Exit code: 0 PASS, 1 FAIL, 2 usage or environment error, 3 not everything could be tried.
     """
     from assay.launch import RemoteFunction, call
-    from assay.models.remote_code import remote_code_of
+    from assay.models.sources import remote_code_of
     from assay.output.console import open_console
     from assay.runs import RunFolder, open_progress
     from assay.runs.results import VERDICT_FILE, format_verdict, write_results

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from assay.cli import main
-from assay.models.folders import local_folder
-from assay.models.sources import resolve_model
+from assay.models.sources import local_folder, resolve_model
 from assay.runs import SilentProgress
 from assay.runs.results import read_measurements
 from assay.verdicts import Location, Outcome, Verdict

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from assay.models.micro.standard_library import standard_library_text
+from assay.models.micro.recipes import standard_library_text
 
 Document = Mapping[str, Any]
 

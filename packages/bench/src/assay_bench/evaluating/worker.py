@@ -20,12 +20,11 @@ from assay.devices.run_string import parse_run
 from assay.errors import MachineError, UsageError
 from assay.files import seal, write_whole
 from assay.models import LoadedModel, load_model
-from assay.models.candidate_setup import set_up
-from assay.models.folders import local_folder
-from assay.models.loading.configs import first_line
-from assay.models.loading.tokenizing import load_tokenizer
+from assay.models.candidate_code import set_up
+from assay.models.config_files import first_line, load_tokenizer
+from assay.models.load import choose_threads
 from assay.models.micro.recipes import BOS_ID
-from assay.models.size import choose_threads
+from assay.models.sources import local_folder
 from assay.progress import subtask
 from assay.runs import Progress
 from assay_bench.battery.suites import load_task, make_task_error

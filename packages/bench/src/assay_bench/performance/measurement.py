@@ -19,7 +19,7 @@ from assay.devices.base import Device
 from assay.devices.registry import open_run
 from assay.devices.run_string import parse_run
 from assay.models import LoadedModel, load_model
-from assay.models.size import choose_threads
+from assay.models.load import choose_threads
 from assay_bench.performance.records import NUM_WARMUP_ROUNDS, SuiteRequest, SuiteResult
 
 # Rows of the square matrices. A product takes milliseconds on the host. An accelerator needs larger matrices

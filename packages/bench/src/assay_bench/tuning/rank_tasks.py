@@ -23,10 +23,10 @@ from assay.devices.registry import describe_run
 from assay.devices.run_string import parse_run
 from assay.launch import Rank
 from assay.models import count_parameters, load_model, resolve_model
-from assay.models.folders import local_folder
-from assay.models.loading.tokenizing import load_tokenizer
-from assay.models.saving import save_pretrained
-from assay.models.size import choose_threads
+from assay.models.config_files import load_tokenizer
+from assay.models.load import choose_threads
+from assay.models.sources import local_folder
+from assay.models.transformers_calls import save_pretrained
 from assay.runs import Progress, Task
 from assay.training.batches import IGNORED, MicroBatch, TextCoder, coder_of
 from assay.training.overfit.memorization import LABELS, measure_memorization

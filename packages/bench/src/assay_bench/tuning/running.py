@@ -6,7 +6,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, TypeVar
 
-from assay.devices.detection.isolation import require_run
+from assay.devices.detection import require_run
 from assay.devices.run_string import parse_run
 from assay.errors import UsageError
 from assay.files import file_digest, read_sealed, write_sealed

@@ -110,8 +110,8 @@ def check_generate(  # noqa: PLR0913 - one for each option
     from assay.generate.spec import AXES, GenerateCheck
     from assay.launch import parse_mesh
     from assay.models.candidate_code import candidate_code
-    from assay.models.remote_code import remote_code_of
-    from assay.recording.capturing.budget import parse_size, parse_time
+    from assay.models.sources import remote_code_of
+    from assay.recording.limits import parse_size, parse_time
     from assay.runs import RunFolder
     from assay.runs.results import find_golden
 
@@ -234,8 +234,8 @@ def check_train(  # noqa: PLR0913 - one for each option
 
     from assay.launch import parse_mesh
     from assay.models.candidate_code import candidate_code
-    from assay.models.remote_code import remote_code_of
-    from assay.recording.capturing.budget import parse_size
+    from assay.models.sources import remote_code_of
+    from assay.recording.limits import parse_size
     from assay.runs import RunFolder
     from assay.training.check import check_train as run_check
     from assay.training.overfit.check import check_overfit, overfit_options
@@ -338,7 +338,7 @@ def check_load(
     arguments = dict(locals())
     from assay.load import LoadRequest
     from assay.load import check_load as run_check
-    from assay.models.remote_code import remote_code_of
+    from assay.models.sources import remote_code_of
     from assay.runs import RunFolder
 
     time_allowed = seconds_of_timeout(timeout)
@@ -431,7 +431,7 @@ def compare(  # noqa: PLR0913 - one for each option
 
     import_torch_alone()
     from assay.launch import is_first_rank, on_first_rank
-    from assay.models.remote_code import remote_code_of
+    from assay.models.sources import remote_code_of
     from assay.offline.check import CompareOptions
     from assay.offline.check import compare as run_comparison
     from assay.output.tables import is_table_file, prepare_table_file

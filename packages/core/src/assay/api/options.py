@@ -100,7 +100,7 @@ def command_line(
 
 def seconds_of_timeout(timeout: str | None) -> float | None:
     """Return the time limit of a check; None for none. Raises: UsageError for another text than a time."""
-    from assay.recording.capturing.budget import parse_time
+    from assay.recording.limits import parse_time
 
     if timeout is None and ("CI" in os.environ or "GITHUB_ACTIONS" in os.environ):
         return _CI_SECONDS

@@ -20,7 +20,7 @@ from assay.errors import MachineError, UsageError
 from assay.output.streams import print_text
 
 if TYPE_CHECKING:
-    from assay.devices.detection.isolation import ListedDevice
+    from assay.devices.detection import ListedDevice
 
 GROUP = "assay.commands"
 
@@ -258,7 +258,7 @@ def devices(
 
     Example: assay devices --json
     """
-    from assay.devices.detection.isolation import list_devices
+    from assay.devices.detection import list_devices
 
     lines = list_devices(timeout)
     if as_json:

@@ -104,7 +104,7 @@ def capture(  # noqa: PLR0913 - one for each option
             recorded["noise_for"] = noise_for
         of_model = {"run": run, "trust_remote_code": trust_remote_code, **inputs}
         _refuse(_find_given(of_model), "not for a command after --")
-        from assay.recording.attaching.launching import run_captured
+        from assay.recording.command import run_captured
 
         command: list[str] = context.meta[_COMMAND]
         if model is not None or not command:
@@ -121,7 +121,7 @@ def capture(  # noqa: PLR0913 - one for each option
     from assay.generate.check import capture as capture_golden
     from assay.generate.golden import GoldenSection
     from assay.generate.spec import GoldenSpec
-    from assay.models.remote_code import remote_code_of
+    from assay.models.sources import remote_code_of
     from assay.runs import RunFolder, open_progress
 
     dtypes = _dtypes("bfloat16,float16" if noise_for is None else noise_for)

@@ -11,7 +11,7 @@ from assay.comparing.wording import (
 )
 from assay.errors import name_some
 from assay.foreign_text import shorten
-from assay.models.quantization.results import WeightComparison, WeightFault, WeightRegion
+from assay.models.quantization.judging import WeightComparison, WeightFault, WeightRegion
 from assay.statistics import METRICS
 from assay.verdicts import Ratio
 

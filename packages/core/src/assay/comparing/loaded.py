@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from assay.comparing.levels import DiagnosedFault, LevelResult, level_of, not_run
 from assay.comparing.wording import format_number
 from assay.errors import name_some
-from assay.models.loaded.report import LoadReport, SetupChanges, UnreadKey, WeightDifference
+from assay.models.inspect.report import LoadReport, SetupChanges, UnreadKey, WeightDifference
 from assay.sites import Phase
 from assay.verdicts import Diagnosis, Level, Location, Outcome
 

@@ -74,7 +74,7 @@ class Device(Protocol):
     def detect(cls) -> tuple[Detection, ...]:
         """Look for devices; return one entry per vendor of the adapter.
 
-        May import vendor modules and initialize drivers. `assay.devices.detection.isolation` calls
+        May import vendor modules and initialize drivers. `assay.devices.detection` calls
         it in another process under a timeout.
         """
 

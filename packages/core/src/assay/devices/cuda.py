@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 
 from assay.devices.base import Detection, DeviceVendor
-from assay.devices.torch_backend import TorchBackendDevice
-from assay.devices.torch_settings import (
+from assay.devices.torch_backend import (
     CUBLAS_WORKSPACE,
+    TorchBackendDevice,
     deterministic_algorithms,
     float32_operand_format,
 )

@@ -1,7 +1,7 @@
 """Find and open devices by name, from built-in adapters and those of other packages.
 
 An adapter is an entry point of the group `assay.devices`. Its name is the part of a device name before
-the colon. This module runs adapters in the calling process; `assay.devices.detection.isolation` runs
+the colon. This module runs adapters in the calling process; `assay.devices.detection` runs
 them in another one, because a vendor's software may hang or crash.
 """
 

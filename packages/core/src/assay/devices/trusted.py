@@ -6,9 +6,7 @@ import torch
 
 from assay.devices.base import Device
 from assay.devices.cpu import CpuDevice
-from assay.devices.sim.arithmetic import Arithmetic
-from assay.devices.sim.mode import ReplacedProducts
-from assay.devices.sim.numerics import Numerics
+from assay.devices.sim import Arithmetic, Numerics, ReplacedProducts
 from assay.dtypes import float_format
 
 # In a smaller model, Python takes a large part of the time, and a replaced operation takes more of it.

@@ -49,7 +49,7 @@ class DumpedTensor:
     shape: tuple[int, ...] | None = None
     """Shape; None if it is known only after reading."""
     statistics: Mapping[Statistic, float] = field(default_factory=dict)
-    """Recorded statistics. `norm` is Euclidean; `assay.recording.statistics` describes the others."""
+    """Recorded statistics. `norm` is Euclidean; `assay.recording.recorders` describes the others."""
     noise: Mapping[str, tuple[float, float, int]] = field(default_factory=dict)
     """By dtype, the error of a run in that dtype: norm of the error, norm of this tensor, elements."""
     has_values: bool = True

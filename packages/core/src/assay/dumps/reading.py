@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from assay.files import UnreadableFileError, open_file
-from assay.models.weight_files.pickled import load_objects, require_stored
+from assay.models.stored_tensors import load_objects, require_stored
 
 # An attention mask of 8 x 32 x 2,048 x 2,048 one-byte values, expanded over the heads, fits.
 _MAX_EXPANDED_BYTES = 1 << 30

@@ -53,14 +53,13 @@ from assay.hooks.usage import UsageWatch
 from assay.launch import Rank
 from assay.locating.modules import Replayer
 from assay.locating.routing import NearTieChoices
-from assay.models import LoadedModel, candidate_setup, load_model, weight_hashes
-from assay.models.loaded.inspection import inspect_changes, inspect_load
-from assay.models.loading.configs import attention_of, first_line
-from assay.models.loading.loaded_model import load_outline
-from assay.models.size import choose_threads
-from assay.parallel.tensor_parallel.decoder import apply_tensor_parallel
-from assay.parallel.tensor_parallel.division import share_heads
-from assay.parallel.tensor_parallel.rank_boundaries import RankBoundaries
+from assay.models import LoadedModel, candidate_code, load_model, weight_hashes
+from assay.models.config_files import attention_of, first_line
+from assay.models.inspect.inspection import inspect_changes, inspect_load
+from assay.models.load import choose_threads, load_outline
+from assay.parallel.division import share_heads
+from assay.parallel.rank_boundaries import RankBoundaries
+from assay.parallel.tensor_parallel import apply_tensor_parallel
 from assay.plugins import load_object
 from assay.runs import Progress
 from assay.runs.results import rank_folder
@@ -187,7 +186,7 @@ def set_up(side: Side, setup: str | None) -> Side:
     """Apply the setup function FILE.py:FUNC, if any, to the model of a side."""
     if setup is None:
         return side
-    model = candidate_setup.set_up(side.loaded.model, setup)
+    model = candidate_code.set_up(side.loaded.model, setup)
     return replace(side, loaded=replace(side.loaded, model=model))
 
 

@@ -44,24 +44,24 @@ from assay.generate.run_plan import RunPlan, Widening, plan_inputs, plan_run
 from assay.generate.spec import GoldenSpec
 from assay.generate.whole_texts import RootInputs, attach_text_steps, with_whole_texts
 from assay.hooks.module_tracer import NullHandler
+from assay.hooks.tensors import Boundary
 from assay.hooks.usage import UsageWatch
-from assay.hooks.values.boundary import Boundary
 from assay.hooks.widening import widen_on_use
 from assay.inputs import InputPlan
 from assay.locating.modules import Replayer
 from assay.locating.routing import NoiseOfChoices
 from assay.locating.trace_views import StepwiseTrace
 from assay.models import LoadedModel, count_parameters, load_model, weight_hashes
-from assay.models.loaded.inspection import inspect_load
-from assay.models.loading.configs import attention_of
-from assay.models.loading.loaded_model import add_biases_last
-from assay.models.remote_code import RemoteCode
-from assay.models.size import (
+from assay.models.config_files import attention_of
+from assay.models.inspect.inspection import inspect_load
+from assay.models.load import (
     FLOAT64_PARAMETERS,
     SMALL_MODEL_PARAMETERS,
+    add_biases_last,
     choose_threads,
     yardstick_dtype,
 )
+from assay.models.sources import RemoteCode
 from assay.progress import advance_task, subtask
 from assay.recording.modules import Recorder
 from assay.runs import Progress, provenance

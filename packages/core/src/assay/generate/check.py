@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from assay.comparing.limits import CleanRun, largest_ratios, load_limits
-from assay.devices.detection.isolation import require_run
+from assay.devices.detection import require_run
 from assay.devices.run_string import Run
 from assay.errors import AssayError, UsageError
 from assay.generate.spec import (
@@ -170,7 +170,7 @@ def _judge(check: GenerateCheck, results: Path, report: CandidateReport) -> "Jud
     from assay.generate.evidence import GenerateEvidence  # torch is not needed for --help
     from assay.generate.golden import GoldenSection
     from assay.generate.judging import judge_generation
-    from assay.models.size import chosen_threads
+    from assay.models.load import chosen_threads
     from assay.trace import Trace
 
     section = GoldenSection.open(check.golden_folder, check.dtype)

@@ -13,7 +13,7 @@ from assay.devices.registry import open_run
 from assay.devices.run_string import parse_run
 from assay.dtypes import float_format
 from assay.errors import UsageError
-from assay.estimates.limits import allowed_memory
+from assay.estimates import allowed_memory
 from assay.generate.candidate import load_candidate
 from assay.generate.capture import load_reference, load_yardstick
 from assay.generate.generation_loop import count_tokens, timeline_of
@@ -25,9 +25,9 @@ from assay.hooks.module_tracer import ModuleTracer
 from assay.launch import Rank, RemoteFunction, call, world_of
 from assay.locating.modules import Replayer
 from assay.locating.operations import find_wrong_operation, put_together
-from assay.models.loading.configs import attention_of
-from assay.models.size import choose_threads
-from assay.recording.operations import Operation, OperationRecorder
+from assay.models.config_files import attention_of
+from assay.models.load import choose_threads
+from assay.recording.modules import Operation, OperationRecorder
 from assay.runs import Progress
 from assay.runs.results import rank_folder
 from assay.sites import CallSite

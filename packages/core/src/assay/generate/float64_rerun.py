@@ -24,7 +24,7 @@ from assay.comparing.wording import format_count
 from assay.devices.base import Device
 from assay.devices.registry import open_device
 from assay.errors import MachineError, name_some
-from assay.estimates.limits import allowed_memory
+from assay.estimates import allowed_memory
 from assay.generate.candidate import check_same_model, set_up
 from assay.generate.capture import load_yardstick
 from assay.generate.generation_loop import count_tokens
@@ -34,13 +34,13 @@ from assay.generate.passes import Side, replay, run_forced, watched, whole_batch
 from assay.generate.run_plan import BASE_BYTES
 from assay.generate.spec import PRELOAD, CandidateOptions, GenerateCheck
 from assay.hooks.module_tracer import ActiveCall, NullHandler, TraceHandler
+from assay.hooks.tensors import map_tensors
 from assay.hooks.usage import UsageWatch
-from assay.hooks.values.nested import map_tensors
 from assay.launch import RemoteFunction, call
 from assay.locating.modules import Replayer
 from assay.models import load_model, weight_hashes
-from assay.models.loading.configs import attention_of
-from assay.models.size import choose_threads
+from assay.models.config_files import attention_of
+from assay.models.load import choose_threads
 from assay.progress import format_size
 from assay.runs import Progress
 from assay.runs.results import EQUIVALENCE_FOLDER

@@ -17,7 +17,7 @@ from assay.errors import AssayError, UsageError, raised_in_words
 from assay.hooks.row_positions import BatchPositions
 from assay.inputs import Batch, ModelLimits, limits_of
 from assay.models import LoadedModel
-from assay.models.loading.configs import first_line
+from assay.models.config_files import first_line
 from assay.progress import advance_task
 
 GREEDY: dict[str, Any] = {"do_sample": False}

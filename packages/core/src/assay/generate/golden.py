@@ -21,10 +21,10 @@ from assay.errors import UsageError
 from assay.files import read_json_object, refuse_link, validate_record
 from assay.foreign_text import shorten
 from assay.generate.spec import InputOptions
-from assay.hooks.values.boundary import Boundary
+from assay.hooks.tensors import Boundary
 from assay.inputs import Batch, InputPlan
 from assay.locating.trace_views import StepwiseTrace
-from assay.models.loaded.report import LoadReport
+from assay.models.inspect.report import LoadReport
 from assay.sites import RecordedLevel
 from assay.trace import Trace, TraceError, TraceWriter
 from assay.verdicts import Record

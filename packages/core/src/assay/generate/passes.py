@@ -26,8 +26,8 @@ from assay.generate.generation_loop import (
 from assay.generate.golden import batch_attachment
 from assay.hooks.expert_choices import ChoiceTracer
 from assay.hooks.module_tracer import ModuleTracer, NullHandler
+from assay.hooks.suspension import ExactDouble
 from assay.hooks.usage import UsageWatch
-from assay.hooks.values.exact_double import ExactDouble
 from assay.inputs import Batch
 from assay.locating.modules import DriftMeter, Replayer
 from assay.locating.ports import BatchSource, RankLayout
@@ -42,7 +42,7 @@ from assay.locating.routing import (
 )
 from assay.locating.trace_views import ReplayedTrace
 from assay.models import LoadedModel
-from assay.recording.operations import PointwiseModules
+from assay.recording.modules import PointwiseModules
 from assay.trace import Trace, TraceWriter
 
 # Tokens of a text that are generated twice: by the prefill and seven steps.

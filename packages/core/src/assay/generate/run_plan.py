@@ -10,18 +10,20 @@ import torch
 from assay.devices.base import Device
 from assay.devices.trusted import trusted_device
 from assay.errors import AssayError, MachineError, UsageError, name_some
-from assay.estimates.limits import allowed_memory, report_unknown, require_disk
-from assay.estimates.speed import (
+from assay.estimates import (
     SECONDS_PER_COMPARED_VALUE,
     SECONDS_PER_LOADED_WEIGHT,
     SECONDS_PER_STORED_BYTE,
     Speed,
+    TrialCall,
+    allowed_memory,
+    report_unknown,
+    require_disk,
 )
-from assay.estimates.trial_call import TrialCall
 from assay.generate.generation_loop import count_tokens, limits_of_generation
 from assay.generate.spec import GoldenSpec, InputOptions
 from assay.generate.whole_texts import steps_of_texts
-from assay.hooks.values.boundary import Boundary
+from assay.hooks.tensors import Boundary
 from assay.hooks.widening import is_widened_on_use
 from assay.inputs import (
     BatchOptions,
@@ -32,7 +34,7 @@ from assay.inputs import (
     plan_batches,
 )
 from assay.models import LoadedModel
-from assay.models.loading.loaded_model import load_outline
+from assay.models.load import load_outline
 from assay.progress import format_duration, format_size
 from assay.runs import Progress
 

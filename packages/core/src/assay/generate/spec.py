@@ -11,8 +11,8 @@ from pydantic import Field, PositiveInt
 from assay.counts import LARGEST_SEED, MOST, parse_count
 from assay.devices.run_string import Run
 from assay.errors import UsageError
-from assay.models.loaded.report import LoadReport, SetupChanges
-from assay.models.remote_code import RemoteCode
+from assay.models.inspect.report import LoadReport, SetupChanges
+from assay.models.sources import RemoteCode
 from assay.runs.results import CANDIDATE_FOLDER, GOLDEN_FOLDER
 from assay.sites import JudgedLevel, KeptFiles, RecordedLevel
 from assay.verdicts import Level, Record

@@ -15,15 +15,14 @@ import torch
 from assay.comparing.results import ReplayResults
 from assay.generate.passes import Side, Work, record, replay, run_all_free
 from assay.hooks.module_tracer import ActiveCall, NullHandler
+from assay.hooks.tensors import Boundary, constants, iterate_tensors
 from assay.hooks.usage import UsageWatch
-from assay.hooks.values.boundary import Boundary
-from assay.hooks.values.nested import constants, iterate_tensors
 from assay.inputs import Batch
 from assay.locating.modules import Replayer
 from assay.locating.ports import BatchSource
 from assay.locating.trace_views import WHOLE_TEXTS, StepwiseTrace
 from assay.models import LoadedModel
-from assay.models.loading.configs import attention_of
+from assay.models.config_files import attention_of
 from assay.recording.modules import Recorder
 from assay.trace import Trace, TraceWriter
 from assay.watchdog import temporary_folder

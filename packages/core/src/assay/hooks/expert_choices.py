@@ -13,8 +13,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from assay.hooks.function_mode import Arguments, Function, FunctionMode
 from assay.hooks.module_tracer import ActiveCall, ModuleTracer, NullHandler
+from assay.hooks.suspension import Arguments, Function, FunctionMode
 
 _SELECTING = frozenset({torch.topk, Tensor.topk})
 _MAXIMIZING = frozenset({torch.max, Tensor.max, torch.argmax, Tensor.argmax})

@@ -15,8 +15,7 @@ from torch import Tensor
 from assay.hooks.in_place_changes import InPlaceChanges
 from assay.hooks.module_tracer import ActiveCall, TraceHandler
 from assay.hooks.suspension import suspended
-from assay.hooks.values.boundary import copy_of
-from assay.hooks.values.nested import iterate_tensors, map_tensors
+from assay.hooks.tensors import copy_of, iterate_tensors, map_tensors
 from assay.sites import Call, CallSite
 
 

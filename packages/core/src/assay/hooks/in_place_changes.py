@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from assay.hooks.values.nested import iterate_tensors
-from assay.hooks.values.tensor_map import Content
+from assay.hooks.tensors import Content, iterate_tensors
 
 
 class InPlaceChanges:

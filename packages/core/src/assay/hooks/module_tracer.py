@@ -1,5 +1,10 @@
-"""Hooks on every module of a model: callers, arguments and order of all calls."""
+"""Hooks on every module of a model: callers, arguments and order of all calls.
 
+In a model that torch.compile compiled, the hooks run between two graphs.
+"""
+
+import inspect
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
@@ -10,16 +15,135 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from assay.hooks.called_modules import Signature, find_called_modules
-from assay.hooks.compiled_code import (
-    forget_compiled_graphs,
-    graphs_for_each,
-    outside_of_graphs,
-)
 from assay.hooks.row_positions import BatchPositions, find_tokens, holds_rows
 from assay.hooks.suspension import is_suspended, suspended
-from assay.hooks.values.nested import iterate_tensors
-from assay.sites import Call, CallSite, RowMap
+from assay.hooks.tensors import iterate_tensors
+from assay.sites import Call, CallSite, RowMap, unwrapped_path
+
+
+def find_called_modules(model: nn.Module) -> dict[str, tuple[nn.Module, nn.Module]]:
+    """Return the module whose calls count, and the innermost wrapped one, by unwrapped path.
+
+    A wrapper such as that of `torch.compile` and its module share a path, and their calls count as
+    one call of the wrapper, whose result the caller gets. A checkpoint wrapper does not count:
+    backward calls only the module inside.
+    """
+    found: dict[str, tuple[nn.Module, nn.Module]] = {}
+    for path, module in model.named_modules():
+        name = unwrapped_path(path)
+        if hasattr(module, "_checkpoint_wrapped_module"):
+            continue
+        outermost = found[name][0] if name in found else module
+        found[name] = outermost, module
+    return found
+
+
+class Signature:
+    """Converts the arguments of a forward method to names, and back to the form of the call.
+
+    Positional arguments stay positional: wrappers of Hugging Face read only keywords.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._names = []
+        self._rest = "args"
+        # Of the class: a setup function may have replaced `forward` of the instance.
+        parameters = list(inspect.signature(type(module).forward).parameters.values())[1:]
+        for parameter in parameters:
+            if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+                self._names.append(parameter.name)
+            elif parameter.kind is parameter.VAR_POSITIONAL:
+                self._rest = parameter.name
+
+    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Return all arguments by name, those of `*args` as one tuple."""
+        arguments: dict[str, Any] = dict(zip(self._names, args, strict=False))
+        if len(args) > len(self._names):
+            arguments[self._rest] = args[len(self._names) :]
+        return arguments | kwargs
+
+    def unbind(
+        self, arguments: dict[str, Any], num_positional: int
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return the arguments of a call with `num_positional` positional ones."""
+        kwargs = dict(arguments)
+        args = tuple([kwargs.pop(name) for name in self._names[:num_positional]])
+        if num_positional > len(self._names):
+            args += tuple(kwargs.pop(self._rest))
+        return args, kwargs
+
+
+# Limits of torch.compile on the graphs of one function.
+_LIMITS = "recompile_limit", "accumulated_recompile_limit"
+
+
+def outside_of_graphs(
+    hook: Callable[..., Any], when_left_out: Callable[[], None]
+) -> Callable[..., Any]:
+    """Return a hook that torch.compile calls between two graphs, and leaves out of a whole graph.
+
+    when_left_out: called when torch.compile leaves the hook out, since fullgraph=True forbids a break.
+    """
+    from torch._C._dynamo.eval_frame import get_eval_frame_callback
+    from torch._dynamo.eval_frame import skip_code
+    from torch._dynamo.symbolic_convert import InstructionTranslator
+
+    uncompiled: Callable[..., Any] = torch.compiler.disable(hook)
+
+    # torch.compile calls this function while it traces the hook. `torch._dynamo.error_on_graph_break`
+    # sets the second attribute, which torch has from 2.9 on.
+    @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator] # torch gives it no types
+    def is_left_out() -> bool:
+        tracing: Any = InstructionTranslator.current_tx()
+        is_whole = tracing.one_graph or getattr(tracing, "error_on_graph_break", False)
+        if is_whole:
+            when_left_out()
+        return bool(is_whole)
+
+    def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - as the hook
+        if torch.compiler.is_dynamo_compiling():
+            return None if is_left_out() else uncompiled(*args, **kwargs)
+        # Outside of compiled code no frame is compiled, and `uncompiled` would take longer than the hook.
+        return (hook if get_eval_frame_callback() is None else uncompiled)(*args, **kwargs)
+
+    # Otherwise torch.compile compiles this frame, too.
+    skip_code(call.__code__)
+    return call
+
+
+@contextmanager
+def graphs_for_each(num_modules: int) -> Iterator[None]:
+    """Let torch.compile compile a function once for each module inside this context."""
+    from torch._dynamo import config
+
+    before = {name: getattr(config, name) for name in _LIMITS}
+    # Not by `config.patch`, which has to end in the thread where it began.
+    for name, limit in before.items():
+        setattr(config, name, max(limit, num_modules))
+    try:
+        yield
+    finally:
+        for name, limit in before.items():
+            setattr(config, name, limit)
+
+
+def forget_compiled_graphs() -> None:
+    """Make torch.compile trace again: graphs of a model without hooks do not call them."""
+    dynamo = sys.modules.get("torch._dynamo")
+    # On a GPU, a reset imports inductor, which takes seconds.
+    if dynamo is not None and dynamo.convert_frame.input_codes.seen:
+        torch.compiler.reset()
+
+
+def find_compiled_modules(model: nn.Module) -> list[str]:
+    """Return the paths of compiled modules, whose operations do not run one by one."""
+    return [
+        path or "the model"
+        for path, module in model.named_modules()
+        if module._compiled_call_impl is not None  # noqa: SLF001 - there is no public name
+        or isinstance(module, torch._dynamo.OptimizedModule)  # noqa: SLF001
+    ]
+
 
 # A root call that begins no call for so long waits for another thread. One module takes less.
 PATIENCE_SECONDS = 10.0

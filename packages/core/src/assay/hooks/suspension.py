@@ -1,12 +1,15 @@
-"""Suspending all watchers and precision modes while assay itself computes."""
+"""Modes of torch that see the functions that a model calls, and their suspension while assay itself computes."""
 
 import threading
-from collections.abc import Iterator
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from assay.devices.base import SuspendedExecution
 
@@ -68,3 +71,46 @@ def resumed() -> Iterator[None]:
         yield
     finally:
         _state.depth = depth
+
+
+Function = Callable[..., Any]
+Arguments = tuple[Any, ...]
+
+
+class FunctionMode(TorchFunctionMode):
+    """Sees every call of a torch function, unless assay itself computes."""
+
+    @abstractmethod
+    def call(self, func: Function, args: Arguments, kwargs: dict[str, Any]) -> Any:  # noqa: ANN401 - whatever func returns
+        """Call `func`, or something in its place."""
+
+    def __torch_function__(
+        self,
+        func: Function,
+        types: Iterable[type],
+        args: Arguments = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401 - whatever func returns
+        """Call a function, as torch asks for it."""
+        del types
+        kwargs = kwargs or {}
+        return func(*args, **kwargs) if is_suspended() else self.call(func, args, kwargs)
+
+
+class ExactDouble(FunctionMode):
+    """Turns casts to float32 into casts to float64 while the yardstick runs.
+
+    Hugging Face models compute norms, softmax and rotary tables in float32, even after `.double()`.
+    """
+
+    def call(self, func: Function, args: Arguments, kwargs: dict[str, Any]) -> Any:  # noqa: ANN401 - see base
+        """Call `func` without casts to float32."""
+        if func is Tensor.float:
+            return args[0].double()
+        for item in args:
+            if item is torch.float32:
+                args = tuple(torch.float64 if one is torch.float32 else one for one in args)
+                break
+        if kwargs.get("dtype") is torch.float32:
+            kwargs = {**kwargs, "dtype": torch.float64}
+        return func(*args, **kwargs)

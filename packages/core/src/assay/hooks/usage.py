@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from assay.hooks.expert_choices import count_experts, find_choice_arguments
-from assay.hooks.function_mode import Arguments, Function, FunctionMode
 from assay.hooks.module_tracer import ActiveCall, TraceHandler
-from assay.hooks.values.nested import iterate_tensors
+from assay.hooks.suspension import Arguments, Function, FunctionMode
+from assay.hooks.tensors import iterate_tensors
 from assay.sites import RowMap, unwrapped_path
 
 # Most rows of position ids that a model has: time, height, width and text.

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from assay.hooks.suspension import suspended
-from assay.hooks.values.nested import iterate_tensors
-from assay.models.loading.loaded_model import widen
+from assay.hooks.tensors import iterate_tensors
+from assay.models.load import widen
 
 # Elements of the largest weight that is widened for good, as all norms and biases are.
 SMALL_ELEMENTS = 1 << 20

@@ -6,12 +6,13 @@ Importing this package does not import torch: a batch makes its tensors on acces
 from assay.inputs.batches import (
     Batch,
     InputPlan,
+    ModelLimits,
     Prompt,
     built_in_texts,
+    limits_of,
     load_prompts,
     read_prompts,
 )
-from assay.inputs.model_limits import ModelLimits, limits_of
 from assay.inputs.planning import (
     BatchOptions,
     LengthRange,

@@ -11,8 +11,15 @@ from types import ModuleType
 from torch import Tensor
 
 from assay.kernel import compiled, torch_sums
-from assay.kernel.bins import NUM_BINS
-from assay.kernel.sums import FEWEST_IN_ROW, ROW_FLOOR, CallSums, Extent, TokenSums, WorstElement
+from assay.kernel.sums import (
+    FEWEST_IN_ROW,
+    NUM_BINS,
+    ROW_FLOOR,
+    CallSums,
+    Extent,
+    TokenSums,
+    WorstElement,
+)
 
 __all__ = [
     "FEWEST_IN_ROW",

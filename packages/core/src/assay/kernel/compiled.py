@@ -25,12 +25,15 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from assay.kernel.bins import BINS, CELLS_PER_UNIT, NUM_BINS, REACH
 from assay.kernel.sums import (
     BINNED_ELEMENTS,
+    BINS,
+    CELLS_PER_UNIT,
     FEWEST_IN_ROW,
     LARGEST_STRIDE,
+    NUM_BINS,
     NUM_CHANNEL_SUMS,
+    REACH,
     ROW_FLOOR,
     CallSums,
     Extent,

@@ -9,18 +9,19 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from assay.kernel.bins import NUM_BINS, bin_of
 from assay.kernel.sums import (
     BINNED_ELEMENTS,
     FEWEST_IN_ROW,
     LARGEST_STRIDE,
     MASKED_SIZE,
+    NUM_BINS,
     NUM_CHANNEL_SUMS,
     ROW_FLOOR,
     CallSums,
     Extent,
     TokenSums,
     WorstElement,
+    bin_of,
     factors,
 )
 

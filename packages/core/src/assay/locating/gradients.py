@@ -18,7 +18,7 @@ from torch import Tensor
 
 from assay.comparing.results import PortResult, ReplayResults
 from assay.hooks.row_positions import RowIndex
-from assay.hooks.values.boundary import Boundary, laid_out_as
+from assay.hooks.tensors import Boundary, laid_out_as
 from assay.locating.ports import RankLayout, layout_of
 from assay.locating.trace_views import ReplayedTrace
 from assay.sites import Call, CallSite, Phase, RowMap

@@ -22,9 +22,7 @@ from assay.hooks.in_place_changes import (
 )
 from assay.hooks.module_tracer import ActiveCall, NullHandler
 from assay.hooks.row_positions import RowIndex
-from assay.hooks.values.boundary import Boundary, laid_out_as
-from assay.hooks.values.nested import iterate_tensors, map_tensors
-from assay.hooks.values.tensor_map import TensorMap
+from assay.hooks.tensors import Boundary, TensorMap, iterate_tensors, laid_out_as, map_tensors
 from assay.kernel import sum_pair
 from assay.locating.ports import (
     COMPARABLE_IMPLEMENTATIONS,

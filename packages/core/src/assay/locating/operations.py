@@ -18,7 +18,7 @@ from assay.dtypes import FORMATS
 from assay.hooks.row_positions import RowIndex
 from assay.metrics import PairSums
 from assay.noise import NO_NOISE, error_ratios
-from assay.recording.operations import ATTENTION, COLLECTIVES, MOVING, WAIT, Operation
+from assay.recording.modules import ATTENTION, COLLECTIVES, MOVING, WAIT, Operation
 from assay.sites import RowMap
 from assay.verdicts import Ratio
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from assay.hooks.row_positions import RowLayout
-from assay.hooks.values.nested import iterate_leaves, iterate_tensors
+from assay.hooks.tensors import iterate_leaves, iterate_tensors
 from assay.sites import LocalPart, RowMap
 
 # Argument names with one meaning in all Hugging Face models.

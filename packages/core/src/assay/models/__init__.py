@@ -10,15 +10,14 @@ from assay.models.micro.recipes import RECIPES
 from assay.models.sources import resolve_model
 
 if TYPE_CHECKING:
-    from assay.models.loading.loaded_model import LoadedModel, load_model
-    from assay.models.size import count_parameters
-    from assay.models.weight_files.hashing import weight_hashes
+    from assay.models.load import LoadedModel, count_parameters, load_model
+    from assay.models.weight_files import weight_hashes
 
 _MODULES = {
-    "weight_hashes": "weight_files.hashing",
-    "LoadedModel": "loading.loaded_model",
-    "load_model": "loading.loaded_model",
-    "count_parameters": "size",
+    "weight_hashes": "weight_files",
+    "LoadedModel": "load",
+    "load_model": "load",
+    "count_parameters": "load",
 }
 
 __all__ = [

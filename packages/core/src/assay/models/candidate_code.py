@@ -1,4 +1,4 @@
-"""Pass models and functions of this process to the candidate's process.
+"""The candidate's setup function: models and functions of this process become one, and it is applied.
 
 They are written to a file, which the candidate's process imports as a setup function.
 """
@@ -11,12 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from assay.errors import UsageError
+from assay.errors import UsageError, raised_in_words
+from assay.plugins import load_object
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from torch import Tensor, nn
+
+# Setup functions that were called in this process.
+called: set[str] = set()
 
 _STUB = '''"""Written by assay for the Python argument {option}."""
 
@@ -151,3 +155,28 @@ def _require_importable(option: str, given: object) -> None:
         _ImportCheck(option).dump(given)
     except (pickle.PicklingError, AttributeError, TypeError, ValueError) as error:
         raise make_not_importable_error(option, str(error)) from None
+
+
+def set_up(model: "nn.Module", reference: str | None) -> "nn.Module":
+    """Return the model after the user's setup function, which may change or replace it.
+
+    reference: FILE.py:FUNC, called before LoRA, wrapping and optimizer; None for no function.
+    Raises: UsageError if the function cannot be loaded, raises, or returns anything but a module or None.
+    """
+    if reference is None:
+        return model
+    from torch import nn
+
+    function = load_object(reference)
+    called.add(reference)
+    try:
+        result = function(model)
+    except (Exception, SystemExit) as error:
+        raise UsageError(f"{reference} raised {raised_in_words(error)}") from error
+    if result is None:
+        return model
+    if not isinstance(result, nn.Module):
+        raise UsageError(
+            f"{reference} returned {type(result).__name__}; it must return a module, or nothing"
+        )
+    return result

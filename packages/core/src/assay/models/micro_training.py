@@ -18,11 +18,17 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from assay.errors import UsageError
-from assay.models.loading.loaded_model import load_model
-from assay.models.micro.recipes import BOS_ID, MASK_ID, PROVENANCE, MicroRecipe, find_recipe
-from assay.models.micro.standard_library import standard_library_text
-from assay.models.micro.untrained import new_model, save_model
-from assay.models.size import limited_threads
+from assay.models.load import limited_threads, load_model
+from assay.models.micro.recipes import (
+    BOS_ID,
+    MASK_ID,
+    PROVENANCE,
+    MicroRecipe,
+    find_recipe,
+    new_model,
+    save_model,
+    standard_library_text,
+)
 
 _LOWEST, _HIGHEST = 0.01, 2.5  # frequencies in radians per position
 _POSITION_SCALE = 0.2  # twice the standard deviation of the token embeddings

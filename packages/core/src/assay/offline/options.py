@@ -5,7 +5,7 @@ from pathlib import Path
 
 from assay.dumps.recognizing import readers
 from assay.errors import UsageError
-from assay.models.remote_code import RemoteCode
+from assay.models.sources import RemoteCode
 from assay.sites import ComparedLevel
 
 # Options that do not apply to quantized weights, by field. The table is last: --metric and --compat imply it.

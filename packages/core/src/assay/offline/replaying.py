@@ -30,13 +30,13 @@ from assay.dumps.protocol import Dump, DumpedTensor, DumpError
 from assay.dumps.readers.assay_trace import AssayReader
 from assay.hooks.module_tracer import ModuleTracer, TraceHandler
 from assay.hooks.row_positions import BatchPositions, RowIndex
-from assay.hooks.values.boundary import Boundary
-from assay.hooks.values.exact_double import ExactDouble
+from assay.hooks.suspension import ExactDouble
+from assay.hooks.tensors import Boundary
 from assay.locating.modules import Replayer, measure
 from assay.locating.ports import BatchSource
 from assay.models import count_parameters, load_model
-from assay.models.remote_code import RemoteCode
-from assay.models.size import chosen_threads, yardstick_dtype
+from assay.models.load import chosen_threads, yardstick_dtype
+from assay.models.sources import RemoteCode
 from assay.offline.ports.lanes import Lane, collect_lanes
 from assay.offline.ports.matching import match_lanes
 from assay.offline.tokens.passes import Pass

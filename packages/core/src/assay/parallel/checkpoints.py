@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor
 
 from assay.errors import MachineError, UsageError
 from assay.foreign_text import shorten
-from assay.models.saving import save_pretrained
+from assay.models.transformers_calls import save_pretrained
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig

@@ -1,4 +1,4 @@
-"""FSDP2 with summed gradients."""
+"""FSDP2 with summed gradients, over the decoder layers of a model."""
 
 from typing import Any, Literal, cast
 
@@ -7,8 +7,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from assay.parallel.layers import decoder_layers
-from assay.parallel.pipeline_parallel.stages import called_module
+from assay.parallel.pipeline import called_module
 
 
 def shard_parameters(
@@ -46,3 +45,13 @@ def shard_parameters(
             if hasattr(unit, "set_force_sum_reduction_for_comms"):
                 unit.set_force_sum_reduction_for_comms(True)
     return model
+
+
+def decoder_layers(model: nn.Module) -> list[nn.Module]:
+    """Find the decoder layers, by the classes that transformers names for sharding."""
+    names = {
+        name
+        for module in model.modules()
+        for name in getattr(module, "_no_split_modules", None) or ()
+    }
+    return [module for module in model.modules() if type(module).__name__ in names]

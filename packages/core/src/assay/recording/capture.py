@@ -16,14 +16,11 @@ from torch import Tensor, nn
 from assay.devices.run_string import RUN_DTYPES
 from assay.errors import UsageError, name_some
 from assay.files import Url, parse_location
-from assay.hooks.called_modules import find_called_modules
-from assay.hooks.compiled_code import find_compiled_modules
-from assay.recording.capturing.background import BackgroundWriter
-from assay.recording.capturing.budget import Budget, parse_size
-from assay.recording.capturing.capture_filter import CaptureFilter
-from assay.recording.capturing.control import open_control
-from assay.recording.capturing.running_capture import CapturePlan, RunningCapture
-from assay.recording.capturing.training import optimizer_steps
+from assay.hooks.module_tracer import find_called_modules, find_compiled_modules
+from assay.recording.background import BackgroundWriter
+from assay.recording.limits import Budget, CaptureFilter, open_control, parse_size
+from assay.recording.recorders import optimizer_steps
+from assay.recording.running_capture import CapturePlan, RunningCapture
 from assay.runs import provenance
 from assay.sites import CapturedLevel, RowMap
 from assay.trace import TraceWriter

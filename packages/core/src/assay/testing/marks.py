@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, Self
 from assay.errors import UsageError
 
 if TYPE_CHECKING:
-    from assay.devices.detection.isolation import ListedDevice
+    from assay.devices.detection import ListedDevice
 
 _EXAMPLES = {
     "accelerator": 'accelerator("nvidia", count=4)',

@@ -13,8 +13,7 @@ import xxhash
 
 from assay.files import UnreadableFileError
 from assay.files.safetensors import DTYPES, LENGTH_BYTES, HeaderEntry, read_cut_header
-from assay.trace.errors import TraceError
-from assay.trace.files import Folder, OutStream
+from assay.trace.files import Folder, OutStream, TraceError
 
 # torch aligns memory to 64 bytes. For other memory, kernels of some libraries take a path with
 # other rounding, and replays must be bitwise equal. Padding is stored as tensors since the format

@@ -13,8 +13,7 @@ from assay.errors import name_some
 from assay.foreign_text import shorten
 from assay.progress import counted
 from assay.sites import Call, CallSite, Site
-from assay.trace.errors import TraceError
-from assay.trace.files import Folder
+from assay.trace.files import Folder, TraceError
 from assay.trace.index import (
     DIGEST,
     FORMAT,

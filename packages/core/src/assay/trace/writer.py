@@ -13,7 +13,7 @@ import xxhash
 
 from assay.files import Url
 from assay.sites import Call, CallSite
-from assay.trace.errors import StorageError, TraceError
+from assay.trace.files import StorageError, TraceError
 from assay.trace.index import (
     DIGEST,
     FORMAT,
@@ -31,7 +31,7 @@ from assay.trace.index import (
     to_text,
 )
 from assay.trace.layout import ShardWriter, dtype_name, hash_tensors, header_bytes_for, host_bytes
-from assay.trace.uploading import create_folder
+from assay.trace.remote import create_folder
 
 DEFAULT_SHARD_BYTES = 1 << 30
 

@@ -12,7 +12,7 @@ from assay.training.protocol import (
 )
 
 if TYPE_CHECKING:
-    from assay.models.candidate_setup import set_up
+    from assay.models.candidate_code import set_up
     from assay.training.batches import MicroBatch, count_label_tokens, training_batches
     from assay.training.state.generators import generator_states, restore_generators
     from assay.training.trainers.reference import ReferenceTrainer
@@ -23,7 +23,7 @@ _HOMES = {
     "count_label_tokens": "training.batches",
     "generator_states": "training.state.generators",
     "restore_generators": "training.state.generators",
-    "set_up": "models.candidate_setup",
+    "set_up": "models.candidate_code",
     "training_batches": "training.batches",
 }
 

@@ -14,11 +14,8 @@ from torch import Tensor
 
 from assay.errors import UsageError
 from assay.inputs import built_in_texts
-from assay.models.folders import weightless_folder
-from assay.models.loading.configs import load_config
-from assay.models.loading.tokenizing import find_tokenizing
-from assay.models.remote_code import RemoteCode
-from assay.models.sources import resolve_model
+from assay.models.config_files import find_tokenizing, load_config
+from assay.models.sources import RemoteCode, resolve_model, weightless_folder
 from assay.training.shapes import EQUAL_IN_A_STEP, Shapes
 
 # `input_ids`, `attention_mask` and `labels`, each (B, T) in int64.

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from assay.comparing.limits import Limits, load_limits
 from assay.counts import LARGEST_SEED, require_count
-from assay.devices.detection.isolation import require_run
+from assay.devices.detection import require_run
 from assay.devices.run_string import parse_run
 from assay.errors import UsageError
 from assay.files import read_sealed, write_sealed

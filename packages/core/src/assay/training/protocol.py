@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from assay.dtypes import float_format
-from assay.models.remote_code import RemoteCode
+from assay.models.sources import RemoteCode
 from assay.sites import Phase
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from assay.launch import parse_mesh
-from assay.models.remote_code import RemoteCode
+from assay.models.sources import RemoteCode
 from assay.sites import Phase
 from assay.training.processes.requests import TrainOptions
 from assay.verdicts import Diagnosis

@@ -11,8 +11,8 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
-from assay.parallel.pipeline_parallel.stages import cut_stage
-from assay.parallel.tensor_parallel.layers import part_of, sum_over_ranks
+from assay.parallel.pipeline import cut_stage
+from assay.parallel.tensor_parallel import part_of, sum_over_ranks
 from assay.training.batches import IGNORED, MicroBatch
 from assay.training.protocol import StepReport, TrainingPlan
 from assay.training.trainers.ddp import DDPTrainer

@@ -14,17 +14,15 @@ from assay.comparing.limits import (
     read_clean_tokens,
     thresholds_file,
 )
-from assay.inputs.batches import load_prompts
-from assay.inputs.model_limits import ModelLimits
-from assay.models.loaded.inspection import inspect_load
-from assay.models.loading.loaded_model import load_model
+from assay.inputs.batches import ModelLimits, load_prompts
+from assay.models.inspect.inspection import inspect_load
+from assay.models.load import load_model
 from assay.models.sources import resolve_model
-from assay.models.transformers_logging import quiet_transformers
-from assay.models.weight_files.mapping import map_folder
-from assay.models.weight_files.pickled import pickled_weights
-from assay.models.weight_files.reading import read_tensors, stored_weights
+from assay.models.stored_tensors import map_folder, pickled_weights
+from assay.models.transformers_calls import quiet_transformers
+from assay.models.weight_files import read_tensors, stored_weights
 from packages.core.tests.fuzz.reader import Reader
-from packages.core.tests.unit.models.loaded.test_tokenizer import WITH_BOS, tokenizer_with
+from packages.core.tests.unit.models.inspect.test_inspection import WITH_BOS, tokenizer_with
 from packages.core.tests.unit.report.sample_runs import Sample, write_sample
 
 

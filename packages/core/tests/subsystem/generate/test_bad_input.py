@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from assay.models.transformers_logging import quiet_transformers
+from assay.models.transformers_calls import quiet_transformers
 from packages.core.tests.subsystem.commands import error_of
 
 Run = Any  # RunAssay of conftest.py

@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from assay.models.transformers_logging import quiet_transformers
+from assay.models.transformers_calls import quiet_transformers
 from packages.core.tests.subsystem.commands import run_in_process
 from packages.core.tests.subsystem.generate import router_plants
 

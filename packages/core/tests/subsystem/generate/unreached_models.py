@@ -11,7 +11,7 @@ import transformers
 from torch import nn
 from transformers import AutoConfig, LlamaConfig, LlamaForCausalLM
 
-from assay.models.transformers_logging import quiet_transformers
+from assay.models.transformers_calls import quiet_transformers
 
 _TOKENS = {"vocab_size": 384, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 _TEXT: dict[str, Any] = _TOKENS | {

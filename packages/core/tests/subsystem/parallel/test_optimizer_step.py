@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from assay.parallel.clipping import clip_gradients
 from assay.parallel.fsdp import shard_parameters
-from assay.parallel.pipeline_parallel.pipeline import Pipeline
+from assay.parallel.pipeline import Pipeline
 from packages.core.tests.subsystem.parallel.pipeline_parallel.pipeline_runs import Case
 from packages.core.tests.subsystem.parallel.tiny_models import add_lora
 from packages.core.tests.subsystem.parallel.training_steps import (

@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from assay.errors import MachineError
 from assay.launch import Rank, World, call
 from assay.parallel.checkpoints import load_checkpoint, save_checkpoint
-from assay.parallel.pipeline_parallel.pipeline import Pipeline
+from assay.parallel.pipeline import Pipeline
 from assay.progress import Progress
 from packages.core.tests.subsystem.parallel.divided_models import load_divided
 from packages.core.tests.subsystem.parallel.pipeline_parallel.pipeline_runs import (

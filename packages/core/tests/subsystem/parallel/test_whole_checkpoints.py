@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from assay.errors import MachineError, UsageError
-from assay.models.loading.loaded_model import load_model
+from assay.models.load import load_model
 from assay.parallel.checkpoints import save_adapter, save_model, write_model_folder
 from assay.parallel.fsdp import shard_parameters
 from packages.core.tests.subsystem.parallel.divided_models import load_divided

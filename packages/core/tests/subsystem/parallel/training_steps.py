@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import functional
 
 from assay.models import load_model
-from assay.models.transformers_logging import quiet_transformers
+from assay.models.transformers_calls import quiet_transformers
 from assay.parallel.clipping import clip_gradients
 from packages.core.tests.subsystem.parallel.judging import plain, relative_error
 from packages.core.tests.subsystem.parallel.tiny_models import VOCABULARY, build_model

@@ -22,13 +22,13 @@ def test_skipped(): pass
 """
 
 MACHINE = """
-import assay.devices.detection.isolation
+import assay.devices.detection
 from assay.devices.base import DeviceVendor
-from assay.devices.detection.isolation import ListedDevice
+from assay.devices.detection import ListedDevice
 
 NOBODY = DeviceVendor("nobody", "Nobody", "gloo", "inductor", ())
 LISTED = (ListedDevice("nobody", "absent", NOBODY, missing="its driver"),)
-assay.devices.detection.isolation.list_devices = lambda timeout: LISTED
+assay.devices.detection.list_devices = lambda timeout: LISTED
 """
 
 

@@ -14,7 +14,7 @@ from transformers import (
     Qwen2VLForConditionalGeneration,
 )
 
-from assay.models.transformers_logging import quiet_transformers
+from assay.models.transformers_calls import quiet_transformers
 from packages.core.tests.subsystem.training.conftest import RunTrain
 
 pytestmark = pytest.mark.long

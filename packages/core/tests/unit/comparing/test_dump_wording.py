@@ -3,7 +3,7 @@
 import pytest
 
 from assay.comparing.dump_wording import describe_finding
-from assay.models.quantization.results import Cause, WeightFault, WeightRegion
+from assay.models.quantization.judging import Cause, WeightFault, WeightRegion
 
 PLACE = WeightRegion(range(3, 4), (0, 1, 2, 3))
 PARTNER = WeightRegion(range(5, 7), ())

@@ -3,7 +3,7 @@
 import pytest
 
 from assay.comparing.loaded import judge_load
-from assay.models.loaded.report import LoadReport, SetupChanges, UnreadKey, WeightDifference
+from assay.models.inspect.report import LoadReport, SetupChanges, UnreadKey, WeightDifference
 from assay.verdicts import Outcome
 
 TABLE = WeightDifference(

@@ -50,13 +50,13 @@ class AcmeDevice:
         return dtype
 
     def seed(self, seed: int) -> None:
-        from assay.devices.torch_settings import seed_generators
+        from assay.devices.torch_backend import seed_generators
 
         seed_generators(seed)
 
     @contextmanager
     def deterministic(self) -> Iterator[None]:
-        from assay.devices.torch_settings import deterministic_algorithms
+        from assay.devices.torch_backend import deterministic_algorithms
 
         with deterministic_algorithms():
             yield

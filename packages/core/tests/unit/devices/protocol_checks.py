@@ -1,7 +1,7 @@
 """All checks of the device protocol in one call."""
 
 from assay.devices.base import Device
-from assay.devices.conformance.checks import CHECKS
+from assay.devices.conformance import CHECKS
 from assay.errors import AssayError
 
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from assay.devices import host_memory
+from assay.devices import cpu
 from assay.devices.cpu import CpuDevice
-from assay.devices.torch_settings import (
+from assay.devices.torch_backend import (
     deterministic_algorithms,
     float32_operand_format,
     seed_generators,
@@ -130,35 +130,35 @@ def test_free_memory_is_bounded_by_the_control_group(
 ) -> None:
     (tmp_path / "memory.max").write_text("1000000\n")
     (tmp_path / "memory.current").write_text(f"{used}\n")
-    monkeypatch.setattr(host_memory, "_CGROUP", tmp_path)
-    assert host_memory.available_bytes() == available
+    monkeypatch.setattr(cpu, "_CGROUP", tmp_path)
+    assert cpu.available_bytes() == available
 
     (tmp_path / "memory.stat").write_text("anon 300000\ninactive_file 50000\nactive_file 50000\n")
-    assert host_memory.available_bytes() == 1_050_000 - used
+    assert cpu.available_bytes() == 1_050_000 - used
 
 
 def test_control_group_without_a_limit_bounds_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host_memory, "_CGROUP", tmp_path / "absent")
-    free = host_memory.available_bytes()
+    monkeypatch.setattr(cpu, "_CGROUP", tmp_path / "absent")
+    free = cpu.available_bytes()
     (tmp_path / "memory.max").write_text("max\n")
     (tmp_path / "memory.current").write_text("400000\n")
-    monkeypatch.setattr(host_memory, "_CGROUP", tmp_path)
-    assert host_memory.available_bytes() == pytest.approx(free, rel=0.2)
+    monkeypatch.setattr(cpu, "_CGROUP", tmp_path)
+    assert cpu.available_bytes() == pytest.approx(free, rel=0.2)
 
 
 def test_memory_is_known_without_proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_memory, "_PROC", tmp_path)
-    monkeypatch.setattr(host_memory, "_CGROUP", tmp_path)
-    host_memory.reset_peak_resident_bytes()
-    assert host_memory.peak_resident_bytes() > 1 << 20
-    assert host_memory.available_bytes() > 1 << 20
+    monkeypatch.setattr(cpu, "_PROC", tmp_path)
+    monkeypatch.setattr(cpu, "_CGROUP", tmp_path)
+    cpu.reset_peak_resident_bytes()
+    assert cpu.peak_resident_bytes() > 1 << 20
+    assert cpu.available_bytes() > 1 << 20
 
 
 def test_peak_never_falls_though_the_kernel_s_count_does(monkeypatch: pytest.MonkeyPatch) -> None:
     readings = iter([500, 499])
-    monkeypatch.setattr(host_memory, "_kibibyte_field", lambda *_: next(readings))
-    monkeypatch.setattr(host_memory, "_highest", [0])
+    monkeypatch.setattr(cpu, "_kibibyte_field", lambda *_: next(readings))
+    monkeypatch.setattr(cpu, "_highest", [0])
 
-    assert [host_memory.peak_resident_bytes() for _ in range(2)] == [500, 500]
+    assert [cpu.peak_resident_bytes() for _ in range(2)] == [500, 500]

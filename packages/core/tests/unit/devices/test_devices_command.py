@@ -9,9 +9,9 @@ import typer
 from typer.testing import CliRunner
 
 from assay.cli.application import devices
+from assay.devices import detection
 from assay.devices.base import DeviceVendor
-from assay.devices.detection import isolation
-from assay.devices.detection.isolation import ListedDevice
+from assay.devices.detection import ListedDevice
 
 ACME = DeviceVendor(
     "acme", "Acme Rocket", "gloo", "eager", ("assay-acme", "assay-fast"), verified="Rocket 1"
@@ -25,7 +25,7 @@ LINES = (
 
 @pytest.fixture
 def app(monkeypatch: pytest.MonkeyPatch) -> typer.Typer:
-    monkeypatch.setattr(isolation, "list_devices", lambda timeout: LINES)
+    monkeypatch.setattr(detection, "list_devices", lambda timeout: LINES)
     monkeypatch.setenv("COLUMNS", "100")
     app = typer.Typer()
     app.command()(devices)

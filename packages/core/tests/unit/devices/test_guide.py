@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-import assay.devices.conformance.checks  # noqa: F401 - loaded here, it is not loaded anew in the run
+import assay.devices.conformance  # noqa: F401 - loaded here, it is not loaded anew in the run
 from assay.devices.registry import detect
 
 pytest_plugins = ("pytester",)

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 import torch
 
+from assay.devices import conformance
 from assay.devices.apple import AppleDevice
 from assay.devices.ascend import AscendDevice
 from assay.devices.base import Device
-from assay.devices.detection import isolation
+from assay.devices.detection import require_run
 from assay.devices.gaudi import GaudiDevice
 from assay.devices.intel import IntelDevice
 from assay.devices.spyre import SpyreDevice
@@ -242,7 +243,7 @@ def test_numbers_depend_on_the_compiler_as_well(machine: None) -> None:
 def machine_of_suite(machine: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of this process alone: the other one, in which the suite opens a device first, has none."""
     monkeypatch.setattr(TorchBackendDevice, "torch_device", "cpu")
-    monkeypatch.setattr(isolation, "require_run", lambda run: None)
+    monkeypatch.setattr(conformance, "require_run", lambda run: None)
 
 
 @each_adapter
@@ -279,7 +280,7 @@ def test_suite_fails_where_the_device_is_absent(
     required: str, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ASSAY_REQUIRE_HARDWARE", required)
-    monkeypatch.setattr(isolation, "require_run", lambda run: None)
+    monkeypatch.setattr(conformance, "require_run", lambda run: None)
     result = pytester.runpytest(*CONFORMANCE, "--assay-device=npu/bfloat16")
     result.assert_outcomes(errors=7)
     assert result.ret == pytest.ExitCode.TESTS_FAILED
@@ -293,8 +294,8 @@ def test_suite_ends_where_a_driver_hangs(
 ) -> None:
     monkeypatch.syspath_prepend(STAND_INS)
     monkeypatch.setenv("STAND_INS_SITUATION", "hanging")
-    require_soon = partial(isolation.require_run, timeout_seconds=2.0)
-    monkeypatch.setattr(isolation, "require_run", require_soon)
+    require_soon = partial(require_run, timeout_seconds=2.0)
+    monkeypatch.setattr(conformance, "require_run", require_soon)
     result = pytester.runpytest(*CONFORMANCE, "--assay-device=npu/bfloat16")
     result.assert_outcomes(errors=7)
     result.stdout.fnmatch_lines(

@@ -8,7 +8,7 @@ import torch
 
 from assay.dumps.reading import path_inside, require_dense, require_inside, require_values
 from assay.files import UnreadableFileError
-from assay.models.weight_files.pickled import load_objects
+from assay.models.stored_tensors import load_objects
 
 FILE = Path("a.pt")
 

@@ -21,7 +21,7 @@ from assay.generate.generation_loop import (
 from assay.hooks.module_tracer import ActiveCall, ModuleTracer, NullHandler
 from assay.inputs import Batch
 from assay.models import LoadedModel
-from assay.models.transformers_logging import quiet_transformers
+from assay.models.transformers_calls import quiet_transformers
 
 
 @torch.no_grad()

@@ -13,7 +13,7 @@ from assay.generate.evidence import GenerateEvidence
 from assay.generate.judging import Judgement, judge_generation, merge_weight_facts, worst_of_ranks
 from assay.generate.spec import CandidateReport, GenerateCheck
 from assay.inputs import Batch
-from assay.models.loaded.report import LoadReport, SetupChanges
+from assay.models.inspect.report import LoadReport, SetupChanges
 from assay.verdicts import Location, Measurement, Outcome, TokenPosition, Verdict
 
 BATCH = Batch(0, ((1, 2), (3, 4, 5)), (0, 1), 0, 4)

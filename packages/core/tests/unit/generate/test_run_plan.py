@@ -11,9 +11,7 @@ import torch
 from assay.devices.registry import open_run
 from assay.devices.run_string import parse_run
 from assay.errors import MachineError
-from assay.estimates.limits import allowed_memory
-from assay.estimates.speed import Speed
-from assay.estimates.trial_call import TrialCall
+from assay.estimates import Speed, TrialCall, allowed_memory
 from assay.generate.capture import capture_golden
 from assay.generate.golden import GoldenManifest
 from assay.generate.run_plan import (
@@ -29,7 +27,7 @@ from assay.generate.run_plan import (
 from assay.generate.spec import GoldenSpec, InputOptions
 from assay.hooks import widening
 from assay.models import load_model
-from assay.models.loading.loaded_model import load_outline
+from assay.models.load import load_outline
 from assay.runs import SilentProgress
 from assay.trace import Trace
 

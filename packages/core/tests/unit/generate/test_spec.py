@@ -13,7 +13,7 @@ import torch
 
 from assay.errors import UsageError
 from assay.generate.spec import CandidateOptions
-from assay.models.size import choose_threads, chosen_threads
+from assay.models.load import choose_threads, chosen_threads
 
 
 @pytest.fixture(autouse=True)

@@ -9,8 +9,8 @@ from assay.devices.registry import open_device
 from assay.generate.passes import Side, Work, record, run_all_free, run_forced, whole_batches
 from assay.generate.whole_texts import RootInputs, attach_text_steps, with_whole_texts
 from assay.hooks.row_positions import RowIndex
+from assay.hooks.tensors import Boundary
 from assay.hooks.usage import UsageWatch
-from assay.hooks.values.boundary import Boundary
 from assay.inputs import Batch
 from assay.locating.ports import BatchSource
 from assay.locating.trace_views import StepwiseTrace

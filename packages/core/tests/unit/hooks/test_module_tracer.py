@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.utils.checkpoint import checkpoint
 
-from assay.hooks.compiled_code import forget_compiled_graphs
-from assay.hooks.module_tracer import ActiveCall, ModuleTracer, NullHandler
+from assay.hooks.module_tracer import ActiveCall, ModuleTracer, NullHandler, forget_compiled_graphs
 from assay.hooks.row_positions import BatchPositions
 from assay.sites import CallSite, RowMap
 

@@ -1,13 +1,23 @@
+"""The yardstick in double precision against independent arithmetic."""
+
+import math
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import (
+    LlamaAttention,
+    LlamaRMSNorm,
+    LlamaRotaryEmbedding,
+    apply_rotary_pos_emb,
+)
 
-from assay.hooks.suspension import is_suspended, suspended
-from assay.hooks.values.exact_double import ExactDouble
+from assay.hooks.suspension import ExactDouble, is_suspended, suspended
 
 
 class _Counting(TorchFunctionMode):
@@ -79,3 +89,146 @@ def test_tensors_that_are_made_in_inference_mode_can_be_changed_later() -> None:
 def test_suspension_leaves_gradients_enabled() -> None:
     with suspended():
         assert torch.is_grad_enabled()
+
+
+CONFIG = LlamaConfig(
+    hidden_size=16,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    num_hidden_layers=1,
+    vocab_size=8,
+    max_position_embeddings=2048,
+)
+CONFIG._attn_implementation = "eager"
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)
+
+
+def random(*shape: int) -> Tensor:
+    return torch.randn(shape, dtype=torch.float64)
+
+
+def relative(actual: Tensor, expected: Tensor) -> float:
+    return float(((actual - expected).norm() / expected.norm()).detach())
+
+
+@pytest.mark.parametrize(
+    "cast",
+    [
+        lambda x: x.float(),
+        lambda x: x.to(torch.float32),
+        lambda x: x.to("cpu", torch.float32),
+        lambda x: x.to(dtype=torch.float32),
+        lambda x: x.type(torch.float32),
+        lambda x: torch.softmax(x, -1, dtype=torch.float32),
+        lambda x: torch.nn.functional.softmax(x, dim=-1, dtype=torch.float32),
+        lambda x: x.sum(-1, dtype=torch.float32),
+        lambda x: torch.zeros(2, dtype=torch.float32) + x,
+    ],
+)
+def test_every_cast_to_float32_returns_float64(cast: Any) -> None:
+    x = random(2, 2)
+    with ExactDouble():
+        assert cast(x).dtype is torch.float64
+    assert not isinstance(cast(x), list)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.int64, torch.bool])
+def test_other_casts_are_unchanged(dtype: torch.dtype) -> None:
+    with ExactDouble():
+        assert random(2).to(dtype).dtype is dtype
+
+
+def test_integers_become_double() -> None:
+    with ExactDouble():
+        assert torch.arange(3).float().dtype is torch.float64
+
+
+def test_casts_are_normal_afterwards() -> None:
+    with ExactDouble():
+        pass
+
+    assert random(1).float().dtype is torch.float32
+
+
+def test_rms_norm_of_a_hugging_face_model_is_exact() -> None:
+    norm = LlamaRMSNorm(16, eps=1e-5).double()
+    x = 100 * random(4, 16)
+    expected = torch.tensor(
+        [
+            [value / math.sqrt(math.fsum(v * v for v in row) / 16 + 1e-5) for value in row]
+            for row in x.tolist()
+        ],
+        dtype=torch.float64,
+    )
+
+    with ExactDouble():
+        exact = norm(x)
+
+    assert relative(exact, expected) < 1e-15
+    assert relative(norm(x), expected) > 1e-9  # .double() alone is float32 inside
+
+
+def test_rotary_tables_of_a_hugging_face_model_are_exact_at_position_2000() -> None:
+    rotary = LlamaRotaryEmbedding(CONFIG).double()
+    positions = [0, 1, 1000, 2000]
+    frequencies = rotary.inv_freq.tolist()  # as stored, widened
+    expected = torch.tensor(
+        [[math.cos(position * f) for f in frequencies * 2] for position in positions],
+        dtype=torch.float64,
+    )
+
+    with ExactDouble():
+        cos, _ = rotary(random(1, 4, 16), torch.tensor([positions]))
+
+    assert cos.dtype is torch.float64
+    assert relative(cos[0], expected) < 1e-15
+    plain, _ = rotary(random(1, 4, 16), torch.tensor([positions]))
+    assert relative(plain[0].double(), expected) > 1e-9
+
+
+def test_attention_of_a_hugging_face_model_is_exact() -> None:
+    attention = LlamaAttention(CONFIG, 0).double().eval()
+    rotary = LlamaRotaryEmbedding(CONFIG).double()
+    x = random(1, 5, 16)
+    mask = torch.full((1, 1, 5, 5), torch.finfo(torch.float64).min, dtype=torch.float64).triu(1)
+
+    with ExactDouble(), torch.no_grad():
+        tables = rotary(x, torch.arange(5)[None])
+        exact, _ = attention(x, tables, mask)
+    with torch.no_grad():
+        plain, _ = attention(x, tables, mask)
+
+    expected = _attention(attention, x, tables)
+    assert relative(exact, expected) < 1e-14
+    assert relative(plain, expected) > 1e-9  # its softmax is float32
+
+
+def _attention(module: LlamaAttention, x: Tensor, tables: tuple[Tensor, Tensor]) -> Tensor:
+    """Causal attention with two query heads and one of keys, row by row in Python floats."""
+    q = module.q_proj(x).view(1, 5, 2, 8).transpose(1, 2)
+    k = module.k_proj(x).view(1, 5, 1, 8).transpose(1, 2)
+    v = module.v_proj(x)[0].tolist()
+    q, k = apply_rotary_pos_emb(q, k, *tables)
+    result = []
+    for position in range(5):
+        heads: list[float] = []
+        for head in range(2):
+            query = q[0, head, position].tolist()
+            scores = [
+                math.fsum(a * b for a, b in zip(query, k[0, 0, key].tolist(), strict=True))
+                / math.sqrt(8)
+                for key in range(position + 1)
+            ]
+            weights = [math.exp(score - max(scores)) for score in scores]
+            total = math.fsum(weights)
+            heads += [
+                math.fsum(w * v[key][dim] for key, w in enumerate(weights)) / total
+                for dim in range(8)
+            ]
+        result.append(heads)
+    output: Tensor = module.o_proj(torch.tensor([result], dtype=torch.float64))
+    return output.detach()

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from assay import kernel
 from assay.kernel import NUM_BINS, compiled, torch_sums
-from assay.kernel.bins import BIN_EDGES, bin_of
-from assay.kernel.sums import CallSums, Extent, factors
+from assay.kernel.sums import BIN_EDGES, CallSums, Extent, bin_of, factors
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 

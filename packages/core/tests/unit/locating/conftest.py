@@ -17,10 +17,10 @@ from assay.comparing.limits import load_limits
 from assay.comparing.results import ReplayResults
 from assay.hooks.module_tracer import ModuleTracer
 from assay.hooks.row_positions import BatchPositions
-from assay.hooks.values.boundary import Boundary
-from assay.hooks.values.exact_double import ExactDouble
+from assay.hooks.suspension import ExactDouble
+from assay.hooks.tensors import Boundary
 from assay.locating.modules import Replayer
-from assay.models.transformers_logging import quiet_transformers
+from assay.models.transformers_calls import quiet_transformers
 from assay.recording.modules import Recorder
 from assay.trace import Trace, TraceWriter
 

@@ -17,8 +17,8 @@ from assay.comparing.limits import load_limits
 from assay.comparing.results import ReplayResults
 from assay.hooks.gradient_taps import GradientTaps
 from assay.hooks.module_tracer import ModuleTracer
-from assay.hooks.values.boundary import Boundary
-from assay.hooks.values.exact_double import ExactDouble
+from assay.hooks.suspension import ExactDouble
+from assay.hooks.tensors import Boundary
 from assay.locating.gradients import GradientReplayer, LossScale
 from assay.locating.modules import Replayer
 from assay.recording.modules import GradientRecorder, Recorder

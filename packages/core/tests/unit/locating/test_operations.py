@@ -9,7 +9,7 @@ from torch import Tensor
 
 from assay.comparing.limits import load_limits
 from assay.locating.operations import WrongOperation, find_wrong_operation, put_together
-from assay.recording.operations import Operation
+from assay.recording.modules import Operation
 from assay.sites import RowMap
 
 LIMITS = load_limits()

@@ -13,8 +13,8 @@ from torch.nn import functional
 from assay.comparing.results import ReplayResults
 from assay.hooks.gradient_taps import GradientTaps
 from assay.hooks.module_tracer import ModuleTracer
-from assay.hooks.values.boundary import Boundary
-from assay.hooks.values.exact_double import ExactDouble
+from assay.hooks.suspension import ExactDouble
+from assay.hooks.tensors import Boundary
 from assay.locating.gradients import GradientReplayer
 from assay.locating.modules import Replayer
 from assay.locating.trace_views import (

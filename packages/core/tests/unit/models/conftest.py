@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from assay.models.transformers_logging import quiet_transformers
+from assay.models.transformers_calls import quiet_transformers
 
 EditTensors = Callable[[Mapping[str, torch.Tensor | None]], None]
 EditConfig = Callable[..., None]

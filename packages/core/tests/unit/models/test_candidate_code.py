@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from assay.errors import UsageError
-from assay.models.candidate_code import candidate_code
+from assay.models.candidate_code import candidate_code, set_up
 from assay.plugins import load_object
 
 MODULE = """
@@ -149,3 +149,36 @@ def test_what_is_neither_model_nor_function_is_refused() -> None:
         UsageError, match=r"candidate_model: dict is neither a model nor a function"
     ):
         candidate_code(None, {}, "cpu/float32")  # type: ignore[arg-type]
+
+
+SETUPS = """\
+import json
+
+
+def install(model):
+    parse('{')
+
+
+def parse(text):
+    return json.loads(text)  # raises in the standard library
+"""
+
+
+def test_exception_of_a_setup_function_is_told_with_its_line(tmp_path: Path) -> None:
+    file = tmp_path / "setups.py"
+    file.write_text(SETUPS)
+    with pytest.raises(UsageError) as caught:
+        set_up(nn.Identity(), f"{file}:install")
+    first, second = str(caught.value).splitlines()
+    assert first.startswith(f"{file}:install raised JSONDecodeError: Expecting property name")
+    assert second == (
+        f"  {file}:9, in parse: return json.loads(text)  # raises in the standard library"
+    )
+
+
+def test_exception_of_a_file_s_import_is_told_with_its_line(tmp_path: Path) -> None:
+    file = tmp_path / "broken.py"
+    file.write_text("import json\n1 / 0\n")
+    with pytest.raises(UsageError) as caught:
+        load_object(f"{file}:install")
+    assert str(caught.value).splitlines()[1] == f"  {file}:2, in <module>: 1 / 0"

@@ -10,7 +10,7 @@ import torch
 
 from assay.errors import UsageError
 from assay.models import RECIPES, load_model
-from assay.models.micro.untrained import new_model
+from assay.models.micro.recipes import new_model
 from assay.models.micro_training import _windows, attend_to_neighbors, build_model
 
 

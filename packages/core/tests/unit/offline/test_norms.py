@@ -7,7 +7,7 @@ import torch
 import assay
 from assay.dumps.recognizing import open_dump
 from assay.offline.measuring.norms import compare_norms
-from assay.recording.statistics import NAMES, measure_statistics, take_values
+from assay.recording.recorders import NAMES, measure_statistics, take_values
 
 
 @pytest.mark.parametrize(

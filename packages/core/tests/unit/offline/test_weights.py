@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from assay.errors import UsageError
-from assay.models.quantization.results import (
+from assay.models.quantization.judging import (
     WeightComparison,
     WeightFault,
     WeightRegion,

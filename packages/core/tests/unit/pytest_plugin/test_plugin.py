@@ -7,14 +7,14 @@ import pytest
 
 # Loaded here, they are not loaded anew in each of the runs, which torch does not survive.
 import assay.devices.cpu
-import assay.devices.detection.isolation  # noqa: F401
+import assay.devices.detection  # noqa: F401
 
 pytest_plugins = ("pytester",)
 
 MACHINE = """
-import assay.devices.detection.isolation
+import assay.devices.detection
 from assay.devices.base import DeviceVendor
-from assay.devices.detection.isolation import ListedDevice
+from assay.devices.detection import ListedDevice
 
 def vendor(name):
     return DeviceVendor(name, name, "gloo", "inductor", ())
@@ -24,7 +24,7 @@ LISTED = (
     ListedDevice("acme", "present", vendor("acme"), ("Acme 1", "Acme 1")),
     ListedDevice("other", "absent", vendor("other"), missing="the driver of Other"),
 )
-assay.devices.detection.isolation.list_devices = lambda timeout: LISTED
+assay.devices.detection.list_devices = lambda timeout: LISTED
 """
 
 MARKED = """

@@ -10,7 +10,7 @@ from assay.dumps.recognizing import open_dump
 from assay.errors import UsageError
 from assay.offline.check import CompareOptions, compare_dumps
 from assay.recording.capture import capture
-from assay.recording.capturing.capture_filter import Ranges
+from assay.recording.limits import Ranges
 from assay.runs import SilentProgress
 from assay.sites import CallSite
 from assay.trace import Trace

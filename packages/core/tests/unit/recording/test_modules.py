@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache
 
 from assay.hooks.module_tracer import ActiveCall, ModuleTracer
-from assay.hooks.values.boundary import Boundary
+from assay.hooks.tensors import Boundary
 from assay.recording.modules import Recorder, routes_tokens
 from assay.sites import Call, CallSite
 from assay.trace import Trace, TraceWriter

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - as everybody names it
 from torch import Tensor, nn
 
-from assay.recording.operations import (
+from assay.recording.modules import (
     Operation,
     OperationRecorder,
     PointwiseModules,

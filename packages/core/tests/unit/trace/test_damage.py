@@ -1,3 +1,5 @@
+"""Bits that flip while a trace is copied."""
+
 import json
 import os
 import re
@@ -14,6 +16,7 @@ from assay.sites import Call
 from assay.trace import Trace, TraceError, TraceWriter
 from assay.trace.files import Folder
 from assay.trace.layout import ShardReader
+from packages.core.tests.unit.trace.conftest import CallAt
 
 SHARD = "shard-000001.safetensors"
 
@@ -300,3 +303,135 @@ def test_reading_needs_memory_for_one_tensor_not_for_the_trace(
 
     # Of the 160 MB, one tensor at a time and the headers.
     assert largest - before < 6 * size
+
+
+@pytest.fixture
+def trace_folder(tmp_path: Path, call_at: CallAt) -> Path:
+    folder = tmp_path / "trace"
+    with TraceWriter(folder, {"model": "micro:llama", "loss": float("nan")}) as writer:
+        for step in (0, 1):
+            values = torch.arange(5.0) + step
+            writer.add(call_at(2 * step, "a", step), {"output": values, "input.x": values * 2})
+            writer.flush()
+        writer.attach("noise", {"a": torch.tensor([1.0, 2.0], dtype=torch.bfloat16)})
+        writer.attach_json("tokens", [[1, 2], [3]])
+    return folder
+
+
+def flip(file: Path, position: int) -> None:
+    data = bytearray(file.read_bytes())
+    data[position] ^= 4
+    file.write_bytes(data)
+
+
+def is_found(folder: Path, file: Path) -> bool:
+    try:
+        damage = Trace.open(folder).find_damage()
+    except TraceError:  # such as a file that the index gives another size than it has
+        return True
+    return any(line.startswith(str(file.relative_to(folder))) for line in damage)
+
+
+def all_that_is_read(folder: Path) -> str:
+    trace = Trace.open(folder)
+    tensors = [trace.tensor(call, port).tolist() for call in trace.calls for port in call.ports]
+    noise = {key: tensor.tolist() for key, tensor in trace.attachment("noise").items()}
+    return repr((trace.manifest, trace.calls, tensors, noise, trace.attachment_json("tokens")))
+
+
+def test_intact_trace_has_no_damage(trace_folder: Path) -> None:
+    assert Trace.open(trace_folder).find_damage() == []
+
+
+def test_damaged_value_is_named_with_file_and_port(trace_folder: Path) -> None:
+    shard = trace_folder / "shard-000001.safetensors"
+    flip(shard, shard.stat().st_size - 3)  # in the last tensor
+    assert Trace.open(trace_folder).find_damage() == [
+        "shard-000001.safetensors: the values of a:input.x forward step 1"
+    ]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["manifest.json", "index.jsonl", "attachments/tokens.json", "attachments/noise.safetensors",
+     "shard-000000.safetensors"],
+)  # fmt: skip
+def test_flipped_bit_that_changes_what_is_read_is_found(trace_folder: Path, name: str) -> None:
+    file = trace_folder / name
+    intact = file.read_bytes()
+    expected = all_that_is_read(trace_folder)
+    missed, num_found = [], 0
+    for position in range(0, len(intact), max(1, len(intact) // 97)):
+        flip(file, position)
+        if is_found(trace_folder, file):
+            num_found += 1
+        elif all_that_is_read(trace_folder) != expected:
+            missed.append((position, intact[position - 8 : position + 8]))
+        file.write_bytes(intact)
+    assert missed == []
+    assert num_found
+
+
+def test_damaged_json_and_headers_are_reported(trace_folder: Path) -> None:
+    (trace_folder / "attachments/tokens.json").write_bytes(b"\xff" * 11)
+    assert Trace.open(trace_folder).find_damage() == [
+        "attachments/tokens.json: the values of tokens"
+    ]
+
+
+def test_attachments_are_read_back(two_steps: Path) -> None:
+    trace = Trace.open(two_steps)
+    assert trace.attachments == ("noise", "tokens")
+    assert trace.attachment("noise")["a"].tolist() == [1.0, 2.0]
+    assert trace.attachment_json("tokens") == [[1, 2], [3]]
+    with pytest.raises(TraceError, match=r"holds no attachment 'logits' \(tensors\).*noise"):
+        trace.attachment("logits")
+    with pytest.raises(TraceError, match=r"holds no attachment 'noise' \(json\)"):
+        trace.attachment_json("noise")
+
+
+@pytest.mark.parametrize("name", ["", "../up", "a/b", ".hidden", "é"])
+def test_attachment_cannot_leave_the_folder(tmp_path: Path, name: str) -> None:
+    with (
+        TraceWriter(tmp_path / "t", {}) as writer,
+        pytest.raises(TraceError, match="cannot name an attachment"),
+    ):
+        writer.attach_json(name, 1)
+
+
+def test_attachment_is_written_once(tmp_path: Path) -> None:
+    with TraceWriter(tmp_path / "t", {}) as writer:
+        writer.attach_json("a", 1)
+        with pytest.raises(TraceError, match="has an attachment 'a' already"):
+            writer.attach("a", {})
+
+
+def test_sparse_tensor_is_refused_and_the_trace_stays_usable(
+    tmp_path: Path, call_at: Callable[..., Call]
+) -> None:
+    with TraceWriter(tmp_path / "t", {}) as writer:
+        with pytest.raises(TraceError, match=r"output: cannot record a torch.sparse_coo float32"):
+            writer.add(call_at(0, "a"), {"output": torch.ones(2).to_sparse()})
+        with pytest.raises(TraceError, match="tensor on meta"):
+            writer.attach("a", {"x": torch.ones(2, device="meta")})
+        with pytest.raises(TraceError, match=r"constants are not JSON: .*dtype"):
+            writer.add(call_at(1, "b", constants={"input.dtype": torch.float32}), {})
+        writer.add(call_at(2, "c"), {"output": torch.ones(2)})
+    assert [call.site.module for call in Trace.open(tmp_path / "t").calls] == ["c"]
+
+
+def test_call_is_recorded_once(tmp_path: Path, call_at: Callable[..., Call]) -> None:
+    with TraceWriter(tmp_path / "t", {}) as writer:
+        writer.add(call_at(0), {})
+        with pytest.raises(TraceError, match="recorded twice"):
+            writer.add(call_at(1), {})
+
+
+def test_missing_parts_are_reported_with_the_present_ones(
+    two_steps: Path, call_at: Callable[..., Call]
+) -> None:
+    trace = Trace.open(two_steps)
+    with pytest.raises(TraceError, match=r"holds no a:input\.x forward step 0; it holds: output"):
+        trace.tensor(trace.calls[0], "input.x")
+    with pytest.raises(TraceError, match=r"holds no call .*it holds: a:\* forward step 0, "):
+        trace.tensor(call_at(0, "a", 9), "output")

@@ -12,7 +12,7 @@ import torch
 
 from assay.errors import MachineError, UsageError
 from assay.files import Url, parse_location
-from assay.trace import RemoteCopy, StorageError, Trace, TraceError, TraceWriter, uploading
+from assay.trace import RemoteCopy, StorageError, Trace, TraceError, TraceWriter, remote
 from assay.trace.remote import Store, list_names
 from packages.core.tests.unit.trace.conftest import CallAt
 
@@ -115,7 +115,7 @@ def test_many_flushes_share_one_index(call_at: CallAt, stored: list[str]) -> Non
 def test_kill_between_shard_and_index_leaves_the_earlier_calls(
     call_at: CallAt, stored: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(uploading, "_INDEX_SECONDS", 0.0)
+    monkeypatch.setattr(remote, "_INDEX_SECONDS", 0.0)
     writer = TraceWriter(URL, {})
     write_steps(writer, call_at, range(1))
     wait_for(lambda: "index.jsonl" in stored)
@@ -137,7 +137,7 @@ def test_kill_between_shard_and_index_leaves_the_earlier_calls(
 def test_temporary_failures_are_retried(
     call_at: CallAt, stored: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(uploading, "_FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(remote, "_FIRST_PAUSE_SECONDS", 0.01)
     attempts = itertools.count()
     original = Store.upload
 
@@ -160,8 +160,8 @@ def test_lost_storage_ends_the_capture_with_one_message_and_no_exception(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(uploading, "RETRY_SECONDS", 0.0)
-    monkeypatch.setattr(uploading, "_INDEX_SECONDS", 0.0)
+    monkeypatch.setattr(remote, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(remote, "_INDEX_SECONDS", 0.0)
     with TraceWriter(URL, {}) as writer:
         write_steps(writer, call_at, range(1))
         wait_for(lambda: "index.jsonl" in stored)
@@ -203,7 +203,7 @@ def test_exception_in_the_model_stores_the_calls_before_it(call_at: CallAt) -> N
 def test_full_spool_makes_the_writer_wait(
     call_at: CallAt, spools: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(uploading, "SPOOL_BYTES", 100_000)
+    monkeypatch.setattr(remote, "SPOOL_BYTES", 100_000)
     is_open = threading.Event()
     original = Store.upload
 
@@ -328,8 +328,8 @@ def test_flipped_bit_is_named_with_its_site(call_at: CallAt) -> None:
 def test_copy_of_a_running_capture_has_all_files_of_its_index(
     call_at: CallAt, stored: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(uploading, "_INDEX_SECONDS", 0.0)
-    monkeypatch.setattr(uploading, "_INDEX_PAUSE_RATIO", 0.0)
+    monkeypatch.setattr(remote, "_INDEX_SECONDS", 0.0)
+    monkeypatch.setattr(remote, "_INDEX_PAUSE_RATIO", 0.0)
     writer = TraceWriter(URL, {})
     steps = itertools.count()
     original = Store.sizes

@@ -17,8 +17,7 @@ from assay.files import content_digest, file_digest, read_json, write_whole
 from assay.generate.check import capture, check_generate
 from assay.generate.spec import GenerateCheck, GoldenSpec, InputOptions
 from assay.inputs import built_in_texts
-from assay.models.folders import local_folder
-from assay.models.sources import resolve_model
+from assay.models.sources import local_folder, resolve_model
 from assay.runs import Progress
 from assay.runs.results import read_measurements
 from assay.verdicts import Outcome, Verdict

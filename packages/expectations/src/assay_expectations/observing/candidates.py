@@ -20,8 +20,8 @@ from assay.hooks.module_tracer import NullHandler
 from assay.hooks.usage import UsageWatch
 from assay.inputs import BatchOptions, InputPlan, plan_batches
 from assay.models import LoadedModel, load_model
-from assay.models.candidate_setup import set_up
-from assay.models.size import choose_threads, yardstick_dtype
+from assay.models.candidate_code import set_up
+from assay.models.load import choose_threads, yardstick_dtype
 from assay.progress import subtask
 from assay.runs import Progress
 from assay_expectations.judging.numbers import LIMITS, judge_numbers, limits_origin

@@ -21,8 +21,8 @@ from assay.generate.generation_loop import timeline_of
 from assay.generate.passes import Side, run_forced, watched, whole_batches
 from assay.hooks.module_tracer import ActiveCall, ModuleTracer, NullHandler
 from assay.hooks.row_positions import RowIndex
+from assay.hooks.tensors import iterate_tensors
 from assay.hooks.usage import UsageWatch
-from assay.hooks.values.nested import iterate_tensors
 from assay.inputs import Batch
 from assay_expectations.records import Distributions, Observed, Signature
 

@@ -9,7 +9,7 @@ from typing import IO, Literal
 from pydantic import Field
 
 from assay.devices.base import Device
-from assay.devices.host_memory import peak_resident_bytes
+from assay.devices.cpu import peak_resident_bytes
 from assay.files import parse_record, read_lines
 from assay.verdicts import Record
 

@@ -23,8 +23,8 @@ from assay.devices.run_string import parse_run
 from assay.errors import AssayError
 from assay.launch import Rank
 from assay.models import count_parameters, load_model
-from assay.models.saving import save_pretrained
-from assay.models.size import choose_threads, yardstick_dtype
+from assay.models.load import choose_threads, yardstick_dtype
+from assay.models.transformers_calls import save_pretrained
 from assay.progress import Progress
 from assay.training.batches import MicroBatch, copied
 from assay.training.processes.candidate_side import CandidateSide

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from assay.models.transformers_logging import quiet_transformers
+from assay.models.transformers_calls import quiet_transformers
 from assay.watchdog import temporary_folder
 from assay_smoke.data.accumulation import STEPS, check_accumulation
 from assay_smoke.data.chats import check_chat, check_labels

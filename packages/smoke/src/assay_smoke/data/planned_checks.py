@@ -10,12 +10,9 @@ from typing import Any, cast
 import torch
 
 from assay.files import read_json_object
-from assay.models.folders import fetch_config
-from assay.models.loaded.tokenizer import check_tokenizer
-from assay.models.loading.configs import load_config
-from assay.models.loading.tokenizing import load_tokenizer
-from assay.models.remote_code import RemoteCode
-from assay.models.sources import ModelSource, resolve_model
+from assay.models.config_files import load_config, load_tokenizer
+from assay.models.inspect.inspection import check_tokenizer
+from assay.models.sources import ModelSource, RemoteCode, fetch_config, resolve_model
 from assay.plugins import load_object
 from assay.runs import Progress
 from assay_smoke.data import libraries, protocols, worker_seeds

@@ -8,7 +8,7 @@ from itertools import chain, islice
 from math import prod
 from typing import Any
 
-from assay.devices.torch_settings import seed_generators
+from assay.devices.torch_backend import seed_generators
 from assay.training.state.generators import generator_states, restore_generators
 from assay_smoke.data.properties import (
     DeclinedError,

@@ -12,7 +12,7 @@ from assay.comparing.levels import Cause, LevelResult, conclude, not_run
 from assay.comparing.wording import OUTCOME_SIGNS
 from assay.errors import UsageError
 from assay.foreign_text import one_line
-from assay.models.remote_code import RemoteCode
+from assay.models.sources import RemoteCode
 from assay.plugins import find_plugin_file
 from assay.verdicts import Diagnosis, Level, Outcome, Record, Verdict
 from assay_smoke.data.properties import LEVELS, DataLevel, SubjectReport

@@ -11,7 +11,7 @@ from functools import partial
 from itertools import chain, product
 from typing import Any
 
-from assay.devices.torch_settings import seed_generators
+from assay.devices.torch_backend import seed_generators
 from assay_smoke.data.properties import Fault, PropertyLog, Subject, SubjectReport, list_numbers
 from assay_smoke.data.protocols import Feature, MakeDataset, OpenLoader
 

@@ -11,8 +11,7 @@ from pathlib import Path
 from assay.comparing.levels import LevelResult, failed, not_compared, not_run, passed, rows_of
 from assay.devices.registry import open_device
 from assay.errors import name_some
-from assay.models.folders import local_folder
-from assay.models.sources import resolve_model
+from assay.models.sources import local_folder, resolve_model
 from assay.runs import Progress
 from assay.runs.results import write_results
 from assay.verdicts import Diagnosis, Location, Measurement, Outcome, Verdict

@@ -17,7 +17,7 @@ from assay.dtypes import FORMATS
 from assay.errors import AssayError, UsageError, name_some
 from assay.files.reading import read_text
 from assay.models import load_model
-from assay.models.loading.loaded_model import stored_dtype
+from assay.models.load import stored_dtype
 from assay.runs import Progress
 from assay.training.state.files import hash_value
 from assay.training.trainers.adapters import read_adapter

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from assay.comparing.levels import failed
-from assay.devices.detection.isolation import require_run
+from assay.devices.detection import require_run
 from assay.devices.registry import open_device
 from assay.devices.run_string import parse_run
 from assay.errors import AssayError, UsageError

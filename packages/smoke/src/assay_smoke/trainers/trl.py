@@ -20,11 +20,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from assay.errors import UsageError
-from assay.models.candidate_setup import set_up
-from assay.models.folders import local_folder
-from assay.models.loading.tokenizing import load_tokenizer
-from assay.models.sources import resolve_model
-from assay.models.transformers_logging import quiet_transformers
+from assay.models.candidate_code import set_up
+from assay.models.config_files import load_tokenizer
+from assay.models.sources import local_folder, resolve_model
+from assay.models.transformers_calls import quiet_transformers
 from assay.training.batches import MicroBatch, check_batch
 from assay.training.protocol import StepReport, TrainerTraits, TrainingPlan
 from assay.training.trainers.adapters import lora_config

@@ -9,8 +9,7 @@ import pytest
 from rich.console import Console
 
 from assay.errors import UsageError
-from assay.models.folders import local_folder
-from assay.models.sources import resolve_model
+from assay.models.sources import local_folder, resolve_model
 from assay.plugins import load_object
 from assay.verdicts import Outcome
 from assay_smoke.data.chats import check_chat

@@ -14,11 +14,10 @@ from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from assay.errors import UsageError
-from assay.models.folders import local_folder
-from assay.models.loading.configs import load_config
-from assay.models.sources import resolve_model
-from assay.parallel.pipeline_parallel.stages import MODEL_TYPES, divide_layers
-from assay.parallel.tensor_parallel.division import HeadsError, share_heads
+from assay.models.config_files import load_config
+from assay.models.sources import local_folder, resolve_model
+from assay.parallel.division import HeadsError, share_heads
+from assay.parallel.pipeline import MODEL_TYPES, divide_layers
 from assay.training.protocol import TrainingPlan
 from assay.training.trainers.adapters import adapter_tensors
 from assay.training.trainers.ddp import DDPTrainer

@@ -31,7 +31,7 @@ _STEP_TABLE = re.compile(r"(step-(\d+))-table")
 _RANK = re.compile(r"rank-(\d{1,6})")
 # The manifest key for a sentence on calls that were not recorded.
 _LEFT_OUT = "left_out"
-# The elements of a tensor of statistics, in the order of `assay.recording.statistics.NAMES`.
+# The elements of a tensor of statistics, in the order of `assay.recording.recorders.NAMES`.
 _STATISTICS: tuple[Statistic, ...] = (
     "min", "max", "mean", "norm", "nan", "inf", "projection", "channels",
 )  # fmt: skip

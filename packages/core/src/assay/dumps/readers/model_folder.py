@@ -9,11 +9,10 @@ from assay.dumps.assembling import DamagedFiles, FoundTensor, assemble_dump
 from assay.dumps.protocol import Dump, DumpedTensor, DumpError
 from assay.errors import UsageError
 from assay.files import UnreadableFileError
-from assay.models.loading.configs import load_config
-from assay.models.transformers_logging import quiet_transformers
-from assay.models.weight_files.mapping import describe_stale_copies, dtype_of, map_tensor
-from assay.models.weight_files.pickled import read_pickled
-from assay.models.weight_files.reading import read_tensors
+from assay.models.config_files import load_config
+from assay.models.stored_tensors import describe_stale_copies, dtype_of, map_tensor, read_pickled
+from assay.models.transformers_calls import quiet_transformers
+from assay.models.weight_files import read_tensors
 from assay.sites import CallSite, Site, unwrapped_path
 
 _CONFIG = "config.json"

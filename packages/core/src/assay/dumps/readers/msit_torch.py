@@ -20,7 +20,7 @@ from assay.dumps.protocol import UNKNOWN_SITE, Dump, DumpedTensor, Statistic
 from assay.dumps.reading import load_tensor, path_inside, require_dense
 from assay.dumps.token_folders import Processes, find_processes, find_root, natural_order
 from assay.files import UnreadableFileError, read_json_object, read_text
-from assay.models.weight_files.pickled import load_objects
+from assay.models.stored_tensors import load_objects
 from assay.progress import counted
 from assay.sites import CallSite, Site, unwrapped_path
 

@@ -19,7 +19,7 @@ from assay.dumps.protocol import Dump, DumpedTensor, DumpError
 from assay.dumps.reading import path_inside, require_dense, require_inside, require_values
 from assay.files import UnreadableFileError
 from assay.foreign_text import one_line
-from assay.models.weight_files.pickled import load_objects
+from assay.models.stored_tensors import load_objects
 from assay.progress import counted
 from assay.sites import CallSite, Phase, Site, unwrapped_path
 

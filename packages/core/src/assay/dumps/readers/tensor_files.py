@@ -25,8 +25,7 @@ from assay.dumps.reading import (
 from assay.dumps.token_folders import natural_order
 from assay.files import UnreadableFileError
 from assay.files.safetensors import read_header
-from assay.models.weight_files.mapping import dtype_of, map_tensor
-from assay.models.weight_files.pickled import load_objects
+from assay.models.stored_tensors import dtype_of, load_objects, map_tensor
 from assay.sites import CallSite, Site, unwrapped_path
 
 _MAX_FOLDER_DEPTH = 3

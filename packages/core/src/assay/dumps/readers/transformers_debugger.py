@@ -21,7 +21,7 @@ from assay.dumps.protocol import Dump, DumpedTensor, DumpError, Statistic
 from assay.dumps.reading import path_inside, walk_values
 from assay.files import UnreadableFileError, parse_json, read_text
 from assay.files.safetensors import read_header
-from assay.models.weight_files.mapping import map_tensor
+from assay.models.stored_tensors import map_tensor
 from assay.sites import CallSite, Site, unwrapped_path
 
 # FULL_TENSORS is preferred: it sorts before SUMMARY.

@@ -1,17 +1,23 @@
-"""Recipes of the small models that ship with the package.
+"""Recipes of the small models that ship with the package, their text, and untrained ones; without importing torch.
 
 The models have four layers and under half a million parameters, so that a check takes seconds. They are
 trained, so that their distributions are peaked like those of real models. Their tokens are the bytes of
 UTF-8. `assay models build` retrains one.
 """
 
+import sysconfig
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from assay.errors import UsageError
 from assay.files import read_json_object
+from assay.models.transformers_calls import quiet_transformers, save_pretrained
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
 
 WEIGHTS = Path(__file__).parent / "weights"
 PROVENANCE = "provenance.json"
@@ -139,3 +145,54 @@ def read_provenance(recipe: MicroRecipe) -> dict[str, Any] | None:
     """Return the record of the training of `recipe`; None if its weights are not installed."""
     path = recipe.folder / PROVENANCE
     return read_json_object(path) if path.is_file() else None
+
+
+def new_config(recipe: MicroRecipe) -> "PretrainedConfig":
+    """Make the Hugging Face configuration of `recipe`."""
+    from transformers import AutoConfig
+
+    config: PretrainedConfig = AutoConfig.for_model(recipe.model_type, **recipe.settings)
+    config.architectures = [recipe.architecture]
+    return config
+
+
+def new_model(recipe: MicroRecipe, seed: int) -> "PreTrainedModel":
+    """Make a randomly initialized float32 model without changing the global random state."""
+    import torch
+    import transformers
+
+    model_class = getattr(transformers, recipe.architecture)
+    with torch.random.fork_rng(devices=[]), quiet_transformers():
+        torch.manual_seed(seed)
+        model: PreTrainedModel = model_class(new_config(recipe)).float()
+    return model
+
+
+def save_model(model: "PreTrainedModel", folder: Path) -> None:
+    """Write `model` as a Hugging Face folder with bfloat16 weights. Its dtype in memory stays."""
+    import torch
+
+    state = {
+        name: value.bfloat16() if value.is_floating_point() else value
+        for name, value in model.state_dict().items()
+    }
+    model.config.dtype = torch.bfloat16
+    save_pretrained(model, folder, state)
+
+
+# Tests are repetitive. The others are not on every machine, or are data rather than text.
+_EXCLUDED = {"test", "tests", "site-packages", "idlelib", "__pycache__", "lib2to3", "turtledemo"}
+_HELD_OUT_SHARE = 20
+
+
+def standard_library_text() -> tuple[bytes, bytes]:
+    """Return the training text and the held-out text, which is one file in 20."""
+    root = Path(sysconfig.get_path("stdlib"))
+    training: list[bytes] = []
+    held_out: list[bytes] = []
+    for path in sorted(root.rglob("*.py")):
+        name = path.relative_to(root)
+        if not _EXCLUDED.intersection(name.parts):
+            is_held_out = zlib.crc32(name.as_posix().encode()) % _HELD_OUT_SHARE == 0
+            (held_out if is_held_out else training).append(path.read_bytes())
+    return b"\n".join(training), b"\n".join(held_out)

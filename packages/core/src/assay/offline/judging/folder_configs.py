@@ -8,7 +8,7 @@ from assay.comparing.levels import outcome_of_levels
 from assay.dumps.protocol import Dump
 from assay.dumps.readers.model_folder import TIED, flatten_settings, load_settings
 from assay.files import read_json_object
-from assay.models.loaded.config_keys import inert_keys
+from assay.models.inspect.config_keys import inert_keys
 from assay.verdicts import Level, Outcome, Verdict
 
 _MODEL = "model"

@@ -12,9 +12,9 @@ from assay.comparing.dump_wording import (
 from assay.comparing.levels import MOST_LISTED, Cause, LevelResult, conclude, list_unmatched
 from assay.dumps.protocol import Dump, DumpedTensor
 from assay.models.quantization.comparing import compare_weights
-from assay.models.quantization.formats.registry import has_known_format
-from assay.models.quantization.results import WeightComparison, WeightResult
-from assay.models.quantization.stored import WeightStore, open_folder
+from assay.models.quantization.judging import WeightComparison, WeightResult
+from assay.models.quantization.stored_weights import WeightStore, open_folder
+from assay.models.quantization.weight_formats import has_known_format
 from assay.offline.ports.matching import is_allowed
 from assay.verdicts import Level, Location, Measurement, Outcome, Verdict
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import torch
 
 from assay.dumps.protocol import Dump, DumpedTensor, Statistic
-from assay.recording.statistics import NAMES, measure_statistics, take_values
+from assay.recording.recorders import NAMES, measure_statistics, take_values
 from assay.statistics import worst_error
 
 

@@ -12,7 +12,7 @@ from assay.hooks.module_tracer import ModuleTracer, NullHandler
 from assay.hooks.usage import UsageWatch
 from assay.launch import Rank
 from assay.models import count_parameters
-from assay.models.size import choose_threads
+from assay.models.load import choose_threads
 from assay.progress import Progress
 from assay.training.batches import MicroBatch, check_batch
 from assay.training.overfit.memorization import (

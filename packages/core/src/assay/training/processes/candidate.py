@@ -14,12 +14,12 @@ from torch import nn
 
 from assay.devices.registry import describe_run
 from assay.dtypes import float_format
-from assay.hooks.values.boundary import Boundary
+from assay.hooks.tensors import Boundary
 from assay.launch import Rank
 from assay.locating.gradients import GradientScale, LossScale, is_scaled_alike
 from assay.models import load_model
-from assay.models.loaded.inspection import inspect_load
-from assay.models.loaded.report import LoadReport
+from assay.models.inspect.inspection import inspect_load
+from assay.models.inspect.report import LoadReport
 from assay.progress import advance_task
 from assay.runs import Progress
 from assay.runs.results import rank_folder

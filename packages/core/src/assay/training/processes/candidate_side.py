@@ -8,7 +8,7 @@ from assay.devices.registry import open_run
 from assay.devices.run_string import parse_run
 from assay.launch import Rank
 from assay.models import count_parameters
-from assay.models.size import choose_threads
+from assay.models.load import choose_threads
 from assay.plugins import load_object
 from assay.runs import Progress
 from assay.sites import unwrapped_path

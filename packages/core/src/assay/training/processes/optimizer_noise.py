@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from assay.comparing.results import ReplayResults
-from assay.hooks.values.boundary import Boundary
+from assay.hooks.tensors import Boundary
 from assay.stages import Stage
 from assay.training.processes.requests import TrainOptions
 from assay.training.replay.observing.update_watch import observe_update

@@ -14,12 +14,11 @@ from assay.devices.registry import describe_run, open_run
 from assay.devices.run_string import parse_run
 from assay.hooks.gradient_taps import GradientTaps
 from assay.hooks.module_tracer import ModuleTracer, NullHandler
+from assay.hooks.tensors import Boundary
 from assay.hooks.usage import UsageWatch
-from assay.hooks.values.boundary import Boundary
-from assay.models.size import choose_threads
+from assay.models.load import choose_threads
 from assay.progress import advance_task
-from assay.recording.modules import GradientRecorder, Recorder
-from assay.recording.operations import PointwiseModules
+from assay.recording.modules import GradientRecorder, PointwiseModules, Recorder
 from assay.runs import Progress
 from assay.trace import TraceWriter
 from assay.training.batches import MicroBatch

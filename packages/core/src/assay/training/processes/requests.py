@@ -12,8 +12,8 @@ from pydantic import Field
 
 from assay.comparing.coverage import Usage
 from assay.devices.run_string import parse_run
-from assay.models.loaded.report import LoadReport
-from assay.models.remote_code import RemoteCode
+from assay.models.inspect.report import LoadReport
+from assay.models.sources import RemoteCode
 from assay.sites import KeptFiles
 from assay.training.protocol import TrainingPlan
 from assay.training.shapes import Shapes

@@ -9,17 +9,18 @@ from assay.devices.base import Device
 from assay.devices.run_string import parse_run
 from assay.devices.trusted import trusted_device
 from assay.errors import AssayError, MachineError
-from assay.estimates.limits import allowed_memory, report_unknown, require_disk
-from assay.estimates.speed import (
+from assay.estimates import (
     SECONDS_PER_COMPARED_VALUE,
     SECONDS_PER_LOADED_WEIGHT,
     SECONDS_PER_STORED_BYTE,
     Speed,
+    TrialCall,
+    allowed_memory,
+    report_unknown,
+    require_disk,
 )
-from assay.estimates.trial_call import TrialCall
-from assay.hooks.values.boundary import Boundary
-from assay.models.loading.loaded_model import load_outline
-from assay.models.size import SMALL_MODEL_PARAMETERS, count_parameters
+from assay.hooks.tensors import Boundary
+from assay.models.load import SMALL_MODEL_PARAMETERS, count_parameters, load_outline
 from assay.progress import format_duration, format_size
 from assay.runs import Progress
 from assay.training.processes.golden import Batches

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from assay.locating.gradients import GradientScale, LabelDifference, ScaledStep
-from assay.models.loaded.report import LoadReport, SetupChanges
+from assay.models.inspect.report import LoadReport, SetupChanges
 from assay.training.processes.requests import StepRecord
 from assay.training.protocol import TrainerTraits
 from assay.training.replay.observing.findings import GradientFindings, ReplayFindings

@@ -12,8 +12,8 @@ from assay.devices.trusted import trusted_device
 from assay.dtypes import float_format
 from assay.errors import UsageError
 from assay.models import count_parameters, load_model
-from assay.models.loaded.inspection import inspect_load
-from assay.models.size import yardstick_dtype
+from assay.models.inspect.inspection import inspect_load
+from assay.models.load import yardstick_dtype
 from assay.progress import advance_task
 from assay.training.processes.golden import Batches
 from assay.training.processes.optimizer_noise import AdamWInFloat32
@@ -26,7 +26,7 @@ from assay.training.state.states import State, current_state, inject_state, roun
 from assay.training.trainers.reference import ReferenceTrainer
 
 if TYPE_CHECKING:
-    from assay.models.loaded.report import LoadReport
+    from assay.models.inspect.report import LoadReport
 
 
 class TrustedTrainer(ReferenceTrainer):

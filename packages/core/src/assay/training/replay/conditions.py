@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from assay.devices.base import Device
-from assay.hooks.values.exact_double import ExactDouble
+from assay.hooks.suspension import ExactDouble
 from assay.training.replay.observing.dropout import comparable_dropout
 
 

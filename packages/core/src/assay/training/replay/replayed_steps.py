@@ -9,12 +9,12 @@ from assay.comparing.coverage import Usage
 from assay.comparing.results import attach_results
 from assay.hooks.gradient_taps import GradientTaps
 from assay.hooks.module_tracer import ModuleTracer
+from assay.hooks.tensors import Boundary
 from assay.hooks.usage import UsageWatch
-from assay.hooks.values.boundary import Boundary
 from assay.locating.gradients import GradientReplayer, LossScale
 from assay.locating.modules import Replayer
 from assay.locating.trace_views import PackedBatch, PackedTrace
-from assay.models.loading.configs import attention_of
+from assay.models.config_files import attention_of
 from assay.trace import Trace, TraceWriter
 from assay.training.batches import MicroBatch
 from assay.training.protocol import StepReport

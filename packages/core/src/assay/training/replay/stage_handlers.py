@@ -14,7 +14,7 @@ from torch import Tensor
 
 from assay.comparing.results import PortResult, ReplayResults
 from assay.hooks.suspension import suspended
-from assay.hooks.values.boundary import Boundary
+from assay.hooks.tensors import Boundary
 from assay.sites import Phase
 from assay.stages import Stage
 from assay.trace import Trace, TraceWriter

@@ -16,7 +16,7 @@ from assay.files import (
     seal,
     write_whole,
 )
-from assay.models.weight_files.hashing import hash_tensor
+from assay.models.weight_files import hash_tensor
 
 _TENSORS = "tensors_digest"
 _CHUNK_BYTES = 1 << 22

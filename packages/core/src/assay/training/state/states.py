@@ -8,10 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from assay.errors import UsageError
-from assay.hooks.values.boundary import cast_within_range
-from assay.models.loaded.differences import measure_difference
-from assay.models.loaded.report import SetupChanges
-from assay.models.loaded.weights import coarser_dtype
+from assay.hooks.tensors import cast_within_range
+from assay.models.inspect.report import SetupChanges
+from assay.models.inspect.weights import coarser_dtype, measure_difference
 from assay.sites import unwrapped_path
 from assay.training.protocol import Trainer
 from assay.training.state.files import fingerprint

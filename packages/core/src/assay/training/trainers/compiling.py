@@ -6,7 +6,7 @@ from torch import nn
 
 from assay.devices.base import DeviceVendor
 from assay.errors import UsageError
-from assay.parallel.layers import decoder_layers
+from assay.parallel.fsdp import decoder_layers
 
 # Dynamo keeps this many compilations of one function, and runs further shapes uncompiled. No run has
 # so many shapes.

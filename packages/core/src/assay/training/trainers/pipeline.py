@@ -9,9 +9,8 @@ from torch import nn
 
 from assay.devices.run_string import parse_run
 from assay.models import load_model
-from assay.models.candidate_setup import set_up
-from assay.parallel.pipeline_parallel.pipeline import Pipeline
-from assay.parallel.pipeline_parallel.stages import called_module, cut_stage
+from assay.models.candidate_code import set_up
+from assay.parallel.pipeline import Pipeline, called_module, cut_stage
 from assay.training.batches import MicroBatch
 from assay.training.protocol import TrainerTraits, TrainingPlan
 from assay.training.shapes import OF_NAMED_PIPELINES

@@ -16,8 +16,8 @@ from assay.devices.run_string import parse_run
 from assay.dtypes import float_format
 from assay.errors import UsageError
 from assay.models import load_model
-from assay.models.candidate_setup import set_up
-from assay.models.saving import save_pretrained
+from assay.models.candidate_code import set_up
+from assay.models.transformers_calls import save_pretrained
 from assay.progress import counted
 from assay.training.batches import IGNORED, MicroBatch, check_batch, pack_rows
 from assay.training.protocol import (

@@ -13,8 +13,8 @@ import torch.distributed as dist
 from torch import nn
 
 from assay.errors import AssayError, UsageError, raised_in_words
-from assay.models.candidate_setup import called
-from assay.models.loading.configs import attention_of
+from assay.models.candidate_code import called
+from assay.models.config_files import attention_of
 from assay.plugins import load_object
 from assay.sites import Phase
 from assay.training.protocol import (

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from torch import nn
 
-from assay.parallel.tensor_parallel.decoder import apply_tensor_parallel
-from assay.parallel.tensor_parallel.rank_boundaries import RankBoundaries
+from assay.parallel.rank_boundaries import RankBoundaries
+from assay.parallel.tensor_parallel import apply_tensor_parallel
 from assay.training.protocol import TrainerTraits
 from assay.training.trainers.dropout import require_no_dropout
 from assay.training.trainers.fsdp import FSDPTrainer

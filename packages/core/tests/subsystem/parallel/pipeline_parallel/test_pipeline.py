@@ -10,8 +10,7 @@ import pytest
 from torch.distributed.device_mesh import DeviceMesh
 
 from assay.errors import UsageError
-from assay.parallel.pipeline_parallel.pipeline import Pipeline, pad_alike
-from assay.parallel.pipeline_parallel.stages import cut_stage, divide_layers
+from assay.parallel.pipeline import Pipeline, cut_stage, divide_layers, pad_alike
 from packages.core.tests.subsystem.parallel.pipeline_parallel.pipeline_runs import (
     Case,
     MicroBatchMeans,

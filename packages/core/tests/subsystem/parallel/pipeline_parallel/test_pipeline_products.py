@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from assay.parallel.fsdp import shard_parameters
-from assay.parallel.pipeline_parallel.pipeline import Pipeline
+from assay.parallel.pipeline import Pipeline
 from packages.core.tests.subsystem.parallel.judging import ratios
 from packages.core.tests.subsystem.parallel.pipeline_parallel.pipeline_runs import (
     Case,

@@ -10,9 +10,12 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from assay.devices.base import Device
 from assay.errors import UsageError
-from assay.parallel.tensor_parallel import layers
-from assay.parallel.tensor_parallel.decoder import apply_tensor_parallel
-from assay.parallel.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
+from assay.parallel import tensor_parallel
+from assay.parallel.tensor_parallel import (
+    ColumnParallelLinear,
+    RowParallelLinear,
+    apply_tensor_parallel,
+)
 from packages.core.tests.subsystem.parallel.tiny_models import (
     ARCHITECTURES,
     add_lora,
@@ -93,7 +96,7 @@ FAULTS: dict[str, tuple[str, Callable[..., object]]] = {
 )
 def test_broken_adapter_is_found(mesh: DeviceMesh, device: Device, fault: str, found: str) -> None:
     oracle = train_whole(partial(build_with_lora, "llama"), device.torch_device)
-    setattr(layers, *FAULTS[fault])
+    setattr(tensor_parallel, *FAULTS[fault])
     differing = compare(mesh, device, oracle, build_with_lora("llama"))
     assert f"gradient 0 base_model.model.model.layers.1.{found}" in differing
 

@@ -9,8 +9,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from assay.devices.base import Device
 from assay.errors import UsageError
-from assay.parallel.tensor_parallel import layers
-from assay.parallel.tensor_parallel.layers import (
+from assay.parallel import tensor_parallel
+from assay.parallel.tensor_parallel import (
     ShardParameters,
     divide_columns_and_gather,
     divide_vocabulary,
@@ -71,7 +71,7 @@ def compare(
     divide_columns_and_gather("head", pair.head, shards)
     assert (pair.head.weight is pair.embedding.weight) == is_tied
     if fault:
-        setattr(layers, *FAULTS[fault])
+        setattr(tensor_parallel, *FAULTS[fault])
     return differing(run(pair, dtype, where), noise, exact)
 
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from assay.devices.base import Device
-from assay.parallel.tensor_parallel.decoder import apply_tensor_parallel
-from assay.parallel.tensor_parallel.rank_boundaries import Features, TensorLayout
+from assay.parallel.rank_boundaries import Features, TensorLayout
+from assay.parallel.tensor_parallel import apply_tensor_parallel
 from packages.core.tests.subsystem.parallel.judging import differing
 from packages.core.tests.subsystem.parallel.tiny_models import ARCHITECTURES, batch, build_model
 

@@ -11,15 +11,15 @@ from torch.distributed.tensor import Replicate
 
 from assay.devices.base import Device
 from assay.errors import UsageError
-from assay.parallel.tensor_parallel import layers
-from assay.parallel.tensor_parallel.division import (
+from assay.parallel import tensor_parallel
+from assay.parallel.division import (
     Division,
     divide_by_heads,
     divide_evenly,
     fuse,
     share_heads,
 )
-from assay.parallel.tensor_parallel.layers import (
+from assay.parallel.tensor_parallel import (
     ShardParameters,
     divide_columns,
     divide_columns_and_gather,
@@ -175,7 +175,7 @@ def break_layers(fault: str, linear: nn.Linear) -> None:
             lambda x, mesh: sum_over_ranks(x + linear.bias.detach().to(x.dtype) / 2, mesh),
         ),
     }
-    setattr(layers, *faults[fault])
+    setattr(tensor_parallel, *faults[fault])
 
 
 @pytest.mark.world(tp=2)

@@ -20,11 +20,10 @@ from torch.distributed.fsdp import fully_shard
 
 from assay.devices.base import Device
 from assay.errors import UsageError
-from assay.parallel.pipeline_parallel.stages import cut_stage
-from assay.parallel.tensor_parallel import decoder, layers
-from assay.parallel.tensor_parallel.decoder import apply_tensor_parallel
-from assay.parallel.tensor_parallel.division import HeadsError
-from assay.parallel.tensor_parallel.layers import VocabularyParallelEmbedding
+from assay.parallel import tensor_parallel
+from assay.parallel.division import HeadsError
+from assay.parallel.pipeline import cut_stage
+from assay.parallel.tensor_parallel import VocabularyParallelEmbedding, apply_tensor_parallel
 from packages.core.tests.subsystem.parallel.judging import differing, plain
 from packages.core.tests.subsystem.parallel.tiny_models import (
     ARCHITECTURES,
@@ -226,15 +225,15 @@ def test_whole_states_are_read_and_written_by_their_names(mesh: DeviceMesh) -> N
 
 def keep_norms_of_heads(_model: nn.Module, _mesh: DeviceMesh) -> None:
     """Each rank's gradient of q_norm and k_norm is of its own heads only."""
-    setattr(decoder, "replace_forward_of", lambda *_: None)  # noqa: B010 - mypy
+    setattr(tensor_parallel, "replace_forward_of", lambda *_: None)  # noqa: B010 - mypy
 
 
 def keep_gradients(_model: nn.Module, _mesh: DeviceMesh) -> None:
-    setattr(layers, "sum_gradients", lambda whole, _: whole)  # noqa: B010 - mypy
+    setattr(tensor_parallel, "sum_gradients", lambda whole, _: whole)  # noqa: B010 - mypy
 
 
 def keep_outputs(_model: nn.Module, _mesh: DeviceMesh) -> None:
-    setattr(layers, "sum_over_ranks", lambda summand, _: summand)  # noqa: B010 - mypy
+    setattr(tensor_parallel, "sum_over_ranks", lambda summand, _: summand)  # noqa: B010 - mypy
 
 
 def change_rows(model: nn.Module, mesh: DeviceMesh) -> None:

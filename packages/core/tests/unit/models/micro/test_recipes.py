@@ -9,9 +9,9 @@ import torch
 
 from assay.errors import MachineError, UsageError
 from assay.models import RECIPES, load_model
-from assay.models.folders import write_untrained
-from assay.models.micro.recipes import find_recipe, read_provenance
-from assay.models.weight_files.reading import read_tensors
+from assay.models.micro.recipes import find_recipe, read_provenance, standard_library_text
+from assay.models.sources import write_untrained
+from assay.models.weight_files import read_tensors
 
 every_recipe = pytest.mark.parametrize("name", list(RECIPES))
 
@@ -149,3 +149,9 @@ def test_seed_decides_untrained_weights(tmp_path: Path) -> None:
 def test_unknown_recipe_is_a_usage_error() -> None:
     with pytest.raises(UsageError, match="no recipe 'gpt'; there are llama, mistral"):
         find_recipe("gpt")
+
+
+def test_held_out_text_is_of_other_files() -> None:
+    training, held_out = standard_library_text()
+    assert len(training) > 5 * len(held_out) > 500_000
+    assert held_out[1000:1400] not in training

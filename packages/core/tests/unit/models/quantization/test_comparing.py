@@ -1,5 +1,6 @@
 """Two folders: sound weights of every format are no finding, each planted fault is named."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from assay.models.quantization.results import WeightComparison, WeightRegion
+from assay.models.quantization.judging import WeightComparison, WeightRegion
 from packages.core.tests.unit.models.quantization.rounding import (
     Case,
     Fault,
@@ -255,3 +256,192 @@ def test_fused_weights_are_compared_with_their_parts(name: str, tmp_path: Path) 
     assert [(one.weight, one.cause) for one in found.findings] == [
         (f"{parent}.k_proj.weight", "scale")
     ]
+
+
+BLOCK = "model.layers.0"
+WIDTH, INNER = 64, 128
+
+
+class Layer:
+    """The weights of one block, before and after each channel is scaled as AWQ does."""
+
+    def __init__(self) -> None:
+        generator = torch.Generator().manual_seed(0)
+
+        def factors(size: int) -> Tensor:
+            return torch.exp(0.4 * torch.randn(size, generator=generator))
+
+        shapes = {
+            **dict.fromkeys(("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), (WIDTH, WIDTH)),
+            "self_attn.o_proj": (WIDTH, WIDTH), "mlp.gate_proj": (INNER, WIDTH),
+            "mlp.up_proj": (INNER, WIDTH), "mlp.down_proj": (WIDTH, INNER),
+        }  # fmt: skip
+        self.linears = {
+            name: 0.05 * torch.randn(shape, generator=generator) for name, shape in shapes.items()
+        }
+        self.norms = {
+            name: 1 + 0.1 * torch.randn(WIDTH, generator=generator)
+            for name in ("input_layernorm", "post_attention_layernorm")
+        }
+        self.scaled = {name: weight.clone() for name, weight in self.linears.items()}
+        self.scaled_norms = {name: weight.clone() for name, weight in self.norms.items()}
+        for norm, readers in (
+            ("input_layernorm", ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")),
+            ("post_attention_layernorm", ("mlp.gate_proj", "mlp.up_proj")),
+        ):
+            scale = factors(WIDTH)
+            self.scaled_norms[norm] /= scale
+            for reader in readers:
+                self.scaled[reader] *= scale
+        for writer, reader in (
+            ("self_attn.v_proj", "self_attn.o_proj"),
+            ("mlp.up_proj", "mlp.down_proj"),
+        ):
+            scale = factors(len(self.linears[writer]))
+            self.scaled[writer] /= scale[:, None]
+            self.scaled[reader] *= scale
+
+    def compare(self, folder: Path, fault: Fault = no_fault) -> WeightComparison:
+        """Compare the block with its scaled form, quantized by AWQ; `fault` is one of gate_proj."""
+        case = CASES["awq"]
+        plain = {**self.linears, **self.norms}
+        actual: Tensors = {
+            f"{BLOCK}.{name}.weight": one.half() for name, one in self.scaled_norms.items()
+        }
+        for name, weight in self.scaled.items():
+            tensors, _ = case.write(
+                weight.half().float(), fault if name == "mlp.gate_proj" else no_fault
+            )
+            actual |= {f"{BLOCK}.{name}.{part}": one for part, one in tensors.items()}
+        return compare_folders(
+            write_folder(
+                folder / "expected",
+                [{f"{BLOCK}.{name}.weight": one.half() for name, one in plain.items()}],
+            ),
+            write_folder(folder / "actual", [actual], case.settings),
+        )
+
+
+def test_scales_that_are_taken_back_are_no_finding(tmp_path: Path) -> None:
+    found = Layer().compare(tmp_path)
+    assert not found.findings
+    assert all(one.is_rescaled for one in found.results)
+    assert max(one.error for one in found.results if one.num_groups > 1) < 0.12
+
+
+def test_wrong_scale_of_a_group_is_found_all_the_same(tmp_path: Path) -> None:
+    [finding] = Layer().compare(tmp_path, times(1.3, 3)).findings
+    assert (finding.weight, finding.cause) == (f"{BLOCK}.mlp.gate_proj.weight", "scale")
+    assert finding.place == WeightRegion(range(3, 4), tuple(range(64)))
+
+
+def test_one_channel_that_is_not_taken_back(tmp_path: Path) -> None:
+    layer = Layer()
+    layer.scaled_norms["post_attention_layernorm"][5] *= 1.3
+    [finding] = layer.compare(tmp_path).findings
+    assert finding.weight == f"{BLOCK}.post_attention_layernorm.weight"
+    assert finding.place == WeightRegion(range(5, 6), ())
+
+
+def test_scales_that_no_weight_takes_back(tmp_path: Path) -> None:
+    layer = Layer()
+    layer.scaled_norms["input_layernorm"] = layer.norms["input_layernorm"]
+    found = layer.compare(tmp_path)
+    # What v_proj hands on to o_proj cannot be told from it either.
+    assert {one.weight for one in found.findings} - {f"{BLOCK}.self_attn.o_proj.weight"} == {
+        f"{BLOCK}.self_attn.{name}_proj.weight" for name in ("q", "k", "v")
+    }
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("is_listed", [True, False])
+def test_int8_codes_may_be_rounded_from_products_in_16_bits(
+    dtype: torch.dtype, is_listed: bool, tmp_path: Path
+) -> None:
+    """bitsandbytes 0.50 multiplies a 16-bit weight by 127 / its largest value in that dtype."""
+    weight = make_weights(2)[NAMES[0]].to(dtype)
+    largest = weight.abs().amax(1, keepdim=True)
+    codes = (weight * (127 / largest)).round().clamp(-127, 127)
+    stored = {"weight": codes.to(torch.int8), "SCB": largest[:, 0].float()}
+    settings: dict[str, Any] = {"quant_method": "bitsandbytes"}
+
+    def found(tensors: Tensors, name: str) -> tuple[Any, ...]:
+        shard = {f"{NAMES[0]}.{part}": one for part, one in tensors.items()}
+        actual = write_folder(tmp_path / name, [shard], settings)
+        if not is_listed:  # the original is float32, and config.json names the dtype
+            config = json.loads((actual / "config.json").read_text())
+            config["dtype"] = str(dtype).removeprefix("torch.")
+            (actual / "config.json").write_text(json.dumps(config))
+        return compare_folders(expected, actual).findings
+
+    original = {f"{NAMES[0]}.weight": weight if is_listed else weight.float()}
+    expected = write_folder(tmp_path / "expected", [original])
+    assert found(stored, "sound") == ()
+    scales = stored["SCB"].clone()
+    scales[5] *= 1.05
+    [finding] = found(stored | {"SCB": scales}, "scaled")
+    assert (finding.cause, where(finding.place)) == ("scale", (5, 0))
+    wrong = stored["weight"].clone()
+    wrong[9, ::3] += 1
+    [finding] = found(stored | {"weight": wrong}, "coded")
+    assert where(finding.place) == (9, 0)
+
+
+def test_fp8_codes_may_be_rounded_from_quotients_in_bfloat16(tmp_path: Path) -> None:
+    """llm-compressor 0.14 divides a bfloat16 weight by a bfloat16 scale before it rounds."""
+    weight = torch.randn(256, 256, generator=torch.Generator().manual_seed(4)).bfloat16()
+    scales = weight.abs().amax(1, keepdim=True) / 448
+    shard = {"weight": (weight / scales).to(torch.float8_e4m3fn), "weight_scale": scales}
+    settings = CASES["compressed-float8-channel"].settings
+    expected = write_folder(tmp_path / "expected", [{f"{NAMES[0]}.weight": weight}])
+
+    def found(name: str) -> tuple[Any, ...]:
+        tensors = {f"{NAMES[0]}.{part}": one for part, one in shard.items()}
+        return compare_folders(
+            expected, write_folder(tmp_path / name, [tensors], settings)
+        ).findings
+
+    assert found("sound") == ()
+    shard["weight_scale"] = scales.clone()
+    shard["weight_scale"][100] *= 1.05
+    [finding] = found("scaled")
+    assert (finding.cause, where(finding.place)) == ("scale", (100, 0))
+
+
+def test_a_zero_point_may_be_added_in_bfloat16(tmp_path: Path) -> None:
+    """llm-compressor 0.14 adds the zero point to a bfloat16 quotient, which it rounds again."""
+    weight = torch.randn(256, 256, generator=torch.Generator().manual_seed(6)).bfloat16() + 1.5
+    low, high = weight.amin(1, keepdim=True).clamp(max=0), weight.amax(1, keepdim=True)
+    scales = ((high - low) / 255).float().bfloat16()
+    zeros = (-128 - low / scales).round().clamp(-128, 127)
+    codes = (weight / scales + zeros).round().clamp(-128, 127)
+    shard = {"weight": codes, "weight_zero_point": zeros, "weight_scale": scales}
+    settings = CASES["compressed-int8-channel-zeros"].settings
+    expected = write_folder(tmp_path / "expected", [{f"{NAMES[0]}.weight": weight}])
+
+    def found(name: str) -> tuple[Any, ...]:
+        tensors = {
+            f"{NAMES[0]}.{part}": one if part == "weight_scale" else one.to(torch.int8)
+            for part, one in shard.items()
+        }
+        return compare_folders(
+            expected, write_folder(tmp_path / name, [tensors], settings)
+        ).findings
+
+    assert found("sound") == ()
+    zeros[100] += 1
+    [finding] = found("shifted")
+    assert (finding.cause, where(finding.place)) == ("zero-point", (100, 0))
+
+
+def test_nested_scales_of_uneven_blocks_are_as_precise_as_their_table(tmp_path: Path) -> None:
+    """One row is 5 times as large, so that the scales of the others have few codes."""
+    case, weights = CASES["bitsandbytes-nf4-nested"], make_weights(5)
+    for weight in weights.values():
+        weight[3] *= 5
+    expected = write_expected(tmp_path / "expected", weights)
+    sound = write_actual(tmp_path / "actual", case, weights, no_fault)
+    assert not compare_folders(expected, sound).findings
+    wrong = write_actual(tmp_path / "wrong", case, weights, times(1.3, 13))  # a group of row 3
+    [finding] = compare_folders(expected, wrong).findings
+    assert (finding.weight, where(finding.place)) == (FAULTY, (3, 64))

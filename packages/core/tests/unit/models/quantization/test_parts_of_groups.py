@@ -6,11 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from assay.models.quantization.judging import JudgedWeight, deviations_allowed
+from assay.models.quantization.judging import JudgedWeight, WeightFault, deviations_allowed
 from assay.models.quantization.measuring import measure_groups
 from assay.models.quantization.quantized_weight import Grid, Groups, QuantizedWeight
-from assay.models.quantization.results import WeightFault
-from packages.core.tests.unit.models.quantization.test_pooled_slopes import quantize_by_gptq
+from packages.core.tests.unit.models.quantization.test_measuring import quantize_by_gptq
 
 SHAPE = ROWS, COLUMNS = 256, 2048
 INT4, FP8 = Grid.of_unsigned(4), Grid.of_dtype(torch.float8_e4m3fn)

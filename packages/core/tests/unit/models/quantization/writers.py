@@ -14,8 +14,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from assay.models.quantization.comparing import compare_weights
-from assay.models.quantization.results import WeightComparison
-from assay.models.quantization.stored import open_folder
+from assay.models.quantization.judging import WeightComparison
+from assay.models.quantization.stored_weights import open_folder
 from packages.core.tests.unit.models.quantization.rounding import (
     Case,
     Fault,

@@ -17,7 +17,7 @@ from assay.comparing.judge import Judged, find_origin, rank_stages
 from assay.comparing.levels import DiagnosedFault
 from assay.comparing.limits import Limits
 from assay.comparing.results import PortResult, ReplayResults
-from assay.models.loaded.report import LoadReport
+from assay.models.inspect.report import LoadReport
 from assay.sites import Phase
 from assay.stages import Stage
 from assay.trace import Trace

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from assay.models.loaded.report import LoadReport, SetupChanges, WeightDifference
+from assay.models.inspect.report import LoadReport, SetupChanges, WeightDifference
 from assay.sites import Phase
 from assay.training.judging.verdict import judge_training
 from assay.verdicts import Location, Outcome, Verdict

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from assay.hooks.values.boundary import Boundary
+from assay.hooks.tensors import Boundary
 from assay.stages import Stage
 from assay.trace import TraceWriter
 from assay.training.processes.optimizer_noise import measure_in_float32

@@ -11,8 +11,7 @@ from assay.devices.cpu import CpuDevice
 from assay.devices.registry import open_run
 from assay.devices.run_string import parse_run
 from assay.errors import MachineError, UsageError
-from assay.estimates.speed import Speed
-from assay.estimates.trial_call import TrialCall
+from assay.estimates import Speed, TrialCall
 from assay.runs import SilentProgress
 from assay.trace import Trace
 from assay.training.processes.golden import plan_batches

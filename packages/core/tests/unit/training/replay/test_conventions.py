@@ -18,7 +18,7 @@ from assay.devices.registry import open_run
 from assay.devices.run_string import parse_run
 from assay.hooks.gradient_taps import GradientTaps
 from assay.hooks.module_tracer import ModuleTracer
-from assay.hooks.values.boundary import Boundary
+from assay.hooks.tensors import Boundary
 from assay.locating.gradients import LossScale, ScaledStep
 from assay.recording.modules import GradientRecorder, Recorder
 from assay.trace import Trace, TraceWriter

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from assay.errors import MachineError
-from assay.hooks.values.boundary import Boundary
+from assay.hooks.tensors import Boundary
 from assay.stages import Stage
 from assay.trace import Trace, TraceWriter
 from assay.training.protocol import TrainingPlan

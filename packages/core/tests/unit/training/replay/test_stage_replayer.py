@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from assay.hooks.values.boundary import Boundary
+from assay.hooks.tensors import Boundary
 from assay.sites import Phase
 from assay.stages import Stage
 from assay.trace import Trace, TraceWriter

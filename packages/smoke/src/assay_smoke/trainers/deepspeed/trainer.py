@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from assay.devices.registry import open_run
 from assay.devices.run_string import parse_run
 from assay.errors import UsageError
-from assay.models.saving import save_pretrained
+from assay.models.transformers_calls import save_pretrained
 from assay.training.batches import MicroBatch
 from assay.training.protocol import (
     COMPILE,

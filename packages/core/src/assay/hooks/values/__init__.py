@@ -1,1 +1,0 @@
-"""Tensors at a module boundary: nested structures, rounding, memory layout, identity."""

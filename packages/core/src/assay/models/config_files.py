@@ -1,0 +1,177 @@
+"""Read the files of a model folder that describe it: config.json and the tokenizer."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import xxhash
+
+from assay.errors import UsageError
+from assay.files import read_json_object
+from assay.foreign_text import shorten
+from assay.models.micro.recipes import BOS_ID
+from assay.models.sources import RemoteCode, transformers_option
+from assay.models.weight_files import files_hash
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+
+def load_config(folder: Path, remote_code: RemoteCode) -> "PretrainedConfig":
+    """Load the configuration in `folder`. Raises: UsageError unless the model type is known."""
+    from transformers import CONFIG_MAPPING, AutoConfig
+
+    path = folder / "config.json"
+    if not path.is_file():
+        raise UsageError(f"model folder {folder} has no config.json")
+    raw = read_json_object(path)
+    model_type = raw.get("model_type")
+    is_known = isinstance(model_type, str) and model_type in CONFIG_MAPPING
+    if "auto_map" in raw and remote_code == "refuse" and not is_known:
+        raise UsageError(
+            f"{path}: model_type {model_type!r} needs code that comes with the model;"
+            " read it, then allow it with --trust-remote-code"
+        )
+    if "auto_map" not in raw and not is_known:
+        raise UsageError(f"{path}: model_type {model_type!r} is unknown to transformers")
+    try:
+        config: PretrainedConfig = AutoConfig.from_pretrained(
+            folder, local_files_only=True, **transformers_option(remote_code)
+        )
+    except Exception as error:  # any: each configuration class validates differently
+        raise UsageError(f"{path} is refused by transformers: {first_line(error)}") from error
+    if getattr(config, "is_encoder_decoder", False):
+        raise UsageError(f"{path}: encoder-decoder models ({model_type}) are not supported")
+    return config
+
+
+def find_model_class(
+    folder: Path, config: "PretrainedConfig", remote_code: RemoteCode
+) -> type[Any]:
+    """Find the transformers class, possibly an auto class, that loads the model in `folder`.
+
+    Raises: UsageError if transformers lacks the class that `config` names.
+    """
+    import transformers
+
+    if getattr(config, "auto_map", None) and remote_code == "trust":
+        masked = "AutoModelForMaskedLM" in config.auto_map
+        return transformers.AutoModelForMaskedLM if masked else transformers.AutoModelForCausalLM
+    name = config.architectures[0] if config.architectures else None
+    if name is None:
+        return transformers.AutoModelForCausalLM
+    found: type[Any] | None = getattr(transformers, str(name), None)
+    if found is None:
+        raise UsageError(
+            f"{folder / 'config.json'}: architectures: {name!r} is unknown to transformers"
+        )
+    return found
+
+
+def attention_of(model: object) -> str:
+    """Return the attention implementation of a module or a `LoadedModel`."""
+    config = getattr(model, "config", None)
+    return str(getattr(config, "_attn_implementation", None) or "eager")
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message, or its class if the message is empty."""
+    lines = str(error).strip().splitlines()
+    return shorten(lines[0]) if lines else error.__class__.__name__
+
+
+Message = Mapping[str, str]
+_NUM_BYTES = 256
+_TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json",
+    "added_tokens.json", "chat_template.jinja", "vocab.json", "merges.txt", "vocab.txt",
+    "spiece.model", "sentencepiece.bpe.model", "tekken.json",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenizing:
+    """Functions that encode text as a model's token ids."""
+
+    kind: Literal["own", "bytes", "none"]
+    """The folder's tokenizer, UTF-8 bytes (after the BOS token if it has id 256), or ids only."""
+    encode: Callable[[str], list[int]]
+    encode_chat: Callable[[Sequence[Message]], list[int]] | None
+    """Apply the chat template; None if there is none."""
+    hash: str
+    pad_token_id: int | None = None
+
+
+def find_tokenizing(
+    folder: Path, name: str, *, vocab_size: int, bos_token_id: int | None, remote_code: RemoteCode
+) -> Tokenizing:
+    """Return the tokenizer in `folder`, otherwise bytes if the vocabulary is large enough.
+
+    name: the model's name for messages.
+    """
+    files = {name: folder / name for name in _TOKENIZER_FILES if (folder / name).is_file()}
+    if files:
+        return _own_tokenizer(folder, files, remote_code)
+    if vocab_size >= _NUM_BYTES:
+        return byte_tokenizer(starts_with_bos=bos_token_id == BOS_ID)
+    return _no_tokenizer(name, vocab_size)
+
+
+def byte_tokenizer(*, starts_with_bos: bool) -> Tokenizing:
+    """Make a tokenizer whose ids are UTF-8 bytes."""
+    prefix = [BOS_ID] if starts_with_bos else []
+
+    def encode(text: str) -> list[int]:
+        return prefix + list(text.encode())
+
+    kind = "bytes after a begin token" if starts_with_bos else "bytes"
+    return Tokenizing("bytes", encode, None, xxhash.xxh3_128_hexdigest(kind.encode()))
+
+
+def load_tokenizer(folder: Path, remote_code: RemoteCode) -> Any:  # noqa: ANN401 - transformers
+    """Load the tokenizer in `folder` with transformers. Raises: UsageError."""
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            folder, local_files_only=True, **transformers_option(remote_code)
+        )
+        tokenizer.encode("a")  # fails if a setting has the wrong type
+    except Exception as error:  # any: each tokenizer class fails differently
+        files = [name for name in _TOKENIZER_FILES if (folder / name).is_file()]
+        raise UsageError(
+            f"the tokenizer in {folder} ({', '.join(files)}) cannot be loaded: {first_line(error)}"
+        ) from error
+    return tokenizer
+
+
+def _own_tokenizer(folder: Path, files: Mapping[str, Path], remote_code: RemoteCode) -> Tokenizing:
+    tokenizer = load_tokenizer(folder, remote_code)
+
+    def encode(text: str) -> list[int]:
+        return list(tokenizer.encode(text))
+
+    def encode_chat(messages: Sequence[Message]) -> list[int]:
+        encoded = tokenizer.apply_chat_template(
+            [dict(message) for message in messages], add_generation_prompt=True, return_dict=True
+        )
+        return list(encoded["input_ids"])
+
+    return Tokenizing(
+        "own",
+        encode,
+        encode_chat if tokenizer.chat_template else None,
+        files_hash(files),
+        tokenizer.pad_token_id,
+    )
+
+
+def _no_tokenizer(name: str, vocab_size: int) -> Tokenizing:
+    def encode(_: str) -> list[int]:
+        raise UsageError(
+            f"model {name} has no tokenizer, and a vocabulary of {vocab_size} is too small for"
+            ' bytes: give prompts as token ids, one {"ids": [...]} a line (--prompts FILE.jsonl)'
+        )
+
+    return Tokenizing("none", encode, None, xxhash.xxh3_128_hexdigest(b"none"))

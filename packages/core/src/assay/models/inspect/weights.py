@@ -1,0 +1,416 @@
+"""Compare parameters and buffers of a loaded model with the raw values of its files.
+
+The names and conversions of the stored tensors that make up a parameter are those that transformers publishes for the model's class. This module converts
+the stored values itself. A tensor stored under the name of a parameter of the same shape belongs to that
+parameter, even if a renaming would move it to another layer.
+"""
+
+# ruff: noqa: ANN401 - objects of transformers
+
+import copy
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from assay.models.inspect.report import LoadReport, WeightDifference, WeightProblem
+from assay.progress import counted
+
+_NUMBER = re.compile(r"(?:^|\.)(\d+)(?=\.|$)")
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSource:
+    """The stored tensors that make up one parameter or buffer."""
+
+    name: str
+    """Name in the model."""
+    make: Callable[[], Tensor]
+    """Compute the value from the stored tensors, at each call again."""
+
+
+@dataclass(slots=True)
+class TensorSources:
+    """All parameters and buffers whose values the files hold."""
+
+    sources: list[TensorSource] = field(default_factory=list)
+    unused: list[str] = field(default_factory=list)
+    """Stored tensors without a parameter or buffer."""
+    unknown: dict[str, str] = field(default_factory=dict)
+    """Parameters and buffers whose conversion is unknown, with the reasons."""
+
+
+@dataclass(slots=True)
+class _Group:
+    """Stored tensors that one converter turns into one or more parameters."""
+
+    converter: Any
+    first_name: str
+    by_pattern: dict[str, list[str]] = field(default_factory=dict)
+
+
+def find_sources(model: Any, stored: Mapping[str, Tensor]) -> TensorSources:
+    """Match the stored tensors with the parameters and buffers of a transformers model."""
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightConverter, WeightRenaming
+
+    state: dict[str, Tensor] = model.state_dict()
+    mapping = get_model_conversion_mapping(model)
+    renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
+    converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
+    found = TensorSources()
+    groups: dict[str, _Group] = {}
+    for name in sorted(stored, key=_natural_order):
+        own_name, pattern = _name_in_model(name, model, state, renamings, converters)
+        if own_name not in state:
+            found.unused.append(name)
+        elif pattern is None:
+            found.sources.append(TensorSource(own_name, partial(stored.__getitem__, name)))
+        else:
+            converter = next(one for one in converters if pattern in one.source_patterns)
+            group = groups.setdefault(own_name, _Group(converter, own_name))
+            group.by_pattern.setdefault(pattern, []).append(name)
+    for group in groups.values():
+        _convert(group, model, state, stored, found)
+    return found
+
+
+def _name_in_model(
+    name: str, model: Any, state: dict[str, Tensor], renamings: list[Any], converters: list[Any]
+) -> tuple[str, str | None]:
+    """Return the name in the model of the stored tensor `name`, and the pattern of its converter."""
+    from transformers.core_model_loading import rename_source_key
+
+    prefix = model.base_model_prefix
+    renamed, pattern = rename_source_key(name, renamings, converters, prefix, state)
+    if renamed in state and (pattern is not None or _numbers(renamed) == _numbers(name)):
+        return renamed, pattern
+    own = [name, f"{prefix}.{name}", name.removeprefix(f"{prefix}.")]
+    found = next((one for one in own if one in state), None)
+    return (found, None) if found is not None else (renamed, pattern)
+
+
+def _numbers(name: str) -> list[str]:
+    return _NUMBER.findall(name)
+
+
+def _natural_order(name: str) -> list[tuple[int, str]]:
+    # transformers collects the experts in this order.
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in name.split(".")]
+
+
+def _convert(
+    group: _Group,
+    model: Any,
+    state: Mapping[str, Tensor],
+    stored: Mapping[str, Tensor],
+    found: TensorSources,
+) -> None:
+    names = tuple(name for part in group.by_pattern.values() for name in part)
+    outputs = [
+        group.first_name.replace(group.converter.target_patterns[0], pattern, 1)
+        for pattern in group.converter.target_patterns
+    ]
+
+    def make(name: str) -> Tensor:
+        values = {
+            pattern: [stored[one] for one in part] for pattern, part in group.by_pattern.items()
+        }
+        own = _apply(group.converter, values, len(outputs))
+        if own is not None:
+            return own[outputs.index(name)]
+        return _apply_theirs(group, model, values)[name]
+
+    for name in outputs:
+        if name in state:
+            found.sources.append(TensorSource(name, partial(make, name)))
+        else:
+            found.unknown[name] = f"made of {', '.join(names[:2])}, but not in the model"
+
+
+def _apply(
+    converter: Any, values: Mapping[str, list[Tensor]], num_outputs: int
+) -> list[Tensor] | None:
+    """Apply the converter's operations to the stored values; return None if one is unknown here."""
+    parts: list[list[Tensor]] = [
+        values[pattern] for pattern in converter.source_patterns if pattern in values
+    ]
+    for operation in converter.operations:
+        match type(operation).__name__:
+            case "MergeModulelist":
+                parts = [[torch.stack(part, operation.dim)] for part in parts]
+            case "Concatenate":
+                parts = [[torch.cat([one for part in parts for one in part], operation.dim)]]
+            case "Chunk" if operation.num_shards_attribute is None and len(parts) == 1:
+                parts = [[one] for one in parts[0][0].chunk(num_outputs, operation.dim)]
+            case "Transpose" if not operation.check_dims and len(parts) == 1:
+                parts = [[parts[0][0].transpose(operation.dim0, operation.dim1)]]
+            case _:
+                return None
+    made = [one for part in parts for one in part]
+    return made if len(made) == num_outputs else None
+
+
+def _apply_theirs(
+    group: _Group, model: nn.Module, values: Mapping[str, list[Tensor]]
+) -> dict[str, Tensor]:
+    """Apply transformers' own code for the conversion to the stored values."""
+    converter = copy.deepcopy(group.converter)
+    for pattern, tensors in values.items():
+        for tensor in tensors:
+            converter.add_tensor(group.first_name, pattern, pattern, tensor)
+    made = converter.convert(group.first_name, model=model, config=model.config)
+    return {name: value[0] if isinstance(value, list) else value for name, value in made.items()}
+
+
+# Elements that are cast at a time, to fit the caches of one core.
+_CHUNK = 1 << 18
+
+
+def same_bits(actual: Tensor, expected: Tensor) -> bool:
+    """Return True if both hold the same bits: a NaN equals itself, and -0 differs from 0."""
+    if actual.shape != expected.shape or actual.dtype != expected.dtype:
+        return False
+    sides = [one.detach().contiguous().reshape(-1).view(torch.uint8) for one in (actual, expected)]
+    # 64-bit integers compare fastest. A tensor of a mapped file may begin at any byte.
+    if all(one.numel() % 8 == 0 and one.storage_offset() % 8 == 0 for one in sides):
+        sides = [one.view(torch.int64) for one in sides]
+    return torch.equal(*sides)
+
+
+def is_cast_of(actual: Tensor, stored: Tensor) -> bool:
+    """Return True if `actual` is bitwise equal to `stored`, of the same shape, after a cast.
+
+    Casts a few megabytes at a time, into memory that is reused.
+    """
+    if actual.dtype == stored.dtype:
+        return same_bits(actual, stored)
+    flat, wanted = actual.detach().reshape(-1), stored.reshape(-1)
+    return all(
+        same_bits(flat[start : start + _CHUNK], wanted[start : start + _CHUNK].to(actual.dtype))
+        for start in range(0, len(flat), _CHUNK)
+    )
+
+
+def count_non_finite(tensor: Tensor) -> int:
+    """Count NaN and infinity; return 0 for a dtype of one byte, which torch cannot search."""
+    if tensor.element_size() == 1 or bool(tensor.sum().isfinite()):
+        return 0
+    return int((~tensor.isfinite()).sum())
+
+
+def measure_difference(
+    name: str,
+    actual: Tensor,
+    expected: Tensor,
+    dtype: torch.dtype,
+    problem: WeightProblem = "differs",
+) -> WeightDifference | None:
+    """Measure how `actual` differs from `expected`; return None if the values are equal.
+
+    Shapes: equal. Device: CPU.
+    dtype: the coarser dtype to which either side was rounded. Its units in the last place measure
+        the largest difference.
+    """
+    if same_bits(actual, expected):
+        return None
+    actual_rows, expected_rows = (
+        one.detach().flatten(1) if one.dim() > 1 else one.detach().reshape(-1, 1)
+        for one in (actual, expected)
+    )
+    # NaN equals NaN.
+    differs = (actual_rows != expected_rows) & ~(actual_rows.isnan() & expected_rows.isnan())
+    wrong = differs.any(-1).nonzero()[:, 0]
+    if not len(wrong):  # zeros of different sign, NaNs of different bits
+        return None
+    wide = torch.complex128 if actual.is_complex() else torch.float64
+    actual_wrong, expected_wrong = actual_rows[wrong].to(wide), expected_rows[wrong].to(wide)
+    norm = float(expected_wrong.abs().pow(2).sum().sqrt())
+    error = float((actual_wrong - expected_wrong).abs().pow(2).sum().sqrt())
+    return WeightDifference(
+        name=name,
+        problem=problem,
+        rows=(int(wrong[0]), int(wrong[-1])),
+        num_differing=len(wrong),
+        num_rows=len(actual_rows),
+        error=error / norm if norm else (float("inf") if error else 0.0),
+        largest=_largest_in_units(actual_wrong, expected_wrong, dtype),
+    )
+
+
+def _largest_in_units(actual: Tensor, expected: Tensor, dtype: torch.dtype) -> float:
+    """Return the largest difference of two elements, in units in the last place of `dtype`.
+
+    Rounding a number to `dtype` in two ways (to nearest, truncated, through another dtype) results in
+    neighbors at most, so two values one unit apart may stem from the same number. The unit is that of
+    the larger value, so that neighbors across a power of two are one unit apart too.
+    Source: Higham, Accuracy and Stability of Numerical Algorithms, 2.1 (spacing of floating-point
+    numbers: between u and 2u relative, u the unit roundoff; constant below the smallest normal number).
+    """
+    difference = (actual - expected).abs()
+    if not dtype.is_floating_point:
+        return float("inf") if bool(difference.any()) else 0.0
+    if not bool(difference.isfinite().all()):
+        return float("inf")
+    facts = torch.finfo(dtype)
+    larger = torch.maximum(actual.abs(), expected.abs()).clamp(min=facts.smallest_normal)
+    # frexp: larger = m * 2**e with 1/2 <= m < 1, so the last place is eps * 2**(e - 1).
+    unit = torch.ldexp(torch.full_like(larger, facts.eps), larger.frexp().exponent - 1)
+    return float((difference / unit).max())
+
+
+# Buffers that older versions of transformers stored, and newer ones ignore in files
+# (`_adjust_missing_and_unexpected_keys`).
+_ONCE_STORED = (r"rotary_emb\.inv_freq", r"(^|\.)position_ids$")
+
+
+@dataclass(slots=True)
+class Inspection:
+    """The report on a load, and the expected tensors, to find later changes."""
+
+    report: LoadReport
+    sources: dict[str, TensorSource] = field(default_factory=dict)
+    """Tensors that the files hold, by name."""
+    made: dict[str, Tensor] = field(default_factory=dict)
+    """Tensors that no file holds and that the model's code must compute alike each time."""
+
+
+def compare_with_files(
+    model: Any, stored: Mapping[str, Tensor], dtype: torch.dtype, method: str | None = None
+) -> Inspection:
+    """Compare every parameter and buffer with the stored tensors that make it up.
+
+    dtype: the dtype of the load.
+    method: the method by which `stored` is quantized; None if it is not.
+    """
+    found = find_sources(model, stored)
+    report = LoadReport(unused=_not_ignored(model, found.unused))
+    result = Inspection(report)
+    report.not_compared += [f"{name} ({reason})" for name, reason in found.unknown.items()]
+    by_name = result.sources = {source.name: source for source in found.sources}
+    held = {_identity(tensor): name for name, tensor in all_tensors(model) if name in by_name}
+    may_be_missing = getattr(model, "_keys_to_ignore_on_load_missing", None) or ()
+    tied: Mapping[str, str] = getattr(model, "all_tied_weights_keys", None) or {}
+    for name, tensor in counted("compares weights", [*all_tensors(model)], "tensors"):
+        source = by_name.get(name) or by_name.get(tied.get(name, ""))
+        if source is not None:
+            _compare(result, name, tensor, source, dtype)
+        elif name in found.unknown or _identity(tensor) in held:
+            continue  # listed above, or compared under its other name
+        elif isinstance(tensor, nn.Parameter) and not any(
+            re.search(pattern, name) for pattern in may_be_missing
+        ):
+            report.weights.append(WeightDifference(name=name, problem="not-stored"))
+            report.compared += 1
+        else:
+            result.made[name] = tensor.detach().cpu().clone()
+    if method is not None:
+        # Loading computes with stored scales in ways that only its own code knows.
+        report.not_compared += [f"{one.name} (stored by {method})" for one in report.weights]
+        report.compared -= len(report.weights)
+        report.weights = []
+    return result
+
+
+def quantization_of(model: Any) -> str | None:
+    """Return the method by which the files of `model` are quantized; None if they are not."""
+    settings = getattr(model.config, "quantization_config", None)
+    if settings is None:
+        return None
+    method = settings.get("quant_method") if isinstance(settings, dict) else settings.quant_method
+    return str(getattr(method, "value", method))
+
+
+def all_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield parameters, buffers and other tensor attributes of modules; tied ones under each name."""
+    yield from model.named_parameters(remove_duplicate=False)
+    yield from model.named_buffers(remove_duplicate=False)
+    for path, module in model.named_modules():
+        for name, value in vars(module).items():
+            if isinstance(value, Tensor):
+                yield f"{path}.{name}" if path else name, value
+
+
+def _compare(
+    result: Inspection, name: str, tensor: Tensor, source: TensorSource, dtype: torch.dtype
+) -> None:
+    actual = tensor.detach().cpu()
+    if count := count_non_finite(actual):
+        result.report.non_finite.append(f"{name} ({count:,} of {actual.numel():,} values)")
+    try:
+        stored = value_in_form(source, actual)
+    except UnknownFormError as error:
+        result.report.not_compared.append(f"{name} ({error})")
+        return
+    result.report.compared += 1
+    if is_cast_of(actual, stored):
+        return
+    rounded = coarser_dtype(actual.dtype, dtype)
+    difference = measure_difference(name, actual, stored.to(actual.dtype), rounded)
+    if difference is not None:
+        difference.values_of = _find_owner(actual, result.sources, name)
+        result.report.weights.append(difference)
+
+
+def _find_owner(actual: Tensor, sources: Mapping[str, TensorSource], name: str) -> str | None:
+    """Find another tensor whose stored values `actual` holds, such as after exchanging two layers."""
+    for other, source in sources.items():
+        try:
+            stored = source.make()
+        except Exception:  # noqa: BLE001, S112 - operations of transformers
+            continue
+        if other != name and stored.shape == actual.shape and is_cast_of(actual, stored):
+            return other
+    return None
+
+
+class UnknownFormError(ValueError):
+    """Error for a stored form that cannot be converted into the one in memory."""
+
+
+def value_in_form(source: TensorSource, actual: Tensor) -> Tensor:
+    """Return the stored value in the shape of `actual` and in its stored dtype.
+
+    Raises: UnknownFormError for another form, such as a quantized one or another shape.
+    """
+    try:
+        value = source.make()
+    except Exception as error:  # any: operations of transformers
+        raise UnknownFormError(f"its conversion raised {type(error).__name__}: {error}") from error
+    as_stored = value
+    if value.shape != actual.shape and value.dim() == 2:
+        value = value.t()
+    same_kind = value.dtype.is_floating_point == actual.dtype.is_floating_point
+    if value.shape != actual.shape or not same_kind:
+        raise UnknownFormError(f"stored as {_describe(as_stored)}, in memory {_describe(actual)}")
+    return value
+
+
+def coarser_dtype(held: torch.dtype, run: torch.dtype) -> torch.dtype:
+    """Return the coarser of two dtypes, to which the values were rounded."""
+    if not held.is_floating_point:
+        return held
+    return max(held, run, key=lambda one: torch.finfo(one).eps)
+
+
+def _describe(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+
+
+def _identity(tensor: Tensor) -> tuple[object, ...]:
+    # Empty tensors share the address 0.
+    address = tensor.data_ptr() or id(tensor)
+    return (address, tuple(tensor.shape), tensor.stride(), tensor.dtype)
+
+
+def _not_ignored(model: Any, unused: list[str]) -> list[str]:
+    """Return the unused tensors that the model's class does not declare to ignore."""
+    declared = getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()
+    buffers = [name for name, _ in model.named_buffers()]
+    once = [one for one in _ONCE_STORED if any(re.search(one, name) for name in buffers)]
+    patterns = [*declared, *once]
+    return [name for name in unused if not any(re.search(one, name) for one in patterns)]

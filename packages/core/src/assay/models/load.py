@@ -1,0 +1,382 @@
+"""Load models for comparison: exact weights, a chosen dtype, evaluation mode; their size, and what follows from it."""
+
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from assay.errors import MachineError, UsageError, name_some
+from assay.models import weight_files
+from assay.models.config_files import (
+    Message,
+    find_model_class,
+    find_tokenizing,
+    first_line,
+    load_config,
+)
+from assay.models.sources import (
+    ModelSource,
+    RemoteCode,
+    fetch_config,
+    local_folder,
+    resolve_model,
+    transformers_option,
+    weightless_folder,
+)
+from assay.models.stored_tensors import pickled_dtype, pickled_weights
+from assay.models.transformers_calls import quiet_transformers
+from assay.models.weight_files import StoredWeight, combine_hashes
+from assay.progress import counted
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+DTYPES = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A model in evaluation mode with its tokenizer and properties."""
+
+    model: nn.Module
+    source: ModelSource
+    config: "PretrainedConfig"
+    """Hugging Face configuration, of the text part if there are several."""
+    dtype: str
+    encode: Callable[[str], list[int]]
+    encode_chat: Callable[[Sequence[Message]], list[int]] | None
+    """Apply the chat template; None if there is none."""
+    tokenizer_kind: Literal["own", "bytes", "none"]
+    tokenizer_hash: str
+    checkpoint_dtype: str
+    """Dtype of most stored weights."""
+    stored_weights: Mapping[str, StoredWeight]
+    vocab_size: int
+    max_positions: int | None
+    """Length of the longest sequence; None without a limit."""
+    pad_token_id: int
+    eos_token_ids: tuple[int, ...]
+    can_generate: bool
+    notes: tuple[str, ...] = field(default=())
+    """Sentences for the user."""
+
+    @property
+    def weights_hash(self) -> str:
+        """Hash the checkpoint, independently of its division into files."""
+        return combine_hashes({name: one.hash for name, one in self.stored_weights.items()})
+
+
+def load_model(
+    model: ModelSource | str,
+    *,
+    dtype: str,
+    device: str = "cpu",
+    attention: str | None = None,
+    experts: str | None = None,
+    rounded_to: str | None = None,
+    remote_code: RemoteCode = "refuse",
+) -> LoadedModel:
+    """Load `model` with its weights rounded to `dtype`.
+
+    dtype: float64, for the yardstick, widens the exact stored weights, and the floating-point
+        buffers as computed in float32.
+    rounded_to: the dtype to which weights and buffers are rounded before they are widened to `dtype`.
+        The model then computes exactly with the values of a run in `rounded_to` (Gemma's embedding
+        scale is 9.8125 in bfloat16 and 9.798 in float32).
+    attention, experts: names of transformers' implementations; None for its default, except that
+        float64 uses the eager experts because the grouped product refuses float64.
+    Raises: UsageError unless the folder holds a complete model of a known type.
+    """
+    source = resolve_model(model) if isinstance(model, str) else model
+    for name in (dtype, rounded_to or dtype):
+        if name not in DTYPES:
+            raise UsageError(f"models cannot be loaded in {name!r}; known: {', '.join(DTYPES)}")
+    if dtype == "float64" and experts is None:
+        experts = "eager"
+    with local_folder(source, remote_code) as folder, quiet_transformers():
+        tensors = weight_files.read_tensors(folder)
+        # Pickled files are refused before transformers reads them.
+        checkpoint_dtype = (
+            pickled_dtype(folder) if tensors is None else weight_files.checkpoint_dtype(tensors)
+        )
+        config = load_config(folder, remote_code)
+        load_dtype = DTYPES[rounded_to or dtype]
+        if load_dtype is torch.float64 and not (tensors and weight_files.holds_float64(tensors)):
+            # float32 represents every stored value, and is the usual dtype of buffers.
+            load_dtype = torch.float32
+        options = {"attn_implementation": attention, "experts_implementation": experts}
+        module, notes = _load_weights(folder, config, load_dtype, options, remote_code)
+        if dtype == "float64" or rounded_to is not None:
+            widen(module, DTYPES[dtype])
+        weights = weight_files.stored_weights(tensors) if tensors else pickled_weights(folder)
+        loaded = _describe(module, source, folder, remote_code)
+    return replace(
+        loaded,
+        model=module.to(device).eval(),
+        dtype=dtype,
+        checkpoint_dtype=checkpoint_dtype,
+        stored_weights=weights,
+        notes=(*notes, *loaded.notes),
+    )
+
+
+def load_outline(
+    model: ModelSource | str,
+    remote_code: RemoteCode = "refuse",
+    attention: str = "eager",
+    experts: str = "batched_mm",  # others read values
+) -> LoadedModel:
+    """Load `model` without its weights: parameters have shapes, on the meta device, and no values.
+
+    attention, experts: names of transformers' implementations.
+    Raises: UsageError as `load_model`; whatever the model's code raises without values.
+    """
+    source = resolve_model(model) if isinstance(model, str) else model
+    with weightless_folder(source, remote_code) as folder, quiet_transformers():
+        config = load_config(folder, remote_code)
+        config._attn_implementation = attention  # noqa: SLF001 - there is no public name
+        config._experts_implementation = experts  # noqa: SLF001 - as above
+        model_class = find_model_class(folder, config, remote_code)
+        with torch.device("meta"):
+            module: Any = model_class(config)
+        return _describe(module.eval(), source, folder, remote_code)
+
+
+def _describe(
+    module: Any,  # noqa: ANN401 - any Hugging Face model
+    source: ModelSource,
+    folder: Path,
+    remote_code: RemoteCode,
+) -> LoadedModel:
+    """Return the properties of a model that do not depend on its weights."""
+    config = module.config.get_text_config()
+    tokenizing = find_tokenizing(
+        folder,
+        source.reference,
+        vocab_size=config.vocab_size,
+        bos_token_id=getattr(config, "bos_token_id", None),
+        remote_code=remote_code,
+    )
+    is_raw = tokenizing.kind == "bytes" and source.kind != "micro"
+    eos_token_ids = _eos_token_ids(module, config)
+    return LoadedModel(
+        model=module,
+        source=source,
+        config=config,
+        dtype="",
+        encode=tokenizing.encode,
+        encode_chat=tokenizing.encode_chat,
+        tokenizer_kind=tokenizing.kind,
+        tokenizer_hash=tokenizing.hash,
+        checkpoint_dtype="",
+        stored_weights={},
+        vocab_size=config.vocab_size,
+        max_positions=_max_positions(config, module),
+        pad_token_id=_pad_token_id(tokenizing.pad_token_id, config, eos_token_ids),
+        eos_token_ids=eos_token_ids,
+        can_generate=bool(module.can_generate()),
+        notes=("no tokenizer files: text is encoded as the bytes of UTF-8",) if is_raw else (),
+    )
+
+
+def add_biases_last(model: nn.Module) -> None:
+    """Make every biased linear layer round its product before it adds the bias.
+
+    This is the least accurate correct order, used by row-parallel layers and by devices without a
+    fused addition. If a product hardly varies, its rounding error has the same sign for a whole
+    channel, which a noise run with fused biases would not show.
+    """
+    for module in model.modules():
+        if type(module).forward is nn.Linear.forward and module.bias is not None:
+            module.forward = _bias_last(cast("nn.Linear", module))
+
+
+def _bias_last(linear: nn.Linear) -> Callable[[Tensor], Tensor]:
+    return lambda input: functional.linear(input, linear.weight) + linear.bias  # noqa: A006
+
+
+def stored_dtype(model: str, remote_code: RemoteCode) -> str:
+    """Return the dtype of most stored weights of `model`, without loading it."""
+    with local_folder(resolve_model(model), remote_code) as folder:
+        tensors = weight_files.read_tensors(folder)
+        return weight_files.checkpoint_dtype(tensors) if tensors else pickled_dtype(folder)
+
+
+def _load_weights(
+    folder: Path,
+    config: "PretrainedConfig",
+    dtype: torch.dtype,
+    options: dict[str, str | None],
+    remote_code: RemoteCode,
+) -> tuple[Any, list[str]]:
+    model_class = find_model_class(folder, config, remote_code)
+    given = {key: value for key, value in options.items() if value is not None}
+    trusted = transformers_option(remote_code) if remote_code == "trust" else {}
+    try:
+        # Mismatched sizes are refused by name below.
+        module, info = model_class.from_pretrained(
+            folder,
+            config=config,
+            dtype=dtype,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            local_files_only=True,
+            **given,
+            **trusted,
+        )
+    except torch.OutOfMemoryError as error:
+        raise MachineError(f"not enough memory for {folder}: {first_line(error)}") from error
+    except Exception as error:  # any: each model class fails differently
+        raise UsageError(
+            f"{folder} cannot be loaded as {model_class.__name__}: {first_line(error)}"
+        ) from error
+    _refuse_incomplete(folder, info)
+    if module.get_output_embeddings() is None:
+        raise UsageError(
+            f"{folder / 'config.json'}: architectures: {model_class.__name__} has no"
+            " language-model head"
+        )
+    unexpected = sorted(info["unexpected_keys"])
+    notes = []
+    if unexpected:
+        notes.append(
+            f"the checkpoint holds tensors that the model does not use: {name_some(unexpected)}"
+        )
+    return module, notes
+
+
+def _refuse_incomplete(folder: Path, info: dict[str, Any]) -> None:
+    """Raise UsageError for parameters that transformers filled with random numbers."""
+    mismatched = sorted(info["mismatched_keys"])
+    if mismatched:
+        name, stored, needed = mismatched[0]
+        raise UsageError(
+            f"{folder}: {name} has the shape {list(stored)}, the model needs {list(needed)}"
+            + (f" (and {len(mismatched) - 1} more)" if len(mismatched) > 1 else "")
+        )
+    missing = sorted(info["missing_keys"])
+    if missing:
+        raise UsageError(f"{folder}: the weights lack {name_some(missing)}")
+
+
+def widen(module: nn.Module, dtype: torch.dtype, largest: int = sys.maxsize) -> None:
+    """Widen all floating-point buffers, and the parameters of at most `largest` elements."""
+    with torch.no_grad():
+        for parameter in counted("widens weights", [*module.parameters()], "tensors"):
+            if parameter.is_floating_point() and parameter.numel() <= largest:
+                parameter.data = parameter.data.to(dtype)
+        for owner in module.modules():
+            for name, buffer in owner.named_buffers(recurse=False):
+                if buffer.is_floating_point():
+                    owner._buffers[name] = buffer.to(dtype)  # noqa: SLF001 - keeps persistence
+
+
+def _eos_token_ids(module: nn.Module, config: "PretrainedConfig") -> tuple[int, ...]:
+    generation = getattr(module, "generation_config", None)
+    ids = getattr(generation, "eos_token_id", None)
+    if ids is None:
+        ids = getattr(config, "eos_token_id", None)
+    found = ids if isinstance(ids, list | tuple) else (ids,)
+    return tuple(id_ for id_ in found if isinstance(id_, int))
+
+
+def _max_positions(config: "PretrainedConfig", model: nn.Module) -> int | None:
+    """Return the length of the longest sequence, which configurations name differently.
+
+    RoBERTa's table of positions has rows for padding before the other positions.
+    """
+    for name in ("max_position_embeddings", "max_seq_len"):
+        value = getattr(config, name, None)
+        if isinstance(value, int):
+            break
+    else:
+        return None
+    for path, part in model.named_modules():
+        padding = getattr(part, "padding_idx", None)
+        if path.endswith("position_embeddings") and isinstance(padding, int):
+            return value - padding - 1
+    return value
+
+
+def _pad_token_id(
+    own: int | None, config: "PretrainedConfig", eos_token_ids: tuple[int, ...]
+) -> int:
+    candidates = (own, getattr(config, "pad_token_id", None), *eos_token_ids[:1])
+    known = [id_ for id_ in candidates if id_ is not None and 0 <= id_ < config.vocab_size]
+    return known[0] if known else 0
+
+
+# Below this size a second thread costs more time than it saves: operations take microseconds.
+SMALL_MODEL_PARAMETERS = 20_000_000
+
+# Up to this size the yardstick is computed in float64, which takes twice the memory of float32.
+# The limit is a choice; the verdict names the dtype.
+FLOAT64_PARAMETERS = 2_000_000_000
+
+
+def yardstick_dtype(num_parameters: int, supported: Collection[str]) -> str:
+    """Return the dtype of the yardstick; `supported`: dtypes of the device."""
+    small = num_parameters <= FLOAT64_PARAMETERS
+    return "float64" if small and "float64" in supported else "float32"
+
+
+def choose_threads(num_parameters: int) -> None:
+    """Make torch use one thread for small models, and its default for others."""
+    if num_parameters < SMALL_MODEL_PARAMETERS:
+        torch.set_num_threads(1)
+
+
+@contextmanager
+def chosen_threads(num_parameters: int) -> Iterator[None]:
+    """Apply `choose_threads` inside the context, and restore the number on exit."""
+    with limited_threads(torch.get_num_threads()):
+        choose_threads(num_parameters)
+        yield
+
+
+@contextmanager
+def limited_threads(num_threads: int) -> Iterator[None]:
+    """Let torch use this many threads inside the context, and restore the number on exit."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def count_parameters(model: ModelSource | str) -> int:
+    """Count the parameters by the headers of the files of `model`, otherwise by its configuration."""
+    source = resolve_model(model) if isinstance(model, str) else model
+    folder = source.recipe.folder if source.recipe and source.trained else source.folder
+    tensors = weight_files.read_tensors(folder) if folder is not None else None
+    if tensors is not None:
+        return sum(tensor.num_elements for tensor in tensors)
+    return _count_on_meta(source)
+
+
+def _count_on_meta(source: ModelSource) -> int:
+    import transformers
+
+    from assay.models.micro.recipes import new_config
+
+    with quiet_transformers(), torch.device("meta"):
+        if source.recipe is not None:
+            config = new_config(source.recipe)
+        else:
+            config = load_config(source.folder or fetch_config(source.reference), "refuse")
+        name = (config.architectures or [""])[0]
+        model_class: Any = getattr(transformers, name, transformers.AutoModel.from_config)
+        model: torch.nn.Module = model_class(config)
+    return sum(value.numel() for value in model.parameters())

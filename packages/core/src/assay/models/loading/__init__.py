@@ -1,1 +1,0 @@
-"""Load a model folder: model, configuration and tokenizer."""

@@ -1,1 +1,0 @@
-"""Formats of quantized weights, one file per family."""

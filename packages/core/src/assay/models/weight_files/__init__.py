@@ -1,1 +1,0 @@
-"""Read the weight files of a model folder, and hash weights."""

@@ -1,1 +1,0 @@
-"""Decoders cut into pipeline stages, and training over them."""

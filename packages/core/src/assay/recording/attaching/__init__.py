@@ -1,1 +1,0 @@
-"""Capturing the processes of an unchanged command. Importing it imports no torch."""

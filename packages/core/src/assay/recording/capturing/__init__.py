@@ -1,1 +1,0 @@
-"""The parts of a running capture: choosing passes, copying tensors, writing in the background."""

@@ -1,0 +1,71 @@
+"""Text to ids."""
+
+from pathlib import Path
+
+import pytest
+
+from assay.errors import UsageError
+from assay.models.config_files import byte_tokenizer, find_tokenizing
+
+
+def test_text_is_encoded_as_bytes() -> None:
+    tokenizing = byte_tokenizer(starts_with_bos=False)
+    assert tokenizing.encode("aé🐕") == [0x61, 0xC3, 0xA9, 0xF0, 0x9F, 0x90, 0x95]
+
+
+def test_begin_token_is_first() -> None:
+    assert byte_tokenizer(starts_with_bos=True).encode("a") == [256, 97]
+
+
+def test_tokenizers_that_encode_differently_have_different_hashes() -> None:
+    hashes = {byte_tokenizer(starts_with_bos=value).hash for value in (False, True)}
+    assert len(hashes) == 2
+
+
+def test_small_vocabulary_without_tokenizer_asks_for_ids(tmp_path: Path) -> None:
+    tokenizing = find_tokenizing(
+        tmp_path, "tiny", vocab_size=255, bos_token_id=None, remote_code="refuse"
+    )
+    assert tokenizing.kind == "none"
+    with pytest.raises(UsageError, match=r"model tiny has no tokenizer.*give prompts as token ids"):
+        tokenizing.encode("a")
+
+
+def test_broken_tokenizer_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(UsageError, match=r"tokenizer\.json\) cannot be loaded"):
+        find_tokenizing(tmp_path, "x", vocab_size=300, bos_token_id=None, remote_code="refuse")
+
+
+def write_word_tokenizer(folder: Path, chat_template: str | None = None) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = Tokenizer(models.WordLevel({"<pad>": 0, "<unk>": 1, "red": 2, "green": 3}, "<unk>"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    specials = {"pad_token": "<pad>", "unk_token": "<unk>"}
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=words, chat_template=chat_template, **specials
+    )
+    tokenizer.save_pretrained(folder)
+
+
+def test_folder_s_own_tokenizer_is_used(tmp_path: Path) -> None:
+    write_word_tokenizer(tmp_path)
+    tokenizing = find_tokenizing(
+        tmp_path, "x", vocab_size=300, bos_token_id=None, remote_code="refuse"
+    )
+    assert tokenizing.kind == "own"
+    assert tokenizing.encode("green red blue") == [3, 2, 1]
+    assert tokenizing.pad_token_id == 0
+    assert tokenizing.encode_chat is None
+
+
+def test_chat_template_is_applied(tmp_path: Path) -> None:
+    template = "{% for message in messages %}red {{ message.content }} {% endfor %}"
+    write_word_tokenizer(tmp_path, template)
+    tokenizing = find_tokenizing(
+        tmp_path, "x", vocab_size=300, bos_token_id=None, remote_code="refuse"
+    )
+    assert tokenizing.encode_chat is not None
+    assert tokenizing.encode_chat([{"role": "user", "content": "green"}]) == [2, 3]
