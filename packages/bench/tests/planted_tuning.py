@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from assay.training.batches import MicroBatch
+from assay.training.protocol import MicroBatch
 from assay.training.trainers.reference import ReferenceTrainer
 
 

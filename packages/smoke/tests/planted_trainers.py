@@ -12,12 +12,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from assay.training.batches import MicroBatch
-from assay.training.protocol import TrainingPlan
-from assay.training.state.sharding import local_part
+from assay.training.protocol import MicroBatch, TrainingPlan
+from assay.training.state.parameters import local_part
 from assay.training.trainers.adapters import ADAPTER_FILE, read_adapter
-from assay.training.trainers.ddp import DDPTrainer
-from assay.training.trainers.fsdp import FSDPTrainer
+from assay.training.trainers.parallel import DDPTrainer, FSDPTrainer
 from assay.training.trainers.reference import ReferenceTrainer
 from assay_smoke.cases.worlds import MERGED_FOLDER, TERMINATED_CHECKPOINT
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from assay.training.processes.requests import TrainOptions
+from assay.training.reports import TrainOptions
 from assay.verdicts import Outcome, Verdict
 from packages.core.tests.false_alarms import minimal_trainers
 from packages.core.tests.false_alarms.minimal_trainers import FAULTS, STYLES

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from assay.training.batches import IGNORED, MicroBatch, check_batch
-from assay.training.protocol import StepReport, TrainerTraits, TrainingPlan
+from assay.training.batches import IGNORED, check_batch
+from assay.training.protocol import MicroBatch, StepReport, TrainerTraits, TrainingPlan
 from assay.training.trainers.reference import ReferenceTrainer
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from assay.training.check import options_for
-from assay.training.processes.requests import TrainOptions
+from assay.training.reports import TrainOptions
 
 SETUPS = Path(__file__).parent / "setups.py"
 TRAINERS = Path(__file__).parent / "trainers.py"

@@ -10,7 +10,7 @@ from assay.errors import AssayError
 from assay.launch import parse_mesh
 from assay.runs import SilentProgress
 from assay.training.check import check_candidate, options_for, record_golden
-from assay.training.processes.requests import TrainCheck, TrainOptions
+from assay.training.reports import TrainCheck, TrainOptions
 from assay.verdicts import Outcome, Verdict
 from packages.core.tests.faults.second_author_corpus import second_author_corpus
 from packages.core.tests.faults.training_corpus import PLANTS, TrainingFault, training_corpus

@@ -17,22 +17,20 @@ from assay.hooks.tensors import Boundary
 from assay.models.load import limited_threads
 from assay.runs import SilentProgress
 from assay.trace import Trace, TraceWriter
-from assay.training.batches import MicroBatch
+from assay.training.batches import plan_batches
 from assay.training.check import load_training_limits
 from assay.training.judging.evidence import TrainEvidence
 from assay.training.judging.verdict import judge_training
 from assay.training.processes.candidate import run_candidate
-from assay.training.processes.golden import NOISE, plan_batches
-from assay.training.processes.reference import record_reference
-from assay.training.processes.requests import TrainCheck, TrainOptions
-from assay.training.processes.trusted import Yardstick
-from assay.training.protocol import StepReport
-from assay.training.replay.conditions import comparable
-from assay.training.replay.observing.step_observer import StepObserver
-from assay.training.replay.observing.update_watch import UpdateWatch
-from assay.training.replay.run_rows import RunRows
-from assay.training.replay.stage_handlers import StageRecorder, StageReplayer
-from assay.training.replay.stage_values import TRACE, StepValueHandler
+from assay.training.processes.reference import Yardstick, record_reference
+from assay.training.protocol import MicroBatch, StepReport
+from assay.training.replay.determinism import comparable
+from assay.training.replay.parameter_watch import UpdateWatch
+from assay.training.replay.step_handlers import StageRecorder, StageReplayer
+from assay.training.replay.step_observer import StepObserver
+from assay.training.replay.step_values import TRACE, RunRows, StepValueHandler
+from assay.training.reports import TrainCheck, TrainOptions
+from assay.training.state.files import NOISE
 from assay.training.trainers.reference import ReferenceTrainer
 from assay.training.trainers.registry import OpenedTrainer
 from packages.core.tests.perf.conftest import Table

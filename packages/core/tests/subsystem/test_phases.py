@@ -13,7 +13,7 @@ from assay.generate.spec import GenerateCheck, InputOptions
 from assay.runs import Progress
 from assay.sites import JudgedLevel
 from assay.training.check import check_train
-from assay.training.processes.requests import TrainCheck, TrainOptions
+from assay.training.reports import TrainCheck, TrainOptions
 
 
 class Counted:

@@ -13,7 +13,7 @@ from assay.training.check import (
     check_candidate,
     record_golden,
 )
-from assay.training.processes.requests import TrainCheck, TrainOptions
+from assay.training.reports import TrainCheck, TrainOptions
 from assay.verdicts import Outcome, Verdict
 from packages.core.tests.trials.readings import (
     Reading,

@@ -8,9 +8,9 @@ import pytest
 
 from assay.launch import Rank, TimeLimits, World, call
 from assay.progress import Progress
-from assay.training.processes.golden import plan_batches
-from assay.training.processes.requests import TrainOptions
+from assay.training.batches import plan_batches
 from assay.training.protocol import TrainingPlan
+from assay.training.reports import TrainOptions
 from assay_smoke.trainers.deepspeed.trainer import DeepSpeedTrainer, Zero1Trainer
 
 pytestmark = pytest.mark.long

@@ -21,8 +21,8 @@ from assay.launch import Rank, World, call
 from assay.metrics import PairSums
 from assay.progress import Progress
 from assay.trace import Trace
-from assay.training.batches import MicroBatch, coder_of, training_batches
-from assay.training.protocol import TrainingPlan
+from assay.training.batches import coder_of, training_batches
+from assay.training.protocol import MicroBatch, TrainingPlan
 from assay.training.trainers.reference import ReferenceTrainer
 from assay_bench.performance.measurement import (
     Amounts,

@@ -28,11 +28,11 @@ from assay.models.load import choose_threads
 from assay.models.sources import local_folder
 from assay.models.transformers_calls import save_pretrained
 from assay.runs import Progress, Task
-from assay.training.batches import IGNORED, MicroBatch, TextCoder, coder_of
-from assay.training.overfit.memorization import LABELS, measure_memorization
-from assay.training.processes.skipped_steps import step_until_made
-from assay.training.protocol import StepReport, TrainingPlan
-from assay.training.replay.conditions import comparable, keep_no_cache
+from assay.training.batches import IGNORED, TextCoder, coder_of
+from assay.training.overfit.sides import LABELS, measure_memorization
+from assay.training.processes.free_run import step_until_made
+from assay.training.protocol import MicroBatch, StepReport, TrainingPlan
+from assay.training.replay.determinism import comparable, keep_no_cache
 from assay.training.trainers.reference import MODEL_FOLDER as TRAINED_MODEL
 from assay.training.trainers.registry import (
     OpenedTrainer,

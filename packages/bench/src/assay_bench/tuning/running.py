@@ -14,7 +14,7 @@ from assay.launch import RemoteFunction, TimeLimits, World, call
 from assay.runs import Progress, RunFolder, provenance
 from assay.runs.folders import locked
 from assay.runs.results import write_results
-from assay.training.processes.remote_functions import PRELOAD
+from assay.training.check import PRELOAD
 from assay.verdicts import Verdict
 from assay_bench.tuning.judging import judge_tunings
 from assay_bench.tuning.recipe import RecipeFile, TuningRecipe

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from assay.api.verdict import CheckedVerdict
-    from assay.training.processes.requests import TrainOptions
+    from assay.training.reports import TrainOptions
 
 
 def check_generate(  # noqa: PLR0913 - one for each option
@@ -239,7 +239,7 @@ def check_train(  # noqa: PLR0913 - one for each option
     from assay.runs import RunFolder
     from assay.training.check import check_train as run_check
     from assay.training.overfit.check import check_overfit, overfit_options
-    from assay.training.processes.requests import TrainCheck, TrainOptions
+    from assay.training.reports import TrainCheck, TrainOptions
 
     of_overfit = {"--overfit-steps": overfit_steps, "--track": track}
     of_steps = {"--steps": steps, "--resume-at": resume_at, "--disk": disk}

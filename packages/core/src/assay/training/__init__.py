@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from assay.training.protocol import (
+    MicroBatch,
     ObservableTrainer,
     StepReport,
     Trainer,
@@ -13,16 +14,16 @@ from assay.training.protocol import (
 
 if TYPE_CHECKING:
     from assay.models.candidate_code import set_up
-    from assay.training.batches import MicroBatch, count_label_tokens, training_batches
-    from assay.training.state.generators import generator_states, restore_generators
+    from assay.training.batches import count_label_tokens, training_batches
+    from assay.training.protocol import MicroBatch
+    from assay.training.state.states import generator_states, restore_generators
     from assay.training.trainers.reference import ReferenceTrainer
 
 _HOMES = {
-    "MicroBatch": "training.batches",
     "ReferenceTrainer": "training.trainers.reference",
     "count_label_tokens": "training.batches",
-    "generator_states": "training.state.generators",
-    "restore_generators": "training.state.generators",
+    "generator_states": "training.state.states",
+    "restore_generators": "training.state.states",
     "set_up": "models.candidate_code",
     "training_batches": "training.batches",
 }

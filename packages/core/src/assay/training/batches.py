@@ -4,22 +4,19 @@ Shapes: B rows, T positions.
 """
 
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
 from typing import Literal
 
 import torch
-from torch import Tensor
 
 from assay.errors import UsageError
 from assay.inputs import built_in_texts
 from assay.models.config_files import find_tokenizing, load_config
 from assay.models.sources import RemoteCode, resolve_model, weightless_folder
-from assay.training.shapes import EQUAL_IN_A_STEP, Shapes
-
-# `input_ids`, `attention_mask` and `labels`, each (B, T) in int64.
-MicroBatch = Mapping[str, Tensor]
+from assay.training.protocol import EQUAL_IN_A_STEP, MicroBatch, Shapes
+from assay.training.reports import TrainOptions
 
 # The label of a masked token. Source: torch.nn.functional.cross_entropy.
 IGNORED = -100
@@ -241,3 +238,20 @@ def _pad(
             ]
         ),
     }
+
+
+Batches = Sequence[Sequence[MicroBatch]]
+
+
+def plan_batches(options: TrainOptions) -> Batches:
+    """Plan the batches of both sides. Raises: UsageError if a step has no label token."""
+    batches = training_batches(
+        coder_of(options.model, options.remote_code),
+        steps=options.steps,
+        micro_batches=options.micro_batches,
+        shapes=options.shapes,
+        seed=options.seed,
+    )
+    for batch in batches:
+        check_batch(batch)
+    return batches

@@ -1,4 +1,7 @@
-"""Runs both sides of `assay check train` in processes, judges, and writes the verdict."""
+"""Runs both sides of `assay check train` in processes, judges, and writes the verdict.
+
+Importing it imports no torch.
+"""
 
 import math
 from collections.abc import Collection, Mapping
@@ -26,22 +29,46 @@ from assay.runs.results import (
     remove_recordings,
     write_results,
 )
-from assay.training.processes.remote_functions import CANDIDATE, REFERENCE, USER_CODE
-from assay.training.processes.requests import (
+from assay.training.protocol import (
+    ADAMW_EPS,
+    MIXED_PRECISION,
+    OF_NAMED_PIPELINES,
+    PACKED,
+    Shapes,
+    can_keep_moments,
+)
+from assay.training.reports import (
     TRAINING_LIMITS,
     ReferenceReport,
     TrainCheck,
+    TrainerReport,
     TrainOptions,
     UserCodeReport,
     scaled_folder,
 )
-from assay.training.protocol import ADAMW_EPS, MIXED_PRECISION, PACKED, can_keep_moments
-from assay.training.shapes import OF_NAMED_PIPELINES, Shapes
 from assay.verdicts import Measurement, Record, Verdict
 
 if TYPE_CHECKING:
     from assay.training.judging.evidence import TrainEvidence
-    from assay.training.processes.trainer_report import TrainerReport
+
+
+# The fork server imports these once for all processes of a check.
+PRELOAD = (
+    "transformers.models.auto.modeling_auto",
+    "transformers.models.llama.modeling_llama",  # shared by most decoders
+    "assay.training.processes.candidate",
+)
+
+USER_CODE: RemoteFunction[TrainCheck, UserCodeReport] = RemoteFunction(
+    "assay.training.processes.candidate:load_user_code", PRELOAD
+)
+REFERENCE: RemoteFunction[TrainCheck, ReferenceReport] = RemoteFunction(
+    "assay.training.processes.reference:record_reference", PRELOAD
+)
+CANDIDATE: RemoteFunction[TrainCheck, TrainerReport] = RemoteFunction(
+    "assay.training.processes.candidate:run_candidate", PRELOAD
+)
+
 
 # The report of the trusted process in a golden.
 REPORT_FILE = "report.json"
@@ -242,8 +269,8 @@ def _judge(
     from assay.trace import Trace  # torch is not needed for --help
     from assay.training.judging.evidence import TrainEvidence
     from assay.training.judging.verdict import judge_training
-    from assay.training.processes.optimizer_noise import measure_in_float32
-    from assay.training.replay.run_rows import RunRows
+    from assay.training.processes.reference import measure_in_float32
+    from assay.training.replay.step_values import RunRows
 
     candidate = folder / CANDIDATE_FOLDER
     folders = (

@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     import torch
 
     from assay.locating.ports import RankLayout
-    from assay.training.batches import MicroBatch
+
+
+# `input_ids`, `attention_mask` and `labels`, each (B, T) in int64.
+MicroBatch = Mapping[str, "torch.Tensor"]
 
 # The method of an ObservableTrainer for each phase, in the order of a step.
 PHASE_METHODS: Mapping[Phase, str] = {
@@ -349,3 +352,17 @@ class ObservableTrainer(Trainer, Protocol):
 
     def optimizer_step(self) -> None:
         """Update the parameters from `.grad`."""
+
+
+# Micro-batches of equal shape have equally many rows and tokens, padding included.
+# unequal: none of a step; equal: all of a step; equal-first-step: all of the first step, and none of
+# another step; equal-in-all-steps: all of a run.
+Shapes = Literal["unequal", "equal-first-step", "equal", "equal-in-all-steps"]
+
+EQUAL_IN_A_STEP: tuple[Shapes, ...] = ("equal", "equal-in-all-steps")
+
+# Optional attribute of a trainer's class, by default "equal".
+PIPELINE_SHAPES = "pipeline_shapes"
+
+# The trainer `pipeline` has one schedule for all micro-batches of the first step, then one for each.
+OF_NAMED_PIPELINES: Shapes = "equal-first-step"

@@ -13,7 +13,7 @@ from assay.runs import SilentProgress
 from assay.runs.results import MEASUREMENTS_FILE
 from assay.stages import Stage
 from assay.training.check import check_candidate, options_for, record_golden
-from assay.training.processes.requests import TrainCheck
+from assay.training.reports import TrainCheck
 from assay.verdicts import Outcome, Verdict
 from packages.core.tests.faults.published.models import make_model
 from packages.core.tests.faults.published.planted import Planted

@@ -6,7 +6,7 @@ from pathlib import Path
 from assay.launch import parse_mesh
 from assay.models.sources import RemoteCode
 from assay.sites import Phase
-from assay.training.processes.requests import TrainOptions
+from assay.training.reports import TrainOptions
 from assay.verdicts import Diagnosis
 
 HERE = Path(__file__).parent

@@ -9,8 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from assay.training.batches import MicroBatch
-from assay.training.protocol import StepReport, TrainingPlan
+from assay.training.protocol import MicroBatch, StepReport, TrainingPlan
 from assay.training.trainers.reference import ReferenceTrainer
 
 

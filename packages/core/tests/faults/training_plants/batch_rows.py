@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from assay.training.batches import MicroBatch
-from assay.training.trainers.pipeline import PipelineTrainer
+from assay.training.protocol import MicroBatch
+from assay.training.trainers.parallel import PipelineTrainer
 
 LAYER = 1
 _TILE = 8

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from assay.training.batches import IGNORED, MicroBatch
-from assay.training.protocol import StepReport
-from assay.training.trainers.ddp import DDPTrainer
+from assay.training.batches import IGNORED
+from assay.training.protocol import MicroBatch, StepReport
+from assay.training.trainers.parallel import DDPTrainer
 from assay.training.trainers.reference import ReferenceTrainer
 
 SCALE = 65536.0

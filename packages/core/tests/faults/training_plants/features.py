@@ -13,9 +13,9 @@ from torch import Tensor, fx, nn
 from torch.nn import functional
 
 from assay.parallel.clipping import clip_gradients
-from assay.training.batches import MicroBatch, pack_rows
-from assay.training.protocol import TrainingPlan
-from assay.training.trainers.fsdp import FSDPTrainer
+from assay.training.batches import pack_rows
+from assay.training.protocol import MicroBatch, TrainingPlan
+from assay.training.trainers.parallel import FSDPTrainer
 from assay.training.trainers.reference import ReferenceTrainer
 
 LAYER = 1

@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from assay.training.batches import MicroBatch
-from assay.training.protocol import StepReport, TrainingPlan
+from assay.training.protocol import MicroBatch, StepReport, TrainingPlan
 from assay.training.state.files import read_state, write_state
 from assay.training.trainers.reference import ReferenceTrainer
 

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from assay.devices.run_string import parse_run
-from assay.training.batches import MicroBatch
-from assay.training.protocol import StepReport
+from assay.training.protocol import MicroBatch, StepReport
 from assay.training.trainers.reference import ReferenceTrainer
 
 

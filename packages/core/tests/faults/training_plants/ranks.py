@@ -7,10 +7,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from assay.training.batches import MicroBatch, count_label_tokens
-from assay.training.protocol import StepReport, TrainingPlan
-from assay.training.trainers.ddp import DDPTrainer
-from assay.training.trainers.pipeline import PipelineTrainer
+from assay.training.batches import count_label_tokens
+from assay.training.protocol import MicroBatch, StepReport, TrainingPlan
+from assay.training.trainers.parallel import DDPTrainer, PipelineTrainer
 from assay.training.trainers.reference import ReferenceTrainer
 
 NORM = "model.layers.1.input_layernorm.weight"

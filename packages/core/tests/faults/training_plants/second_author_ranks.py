@@ -13,13 +13,15 @@ from torch.nn import functional
 
 from assay.parallel.pipeline import cut_stage
 from assay.parallel.tensor_parallel import part_of, sum_over_ranks
-from assay.training.batches import IGNORED, MicroBatch
-from assay.training.protocol import StepReport, TrainingPlan
-from assay.training.trainers.ddp import DDPTrainer
-from assay.training.trainers.fsdp import FSDPTrainer
-from assay.training.trainers.pipeline import PipelineTrainer
+from assay.training.batches import IGNORED
+from assay.training.protocol import MicroBatch, StepReport, TrainingPlan
+from assay.training.trainers.parallel import (
+    DDPTrainer,
+    FSDPTrainer,
+    PipelineTrainer,
+    TensorParallelTrainer,
+)
 from assay.training.trainers.reference import ReferenceTrainer
-from assay.training.trainers.tensor_parallel import TensorParallelTrainer
 
 
 class BucketLeftOut(ReferenceTrainer):

@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from assay.training.batches import MicroBatch, count_label_tokens
-from assay.training.protocol import StepReport, TrainerTraits, TrainingPlan
+from assay.training.batches import count_label_tokens
+from assay.training.protocol import MicroBatch, StepReport, TrainerTraits, TrainingPlan
 from assay.training.trainers.adapters import ADAPTER_FILE
 from assay.training.trainers.reference import ReferenceTrainer
 

@@ -7,7 +7,7 @@ import pytest
 
 from assay.runs import SilentProgress
 from assay.training.check import check_candidate, options_for, record_golden
-from assay.training.processes.requests import TrainCheck, TrainOptions
+from assay.training.reports import TrainCheck, TrainOptions
 from assay.verdicts import Verdict
 from packages.core.tests.faults.training_corpus import PLANTS
 from packages.core.tests.subsystem.commands import Finished, run_in_process

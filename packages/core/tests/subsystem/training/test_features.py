@@ -12,8 +12,8 @@ from assay.training import training_batches
 from assay.training.batches import coder_of
 from assay.training.protocol import StepReport, TrainingPlan
 from assay.training.state.files import fingerprint
-from assay.training.state.sharding import local_part
-from assay.training.trainers.fsdp import FSDPTrainer
+from assay.training.state.parameters import local_part
+from assay.training.trainers.parallel import FSDPTrainer
 from assay.verdicts import Outcome
 from packages.core.tests.faults.training_corpus import PLANTS
 from packages.core.tests.subsystem.training.conftest import CheckPlant

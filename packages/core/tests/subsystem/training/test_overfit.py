@@ -8,7 +8,7 @@ import pytest
 
 from assay.runs import SilentProgress
 from assay.training.overfit.check import check_overfit_candidate, overfit_options, record_overfit
-from assay.training.processes.requests import TrainCheck, TrainOptions
+from assay.training.reports import TrainCheck, TrainOptions
 from assay.verdicts import Outcome, Verdict
 from packages.core.tests.subsystem.training.conftest import MODEL, RunTrain
 

@@ -14,7 +14,7 @@ MODULES = (
     "assay.generate.float64_rerun",
     "assay.load",
     "assay.training.overfit.check",
-    "assay.training.processes.remote_functions",
+    "assay.training.check",
 )
 
 

@@ -7,14 +7,13 @@ import torch
 from assay.errors import UsageError
 from assay.training.batches import (
     IGNORED,
-    MicroBatch,
     TextCoder,
     check_batch,
     coder_of,
     count_label_tokens,
     training_batches,
 )
-from assay.training.shapes import Shapes
+from assay.training.protocol import MicroBatch, Shapes
 
 PAD = 258
 CODER = TextCoder(lambda text: list(text.encode()), PAD)

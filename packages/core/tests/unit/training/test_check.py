@@ -9,7 +9,7 @@ from assay.runs import SilentProgress
 from assay.statistics import METRICS, Statistic
 from assay.training.check import check_train, load_training_limits
 from assay.training.overfit.check import check_overfit, overfit_options
-from assay.training.processes.requests import TrainCheck, TrainOptions
+from assay.training.reports import TrainCheck, TrainOptions
 
 CPU = "cpu/float32"
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from assay.errors import UsageError
-from assay.training.processes.requests import TrainOptions
 from assay.training.protocol import ADAMW_SETTINGS, TrainingPlan
+from assay.training.reports import TrainOptions
 from assay.training.trainers.registry import stated_plan_of
 
 PLAN = TrainingPlan(

@@ -14,8 +14,8 @@ from assay.runs import Progress
 from assay.runs.folders import locked
 from assay.runs.results import write_results
 from assay.training.check import load_training_limits, options_for
-from assay.training.processes.requests import TrainCheck, TrainOptions
 from assay.training.protocol import MIXED_PRECISION
+from assay.training.reports import TrainCheck, TrainOptions
 from assay.verdicts import Measurement, Verdict
 from assay_smoke.cases import worlds
 from assay_smoke.cases.timeline import where_it_stopped

@@ -26,12 +26,12 @@ from assay.training.judging.evidence import FreeEvidence
 from assay.training.judging.free_run import (
     judge_checkpoint,
     judge_losses,
+    judge_replicas,
     judge_trajectory,
     notes_on_rounding,
     trajectory_gap,
 )
-from assay.training.judging.replicas import judge_replicas
-from assay.training.processes.requests import TrainOptions
+from assay.training.reports import TrainOptions
 from assay.verdicts import Diagnosis, Location, Measurement, Ratio, Verdict
 from assay_smoke.cases.worlds import ReadAnswer, ReferenceAnswer, StepsAnswer, TrainAnswer
 from assay_smoke.judging import failed_checkpoint, verdict_of

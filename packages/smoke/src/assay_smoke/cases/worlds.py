@@ -26,20 +26,24 @@ from assay.models import count_parameters, load_model
 from assay.models.load import choose_threads, yardstick_dtype
 from assay.models.transformers_calls import save_pretrained
 from assay.progress import Progress
-from assay.training.batches import MicroBatch, copied
-from assay.training.processes.candidate_side import CandidateSide
-from assay.training.processes.golden import Batches, plan_batches
-from assay.training.processes.requests import ReferenceReport, StepRecord, TrainCheck
-from assay.training.processes.skipped_steps import step_until_made
-from assay.training.processes.trainer_report import ModelReport, TrainerReport, declared_traits
-from assay.training.processes.trusted import TrustedSide
-from assay.training.replay.conditions import comparable
-from assay.training.replay.run_rows import count_rows
+from assay.training.batches import Batches, copied, plan_batches
+from assay.training.processes.candidate import CandidateSide
+from assay.training.processes.free_run import step_until_made
+from assay.training.processes.reference import TrustedSide
+from assay.training.protocol import MicroBatch
+from assay.training.replay.determinism import comparable
+from assay.training.replay.step_values import count_rows
+from assay.training.reports import (
+    ModelReport,
+    ReferenceReport,
+    StepRecord,
+    TrainCheck,
+    TrainerReport,
+    TrajectoryRecord,
+)
 from assay.training.state.files import fingerprint, read_golden_state, state_file, write_state
-from assay.training.state.parameter_records import hash_held_parts, trajectory_of
-from assay.training.state.parameters import named_parameters
-from assay.training.state.records import TrajectoryRecord
-from assay.training.state.sharding import local_part
+from assay.training.state.parameter_measures import hash_held_parts, trajectory_of
+from assay.training.state.parameters import local_part, named_parameters
 from assay.training.state.states import (
     collect_state,
     current_state,
@@ -47,7 +51,7 @@ from assay.training.state.states import (
     shared_parameters,
 )
 from assay.training.trainers.reference import MODEL_FOLDER
-from assay.training.trainers.registry import OpenedTrainer, describe_trainer
+from assay.training.trainers.registry import OpenedTrainer, declared_traits, describe_trainer
 from assay.verdicts import Number, Record
 from assay_smoke.cases.timeline import CyclePhase, Timeline
 from assay_smoke.matrix.cases import Checkpoint

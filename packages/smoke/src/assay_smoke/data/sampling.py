@@ -9,7 +9,7 @@ from math import prod
 from typing import Any
 
 from assay.devices.torch_backend import seed_generators
-from assay.training.state.generators import generator_states, restore_generators
+from assay.training.state.states import generator_states, restore_generators
 from assay_smoke.data.properties import (
     DeclinedError,
     Fault,

@@ -24,8 +24,8 @@ from assay.models.candidate_code import set_up
 from assay.models.config_files import load_tokenizer
 from assay.models.sources import local_folder, resolve_model
 from assay.models.transformers_calls import quiet_transformers
-from assay.training.batches import MicroBatch, check_batch
-from assay.training.protocol import StepReport, TrainerTraits, TrainingPlan
+from assay.training.batches import check_batch
+from assay.training.protocol import MicroBatch, StepReport, TrainerTraits, TrainingPlan
 from assay.training.trainers.adapters import lora_config
 from assay.training.trainers.reference import ReferenceTrainer
 from assay.watchdog import temporary_folder

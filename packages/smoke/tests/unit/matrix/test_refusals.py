@@ -20,12 +20,14 @@ from assay.parallel.division import HeadsError, share_heads
 from assay.parallel.pipeline import MODEL_TYPES, divide_layers
 from assay.training.protocol import TrainingPlan
 from assay.training.trainers.adapters import adapter_tensors
-from assay.training.trainers.ddp import DDPTrainer
-from assay.training.trainers.fsdp import FSDPTrainer
-from assay.training.trainers.pipeline import PipelineTrainer
+from assay.training.trainers.parallel import (
+    DDPTrainer,
+    FSDPTrainer,
+    PipelineTrainer,
+    TensorParallelTrainer,
+)
 from assay.training.trainers.reference import ReferenceTrainer
 from assay.training.trainers.registry import construct_trainer
-from assay.training.trainers.tensor_parallel import TensorParallelTrainer
 from assay_smoke.cases.running import TRAINERS, features_of
 from assay_smoke.matrix.cases import FEATURES, Batches, Case, Framework, Precision
 from assay_smoke.matrix.rules import check_compatible

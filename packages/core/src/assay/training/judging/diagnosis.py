@@ -8,22 +8,34 @@ from assay.comparing.levels import DiagnosedFault
 from assay.errors import name_alike
 from assay.locating.gradients import LabelDifference
 from assay.sites import Phase
-from assay.training.judging import gradient_factors as factors
-from assay.training.judging.evidence import FreeEvidence, TrainEvidence
-from assay.training.judging.free_run import RESUMED_TRAJECTORY
-from assay.training.judging.groups import JudgedGroup
-from assay.training.judging.places import (
+from assay.training.judging.evidence import (
     PARAMETER_PREFIX,
     UPDATE_PREFIX,
+    FreeEvidence,
+    TrainEvidence,
     describe_steps,
     is_bad_at_first_only,
     location_of,
     location_of_parameter,
     parameter_of,
 )
-from assay.training.judging.signature import LEAST_PART, SAME_SUM, Signature, stands_still
+from assay.training.judging.free_run import RESUMED_TRAJECTORY
+from assay.training.judging.groups import JudgedGroup
+from assay.training.judging.signature import (
+    LEAST_PART,
+    SAME_SUM,
+    Signature,
+    find_kept_gradients,
+    find_wrong_rank_shares,
+    find_wrong_shares,
+    is_clipped_in_backward,
+    is_clipped_in_reduce,
+    is_divided_by_another_factor,
+    is_norm_off_by_one_factor,
+    stands_still,
+)
 from assay.training.protocol import PHASE_METHODS
-from assay.training.replay.stage_values import NORM
+from assay.training.replay.step_values import NORM
 from assay.verdicts import Diagnosis, Location
 
 
@@ -99,7 +111,7 @@ def _find_without_gradient(case: Signature) -> DiagnosedFault | None:
 
 
 def _find_shares(case: Signature) -> DiagnosedFault | None:
-    shares = factors.find_wrong_shares(case.evidence)
+    shares = find_wrong_shares(case.evidence)
     if shares is not None and shares.diagnosis == "loss-scale" and case.is_of_loss():
         return replace(shares, location=case.here.model_copy(update=_BACKWARD))
     return shares
@@ -260,14 +272,14 @@ _RULES: tuple[tuple[tuple[Phase, ...], _Finder], ...] = (
     (_ALL, _find_other_weights),
     (_ALL, lambda s: find_unexpectedly_trained(s.evidence)),
     (_ALL, _find_frozen),
-    (("backward", "clip"), lambda s: factors.find_kept_gradients(s.evidence, s.here)),
+    (("backward", "clip"), lambda s: find_kept_gradients(s.evidence, s.here)),
     (("backward",), _find_shares),
     (("forward",), lambda s: _find_shares(s) if s.is_of_loss() else None),
     (("clip",), lambda s: _find_shares(s) if s.is_hidden_backward_wrong() else None),
     (("backward",), _if(Signature.is_without_gradients, "frozen-parameters", at=_EVERYWHERE)),
     # A wrong factor of the loss matters only for the gradients.
     (("forward", "backward"), _if(Signature.is_loss_scaled, "loss-scale", Signature.factor_of_loss, _BACKWARD)),
-    (("backward",), _if(lambda s: s.are_sums_wrong() and factors.is_clipped_in_backward(s.evidence.reports), "clip-norm", at=_EVERYWHERE)),
+    (("backward",), _if(lambda s: s.are_sums_wrong() and is_clipped_in_backward(s.evidence.reports), "clip-norm", at=_EVERYWHERE)),
     (("backward", "clip"), _find_without_gradient),
     (("backward", "clip"), _find_gap),
     (("backward",), _if(lambda s: s.are_sums_wrong() and s.are_scaled_alike(), "loss-scale", Signature.factor, _EVERYWHERE)),
@@ -278,15 +290,15 @@ _RULES: tuple[tuple[tuple[Phase, ...], _Finder], ...] = (
     (("forward", "backward"), _if(Signature.is_only_part, "missing-reduction")),
     (("forward", "backward"), _if(_else, "module-error")),
     (("reduce",), _if(Signature.are_zero, "frozen-parameters", at=_EVERYWHERE)),
-    (("reduce",), _if(lambda s: s.are_scaled_alike() and factors.is_clipped_in_reduce(s.evidence.reports), "clip-norm", at=_EVERYWHERE)),
-    (("reduce",), _if(lambda s: s.are_scaled_alike() or factors.is_divided_by_another_factor(s.evidence), "loss-scale", Signature.factor, _EVERYWHERE)),
-    (("reduce",), lambda s: factors.find_wrong_rank_shares(s.evidence)),
+    (("reduce",), _if(lambda s: s.are_scaled_alike() and is_clipped_in_reduce(s.evidence.reports), "clip-norm", at=_EVERYWHERE)),
+    (("reduce",), _if(lambda s: s.are_scaled_alike() or is_divided_by_another_factor(s.evidence), "loss-scale", Signature.factor, _EVERYWHERE)),
+    (("reduce",), lambda s: find_wrong_rank_shares(s.evidence)),
     (("reduce",), _if(Signature.is_rounding, "module-error")),
     (("reduce",), _if(_else, "missing-reduction")),
     (("clip",), _if(lambda s: s.is_hidden_backward_wrong() and not s.do_most_fail(), "module-error", at=_BACKWARD)),
     (("clip",), _if(lambda s: s.is_hidden_backward_wrong() and s.are_zero(), "frozen-parameters", at=_BACKWARD | _EVERYWHERE)),
     (("clip",), _if(Signature.is_hidden_backward_wrong, "missing-reduction", at=_BACKWARD | _EVERYWHERE)),
-    (("clip",), _if(lambda s: not s.hides_backward and factors.is_norm_off_by_one_factor(s.evidence), "loss-scale", at=_EVERYWHERE)),
+    (("clip",), _if(lambda s: not s.hides_backward and is_norm_off_by_one_factor(s.evidence), "loss-scale", at=_EVERYWHERE)),
     (("clip",), _if(_else, "clip-norm", Signature.factor, _EVERYWHERE)),
     (("optimizer",), _if(lambda s: not s.here.parameter or s.do_most_fail(), "optimizer-update", Signature.form_of_updates, _EVERYWHERE)),
     (("optimizer",), _if(_else, "optimizer-update", Signature.form_of_updates)),

@@ -1,20 +1,29 @@
-"""Judges the free run: its losses, where it ends, and its checkpoint."""
+"""Judges the free run: losses, end, checkpoint, replicas, dropout masks, and kept precision."""
 
 import math
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
 from assay.comparing.judge import Judged
-from assay.comparing.levels import DiagnosedFault, LevelResult
-from assay.comparing.results import PortResult
-from assay.dtypes import float_format
+from assay.comparing.levels import DiagnosedFault, LevelResult, failed, not_run, passed
+from assay.comparing.results import PortResult, ReplayResults
+from assay.dtypes import FORMATS, float_format
 from assay.errors import name_some
 from assay.noise import TENSOR_FLOOR
+from assay.sites import Phase
 from assay.stages import Stage
 from assay.statistics import worst_error
-from assay.training.judging.evidence import FreeEvidence
-from assay.training.judging.places import location_of_parameter
-from assay.training.processes.trainer_report import FreeRun
-from assay.training.state.records import StateValue
+from assay.training.judging.evidence import (
+    UPDATE_PREFIX,
+    FreeEvidence,
+    TrainEvidence,
+    location_of_parameter,
+    parameter_name,
+)
+from assay.training.protocol import PHASE_METHODS
+from assay.training.reports import FreeRun, HeldPart, StateValue, TrainerReport
 from assay.verdicts import Diagnosis, Level, Location, Measurement, Outcome, Ratio
 
 # In 16 bits the noise of a few losses is never small by chance, as it is at least half a unit: a fourth
@@ -312,3 +321,206 @@ def _resumed_rows(evidence: FreeEvidence, rank: int, free: FreeRun) -> list[Meas
 
 def _same(actual: float, expected: float) -> bool:
     return actual == expected or (math.isnan(actual) and math.isnan(expected))
+
+
+def judge_replicas(evidence: FreeEvidence) -> tuple[LevelResult, DiagnosedFault | None]:
+    """Judge if ranks that hold the same part of a value hold bitwise equal numbers."""
+    if not evidence.on_ranks:
+        return not_run("one process has no replicas"), None
+    held = [report.free.held for report in evidence.reports]
+    compared = 0
+    for step in range(min(map(len, held))):
+        at_step = [dict(rank[step]) for rank in held]
+        copies = Counter(part for rank in at_step for part in rank)
+        compared += sum(count > 1 for count in copies.values())
+        diverged = _diverged(at_step)
+        if diverged:
+            names = sorted({part.parameter for part in diverged})
+            reason = (
+                f"after step {step} {len(names)} parameters or their moments differ between ranks"
+                f" that hold the same part of them: {name_some(names)}"
+            )
+            part = min(diverged, key=str)
+            location = Location(
+                phase="optimizer",
+                step=step,
+                rank=diverged[part],
+                module=part.parameter.rpartition(".")[0],
+                parameter=part.parameter,
+            )
+            fault = DiagnosedFault("replica-divergence", location)
+            return failed(compared, reason, fault.diagnosis, fault.location), fault
+    if not compared:
+        return not_run("no rank holds what another one holds"), None
+    return passed(compared), None
+
+
+def find_unshared(evidence: FreeEvidence) -> str | None:
+    """Describe micro-batches that were not trained exactly once; None if there are none."""
+    if not evidence.on_ranks:
+        return None
+    options = evidence.options
+    micro_batches_run: Counter[tuple[int, int]] = Counter()
+    for coordinate, reports in _by_data_rank(evidence.reports).items():
+        first = reports[0].replay
+        for report in reports:
+            if sorted(report.replay.micro_batches_run) != sorted(first.micro_batches_run):
+                return f"ranks with dp={coordinate} train on different micro-batches"
+        micro_batches_run.update(first.micro_batches_run)
+    for step in range(options.steps):
+        for number in range(options.micro_batches):
+            count = micro_batches_run[step, number]
+            if count != 1:
+                how = "by no rank" if not count else f"{count} times"
+                return f"micro-batch {number} of step {step} was trained {how}"
+    return None
+
+
+def find_wrong_masks(evidence: FreeEvidence) -> DiagnosedFault | None:
+    """Find dropout masks that are drawn twice, or equal on ranks that declare different masks."""
+    for rank, report in enumerate(evidence.reports):
+        if len(set(report.free.masks)) < len(report.free.masks):
+            reason = "two micro-batches drop by the same random numbers"
+            return DiagnosedFault("rng-state", Location(phase="forward", rank=rank), reason)
+    alike = _ranks_that_drop_alike(evidence)
+    if alike is None or evidence.reports[0].traits.dropout_masks != "own":
+        return None
+    reason = f"{_drop_alike(alike)}, and the trainer declares that each draws its own"
+    return DiagnosedFault("rng-state", Location(phase="forward", rank=alike[1].rank), reason)
+
+
+def notes_on_masks(evidence: FreeEvidence) -> list[str]:
+    """Note undeclared equal masks on ranks of dp, or that no mask was seen."""
+    if evidence.reference.draws and not any(report.free.masks for report in evidence.reports):
+        return ["masks of dropout are not compared: none is drawn by torch's own functions"]
+    alike = _ranks_that_drop_alike(evidence)
+    if alike is None or evidence.reports[0].traits.dropout_masks is not None:
+        return []
+    declare = 'TrainerTraits(dropout_masks="shared"), else "own", which makes it a failure'
+    return [f"{_drop_alike(alike)}: where this is meant, declare {declare}"]
+
+
+class _DataRank(NamedTuple):
+    """A rank and its place on the axis dp."""
+
+    rank: int
+    place: int
+
+
+def _ranks_that_drop_alike(evidence: FreeEvidence) -> tuple[_DataRank, _DataRank] | None:
+    """Find the first two ranks of different places on dp with a mask in common."""
+    first: dict[str, _DataRank] = {}
+    for rank, report in enumerate(evidence.reports):
+        own = _DataRank(rank, report.coordinates.get("dp", 0))
+        for mask in report.free.masks:
+            if first.setdefault(mask, own).place != own.place:
+                return first[mask], own
+    return None
+
+
+def _drop_alike(ranks: tuple[_DataRank, _DataRank]) -> str:
+    return f"dp={ranks[0].place} and dp={ranks[1].place} drop by the same random numbers"
+
+
+def _by_data_rank(reports: Sequence[TrainerReport]) -> dict[int, list[TrainerReport]]:
+    """Group the ranks that train on the same micro-batches, by their place on the axis dp."""
+    groups: dict[int, list[TrainerReport]] = {}
+    for report in reports:
+        groups.setdefault(report.coordinates.get("dp", 0), []).append(report)
+    return groups
+
+
+def _diverged(ranks: Sequence[Mapping[HeldPart, str]]) -> dict[HeldPart, int]:
+    """Return parts whose hash differs from the first rank's, each with a rank where it differs."""
+    first: dict[HeldPart, str] = {}
+    wrong: dict[HeldPart, int] = {}
+    for number, rank in enumerate(ranks):
+        for part, digest in rank.items():
+            if first.setdefault(part, digest) != digest:
+                wrong.setdefault(part, number)
+    return wrong
+
+
+# A sum of n numbers in float32 has an error of at most n - 1 roundings of its terms (Higham, Accuracy
+# and Stability of Numerical Algorithms, 4.2), and so has the sum that it is compared with. As much
+# again allows ranks to add in another order. In bfloat16 the error is 2**15 times as large.
+_ROUNDINGS_OF_A_SUM = 4
+
+# A larger error means that the sum lacks a part. The phase `backward` judges that.
+_LARGEST_ROUNDING = 0.01
+
+
+def noise_of_optimizer(evidence: TrainEvidence, in_dtype: ReplayResults) -> ReplayResults:
+    """Return the noise for updates and moments: the noise run's, or that of an optimizer in float32.
+
+    in_dtype: measurements of the noise run in the candidate's dtype. They apply to the updates of
+        parameters that are rounded to that dtype from a wider copy.
+    """
+    kept = evidence.report.free.kept
+    if kept is None:
+        return in_dtype
+    if evidence.measure_in_float32 is None:
+        raise ValueError("mixed precision is judged by an optimizer in float32")
+    in_float32 = evidence.measure_in_float32()
+    copied = set(kept.copied)
+    from_copies = {
+        key: port
+        for key, port in in_dtype.ports.items()
+        if port.port.startswith(UPDATE_PREFIX) and parameter_name(*key) in copied
+    }
+    return replace(in_float32, ports=in_float32.ports | from_copies)
+
+
+def find_broken_promise(evidence: TrainEvidence) -> DiagnosedFault | None:
+    """Find values that a run under mixed precision keeps in less than float32."""
+    kept = evidence.report.free.kept
+    if kept is None:
+        return None
+    dtype, promise = evidence.dtype, "float32, which mixed precision promises"
+    is_whole = len(kept.parameters) == evidence.reference.num_trainable
+    unmoved = _describe_unmoved(evidence)
+    for names, words in (
+        (kept.parameters, f"trained parameters are kept in {dtype} without a copy in {promise}: {unmoved}"),
+        (kept.moments, f"moments are kept in less than {promise}"),
+        (kept.rounded, f"parameters in float32 are rounded to {dtype} between two steps"),
+    ):  # fmt: skip
+        if names:
+            # The name of a moment follows that of its parameter.
+            parameter = None if is_whole and names is kept.parameters else names[0].split(" ")[0]
+            reason = f"{len(names)} {words}: {name_some(names)}"
+            location = location_of_parameter("optimizer", parameter)
+            return DiagnosedFault("optimizer-update", location, reason)
+    return _find_rounded_sums(evidence)
+
+
+def is_explained_by(phase: Phase, promise: DiagnosedFault) -> bool:
+    """Return True if the first error, in `phase`, follows from a broken promise."""
+    order = list(PHASE_METHODS)
+    if phase not in order:
+        return False
+    of_promise = promise.location.phase
+    return order.index(phase) > order.index(of_promise) or phase == of_promise == "optimizer"
+
+
+def _find_rounded_sums(evidence: TrainEvidence) -> DiagnosedFault | None:
+    gradients, micro_batches = evidence.report.gradients, evidence.options.micro_batches
+    limit = _ROUNDINGS_OF_A_SUM * micro_batches * FORMATS["float32"].unit_roundoff
+    errors = gradients.errors_of_sums
+    rounded = sorted(n for n, error in errors.items() if limit < error <= _LARGEST_ROUNDING)
+    # A float32 sum of several narrow values fits the narrow dtype only by chance; not all sums do.
+    all_narrow = gradients.sharded_gradients == gradients.narrow_gradients > 0
+    if not rounded and not (all_narrow and micro_batches > 1):
+        return None
+    names = f": {name_some(rounded)}" if rounded else ""
+    reason = (
+        f"gradients are added up in {evidence.dtype}, which mixed precision does in float32{names}"
+    )
+    whole = not rounded or len(rounded) == len(errors)
+    location = location_of_parameter("backward", None if whole else rounded[0])
+    return DiagnosedFault("module-error", location, reason)
+
+
+def _describe_unmoved(evidence: TrainEvidence) -> str:
+    moved = evidence.report.optimizer.moved
+    share = 100 * (moved.num_expected - moved.num_moved) / max(moved.num_expected, 1)
+    return f"updates leave {share:.1f}% of the weights where they are that the reference's move"

@@ -12,9 +12,14 @@ from assay.metrics import PairSums
 from assay.noise import SLOPE_FLOOR, slope_ratio
 from assay.sites import Phase
 from assay.stages import Stage
-from assay.training.judging.evidence import TrainEvidence
-from assay.training.judging.places import PARAMETER_PREFIX, UPDATE_PREFIX, UPDATES, is_made_by_loss
-from assay.training.judging.precision import noise_of_optimizer
+from assay.training.judging.evidence import (
+    PARAMETER_PREFIX,
+    UPDATE_PREFIX,
+    UPDATES,
+    TrainEvidence,
+    is_made_by_loss,
+)
+from assay.training.judging.free_run import noise_of_optimizer
 
 # In the order of a step: of several equally bad measurements, the first names the place. `gradients`
 # are at module boundaries, `stage-backward` at parameters; the level `gradients` has both.

@@ -1,7 +1,7 @@
 """Combines measured steps, losses and a checkpoint into one verdict."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from assay.comparing.judge import (
@@ -36,41 +36,33 @@ from assay.training.judging.diagnosis import (
     find_wrong_labels,
 )
 from assay.training.judging.evidence import (
-    TrainEvidence,
-    notes_on_steps,
-    notes_on_unmeasured,
-)
-from assay.training.judging.free_run import (
-    judge_checkpoint,
-    judge_losses,
-    judge_trajectory,
-    notes_on_rounding,
-    trajectory_gap,
-)
-from assay.training.judging.gradient_factors import is_scale_removed, notes_on_scale
-from assay.training.judging.groups import JudgedGroup, judge_groups
-from assay.training.judging.places import (
     UPDATE_PREFIX,
+    TrainEvidence,
     first_bad_step,
     location_of,
     location_of_parameter,
     measurement_of,
+    notes_on_steps,
+    notes_on_unmeasured,
     parameter_of,
 )
-from assay.training.judging.precision import (
+from assay.training.judging.free_run import (
     find_broken_promise,
-    is_explained_by,
-)
-from assay.training.judging.replicas import (
     find_unshared,
     find_wrong_masks,
+    is_explained_by,
+    judge_checkpoint,
+    judge_losses,
     judge_replicas,
+    judge_trajectory,
     notes_on_masks,
+    notes_on_rounding,
+    trajectory_gap,
 )
-from assay.training.judging.signature import stands_still
-from assay.training.processes.trainer_report import TrainerReport
-from assay.training.processes.unapplied_features import describe_unapplied
-from assay.training.protocol import PHASE_METHODS
+from assay.training.judging.groups import JudgedGroup, judge_groups
+from assay.training.judging.signature import is_scale_removed, notes_on_scale, stands_still
+from assay.training.protocol import COMPILE, LOSS_SCALING, PACKED, PHASE_METHODS
+from assay.training.reports import TrainerReport
 from assay.verdicts import (
     Level,
     Location,
@@ -383,3 +375,20 @@ def _unmatched(groups: dict[str, JudgedGroup], invisible: Mapping[Phase, str]) -
     ]
     actual = [name for group in groups.values() for name in group.unmatched_actual]
     return list_unmatched(expected, actual)
+
+
+# The level that reports a missing feature, and the evidence that it is missing.
+_WITHOUT: Mapping[str, tuple[str, str]] = {
+    PACKED: ("inputs", "no step ran rows laid end to end in one"),
+    COMPILE: ("activations", "nothing was compiled"),
+    LOSS_SCALING: ("gradients", "no loss was scaled"),
+}
+
+
+def describe_unapplied(unapplied: Sequence[str], level: str) -> str | None:
+    """Explain why `level` cannot pass without these features; None if it reports none of them."""
+    for feature in unapplied:
+        where, done = _WITHOUT[feature]
+        if where == level:
+            return f"{feature} was asked for and is not applied: {done}"
+    return None

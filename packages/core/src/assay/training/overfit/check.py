@@ -20,6 +20,7 @@ from assay.runs.results import (
     write_results,
 )
 from assay.training.check import (
+    PRELOAD,
     REPORT_FILE,
     ask_candidate,
     check_consistency,
@@ -27,15 +28,15 @@ from assay.training.check import (
     record_report,
     with_user_code,
 )
-from assay.training.overfit.requests import (
+from assay.training.reports import (
     TRAINED,
     LossCurve,
     Memorization,
     OverfitCandidate,
     OverfitReference,
+    TrainCheck,
+    TrainOptions,
 )
-from assay.training.processes.remote_functions import PRELOAD
-from assay.training.processes.requests import TrainCheck, TrainOptions
 from assay.verdicts import Verdict
 
 # By side, such as "candidate" and "yardstick".
@@ -183,8 +184,7 @@ def check_overfit_candidate(
     check: TrainCheck, golden: Path, folder: Path, progress: Progress, tracker: str | None = None
 ) -> Verdict:
     """Overfit the candidate, judge it against a recorded golden, and write both files."""
-    from assay.training.overfit.evidence import OverfitEvidence, why_not_overfit
-    from assay.training.overfit.verdict import judge_overfit
+    from assay.training.overfit.verdict import OverfitEvidence, judge_overfit, why_not_overfit
 
     reference = read_sealed(OverfitReference, golden / REPORT_FILE)
     limits = load_training_limits(check.limits)

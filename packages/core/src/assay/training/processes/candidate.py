@@ -1,10 +1,13 @@
-"""Runs the candidate's trainer, in its own process, and measures it.
+"""Runs the candidate's trainer, in its own process or on one rank, and measures it.
 
 This process never judges: a setup function may have patched anything in it.
 """
 
-from dataclasses import replace
-from functools import partial
+import sys
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,51 +15,215 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from assay.devices.registry import describe_run
+from assay.devices.registry import describe_run, open_run
+from assay.devices.run_string import parse_run
 from assay.dtypes import float_format
 from assay.hooks.tensors import Boundary
 from assay.launch import Rank
 from assay.locating.gradients import GradientScale, LossScale, is_scaled_alike
-from assay.models import load_model
+from assay.locating.trace_views import PackedBatch
+from assay.models import count_parameters, load_model
 from assay.models.inspect.inspection import inspect_load
 from assay.models.inspect.report import LoadReport
+from assay.models.load import choose_threads
+from assay.plugins import load_object
 from assay.progress import advance_task
 from assay.runs import Progress
 from assay.runs.results import rank_folder
+from assay.sites import unwrapped_path
 from assay.trace import TraceWriter
-from assay.training.processes.candidate_side import CandidateSide
-from assay.training.processes.golden import POINTWISE, UNTRAINED, read_names
-from assay.training.processes.requests import TrainCheck, scaled_folder
-from assay.training.processes.skipped_steps import step_until_made
-from assay.training.processes.trainer_report import (
+from assay.training.batches import Batches, plan_batches, with_first_labels
+from assay.training.processes.free_run import run_freely, step_until_made
+from assay.training.protocol import COMPILE, LOSS_SCALING, OF_NAMED_PIPELINES, PACKED
+from assay.training.replay.determinism import comparable, keep_no_cache
+from assay.training.replay.step_observer import ReplayedSteps
+from assay.training.replay.step_values import RankScope, RunRows
+from assay.training.reports import (
+    FreeRun,
     LossReport,
     ModelReport,
     OptimizerReport,
+    TrainCheck,
     TrainerReport,
-    declared_traits,
+    UserCodeReport,
+    scaled_folder,
 )
-from assay.training.processes.unapplied_features import count_compiled_graphs, find_unapplied
-from assay.training.replay.conditions import comparable, keep_no_cache
-from assay.training.replay.replayed_steps import ReplayedSteps
-from assay.training.replay.run_rows import RunRows
-from assay.training.state.files import read_golden_state
-from assay.training.state.parameters import named_parameters
-from assay.training.state.sharding import whole
+from assay.training.state.files import POINTWISE, UNTRAINED, read_golden_state, read_names
+from assay.training.state.parameters import PartialSums, named_parameters, whole
 from assay.training.state.states import (
     State,
+    collect_state,
     current_state,
     differences,
+    differing_parameters,
+    generator_states,
     inject_state,
     measure_changes,
     shared_parameters,
 )
-from assay.training.trainers.registry import OpenedTrainer, describe_trainer
+from assay.training.trainers.registry import (
+    OpenedTrainer,
+    declared_traits,
+    describe_trainer,
+    open_trainer,
+    pipeline_shapes_of,
+    stated_plan_of,
+    try_trainer,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from assay.training.protocol import Trainer
-    from assay.training.state.records import StateValue
+    from assay.training.reports import StateValue
+
+
+@dataclass(frozen=True, slots=True)
+class InitialState:
+    """The state before the first step."""
+
+    golden: State
+    """The part of the golden's state that this process has."""
+    own: State
+    absent: list[str]
+    """Parameters and buffers of the model that this process does not have."""
+    different: list[str]
+    """Parameters and buffers, but for an adapter's, that differ from the golden's."""
+
+
+class CandidateSide:
+    """Opens trainers of a candidate, and trains them freely."""
+
+    def __init__(self, request: TrainCheck, rank: Rank | None) -> None:
+        self._request, self._rank = request, rank
+        self.run = parse_run(request.candidate)
+        self.device = open_run(self.run) if rank is None else rank.device
+        self.plan = request.options.plan(
+            request.candidate if rank is None else f"{rank.device.name}/{self.run.dtype}",
+            request.setup,
+            request.mesh,
+            request.features,
+        )
+        self.golden = request.golden
+        # Comes before any setup function, which may choose another number for all later trainers.
+        choose_threads(count_parameters(request.options.model))
+
+    @cached_property
+    def batches(self) -> Batches:
+        """Plan the batches of all steps."""
+        batches = plan_batches(self._request.options)
+        if PACKED not in self.plan.features:
+            return batches
+        return [[with_first_labels(one) for one in batch] for batch in batches]
+
+    @property
+    def num_free_steps(self) -> int:
+        """Count the steps of `train_freely`, including those resumed from the checkpoint."""
+        return 2 * len(self.batches) - self._request.options.resume_at
+
+    @property
+    def coordinates(self) -> dict[str, int]:
+        """Coordinates of this process on the mesh."""
+        if self._rank is None:
+            return {}
+        return {axis: self._rank.mesh.get_local_rank(axis) for axis in self._rank.axes}
+
+    def open(self) -> OpenedTrainer:
+        """Open a fresh trainer of the candidate."""
+        return open_trainer(self._request.trainer, self.plan)
+
+    def begin(self, opened: OpenedTrainer) -> InitialState:
+        """Return the initial state: the candidate's own weights, with the reference's adapter.
+
+        Random initial values of an adapter depend on the dtype.
+        """
+        complete = read_golden_state(self.golden, 0)
+        golden = self.own_part(opened, complete)
+        own = collect_state(opened.trainer, self.device.torch_device)["model"]
+        drawn = {name: value for name, value in golden["model"].items() if ".lora_" in name}
+        absent = sorted(complete["model"].keys() - golden["model"].keys())
+        differing = differing_parameters(golden, opened.trainer.model)
+        different = [name for name in differing if ".lora_" not in name]
+        return InitialState(golden, golden | {"model": own | drawn}, absent, different)
+
+    def train_freely(self, opened: OpenedTrainer, begin: InitialState) -> FreeRun:
+        """Train every step, with a checkpoint in the middle, and once more from the checkpoint."""
+        start = begin.own
+        if self._rank is not None:  # each rank has its own generator states
+            start = start | {"generators": generator_states(self.device.torch_device)}
+        end = read_golden_state(self.golden, len(self.batches))
+        with comparable(self.run.dtype, self.device):
+            return run_freely(
+                opened,
+                self.open,
+                self.batches,
+                start,
+                end,
+                self._request,
+                self.device.torch_device,
+            )
+
+    def own_part(self, opened: OpenedTrainer, state: State) -> State:
+        """Return the part of a state that this process has."""
+        scope = self.rank_scope(opened)
+        return state if scope is None else scope.own_part(state)
+
+    def rank_scope(self, opened: OpenedTrainer) -> RankScope | None:
+        """Return the scope of this rank; None for a single process."""
+        if self._rank is None:
+            return None
+        axes, mesh, traits = self._rank.axes, self._rank.mesh, opened.traits
+        over_ranks = PartialSums(mesh.get_group("dp")) if axes.get("dp", 1) > 1 else None
+        reduces = "reduce" not in opened.invisible_phases
+        held = frozenset(unwrapped_path(path) for path, _ in opened.trainer.model.named_modules())
+        return RankScope(
+            over_ranks if reduces else None,
+            over_ranks if not reduces else None,
+            traits.layout,
+            held if traits.partial_modules else None,
+            traits.partial_modules,
+        )
+
+
+def load_user_code(request: TrainCheck, _progress: Progress) -> UserCodeReport:
+    """Import the user's code, so that a typo costs no reference run.
+
+    Raises: UsageError for code that a candidate could not run.
+    """
+    shapes, stated = OF_NAMED_PIPELINES, {}
+    if request.trainer is not None:
+        try_trainer(request.trainer, prod(request.mesh.values()))
+        shapes, stated = pipeline_shapes_of(request.trainer), stated_plan_of(request.trainer)
+    if request.setup is not None:
+        load_object(request.setup)
+    return UserCodeReport(pipeline_shapes=shapes, stated_plan=stated)
+
+
+def count_compiled_graphs() -> int:
+    """Count the graphs that torch.compile has made in this process so far."""
+    if "torch._dynamo" not in sys.modules:
+        return 0
+    from torch._dynamo.utils import counters
+
+    return counters["stats"]["unique_graphs"]
+
+
+def find_unapplied(
+    features: Collection[str], packings: Sequence[PackedBatch], *, num_graphs: int, num_scaled: int
+) -> list[str]:
+    """Find the `features` without evidence in a run.
+
+    packings: micro-batches that were run as one.
+    num_graphs: number of compiled graphs.
+    num_scaled: number of steps with a scaled loss, and of skipped steps.
+    """
+    seen = {
+        PACKED: any(one.num_rows == 1 and len(one.segments) > 1 for one in packings),
+        COMPILE: num_graphs > 0,
+        LOSS_SCALING: num_scaled > 0,
+    }
+    return [feature for feature in seen if feature in features and not seen[feature]]
+
 
 # Root mean squares of a few hundred random numbers are 5% apart.
 _DRAWN_ALIKE = 1.5

@@ -16,26 +16,25 @@ from torch import Tensor, nn
 
 from assay.devices.run_string import parse_run
 from assay.dtypes import float_format
-from assay.errors import AssayError
+from assay.errors import AssayError, UsageError
 from assay.files import read_json_object
 from assay.models import load_model
 from assay.progress import advance_task, subtask
 from assay.runs.results import CHECKPOINT_FOLDER
 from assay.sites import unwrapped_path
-from assay.training.batches import MicroBatch, copied
-from assay.training.processes.requests import StepRecord, TrainCheck
-from assay.training.processes.skipped_steps import step_until_made
-from assay.training.processes.trainer_report import FreeRun
-from assay.training.protocol import MIXED_PRECISION, StepReport
-from assay.training.replay.observing.dropout import masks_observed
+from assay.training.batches import copied
+from assay.training.protocol import MIXED_PRECISION, MicroBatch, StepReport
+from assay.training.replay.determinism import masks_observed
+from assay.training.reports import FreeRun, StateValue, StepRecord, TrainCheck
 from assay.training.state.files import fingerprint
-from assay.training.state.generators import DrawnGenerators
-from assay.training.state.parameter_records import hash_held_parts, trajectory_of
-from assay.training.state.parameters import named_parameters
-from assay.training.state.precision import find_kept_narrow, rounded_weights
-from assay.training.state.records import StateValue
-from assay.training.state.sharding import local_part, whole
-from assay.training.state.states import State, inject_state, plain_name
+from assay.training.state.parameter_measures import (
+    find_kept_narrow,
+    hash_held_parts,
+    rounded_weights,
+    trajectory_of,
+)
+from assay.training.state.parameters import local_part, named_parameters, whole
+from assay.training.state.states import DrawnGenerators, State, inject_state, plain_name
 from assay.training.trainers.adapters import adapter_tensors, other_adapter_settings, read_adapter
 from assay.training.trainers.reference import MODEL_FOLDER
 from assay.training.trainers.registry import OpenedTrainer
@@ -44,6 +43,44 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from assay.training.protocol import Trainer
+
+
+# DeepSpeed's scale starts at 2**16, in older versions at 2**32 (`initial_scale_power`). Each skipped
+# step halves it. Gradients that overflow at scale 1 overflow without a scale too.
+MOST_SKIPPED = 32
+
+
+def step_until_made(
+    step: Callable[[], StepReport], begin_again: Callable[[], None]
+) -> tuple[StepReport, int]:
+    """Call `step` until it is not skipped, and `begin_again` before each new try.
+
+    Returns: the report of the last try, and the number of skipped ones; `MOST_SKIPPED` + 1 if all.
+    Raises: UsageError if only some ranks skip.
+    """
+    report = step()
+    for num_skipped in range(MOST_SKIPPED + 1):
+        if not _is_skipped(report):
+            return report, num_skipped
+        if num_skipped < MOST_SKIPPED:
+            begin_again()
+            report = step()
+    return report, MOST_SKIPPED + 1
+
+
+def _is_skipped(report: StepReport) -> bool:
+    if not dist.is_initialized():
+        return report.skipped
+    of_ranks = [False] * dist.get_world_size()
+    dist.all_gather_object(of_ranks, report.skipped)
+    if len(set(of_ranks)) > 1:
+        skipping = [rank for rank, skipped in enumerate(of_ranks) if skipped]
+        raise UsageError(
+            f"step {report.step} is skipped on the ranks {skipping} of {len(of_ranks)} alone: a step"
+            " is made by all ranks or by none"
+        )
+    return report.skipped
+
 
 K = TypeVar("K")
 

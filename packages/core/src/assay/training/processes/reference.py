@@ -1,46 +1,283 @@
 """Trains as yardstick and as noise run, in the trusted process, and records a golden."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from assay.comparing.coverage import Usage
+from assay.comparing.results import ReplayResults
 from assay.devices.base import Device
 from assay.devices.registry import describe_run, open_run
 from assay.devices.run_string import parse_run
+from assay.devices.trusted import trusted_device
+from assay.dtypes import float_format
+from assay.errors import UsageError
 from assay.hooks.gradient_taps import GradientTaps
 from assay.hooks.module_tracer import ModuleTracer, NullHandler
 from assay.hooks.tensors import Boundary
 from assay.hooks.usage import UsageWatch
-from assay.models.load import choose_threads
+from assay.models import count_parameters, load_model
+from assay.models.inspect.inspection import inspect_load
+from assay.models.load import choose_threads, yardstick_dtype
 from assay.progress import advance_task
 from assay.recording.modules import GradientRecorder, PointwiseModules, Recorder
 from assay.runs import Progress
+from assay.stages import Stage
 from assay.trace import TraceWriter
-from assay.training.batches import MicroBatch
-from assay.training.processes.golden import NOISE, POINTWISE, UNTRAINED, Batches, plan_batches
-from assay.training.processes.requests import ReferenceReport, TrainCheck
+from assay.training.batches import Batches, plan_batches
 from assay.training.processes.run_estimate import require_resources
-from assay.training.processes.trusted import TrustedSide, wide_dtype
-from assay.training.protocol import StepReport
-from assay.training.replay.conditions import comparable
-from assay.training.replay.observing.step_observer import StepObserver
-from assay.training.replay.observing.update_watch import UpdateWatch
-from assay.training.replay.optimizer_results import OptimizerResults
-from assay.training.replay.replayed_steps import ReplayedSteps
-from assay.training.replay.run_rows import RunRows, count_rows
-from assay.training.replay.stage_handlers import StageRecorder
-from assay.training.replay.stage_values import TRACE
-from assay.training.shapes import EQUAL_IN_A_STEP
-from assay.training.state.files import read_golden_state, state_file, write_state
-from assay.training.state.parameter_records import Untouched, trajectory_of
-from assay.training.state.parameters import named_parameters, untrained_values
-from assay.training.state.states import State, inject_state, shared_parameters
+from assay.training.protocol import (
+    EQUAL_IN_A_STEP,
+    MicroBatch,
+    StepReport,
+    TrainingPlan,
+    can_keep_moments,
+)
+from assay.training.replay.determinism import comparable, keep_no_cache
+from assay.training.replay.parameter_watch import UpdateWatch, observe_update
+from assay.training.replay.step_handlers import (
+    OptimizerResults,
+    StageRecorder,
+    StageReplayer,
+    step_adamw,
+)
+from assay.training.replay.step_observer import ReplayedSteps, StepObserver
+from assay.training.replay.step_values import TRACE, RunRows, ValueAddress, count_rows
+from assay.training.reports import ReferenceReport, TrainCheck, TrainOptions
+from assay.training.state.files import (
+    NOISE,
+    POINTWISE,
+    UNTRAINED,
+    read_golden_state,
+    state_file,
+    write_state,
+)
+from assay.training.state.parameter_measures import Untouched, trajectory_of
+from assay.training.state.parameters import NamedParameter, named_parameters, untrained_values
+from assay.training.state.states import (
+    State,
+    current_state,
+    inject_state,
+    round_state,
+    shared_parameters,
+)
+from assay.training.trainers.reference import ReferenceTrainer
 from assay.training.trainers.registry import OpenedTrainer
+
+if TYPE_CHECKING:
+    from assay.models.inspect.report import LoadReport
+
+
+def measure_in_float32(
+    golden: Path, options: TrainOptions, rows: RunRows, dtype: str
+) -> ReplayResults:
+    """Measure updates and moments of AdamW in float32, from a golden's clipped gradients and states.
+
+    They are the noise for a run under mixed precision. Like the noise run, they are measured against
+    the golden, parameter by parameter and without a model.
+    """
+    boundary = Boundary.exact_inputs_for(getattr(torch, dtype))
+    handler = StageReplayer(golden, boundary, rows)
+    plan = options.plan(f"cpu/{dtype}")
+    for step in range(options.steps):
+        handler.begin_step(step)
+        state = read_golden_state(golden, step)
+        for name in state["trainable"]:
+            module, _, short = name.rpartition(".")
+            address = ValueAddress(Stage(module, "clip"), f"gradient.{short}")
+            gradient = handler.injected(address, torch.float32)
+            if gradient is None:
+                continue  # the reference has none
+            before, moments = state["model"][name], state["moments"].get(name, {})
+            settings = plan.settings_of(name, step)
+            weight, moments = step_adamw(before, gradient, moments, settings, torch.float32)
+            item = NamedParameter(name, module, "", nn.Parameter(weight))
+            observe_update(handler, item, weight.double() - before.double(), moments)
+    results = handler.results["optimizer"]
+    results.flush()
+    return results
+
+
+class AdamWInFloat32(torch.optim.AdamW):
+    """AdamW with moments and arithmetic in float32, for parameters in a narrower dtype.
+
+    The noise run uses it in a dtype that cannot keep moments.
+    """
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Update the parameters, and round each once."""
+        del closure
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    moments = self.state.get(parameter, {})
+                    new, self.state[parameter] = step_adamw(
+                        parameter, parameter.grad, moments, group, torch.float32
+                    )
+                    parameter.copy_(new)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Load a state without rounding moments to the dtype of their parameter, as torch does."""
+        super().load_state_dict(dict(state_dict))
+        parameters = [one for group in self.param_groups for one in group["params"]]
+        for number, moments in state_dict["state"].items():
+            self.state[parameters[number]] = _in_float32(moments)
+
+
+def _in_float32(moments: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value.to(torch.float32, copy=True) for name, value in moments.items()}
+
+
+class TrustedTrainer(ReferenceTrainer):
+    """The reference trainer as yardstick or noise run."""
+
+    load_report: "LoadReport | None" = None
+    """Findings of the noise run from loading the model."""
+
+    def build_optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        """Build AdamW, with arithmetic in float32 if the run's dtype cannot keep its moments."""
+        optimizer = super().build_optimizer(model)
+        if can_keep_moments(parse_run(self.plan.run).dtype):
+            return optimizer
+        return AdamWInFloat32(optimizer.param_groups, lr=self.plan.learning_rate)
+
+
+class Yardstick(TrustedTrainer):
+    """Computes in a wide dtype, with weights and buffers rounded to `rounded_to`.
+
+    Its attention is eager, because eager masks have one form in all versions of transformers.
+    """
+
+    def __init__(self, rounded_to: str) -> None:
+        super().__init__()
+        self._rounded_to = rounded_to
+
+    def load_pretrained(self, name: str) -> nn.Module:
+        """Load the model, round it, and widen it."""
+        return load_model(
+            name,
+            dtype=self.parameter_dtype(),
+            device=self.device.torch_device,
+            attention="eager",
+            rounded_to=self._rounded_to,
+            remote_code=self.plan.remote_code,
+        ).model
+
+
+class NoiseTrainer(TrustedTrainer):
+    """Computes in the candidate's dtype, under autocast to `autocast_to` if given.
+
+    Its attention is the candidate's default: fused kernels recompute the probabilities in backward,
+    with eight times the error of stored ones.
+    """
+
+    def __init__(self, autocast_to: torch.dtype | None = None) -> None:
+        super().__init__()
+        self._autocast_to = autocast_to
+
+    def setup(self, plan: TrainingPlan) -> None:
+        """Build model and optimizer, and choose how the device computes."""
+        super().setup(plan)
+        num_parameters = sum(parameter.numel() for parameter in self.model.parameters())
+        self.device = trusted_device(self.device, parse_run(plan.run).dtype, num_parameters)
+
+    def load_pretrained(self, name: str) -> nn.Module:
+        """Load the model, and inspect what was loaded."""
+        loaded = load_model(
+            name,
+            dtype=self.parameter_dtype(),
+            device=self.device.torch_device,
+            remote_code=self.plan.remote_code,
+        )
+        self.load_report = inspect_load(loaded, self.plan.remote_code).report
+        return loaded.model
+
+    def computing(self) -> AbstractContextManager[Any]:
+        """Return the context of each forward pass."""
+        if self._autocast_to is None:
+            return nullcontext()
+        return torch.autocast(self.device_type, self._autocast_to)
+
+
+def trusted_trainer(options: TrainOptions, dtype: str, wide: str | None) -> TrustedTrainer:
+    """Return the yardstick in the dtype `wide`, or the noise run, for candidates in `dtype`.
+
+    Under mixed precision a candidate's weights and buffers are in float32, and rounded only where
+    they are used. The same holds for an adapter, which peft keeps in float32 next to narrower
+    weights; without autocast it would compute in float32.
+    """
+    if wide is not None:
+        return Yardstick("float32" if options.mixed_precision else dtype)
+    is_narrow = options.mixed_precision and float_format(dtype).is_narrow
+    return NoiseTrainer(getattr(torch, dtype) if is_narrow and options.lora else None)
+
+
+def wide_dtype(model: str, device: Device) -> str:
+    """Return the yardstick's dtype for MODEL on `device`."""
+    return yardstick_dtype(count_parameters(model), device.supported_dtypes())
+
+
+class TrustedSide:
+    """Opens a trusted trainer, as yardstick in the dtype `wide` or as noise run, and trains it."""
+
+    def __init__(self, request: TrainCheck, device: Device, wide: str | None) -> None:
+        self.request, self.device, self.dtype = request, device, wide or request.dtype
+        run = f"{parse_run(request.reference).device}/{self.dtype}"
+        self.trainer = trusted_trainer(request.options, request.dtype, wide)
+        self.trainer.setup(request.options.plan(run))
+        keep_no_cache(self.trainer.model)
+
+    def begin(self) -> tuple[dict[str, Any], State]:
+        """Describe the model for a verdict, and write the state before the first step into the golden.
+
+        Raises: UsageError if the model has no trainable parameter.
+        """
+        model, name = self.trainer.model, self.request.options.model
+        num_trainable = sum(item.tensor.requires_grad for item in named_parameters(model))
+        if not num_trainable:
+            raise UsageError(f"{name} has no trainable parameter")
+        facts = {
+            "name": name,
+            "architecture": type(model).__name__,
+            "num_parameters": sum(parameter.numel() for parameter in model.parameters()),
+            "num_trainable": num_trainable,
+        }
+        initial = self.rounded_state()
+        write_state(state_file(self.request.folder, 0), initial)
+        return facts, initial
+
+    def rounded_state(self) -> State:
+        """Return the trainer's current state, rounded to the candidate's dtype."""
+        state, dtype = current_state(self.trainer, self.device.torch_device), self.request.dtype
+        moments = dtype if can_keep_moments(dtype) else "float32"
+        return round_state(state, getattr(torch, dtype), getattr(torch, moments))
+
+    def train_freely(self, batches: Batches, initial: State) -> list[StepReport]:
+        """Train without injection."""
+        inject_state(self.trainer, initial, self.device.torch_device)
+        with comparable(self.dtype, self.device):
+            reports = []
+            for batch in batches:
+                reports.append(self.trainer.step(batch))
+                advance_task("steps")
+            return reports
+
+    def train_rounded(self, batches: Batches, initial: State) -> tuple[list[StepReport], State]:
+        """Train with the state rounded to the candidate's dtype before each step; return its end."""
+        state, reports = initial, []
+        with comparable(self.dtype, self.device):
+            for batch in batches:
+                inject_state(self.trainer, state, self.device.torch_device)
+                reports.append(self.trainer.step(batch))
+                state = self.rounded_state()
+        return reports, state
+
 
 _EQUAL_SHAPES = (
     "the micro-batches of a step have one shape, as the trainer declares no other `pipeline_shapes`:"

@@ -23,9 +23,9 @@ from assay.hooks.tensors import Boundary
 from assay.models.load import SMALL_MODEL_PARAMETERS, count_parameters, load_outline
 from assay.progress import format_duration, format_size
 from assay.runs import Progress
-from assay.training.processes.golden import Batches
-from assay.training.processes.requests import TrainCheck
+from assay.training.batches import Batches
 from assay.training.protocol import can_keep_moments
+from assay.training.reports import TrainCheck
 from assay.training.trainers.adapters import add_lora
 
 # Results stored for each trained weight and step: its update and moments. On the host they are computed again

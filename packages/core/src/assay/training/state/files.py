@@ -17,6 +17,7 @@ from assay.files import (
     write_whole,
 )
 from assay.models.weight_files import hash_tensor
+from assay.trace import Trace
 
 _TENSORS = "tensors_digest"
 _CHUNK_BYTES = 1 << 22
@@ -141,3 +142,15 @@ def _from_json(value: object, tensors: Mapping[str, Tensor]) -> object:
     if kind == "tuple":
         return tuple(_from_json(item, tensors) for item in content)
     return {key: _from_json(item, tensors) for key, item in content}
+
+
+NOISE = "noise"
+# In the noise run's trace: modules whose own code only rounded element by element; buffers and frozen
+# parameters of the reference's model.
+POINTWISE, UNTRAINED = "pointwise", "untrained"
+
+
+def read_names(golden: Path, kind: str) -> frozenset[str]:
+    """Read the modules POINTWISE, or the buffers and frozen parameters UNTRAINED."""
+    names: Any = Trace.open(golden / NOISE).attachment_json(kind)
+    return frozenset(names)

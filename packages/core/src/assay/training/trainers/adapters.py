@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from assay.errors import MachineError, UsageError
 from assay.files import UnreadableFileError, open_file, read_json_object
 from assay.foreign_text import shorten
-from assay.training.state.sharding import put
+from assay.training.state.parameters import put
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -3,14 +3,18 @@
 import gc
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from math import prod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn import functional
 
+from assay.devices.base import DeviceVendor
 from assay.devices.registry import open_run
 from assay.devices.run_string import parse_run
 from assay.dtypes import float_format
@@ -18,24 +22,130 @@ from assay.errors import UsageError
 from assay.models import load_model
 from assay.models.candidate_code import set_up
 from assay.models.transformers_calls import save_pretrained
+from assay.parallel.fsdp import decoder_layers
 from assay.progress import counted
-from assay.training.batches import IGNORED, MicroBatch, check_batch, pack_rows
+from assay.training.batches import IGNORED, check_batch, pack_rows
 from assay.training.protocol import (
     COMPILE,
     LOSS_SCALING,
     MIXED_PRECISION,
     PACKED,
+    MicroBatch,
     StepReport,
     TrainerTraits,
     TrainingPlan,
 )
 from assay.training.state.files import read_state, write_state
-from assay.training.state.generators import generator_states, restore_generators
 from assay.training.state.parameters import named_parameters
+from assay.training.state.states import generator_states, restore_generators
 from assay.training.trainers.adapters import add_lora, load_adapter, save_adapter
-from assay.training.trainers.compiling import compile_layers, describe_compiling
-from assay.training.trainers.dropout import require_no_dropout
-from assay.training.trainers.mesh import MeshAxis, open_mesh
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True, slots=True)
+class MeshAxis:
+    """One axis of a mesh."""
+
+    size: int = 1
+    index: int = 0
+    group: dist.ProcessGroup | None = None
+    """None without a mesh."""
+
+    @classmethod
+    def of(cls, mesh: DeviceMesh | None, name: str) -> "MeshAxis":
+        """Return the axis `name` of `mesh`, or an axis of size 1 if the mesh lacks it."""
+        if mesh is None or name not in (mesh.mesh_dim_names or ()):
+            return cls()
+        return cls(mesh[name].size(), mesh.get_local_rank(name), mesh.get_group(name))
+
+    def sum(self, value: torch.Tensor) -> torch.Tensor:
+        """Sum `value` over the ranks of the axis, in place."""
+        if self.size > 1:
+            dist.all_reduce(value, group=self.group)
+        return value
+
+
+def open_mesh(axes: Mapping[str, int], torch_device: str) -> DeviceMesh | None:
+    """Open the mesh over all ranks; return None for a single process.
+
+    Raises: UsageError if the number of ranks is another one.
+    """
+    num_ranks = prod(axes.values())
+    if num_ranks == 1:
+        return None
+    world_size = dist.get_world_size() if dist.is_initialized() else 1
+    if world_size != num_ranks:
+        mesh = ",".join(f"{name}={size}" for name, size in axes.items())
+        raise UsageError(
+            f"a mesh of {mesh} has {num_ranks} ranks, and this world {world_size}:"
+            " start it by `assay check train --mesh`, by assay.launch, or by torchrun"
+        )
+    kind = torch.device(torch_device).type
+    return init_device_mesh(kind, tuple(axes.values()), mesh_dim_names=tuple(axes))
+
+
+def require_no_dropout(model: nn.Module, why: str) -> None:
+    """Raise UsageError, with the reason `why`, for a model whose configuration has dropout."""
+    drawn = [
+        f"{name} {value}"
+        for name, value in cast("PreTrainedModel", model).config.to_dict().items()
+        # GPT-2 has attn_pdrop, embd_pdrop and resid_pdrop. The summary belongs to classifiers.
+        if name.endswith(("dropout", "pdrop"))
+        and not name.startswith("summary")
+        and isinstance(value, float | int)
+        and value > 0
+    ]
+    if drawn:
+        raise UsageError(f"{', '.join(drawn)}: {why}")
+
+
+# Dynamo keeps this many compilations of one function, and runs further shapes uncompiled. No run has
+# so many shapes.
+_MOST_COMPILATIONS = 4096
+
+
+def backend_of(vendor: DeviceVendor) -> str:
+    """Return the backend of `torch.compile` for training."""
+    return vendor.training_compile_backend or vendor.compile_backend
+
+
+def describe_compiling(vendor: DeviceVendor) -> str:
+    """Describe compilation for a verdict."""
+    return (
+        f"decoder layers are compiled by {backend_of(vendor)}; where modules are measured, each is"
+        " compiled by itself, and the free run alone shows what is computed in one piece"
+    )
+
+
+def compile_layers(model: nn.Module, vendor: DeviceVendor) -> None:
+    """Compile each decoder layer of `model` at its first call, without renaming it.
+
+    Raises: UsageError for a model without known layers.
+    """
+    import torch._dynamo.config as dynamo
+
+    layers = decoder_layers(model)
+    if not layers:
+        raise UsageError(
+            f"{type(model).__name__} names no decoder layers (_no_split_modules) to compile"
+        )
+    dynamo.recompile_limit = max(dynamo.recompile_limit, _MOST_COMPILATIONS)
+    dynamo.accumulated_recompile_limit = max(dynamo.accumulated_recompile_limit, _MOST_COMPILATIONS)
+    if hasattr(model.config, "use_cache"):
+        model.register_forward_pre_hook(_without_cache, with_kwargs=True)
+    for layer in layers:
+        # Each shape has its own compilation, so that results of a resumed run do not depend on earlier
+        # shapes. Few compilers of accelerators support dynamic shapes, and tracing them takes five
+        # times as long.
+        layer.compile(backend=backend_of(vendor), dynamic=False)
+
+
+def _without_cache(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+    """Turn off the key-value cache, with which no two layers share a compilation."""
+    return args, {"use_cache": False, **kwargs}
+
 
 # Parts of a checkpoint folder. Users need the model; the rest serves to resume.
 MODEL_FOLDER = "model"

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -20,24 +20,26 @@ from assay.sites import Phase
 from assay.training.protocol import (
     ADAMW_SETTINGS,
     PHASE_METHODS,
+    PIPELINE_SHAPES,
     SCHEDULE_METHOD,
     STATED_FIELDS,
     STATED_PLAN,
+    Shapes,
     Trainer,
     TrainerTraits,
     TrainingPlan,
 )
-from assay.training.shapes import PIPELINE_SHAPES, Shapes
+from assay.training.reports import ReplayFindings
 
 # Where other packages register trainers: NAME = "MODULE:CLASS".
 GROUP = "assay.trainers"
 
 NAMED: dict[str, tuple[str, str]] = {
     "reference": ("assay.training.trainers.reference", "ReferenceTrainer"),
-    "ddp": ("assay.training.trainers.ddp", "DDPTrainer"),
-    "fsdp": ("assay.training.trainers.fsdp", "FSDPTrainer"),
-    "pipeline": ("assay.training.trainers.pipeline", "PipelineTrainer"),
-    "tensor-parallel": ("assay.training.trainers.tensor_parallel", "TensorParallelTrainer"),
+    "ddp": ("assay.training.trainers.parallel", "DDPTrainer"),
+    "fsdp": ("assay.training.trainers.parallel", "FSDPTrainer"),
+    "pipeline": ("assay.training.trainers.parallel", "PipelineTrainer"),
+    "tensor-parallel": ("assay.training.trainers.parallel", "TensorParallelTrainer"),
 }
 
 _METHODS = ("setup", "step", "save", "load", "state_dict", "load_state_dict", "teardown")
@@ -224,3 +226,18 @@ def _errors_of(trainer: str, doing: str) -> Iterator[None]:
         raise UsageError(
             f"trainer {trainer}, in {doing}, raised {raised_in_words(error)}"
         ) from error
+
+
+def declared_traits(opened: OpenedTrainer, found: ReplayFindings | None = None) -> TrainerTraits:
+    """Report what a trainer declares, and which phases its steps showed according to `found`."""
+    found, declared = found or ReplayFindings(), opened.traits
+    shown = found.seen - declared.invisible_phases.keys()
+    hidden = {k: v for k, v in opened.invisible_phases.items() if k not in shown} | found.hidden
+    return replace(
+        declared,
+        invisible_phases=hidden,
+        partial_modules=frozenset(declared.partial_modules),
+        unmeasured_ports=frozenset(declared.unmeasured_ports),
+        layout=None,
+        notes=tuple(declared.notes),
+    )

@@ -8,11 +8,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from assay.training.batches import MicroBatch
-from assay.training.protocol import StepReport, TrainingPlan
-from assay.training.trainers.fsdp import FSDPTrainer
+from assay.training.protocol import MicroBatch, StepReport, TrainingPlan
+from assay.training.trainers.parallel import FSDPTrainer, TensorParallelTrainer
 from assay.training.trainers.reference import ReferenceTrainer
-from assay.training.trainers.tensor_parallel import TensorParallelTrainer
 
 EXPERTS = "model.layers.1.mlp.experts.down_proj"
 

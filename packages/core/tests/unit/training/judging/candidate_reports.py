@@ -3,16 +3,18 @@
 from dataclasses import fields
 from typing import Any, Literal
 
-from assay.training.processes.trainer_report import (
+from assay.training.protocol import TrainerTraits
+from assay.training.reports import (
     FreeRun,
+    GradientFindings,
+    HeldPart,
     LossReport,
     ModelReport,
     OptimizerReport,
+    ReplayFindings,
+    StateValue,
     TrainerReport,
 )
-from assay.training.protocol import TrainerTraits
-from assay.training.replay.observing.findings import GradientFindings, ReplayFindings
-from assay.training.state.records import HeldPart, StateValue
 
 _PARTS = {
     "traits": TrainerTraits, "model": ModelReport, "replay": ReplayFindings, "loss": LossReport,

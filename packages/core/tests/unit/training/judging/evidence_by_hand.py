@@ -25,10 +25,15 @@ from assay.training.judging.diagnosis import diagnose_replay
 from assay.training.judging.evidence import TrainEvidence
 from assay.training.judging.groups import JudgedGroup, judge_groups
 from assay.training.judging.verdict import judge_training
-from assay.training.processes.requests import ReferenceReport, StepRecord, TrainOptions
-from assay.training.processes.trainer_report import FreeRun, TrainerReport
-from assay.training.replay.run_rows import RunRows
-from assay.training.state.records import TrajectoryRecord
+from assay.training.replay.step_values import RunRows
+from assay.training.reports import (
+    FreeRun,
+    ReferenceReport,
+    StepRecord,
+    TrainerReport,
+    TrainOptions,
+    TrajectoryRecord,
+)
 from assay.verdicts import Outcome, Verdict
 from packages.core.tests.unit.training.judging.candidate_reports import trainer_report
 

@@ -8,8 +8,7 @@ import pytest
 from assay.comparing.levels import LevelResult
 from assay.training.judging.evidence import TrainEvidence
 from assay.training.judging.free_run import judge_checkpoint
-from assay.training.processes.trainer_report import FreeRun
-from assay.training.state.records import StateValue
+from assay.training.reports import FreeRun, StateValue
 from assay.verdicts import Outcome
 from packages.core.tests.unit.training.judging.evidence_by_hand import (
     LOSSES,

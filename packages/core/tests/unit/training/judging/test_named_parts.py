@@ -8,7 +8,7 @@ import torch
 from assay.comparing.explain import explain_verdict, find_deciding_rows
 from assay.locating.gradients import LabelDifference, ScaledStep
 from assay.training.judging.verdict import judge_training
-from assay.training.replay.observing.findings import GradientShare, KeptGradients
+from assay.training.reports import GradientShare, KeptGradients
 from assay.verdicts import Outcome
 from packages.core.tests.unit.training.judging.evidence_by_hand import (
     KINDS,

@@ -4,15 +4,13 @@ from typing import Any, Literal, cast
 import pytest
 
 from assay.training.judging.evidence import TrainEvidence
-from assay.training.judging.replicas import (
+from assay.training.judging.free_run import (
     find_unshared,
     find_wrong_masks,
     judge_replicas,
     notes_on_masks,
 )
-from assay.training.processes.requests import ReferenceReport, TrainOptions
-from assay.training.processes.trainer_report import TrainerReport
-from assay.training.state.records import HeldPart
+from assay.training.reports import HeldPart, ReferenceReport, TrainerReport, TrainOptions
 from assay.verdicts import Outcome
 from packages.core.tests.unit.training.judging.candidate_reports import report
 

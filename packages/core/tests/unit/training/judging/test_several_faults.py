@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from assay.training.state.records import HeldPart
+from assay.training.reports import HeldPart
 from packages.core.tests.unit.training.judging.evidence_by_hand import (
     LOSS_GRADIENT,
     UNIT,

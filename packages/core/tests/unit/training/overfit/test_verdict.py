@@ -8,14 +8,13 @@ import pytest
 
 from assay.comparing.coverage import Usage
 from assay.comparing.limits import Limits
-from assay.training.overfit.evidence import OverfitEvidence, last_part, why_not_overfit
-from assay.training.overfit.requests import (
-    LossCurve,
-    Memorization,
-    OverfitCandidate,
-    OverfitReference,
+from assay.training.overfit.verdict import (
+    OverfitEvidence,
+    judge_overfit,
+    last_part,
+    why_not_overfit,
 )
-from assay.training.overfit.verdict import judge_overfit
+from assay.training.reports import LossCurve, Memorization, OverfitCandidate, OverfitReference
 from assay.verdicts import Outcome
 
 # Halves with every step: 4, 2, 1, ... 2^-7. Its second half begins with 2^-3, its last fifth is

@@ -14,15 +14,15 @@ from assay.errors import MachineError, UsageError
 from assay.estimates import Speed, TrialCall
 from assay.runs import SilentProgress
 from assay.trace import Trace
-from assay.training.processes.golden import plan_batches
+from assay.training.batches import plan_batches
 from assay.training.processes.reference import record_reference
-from assay.training.processes.requests import TrainCheck, TrainOptions
 from assay.training.processes.run_estimate import (
     TrainingSizes,
     _time_reference,
     require_resources,
 )
-from assay.training.replay.stage_values import TRACE, StepValues
+from assay.training.replay.step_values import TRACE, StepValues
+from assay.training.reports import TrainCheck, TrainOptions
 
 OPTIONS = TrainOptions(model="micro:llama?trained=0", steps=2, resume_at=1)
 

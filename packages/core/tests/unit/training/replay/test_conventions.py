@@ -22,18 +22,14 @@ from assay.hooks.tensors import Boundary
 from assay.locating.gradients import LossScale, ScaledStep
 from assay.recording.modules import GradientRecorder, Recorder
 from assay.trace import Trace, TraceWriter
-from assay.training.batches import MicroBatch
-from assay.training.processes.skipped_steps import step_until_made
-from assay.training.protocol import StepReport, TrainingPlan
-from assay.training.replay.conditions import comparable
-from assay.training.replay.observing.step_observer import StepObserver
-from assay.training.replay.observing.update_watch import UpdateWatch
-from assay.training.replay.rank_scope import RankScope
-from assay.training.replay.replayed_steps import ReplayedSteps
-from assay.training.replay.run_rows import RunRows
-from assay.training.replay.stage_handlers import StageRecorder
-from assay.training.replay.stage_values import TRACE
-from assay.training.state.sharding import PartialSums
+from assay.training.processes.free_run import step_until_made
+from assay.training.protocol import MicroBatch, StepReport, TrainingPlan
+from assay.training.replay.determinism import comparable
+from assay.training.replay.parameter_watch import UpdateWatch
+from assay.training.replay.step_handlers import StageRecorder
+from assay.training.replay.step_observer import ReplayedSteps, StepObserver
+from assay.training.replay.step_values import TRACE, RankScope, RunRows
+from assay.training.state.parameters import PartialSums
 from assay.training.state.states import collect_state, inject_state
 from assay.training.trainers.reference import ReferenceTrainer
 from assay.training.trainers.registry import OpenedTrainer

@@ -17,10 +17,10 @@ from assay.devices.cuda import NVIDIA
 from assay.errors import UsageError
 from assay.training import MicroBatch, ReferenceTrainer, training_batches
 from assay.training.batches import IGNORED, coder_of, pack_rows, with_first_labels
-from assay.training.processes.unapplied_features import count_compiled_graphs
+from assay.training.processes.candidate import count_compiled_graphs
 from assay.training.protocol import TrainingPlan
 from assay.training.state.files import fingerprint
-from assay.training.trainers.compiling import backend_of, compile_layers
+from assay.training.trainers.reference import backend_of, compile_layers
 
 MODEL = "micro:llama?trained=0"
 BATCH = training_batches(coder_of(MODEL), steps=1, micro_batches=2)[0]

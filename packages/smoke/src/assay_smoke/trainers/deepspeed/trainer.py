@@ -23,12 +23,12 @@ from assay.devices.registry import open_run
 from assay.devices.run_string import parse_run
 from assay.errors import UsageError
 from assay.models.transformers_calls import save_pretrained
-from assay.training.batches import MicroBatch
 from assay.training.protocol import (
     COMPILE,
     LOSS_SCALING,
     MIXED_PRECISION,
     PACKED,
+    MicroBatch,
     StepReport,
     TrainerTraits,
     TrainingPlan,

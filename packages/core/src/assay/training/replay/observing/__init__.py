@@ -1,1 +1,0 @@
-"""Observes the values before and after each phase of a trainer's step."""

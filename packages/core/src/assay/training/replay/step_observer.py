@@ -1,0 +1,485 @@
+"""Observes a trainer from outside, records or measures its steps, and injects a golden's values."""
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial, wraps
+from pathlib import Path
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, cast
+
+import torch
+from torch import Tensor, nn
+
+from assay.comparing.coverage import Usage
+from assay.comparing.results import attach_results
+from assay.errors import UsageError
+from assay.hooks.gradient_taps import GradientTaps
+from assay.hooks.module_tracer import ModuleTracer
+from assay.hooks.suspension import suspended_modes
+from assay.hooks.tensors import Boundary
+from assay.hooks.usage import UsageWatch
+from assay.locating.gradients import GradientReplayer, LossScale
+from assay.locating.modules import Replayer
+from assay.locating.ports import BatchSource
+from assay.locating.trace_views import PackedBatch, PackedTrace
+from assay.models.config_files import attention_of
+from assay.sites import Phase
+from assay.stages import Stage
+from assay.trace import Trace, TraceWriter
+from assay.training.batches import copied
+from assay.training.protocol import PHASE_METHODS, SCHEDULE_METHOD, MicroBatch, StepReport
+from assay.training.replay.micro_batches import (
+    find_micro_batch,
+    observe_labels,
+    observe_loss,
+    timeline_of,
+)
+from assay.training.replay.parameter_watch import GradientSums, ObservedGradients, UpdateWatch
+from assay.training.replay.step_handlers import StageReplayer
+from assay.training.replay.step_values import (
+    NORM,
+    PHASES,
+    TRACE,
+    RankScope,
+    RunRows,
+    StepValueHandler,
+    ValueAddress,
+)
+from assay.training.reports import GradientFindings, GradientShare, KeptGradients, ReplayFindings
+from assay.training.state.parameters import whole
+from assay.training.trainers.registry import OpenedTrainer
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Norm = TypeVar("Norm", bound="Tensor | float")
+
+# A wrapper gets the wrapped method and its arguments.
+_Wrapper = Callable[Concatenate[Callable[..., Any], ...], object]
+
+
+@dataclass
+class StepObserver:
+    """Passes the result of every phase of a trainer's step to a handler, and injects its answer.
+
+    `replayer`, `packed` and `sums` are None while a golden is recorded.
+    """
+
+    opened: OpenedTrainer
+    handler: StepValueHandler
+    updates: UpdateWatch
+    tracer: ModuleTracer
+    gradients: GradientTaps
+    rows: RunRows
+    replayer: Replayer | None = None
+    scope: RankScope | None = None
+    """None for a single process."""
+    packed: PackedTrace | None = None
+    """Trace that maps micro-batches run as one to those of the reference."""
+    loss_scale: LossScale | None = None
+    """Scale to divide out; None if a factor of the loss is an error."""
+    sums: GradientSums | None = None
+    found: ReplayFindings = field(default_factory=ReplayFindings)
+    of_gradients: GradientFindings = field(init=False)
+    of_parameters: ObservedGradients = field(init=False)
+    _step: int = 0
+    _is_updating: bool = False
+    _batch: Sequence[MicroBatch] = ()
+    _losses: list[tuple[tuple[int, ...], Tensor]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.of_gradients = GradientFindings() if self.sums is None else self.sums.found
+        self.of_parameters = ObservedGradients(
+            self.handler, self.scope, self.loss_scale, self._late, self.of_gradients
+        )
+
+    @contextmanager
+    def attached(self) -> Iterator[None]:
+        """Observe inside this context."""
+        wrappers: dict[str, _Wrapper] = {
+            PHASE_METHODS["forward"]: self._compute_loss,
+            PHASE_METHODS["backward"]: self._backward,
+            PHASE_METHODS["reduce"]: self._reduce,
+            PHASE_METHODS["clip"]: self._clip,
+            PHASE_METHODS["optimizer"]: self._optimize,
+            SCHEDULE_METHOD: self._run_schedule,
+        }
+        originals = self.opened.methods
+        for name, method in originals.items():
+            setattr(self.opened.trainer, name, partial(wrappers[name], method))
+        optimizer, attributes = self.opened.trainer.optimizer, vars(self.opened.trainer.optimizer)
+        kept = {"step": attributes["step"]} if "step" in attributes else {}
+        # Not by torch's hooks, which do not fire any more once something is compiled.
+        attributes["step"] = wraps(optimizer.step)(partial(self._optimize, optimizer.step))
+        # Calls outside of the loss, for an evaluation for example, are not training.
+        self.tracer.paused = bool({PHASE_METHODS["forward"], SCHEDULE_METHOD} & originals.keys())
+        handles = []
+        if not self.tracer.paused:  # a micro-batch begins with the forward call
+            handles.append(
+                self.opened.root.register_forward_pre_hook(
+                    self._begin_root_call, prepend=True, with_kwargs=True
+                )
+            )
+        try:
+            with self.tracer.attached(self.opened.root):
+                yield
+        finally:
+            for handle in handles:
+                handle.remove()
+            for name in originals:
+                delattr(self.opened.trainer, name)
+            del attributes["step"]
+            attributes.update(kept)
+
+    def run_step(self, step: int, batch: Sequence[MicroBatch]) -> StepReport:
+        """Make one step of the trainer, and observe it."""
+        self._step, self._batch = step, batch
+        self.of_parameters.begin_step(step)
+        self.handler.begin_step(step)
+        if self.loss_scale is not None:
+            self.loss_scale.begin_step()
+        self.updates.begin_step()
+        if self.sums is not None:
+            self.sums.begin_step(self.updates.trained())
+        report = self.opened.trainer.step(copied(batch))
+        if "optimizer" not in self.found.seen:
+            self._observe_last_gradients()
+        with suspended_modes():
+            self._observe_losses()
+            if "clip" in self.opened.invisible_phases:
+                self._note_norm(torch.tensor([[report.grad_norm]]))
+            self.gradients.handler.finish_backward()
+        self.updates.end_step()
+        self.handler.end_step()
+        return report
+
+    def _compute_loss(
+        self, original: Callable[..., Any], *args: object, **kwargs: object
+    ) -> Tensor:
+        self.found.seen.add("forward")
+        batch = args[0] if args else kwargs.get("micro_batch")
+        own = self._find_micro_batch(batch)
+        self._begin_micro_batch(own, batch)
+        with self.tracer.unpaused():
+            loss = original(*args, **kwargs)
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            raise UsageError(
+                f"compute_loss of {type(self.opened.trainer).__name__} returned"
+                f" {_described(loss)}; it must return one number with its graph"
+            )
+        with suspended_modes():
+            numbers = own.micro_batches if isinstance(own, PackedBatch) else (own,)
+            self._losses.append((numbers, loss.detach().reshape(1, 1)))
+            if self.loss_scale is None:
+                self._observe_losses()
+        return self.gradients.join(loss)
+
+    def _observe_losses(self) -> None:
+        """Observe the results of `compute_loss`, once backward has shown their factor."""
+        scale = 1.0 if self.loss_scale is None else self.loss_scale.of_loss
+        for numbers, loss in self._losses:
+            observe_loss(self.handler, numbers, loss, scale)
+        self._losses.clear()
+
+    def _begin_micro_batch(self, own: int | PackedBatch, batch: object) -> None:
+        packing = own if isinstance(own, PackedBatch) else None
+        numbers = packing.micro_batches if packing else (cast("int", own),)
+        self.found.micro_batches_run += [(self._step, number) for number in numbers]
+        if self.scope is not None:
+            self.scope.micro_batches_run |= {(self._step, number) for number in numbers}
+        if packing is not None and self.packed is not None:
+            self.packed.pack(self._step, packing)
+        timeline = None
+        if isinstance(batch, Mapping) and "input_ids" in batch:
+            with suspended_modes():
+                timeline = timeline_of(batch, own, self.rows, self._step)
+                observe_labels(self.handler, batch, own, self._batch)
+        self.tracer.begin_batch(numbers[0], timeline, self._step)
+        if self.replayer is not None:
+            self.replayer.source = BatchSource(numbers[0])
+        with suspended_modes():
+            # Dropout masks must not depend on the random numbers of earlier micro-batches.
+            name = f"generator.{numbers[0]}"
+            torch.set_rng_state(self.handler.observe_state(name, torch.get_rng_state()))
+
+    def _begin_root_call(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """Begin a micro-batch as the model is called, for a trainer without `compute_loss`."""
+        del module
+        batch = {"input_ids": args[0]} | kwargs if args else kwargs
+        done = sum(step == self._step for step, _ in self.found.micro_batches_run)
+        if torch.is_grad_enabled() and "input_ids" in batch and done < len(self._batch):
+            self._begin_micro_batch(self._find_micro_batch(batch), batch)
+
+    def _find_micro_batch(self, batch: object) -> int | PackedBatch:
+        done = [number for step, number in self.found.micro_batches_run if step == self._step]
+        if self.packed is None or not isinstance(batch, Mapping) or "input_ids" not in batch:
+            return len(done)
+        with suspended_modes():
+            order: Literal["as given", "any"] = "as given" if self.scope is None else "any"
+            return find_micro_batch(batch, self._batch, done, order)
+
+    def _backward(self, original: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        self.found.seen.add("backward")
+        before = torch.get_rng_state()
+        with self.tracer.unpaused():
+            result = original(*args, **kwargs)
+        with suspended_modes():
+            self.of_gradients.drew_in_backward |= not torch.equal(before, torch.get_rng_state())
+            self._observe_losses()
+            if self.sums is not None:
+                self.sums.end_pass(self.updates.trained())
+            self.gradients.handler.finish_backward()
+            self.of_parameters.end_micro_batch(self.opened.trainer.model)
+            is_last = self.sums is not None and self.sums.num_passed == len(self._batch)
+        # A later method shows the end of backward better: hooks may still change gradients.
+        later = {PHASE_METHODS["reduce"], PHASE_METHODS["clip"]}
+        if is_last and later.isdisjoint(self.opened.methods):
+            self._observe_gradients("backward")
+        return result
+
+    def _run_schedule(
+        self,
+        original: Callable[..., Any],
+        batch: Sequence[MicroBatch],
+        *args: object,
+        **kwargs: object,
+    ) -> object:
+        """Observe the schedule of a pipeline, in which each call of its stage is a micro-batch."""
+        self.found.seen |= {"forward", "backward"}
+
+        def begin(module: nn.Module, inputs: object) -> None:
+            del module, inputs
+            index = sum(step == self._step for step, _ in self.found.micro_batches_run)
+            self._begin_micro_batch(self._find_micro_batch(batch[index]), batch[index])
+
+        handle = self.opened.root.register_forward_pre_hook(begin, prepend=True)
+        try:
+            with self.tracer.unpaused():
+                result: object = original(batch, *args, **kwargs)
+        finally:
+            handle.remove()
+        with suspended_modes():
+            self.gradients.handler.finish_backward()
+        return result
+
+    def _reduce(self, original: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        self.found.seen.add("reduce")
+        self._observe_gradients("backward")
+        result = original(*args, **kwargs)
+        self._observe_gradients("reduce")
+        return result
+
+    def _clip(self, original: Callable[P, Norm], *args: P.args, **kwargs: P.kwargs) -> Norm:
+        self.found.seen.add("clip")
+        self._observe_gradients("backward")
+        norm = original(*args, **kwargs)
+        if "clip" in self._late:
+            return norm
+        with suspended_modes():
+            value = whole(norm.detach()) if isinstance(norm, Tensor) else norm
+            value = torch.as_tensor(value, dtype=torch.float64).reshape(1, 1)
+            self._note_norm(value)
+            self.handler.observe(self._address_of_norm, value)
+        self._observe_gradients("clip")
+        return norm
+
+    def _note_norm(self, value: Tensor) -> None:
+        if self.loss_scale is None:
+            return
+        expected = self.handler.find(self._address_of_norm)
+        if expected is not None:
+            self.loss_scale.note_norm(float(value.cpu() / expected))
+
+    @property
+    def _address_of_norm(self) -> ValueAddress:
+        first = next(p for p in self.opened.trainer.model.parameters() if p.is_floating_point())
+        dtype = str(first.dtype).removeprefix("torch.")
+        return ValueAddress(Stage("", "clip"), NORM, dtype=dtype)
+
+    def _optimize(self, original: Callable[..., R], *args: object, **kwargs: object) -> R:
+        """Observe the trainer's `optimizer_step`, and without one the step of its optimizer.
+
+        The optimizer may call a closure first, which computes the gradients.
+        """
+        is_outer, self._is_updating = not self._is_updating, True
+        named = {"closure": args[0], **kwargs} if args else kwargs
+        if callable(closure := named.get("closure")):
+            args, kwargs = (), named | {"closure": partial(self._close, closure)}
+        elif is_outer and any(step == self._step for step, _ in self.found.micro_batches_run):
+            self._observe_last_gradients()
+        if not is_outer:
+            return original(*args, **kwargs)
+        parameters = self.updates.trained()
+        try:
+            result = original(*args, **kwargs)
+        finally:
+            self._is_updating = False
+        if "optimizer" not in self._late:
+            self.found.seen.add("optimizer")
+            self.updates.observe_updates(parameters)
+        return result
+
+    def _close(self, closure: Callable[[], R]) -> R:
+        result = closure()
+        self._observe_last_gradients()
+        return result
+
+    def _observe_last_gradients(self) -> None:
+        """Observe the gradients that the optimizer gets, which are clipped if no method does that."""
+        phase: Phase = "backward"
+        model, own = self.opened.trainer.model, self.of_parameters
+        if not {"clip", PHASE_METHODS["clip"]} & (self._late | self.opened.methods.keys()):
+            with suspended_modes():
+                phase = own.last_phase(model, self.handler.find(self._address_of_norm))
+        if phase == "clip":
+            if own.is_next("backward") and "backward" in self.found.seen:
+                self.found.hidden["backward"] = "no method shows its end: clip_gradients would"
+            self.found.seen.add("clip")
+            self.handler.skip(self._address_of_norm)
+        self._observe_gradients(phase)
+
+    @property
+    def _late(self) -> frozenset[str]:
+        """Declared invisible phases, whose work may not be finished when their method ends.
+
+        A declared reduction is an exception: backward does it, so it is finished.
+        """
+        return frozenset(self.opened.traits.invisible_phases) - {"reduce"}
+
+    def _observe_gradients(self, phase: Phase) -> None:
+        """Observe all gradients after `phase` once per step, and inject the reference's.
+
+        Gradients that arrived and are no longer in `.grad` are used elsewhere, and are not seen.
+        """
+        arrived = self.sums is not None and self.sums.has_gradients
+        if arrived and all(item.tensor.grad is None for item in self.updates.trained()):
+            self.found.hidden[phase] = "`.grad` is empty when it ends"
+            return
+        with suspended_modes():
+            if self.sums is not None and self.of_parameters.is_next("backward"):
+                self.sums.compare(self.updates.trained(), is_clipped=phase == "clip")
+            self.of_parameters.observe(self.opened.trainer.model, phase)
+
+
+def _described(value: object) -> str:
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    return type(value).__name__
+
+
+class ReplayedSteps:
+    """Measures a trainer against a golden, whose values are injected into every stage.
+
+    Call `run_step` inside of `attached()`, and `write` after the last step.
+
+    pointwise: modules whose own code only rounds element by element.
+    untrained: buffers and frozen parameters of the reference's model; None for all.
+    """
+
+    def __init__(
+        self,
+        opened: OpenedTrainer,
+        golden: Path,
+        rows: RunRows,
+        boundary: Boundary,
+        pointwise: frozenset[str],
+        untrained: frozenset[str] | None = None,
+        scope: RankScope | None = None,
+        loss_scale: LossScale | None = None,
+    ) -> None:
+        trace = Trace.open(golden / TRACE)
+        packed = PackedTrace(trace)
+        self._replayer = Replayer(packed, boundary, attention_of(opened.trainer.model), pointwise)
+        self.gradients = GradientReplayer(packed, boundary, loss_scale=loss_scale)
+        self._handler = StageReplayer(golden, boundary, rows, scope=scope, trace=trace)
+        self._replayer.unmeasured = self.gradients.unmeasured = opened.traits.unmeasured_ports
+        self._scope = scope
+        if scope is not None:
+            self._replayer.layout = self.gradients.layout = scope.layout
+            self._replayer.partial_modules = scope.partial_modules
+        over_ranks = None if scope is None else scope.summed_by_backward
+        self.sums = GradientSums(boundary.rounded, over_ranks, self.gradients.micro_batches_begun)
+        self._rows = rows
+        taps = GradientTaps(self._replayer, self.gradients)
+        self.watch = UsageWatch(taps)
+        self.watch.add_parameters_of(opened.trainer.model)
+        self.updates = UpdateWatch(opened.trainer, self._handler, untrained)
+        self.observer = StepObserver(
+            opened,
+            self._handler,
+            self.updates,
+            ModuleTracer(self.watch),
+            taps,
+            rows,
+            self._replayer,
+            scope,
+            packed,
+            loss_scale,
+            self.sums,
+        )
+        self.found, self.of_gradients = self.observer.found, self.observer.of_gradients
+        self._packed = packed
+        self.attached = self.observer.attached
+        # Measurements of a step that is skipped later are discarded.
+        owners: list[tuple[Any, Sequence[str]]] = [
+            (self._replayer, ("results", "recomputed")),
+            (self.gradients, ("results", "scales", "labels")),
+            (self._handler, ("results",)),
+            (self.found, ("micro_batches_run",)),
+            (self.of_gradients, list(vars(self.of_gradients))),
+            (self.updates, ("moved",)),
+            (loss_scale, () if loss_scale is None else ("steps",)),
+        ]
+        self._measured = [(owner, name) for owner, names in owners for name in names]
+
+    def run_step(self, step: int, batch: Sequence[MicroBatch]) -> StepReport:
+        """Make one step, and measure it."""
+        report = self.observer.run_step(step, batch)
+        self.of_gradients.shares += self._shares_of(step)
+        if self.sums.kept[1]:
+            self.of_gradients.kept.append(KeptGradients(step, *self.sums.kept))
+        return report
+
+    def _shares_of(self, step: int) -> list[GradientShare]:
+        """Return how often each micro-batch is in the step's gradients; empty if no loss shows it."""
+        scales = {one.micro_batch: one for one in self.gradients.scales if one.step == step}
+        if not scales or self.packings:
+            return []
+        found = []
+        for at, number in dict.fromkeys(self.found.micro_batches_run):
+            if at == step and (step, number) in self._rows.numbers:
+                of_loss = scales[number].length if number in scales else 0.0
+                found.append(
+                    GradientShare(step, number, of_loss * self.sums.in_sum.get(number, 1.0))
+                )
+        return found
+
+    def measured(self) -> list[Any]:
+        """Copy all measurements so far."""
+        return copy.deepcopy([getattr(owner, name) for owner, name in self._measured])
+
+    def go_back_to(self, measured: list[Any]) -> None:
+        """Restore a copy of what `measured` returned, so that a skipped step can be discarded."""
+        for (owner, name), value in zip(self._measured, copy.deepcopy(measured), strict=True):
+            setattr(owner, name, value)
+
+    @property
+    def packings(self) -> list[PackedBatch]:
+        """Micro-batches that were run as one."""
+        return list(self._packed.packings.values())
+
+    def write(self, writer: TraceWriter) -> None:
+        """Attach all measurements, and finish the findings."""
+        self.found.packed = sorted({packing.micro_batches for packing in self.packings})
+        self.found.usage = Usage.model_validate(self.watch.to_json())
+        results = {f"stage-{phase}": self._handler.results[phase] for phase in PHASES}
+        scope, replayer = self._scope, self._replayer
+        results["modules"] = (
+            replayer.finish() if scope is None else replayer.finish(scope.is_own_call)
+        )
+        results["recomputed"] = replayer.recomputed
+        results["gradients"] = self.gradients.results
+        for name, result in results.items():
+            attach_results(writer, name, result)
