@@ -12,8 +12,7 @@ from transformers import LlamaForCausalLM
 from assay.devices.run_string import Run
 from assay.generate.candidate import run_candidate
 from assay.generate.capture import capture_golden
-from assay.generate.evidence import GenerateEvidence
-from assay.generate.golden import GoldenSection
+from assay.generate.golden import GenerateEvidence, GoldenSection
 from assay.generate.judging import judge_generation
 from assay.generate.spec import GenerateCheck, GoldenSpec, InputOptions
 from assay.runs import SilentProgress

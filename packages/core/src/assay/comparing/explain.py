@@ -9,6 +9,7 @@ from assay.comparing.coverage import describe_coverage, list_gaps
 from assay.comparing.levels import LEVEL_OF_PHASE
 from assay.comparing.wording import (
     BLIND_PLACE,
+    PHASES,
     describe_error,
     describe_location,
     describe_place,
@@ -23,7 +24,6 @@ from assay.comparing.wording import (
 )
 from assay.errors import name_some
 from assay.foreign_text import one_line
-from assay.sites import Phase
 from assay.statistics import STATISTICS, TOKEN_STATISTIC
 from assay.verdicts import Coverage, Location, Measurement, Number, Outcome, Record, Verdict
 
@@ -169,25 +169,7 @@ MAX_LISTED = 5  # names of a longer list that a message prints
 # Scope of the noise, by level.
 _SAME = {"logits": "of the same tokens", "tokens": "of the same token"}
 
-_PLURAL_SUBJECTS = ("The inputs of the model", "The gradients of all parameters")
-
-_MADE_HERE: dict[Phase, str] = {
-    "inputs": "no module has run yet: the error is made by the loop around the model",
-    "forward": "its inputs agree (they are the reference's own): the error is made here",
-    "backward": "its inputs and output gradients are the reference's own: the error is made here",
-    "reduce": "the gradients before it agree: the error is made here",
-    "clip": "the gradients before it agree: the error is made here",
-    "optimizer": "its gradients are the reference's own: the error is made here",
-    "checkpoint": "what was saved agrees with the reference: the error is made by saving or loading",
-    "sampler": "its logits are the reference's own: the error is made here",
-}
-
-
 _MADE_AFTER_LOADING = "it was loaded correctly, and changed before any computation: it counts even if no input uses it"
-_MADE_BY_LOADING: dict[Phase, str] = {
-    "checkpoint": "no setup function has run yet: the error is made by the code that loads",
-    "inputs": "no module has run yet: the error is made by the tokenizer or its chat template",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,7 +327,7 @@ def _describe_origin(location: Location, reason: str | None) -> str | None:
     is_in_all_modules = location.module is None and location.phase in ("forward", "backward")
     if is_in_all_modules or (reason and location.phase != "checkpoint"):
         return None
-    return _MADE_HERE[location.phase]
+    return PHASES[location.phase].made_here
 
 
 def _fails(verdict: Verdict, level: str) -> bool:
@@ -362,7 +344,7 @@ def _explain_load(verdict: Verdict, location: Location | None) -> tuple[str, lis
         headline = f"{what} differs from the files."
     details = [verdict.levels["load"].reason]
     if location is not None:
-        details.append(_MADE_AFTER_LOADING if changed else _MADE_BY_LOADING[location.phase])
+        details.append(_MADE_AFTER_LOADING if changed else PHASES[location.phase].made_by_loading)
     return headline, details
 
 
@@ -402,7 +384,8 @@ def _failure_headline(verdict: Verdict, location: Location | None, row: Measurem
         failed = [name for name, level in verdict.levels.items() if level.verdict is Outcome.FAIL]
         at = f" in {_joined(failed)}" if failed else ""
         return f"The candidate differs from the reference{at}; no single place explains it."
-    plural = describe_place(location) in _PLURAL_SUBJECTS
+    words = PHASES[location.phase]
+    plural = words.is_plural and describe_place(location) == words.subject
     verb: Literal["differ", "differs"] = "differ" if plural else "differs"
     place = describe_location(location)
     if row is not None and location.module and not (location.op or location.parameter):

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 from assay.errors import UsageError
 from assay.files import read_toml
@@ -138,14 +139,49 @@ LEVEL_QUESTIONS = {
     "overfit": "Does it memorize a few sequences, as the reference does?",
 }
 
-_SUBJECTS: dict[Phase, str] = {
-    "inputs": "The inputs of the model",
-    "sampler": "The sampler",
-    "backward": "The gradients of all parameters",
-    "reduce": "The reduction of gradients",
-    "clip": "The clipping of gradients",
-    "optimizer": "The optimizer step",
-    "checkpoint": "The checkpoint",
+
+class PhaseWords(NamedTuple):
+    """The words of one phase."""
+
+    subject: str
+    """Subject of a sentence about the whole phase."""
+    made_here: str
+    """Evidence that an error is made in this phase."""
+    is_plural: bool = False
+    made_by_loading: str = ""
+    """Evidence that loading a model makes the error, if it can."""
+
+
+_BEFORE_MODULES = "no module has run yet: the error is made by"
+_BEFORE_PHASE = "the gradients before it agree: the error is made here"
+PHASES: dict[Phase, PhaseWords] = {
+    "inputs": PhaseWords(
+        "The inputs of the model",
+        f"{_BEFORE_MODULES} the loop around the model",
+        is_plural=True,
+        made_by_loading=f"{_BEFORE_MODULES} the tokenizer or its chat template",
+    ),
+    "forward": PhaseWords(
+        "(model)", "its inputs agree (they are the reference's own): the error is made here"
+    ),
+    "backward": PhaseWords(
+        "The gradients of all parameters",
+        "its inputs and output gradients are the reference's own: the error is made here",
+        is_plural=True,
+    ),
+    "reduce": PhaseWords("The reduction of gradients", _BEFORE_PHASE),
+    "clip": PhaseWords("The clipping of gradients", _BEFORE_PHASE),
+    "optimizer": PhaseWords(
+        "The optimizer step", "its gradients are the reference's own: the error is made here"
+    ),
+    "checkpoint": PhaseWords(
+        "The checkpoint",
+        "what was saved agrees with the reference: the error is made by saving or loading",
+        made_by_loading="no setup function has run yet: the error is made by the code that loads",
+    ),
+    "sampler": PhaseWords(
+        "The sampler", "its logits are the reference's own: the error is made here"
+    ),
 }
 
 READ_MEASUREMENTS = (
@@ -208,7 +244,7 @@ def describe_depth(verdict: Verdict) -> str:
 
 def describe_place(location: Location) -> str:
     """Name the module, operation or parameter of `location`."""
-    place = location.module or _SUBJECTS.get(location.phase, "(model)")
+    place = location.module or PHASES[location.phase].subject
     if location.module == "" and location.phase == "backward":
         place = "(model)"
     if location.op == "loss" and not location.module:

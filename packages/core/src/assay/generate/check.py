@@ -167,8 +167,7 @@ def _run_and_judge(check: GenerateCheck, progress: Progress) -> "Judgement":
 
 def _judge(check: GenerateCheck, results: Path, report: CandidateReport) -> "Judgement":
     """Judge the `results` and `report` of one process."""
-    from assay.generate.evidence import GenerateEvidence  # torch is not needed for --help
-    from assay.generate.golden import GoldenSection
+    from assay.generate.golden import GenerateEvidence, GoldenSection  # torch
     from assay.generate.judging import judge_generation
     from assay.models.load import chosen_threads
     from assay.trace import Trace

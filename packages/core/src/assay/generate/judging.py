@@ -20,7 +20,7 @@ from assay.comparing.levels import (
 )
 from assay.comparing.loaded import JudgedLoad, judge_load
 from assay.errors import name_some
-from assay.generate.evidence import GenerateEvidence
+from assay.generate.golden import GenerateEvidence
 from assay.generate.module_levels import ModuleLevels, judge_module_levels, location_of
 from assay.generate.spec import CandidateReport
 from assay.generate.text_levels import (

@@ -22,7 +22,7 @@ from assay.comparing.levels import LevelResult, describe_uncalled, level_of, lis
 from assay.comparing.results import PortResult, ReplayResults
 from assay.comparing.token_rows import TokenPort, TokenRows
 from assay.errors import name_some
-from assay.generate.evidence import GenerateEvidence
+from assay.generate.golden import GenerateEvidence
 from assay.metrics import RowErrors
 from assay.stages import Stage
 from assay.statistics import SYSTEMATIC

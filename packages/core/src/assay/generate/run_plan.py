@@ -108,11 +108,6 @@ class Needs:
     """Memory if the weights of one module at a time are widened for the yardstick."""
     disk: int
 
-    def describe(self, widening: Widening) -> str:
-        """Describe the needs for a message."""
-        memory = self.memory if widening == "at once" else self.memory_on_use
-        return f"about {format_size(memory)} of memory and {format_size(self.disk)} of disk"
-
 
 def estimate_needs(
     spec: GoldenSpec,
@@ -214,7 +209,10 @@ def plan_run(spec: GoldenSpec, device: Device, yardstick_dtype: str, progress: P
     advice = "shorter --prompts, fewer --max-new-tokens, or --level logits"
     require_disk("the golden", needs.disk, spec.folder, spec.max_disk, advice)
     widening = choose_widening(needs, allowed_memory(device, spec.max_memory))
-    progress.note(f"the reference needs {needs.describe(widening)}")
+    memory = needs.memory if widening == "at once" else needs.memory_on_use
+    progress.note(
+        f"the reference needs about {format_size(memory)} of memory and {format_size(needs.disk)} of disk"
+    )
     if spec.level == "module":
         progress.note(
             f"the reference takes about {format_duration(estimate.reference)}, and a candidate on"

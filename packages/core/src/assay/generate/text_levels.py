@@ -15,7 +15,7 @@ from torch import Tensor
 
 from assay.comparing.levels import LevelResult, describe_judged_level, level_of, not_run
 from assay.comparing.wording import format_count
-from assay.generate.evidence import GenerateEvidence
+from assay.generate.golden import GenerateEvidence
 from assay.inputs import Batch
 from assay.kernel import find_largest, sum_tokens
 from assay.metrics import ShapeMismatchError

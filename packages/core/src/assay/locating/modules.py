@@ -26,7 +26,6 @@ from assay.hooks.tensors import Boundary, TensorMap, iterate_tensors, laid_out_a
 from assay.kernel import sum_pair
 from assay.locating.ports import (
     COMPARABLE_IMPLEMENTATIONS,
-    AbsentMask,
     BatchSource,
     PartQueue,
     RankLayout,
@@ -203,10 +202,11 @@ class _RootCall:
     index: RowIndex = field(default_factory=lambda: RowIndex(None))
     injected: TensorMap[str] = field(default_factory=TensorMap)
     """By injected value, the digest of the recorded value."""
-    absent_masks: dict[tuple[str, str, RowMap | None], AbsentMask | None] = field(
+    absent_masks: dict[tuple[str, str, RowMap | None], tuple[Tensor, int, int] | None] = field(
         default_factory=dict
     )
-    """By port, digest and rows."""
+    """Recorded masks where the model has none, with the number of their pairs, and of those that differ
+    from the causal mask, by port, digest and rows. None: it is not a mask."""
     chosen: dict[tuple[CallSite, str], Tensor] = field(default_factory=dict)
     """Own choices, such as experts, by call and port."""
 
@@ -480,18 +480,20 @@ class Replayer:
             if absent is None:
                 continue
             matched.seen.add(port)
-            result = self._result(active, port, absent.expected)
-            result.exact.add(absent.num_compared, absent.num_different)
-            if absent.num_different:
-                active.arguments[name] = mask_for(active.module, absent.expected)
+            expected, num_compared, num_different = absent
+            self._result(active, port, expected).exact.add(num_compared, num_different)
+            if num_different:
+                active.arguments[name] = mask_for(active.module, expected)
 
-    def _find_absent_mask(self, matched: _Matched, port: str) -> AbsentMask | None:
+    def _find_absent_mask(self, matched: _Matched, port: str) -> tuple[Tensor, int, int] | None:
         """Compare a recorded mask with the causal one. The modules of a root call have one mask."""
         key = port, self.trace.stored(matched.call, port).digest, matched.rows
-        if key not in self._root.absent_masks:
-            expected = self._recorded(matched.call, port)
-            self._root.absent_masks[key] = AbsentMask.of(port, expected, matched.rows)
-        return self._root.absent_masks[key]
+        known = self._root.absent_masks
+        if key not in known:
+            mask = self._recorded(matched.call, port)
+            is_mask = is_attention_mask(port, mask)
+            known[key] = (mask, *count_differences(None, mask, matched.rows)) if is_mask else None
+        return known[key]
 
     def _find_near_ties(self, active: ActiveCall, output: object) -> None:
         """Find the rows of a router's results to exclude because its choice is a near tie."""
@@ -508,7 +510,7 @@ class Replayer:
         choice = find_choice(actual, expected)
         if choice is None:
             return
-        indices, scores = choice.indices, choice.scores
+        indices, scores = choice
         if self.score_noise is None:
             error = root_mean_square(actual[scores], expected[scores])
         else:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -163,22 +163,6 @@ def count_differences(
     except RuntimeError:  # shapes differ: no pair agrees
         return num_compared, num_compared
     return num_compared, int(different[valid[:, None, :, None].expand_as(different)].sum())
-
-
-@dataclass(frozen=True, slots=True)
-class AbsentMask:
-    """A recorded mask where the running model has none, compared with the causal one."""
-
-    expected: Tensor
-    num_compared: int
-    num_different: int
-
-    @classmethod
-    def of(cls, port: str, expected: Tensor, rows: RowMap | None) -> Self | None:
-        """Compare the recorded tensor at `port`; None if it is not a mask."""
-        if not is_attention_mask(port, expected):
-            return None
-        return cls(expected, *count_differences(None, expected, rows))
 
 
 def in_form_of(actual: Tensor, expected: Tensor) -> Tensor:

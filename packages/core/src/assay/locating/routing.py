@@ -9,6 +9,7 @@ Shape legend: R tokens, k experts for each, E experts, G groups of experts.
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -43,21 +44,15 @@ def near_tie_rows(actual: Tensor, expected: Tensor, scores: Tensor, error: float
     return differs & is_choice & (gap <= TIE_MARGIN * error)
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """The ports of a router's results: the chosen indices, and the scores that decide."""
-
-    indices: str
-    scores: str
-
-
 def may_be_routing(outputs: Mapping[str, Tensor]) -> bool:
     """Return True if there are both indices and scores among these results."""
     return len({tensor.is_floating_point() for tensor in outputs.values()}) > 1
 
 
-def find_choice(actual: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> Choice | None:
-    """Find the first indices that other results of the same call decide, by port.
+def find_choice(
+    actual: Mapping[str, Tensor], expected: Mapping[str, Tensor]
+) -> tuple[str, str] | None:
+    """Return the ports of the first indices that other results of a call decide, and of these scores.
 
     Shapes: of both sides the results of two dims.
     """
@@ -66,7 +61,7 @@ def find_choice(actual: Mapping[str, Tensor], expected: Mapping[str, Tensor]) ->
             siblings = {other: expected[other] for other in actual if other != port}
             scores = find_scores(expected[port], siblings)
             if scores is not None:
-                return Choice(port, scores)
+                return port, scores
     return None
 
 
@@ -316,8 +311,8 @@ class NoiseOfChoices:
 
     expected: Mapping[Key, RecordedChoice] = field(default_factory=dict)
     """Choices of the running batch. The caller sets it before each batch."""
-    _scores: dict[str, _ErrorSum] = field(default_factory=dict)
-    _groups: dict[str, _ErrorSum] = field(default_factory=dict)
+    _scores: dict[str, _ErrorSum] = field(default_factory=lambda: defaultdict(_ErrorSum))
+    _groups: dict[str, _ErrorSum] = field(default_factory=lambda: defaultdict(_ErrorSum))
 
     def choose(self, choice: ExpertChoice) -> tuple[Tensor, Tensor] | None:
         """Measure the scores' error, and return the recorded choice if another one was made."""
@@ -334,27 +329,21 @@ class NoiseOfChoices:
             ).all(1)
             if actual.groups is not None and expected.groups is not None:
                 everywhere = torch.ones_like(alike)
-                of_groups = self._groups.setdefault(choice.module, _ErrorSum())
-                of_groups.add(actual.groups, expected.groups, everywhere)
+                self._groups[choice.module].add(actual.groups, expected.groups, everywhere)
                 opened = [
                     side.groups.topk(side.num_groups, dim=1).indices.sort(1).values
                     for side in (actual, expected)
                     if side.groups is not None
                 ]
                 alike &= (opened[0] == opened[1]).all(1)
-            self._scores.setdefault(choice.module, _ErrorSum()).add(
-                actual.scores, expected.scores, alike
-            )
+            self._scores[choice.module].add(actual.scores, expected.scores, alike)
         return replaced_choice(choice, expected, _differs(choice, expected))
 
     def noise(self) -> dict[str, ScoreNoise]:
         """Return the noise of each group of experts."""
-        nothing = _ErrorSum()
         return {
-            module: ScoreNoise(
-                of_scores.root_mean_square, self._groups.get(module, nothing).root_mean_square
-            )
-            for module, of_scores in self._scores.items()
+            module: ScoreNoise(scores.root_mean_square, self._groups[module].root_mean_square)
+            for module, scores in self._scores.items()
         }
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from assay.comparing.coverage import Usage
 from assay.devices.run_string import Run
-from assay.generate.evidence import GenerateEvidence
+from assay.generate.golden import GenerateEvidence
 from assay.generate.judging import Judgement, judge_generation, merge_weight_facts, worst_of_ranks
 from assay.generate.spec import CandidateReport, GenerateCheck
 from assay.inputs import Batch

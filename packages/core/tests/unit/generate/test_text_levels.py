@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from assay.devices.run_string import Run
-from assay.generate.evidence import GenerateEvidence
+from assay.generate.golden import GenerateEvidence
 from assay.generate.spec import GenerateCheck
 from assay.generate.text_levels import (
     FirstDifference,
