@@ -20,12 +20,14 @@ from typing import IO, NoReturn
 
 from assay.errors import AssayError, UsageError
 from assay.launch.failures import RankReport, raised_report, report_of
-from assay.launch.fork_server import STACK_SIGNAL
 from assay.launch.world import World
 from assay.progress import Progress, SilentProgress
 from assay.runs.progress import Event, WireProgress
 
 CALL_FILE = "call.pickle"
+
+# Makes a process write its stack.
+STACK_SIGNAL = signal.SIGUSR1
 
 _in_world = False
 

@@ -2,14 +2,13 @@
 
 It starts no thread and opens no device, because a fork inherits neither in a usable state. For each
 request it forks the leader of a group of processes, and answers with the leader's pid. A request
-without a body only imports modules.
+without a folder only imports modules.
 """
 
 import gc
 import importlib
 import json
 import os
-import pkgutil
 import select
 import signal
 import socket
@@ -17,20 +16,16 @@ import struct
 import sys
 import time
 import traceback
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
+from assay.launch.child_process import STACK_SIGNAL, answer
 from assay.watchdog import GRACE_SECONDS
 
 ANSWER = struct.Struct("=q")
 MAX_REQUEST_BYTES = 1 << 16
-# The most descriptors of a leader: parent and exits of `lead`, and those of the body.
-MAX_DESCRIPTORS = 8
-
-# Makes a process write its stack.
-STACK_SIGNAL = signal.SIGUSR1
+MAX_DESCRIPTORS = 4  # those of `lead`
 
 _POLL_SECONDS = 0.02
 
@@ -53,7 +48,7 @@ def serve(connection: socket.socket) -> NoReturn:
 def _answer(connection: socket.socket, request: dict[str, Any], descriptors: list[int]) -> None:
     try:
         _import(request)
-        pid = _fork_leader(connection, request, descriptors) if "body" in request else 0
+        pid = _fork_leader(connection, request, descriptors) if "folder" in request else 0
         connection.sendall(ANSWER.pack(pid))
     except Exception:  # noqa: BLE001 - sent to the parent
         text = traceback.format_exc().encode()
@@ -68,7 +63,7 @@ def _fork_leader(connection: socket.socket, request: dict[str, Any], descriptors
     if not pid:
         connection.close()
         gc.enable()
-        lead(request["body"], request["arguments"], request["num_processes"], *descriptors)
+        lead(request["folder"], request["num_processes"], *descriptors)
     with suppress(OSError):  # the leader does the same
         os.setpgid(pid, pid)
     return pid
@@ -85,14 +80,14 @@ def _import(request: dict[str, Any]) -> None:
 
 
 def lead(
-    body: str, arguments: Sequence[str], num_processes: int, parent: int, exits: int, *more: int
+    folder: str, num_processes: int, parent: int, exits: int, gate: int, reports: int
 ) -> NoReturn:
     """Fork the processes; write a line to `exits` for each that ends; end with the parent.
 
     It never ends by itself, so that the system cannot reuse the group's number before the parent
     kills the group.
 
-    body: MODULE:FUNCTION, which each process calls with `arguments`, its number and `more`.
+    folder, gate, reports: of the call that the processes `answer`.
     parent: a pipe whose other end only the parent holds; the group ends when it is closed.
     exits: a pipe that only this process writes, so that end of file shows its death.
     """
@@ -115,9 +110,9 @@ def lead(
                 signal.signal(default, signal.SIG_DFL)
             for descriptor in (parent, exits, woken, wake):
                 os.close(descriptor)
-            pkgutil.resolve_name(body)(*arguments, number, *more)
+            answer(folder, number, gate, reports)
         running[pid] = number
-    for descriptor in more:
+    for descriptor in (gate, reports):
         os.close(descriptor)
     _write_line(exits, {"pids": {number: pid for pid, number in running.items()}})
     while True:

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 from assay.errors import exit_in_words
@@ -144,22 +145,14 @@ class ForkServer:
                 self._preloads = True
 
     def start_leader(
-        self,
-        body: tuple[str, Sequence[str]],
-        num_processes: int,
-        preload: Sequence[str],
-        descriptors: Sequence[int],
+        self, folder: Path, num_processes: int, preload: Sequence[str], descriptors: Sequence[int]
     ) -> int:
         """Fork the leader of a group. Returns: the id of its process and process group.
 
-        body: MODULE:FUNCTION and arguments, as in `fork_server.lead`.
+        folder, descriptors: as in `fork_server.lead`.
         Raises: ForkServerError if a module of `preload` cannot be imported.
         """
-        request = _imports(preload) | {
-            "body": body[0],
-            "arguments": list(body[1]),
-            "num_processes": num_processes,
-        }
+        request = _imports(preload) | {"folder": str(folder), "num_processes": num_processes}
         message = json.dumps(request).encode()
         with self._lock:
             while True:
@@ -262,10 +255,6 @@ FORK_SERVER = ForkServer()
 atexit.register(FORK_SERVER.stop)
 
 
-Body = tuple[str, Sequence[str]]
-"""MODULE:FUNCTION to call in each process, and its first arguments. It also gets the number of the
-process and the descriptors of the group, and never returns."""
-
 LEADER_LOST = "the process that leads a group is gone; was the machine cleaned?"
 
 _running: set[int] = set()
@@ -320,23 +309,24 @@ class ProcessGroup:
 
 @contextmanager
 def started_group(
-    body: Body,
+    folder: Path,
     num_processes: int,
     preload: Sequence[str],
-    descriptors: Sequence[int],
-    grace_seconds: float = 0.0,
+    descriptors: tuple[int, int],
+    grace_seconds: float,
 ) -> Iterator[ProcessGroup]:
-    """Start processes that call `body`, and end them on exit. They end if this process is killed.
+    """Start processes that answer a call, and end them on exit. They end if this process is killed.
 
+    folder: of the call, as in `child_process.answer`.
     preload: modules that the fork server imports first, once for all groups.
-    descriptors: for `body`; this process may close its own afterwards.
+    descriptors: its gate and its reports; this process may close its own afterwards.
     grace_seconds: between SIGTERM and SIGKILL if the processes still run on exit; 0 for SIGKILL only.
     Raises: ForkServerError if a module cannot be imported.
     """
     # The leader ends the group when `parent` is closed, which also happens if this process dies.
     with closing(Pipe()) as parent, closing(LinePipe()) as exits:
         group_id = FORK_SERVER.start_leader(
-            body, num_processes, preload, (parent.reader, exits.writer, *descriptors)
+            folder, num_processes, preload, (parent.reader, exits.writer, *descriptors)
         )
         parent.close_reader()
         exits.close_writer()

@@ -10,7 +10,7 @@ from pickle import loads
 from typing import Any
 
 from assay.errors import AssayError, MachineError, UsageError
-from assay.launch.child_process import answer
+from assay.launch.child_process import STACK_SIGNAL
 from assay.launch.failures import (
     Directness,
     ProcessError,
@@ -23,7 +23,6 @@ from assay.launch.failures import (
     read_stack,
     strongest,
 )
-from assay.launch.fork_server import STACK_SIGNAL
 from assay.launch.process_groups import (
     LEADER_LOST,
     LinePipe,
@@ -113,11 +112,10 @@ def supervised(
         world, grace = World({"process": 1}), GRACE_SECONDS
     else:
         preload = (*_PRELOAD, *preload, *world.preload)
-    body = (f"{answer.__module__}:{answer.__name__}", (str(folder),))
     with closing(Pipe()) as gate, closing(LinePipe()) as reports:
         descriptors = (gate.reader, reports.writer)
         try:
-            with started_group(body, world.size, preload, descriptors, grace) as group:
+            with started_group(folder, world.size, preload, descriptors, grace) as group:
                 gate.close_reader()
                 reports.close_writer()
                 with closing(WireReader(progress)) as tasks:
