@@ -5,9 +5,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from assay.runs.results import write_results
-from assay_expectations.decoders.checking import prompt_lines, read_texts
-from assay_expectations.decoders.options import read_thresholds
-from assay_expectations.judging.changes import change_as_markdown, find_change
+from assay_expectations.changes import change_as_markdown, find_change
+from assay_expectations.decoders import prompt_lines, read_texts, read_thresholds
 from assay_expectations.page import collect_cells, write_page
 from assay_expectations.records import read_expectation, write_expectation
 from packages.core.tests.fuzz.reader import Reader

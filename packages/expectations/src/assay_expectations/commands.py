@@ -57,12 +57,11 @@ def capture(
     """
     from assay.errors import UsageError
     from assay.runs import open_progress
-    from assay_expectations.capturing import capture_expectation
-    from assay_expectations.requests import CaptureOptions
+    from assay_expectations.capture_and_verify import capture_expectation
+    from assay_expectations.records import CaptureOptions
 
     if shapes is not None:
-        from assay_expectations.decoders.checking import capture_metrics
-        from assay_expectations.decoders.options import Shape
+        from assay_expectations.decoders import Shape, capture_metrics
 
         if any((approved_by, reason, captures)) or output.suffix == ".json":
             raise UsageError(
@@ -104,7 +103,7 @@ def verify(
     """
     from assay.cli.ending import finish
     from assay.runs import RunFolder, open_progress
-    from assay_expectations.verifying import verify_expectations
+    from assay_expectations.capture_and_verify import verify_expectations
 
     folder = RunFolder.create("expect verify", output)
     with open_progress() as progress:
@@ -136,7 +135,7 @@ def diff(
     from assay.cli.ending import end_with
     from assay.errors import UsageError
     from assay.runs import RunFolder
-    from assay_expectations.verifying import diff_expectations
+    from assay_expectations.capture_and_verify import diff_expectations
 
     if as_markdown and as_json:
         raise UsageError("--markdown and --json exclude each other")
@@ -165,8 +164,8 @@ def page(
     """
     from datetime import UTC, datetime
 
+    from assay_expectations.capture_and_verify import SHIPPED
     from assay_expectations.page import collect_cells, write_page
-    from assay_expectations.verifying import SHIPPED
 
     now = datetime.now(UTC)
     cells = collect_cells(expectations or [SHIPPED], runs, output, now)

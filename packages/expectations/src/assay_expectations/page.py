@@ -14,8 +14,8 @@ from assay.files import write_whole
 from assay.output.pages import page_environment
 from assay.runs.results import VERDICT_FILE, read_verdict
 from assay.verdicts import Outcome
+from assay_expectations.capture_and_verify import find_files
 from assay_expectations.records import Machine, Provenance, read_expectation
-from assay_expectations.verifying import find_files
 
 # unseen: captured, but without a verdict.
 State = Literal["pass", "fail", "stale", "unseen", "missing"]

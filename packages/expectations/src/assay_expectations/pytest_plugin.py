@@ -12,7 +12,7 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from assay_expectations.decoders.options import DecoderOptions
+    from assay_expectations.decoders import DecoderOptions
 
 MODELS_VARIABLE = "ASSAY_EXPECTATION_MODELS"
 
@@ -74,7 +74,7 @@ def expectation_folder(config: pytest.Config) -> Path:
 
     Raises: pytest.UsageError for a capture into the package.
     """
-    from assay_expectations.verifying import SHIPPED
+    from assay_expectations.capture_and_verify import SHIPPED
 
     folder: str | None = config.getoption("expectation_folder")
     if folder is None and config.getoption("capture_expectation"):
@@ -96,7 +96,7 @@ def decoder_options(config: pytest.Config) -> "DecoderOptions":
     """Return the options of this session. Raises: pytest.UsageError."""
     from assay.errors import UsageError
     from assay.launch import outer_world_size
-    from assay_expectations.decoders.options import Shape, options_from, read_thresholds
+    from assay_expectations.decoders import Shape, options_from, read_thresholds
 
     fields: dict[str, tuple[str, Callable[[Any], Any]]] = {
         "models": ("decoder_model", tuple),

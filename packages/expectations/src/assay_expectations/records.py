@@ -1,9 +1,9 @@
-"""Expectation files: their records, reader and writer. Imports no torch.
+"""Expectation files: their records, reader and writer; and the requests to the process that runs models.
 
 The key has the machine and content that must be equal before numbers are compared. Versions of software are
 not part of it: the yardstick does not depend on them, and an expectation exists to show the effect of a new
 version. Outputs are compressed distributions for every generated token. A model that does not generate has
-distributions at some positions of its inputs instead.
+distributions at some positions of its inputs instead. Imports no torch.
 Shapes, by batch: B rows, N tokens (can differ between rows), K kept ids, M projections.
 """
 
@@ -16,6 +16,7 @@ from typing import Any
 import xxhash
 from pydantic import ConfigDict, Field
 
+from assay.comparing.coverage import Usage
 from assay.errors import name_some
 from assay.files import (
     DiskError,
@@ -298,3 +299,53 @@ def _as_lines(value: Any, indent: str) -> str:  # noqa: ANN401 - any JSON value
     inner = indent + " "
     items = [f"{inner}{json.dumps(name)}: {_as_lines(item, inner)}" for name, item in value.items()]
     return "{\n" + ",\n".join(items) + f"\n{indent}}}"
+
+
+class CaptureOptions(Record):
+    """Options of a capture, and the request to its first process."""
+
+    model: str
+    run: str
+    num_captures: int = 3
+    """Number of processes that capture, one after the other."""
+    approved_by: str | None = None
+    reason: str | None = None
+
+
+class Captured(Record):
+    """The answer to `CaptureOptions`."""
+
+    expectation: Expectation
+    """Of this capture alone, without `process` in its provenance."""
+    on_host: Distributions | None
+    """Outputs of the host in the same dtype; None if the host was captured."""
+
+
+class VerifyRequest(Record):
+    """A request to observe the models of expectation files on a device."""
+
+    files: list[str]
+    run: str
+    setup: str | None = None
+
+
+class Seen(Record):
+    """The observation of one expectation file."""
+
+    file: str
+    observed: Observed | None = None
+    """Outputs of the model here; None if it did not run."""
+    usage: Usage | None = None
+    """Parts of the model that ran."""
+    stale: list[str] = Field(default_factory=list)
+    """Differences in content, which make the expectation stale."""
+    problem: str | None = None
+    """Reason why the model could not run."""
+
+
+class AllSeen(Record):
+    """The answer to a `VerifyRequest`."""
+
+    machine: Machine
+    versions: dict[str, str]
+    seen: list[Seen]

@@ -13,13 +13,15 @@ from assay.comparing.limits import calibrate_thresholds, read_clean_tokens
 from assay.errors import UsageError
 from assay.runs import SilentProgress
 from assay.verdicts import Outcome, Verdict
-from assay_expectations.decoders.checking import (
+from assay_expectations.decoders import (
     REFERENCES,
     DecoderCheck,
+    DecoderOptions,
+    Shape,
+    Thresholds,
     capture_metrics,
     content_of_model,
 )
-from assay_expectations.decoders.options import DecoderOptions, Shape, Thresholds
 
 Check = Callable[..., Verdict]
 

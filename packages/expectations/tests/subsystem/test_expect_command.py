@@ -14,8 +14,8 @@ import torch
 import transformers
 
 from assay.models import RECIPES
+from assay_expectations.capture_and_verify import SHIPPED
 from assay_expectations.records import read_expectation
-from assay_expectations.verifying import SHIPPED
 
 FAULTS = """
 import torch

@@ -3,8 +3,7 @@
 import pytest
 
 from assay.verdicts import Outcome
-from assay_expectations.judging.changes import change_as_markdown, find_change
-from assay_expectations.judging.verdicts import judge_pair
+from assay_expectations.changes import change_as_markdown, find_change, judge_pair
 from assay_expectations.records import Expectation, Key
 from packages.expectations.tests.unit.sample_expectations import (
     CONTENT,

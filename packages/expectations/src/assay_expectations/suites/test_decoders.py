@@ -13,8 +13,7 @@ from assay.api.verdict import CheckedVerdict
 from assay.launch import on_first_rank, require_one_machine
 from assay.runs import SilentProgress
 from assay.verdicts import Outcome
-from assay_expectations.decoders.checking import DecoderCheck
-from assay_expectations.decoders.options import Shape
+from assay_expectations.decoders import DecoderCheck, Shape
 from assay_expectations.pytest_plugin import decoder_options, one_line_failures
 
 

@@ -10,11 +10,11 @@ import pytest
 
 from assay.api.verdict import CheckedVerdict
 from assay.verdicts import Outcome
-from assay_expectations.models import layouts
-from assay_expectations.models.expected import ExpectedModel, tuple_differences, unused_files
+from assay_expectations import models_under_test
+from assay_expectations.models_under_test import ExpectedModel, tuple_differences, unused_files
 from assay_expectations.pytest_plugin import expectation_folder, expected_models, one_line_failures
 
-OTHER_LAYOUT = f"{layouts.__file__}:{layouts.other_layout.__name__}"
+OTHER_LAYOUT = f"{models_under_test.__file__}:{models_under_test.other_layout.__name__}"
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -1,33 +1,43 @@
-"""Captures an expectation in several processes, which must agree."""
+"""Captures an expectation in several processes, which must agree; verifies and compares expectations."""
 
+from collections.abc import Sequence
+from importlib.resources import files
 from pathlib import Path
 
 from assay.devices.run_string import parse_run
 from assay.errors import MachineError, UsageError
 from assay.files import UnreadableFileError
-from assay.launch import RemoteFunction, call
 from assay.models.sources import resolve_model
+from assay.launch import RemoteFunction, call
 from assay.runs import Progress, provenance
+from assay.runs.results import write_results
+from assay.verdicts import Verdict
 from assay.watchdog import temporary_folder
-from assay_expectations.judging.changes import find_change
-from assay_expectations.judging.numbers import LIMITS, judge_by, judge_numbers
+from assay_expectations.changes import change_as_markdown, find_change, judge_pair
+from assay_expectations.judging import (
+    LIMITS,
+    describe_worst,
+    is_within_limits,
+    judge_by,
+    judge_numbers,
+    judge_seen,
+    values_of,
+)
 from assay_expectations.records import (
+    AllSeen,
+    Captured,
+    CaptureOptions,
     Distributions,
     Expectation,
     Observed,
+    VerifyRequest,
     file_for,
     read_expectation,
     require_writable,
     write_expectation,
 )
-from assay_expectations.requests import (
-    AllSeen,
-    Captured,
-    CaptureOptions,
-    VerifyRequest,
-)
 
-_WORKER = "assay_expectations.observing.candidates"
+_WORKER = "assay_expectations.observing"
 # The fork server imports these once for all captures.
 _PRELOAD = (
     "transformers.models.auto.modeling_auto",
@@ -67,7 +77,7 @@ def _capture_first(options: CaptureOptions, folder: Path, progress: Progress) ->
     (captured,) = call(_CAPTURE, options, folder=folder, name="capture 1", progress=progress)
     expectation = captured.expectation
     _require_agreement_with_host(options, expectation, captured.on_host)
-    if not judge_by(expectation, expectation.signature.captured).passed:
+    if not is_within_limits(judge_by(expectation, expectation.signature.captured)):
         raise MachineError(
             f"{options.model} gives NaN or infinity on {options.run}. Nothing was written"
         )
@@ -84,9 +94,9 @@ def _require_agreement_with_host(
     by_host = expectation.signature.model_copy(update={"captured": on_host})
     dtype = expectation.key.machine.dtype
     judged = judge_numbers(by_host, expectation.signature.captured, dtype, LIMITS)
-    if not judged.passed:
+    if not is_within_limits(judged):
         raise UsageError(
-            f"{options.run} cannot be trusted: {judged.describe_worst(f'the error of cpu/{dtype}')}."
+            f"{options.run} cannot be trusted: {describe_worst(judged, f'the error of cpu/{dtype}')}."
             " Nothing was written. To find the cause: assay check generate"
             f" {options.model} --reference cpu/float32 --candidate {options.run}. If the difference is"
             " intended: --reason TEXT"
@@ -119,7 +129,7 @@ def _observe_again(
     file = write_expectation(expectation, folder / "expectation.json")
     request = VerifyRequest(files=[str(file)], run=run)
     name = f"capture {folder.name}"
-    (observed,) = call(OBSERVE, request, folder=folder, name=name, progress=progress)
+    (observed,) = call(_OBSERVE, request, folder=folder, name=name, progress=progress)
     (seen,) = observed.seen
     if seen.observed is None:
         problem = seen.problem or "; ".join(seen.stale)
@@ -129,9 +139,68 @@ def _observe_again(
 
 def _with_capture(expectation: Expectation, observed: Observed, number: int) -> Expectation:
     judged = judge_by(expectation, observed.distributions)
-    if not judged.passed:
+    if not is_within_limits(judged):
         raise MachineError(
-            f"captures 1 and {number} do not agree: {judged.describe_worst('the error of capture 1')}."
+            f"captures 1 and {number} do not agree: {describe_worst(judged, 'the error of capture 1')}."
             " Nothing was written"
         )
-    return expectation.model_copy(update={"captures": [*expectation.captures, judged.ratios]})
+    return expectation.model_copy(update={"captures": [*expectation.captures, values_of(judged)]})
+
+
+SHIPPED = Path(str(files("assay_expectations") / "shipped"))
+
+
+def verify_expectations(
+    paths: Sequence[Path],
+    run: str,
+    folder: Path,
+    progress: Progress,
+    setup: str | None = None,
+    allow_unused: Sequence[str] = (),
+) -> Verdict:
+    """Verify the expectations in `paths`, by default the shipped ones, and write the verdict.
+
+    setup: FILE.py:FUNC to call with each model before it runs.
+    allow_unused: GLOBs of modules, parameters and experts that may stay uncompared.
+    """
+    parse_run(run)
+    expectations = {file: read_expectation(file) for file in find_files(paths or [SHIPPED])}
+    _require_unique_keys(expectations)
+    request = VerifyRequest(files=[str(file) for file in expectations], run=run, setup=setup)
+    (observations,) = call(_OBSERVE, request, folder=folder, name="verify", progress=progress)
+    verdict, rows = judge_seen(run, list(expectations.values()), observations, allow_unused)
+    return write_results(verdict, rows, folder)
+
+
+def diff_expectations(expected: Path, actual: Path, folder: Path) -> str:
+    """Judge the capture `actual` by the expectation `expected`, and write the verdict.
+
+    Returns: the change, as Markdown.
+    """
+    before, now = read_expectation(expected), read_expectation(actual)
+    verdict, rows, change = judge_pair(before, now)
+    write_results(verdict, rows, folder)
+    return change_as_markdown(before, now, change)
+
+
+def find_files(paths: Sequence[Path]) -> list[Path]:
+    """List the files in `paths` and in its folders.
+
+    Raises: UsageError for a missing path, or a folder without expectations.
+    """
+    found: list[Path] = []
+    for path in paths:
+        inside = sorted(path.glob("*.json")) if path.is_dir() else [path]
+        if not inside or not inside[0].is_file():
+            raise UsageError(f"{path} has no expectation; `assay expect capture` makes one")
+        found += inside
+    return found
+
+
+def _require_unique_keys(expectations: dict[Path, Expectation]) -> None:
+    known: dict[str, Path] = {}
+    for file, expectation in expectations.items():
+        key = expectation.model + expectation.key.model_dump_json()
+        if key in known:
+            raise UsageError(f"{known[key]} and {file} have the same key; delete one")
+        known[key] = file

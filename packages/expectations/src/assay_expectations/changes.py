@@ -12,13 +12,19 @@ from typing import Literal
 
 import numpy as np
 
+from assay.comparing.levels import not_compared
 from assay.foreign_text import escape_markdown, markdown_code
-from assay_expectations.judging.numbers import (
+from assay.verdicts import Location, Measurement, Verdict
+from assay_expectations.judging import (
     LARGEST_CLEAN_RATIOS,
-    JudgedSignature,
+    Judged,
+    combine,
+    describe_worst,
+    is_within_limits,
     judge_by,
-    rows_of,
+    level_of_signature,
     token_spreads,
+    tokens_of,
 )
 from assay_expectations.records import (
     Expectation,
@@ -70,7 +76,7 @@ class Change:
     """The change between two captures of a model."""
 
     kind: Kind
-    judged: JudgedSignature | None
+    judged: Judged | None
     """The newer capture, judged by the older one's limits; None for different content."""
     moved: list[MovedToken]
     """The tokens that moved most, in descending order."""
@@ -86,7 +92,7 @@ class Change:
         """Describe the change."""
         if self.judged is None:
             return f"different content: {'; '.join(self.content)}"
-        size = self.judged.describe_worst("the older noise")
+        size = describe_worst(self.judged, "the older noise")
         if self.kind == "noise":
             return f"noise: {size}"
         if self.kind == "drift":
@@ -112,6 +118,30 @@ def find_change(expected: Expectation, actual: Expectation) -> Change:
     return Change(_kind_of(judged, expected), judged, moved, grown, [], environment)
 
 
+def judge_pair(
+    expected: Expectation, actual: Expectation
+) -> tuple[Verdict, list[Measurement], Change]:
+    """Judge the capture `actual` by the limits of `expected`, and describe the change."""
+    change, level = find_change(expected, actual), "signature"
+    if change.judged is None:
+        result = not_compared("; ".join(change.content))
+    else:
+        facts = {"limits_origin": expected.limits_origin, "change": change.kind}
+        result = level_of_signature(level, expected, change.judged, change.summary, facts)
+    location = None
+    if change.kind == "break" and change.grown:
+        location = Location(phase="forward", module=change.grown[0].module)
+    verdict, rows = combine(
+        {level: result},
+        change.environment,
+        model={"name": ", ".join(sorted({expected.model, actual.model}))},
+        reference={"run": expected.name},
+        candidate={"run": actual.name},
+        location=location,
+    )
+    return verdict, rows, change
+
+
 def _grown(before: Mapping[str, float], now: Mapping[str, float]) -> Iterator[GrownLayer]:
     for module, error in before.items():
         # NaN counts as growth.
@@ -119,12 +149,12 @@ def _grown(before: Mapping[str, float], now: Mapping[str, float]) -> Iterator[Gr
             yield GrownLayer(module, error, now[module])
 
 
-def _kind_of(judged: JudgedSignature, expected: Expectation) -> Kind:
-    if not judged.passed:
+def _kind_of(judged: Judged, expected: Expectation) -> Kind:
+    if not is_within_limits(judged):
         return "break"
     largest = {name: max(one[name] for one in expected.captures) for name in LARGEST_CLEAN_RATIOS}
     is_noise = all(
-        judged.ratios[name] <= max(clean, largest[name])
+        judged[name].value <= max(clean, largest[name])
         for name, clean in LARGEST_CLEAN_RATIOS.items()
     )
     return "noise" if is_noise else "drift"
@@ -149,13 +179,13 @@ def _surroundings(provenance: Provenance) -> dict[str, object]:
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _moved(expected: Expectation, actual: Expectation, judged: JudgedSignature) -> list[MovedToken]:
-    before_RK = rows_of(expected.signature.captured.log_probabilities)
-    now_RK = rows_of(actual.signature.captured.log_probabilities)
+def _moved(expected: Expectation, actual: Expectation, judged: Judged) -> list[MovedToken]:
+    before_RK = tokens_of(expected.signature.captured.log_probabilities)
+    now_RK = tokens_of(actual.signature.captured.log_probabilities)
     with np.errstate(invalid="ignore"):
         moved_RK = np.abs(np.where(now_RK == before_RK, 0.0, now_RK - before_RK))
-    spreads_R = token_spreads(rows_of(expected.signature.yardstick.log_probabilities))
-    noise = next(one.expected for one in judged.judged if one.statistic == "logits-error")
+    spreads_R = token_spreads(tokens_of(expected.signature.yardstick.log_probabilities))
+    noise = judged["logits-error"].expected
     units_R = np.sqrt(np.mean(moved_RK**2, axis=1)) / spreads_R / noise
     units_R = np.where(np.isnan(units_R), math.inf, units_R)
     places = list(_places(expected))
@@ -180,7 +210,7 @@ def _moved(expected: Expectation, actual: Expectation, judged: JudgedSignature) 
 
 
 def _places(expectation: Expectation) -> Iterator[tuple[int, int, int]]:
-    """Yield batch, row and position of every token, in the order of `rows_of`."""
+    """Yield batch, row and position of every token, in the order of `tokens_of`."""
     for batch, rows in enumerate(expectation.signature.spreads):
         for row, spreads in enumerate(rows):
             for position in range(len(spreads)):
@@ -202,7 +232,7 @@ def _lines(expected: Expectation, actual: Expectation, change: Change) -> Iterat
             "| statistic | error | ratio to the older noise | limit |",
             "|---|---|---|---|",
         )
-        for one in change.judged.judged:
+        for one in change.judged.values():
             mark = " **over**" if one.failed else ""
             statistic = escape_markdown(one.statistic)
             ratio = f"{one.actual:.3g} | {one.value:.3g}x{mark}"

@@ -1,4 +1,4 @@
-"""Captures by several processes, which must agree."""
+"""Captures that must agree, and the verification of files."""
 
 from pathlib import Path
 
@@ -7,10 +7,23 @@ import pytest
 from assay.errors import MachineError, UsageError
 from assay.files import DiskError
 from assay.runs import SilentProgress
-from assay_expectations import capturing
-from assay_expectations.capturing import capture_expectation
-from assay_expectations.records import Distributions, Signature, read_expectation
-from assay_expectations.requests import AllSeen, Captured, CaptureOptions, Seen
+from assay_expectations import capture_and_verify
+from assay_expectations.capture_and_verify import (
+    SHIPPED,
+    capture_expectation,
+    find_files,
+    verify_expectations,
+)
+from assay_expectations.judging import LIMITS, limits_origin
+from assay_expectations.records import (
+    AllSeen,
+    Captured,
+    CaptureOptions,
+    Distributions,
+    Seen,
+    Signature,
+    read_expectation,
+)
 from packages.expectations.tests.unit.sample_expectations import (
     CONTENT,
     MACHINE,
@@ -49,7 +62,7 @@ def answer(
         assert isinstance(request, CaptureOptions) == (len(answers) == 1 + len(errors))
         return [answers.pop(0)]
 
-    monkeypatch.setattr(capturing, "call", call)
+    monkeypatch.setattr(capture_and_verify, "call", call)
 
 
 def test_limits_scale_with_the_spread_of_captures(
@@ -74,7 +87,7 @@ def test_unwritable_output_is_refused_before_the_capture(
     def call(*_: object, **__: object) -> None:
         pytest.fail("a capture was started")
 
-    monkeypatch.setattr(capturing, "call", call)
+    monkeypatch.setattr(capture_and_verify, "call", call)
     (tmp_path / "file").touch()
     with pytest.raises(DiskError, match=r"cannot write .*file/below"):
         capture_expectation(OPTIONS, tmp_path / "file" / "below", SilentProgress())
@@ -155,3 +168,33 @@ def test_non_finite_outputs_are_not_captured(
     answer(monkeypatch, signature)
     with pytest.raises(MachineError, match="gives NaN or infinity on cpu/bfloat16"):
         capture_expectation(OPTIONS, tmp_path, SilentProgress())
+
+
+def test_expectations_are_found_in_folders(tmp_path: Path) -> None:
+    for name in ("b.json", "a.json", "notes.txt"):
+        (tmp_path / name).touch()
+    assert find_files([tmp_path]) == [tmp_path / "a.json", tmp_path / "b.json"]
+    assert find_files([tmp_path / "b.json"]) == [tmp_path / "b.json"]
+
+
+@pytest.mark.parametrize("name", ["", "absent.json", "absent"])
+def test_path_without_expectations_is_an_error(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UsageError, match=r"has no expectation; `assay expect capture`"):
+        find_files([tmp_path / name])
+
+
+def test_two_expectations_of_one_key_are_refused(tmp_path: Path) -> None:
+    shipped = find_files([SHIPPED])[0]
+    copy = tmp_path / "copy.json"
+    copy.write_bytes(shipped.read_bytes())
+    with pytest.raises(UsageError) as raised:
+        verify_expectations([shipped, copy], "cpu/float32", tmp_path, SilentProgress())
+    assert str(raised.value) == f"{shipped} and {copy} have the same key; delete one"
+
+
+def test_shipped_expectations_have_the_current_limits() -> None:
+    shipped = [read_expectation(file) for file in find_files([SHIPPED])]
+    assert shipped
+    for one in shipped:
+        assert one.limits == LIMITS
+        assert one.limits_origin == limits_origin(one.model, one.key.machine)

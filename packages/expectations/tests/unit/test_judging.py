@@ -1,21 +1,199 @@
-"""Verdicts over expectations: met, missed, stale, with other software, of other machines."""
+"""Ratios of observations, their explanations, and verdicts over expectations.
 
+Shapes: R tokens, K kept ids and the rest.
+"""
+
+import math
+import re
+from pathlib import Path
+
+import numpy as np
 import pytest
 
 from assay.comparing.coverage import Usage
+from assay.comparing.levels import find_worst
+from assay.models import RECIPES
 from assay.verdicts import Outcome
-from assay_expectations.judging.verdicts import judge_seen
-from assay_expectations.records import Expectation, Key
-from assay_expectations.requests import AllSeen, Seen
+from assay_expectations.judging import (
+    Judged,
+    describe_likeness,
+    is_within_limits,
+    judge_numbers,
+    judge_seen,
+    limits_origin,
+    relative_errors,
+    values_of,
+)
+from assay_expectations.records import (
+    AllSeen,
+    Distributions,
+    Expectation,
+    Key,
+    Machine,
+    Observed,
+    Seen,
+)
 from packages.expectations.tests.unit.sample_expectations import (
     MACHINE,
     NOISE,
     VERSIONS,
+    YARDSTICK,
     distributions,
     expectation,
     observed,
     off,
 )
+
+
+def judge(expected: Expectation, given: Distributions) -> Judged:
+    return judge_numbers(expected.signature, given, expected.key.machine.dtype, expected.limits)
+
+
+def test_ratios_divide_the_two_errors() -> None:
+    # Errors of 1 and 3 times the noise: rms sqrt((1 + 9) / 2), worst 3.
+    judged = judge(expectation(2), distributions(off(NOISE), off(3 * NOISE)))
+    assert values_of(judged) == pytest.approx(
+        {"logits-error": math.sqrt(5), "logits-worst": 3, "logits-whole": math.sqrt(5)}
+    )
+    assert not is_within_limits(judged)
+    assert find_worst(judged.values()).statistic == "logits-error"
+
+
+def test_captured_run_passes_with_a_ratio_of_one() -> None:
+    judged = judge(expectation(2), distributions(off(NOISE), off(NOISE)))
+    assert set(values_of(judged).values()) == {1.0}
+    assert is_within_limits(judged)
+
+
+def test_one_bad_token_fails_even_if_the_average_passes() -> None:
+    judged = judge(expectation(10), distributions(*[off(NOISE)] * 9, off(4 * NOISE)))
+    # rms sqrt((9 + 16) / 10) = 1.58 is within 2, the worst token's 4 is over 3.
+    assert values_of(judged)["logits-error"] == pytest.approx(math.sqrt(2.5))
+    assert find_worst(judged.values()).statistic == "logits-worst"
+    assert not is_within_limits(judged)
+
+
+def test_error_outside_of_the_kept_ids_fails() -> None:
+    captured = expectation()
+    given = captured.signature.captured.model_copy(update={"projections": [[[[-1.0 + 3 * NOISE]]]]})
+    judged = judge(captured, given)
+    assert values_of(judged) == pytest.approx(
+        {"logits-error": 1.0, "logits-worst": 1.0, "logits-whole": 3.0}
+    )
+    assert not is_within_limits(judged)
+
+
+def test_noise_floor_is_half_a_unit_roundoff() -> None:
+    half_a_unit = 2.0**-9  # bfloat16 has 8 bits of significand
+    # The value of the rest has no error and equals the mean of the kept values.
+    judged = judge(expectation(noise=0.0), distributions(off(1.5 * half_a_unit)))
+    assert values_of(judged) == pytest.approx(dict.fromkeys(values_of(judged), 1.5))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_non_finite_output_has_an_infinite_ratio(bad: float) -> None:
+    judged = judge(expectation(2), distributions(off(NOISE), [bad, YARDSTICK[1]]))
+    assert find_worst(judged.values()).value == math.inf
+    assert not is_within_limits(judged)
+
+
+def test_relative_errors_by_hand() -> None:
+    expected = np.array([[-1.0, -3.0], [-2.0, -6.0], [-1.0, -math.inf], [0.0, 0.0]])
+    actual = np.array([[-1.0, -3.0], [-2.0, -7.0], [-1.0, -math.inf], [0.0, 0.0]])
+    # Second row: error sqrt(1 / 2) over a spread of 2.
+    np.testing.assert_allclose(relative_errors(actual, expected), [0, math.sqrt(0.5) / 2, 0, 0])
+
+
+def test_impossible_token_that_became_possible_has_an_infinite_error() -> None:
+    errors = relative_errors(np.array([[-1.0, -9.0]]), np.array([[-1.0, -math.inf]]))
+    assert errors[0] == math.inf
+
+
+def host(**changes: str) -> Machine:
+    record = {"vendor": "cpu", "architecture": "x86_64", "dtype": "float32", "precision": "float32"}
+    return Machine.model_validate(record | changes)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_origin_of_the_limits_matches_the_documented_table(dtype: str) -> None:
+    text = (Path(__file__).parents[4] / "docs" / "expectations.md").read_text(encoding="utf-8")
+    table = text.partition("| run | float32 | bfloat16 |")[2].partition("| **")[0]
+    runs = re.findall(r"([\d.]+) / ([\d.]+) / ([\d.]+)", table)
+    assert runs
+    pooled, worst, whole = (max(float(run[part]) for run in runs) for part in range(3))
+    assert limits_origin("micro:llama", host(dtype=dtype, precision=dtype)) == (
+        f"{len(RECIPES) * len(runs)} clean runs reached {pooled} pooled, {worst} at the worst token and {whole} over"
+        " the whole vocabulary"
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "machine"),
+    [
+        ("gemma2", host()),
+        ("micro:llama?trained=0", host()),
+        ("micro:llama", host(architecture="aarch64")),
+        ("micro:llama", host(vendor="other")),
+        ("micro:llama", host(dtype="float16", precision="float16")),
+        ("micro:llama", host(precision="tf32")),
+    ],
+)
+def test_origin_without_calibration_names_no_runs(model: str, machine: Machine) -> None:
+    assert limits_origin(model, machine) == "not calibrated for this model and device"
+
+
+FALLING = [YARDSTICK[1], YARDSTICK[0]]
+
+
+def describe(seen: Observed) -> str | None:
+    expected = expectation(len(seen.most_likely[0][0]))
+    judged = judge_numbers(expected.signature, seen.distributions, "bfloat16", expected.limits)
+    return describe_likeness(expected.signature, seen, "bfloat16", judged)
+
+
+def test_one_wrong_token_has_no_common_explanation() -> None:
+    # The pooled error of ten tokens is within the limit, although kept ids of one are wrong.
+    tokens = [off(NOISE)] * 9 + [off(5 * NOISE)]
+    assert describe(observed(distributions(*tokens))) is None
+
+
+def wrong_elsewhere() -> Distributions:
+    return expectation().signature.captured.model_copy(update={"projections": [[[[5.0]]]]})
+
+
+@pytest.mark.parametrize(
+    ("seen", "message"),
+    [
+        (observed(distributions(FALLING)), "the logits are negated"),
+        (
+            observed(distributions([-0.5, -3.5])),
+            "the logits are 1.5 times the expected logits",
+        ),
+        (
+            # Other ids have taken the places of the kept ids.
+            observed(distributions([-9.0, -3.0], [-1.0, -8.0], rest=-0.4), most_likely=YARDSTICK),
+            "the probabilities are right but belong to other ids: the vocabulary is permuted",
+        ),
+        (
+            observed(wrong_elsewhere()),
+            (
+                "the 2 most likely ids of each token agree; the error is in the rest of the"
+                " vocabulary"
+            ),
+        ),
+        (
+            observed(distributions(off(NOISE)), dtype="float32"),
+            "the model's parameters are float32, expected bfloat16",
+        ),
+        (
+            observed(distributions([math.nan, -3.0])),
+            "the log-probabilities of 1 of 1 tokens are not finite",
+        ),
+    ],
+)
+def test_a_change_of_all_logits_is_named(seen: Observed, message: str) -> None:
+    assert describe(seen) == message
+
 
 EXPECTATION = expectation()
 OTHER = MACHINE.model_copy(update={"architecture": "a2"})

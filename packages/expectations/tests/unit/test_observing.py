@@ -1,8 +1,11 @@
-"""Shapes: R rows, V vocabulary, M projections."""
+"""Projections of logits, and the hardware part of a key. Shapes: R rows, V vocabulary, M projections."""
 
+import pytest
 import torch
 
-from assay_expectations.observing.distributions import NUM_PROJECTIONS, project, sign_patterns
+from assay.devices.registry import open_device
+from assay.devices.run_string import parse_run
+from assay_expectations.observing import NUM_PROJECTIONS, machine_of, project, sign_patterns
 
 
 def splitmix64(number: int) -> int:
@@ -48,3 +51,21 @@ def test_impossible_id_counts_as_zero_and_nan_propagates() -> None:
 
     assert torch.equal(projected[0], project(torch.tensor([[1.0, 0.0]]).double())[0])
     assert projected[1].isnan().all()
+
+
+@pytest.mark.parametrize(
+    ("run", "architecture", "precision"),
+    [
+        ("cpu/bfloat16", None, "bfloat16"),
+        ("sim:truncate/bfloat16", "sim-truncate", "bfloat16"),
+        ("sim:split4/bfloat16", "sim-split4", "bfloat16"),
+        ("sim:fp8/bfloat16", "sim-fp8", "float8_e4m3fn"),
+    ],
+)
+def test_variants_of_the_simulated_device_are_different_machines(
+    run: str, architecture: str | None, precision: str
+) -> None:
+    parsed = parse_run(run)
+    machine = machine_of(parsed, open_device(parsed.device))
+    assert machine.architecture == architecture or "-" not in machine.architecture
+    assert machine.precision == precision

@@ -1,1 +1,0 @@
-"""Comparison of decoders on a device with the reference, over many input shapes."""

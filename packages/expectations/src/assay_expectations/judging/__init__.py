@@ -1,1 +1,0 @@
-"""Judgment of observations by expectations: ratios, descriptions, verdicts. Imports no torch."""

@@ -1,1 +1,0 @@
-"""Checks of one model: its outputs, its weights, and other layouts of them."""
