@@ -264,7 +264,7 @@ def bench(session: nox.Session) -> None:
 
 
 _TUNED_WAYS = ("full", "lora")
-_BASELINES = Path("packages/bench/src/assay_bench/baselines/shipped")
+_BASELINES = Path("packages/bench/src/assay_bench/shipped")
 
 
 def _hold_to_baseline(

@@ -152,8 +152,8 @@ VERDICTS = re.compile(r"(?<![\w.])Verdict\(")
 CALLS_OF = {"files": FILE_READS, "output": PRINTS, "comparing": VERDICTS}
 # Other programs read what these print, over a pipe of their own.
 PRINTS_ALLOWED = {
-    "packages/bench/src/assay_bench/performance/environments.py",
-    "packages/core/src/assay/devices/probe.py",
+    "packages/bench/src/assay_bench/performance/running.py",
+    "packages/core/src/assay/devices/detection/probe.py",
 }
 
 

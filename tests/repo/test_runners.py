@@ -21,7 +21,7 @@ def test_labels_of_device_adapters_are_those_of_the_vendors_of_smoke(root: Path)
 
 
 def test_the_night_asks_bench_the_questions_of_its_baselines(root: Path) -> None:
-    files = sorted(root.glob("packages/bench/src/assay_bench/baselines/shipped/*.json"))
+    files = sorted(root.glob("packages/bench/src/assay_bench/shipped/*.json"))
     facts = [json.loads(file.read_text(encoding="utf-8"))["facts"] for file in files]
     pythons = {fact["versions"]["python"] for fact in facts}
     assert pythons == {read_fleet(root).github.bench_python}

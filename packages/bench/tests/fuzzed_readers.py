@@ -5,20 +5,24 @@ from pathlib import Path
 
 from assay.files import file_digest, write_sealed
 from assay.runs.results import read_verdict
-from assay_bench.baselines.accepting import accept
-from assay_bench.battery.suites import load_task, read_suite
-from assay_bench.comparing.judging import compare
-from assay_bench.comparing.terms import Terms
+from assay_bench.baselines import accept
+from assay_bench.comparing import Terms, compare
 from assay_bench.comparison_files import MARKDOWN_FILE, compare_folders, comparison_as_json
-from assay_bench.evaluations.reading import read_evaluation, write_manifest
-from assay_bench.tuning.judging import judge_tunings
+from assay_bench.lm_eval_files import read_evaluation, write_manifest
+from assay_bench.run_tasks import load_task, read_suite
 from assay_bench.tuning.rank_tasks import read_texts
-from assay_bench.tuning.recipe import read_recipe
-from assay_bench.tuning.records import LOSSES_FILE, RECORD_FILE, read_tunings, tuning_folder
-from packages.bench.tests.unit.evaluations.test_reading import KINDS, STAMP, sample
-from packages.bench.tests.unit.evaluations.test_reading import write as write_lm_eval
+from assay_bench.tuning.records import (
+    LOSSES_FILE,
+    RECORD_FILE,
+    read_recipe,
+    read_tunings,
+    tuning_folder,
+)
+from assay_bench.tuning.running import judge_tunings
 from packages.bench.tests.unit.sample_evaluations import evaluation, item, task
-from packages.bench.tests.unit.tuning.test_judging import tuning
+from packages.bench.tests.unit.test_lm_eval_files import KINDS, STAMP, sample
+from packages.bench.tests.unit.test_lm_eval_files import write as write_lm_eval
+from packages.bench.tests.unit.tuning.test_running import tuning
 from packages.core.tests.fuzz.reader import NotedError, Reader
 
 _NUM_TUNINGS = 2

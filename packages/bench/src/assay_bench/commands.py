@@ -11,7 +11,7 @@ from assay.cli.derived_commands import with_options
 from assay.output.streams import print_text
 
 if TYPE_CHECKING:
-    from assay_bench.comparing.terms import Terms
+    from assay_bench.comparing import Terms
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -74,10 +74,8 @@ def perf(
     """
     from assay.output.console import open_console
     from assay.runs import RunFolder, open_progress
-    from assay_bench.performance.records import SuiteRequest
-    from assay_bench.performance.running import run_suites
-    from assay_bench.performance.suite_table import choose_suites
-    from assay_bench.performance.tables import performance_table
+    from assay_bench.performance.records import SuiteRequest, choose_suites
+    from assay_bench.performance.running import performance_table, run_suites
 
     request = SuiteRequest(suites=choose_suites(suite or []), run=run, model=model)
     folder = RunFolder.create("bench perf", output)
@@ -119,11 +117,13 @@ def ab(
     """
     from assay.output.console import open_console
     from assay.runs import RunFolder, open_progress
-    from assay_bench.performance.environments import Environment
-    from assay_bench.performance.records import SuiteRequest
-    from assay_bench.performance.running import compare_environments
-    from assay_bench.performance.suite_table import choose_suites
-    from assay_bench.performance.tables import comparison_line, comparison_table
+    from assay_bench.performance.records import SuiteRequest, choose_suites
+    from assay_bench.performance.running import (
+        Environment,
+        compare_environments,
+        comparison_line,
+        comparison_table,
+    )
 
     request = SuiteRequest(suites=choose_suites(suite or []), run=run, model=model)
     with open_progress() as progress:
@@ -190,15 +190,16 @@ def run(  # noqa: PLR0913 - one for each option
     from assay.models.sources import remote_code_of
     from assay.runs import RunFolder, open_progress
     from assay.runs.results import write_results
-    from assay_bench.battery.suites import TaskSuite, read_suite
-    from assay_bench.evaluating.running import (
+    from assay_bench.lm_eval_files import read_evaluation
+    from assay_bench.results import judge_scores
+    from assay_bench.run_tasks import (
         EvaluationRequest,
+        TaskSuite,
         evaluate,
         parse_backend,
+        read_suite,
         run_command_line,
     )
-    from assay_bench.evaluations.reading import read_evaluation
-    from assay_bench.evaluations.scores import judge_scores
 
     chosen = TaskSuite(tasks=task) if task else read_suite(suite)
     backend = parse_backend(model_backend, model_args or [], processes)
@@ -251,7 +252,7 @@ def tune(
     """
     from assay.cli.ending import finish
     from assay.runs import open_progress
-    from assay_bench.tuning.recipe import read_recipe
+    from assay_bench.tuning.records import read_recipe
     from assay_bench.tuning.running import open_folder, run_tunings
 
     recipe_file = read_recipe(recipe, run)
@@ -320,8 +321,8 @@ def accept(
     """
     from dataclasses import replace
 
-    from assay_bench.baselines.accepting import accept as accept_evaluation
-    from assay_bench.evaluations.reading import read_evaluation
+    from assay_bench.baselines import accept as accept_evaluation
+    from assay_bench.lm_eval_files import read_evaluation
 
     terms = _read_terms(suite, {})
     found = read_evaluation(evaluation)
@@ -336,7 +337,7 @@ _TERMS = {"margin": "accuracy", "margin-nats": "log_probability", "movement": "m
 def _read_terms(suite: str, given: dict[str, float | None]) -> "Terms":
     """Read the terms of a suite and apply the options."""
     from assay.errors import UsageError
-    from assay_bench.battery.suites import read_suite
+    from assay_bench.run_tasks import read_suite
 
     changed = {_TERMS[name]: value for name, value in given.items() if value is not None}
     for option, value in given.items():

@@ -10,12 +10,18 @@ from assay.files import seal, write_whole
 from assay.foreign_text import escape_markdown, markdown_code
 from assay.runs.results import write_results
 from assay.verdicts import Level, Measurement, Unmatched, Verdict
-from assay_bench.baselines.accepting import is_baseline, read_baseline
-from assay_bench.comparing.judging import EvaluationComparison, Measure, TaskComparison, compare
-from assay_bench.comparing.pairing import Pair
-from assay_bench.comparing.terms import PairedOutcome, Terms
-from assay_bench.evaluations.items import Evaluation
-from assay_bench.evaluations.reading import read_evaluation
+from assay_bench.baselines import is_baseline, read_baseline
+from assay_bench.comparing import (
+    EvaluationComparison,
+    Measure,
+    Pair,
+    PairedOutcome,
+    TaskComparison,
+    Terms,
+    compare,
+)
+from assay_bench.lm_eval_files import read_evaluation
+from assay_bench.results import Evaluation
 
 JSON_FILE, MARKDOWN_FILE = "comparison.json", "comparison.md"
 

@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from assay_bench.comparing.judging import compare
-from assay_bench.comparing.terms import PairedOutcome, Terms
-from assay_bench.evaluations.items import Evaluation, TaskResult
-from assay_bench.evaluations.reading import read_evaluation
-from assay_bench.evaluations.scores import judge_scores
+from assay_bench.comparing import PairedOutcome, Terms, compare
+from assay_bench.lm_eval_files import read_evaluation
+from assay_bench.results import Evaluation, TaskResult, judge_scores
 from packages.bench.tests.lm_eval_folders import TASKS, write_folder
 
 if TYPE_CHECKING:

@@ -40,7 +40,7 @@ for suite in asked.suites:
 
 LIGHT_PYTHON = """#!/bin/sh
 case "$*" in
-    *suite_worker*) exec "{python}" "{worker}" "$@" ;;
+    *performance.suites*) exec "{python}" "{worker}" "$@" ;;
     *) exec "{python}" "$@" ;;
 esac
 """
@@ -205,8 +205,8 @@ def test_usage_error_exits_with_2_and_one_message(
 def test_planning_imports_no_torch() -> None:
     code = (
         "import sys; from assay_bench.commands import app;"
-        " from assay_bench.evaluating import running as _;"
-        " from assay_bench.performance import running, tables;"
+        " from assay_bench import run_tasks;"
+        " from assay_bench.performance import running;"
         " sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

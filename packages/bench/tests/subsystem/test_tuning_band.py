@@ -10,9 +10,9 @@ from assay.models.load import chosen_threads
 from assay.training import ReferenceTrainer, TrainingPlan
 from assay.training.batches import coder_of
 from assay.verdicts import Level, Outcome
-from assay_bench.tuning.judging import LossBand, band_of, judge_losses
 from assay_bench.tuning.rank_tasks import draw_step, read_texts
-from assay_bench.tuning.recipe import DataSource, Permutation, TuningRecipe
+from assay_bench.tuning.records import DataSource, Permutation, TuningRecipe
+from assay_bench.tuning.running import LossBand, band_of, judge_losses
 from packages.bench.tests.planted_tuning import (
     HalfOfTheGradientLost,
     LabelsNotShifted,

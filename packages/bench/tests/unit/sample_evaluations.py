@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from assay_bench.evaluations.items import Evaluation, Item, TaskResult
+from assay_bench.results import Evaluation, Item, TaskResult
 
 
 def item(

@@ -1,15 +1,34 @@
-"""The files of a comparison of two evaluations."""
+"""The files of a comparison; hostile text in any record stays harmless in every output format."""
 
+import io
 import json
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 
 import pytest
 
-from assay_bench.comparing.terms import Terms
-from assay_bench.comparison_files import compare_folders
+from assay.foreign_text import escape_output
+from assay.output.console import open_text_console
+from assay_bench.baselines import Acceptance, Baseline
+from assay_bench.comparing import Terms, compare
+from assay_bench.comparison_files import (
+    compare_folders,
+    comparison_as_json,
+    comparison_as_markdown,
+    verdict_of,
+)
+from assay_bench.performance.running import performance_table
+from packages.bench.tests.unit.performance.sample_results import performance_result
+from packages.bench.tests.unit.sample_evaluations import answered, evaluation, item, task
+from packages.core.tests.poison import (
+    POISON,
+    assert_harmless_markdown,
+    assert_harmless_text,
+    poisoned,
+)
 
-SHIPPED = Path(str(files("assay_bench"))) / "baselines" / "shipped"
+SHIPPED = Path(str(files("assay_bench"))) / "shipped"
 
 
 @pytest.mark.parametrize(("candidate", "judged"), [("full", "PASS"), ("lora", "FAIL")])
@@ -23,3 +42,48 @@ def test_a_comparison_leaves_its_verdict_as_json_and_as_text(
     assert found["judged"] == judged
     assert verdict["verdict"] == judged
     assert judged in (tmp_path / "comparison.md").read_text()
+
+
+BASE = evaluation(
+    answered(3, 4), task([item(n, log_probability=-float(n)) for n in (1, 2)], name="texts")
+)
+ACCEPTED = Baseline.of(
+    BASE, Acceptance(by="a", date="2026-01-01", reason="r", command=["assay", "bench"])
+)
+BASELINES = dict(poisoned(ACCEPTED))
+RESULTS = dict(poisoned(performance_result()))
+
+
+def test_every_free_text_is_poisoned() -> None:
+    assert len(BASELINES) > 20
+    assert len(RESULTS) > 5
+
+
+@pytest.mark.parametrize("path", BASELINES)
+def test_text_of_a_baseline_is_harmless(path: str) -> None:
+    base = BASELINES[path].evaluation()
+    for pair in ((base, BASE), (BASE, base)):
+        found = compare(*pair, Terms())
+        assert_harmless_markdown(comparison_as_markdown(found))
+        text = comparison_as_json(found)
+        assert json.loads(escape_output(text)) == json.loads(text)
+        verdict, _ = verdict_of(found)
+        assert verdict.model_dump_json()
+
+
+@pytest.mark.parametrize("field", ["key", "question", "target", "answer", "prompt_hash", "cluster"])
+def test_text_of_a_sample_is_harmless(field: str) -> None:
+    right, wrong = item(0, right=True), item(0, right=False)
+    sides = [
+        evaluation(task([replace(one, **{field: POISON})], name=f"t {POISON}"))  # type: ignore[arg-type]
+        for one in (right, wrong)
+    ]
+    found = compare(sides[0], sides[1], Terms())
+    assert_harmless_markdown(comparison_as_markdown(found))
+
+
+@pytest.mark.parametrize("path", RESULTS)
+def test_text_of_a_performance_result_is_harmless(path: str) -> None:
+    stream = io.StringIO()
+    open_text_console(stream).print(performance_table(RESULTS[path]))
+    assert_harmless_text(stream.getvalue())

@@ -7,8 +7,8 @@ from pathlib import Path
 from assay.devices.run_string import parse_run
 from assay.errors import MachineError, UsageError
 from assay.files import UnreadableFileError
-from assay.models.sources import resolve_model
 from assay.launch import RemoteFunction, call
+from assay.models.sources import resolve_model
 from assay.runs import Progress, provenance
 from assay.runs.results import write_results
 from assay.verdicts import Verdict
@@ -45,7 +45,9 @@ _PRELOAD = (
     _WORKER,
 )
 _CAPTURE: RemoteFunction[CaptureOptions, Captured] = RemoteFunction(f"{_WORKER}:capture", _PRELOAD)
-OBSERVE: RemoteFunction[VerifyRequest, AllSeen] = RemoteFunction(f"{_WORKER}:observe_all", _PRELOAD)
+_OBSERVE: RemoteFunction[VerifyRequest, AllSeen] = RemoteFunction(
+    f"{_WORKER}:observe_all", _PRELOAD
+)
 
 
 def capture_expectation(options: CaptureOptions, output: Path, progress: Progress) -> Path:

@@ -14,7 +14,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from assay.comparing.coverage import CoverageParts, judge_coverage
+from assay.comparing.coverage import (
+    CoverageParts,
+    describe_coverage,
+    judge_coverage,
+    list_gaps,
+    notes_on_coverage,
+)
 from assay.comparing.levels import (
     Cause,
     DecidingNumbers,
@@ -23,12 +29,11 @@ from assay.comparing.levels import (
     deciding_numbers,
     failed,
     find_worst,
+    level_of,
     not_compared,
     notes_of,
-    passed,
     rows_of,
 )
-from assay.comparing.coverage import describe_coverage, list_gaps, notes_on_coverage
 from assay.comparing.wording import describe_error, format_against
 from assay.dtypes import float_format
 from assay.models import RECIPES
@@ -348,12 +353,11 @@ def level_of_signature(
     notes: Iterable[str] = (),
 ) -> LevelResult:
     """Make the result of the level `name`, with `facts` in the verdict."""
-    judge = passed if is_within_limits(judged) else failed
-    result = judge(len(tokens_of(expectation.signature.spreads)), reason=reason, **facts)
-    result.judged = tuple(judged.values())
-    return result.with_rows(
-        (one.measurement(name, "output.logits") for one in result.judged), notes
-    )
+    ratios = tuple(judged.values())
+    num_tokens = len(tokens_of(expectation.signature.spreads))
+    level = level_of(num_tokens, int(not is_within_limits(judged)), {"reason": reason, **facts})
+    rows = [one.measurement(name, "output.logits") for one in ratios]
+    return LevelResult(level, rows, list(notes), ratios)
 
 
 def _describe_failure(judged: Judged, expectation: Expectation, observed: Observed) -> str:

@@ -8,8 +8,7 @@ from torch import Tensor, nn
 
 from assay.devices.run_string import parse_run
 from assay.runs import SilentProgress
-from assay_expectations.changes import change_as_markdown, find_change
-from assay_expectations.judging import judge_pair
+from assay_expectations.changes import change_as_markdown, find_change, judge_pair
 from assay_expectations.observing import capture_signature, open_candidate
 from assay_expectations.records import Expectation, Settings
 from packages.expectations.tests.unit.sample_expectations import expectation

@@ -40,7 +40,6 @@ from assay.training.trainers.registry import (
     open_trainer,
     require_trainer,
 )
-from assay_bench.tuning.recipe import Text, TuningRecipe, read_training_text
 from assay_bench.tuning.records import (
     ADAPTER_FOLDER,
     LOSSES_FILE,
@@ -49,9 +48,12 @@ from assay_bench.tuning.records import (
     Measured,
     ModelStart,
     StepLoss,
+    Text,
     TuneTask,
+    TuningRecipe,
     checkpoint_folder,
     keep_only_checkpoint,
+    read_training_text,
 )
 
 # Common tokenizers have about 4 characters of English per token, and more for spaces.

@@ -1,23 +1,262 @@
-"""Requests to the ranks of a tuning, their answers, and the files of its folder."""
+"""Tuning recipes with their texts; requests to the ranks of a tuning, their answers, and the files of its folder.
 
+Imports no torch.
+"""
+
+import json
 import os
+import random
 import re
 import shutil
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from pydantic import Field
+import xxhash
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    model_validator,
+)
 
+from assay.devices.run_string import parse_run
 from assay.errors import UsageError
 from assay.files import (
     UnreadableFileError,
     file_digest,
     read_record_lines,
     read_sealed,
+    read_text,
+    read_toml,
     refuse_link,
+    validate_record,
 )
+from assay.foreign_text import shorten
+from assay.models.sources import resolve_model
 from assay.verdicts import SCHEMA, Number, Record
-from assay_bench.tuning.recipe import Permutation, TuningRecipe
+
+# One document in 20 is held out. The choice depends only on its content, so equal documents are in the
+# same part on every machine.
+HELD_OUT_SHARE = 20
+
+# 10,000 sums.
+_NUM_SUMMANDS = 100
+
+_MAX_BYTES = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """The two parts of a text, which share no document."""
+
+    training: str
+    held_out: str
+
+    @property
+    def hash(self) -> str:
+        """Hash both parts."""
+        digest = xxhash.xxh3_128(self.training.encode())
+        digest.update(b"\0")
+        digest.update(self.held_out.encode())
+        return digest.hexdigest()
+
+
+def read_training_text(source: str, folder: Path) -> Text:
+    """Read a built-in text or a file in the format of `DataSource`.
+
+    folder: folder of a relative path.
+    Raises: UsageError if one part of a file's text would be empty.
+    """
+    if source in BUILT_IN:
+        return BUILT_IN[source]()
+    path = folder / source
+    documents = _read_documents(path)
+    text = _split(documents, "\n\n")
+    if not text.training or not text.held_out:
+        raise UsageError(
+            f"{path}: one in {HELD_OUT_SHARE} of {len(documents)} documents is held out by its content;"
+            f" the {'training' if not text.training else 'held-out'} part is empty: add documents"
+        )
+    return text
+
+
+def _standard_library() -> Text:
+    """Read the source of the running Python's standard library, split by files."""
+    from assay.models.micro.standard_library import standard_library_text
+
+    training, held_out = standard_library_text()
+    return Text(training.decode(errors="replace"), held_out.decode(errors="replace"))
+
+
+def _sums() -> Text:
+    """Make lines like `37+45=82` of all numbers below 100, shuffled."""
+    numbers = range(_NUM_SUMMANDS)
+    documents = [f"{one}+{other}={one + other}" for one in numbers for other in numbers]
+    random.Random(0).shuffle(documents)  # noqa: S311 - reproducible
+    return _split(documents, "\n")
+
+
+BUILT_IN: Mapping[str, Callable[[], Text]] = {
+    "standard-library": _standard_library,
+    "sums": _sums,
+}
+
+
+def _read_documents(path: Path) -> list[str]:
+    if path.suffix == ".jsonl":
+        return [line.text for line in read_record_lines(_Document, path)]
+    text = read_text(path, _MAX_BYTES)
+    return [part for part in re.split(r"\n\s*\n", text) if part.strip()]
+
+
+class _Document(BaseModel):
+    """A line of a JSONL file."""
+
+    text: str
+
+
+def _split(documents: Sequence[str], separator: str) -> Text:
+    parts: dict[bool, list[str]] = {True: [], False: []}
+    for document in documents:
+        parts[zlib.crc32(document.encode()) % HELD_OUT_SHARE == 0].append(document)
+    return Text(separator.join(parts[False]), separator.join(parts[True]))
+
+
+_RECIPES = Path(str(files("assay_bench") / "recipes"))
+
+
+class _RecipePart(Record):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class DataSource(_RecipePart):
+    """A text to train on."""
+
+    source: str
+    """`standard-library`, `sums`, or a file, relative to the recipe's folder.
+
+    A JSONL file has one {"text": ...} per line. In any other file, empty lines separate documents.
+    """
+    share: PositiveFloat = 1.0
+    """Share of the rows of a batch, relative to the other sources."""
+
+
+class Permutation(_RecipePart):
+    """One way to train."""
+
+    learning_rate: PositiveFloat
+    """Constant learning rate of AdamW."""
+    trainer: str = "reference"
+    """NAME or FILE.py:CLASS, as for `assay check train --candidate-trainer`."""
+    ranks: PositiveInt = 1
+    """Data-parallel ranks, which share the rows of a batch."""
+    features: list[str] = Field(default_factory=list)
+    """Features of `assay.training.TrainingPlan`: lora, mixed-precision, recompute, ..."""
+
+
+class TuningRecipe(_RecipePart):
+    """A recipe: trains every model in every permutation with every seed."""
+
+    models: list[str] = Field(min_length=1)
+    """micro:RECIPE, folders or hub names."""
+    run: str
+    """DEVICE/DTYPE."""
+    seeds: list[NonNegativeInt] = Field(min_length=1)
+    """Seeds of the rows and of an adapter's initial weights."""
+    steps: PositiveInt
+    batch_size: PositiveInt
+    """Rows of a step, over all ranks."""
+    sequence_length: int = Field(ge=2)
+    """Tokens of a row."""
+    checkpoint_every: PositiveInt
+    """Steps between checkpoints."""
+    data: list[DataSource] = Field(min_length=1)
+    permutations: dict[str, Permutation] = Field(min_length=1)
+
+    @property
+    def hash(self) -> str:
+        """Hash the settings, without comments and the order of keys."""
+        return xxhash.xxh3_128_hexdigest(json.dumps(self.model_dump(), sort_keys=True).encode())
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Return the share of the rows of each source. All shares add up to 1."""
+        total = sum(one.share for one in self.data)
+        return {one.source: one.share / total for one in self.data}
+
+    @model_validator(mode="after")
+    def _require_consistency(self) -> Self:
+        for name, permutation in self.permutations.items():
+            if self.batch_size % permutation.ranks:
+                raise ValueError(
+                    f"the batch_size {self.batch_size} is not divisible by the {permutation.ranks} ranks"
+                    f" of permutation {name}"
+                )
+        sources = [one.source for one in self.data]
+        for kind, values in (("models", self.models), ("seeds", self.seeds), ("data", sources)):
+            if len(set(values)) < len(values):
+                raise ValueError(f"{kind} contains a duplicate")
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class RecipeFile:
+    """A recipe, and the folder of its relative paths."""
+
+    recipe: TuningRecipe
+    folder: Path
+
+
+def read_recipe(name: str, run: str | None = None) -> RecipeFile:
+    """Read the recipe file `name`, or the shipped recipe of that name.
+
+    run: DEVICE/DTYPE that replaces the recipe's; None keeps it.
+    Raises: UsageError that names file and key.
+    """
+    path = Path(name) if name.endswith(".toml") else _RECIPES / f"{name}.toml"
+    if not path.exists():
+        shipped = ", ".join(sorted(recipe.stem for recipe in _RECIPES.glob("*.toml")))
+        raise UsageError(f"recipe {name} does not exist; shipped recipes: {shipped}")
+    document = read_toml(path)
+    if run is not None:
+        document["run"] = run
+    return RecipeFile(_validate(path, document), path.parent.resolve())
+
+
+def _validate(path: Path, document: dict[str, Any]) -> TuningRecipe:
+    recipe = validate_record(TuningRecipe, document, path)
+    checks: dict[str, partial[Any]] = {"run": partial(parse_run, recipe.run)}
+    for number, one in enumerate(recipe.data):
+        checks[f"data.{number}.source"] = partial(_require_text, path.parent, one.source)
+    for number, model in enumerate(recipe.models):
+        checks[f"models.{number}"] = partial(_require_decoder, model)
+    for key, check in checks.items():
+        try:
+            check()
+        except UsageError as error:
+            raise UsageError(f"{path}: {key}: {shorten(str(error))}") from None
+    return recipe
+
+
+def _require_text(folder: Path, source: str) -> None:
+    if source not in BUILT_IN and not (folder / source).is_file():
+        built_in = ", ".join(BUILT_IN)
+        raise UsageError(f"{folder / source} is not a file; built-in texts: {built_in}")
+
+
+def _require_decoder(model: str) -> None:
+    micro = resolve_model(model).recipe
+    if micro is not None and micro.masked:
+        raise UsageError(f"{model} does not predict next tokens")
+
 
 RECORD_FILE, LOSSES_FILE = "tuning.json", "losses.jsonl"
 MODEL_FOLDER, ADAPTER_FOLDER = "model", "adapter"

@@ -1,12 +1,24 @@
+"""Records of suites and their table."""
+
+import ast
 import json
 import math
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
 
-from assay_bench.performance.records import SuiteEvent, SuiteRequest, machine_kind
+import assay_bench.performance
+from assay.errors import UsageError
+from assay_bench.performance.records import (
+    SUITES,
+    SuiteEvent,
+    SuiteRequest,
+    choose_suites,
+    machine_kind,
+)
 from packages.bench.tests.unit.performance.sample_results import suite_result
 
 CHILD = """
@@ -81,3 +93,27 @@ def test_machine_kind_has_product_architecture_and_processors() -> None:
     device = {"device": "EPYC", "architecture": "x86_64-avx2"}
     assert machine_kind(device, 2) == "EPYC (x86_64-avx2, 2 processors)"
     assert machine_kind(device, None) == "EPYC (x86_64-avx2)"
+
+
+def test_all_suites_are_the_default() -> None:
+    assert choose_suites([]) == list(SUITES)
+
+
+def test_suites_run_in_the_order_of_the_table() -> None:
+    assert choose_suites(["compare", "prefill"]) == ["prefill", "compare"]
+
+
+def test_unknown_suite_lists_the_suites() -> None:
+    with pytest.raises(UsageError, match="no suite 'prefil'; suites: training-step, pre"):
+        choose_suites(["prefill", "prefil"])
+
+
+def test_every_public_function_that_returns_work_is_a_suite() -> None:
+    source = Path(assay_bench.performance.__file__).with_name("suites.py").read_text()
+    shipped = [
+        node.name
+        for node in ast.parse(source).body
+        if isinstance(node, ast.FunctionDef) and node.returns is not None
+        and ast.unparse(node.returns).startswith("Work[")
+    ]  # fmt: skip
+    assert shipped == [suite.replace("-", "_") for suite in SUITES]

@@ -1,24 +1,32 @@
+"""Environments, turns and their comparison.
+
+Intervals are computed by hand. n blocks have n (n + 1) / 2 averages of two, including each block with itself.
+"""
+
+import math
 import random
+import sys
 from pathlib import Path
 
 import pytest
 
 from assay.errors import UsageError
 from assay.runs import SilentProgress
-from assay_bench.performance.environments import Environment
-from assay_bench.performance.records import NUM_WARMUP_ROUNDS, SuiteRequest
+from assay_bench.performance.records import NUM_WARMUP_ROUNDS, SUITES, SuiteRequest, choose_suites
 from assay_bench.performance.running import (
     NUM_QUADS,
     Block,
+    Environment,
     Speed,
     SuiteComparison,
     compare_blocks,
     compare_environments,
     compare_suite,
+    judge_speed,
     overall,
+    ratio_interval,
     turn_order,
 )
-from assay_bench.performance.suite_table import choose_suites
 from packages.bench.tests.unit.performance.sample_results import suite_result
 
 
@@ -103,3 +111,117 @@ def test_each_side_waits_once_more_than_its_turns() -> None:
     turns = list(turn_order(random.Random(1)))  # noqa: S311 - reproducible
     asked = SuiteRequest(num_rounds=2 * NUM_QUADS)
     assert turns.count("A") == turns.count("B") == asked.num_turns - 1
+
+
+def write_program(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+@pytest.mark.parametrize("name", ["absent", "empty", "file"])
+def test_path_without_python_is_named(tmp_path: Path, name: str) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("no program")
+    with pytest.raises(UsageError, match=f"{name} is not an environment: neither"):
+        Environment.at(tmp_path / name)
+
+
+def test_python_without_assay_bench_is_an_error(tmp_path: Path) -> None:
+    program = write_program(tmp_path / "bin" / "python", f'exec "{sys.executable}" -I -S "$@"')
+    with pytest.raises(UsageError, match=r"No module named 'assay_bench'.*pip$"):
+        Environment.at(tmp_path)
+    with pytest.raises(UsageError, match="lacks the suites"):
+        Environment.at(program)
+
+
+@pytest.mark.parametrize("answer", ["", "hello", "[]", '{"suites": []}'])
+def test_other_program_is_an_error(tmp_path: Path, answer: str) -> None:
+    program = write_program(tmp_path / "python", f"echo '{answer}'")
+    with pytest.raises(UsageError, match="lacks the suites of assay-bench"):
+        Environment.at(program)
+
+
+def test_another_environment_does_not_inherit_the_import_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/somewhere")
+    monkeypatch.setenv("ASSAY_KEPT", "yes")
+    answer = '{"suites": ["prefill"], "versions": {"torch": "2.9.0"}}'
+    found = Environment.at(write_program(tmp_path / "python", f"echo '{answer}'"))
+    assert "PYTHONPATH" not in found.variables
+    assert found.variables["ASSAY_KEPT"] == "yes"
+    assert found.versions == {"torch": "2.9.0"}
+    found.require(choose_suites(["prefill"]))
+    with pytest.raises(UsageError, match=f"no suite 'decode' in {tmp_path}"):
+        found.require(choose_suites(["decode"]))
+
+
+def test_this_environment_has_all_suites() -> None:
+    assert list(Environment.current().suites) == list(SUITES)
+
+
+def test_six_blocks_span_the_interval() -> None:
+    # P(W+ = 0) = 1/64 < 0.025 <= P(W+ <= 1) = 2/64: no average is excluded.
+    ratios = [1.01, 1.02, 1.04, 1.05, 1.08, 1.16]
+    _, lower, upper = ratio_interval(ratios)
+    assert lower == pytest.approx(1.01)
+    assert upper == pytest.approx(1.16)
+
+
+def test_eight_blocks_exclude_three_averages_at_each_end() -> None:
+    # The tabulated critical value for n = 8 at a two-sided 0.05 is 3: P(W+ <= 3) = 5/256 = 0.0195,
+    # P(W+ <= 4) = 7/256. Logs 0, 1, 2, 4, 8, ...: the averages begin 0, 0.5, 1, 1, 1.5.
+    logs = [0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0]
+    _, lower, upper = ratio_interval([math.exp(value / 100) for value in logs])
+    assert lower == pytest.approx(math.exp(0.01))
+    # From the top: 64, 48, 40, 36.
+    assert upper == pytest.approx(math.exp(0.36))
+
+
+def test_swapped_sides_invert_the_interval() -> None:
+    ratios = [1.02, 0.98, 1.11, 1.07, 1.01, 1.05, 0.99]
+    ratio, lower, upper = ratio_interval(ratios)
+    inverse = ratio_interval([1 / ratio for ratio in ratios])
+    assert inverse == pytest.approx((1 / ratio, 1 / upper, 1 / lower))
+
+
+def test_equal_blocks_have_an_interval_of_width_zero() -> None:
+    assert ratio_interval([1.25] * 6) == pytest.approx((1.25, 1.25, 1.25))
+
+
+def test_five_blocks_are_too_few() -> None:
+    with pytest.raises(
+        UsageError, match="5 blocks are too few for an interval of 95% confidence; at"
+    ):
+        ratio_interval([1.0] * 5)
+
+
+@pytest.mark.parametrize(
+    ("interval", "speed"),
+    [
+        ((1.06, 1.10), "slower"),
+        ((1.04, 1.06), "UNDERPOWERED"),
+        ((0.98, 1.20), "UNDERPOWERED"),
+        ((1.05, 1.20), "UNDERPOWERED"),
+        ((0.90, 1.05), "UNDERPOWERED"),
+        ((1.01, 1.04), "not slower"),
+        ((0.50, 0.60), "not slower"),
+    ],
+)
+def test_interval_must_be_on_one_side_of_the_margin(
+    interval: tuple[float, float], speed: str
+) -> None:
+    assert judge_speed(*interval, 0.05) == speed
+
+
+def test_interval_has_its_nominal_coverage() -> None:
+    rng = random.Random(0)  # noqa: S311 - reproducible
+    covered = 0
+    for _ in range(200):
+        blocks = [1.1 * math.exp(0.03 * rng.gauss(0, 1)) for _ in range(10)]
+        _, lower, upper = ratio_interval(blocks)
+        covered += lower <= 1.1 <= upper
+    # Exactly 1 - 2 * 25/1024 = 95.1 %: of 200 between 91 % and 98.5 % with probability 0.99.
+    assert 0.91 <= covered / 200 <= 0.985

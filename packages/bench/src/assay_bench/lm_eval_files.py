@@ -1,10 +1,16 @@
-"""Reader of the files that lm-eval writes with `--output_path DIR --log_samples`."""
+"""Reader of the files that lm-eval writes with `--output_path DIR --log_samples`. Imports no lm-eval.
 
+Metrics become values per item whose mean is the metric. A metric of all items together, such as BLEU, is split into the
+metric plus each item's jackknife influence.
+Source: Miller, Biometrika 61 (1974), 1-15.
+"""
+
+import ast
 import glob
 import math
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
+from scipy.special import softmax
 
 from assay.errors import UsageError
 from assay.files import (
@@ -25,15 +32,14 @@ from assay.files import (
 )
 from assay.runs.provenance import redact
 from assay.verdicts import Record
-from assay_bench.evaluations.choices import num_right, right_options, target_text
-from assay_bench.evaluations.items import (
+from assay_bench.results import (
     LOG_PROBABILITY,
     Evaluation,
     Item,
+    Score,
     TaskResult,
     UnjudgedMetric,
 )
-from assay_bench.evaluations.metrics import ContradictionError, read_metrics
 
 # Keys of a task's configuration that decide what the model is asked and how its answer is read.
 _TASK_KEYS = (
@@ -349,3 +355,262 @@ def _tasks_of_groups(
             remaining += children
         found[group] = tuple(task for task in tasks if task.partition(" (")[0] in inside)
     return {name: members for name, members in found.items() if len(members) > 1}
+
+
+def right_options(
+    samples: Sequence[Sample],
+    continuations: Sequence[Sequence[str]],
+    likelihoods: Sequence[Sequence[float]],
+) -> list[int | None] | None:
+    """Return the index of the right option of each sample; None if the samples do not say which it is.
+
+    A reading of the targets counts if it explains `acc` of every sample, and no other reading does.
+    A sample has None if its target is not among the options.
+    """
+    best = [int(np.argmax(one)) for one in likelihoods]
+    explained: list[list[int | None]] = []
+    for reading in _readings(samples, continuations):
+        agrees = all(
+            sample.get("acc", option == choice) == (option == choice)
+            or not np.isfinite(values).all()
+            for sample, option, choice, values in zip(
+                samples, reading, best, likelihoods, strict=True
+            )
+        )
+        if agrees and reading not in explained and any(one is not None for one in reading):
+            explained.append(reading)
+    if explained:
+        return explained[0] if len(explained) == 1 else None
+    if any(len(set(options)) > 1 or len(options) != 2 for options in continuations):
+        return None
+    # Two contexts: the chosen one is right, or else the other one is.
+    rights = [sample.get("acc") for sample in samples]
+    pairs = zip(rights, best, strict=True)
+    return None if None in rights else [choice if right else 1 - choice for right, choice in pairs]
+
+
+def _readings(
+    samples: Sequence[Sample], continuations: Sequence[Sequence[str]]
+) -> Iterator[list[int | None]]:
+    for metric in ("mcc", "f1", "brier_score"):
+        stated = [sample.get(metric) for sample in samples]
+        golds = [one[0] if isinstance(one, list) and one else None for one in stated]
+        if all(type(gold) is int for gold in golds):
+            yield [gold if gold is not None and gold >= 0 else None for gold in golds]
+            return
+    pairs = list(zip(map(target_text, samples), continuations, strict=True))
+    yield [int(t) if t.isdecimal() and int(t) < len(options) else None for t, options in pairs]
+    if all(len(set(options)) > 1 for options in continuations):
+        stripped = [(t.strip(), [text.strip() for text in options]) for t, options in pairs]
+        yield [options.index(t) if t in options else None for t, options in stripped]
+
+
+def target_text(sample: Sample) -> str:
+    """Return the target as lm-eval's command line writes it."""
+    target = sample["target"]
+    return str(target[0] if isinstance(target, list) and len(target) == 1 else target)
+
+
+def num_right(sample: Sample) -> int:
+    """Return how many options are right: several if the target is a list of indices."""
+    text = target_text(sample)
+    if not (text.startswith("[") and text.endswith("]")):
+        return 1
+    try:
+        return max(1, len(ast.literal_eval(text)))
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return 1
+
+
+# lm-eval 0.4.13, api/metrics.py: aggregations other than the mean, and the direction of its own metrics.
+_AGGREGATIONS = {
+    "perplexity": "perplexity", "word_perplexity": "weighted_perplexity",
+    "byte_perplexity": "weighted_perplexity", "bits_per_byte": "bits_per_byte",
+    "brier_score": "brier_score", "f1": "f1", "mcc": "matthews_corrcoef", "bypass": "bypass",
+    "bleu": "bleu", "chrf": "chrf", "chrf++": "chrf++", "ter": "ter",
+}  # fmt: skip
+_LOWER_IS_BETTER = {
+    "perplexity", "word_perplexity", "byte_perplexity", "bits_per_byte", "brier_score", "ter",
+}  # fmt: skip
+_HIGHER_IS_BETTER = {
+    "acc", "acc_norm", "acc_bytes", "acc_mutual_info", "exact_match", "likelihood", "f1", "mcc",
+    "bleu", "chrf", "chrf++",
+}  # fmt: skip
+_LIKELIHOODS: Mapping[str, Callable[[float, float], float]] = {
+    "perplexity": lambda total, weight: math.exp(-total / weight),
+    "weighted_perplexity": lambda total, weight: math.exp(-total / weight),
+    "bits_per_byte": lambda total, weight: -total / weight / math.log(2),
+}
+_CORPUS: Mapping[str, tuple[str, dict[str, int]]] = {
+    "bleu": ("BLEU", {}), "chrf": ("CHRF", {}), "chrf++": ("CHRF", {"word_order": 2}),
+    "ter": ("TER", {}),
+}  # fmt: skip
+_KNOWN = ("mean", "nanmean", *_AGGREGATIONS.values())
+# Allowed rounding error of a mean.
+_EQUAL = 1e-9
+
+
+class ContradictionError(ValueError):
+    """Samples that do not give the metric that the results state."""
+
+
+def read_metrics(
+    samples: Sequence[Sample],
+    likelihoods: Sequence[Sequence[float]],
+    stated: Mapping[str, float | None],
+    config: Mapping[str, Any],
+    directions: Mapping[str, Any] | None,
+) -> tuple[dict[str, Score], dict[str, UnjudgedMetric]]:
+    """Return the values of the metrics that are understood, and the other metrics with reasons.
+
+    likelihoods: of the options of each sample.
+    stated: the metrics of the task that the results hold.
+    directions: `higher_is_better` of the task; None if the results have none, as in old versions.
+    Raises: ContradictionError if the samples give another metric than the results state.
+    """
+    declared = config.get("metric_list")
+    entries = declared if isinstance(declared, list) else []
+    named = {str(one.get("metric")): one for one in entries if isinstance(one, dict)}
+    scores: dict[str, Score] = {}
+    unjudged: dict[str, UnjudgedMetric] = {}
+    for name in dict.fromkeys(str(one) for sample in samples for one in sample["metrics"]):
+        default = _AGGREGATIONS.get(name, "mean")
+        aggregation = str(named.get(name, {}).get("aggregation", default))
+        better = None if directions is None else directions.get(name)
+        if better is None and (directions is None or name in _LOWER_IS_BETTER | _HIGHER_IS_BETTER):
+            better = name not in _LOWER_IS_BETTER
+        value = stated.get(name)
+        reason = "the results do not say if higher is better"
+        if isinstance(better, bool):
+            try:
+                key, score, found = _score(name, aggregation, samples, likelihoods, better)
+            except (TypeError, ValueError, KeyError, IndexError, ZeroDivisionError, OverflowError):
+                reason = "its values are not understood"
+            else:
+                equal = value is not None and math.isclose(
+                    found, value, rel_tol=_EQUAL, abs_tol=_EQUAL
+                )
+                is_known = aggregation in _KNOWN
+                # Any function of equal values can give their mean.
+                if (equal and (is_known or len(set(score.values)) > 1)) or (
+                    is_known and (value is None or not math.isfinite(found))
+                ):
+                    scores.setdefault(key, score)
+                    continue
+                if is_known:
+                    raise ContradictionError(name, found, value)
+                reason = (
+                    f"its aggregation is not known: {aggregation.split(chr(10), maxsplit=1)[0]}"
+                )
+        unjudged[name] = UnjudgedMetric(
+            value=value,
+            higher_is_better=better if isinstance(better, bool) else None,
+            reason=reason,
+        )
+    return scores, unjudged
+
+
+def _score(
+    name: str,
+    aggregation: str,
+    samples: Sequence[Sample],
+    likelihoods: Sequence[Sequence[float]],
+    better: bool,  # noqa: FBT001 - a value of lm-eval, not a mode
+) -> tuple[str, Score, float]:
+    """Return the name of a score, the score, and the metric that its values give."""
+    given = [sample.get(name) for sample in samples]
+    if aggregation in _LIKELIHOODS:
+        pairs: list[Any] = [one if isinstance(one, list) else [one, 1] for one in given]
+        totals, weights = ([float(pair[side]) for pair in pairs] for side in (0, 1))
+        texts = [_last_argument(sample) for sample in samples]
+        num_bytes = sum(len(text.encode()) for text in texts) / len(texts)
+        nats = tuple(total / num_bytes for total in totals)
+        found = _LIKELIHOODS[aggregation](math.fsum(totals), math.fsum(weights))
+        # All of them depend on the total alone: one measure.
+        return "perplexity", Score(kind="nats per byte", values=nats), found
+    values, scale = _values(aggregation, given, likelihoods)
+    kind = "yes-no" if all(value in (0, 1, None) for value in values) else "number"
+    score = Score(kind=kind, values=values, higher_is_better=better, scale=scale)  # type: ignore[arg-type]
+    return name, score, score.mean
+
+
+def _values(
+    aggregation: str, given: Sequence[Any], likelihoods: Sequence[Sequence[float]]
+) -> tuple[tuple[float | None, ...], float]:
+    """Return a value for each item, and the scale of the metric."""
+    if aggregation == "bypass":
+        raise ValueError(aggregation)
+    if aggregation == "brier_score":
+        chances = [softmax(np.array(one)) for one in likelihoods]
+        return tuple(
+            float(np.square(chance - np.eye(len(chance))[int(pair[0])]).sum())
+            for chance, pair in zip(chances, given, strict=True)
+        ), 1.0
+    if aggregation in ("f1", "matthews_corrcoef"):
+        formula = _f1 if aggregation == "f1" else _correlation
+        return _of_counts(formula, [(int(gold), int(chosen)) for gold, chosen in given]), 1.0
+    if aggregation in _CORPUS:
+        return _of_texts(aggregation, given), 100.0
+    if any(isinstance(one, list) for one in given):  # as of IFEval's instructions
+        means = sum(len(one) for one in given) / len(given)
+        return tuple(math.fsum(map(float, one)) / means for one in given), 1.0
+    values = tuple(None if one is None else float(one) for one in given)
+    if aggregation == "nanmean":
+        values = tuple(None if one is None or math.isnan(one) else one for one in values)
+    largest = max((abs(one) for one in values if one is not None), default=0.0)
+    return values, 1.0 if largest <= 1 else 100.0 if largest <= 100 else largest
+
+
+def _of_counts(
+    formula: Callable[[Counter[tuple[int, int]]], float], pairs: Sequence[tuple[int, int]]
+) -> tuple[float, ...]:
+    counts = Counter(pairs)
+    without = {pair: formula(counts - Counter([pair])) for pair in counts}
+    return _influences(formula(counts), [without[pair] for pair in pairs])
+
+
+def _of_texts(aggregation: str, given: Sequence[Any]) -> tuple[float, ...]:
+    """Split a metric of sacrebleu, which lm-eval depends on."""
+    from sacrebleu import metrics
+
+    name, options = _CORPUS[aggregation]
+    metric = getattr(metrics, name)(**options)
+    expected = [one[0] if isinstance(one[0], list) else [one[0]] for one in given]
+    actual = [one[1][0] if isinstance(one[1], list) else one[1] for one in given]
+    streams = list(zip(*expected, strict=True))
+    counts = np.array(metric._extract_corpus_statistics(actual, streams))  # noqa: SLF001
+    total = counts.sum(axis=0)
+    compute = metric._compute_score_from_stats  # noqa: SLF001
+    without = [compute((total - one).tolist()).score for one in counts]
+    return _influences(compute(total.tolist()).score, without)
+
+
+def _influences(whole: float, without: Sequence[float]) -> tuple[float, ...]:
+    """Return the metric plus the influence of each item. without: the metric without each item."""
+    mean = math.fsum(without) / len(without)
+    return tuple(whole + (len(without) - 1) * (mean - one) for one in without)
+
+
+def _f1(counts: Mapping[tuple[int, int], int]) -> float:
+    right = counts.get((1, 1), 0)
+    either = sum(num * (pair[0] == 1) + num * (pair[1] == 1) for pair, num in counts.items())
+    return 2 * right / either if either else 0.0
+
+
+def _correlation(counts: Mapping[tuple[int, int], int]) -> float:
+    """Source: Gorodkin, Computational Biology and Chemistry 28 (2004), 367-374."""
+    num = sum(counts.values())
+    golds, chosen = Counter[int](), Counter[int]()
+    for (gold, choice), count in counts.items():
+        golds[gold] += count
+        chosen[choice] += count
+    right = sum(count for (gold, choice), count in counts.items() if gold == choice)
+    spreads = [num**2 - sum(count**2 for count in side.values()) for side in (golds, chosen)]
+    both = right * num - sum(golds[name] * chosen[name] for name in golds)
+    return both / math.sqrt(spreads[0] * spreads[1]) if spreads[0] and spreads[1] else 0.0
+
+
+def _last_argument(sample: Sample) -> str:
+    arguments = sample["arguments"]
+    first = next(iter(arguments.values())) if isinstance(arguments, dict) else arguments[0]
+    return str(list(first.values())[-1] if isinstance(first, dict) else first[-1])

@@ -6,7 +6,15 @@ from math import comb
 import numpy as np
 import pytest
 
-from assay_bench.paired_statistics import Differences, _saddlepoint, p_not_inferior, p_worse
+from assay_bench.paired_statistics import (
+    Differences,
+    _saddlepoint,
+    holm,
+    holm_in_layers,
+    items_needed,
+    p_not_inferior,
+    p_worse,
+)
 
 
 def answers(lost: int, gained: int, num: int) -> Differences:
@@ -101,3 +109,25 @@ def test_repeated_items_of_a_cluster_do_not_add_evidence() -> None:
     repeated = Differences.of(np.repeat(values, 4).tolist(), [str(n // 4) for n in range(200)])
     assert p_worse(repeated) == pytest.approx(p_worse(alone))
     assert p_not_inferior(repeated, 0.01) == pytest.approx(p_not_inferior(alone, 0.01), rel=1e-6)
+
+
+def test_smallest_p_value_is_multiplied_by_their_number() -> None:
+    assert holm({"a": 0.01, "b": 0.04, "c": 0.03}) == pytest.approx(
+        {"a": 0.03, "b": 0.06, "c": 0.06}
+    )
+    assert holm({"a": 0.9, "b": 0.8}) == {"a": 1.0, "b": 1.0}
+    assert holm({}) == {}
+
+
+def test_items_needed_for_ten_percent_discordance() -> None:
+    # (1.645 + 1.282)² * 0.1 / 0.02²
+    assert items_needed(0.1, 0.02, 0.05, 0.9) == 2141
+
+
+def test_pool_and_tasks_share_the_significance() -> None:
+    # 0.01 of one pool counts twice, 0.01 of one of four tasks eight times, as long as all are left.
+    tasks, pool = holm_in_layers([{"a": 0.01, "b": 0.5, "c": 0.5, "d": 0.5}, {"all": 0.01}])
+    assert pool["all"] == pytest.approx(0.02)
+    # After the pool, the tasks have all of the significance.
+    assert tasks["a"] == pytest.approx(0.04)
+    assert holm_in_layers([{"a": 0.03, "b": 0.01}, {}]) == [{"a": 0.03, "b": 0.02}, {}]

@@ -1,13 +1,32 @@
+"""Verdicts of tunings, and bands of losses."""
+
 import math
+import random
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
+from assay.errors import UsageError
 from assay.verdicts import Outcome
-from assay_bench.tuning.judging import judge_by_baseline, judge_learning, judge_tunings
-from assay_bench.tuning.recipe import DataSource, Permutation, TuningRecipe
-from assay_bench.tuning.records import Measured, ModelStart, StepLoss, Tuning, TuningRecord
+from assay_bench.tuning.records import (
+    DataSource,
+    Measured,
+    ModelStart,
+    Permutation,
+    StepLoss,
+    Tuning,
+    TuningRecipe,
+    TuningRecord,
+)
+from assay_bench.tuning.running import (
+    LossBand,
+    band_of,
+    judge_by_baseline,
+    judge_learning,
+    judge_losses,
+    judge_tunings,
+)
 
 RECIPE = TuningRecipe(
     models=["micro:llama"],
@@ -149,3 +168,130 @@ def test_notes_report_perplexities() -> None:
         " sums 73.700 -> 9.488, standard-library 2.858 -> 3.490"
     )
     assert cost == "micro:llama full seed 0: 120 tokens in 1 s"
+
+
+INF, NAN = math.inf, math.nan
+
+
+def noisy_curve(rng: random.Random, num_steps: int = 200) -> list[float]:
+    """A loss that falls from 3 to 1, with noise of batches and of the seed."""
+    of_seed = rng.gauss(0, 0.02)
+    return [1 + 2 * math.exp(-step / 40) + of_seed + rng.gauss(0, 0.1) for step in range(num_steps)]
+
+
+@pytest.fixture(scope="module")
+def band() -> LossBand:
+    rng = random.Random(1)  # noqa: S311 - reproducible
+    return band_of([noisy_curve(rng) for _ in range(10)])
+
+
+def test_half_width_of_two_curves_uses_the_cauchy_distribution() -> None:
+    band = band_of([[1.0], [3.0]])
+    # Student's t with one degree of freedom: its tail of 0.005 begins at 1 / tan(0.005 pi).
+    quantile = 1 / math.tan(0.005 * math.pi)
+    assert band.means == [2.0]
+    assert band.half_widths == [pytest.approx(quantile * math.sqrt(2) * math.sqrt(1.5))]
+    assert band.resolution == band.half_widths[0]
+
+
+def test_last_window_takes_the_remaining_steps() -> None:
+    band = band_of([[float(step) for step in range(23)], [0.0] * 23])
+    assert len(band.windows) == len(band.means) == 11
+    assert (band.windows[0], band.windows[10]) == (range(2), range(20, 23))
+    # Means of (0, 1), of (20, 21, 22), and of zeros.
+    assert (band.means[0], band.means[10]) == (0.25, 10.5)
+
+
+def test_window_with_close_seeds_uses_the_pooled_deviation() -> None:
+    band = band_of([[1.0, 1.0, 1.0], [1.0, 1.0, 3.0]])
+    # Standard deviations 0, 0 and sqrt(2): pooled sqrt(2 / 3).
+    assert band.half_widths[0] == band.half_widths[1]
+    assert band.half_widths[2] == pytest.approx(band.half_widths[0] * math.sqrt(3))
+
+
+def test_short_run_has_windows_of_one_step() -> None:
+    band = band_of([[1.0, 2.0, 3.0], [2.0, 4.0, 5.0]])
+    assert band.windows == [range(1), range(1, 2), range(2, 3)]
+    assert band.means == [1.5, 3.0, 4.0]
+
+
+@pytest.mark.parametrize(
+    ("curves", "problem"),
+    [
+        ([], "found 0"),
+        ([[1.0]], "found 1"),
+        ([[1.0], [1.0, 2.0]], "found 1, 2 steps"),
+        ([[], []], "found 0, 0 steps"),
+        ([[1.0], [NAN]], "a loss is not finite"),
+        ([[1.0], [INF]], "a loss is not finite"),
+        ([[1.0], [1.0]], "two are equal, so their spread says nothing about other seeds"),
+    ],
+)
+def test_unusable_curves_are_refused(curves: list[list[float]], problem: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        band_of(curves)
+    assert str(raised.value) == (
+        f"a band needs at least two finite curves of equal length: {problem}"
+    )
+
+
+def test_clean_curves_leave_the_band_at_the_nominal_rate() -> None:
+    rng = random.Random(0)  # noqa: S311 - reproducible
+    outside = 0
+    for _ in range(300):
+        *others, one = [noisy_curve(rng, 60) for _ in range(7)]
+        outside += judge_losses(one, band_of(others)).level.verdict is Outcome.FAIL
+    # Expected: at most 3 of 300. More than 9 have a probability of 0.001.
+    assert outside <= 9
+
+
+def test_higher_loss_fails_at_its_first_step(band: LossBand) -> None:
+    curve = [*band_curve(band)[:100], *(loss + 1 for loss in band_curve(band)[100:])]
+    level = judge_losses(curve, band).level
+    assert level.verdict is Outcome.FAIL
+    assert level.model_extra == {"first_step": 100}
+    expected, half_width = band.means[5], band.half_widths[5]
+    assert level.reason == (
+        f"loss {expected + 1:.4f} nats per token in steps 100 to 119 is higher than"
+        f" {expected:.4f} ± {half_width:.4f} of 10 seeds"
+    )
+
+
+def test_loss_that_is_too_low_fails_with_a_hint(band: LossBand) -> None:
+    level = judge_losses([loss - 0.5 for loss in band_curve(band)], band).level
+    assert level.verdict is Outcome.FAIL
+    assert level.reason is not None
+    assert "lower than" in level.reason
+    assert level.reason.endswith(
+        ": does the input contain the label, or the training data a held-out text?"
+    )
+
+
+@pytest.mark.parametrize("loss", [NAN, INF, -INF])
+def test_non_finite_loss_fails_at_any_length(band: LossBand, loss: float) -> None:
+    level = judge_losses([1.0, 1.0, loss], band).level
+    assert level.verdict is Outcome.FAIL
+    assert level.model_extra == {"first_step": 2}
+    assert level.compared == 3
+    assert level.reason == f"the loss of step 2 is {loss}"
+
+
+@pytest.mark.parametrize("length", [0, 199, 201])
+def test_curve_of_another_length_is_not_compared(band: LossBand, length: int) -> None:
+    level = judge_losses([1.0] * length, band).level
+    assert level.verdict is Outcome.NOT_COMPARED
+    assert level.reason == f"the run has {length} steps, the band 200"
+
+
+def test_pass_reports_the_resolution(band: LossBand) -> None:
+    level = judge_losses(band_curve(band), band).level
+    assert level.verdict is Outcome.PASS
+    assert level.compared == 200
+    assert level.reason == (
+        f"inside the band of 10 seeds; changes below {band.resolution:.4f} nats per token can be missed"
+    )
+
+
+def band_curve(band: LossBand) -> list[float]:
+    """The curve of the band's means."""
+    return [mean for mean, steps in zip(band.means, band.windows, strict=True) for _ in steps]

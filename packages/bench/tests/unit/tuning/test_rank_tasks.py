@@ -3,7 +3,7 @@ import torch
 
 from assay.training.batches import IGNORED, TextCoder
 from assay_bench.tuning.rank_tasks import draw_step, held_out_rows
-from assay_bench.tuning.recipe import DataSource, Permutation, Text, TuningRecipe
+from assay_bench.tuning.records import DataSource, Permutation, Text, TuningRecipe
 
 PAD = 0
 CODER = TextCoder(lambda text: [ord(letter) for letter in text], PAD)

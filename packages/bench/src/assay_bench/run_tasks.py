@@ -1,33 +1,248 @@
-"""Evaluations in a folder: by our own process, or by lm-eval's command line with any backend."""
+"""Runs suites of tasks in a folder: by our own process, or by lm-eval's command line with any backend.
+
+Documents of the offline tasks depend only on the version of Python. They contain sums, and text of the standard library
+that no micro model was trained on. `source` names the piece of text of an item: items of one piece form a cluster.
+"""
 
 import json
+import os
+import random
+import re
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import yaml
+from pydantic import Field
 
 from assay.devices.run_string import parse_run
 from assay.errors import UsageError
 from assay.files import (
+    UnreadableFileError,
     content_digest,
     file_digest,
+    open_file,
     read_json_object,
     read_sealed_json,
+    read_text,
+    read_toml_record,
     refuse_link,
     write_whole,
 )
 from assay.launch import ProcessError, RemoteFunction, call
-from assay.models.sources import ModelSource, RemoteCode, local_folder, resolve_model
+from assay.models.folders import local_folder
+from assay.models.micro.standard_library import standard_library_text
+from assay.models.remote_code import RemoteCode
+from assay.models.sources import ModelSource, resolve_model
 from assay.runs import Progress
 from assay.runs.provenance import redact
 from assay.verdicts import Record
 from assay.watchdog import temporary_folder
-from assay_bench.battery.suites import TaskSuite, load_task
-from assay_bench.evaluations.reading import newest_results, write_manifest
+from assay_bench.comparing import Terms
+from assay_bench.lm_eval_files import newest_results, write_manifest
+
+Document = Mapping[str, Any]
+
+_SEED = 0
+_PIECE_LENGTH = 4_096
+_MAX_ITEMS = 500
+
+_CHOICE_CONTEXT, _CHOICE_LENGTH, _NUM_CHOICES = 96, 12, 4
+_CLOZE_CONTEXT, _LETTERS_GIVEN = 96, 3
+_ROLLING_LENGTH, _MAX_TEXTS = 256, 250
+# Small enough that a micro model learns some sums.
+_LARGEST_NUMBER = 49
+
+_WORD = re.compile(r"(?<=[a-z,] )[a-z]{5,12}(?=[ .,\n])")
+
+
+def documents_of(task: str) -> Sequence[Document]:
+    """Return the documents of an offline task. Raises: KeyError for any other task."""
+    return _MAKERS[task]()
+
+
+def _next_text() -> Sequence[Document]:
+    """Make contexts, each with its continuation and three continuations of other contexts."""
+    rng = random.Random(_SEED)  # noqa: S311 - a reproducible choice, not a secret
+    pieces = _pieces()
+    places = [
+        (number, start)
+        for number, piece in enumerate(pieces)
+        for start in range(_CHOICE_CONTEXT, len(piece) - _CHOICE_LENGTH, 256)
+    ]
+    documents: list[Document] = []
+    for number, start in rng.sample(places, min(_MAX_ITEMS, len(places))):
+        right = pieces[number][start : start + _CHOICE_LENGTH]
+        choices = [right]
+        while len(choices) < _NUM_CHOICES:
+            other, at = rng.choice(places)
+            wrong = pieces[other][at : at + _CHOICE_LENGTH]
+            if wrong not in choices:
+                choices.append(wrong)
+        rng.shuffle(choices)
+        documents.append(
+            {
+                "context": pieces[number][start - _CHOICE_CONTEXT : start],
+                "choices": choices,
+                "label": choices.index(right),
+                "source": f"piece {number}",
+            }
+        )
+    return documents
+
+
+def _cloze() -> Sequence[Document]:
+    """Make texts that end inside a word, each with the rest of the word."""
+    rng = random.Random(_SEED)  # noqa: S311 - reproducible
+    found = [
+        (number, match)
+        for number, piece in enumerate(_pieces())
+        for match in _WORD.finditer(piece, _CLOZE_CONTEXT)
+    ]
+    return [
+        {
+            "context": match.string[
+                match.start() - _CLOZE_CONTEXT : match.start() + _LETTERS_GIVEN
+            ],
+            "rest": match[0][_LETTERS_GIVEN:],
+            "source": f"piece {number}",
+        }
+        for number, match in rng.sample(found, min(_MAX_ITEMS, len(found)))
+    ]
+
+
+def _library_text() -> Sequence[Document]:
+    return [
+        {"text": piece[start : start + _ROLLING_LENGTH], "source": f"piece {number}"}
+        for number, piece in enumerate(_pieces())
+        for start in range(0, len(piece) - _ROLLING_LENGTH, 2 * _ROLLING_LENGTH)
+    ][:_MAX_TEXTS]
+
+
+def _addition() -> Sequence[Document]:
+    rng = random.Random(_SEED)  # noqa: S311 - reproducible
+    pairs = [(a, b) for a in range(_LARGEST_NUMBER + 1) for b in range(_LARGEST_NUMBER + 1)]
+    return [{"question": f"{a}+{b}=", "sum": str(a + b)} for a, b in rng.sample(pairs, _MAX_ITEMS)]
+
+
+def _pieces() -> list[str]:
+    """Return the held-out text in pieces."""
+    _, held_out = standard_library_text()
+    text = held_out.decode(errors="ignore")
+    return [text[start : start + _PIECE_LENGTH] for start in range(0, len(text), _PIECE_LENGTH)]
+
+
+_MAKERS: Mapping[str, Callable[[], Sequence[Document]]] = {
+    "next-text": _next_text,
+    "cloze": _cloze,
+    "library-text": _library_text,
+    "addition": _addition,
+}
+
+TASKS = tuple(_MAKERS)
+
+
+_SUITES = Path(str(files("assay_bench") / "battery" / "suites"))
+
+
+class TaskSuite(Record):
+    """A suite of tasks."""
+
+    tasks: list[str] = Field(min_length=1)
+    """Names of offline tasks or of lm-eval, or YAML files in the folder of the suite."""
+    clusters: dict[str, str] = Field(default_factory=dict)
+    """For each task, the document field that names the cluster."""
+    fewshot: Annotated[int, Field(ge=0)] | None = None
+    """Examples before each question; None for the default of each task."""
+    terms: Terms = Field(default_factory=Terms)
+
+
+def read_suite(name: str) -> TaskSuite:
+    """Read a shipped suite by its name, or FILE.toml.
+
+    Raises: UsageError with the file, the key and the expected value.
+    """
+    path = Path(name) if name.endswith(".toml") else _SUITES / f"{name}.toml"
+    if not path.exists():
+        shipped = ", ".join(sorted(path.stem for path in _SUITES.glob("*.toml")))
+        raise UsageError(f"suite {name} does not exist; shipped suites: {shipped}")
+    suite = read_toml_record(TaskSuite, path)
+    tasks = [
+        os.path.realpath(path.parent / task) if task.endswith((".yaml", ".yml")) else task
+        for task in suite.tasks
+    ]
+    return suite.model_copy(update={"tasks": tasks})
+
+
+# yaml reads about 100 KB/s.
+_MAX_BYTES = 1 << 19
+_NUM_FIRST_BYTES = 1 << 10
+
+_FOLDER = Path(str(files("assay_bench") / "battery" / "tasks"))
+
+
+def make_task_error(task: str, problem: str) -> UsageError:
+    """Make the error for a task."""
+    return UsageError(f"task {task}: {problem}")
+
+
+def load_task(task: str, folder: Path) -> str | dict[str, Any]:
+    """Return the configuration of an offline task or a YAML file; return any other name unchanged.
+
+    folder: the documents of an offline task are written there.
+    Raises: UsageError for an invalid file, or without the local documents that it names.
+    """
+    if task in TASKS:
+        documents = folder / f"{task}.jsonl"
+        folder.mkdir(parents=True, exist_ok=True)
+        lines = (json.dumps(document) + "\n" for document in documents_of(task))
+        documents.write_text("".join(lines), encoding="utf-8")
+        return _parse(_FOLDER / f"{task}.yaml") | {
+            "dataset_kwargs": {"data_files": {"test": str(documents)}}
+        }
+    if not task.endswith((".yaml", ".yml")):
+        return task
+    config = _parse(Path(task))
+    if config.get("dataset_path") == "json":
+        found = _data_files(Path(task), config)
+        config["dataset_kwargs"] = {"data_files": {name: str(file) for name, file in found.items()}}
+    return config
+
+
+def _parse(path: Path) -> dict[str, Any]:
+    text = read_text(path, _MAX_BYTES)
+    try:
+        config = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        raise UnreadableFileError.of(path, f"not plain YAML: {error}") from None
+    if not isinstance(config, dict) or not isinstance(config.get("task"), str):
+        raise make_task_error(str(path), "the key task must hold a name")
+    if Path(config["task"]).name != config["task"]:
+        raise make_task_error(
+            str(path),
+            "the name under the key task must not contain /, because it becomes a file name",
+        )
+    return config
+
+
+def _data_files(path: Path, config: dict[str, Any]) -> dict[str, Path]:
+    """Return the document files that a task file names, relative to its folder."""
+    settings = config.get("dataset_kwargs")
+    named = settings.get("data_files") if isinstance(settings, dict) else None
+    if not isinstance(named, dict) or not named:
+        raise make_task_error(str(path), "expected dataset_kwargs: data_files: {test: FILE.jsonl}")
+    found = {str(split): path.parent / str(file) for split, file in named.items()}
+    for file in found.values():
+        with open_file(file) as documents:
+            beginning = documents.read(_NUM_FIRST_BYTES)
+        if not beginning.strip(b" []\n"):
+            raise make_task_error(str(path), f"{file} has no documents")
+    return found
+
 
 DONE_FILE = "done.json"
 
@@ -60,9 +275,7 @@ def task_folder(folder: Path, task: str) -> Path:
     return folder / "tasks" / (Path(task).stem if "/" in task else task)
 
 
-_WORK: RemoteFunction[EvaluationRequest, None] = RemoteFunction(
-    "assay_bench.evaluating.worker:evaluate"
-)
+_WORK: RemoteFunction[EvaluationRequest, None] = RemoteFunction("assay_bench.task_worker:evaluate")
 
 
 def evaluate(request: EvaluationRequest, progress: Progress) -> None:
@@ -95,8 +308,6 @@ def evaluate(request: EvaluationRequest, progress: Progress) -> None:
 
 
 def _are_local(tasks: list[str]) -> bool:
-    from assay_bench.battery.documents import TASKS
-
     return all(task in TASKS or task.endswith((".yaml", ".yml")) for task in tasks)
 
 

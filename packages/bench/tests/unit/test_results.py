@@ -3,7 +3,7 @@ import math
 from scipy.stats import binom
 
 from assay.verdicts import Outcome
-from assay_bench.evaluations.scores import items_to_tell_from_guess, judge_scores
+from assay_bench.results import items_to_tell_from_guess, judge_scores
 from packages.bench.tests.unit.sample_evaluations import answered, evaluation, item, task
 
 

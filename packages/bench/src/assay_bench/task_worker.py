@@ -27,8 +27,13 @@ from assay.models.micro.recipes import BOS_ID
 from assay.models.sources import local_folder
 from assay.progress import subtask
 from assay.runs import Progress
-from assay_bench.battery.suites import load_task, make_task_error
-from assay_bench.evaluating.running import DONE_FILE, EvaluationRequest, task_folder
+from assay_bench.run_tasks import (
+    DONE_FILE,
+    EvaluationRequest,
+    load_task,
+    make_task_error,
+    task_folder,
+)
 
 if TYPE_CHECKING:
     from lm_eval.models.huggingface import HFLM

@@ -10,11 +10,8 @@ from assay.errors import UsageError
 from assay.files import open_file, read_sealed, write_sealed
 from assay.runs import provenance
 from assay.verdicts import Outcome, Record
-from assay_bench.comparing.judging import EvaluationComparison, compare
-from assay_bench.comparing.pairing import differences
-from assay_bench.comparing.terms import PairedOutcome, Terms
-from assay_bench.evaluations.items import Evaluation, TaskResult
-from assay_bench.evaluations.scores import judge_scores
+from assay_bench.comparing import EvaluationComparison, PairedOutcome, Terms, compare, differences
+from assay_bench.results import Evaluation, TaskResult, judge_scores
 
 SCHEMA = 1
 

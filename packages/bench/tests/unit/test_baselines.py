@@ -9,9 +9,9 @@ import pytest
 
 from assay.errors import UsageError
 from assay.files import seal
-from assay_bench.baselines.accepting import accept, is_baseline, read_baseline
-from assay_bench.comparing.terms import Terms
-from assay_bench.evaluations.items import Evaluation
+from assay_bench.baselines import accept, is_baseline, read_baseline
+from assay_bench.comparing import Terms
+from assay_bench.results import Evaluation
 from packages.bench.tests.unit.sample_evaluations import answered, evaluation, item, task
 
 TERMS = Terms(accuracy=0.02)

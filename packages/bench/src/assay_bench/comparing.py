@@ -1,22 +1,24 @@
-"""Judges a candidate by a base: worse, not worse, or too few items to decide.
+"""Compares two evaluations item by item: worse, not worse, or too few items to decide. Imports no torch.
 
-Each task has a measure for every metric with values per item; one for the log-probability of right answers,
-which detects far smaller changes; and, if both sides must be the same model, one for how far these moved. The
-items of several tasks are pooled for each group and for all tasks. A measure fails if it is significantly
-worse. Its p-value is corrected for all measures (Holm), and tasks, groups and all tasks have equal shares of
-the significance. It passes if a drop of the margin is excluded. Otherwise it is underpowered, unless a pool
-passes that contains it. Passing needs no correction, because chances of a false pass do not add up.
+Items are paired by the content of their documents. Each task has a measure for every metric with values per item; one
+for the log-probability of right answers, which detects far smaller changes; and, if both sides must be the same
+model, one for how far these moved. The items of several tasks are pooled for each group and for all tasks. A measure
+fails if it is significantly worse. Its p-value is corrected for all measures (Holm), and tasks, groups and all tasks
+have equal shares of the significance. It passes if a drop of the margin is excluded. Otherwise it is underpowered,
+unless a pool passes that contains it. Passing needs no correction, because chances of a false pass do not add up.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from statistics import fmean
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import Field
 
-from assay_bench.comparing.pairing import Pair, differences, pairs_of, trained_elsewhere
-from assay_bench.comparing.terms import PairedOutcome, Terms
-from assay_bench.evaluations.items import LOG_PROBABILITY, Evaluation, Item, Score, TaskResult
+from assay.errors import name_some
+from assay.verdicts import Outcome, Record
 from assay_bench.paired_statistics import (
     Differences,
     holm,
@@ -25,6 +27,123 @@ from assay_bench.paired_statistics import (
     p_not_inferior,
     p_worse,
 )
+from assay_bench.results import LOG_PROBABILITY, Evaluation, Item, Score, TaskResult
+
+
+class PairedOutcome(StrEnum):
+    """The outcome of a paired comparison."""
+
+    PASS = "PASS"  # noqa: S105 - an outcome, not a password
+    UNDERPOWERED = "UNDERPOWERED"
+    NOT_COMPARED = "NOT_COMPARED"
+    FAIL = "FAIL"
+
+    @property
+    def as_verdict(self) -> Outcome:
+        """Return the outcome of verdict.json, which has no UNDERPOWERED."""
+        return Outcome.NOT_COMPARED if self is PairedOutcome.UNDERPOWERED else Outcome(self.value)
+
+    @classmethod
+    def worst(cls, outcomes: Iterable["PairedOutcome"]) -> "PairedOutcome":
+        """Return the outcome that comes last in the order of the members."""
+        return max(outcomes, key=list(cls).index)
+
+
+_Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class Terms(Record):
+    """The largest acceptable drops of a candidate, and the error rates of the comparison."""
+
+    accuracy: _Positive = 0.02
+    """Drop in accuracy, as a share of the items."""
+    log_probability: _Positive = 0.01
+    """Drop in the log-probability of right answers, in nats per byte."""
+    movement: _Positive | None = None
+    """Root mean square change of right answers' log-probabilities, in nats per byte.
+
+    None: the candidate may be another model that is as good. Retrained weights are judged only on the
+    same machine with the same torch, because the same training gives other weights elsewhere.
+    """
+    significance: Annotated[float, Field(gt=0, lt=0.5)] = 0.05
+    """Chance of a false FAIL of the whole comparison, and of a false PASS of one measure at its margin."""
+    power: Annotated[float, Field(gt=0.5, lt=1)] = 0.9
+    """Chance of a PASS for an equally good candidate with the reported number of items."""
+
+
+Pair = tuple[Item, Item]
+
+
+def differences(base: Evaluation, candidate: Evaluation) -> list[str]:
+    """List how the questions differ.
+
+    Documents are matched by content, in any order.
+    """
+    found = list(_differing(base.asked, candidate.asked))
+    missing = [name for name in base.tasks if name not in candidate.tasks]
+    if missing:
+        found.append(f"the candidate has no {name_some(missing)}")
+    for name, task in base.tasks.items():
+        if name in candidate.tasks:
+            found += [f"{name}: {what}" for what in _differences_of(task, candidate.tasks[name])]
+    return found
+
+
+def trained_elsewhere(base: Evaluation, candidate: Evaluation) -> str:
+    """Say why the same training can have given the candidate other weights; "" if nothing says so.
+
+    A fact that one side lacks does not count: lm-eval's own command line records fewer.
+    """
+
+    def differs(name: str) -> bool:
+        sides = base.facts.get(name), candidate.facts.get(name)
+        return None not in sides and sides[0] != sides[1]
+
+    if not differs("weights_hash"):
+        return ""
+    versions = [side.facts.get("versions", {}).get("torch") for side in (base, candidate)]
+    reasons = [f"another machine ({candidate.facts['machine']})"] if differs("machine") else []
+    reasons += (
+        [f"torch {versions[1]}"] if None not in versions and versions[0] != versions[1] else []
+    )
+    return ", ".join(reasons)
+
+
+def pairs_of(base: TaskResult, candidate: TaskResult) -> list[Pair]:
+    """Pair all items, in the order of the base. Raises: KeyError for a missing item."""
+    others = {item.key: item for item in candidate.items}
+    return [(item, others[item.key]) for item in base.items]
+
+
+def _differences_of(base: TaskResult, candidate: TaskResult) -> Iterator[str]:
+    yield from _differing(base.asked, candidate.asked)
+    if base.metric != candidate.metric:
+        yield f"metric is {candidate.metric}, base {base.metric}"
+    ours, theirs = ({item.key: item for item in side.items} for side in (base, candidate))
+    if missing := len(ours.keys() - theirs.keys()):
+        yield f"missing from the candidate: {missing} of {len(ours)} documents"
+    if extra := len(theirs.keys() - ours.keys()):
+        yield f"only in the candidate: {extra} documents"
+    both = [(ours[key], theirs[key]) for key in ours if key in theirs]
+    for what, field in (("prompts", "prompt_hash"), ("right answers", "target_hash")):
+        if num_different := sum(getattr(one, field) != getattr(two, field) for one, two in both):
+            yield f"{num_different} of {len(both)} {what} differ"
+
+
+def _differing(base: Mapping[str, Any], candidate: Mapping[str, Any]) -> Iterator[str]:
+    for name in base.keys() | candidate.keys():
+        was, is_ = base.get(name), candidate.get(name)
+        if was != is_:
+            yield f"{name} is {_shown(is_)}, base {_shown(was)}"
+
+
+_MAX_CHARACTERS = 60
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _MAX_CHARACTERS else f"{text[:_MAX_CHARACTERS]}…"
+
 
 ALL_TASKS = "all tasks"
 

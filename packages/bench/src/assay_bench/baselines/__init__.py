@@ -1,1 +1,0 @@
-"""Accepted evaluations, which later ones are compared with. Imports no torch."""

@@ -1,1 +1,0 @@
-"""Comparison of two evaluations. Imports neither torch nor lm-eval."""
