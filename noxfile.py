@@ -19,7 +19,6 @@ from environments.shared import (
     PACKAGES,
     ROOT,
     Environment,
-    core_environment,
     tools_environment,
     torch_environment,
 )
@@ -117,7 +116,7 @@ def docs(session: nox.Session) -> None:
 @nox.session(default=False)
 def check(session: nox.Session) -> None:
     """Check a model on the best device here, then show how a planted fault is found."""
-    _check_and_plant(session, core_environment(session), session.posargs)
+    _check_and_plant(session, torch_environment(session, "core"), session.posargs)
 
 
 def _check_and_plant(
@@ -270,7 +269,7 @@ _BASELINES = Path("packages/bench/src/assay_bench/shipped")
 def _hold_to_baseline(
     session: nox.Session, environment: Environment, way: str, folder: Path, run: list[str]
 ) -> bool:
-    """Ask the model that was tuned in this way. Returns: whether it was asked what the baseline was."""
+    """Evaluate the model that was tuned in this way. Returns: False if its questions differ from the baseline's."""
     model = folder / "tuned" / "micro-llama" / way / "seed-0" / "model"
     asked, compared = folder / way / "asked", folder / way / "compared"
     command = ["assay.cli", "bench", "run", "--model", str(model), "--output", str(asked)]
@@ -386,7 +385,7 @@ def _must_be_judged(session: nox.Session) -> bool:
 
 
 def _hardware_promised(session: nox.Session) -> bool:
-    """Whether the caller says that an accelerator is here: its absence is then a failure."""
+    """Return True if the caller promises an accelerator, whose absence is then a failure."""
     value = os.environ.get("ASSAY_REQUIRE_HARDWARE", "")
     if value not in ("", "0", "1"):
         session.error(f"ASSAY_REQUIRE_HARDWARE is {value!r}; it must be 1, 0 or unset")

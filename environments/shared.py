@@ -22,14 +22,16 @@ import nox
 from nox.command import CommandFailed
 from packaging.utils import canonicalize_name
 
-from environments.machine import Accelerator, read_vendors, visible_accelerators
 from environments.torch_choice import (
+    Accelerator,
     TorchBuild,
     TorchChoice,
     TorchUnavailableError,
     choose_torch,
     find_machine_torch,
     probe_torch,
+    read_vendors,
+    visible_accelerators,
 )
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -138,17 +140,16 @@ def tools_environment(session: nox.Session) -> Environment:
     return environment
 
 
-def torch_environment(session: nox.Session) -> Environment:
-    """Return the environment with torch, all packages and all test tools.
+def torch_environment(session: nox.Session, extent: Extent = "all") -> Environment:
+    """Return the environment with torch, all packages and all test tools; or torch and assay-core.
 
     End nox with exit code 2 if no torch can be installed that `ASSAY_TORCH` allows.
     """
-    return _open_torch_environment(session, "all")
-
-
-def core_environment(session: nox.Session) -> Environment:
-    """Return the environment with torch and assay-core; see `torch_environment`."""
-    return _open_torch_environment(session, "core")
+    try:
+        return _torch_environment(session, extent)
+    except TorchUnavailableError as error:
+        session.warn(str(error))
+        raise SystemExit(2) from error
 
 
 def install_release_tools(session: nox.Session) -> Environment:
@@ -168,14 +169,6 @@ def wheel_environment(session: nox.Session, python: str, wheels: Iterable[Path])
     _install_cpu_build(session, environment)
     environment.install(session, *map(str, wheels))
     return environment
-
-
-def _open_torch_environment(session: nox.Session, extent: Extent) -> Environment:
-    try:
-        return _torch_environment(session, extent)
-    except TorchUnavailableError as error:
-        session.warn(str(error))
-        raise SystemExit(2) from error
 
 
 def _torch_environment(session: nox.Session, extent: Extent) -> Environment:

@@ -1,17 +1,112 @@
-"""Which torch the sessions use: `ASSAY_TORCH=auto|cpu|system`.
+"""Which accelerators the operating system shows, and which torch the sessions use: `ASSAY_TORCH=auto|cpu|system`.
 
-Vendor builds of torch are never replaced: where one is used, the environment sees the packages of
-the Python that holds it, and pip is held to the very version that is there.
+No driver or library is loaded to see an accelerator. Vendor builds of torch are never replaced: where one is used, the
+environment sees the packages of the Python that holds it, and pip keeps the version that is there.
 """
 
 import json
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 
-from environments.machine import Accelerator
+# PCI class code 0x0300: VGA-compatible controller, a card that drives a screen.
+_DISPLAY_CLASS = "0x0300"
+
+
+@dataclass(frozen=True, slots=True)
+class VendorEntry:
+    """The facts about a vendor in runners.toml that the choice of torch depends on."""
+
+    name: str
+    title: str
+    shown_by: tuple[str, ...]
+    """Patterns below the root of the file system, one of which exists where a driver runs."""
+    pci_vendor: str = ""
+    pci_classes: tuple[str, ...] = ()
+    """As in runners.toml; "" and () where the patterns alone say enough."""
+    torch_from_registry: bool = False
+    """The registry's build of torch uses these devices."""
+    torch_plugin: str = ""
+    """Module that registers them with torch; "" where torch itself does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Accelerator:
+    """A vendor's accelerators on this machine."""
+
+    vendor: VendorEntry
+    evidence: str
+    """The path that showed them."""
+    drives_screen: bool = False
+    """They may only be the graphics of a laptop or desktop."""
+
+
+def read_vendors(runners_file: Path) -> list[VendorEntry]:
+    """Return the entries of runners.toml, in its order."""
+    entries = tomllib.loads(runners_file.read_text(encoding="utf-8"))
+    return [_vendor_entry(name, entry) for name, entry in entries.items()]
+
+
+def _vendor_entry(name: str, entry: Mapping[str, object]) -> VendorEntry:
+    shown, torch = entry["shown"], entry["torch"]
+    if not isinstance(shown, dict) or not isinstance(torch, dict):
+        raise TypeError(f"runners.toml: {name}.shown and {name}.torch must be tables")
+    return VendorEntry(
+        name=name,
+        title=str(entry["title"]),
+        shown_by=tuple(shown["by"]),
+        pci_vendor=shown.get("pci_vendor", ""),
+        pci_classes=tuple(shown.get("pci_classes", ())),
+        torch_from_registry=torch["from_registry"],
+        torch_plugin=torch.get("plugin", ""),
+    )
+
+
+def visible_accelerators(root: Path, vendors: Sequence[VendorEntry]) -> list[Accelerator]:
+    """Return the accelerators whose driver nodes exist below `root`, "/" on a real machine."""
+    pci_devices = _pci_devices(root)
+    found = []
+    for vendor in vendors:
+        evidence = _first_match(root, vendor.shown_by)
+        if evidence is None:
+            continue
+        classes = [
+            pci_class
+            for pci_vendor, pci_class in pci_devices
+            if pci_vendor == vendor.pci_vendor and pci_class.startswith(vendor.pci_classes)
+        ]
+        if vendor.pci_vendor and not classes:
+            continue
+        drives_screen = bool(classes) and all(c.startswith(_DISPLAY_CLASS) for c in classes)
+        found.append(Accelerator(vendor, evidence, drives_screen))
+    return found
+
+
+def _first_match(root: Path, patterns: Sequence[str]) -> str | None:
+    for pattern in patterns:
+        for path in sorted(root.glob(pattern)):
+            return str(path)
+    return None
+
+
+def _pci_devices(root: Path) -> list[tuple[str, str]]:
+    """Vendor and class of every PCI device, such as ("0x1002", "0x030000")."""
+    return [
+        (_read_word(folder / "vendor"), _read_word(folder / "class"))
+        for folder in sorted(root.glob("sys/bus/pci/devices/*"))
+    ]
+
+
+def _read_word(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+
 
 REQUESTS = ("auto", "cpu", "system")
 
@@ -26,28 +121,24 @@ class TorchBuild(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class TorchChoice:
-    """The torch that was chosen, and why in words.
-
-    vendor: the accelerator that it must be able to use; "" if it need not use any.
-    """
+    """The torch that was chosen, and why in words."""
 
     build: TorchBuild
     reason: str
     vendor: str = ""
+    """The accelerator that it must be able to use; "" if it need not use any."""
 
 
 @dataclass(frozen=True, slots=True)
 class MachineTorch:
-    """A torch that is installed on this machine, outside of the shared environments.
-
-    version: as pip knows it; torch itself names the build as well, as in 2.13.0+cu130.
-    folder: the site-packages folder that it lies in.
-    accelerator: what it can use now, as torch names it; "" if only the processor.
-    """
+    """A torch that is installed on this machine, outside of the shared environments."""
 
     version: str
+    """As pip knows it; torch itself names the build as well, as in 2.13.0+cu130."""
     folder: str
+    """Its site-packages folder."""
     accelerator: str
+    """The device type that it can use now, as torch names it; "" if only the processor."""
 
 
 class TorchUnavailableError(Exception):

@@ -34,10 +34,8 @@ from assay.files import (
     write_whole,
 )
 from assay.launch import ProcessError, RemoteFunction, call
-from assay.models.folders import local_folder
-from assay.models.micro.standard_library import standard_library_text
-from assay.models.remote_code import RemoteCode
-from assay.models.sources import ModelSource, resolve_model
+from assay.models.micro.recipes import standard_library_text
+from assay.models.sources import ModelSource, RemoteCode, local_folder, resolve_model
 from assay.runs import Progress
 from assay.runs.provenance import redact
 from assay.verdicts import Record

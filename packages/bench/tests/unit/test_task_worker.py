@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from assay.models.loading.tokenizing import byte_tokenizer as plain
+from assay.models.config_files import byte_tokenizer as plain
 from assay_bench.task_worker import NanCalls, byte_tokenizer
 
 TEXTS = ["", "a", "  two\n\n spaces ", "naïve — ☃ 漢字", "\x00\x7f\t", "<bos> is text"]

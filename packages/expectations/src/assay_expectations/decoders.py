@@ -25,8 +25,7 @@ from assay.generate.check import capture, check_generate
 from assay.generate.spec import GenerateCheck, GoldenSpec, InputOptions
 from assay.inputs import built_in_texts
 from assay.models import RECIPES
-from assay.models.folders import local_folder
-from assay.models.sources import resolve_model
+from assay.models.sources import local_folder, resolve_model
 from assay.runs import Progress
 from assay.runs.results import read_measurements
 from assay.verdicts import Outcome, Verdict

@@ -31,7 +31,7 @@ from assay.inputs import built_in_texts
 from assay.launch import Rank, World, call
 from assay.metrics import PairSums
 from assay.models import LoadedModel, load_model
-from assay.models.size import choose_threads
+from assay.models.load import choose_threads
 from assay.progress import Progress
 from assay.trace import Trace
 from assay.training.batches import coder_of, training_batches

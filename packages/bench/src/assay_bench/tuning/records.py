@@ -90,7 +90,7 @@ def read_training_text(source: str, folder: Path) -> Text:
 
 def _standard_library() -> Text:
     """Read the source of the running Python's standard library, split by files."""
-    from assay.models.micro.standard_library import standard_library_text
+    from assay.models.micro.recipes import standard_library_text
 
     training, held_out = standard_library_text()
     return Text(training.decode(errors="replace"), held_out.decode(errors="replace"))
