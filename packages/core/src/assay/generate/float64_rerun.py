@@ -79,11 +79,13 @@ class PortDifference(NamedTuple):
 
 Differences = dict[tuple[str, str], PortDifference]
 """Errors by module and port."""
+Equivalence = Differences | None
+"""Of the yardstick with the candidate's weights and values, against the golden; None if the logits differ."""
 
 _RECORDING: RemoteFunction[FailedPorts, bool] = RemoteFunction(
     "assay.generate.float64_rerun:record_equivalence", PRELOAD
 )
-_VERIFICATION: "RemoteFunction[FailedPorts, Differences | None]" = RemoteFunction(
+_VERIFICATION: "RemoteFunction[FailedPorts, Equivalence]" = RemoteFunction(
     "assay.generate.float64_rerun:verify_equivalence", PRELOAD
 )
 
@@ -223,11 +225,8 @@ def record_equivalence(failed: FailedPorts, progress: Progress) -> bool:
     return True
 
 
-def verify_equivalence(failed: FailedPorts, progress: Progress) -> Differences | None:
-    """Run the yardstick with the recorded weights and values: logits first, stages if they agree.
-
-    Returns: its errors against the golden; None if the logits differ.
-    """
+def verify_equivalence(failed: FailedPorts, progress: Progress) -> "Equivalence":
+    """Run the yardstick with the recorded weights and values: logits first, stages if they agree."""
     check, device = failed.check, open_device("cpu")
     section = GoldenSection.open(check.golden_folder, check.dtype)
     _prepare(section, device, check)
@@ -309,7 +308,7 @@ def _errors(results: ReplayResults) -> Differences:
     }
 
 
-def is_representation(failed: Iterable[Judged], errors: Differences | None) -> bool:
+def is_representation(failed: Iterable[Judged], errors: Equivalence) -> bool:
     """Return True if the logits agree, and every failed statistic differs as much in float64."""
     return errors is not None and all(
         _differs_as_much(item, errors.get((item.port.module, item.port.port))) for item in failed
