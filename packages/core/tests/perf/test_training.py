@@ -25,7 +25,6 @@ from assay.training.processes.candidate import run_candidate
 from assay.training.processes.reference import Yardstick, record_reference
 from assay.training.protocol import MicroBatch, StepReport
 from assay.training.replay.determinism import comparable
-from assay.training.replay.parameter_watch import UpdateWatch
 from assay.training.replay.step_handlers import StageRecorder, StageReplayer
 from assay.training.replay.step_observer import StepObserver
 from assay.training.replay.step_values import TRACE, RunRows, StepValueHandler
@@ -111,9 +110,8 @@ class Sides:
         )
         rows = RunRows.of_batches(self.batches)
         opened = OpenedTrainer.of(trainer, "reference")
-        updates = UpdateWatch(trainer, handler)
         tracer = _NoHooks(NullHandler())
-        observer = StepObserver(opened, handler, updates, tracer, no_boundaries, rows)
+        observer = StepObserver(opened, handler, tracer, no_boundaries, rows)
         with observer.attached(), comparable(dtype, trainer.device):
             for number, batch in enumerate(self.batches):
                 observer.run_step(number, batch)

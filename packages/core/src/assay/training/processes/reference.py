@@ -39,7 +39,7 @@ from assay.training.protocol import (
     can_keep_moments,
 )
 from assay.training.replay.determinism import comparable, keep_no_cache
-from assay.training.replay.parameter_watch import UpdateWatch, observe_update
+from assay.training.replay.parameter_watch import observe_update
 from assay.training.replay.step_handlers import (
     OptimizerResults,
     StageRecorder,
@@ -363,12 +363,10 @@ class _RecordedSide(TrustedSide):
             gradients = GradientTaps(recorder, GradientRecorder(writer, self.boundary))
             handler = StageRecorder(writer, self.boundary, self.trainer.plan)
             opened = OpenedTrainer.of(self.trainer, "reference")
-            updates = UpdateWatch(self.trainer, handler)
             rows = RunRows.of_batches(batches)
             watch = UsageWatch(gradients)
             watch.add_parameters_of(self.trainer.model)
-            tracer = ModuleTracer(watch)
-            observer = StepObserver(opened, handler, updates, tracer, gradients, rows)
+            observer = StepObserver(opened, handler, ModuleTracer(watch), gradients, rows)
             with observer.attached(), comparable(self.dtype, self.device), watch.reading():
                 for step, batch in enumerate(batches):
                     inject_state(self.trainer, state, self.device.torch_device)

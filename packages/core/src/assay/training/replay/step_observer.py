@@ -3,10 +3,9 @@
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial, wraps
 from pathlib import Path
-from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, cast
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -58,40 +57,43 @@ Norm = TypeVar("Norm", bound="Tensor | float")
 _Wrapper = Callable[Concatenate[Callable[..., Any], ...], object]
 
 
-@dataclass
 class StepObserver:
     """Passes the result of every phase of a trainer's step to a handler, and injects its answer.
 
-    `replayer`, `packed` and `sums` are None while a golden is recorded.
+    Recording needs no more. `ReplayedSteps` also measures what is between the results.
+
+    taps: pass on the gradients at module boundaries.
+    untrained: buffers and frozen parameters of the reference's model; None for all.
+    scope: None for a single process.
+    loss_scale: to be divided out; None if a factor of the loss is an error.
     """
 
-    opened: OpenedTrainer
-    handler: StepValueHandler
-    updates: UpdateWatch
-    tracer: ModuleTracer
-    gradients: GradientTaps
-    rows: RunRows
-    replayer: Replayer | None = None
-    scope: RankScope | None = None
-    """None for a single process."""
-    packed: PackedTrace | None = None
-    """Trace that maps micro-batches run as one to those of the reference."""
-    loss_scale: LossScale | None = None
-    """Scale to divide out; None if a factor of the loss is an error."""
-    sums: GradientSums | None = None
-    found: ReplayFindings = field(default_factory=ReplayFindings)
-    of_gradients: GradientFindings = field(init=False)
-    of_parameters: ObservedGradients = field(init=False)
-    _step: int = 0
-    _is_updating: bool = False
-    _batch: Sequence[MicroBatch] = ()
-    _losses: list[tuple[tuple[int, ...], Tensor]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.of_gradients = GradientFindings() if self.sums is None else self.sums.found
+    def __init__(
+        self,
+        opened: OpenedTrainer,
+        handler: StepValueHandler,
+        tracer: ModuleTracer,
+        taps: GradientTaps,
+        rows: RunRows,
+        *,
+        untrained: frozenset[str] | None = None,
+        scope: RankScope | None = None,
+        loss_scale: LossScale | None = None,
+    ) -> None:
+        self.opened, self.handler, self.tracer, self.taps = opened, handler, tracer, taps
+        self.rows, self.scope, self.loss_scale = rows, scope, loss_scale
+        self.updates = UpdateWatch(opened.trainer, handler, untrained)
+        self.found, self.of_gradients = ReplayFindings(), GradientFindings()
+        # Declared invisible phases, whose work may not be finished when their method ends. A declared
+        # reduction is an exception: backward does it, so it is finished.
+        self._late = frozenset(opened.traits.invisible_phases) - {"reduce"}
         self.of_parameters = ObservedGradients(
-            self.handler, self.scope, self.loss_scale, self._late, self.of_gradients
+            handler, scope, loss_scale, self._late, self.of_gradients
         )
+        self._step = 0
+        self._batch: Sequence[MicroBatch] = ()
+        self._is_updating = False
+        self._losses: list[tuple[tuple[int, ...], Tensor]] = []
 
     @contextmanager
     def attached(self) -> Iterator[None]:
@@ -139,8 +141,6 @@ class StepObserver:
         if self.loss_scale is not None:
             self.loss_scale.begin_step()
         self.updates.begin_step()
-        if self.sums is not None:
-            self.sums.begin_step(self.updates.trained())
         report = self.opened.trainer.step(copied(batch))
         if "optimizer" not in self.found.seen:
             self._observe_last_gradients()
@@ -148,7 +148,7 @@ class StepObserver:
             self._observe_losses()
             if "clip" in self.opened.invisible_phases:
                 self._note_norm(torch.tensor([[report.grad_norm]]))
-            self.gradients.handler.finish_backward()
+            self.taps.handler.finish_backward()
         self.updates.end_step()
         self.handler.end_step()
         return report
@@ -158,8 +158,7 @@ class StepObserver:
     ) -> Tensor:
         self.found.seen.add("forward")
         batch = args[0] if args else kwargs.get("micro_batch")
-        own = self._find_micro_batch(batch)
-        self._begin_micro_batch(own, batch)
+        numbers = self._begin_micro_batch(self._find_micro_batch(batch), batch)
         with self.tracer.unpaused():
             loss = original(*args, **kwargs)
         if not isinstance(loss, Tensor) or loss.numel() != 1:
@@ -168,11 +167,10 @@ class StepObserver:
                 f" {_described(loss)}; it must return one number with its graph"
             )
         with suspended_modes():
-            numbers = own.micro_batches if isinstance(own, PackedBatch) else (own,)
             self._losses.append((numbers, loss.detach().reshape(1, 1)))
             if self.loss_scale is None:
                 self._observe_losses()
-        return self.gradients.join(loss)
+        return self.taps.join(loss)
 
     def _observe_losses(self) -> None:
         """Observe the results of `compute_loss`, once backward has shown their factor."""
@@ -181,26 +179,26 @@ class StepObserver:
             observe_loss(self.handler, numbers, loss, scale)
         self._losses.clear()
 
-    def _begin_micro_batch(self, own: int | PackedBatch, batch: object) -> None:
-        packing = own if isinstance(own, PackedBatch) else None
-        numbers = packing.micro_batches if packing else (cast("int", own),)
+    @property
+    def _done(self) -> list[int]:
+        """Numbers of the micro-batches that have begun in this step."""
+        return [number for step, number in self.found.micro_batches_run if step == self._step]
+
+    def _begin_micro_batch(self, own: int | PackedBatch, batch: object) -> tuple[int, ...]:
+        """Begin a micro-batch, or several that run as one; return their numbers."""
+        numbers = own.micro_batches if isinstance(own, PackedBatch) else (own,)
         self.found.micro_batches_run += [(self._step, number) for number in numbers]
-        if self.scope is not None:
-            self.scope.micro_batches_run |= {(self._step, number) for number in numbers}
-        if packing is not None and self.packed is not None:
-            self.packed.pack(self._step, packing)
         timeline = None
         if isinstance(batch, Mapping) and "input_ids" in batch:
             with suspended_modes():
                 timeline = timeline_of(batch, own, self.rows, self._step)
                 observe_labels(self.handler, batch, own, self._batch)
         self.tracer.begin_batch(numbers[0], timeline, self._step)
-        if self.replayer is not None:
-            self.replayer.source = BatchSource(numbers[0])
         with suspended_modes():
             # Dropout masks must not depend on the random numbers of earlier micro-batches.
             name = f"generator.{numbers[0]}"
             torch.set_rng_state(self.handler.observe_state(name, torch.get_rng_state()))
+        return numbers
 
     def _begin_root_call(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -208,17 +206,18 @@ class StepObserver:
         """Begin a micro-batch as the model is called, for a trainer without `compute_loss`."""
         del module
         batch = {"input_ids": args[0]} | kwargs if args else kwargs
-        done = sum(step == self._step for step, _ in self.found.micro_batches_run)
-        if torch.is_grad_enabled() and "input_ids" in batch and done < len(self._batch):
+        is_training = torch.is_grad_enabled() and "input_ids" in batch
+        if is_training and len(self._done) < len(self._batch):
             self._begin_micro_batch(self._find_micro_batch(batch), batch)
 
     def _find_micro_batch(self, batch: object) -> int | PackedBatch:
-        done = [number for step, number in self.found.micro_batches_run if step == self._step]
-        if self.packed is None or not isinstance(batch, Mapping) or "input_ids" not in batch:
-            return len(done)
-        with suspended_modes():
-            order: Literal["as given", "any"] = "as given" if self.scope is None else "any"
-            return find_micro_batch(batch, self._batch, done, order)
+        """Find the number of a micro-batch, or of those packed into it; they come in order."""
+        del batch
+        return len(self._done)
+
+    def _end_pass(self) -> bool:
+        """End a backward pass; return True if it is known to be the last one of the step."""
+        return False
 
     def _backward(self, original: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         self.found.seen.add("backward")
@@ -228,11 +227,9 @@ class StepObserver:
         with suspended_modes():
             self.of_gradients.drew_in_backward |= not torch.equal(before, torch.get_rng_state())
             self._observe_losses()
-            if self.sums is not None:
-                self.sums.end_pass(self.updates.trained())
-            self.gradients.handler.finish_backward()
+            is_last = self._end_pass()
+            self.taps.handler.finish_backward()
             self.of_parameters.end_micro_batch(self.opened.trainer.model)
-            is_last = self.sums is not None and self.sums.num_passed == len(self._batch)
         # A later method shows the end of backward better: hooks may still change gradients.
         later = {PHASE_METHODS["reduce"], PHASE_METHODS["clip"]}
         if is_last and later.isdisjoint(self.opened.methods):
@@ -251,8 +248,8 @@ class StepObserver:
 
         def begin(module: nn.Module, inputs: object) -> None:
             del module, inputs
-            index = sum(step == self._step for step, _ in self.found.micro_batches_run)
-            self._begin_micro_batch(self._find_micro_batch(batch[index]), batch[index])
+            micro_batch = batch[len(self._done)]
+            self._begin_micro_batch(self._find_micro_batch(micro_batch), micro_batch)
 
         handle = self.opened.root.register_forward_pre_hook(begin, prepend=True)
         try:
@@ -261,7 +258,7 @@ class StepObserver:
         finally:
             handle.remove()
         with suspended_modes():
-            self.gradients.handler.finish_backward()
+            self.taps.handler.finish_backward()
         return result
 
     def _reduce(self, original: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
@@ -307,7 +304,7 @@ class StepObserver:
         named = {"closure": args[0], **kwargs} if args else kwargs
         if callable(closure := named.get("closure")):
             args, kwargs = (), named | {"closure": partial(self._close, closure)}
-        elif is_outer and any(step == self._step for step, _ in self.found.micro_batches_run):
+        elif is_outer and self._done:
             self._observe_last_gradients()
         if not is_outer:
             return original(*args, **kwargs)
@@ -340,26 +337,9 @@ class StepObserver:
             self.handler.skip(self._address_of_norm)
         self._observe_gradients(phase)
 
-    @property
-    def _late(self) -> frozenset[str]:
-        """Declared invisible phases, whose work may not be finished when their method ends.
-
-        A declared reduction is an exception: backward does it, so it is finished.
-        """
-        return frozenset(self.opened.traits.invisible_phases) - {"reduce"}
-
     def _observe_gradients(self, phase: Phase) -> None:
-        """Observe all gradients after `phase` once per step, and inject the reference's.
-
-        Gradients that arrived and are no longer in `.grad` are used elsewhere, and are not seen.
-        """
-        arrived = self.sums is not None and self.sums.has_gradients
-        if arrived and all(item.tensor.grad is None for item in self.updates.trained()):
-            self.found.hidden[phase] = "`.grad` is empty when it ends"
-            return
+        """Observe all gradients after `phase` once per step, and inject the reference's."""
         with suspended_modes():
-            if self.sums is not None and self.of_parameters.is_next("backward"):
-                self.sums.compare(self.updates.trained(), is_clipped=phase == "clip")
             self.of_parameters.observe(self.opened.trainer.model, phase)
 
 
@@ -369,13 +349,12 @@ def _described(value: object) -> str:
     return type(value).__name__
 
 
-class ReplayedSteps:
+class ReplayedSteps(StepObserver):
     """Measures a trainer against a golden, whose values are injected into every stage.
 
     Call `run_step` inside of `attached()`, and `write` after the last step.
 
     pointwise: modules whose own code only rounds element by element.
-    untrained: buffers and frozen parameters of the reference's model; None for all.
     """
 
     def __init__(
@@ -390,43 +369,36 @@ class ReplayedSteps:
         loss_scale: LossScale | None = None,
     ) -> None:
         trace = Trace.open(golden / TRACE)
-        packed = PackedTrace(trace)
-        self._replayer = Replayer(packed, boundary, attention_of(opened.trainer.model), pointwise)
-        self.gradients = GradientReplayer(packed, boundary, loss_scale=loss_scale)
-        self._handler = StageReplayer(golden, boundary, rows, scope=scope, trace=trace)
-        self._replayer.unmeasured = self.gradients.unmeasured = opened.traits.unmeasured_ports
-        self._scope = scope
-        if scope is not None:
-            self._replayer.layout = self.gradients.layout = scope.layout
-            self._replayer.partial_modules = scope.partial_modules
-        over_ranks = None if scope is None else scope.summed_by_backward
-        self.sums = GradientSums(boundary.rounded, over_ranks, self.gradients.micro_batches_begun)
-        self._rows = rows
-        taps = GradientTaps(self._replayer, self.gradients)
-        self.watch = UsageWatch(taps)
-        self.watch.add_parameters_of(opened.trainer.model)
-        self.updates = UpdateWatch(opened.trainer, self._handler, untrained)
-        self.observer = StepObserver(
-            opened,
-            self._handler,
-            self.updates,
-            ModuleTracer(self.watch),
-            taps,
-            rows,
-            self._replayer,
-            scope,
-            packed,
-            loss_scale,
-            self.sums,
+        # Maps micro-batches that run as one to those of the reference.
+        self._packed = PackedTrace(trace)
+        self._replayer = replayer = Replayer(
+            self._packed, boundary, attention_of(opened.trainer.model), pointwise
         )
-        self.found, self.of_gradients = self.observer.found, self.observer.of_gradients
-        self._packed = packed
-        self.attached = self.observer.attached
+        self.gradients = GradientReplayer(self._packed, boundary, loss_scale=loss_scale)
+        replayer.unmeasured = self.gradients.unmeasured = opened.traits.unmeasured_ports
+        if scope is not None:
+            replayer.layout = self.gradients.layout = scope.layout
+            replayer.partial_modules = scope.partial_modules
+        taps = GradientTaps(replayer, self.gradients)
+        self._usage = UsageWatch(taps)
+        self._usage.add_parameters_of(opened.trainer.model)
+        self._values = StageReplayer(golden, boundary, rows, scope=scope, trace=trace)
+        tracer = ModuleTracer(self._usage)
+        super().__init__(
+            opened, self._values, tracer, taps, rows,
+            untrained=untrained, scope=scope, loss_scale=loss_scale,
+        )  # fmt: skip
+        self._sums = GradientSums(
+            boundary.rounded,
+            None if scope is None else scope.summed_by_backward,
+            self.gradients.micro_batches_begun,
+            self.of_gradients,
+        )
         # Measurements of a step that is skipped later are discarded.
         owners: list[tuple[Any, Sequence[str]]] = [
-            (self._replayer, ("results", "recomputed")),
+            (replayer, ("results", "recomputed")),
             (self.gradients, ("results", "scales", "labels")),
-            (self._handler, ("results",)),
+            (self._values, ("results",)),
             (self.found, ("micro_batches_run",)),
             (self.of_gradients, list(vars(self.of_gradients))),
             (self.updates, ("moved",)),
@@ -436,11 +408,43 @@ class ReplayedSteps:
 
     def run_step(self, step: int, batch: Sequence[MicroBatch]) -> StepReport:
         """Make one step, and measure it."""
-        report = self.observer.run_step(step, batch)
+        self._sums.begin_step(self.updates.trained())
+        report = super().run_step(step, batch)
         self.of_gradients.shares += self._shares_of(step)
-        if self.sums.kept[1]:
-            self.of_gradients.kept.append(KeptGradients(step, *self.sums.kept))
+        if self._sums.kept[1]:
+            self.of_gradients.kept.append(KeptGradients(step, *self._sums.kept))
         return report
+
+    def _find_micro_batch(self, batch: object) -> int | PackedBatch:
+        if not isinstance(batch, Mapping) or "input_ids" not in batch:
+            return len(self._done)
+        with suspended_modes():
+            order: Literal["as given", "any"] = "as given" if self.scope is None else "any"
+            return find_micro_batch(batch, self._batch, self._done, order)
+
+    def _begin_micro_batch(self, own: int | PackedBatch, batch: object) -> tuple[int, ...]:
+        if isinstance(own, PackedBatch):
+            self._packed.pack(self._step, own)
+        numbers = super()._begin_micro_batch(own, batch)
+        if self.scope is not None:
+            self.scope.micro_batches_run |= {(self._step, number) for number in numbers}
+        self._replayer.source = BatchSource(numbers[0])
+        return numbers
+
+    def _end_pass(self) -> bool:
+        self._sums.end_pass(self.updates.trained())
+        return self._sums.num_passed == len(self._batch)
+
+    def _observe_gradients(self, phase: Phase) -> None:
+        """Compare the sums too. Gradients that are no longer in `.grad` are used elsewhere, not seen."""
+        trained = self.updates.trained()
+        if self._sums.has_gradients and all(item.tensor.grad is None for item in trained):
+            self.found.hidden[phase] = "`.grad` is empty when it ends"
+            return
+        if self.of_parameters.is_next("backward"):
+            with suspended_modes():
+                self._sums.compare(trained, is_clipped=phase == "clip")
+        super()._observe_gradients(phase)
 
     def _shares_of(self, step: int) -> list[GradientShare]:
         """Return how often each micro-batch is in the step's gradients; empty if no loss shows it."""
@@ -449,10 +453,10 @@ class ReplayedSteps:
             return []
         found = []
         for at, number in dict.fromkeys(self.found.micro_batches_run):
-            if at == step and (step, number) in self._rows.numbers:
+            if at == step and (step, number) in self.rows.numbers:
                 of_loss = scales[number].length if number in scales else 0.0
                 found.append(
-                    GradientShare(step, number, of_loss * self.sums.in_sum.get(number, 1.0))
+                    GradientShare(step, number, of_loss * self._sums.in_sum.get(number, 1.0))
                 )
         return found
 
@@ -473,9 +477,9 @@ class ReplayedSteps:
     def write(self, writer: TraceWriter) -> None:
         """Attach all measurements, and finish the findings."""
         self.found.packed = sorted({packing.micro_batches for packing in self.packings})
-        self.found.usage = Usage.model_validate(self.watch.to_json())
-        results = {f"stage-{phase}": self._handler.results[phase] for phase in PHASES}
-        scope, replayer = self._scope, self._replayer
+        self.found.usage = Usage.model_validate(self._usage.to_json())
+        results = {f"stage-{phase}": self._values.results[phase] for phase in PHASES}
+        scope, replayer = self.scope, self._replayer
         results["modules"] = (
             replayer.finish() if scope is None else replayer.finish(scope.is_own_call)
         )

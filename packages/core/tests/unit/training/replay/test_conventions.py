@@ -25,7 +25,6 @@ from assay.trace import Trace, TraceWriter
 from assay.training.processes.free_run import step_until_made
 from assay.training.protocol import MicroBatch, StepReport, TrainingPlan
 from assay.training.replay.determinism import comparable
-from assay.training.replay.parameter_watch import UpdateWatch
 from assay.training.replay.step_handlers import StageRecorder
 from assay.training.replay.step_observer import ReplayedSteps, StepObserver
 from assay.training.replay.step_values import TRACE, RankScope, RunRows
@@ -193,8 +192,7 @@ def golden(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with TraceWriter(folder / TRACE, {}) as writer:
         gradients = GradientTaps(Recorder(writer, BOUNDARY), GradientRecorder(writer, BOUNDARY))
         handler = StageRecorder(writer, BOUNDARY)
-        updates = UpdateWatch(made.trainer, handler)
-        observer = StepObserver(made, handler, updates, ModuleTracer(gradients), gradients, rows())
+        observer = StepObserver(made, handler, ModuleTracer(gradients), gradients, rows())
         with observer.attached(), comparable("float64", open_run(parse_run("cpu/float64"))):
             observer.run_step(0, batch())
     return folder
