@@ -282,7 +282,7 @@ def _judge(
     scaled = [
         Trace.open(scaled_folder(one))
         for one, report in zip(folders, reports, strict=True)
-        if report.loss.scaled_steps
+        if report.replay.scaled_steps
     ]
     reference = read_sealed(ReferenceReport, golden / REPORT_FILE)
     rows = RunRows.of_counts(reference.num_rows)

@@ -261,7 +261,7 @@ class GradientFindings:
 
 @dataclass
 class ReplayFindings:
-    """Calls and steps of the replay."""
+    """Calls, losses and steps of the replay."""
 
     seen: set[Phase] = field(default_factory=set)
     """Phases whose method was called, or whose result the optimizer's step shows."""
@@ -277,6 +277,10 @@ class ReplayFindings:
     """Values that the trainer's `load_state_dict` ignores."""
     changed_by_skipping: list[StateValue] = field(default_factory=list)
     usage: Usage = field(default_factory=Usage)
+    logit_gradients: "list[GradientScale]" = field(default_factory=list)
+    labels: "list[LabelDifference]" = field(default_factory=list)
+    scaled_steps: "list[ScaledStep]" = field(default_factory=list)
+    """Steps of the second replay, with the loss scale divided out; empty without such a replay."""
 
 
 @dataclass(slots=True)
@@ -312,9 +316,9 @@ class FreeRun:
     """None without mixed precision."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ModelReport:
-    """The model before its first step, compared with the reference's."""
+    """Model and optimizer, compared with the reference's: before the first step, and what is trained."""
 
     load: LoadReport | None = None
     """Findings of this process from loading the model without a trainer."""
@@ -326,22 +330,6 @@ class ModelReport:
     shared: list[list[str]] = field(default_factory=list)
     absent: list[str] = field(default_factory=list)
     """Parameters and buffers of the model that this process does not hold."""
-
-
-@dataclass(frozen=True, slots=True)
-class LossReport:
-    """Scale and labels of the losses."""
-
-    logit_gradients: "list[GradientScale]" = field(default_factory=list)
-    labels: "list[LabelDifference]" = field(default_factory=list)
-    scaled_steps: "list[ScaledStep]" = field(default_factory=list)
-    """Steps of the second replay, with the loss scale divided out; empty without such a replay."""
-
-
-@dataclass(frozen=True, slots=True)
-class OptimizerReport:
-    """Parameters that the optimizer holds and changes."""
-
     not_in_optimizer: list[str] = field(default_factory=list)
     """Parameters that the reference trains and this optimizer does not hold."""
     frozen: list[str] = field(default_factory=list)
@@ -363,9 +351,7 @@ class TrainerReport:
     """Declared by the trainer, or by its lack of a method, without the layout."""
     model: ModelReport = field(default_factory=ModelReport)
     replay: ReplayFindings = field(default_factory=ReplayFindings)
-    loss: LossReport = field(default_factory=LossReport)
     gradients: GradientFindings = field(default_factory=GradientFindings)
-    optimizer: OptimizerReport = field(default_factory=OptimizerReport)
 
 
 # Folder of the candidate's trained weights, below the folder that the candidate writes to.

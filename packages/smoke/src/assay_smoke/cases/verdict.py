@@ -186,15 +186,15 @@ def _judge_resume(evidence: CaseEvidence) -> LevelResult:
     if not evidence.resumed:
         return _failed_checkpoint(evidence, "no checkpoint was left to resume from")
     free = evidence.in_new_processes
-    result, finding = judge_checkpoint(free)
+    result = judge_checkpoint(free)
     apart = [item for item in judge_trajectory(free) if item.failed]
-    if apart and finding is None:
+    if apart and result.cause is None:
         return _by_ratios("resume", evidence, apart, result.notes)
     rows = [row.model_copy(update={"level": "resume"}) for row in result.measurements]
     # The level `checkpoint` has counted the comparisons of the checkpoint itself.
     compared = len({(row.step, row.port) for row in rows}) + len(evidence.resumed[0].held)
     level = result.level.model_copy(update={"compared": compared})
-    return LevelResult(level, rows, result.notes, cause=finding)
+    return LevelResult(level, rows, result.notes, cause=result.cause)
 
 
 def _judge_termination(evidence: CaseEvidence) -> LevelResult:
@@ -319,8 +319,8 @@ _LEVELS: dict[str, Callable[[CaseEvidence], LevelResult]] = {
     "trained": _judge_movement,
     "loss": _judge_losses,
     "updates": _judge_updates,
-    "replicas": lambda evidence: judge_replicas(evidence.free)[0],
-    "checkpoint": lambda evidence: judge_checkpoint(evidence.free)[0],
+    "replicas": lambda evidence: judge_replicas(evidence.free),
+    "checkpoint": lambda evidence: judge_checkpoint(evidence.free),
     "sigterm": _judge_termination,
     "resume": _judge_resume,
     "restart": _judge_restart,

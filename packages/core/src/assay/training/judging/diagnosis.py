@@ -146,7 +146,7 @@ def _find_gap(case: Signature) -> DiagnosedFault | None:
         later = PHASE_METHODS["reduce" if "reduce" in report.replay.seen else "clip"]
         # The largest change of a step is at least as large as the error of all steps together.
         is_possible = all(changed.get(name, 0.0) >= error / 2 for name, error in wrong.items())
-        is_possible &= case.are_sums_wrong() and not report.loss.scaled_steps
+        is_possible &= case.are_sums_wrong() and not report.replay.scaled_steps
     if not names or not is_possible:
         return None
     words = (
@@ -177,7 +177,7 @@ def find_left_out(evidence: TrainEvidence, updates: JudgedGroup) -> DiagnosedFau
         for item in updates.judged
         if item.port.port.startswith(UPDATE_PREFIX) and _moves(item)
     }
-    report = evidence.report.optimizer
+    report = evidence.report.model
     for names, how in (
         (report.frozen, "have requires_grad=False and get no gradient"),
         (report.not_in_optimizer, "are not in the optimizer"),
@@ -189,7 +189,7 @@ def find_left_out(evidence: TrainEvidence, updates: JudgedGroup) -> DiagnosedFau
 
 def find_unexpectedly_trained(evidence: FreeEvidence) -> DiagnosedFault | None:
     """Find parameters that should not be trained, such as the base weights under an adapter."""
-    names = evidence.report.optimizer.unexpectedly_trained
+    names = evidence.report.model.unexpectedly_trained
     location = location_of_parameter("optimizer", names[0] if names else None)
     return DiagnosedFault("optimizer-update", location) if names else None
 
@@ -266,7 +266,7 @@ _ALL: tuple[Phase, ...] = ("inputs", "forward", "backward", "reduce", "clip", "o
 # The phases in which an error is made, and its diagnosis: the first rule that finds one decides.
 _RULES: tuple[tuple[tuple[Phase, ...], _Finder], ...] = (
     (_ALL, _if(lambda s: s.origin.reported.statistic == "non-finite", "non-finite")),
-    (_ALL, lambda s: find_wrong_labels(s.evidence.report.loss.labels)),
+    (_ALL, lambda s: find_wrong_labels(s.evidence.report.replay.labels)),
     (("inputs",), _if(_else, "inputs-differ")),
     (_ALL, _find_untied),
     (_ALL, _find_other_weights),

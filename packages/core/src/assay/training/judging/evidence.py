@@ -258,7 +258,7 @@ class TrainEvidence(FreeEvidence):
         if len(self.scaled) != len(self.candidates):
             return None
         reports = [
-            replace(one, loss=replace(one.loss, logit_gradients=_without_scale(one)))
+            replace(one, replay=replace(one.replay, logit_gradients=_without_scale(one)))
             for one in self.reports
         ]
         return replace(self, candidates=self.scaled, reports=reports, scaled=[])
@@ -266,14 +266,14 @@ class TrainEvidence(FreeEvidence):
 
 def _without_scale(report: TrainerReport) -> list[GradientScale]:
     """Divide the factors of the steps out of the scales of the loss gradients."""
-    factors = {step.step: step.factor for step in report.loss.scaled_steps}
+    factors = {step.step: step.factor for step in report.replay.scaled_steps}
     return [
         replace(
             row,
             slope=(1 + row.slope) / factors[row.step] - 1,
             rest=row.rest / factors[row.step],
         )
-        for row in report.loss.logit_gradients
+        for row in report.replay.logit_gradients
         if row.step in factors
     ]
 

@@ -180,7 +180,7 @@ def relative_error_of_losses(actual: list[float], expected: list[float]) -> floa
     return math.sqrt(sum(squares) / len(squares))
 
 
-def judge_checkpoint(evidence: FreeEvidence) -> tuple[LevelResult, DiagnosedFault | None]:
+def judge_checkpoint(evidence: FreeEvidence) -> LevelResult:
     """Judge bitwise the saved files, the restored state, and the resumed run."""
     free = evidence.report.free
     inexact = _why_inexact(evidence)
@@ -210,8 +210,7 @@ def judge_checkpoint(evidence: FreeEvidence) -> tuple[LevelResult, DiagnosedFaul
         notes.append(
             f"{inexact}: of the resumed run the first loss is compared bitwise, what follows is {by}"
         )
-    fault = problems[0] if problems else None
-    return LevelResult(level, rows, notes, cause=fault), fault
+    return LevelResult(level, rows, notes, cause=problems[0] if problems else None)
 
 
 def _find_problems(
@@ -323,10 +322,10 @@ def _same(actual: float, expected: float) -> bool:
     return actual == expected or (math.isnan(actual) and math.isnan(expected))
 
 
-def judge_replicas(evidence: FreeEvidence) -> tuple[LevelResult, DiagnosedFault | None]:
+def judge_replicas(evidence: FreeEvidence) -> LevelResult:
     """Judge if ranks that hold the same part of a value hold bitwise equal numbers."""
     if not evidence.on_ranks:
-        return not_run("one process has no replicas"), None
+        return not_run("one process has no replicas")
     held = [report.free.held for report in evidence.reports]
     compared = 0
     for step in range(min(map(len, held))):
@@ -348,11 +347,12 @@ def judge_replicas(evidence: FreeEvidence) -> tuple[LevelResult, DiagnosedFault 
                 module=part.parameter.rpartition(".")[0],
                 parameter=part.parameter,
             )
-            fault = DiagnosedFault("replica-divergence", location)
-            return failed(compared, reason, fault.diagnosis, fault.location), fault
+            result = failed(compared, reason)
+            result.cause = DiagnosedFault("replica-divergence", location)
+            return result
     if not compared:
-        return not_run("no rank holds what another one holds"), None
-    return passed(compared), None
+        return not_run("no rank holds what another one holds")
+    return passed(compared)
 
 
 def find_unshared(evidence: FreeEvidence) -> str | None:
@@ -521,6 +521,6 @@ def _find_rounded_sums(evidence: TrainEvidence) -> DiagnosedFault | None:
 
 
 def _describe_unmoved(evidence: TrainEvidence) -> str:
-    moved = evidence.report.optimizer.moved
+    moved = evidence.report.model.moved
     share = 100 * (moved.num_expected - moved.num_moved) / max(moved.num_expected, 1)
     return f"updates leave {share:.1f}% of the weights where they are that the reference's move"

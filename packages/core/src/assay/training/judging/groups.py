@@ -245,7 +245,7 @@ def _units_of_unscaling(
     """
     factors = [
         step.factor
-        for step in evidence.report.loss.scaled_steps
+        for step in evidence.report.replay.scaled_steps
         if name == f"stage-{step.taken_off or 'optimizer'}"
     ]
     if all(abs(math.frexp(factor)[0]) == _HALF for factor in factors):

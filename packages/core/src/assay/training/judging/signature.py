@@ -82,7 +82,7 @@ def is_scale_removed(evidence: TrainEvidence, groups: Mapping[str, JudgedGroup])
 
     Both arguments belong to the replay with the scale divided out.
     """
-    steps = evidence.report.loss.scaled_steps
+    steps = evidence.report.replay.scaled_steps
     late = bool(groups["stage-optimizer"].failed) or any(
         item.port.port != "norm" for item in groups["stage-clip"].failed
     )
@@ -97,7 +97,7 @@ def is_scale_removed(evidence: TrainEvidence, groups: Mapping[str, JudgedGroup])
 
 def is_divided_by_another_factor(evidence: TrainEvidence) -> bool:
     """Return True if, in some step, most gradients are the reference's times one wrong factor."""
-    lengths = [s.left for s in evidence.report.loss.scaled_steps if s.left is not None]
+    lengths = [s.left for s in evidence.report.replay.scaled_steps if s.left is not None]
     return any(abs(length - 1) > _SAME_FACTOR for length in lengths)
 
 
@@ -106,7 +106,7 @@ def is_norm_off_by_one_factor(evidence: TrainEvidence) -> bool:
 
     The factor is not the loss scale itself.
     """
-    steps = [step for step in evidence.report.loss.scaled_steps if step.factor != 1]
+    steps = [step for step in evidence.report.replay.scaled_steps if step.factor != 1]
     norms = [step.norm for step in steps if step.norm is not None]
     if not norms or len(norms) < len(steps) or any(map(was_read_scaled, steps)):
         return False
@@ -141,7 +141,7 @@ def find_wrong_shares(evidence: TrainEvidence) -> DiagnosedFault | None:
 
     A factor common to all of them is ignored: it belongs to the loss.
     """
-    factors = {one.step: one.factor for one in evidence.report.loss.scaled_steps}
+    factors = {one.step: one.factor for one in evidence.report.replay.scaled_steps}
     ranks: dict[tuple[int, int], int] = {}
     shares: dict[tuple[int, int], GradientShare] = {}
     for rank, report in enumerate(evidence.reports):
@@ -293,7 +293,7 @@ class Signature:
 
     def is_loss_scaled(self) -> bool:
         """Return True if gradients at the logits differ only in length, in every micro-batch."""
-        scales = self.evidence.report.loss.logit_gradients
+        scales = self.evidence.report.replay.logit_gradients
         noise = 4 * self.evidence.unit_roundoff
         is_scaled = any(abs(scale.slope) > noise for scale in scales) and all(
             scale.rest <= max(_PARALLEL * abs(scale.slope), noise) for scale in scales
@@ -302,7 +302,7 @@ class Signature:
 
     def factor_of_loss(self) -> str | None:
         """Name the factor of the loss gradients of all micro-batches, if it is one."""
-        lengths = [one.length for one in self.evidence.report.loss.logit_gradients]
+        lengths = [one.length for one in self.evidence.report.replay.logit_gradients]
         is_common = max(lengths) - min(lengths) <= _PARALLEL * abs(lengths[0])
         factor = describe_factor(median(lengths))
         return f"the gradients of the loss are {factor} the reference's" if is_common else None
@@ -342,7 +342,7 @@ class Signature:
 
     def is_without_gradients(self) -> bool:
         """Return True if gradients are zero at the logits, or at all parameters."""
-        scales = self.evidence.report.loss.logit_gradients
+        scales = self.evidence.report.replay.logit_gradients
         lost = bool(scales) and all(abs(one.length) <= SAME_SUM and not one.rest for one in scales)
         return lost or self.are_zero()
 

@@ -106,7 +106,7 @@ def judge_training(evidence: TrainEvidence) -> tuple[Verdict, list[Measurement]]
     if unscaled is not None:
         groups = judge_groups(unscaled)
         if is_scale_removed(unscaled, groups):
-            return _judge(unscaled, groups, notes_on_scale(unscaled.report.loss.scaled_steps))
+            return _judge(unscaled, groups, notes_on_scale(unscaled.report.replay.scaled_steps))
     return _judge(evidence, judge_groups(evidence), [])
 
 
@@ -119,14 +119,13 @@ def _judge(
     loss, loss_notes = judge_losses(evidence)
     trajectory = judge_trajectory(evidence)
     extra = {"loss": [loss] if loss else [], "updates": trajectory}
-    replicas, divergence = judge_replicas(evidence)
-    checkpoint, broken = judge_checkpoint(evidence)
+    replicas, checkpoint = judge_replicas(evidence), judge_checkpoint(evidence)
+    causes = (replicas.cause, checkpoint.cause)
+    broken = [one for one in causes if isinstance(one, DiagnosedFault)]
     all_judged = [item for group in groups.values() for item in group.judged]
     ranked = rank_stages(all_judged)
     free = [item for item in (*trajectory, *([loss] if loss else [])) if item.failed]
-    decision = _decide_with_load(
-        load, _decide(evidence, groups, ranked, divergence or broken, free)
-    )
+    decision = _decide_with_load(load, _decide(evidence, groups, ranked, broken, free))
     results = {"load": load.result} | {
         name: _judge_level(name, groups, evidence, extra.get(name, []), decision.reported)
         for name in _GROUPS_OF_LEVEL
@@ -183,7 +182,7 @@ def _decide_with_load(load: JudgedLoad, later: _Decision) -> _Decision:
 
 def _steps_elsewhere(evidence: TrainEvidence, updates: JudgedGroup) -> bool:
     """Return True if the optimizer changes the model without holding any of its parameters."""
-    num_foreign = len(set(evidence.report.optimizer.not_in_optimizer))
+    num_foreign = len(set(evidence.report.model.not_in_optimizer))
     return num_foreign == evidence.reference.num_trainable and any(
         item.port.port.startswith(UPDATE_PREFIX) and not stands_still(item)
         for item in updates.judged
@@ -269,7 +268,7 @@ def _reported_problem(level: str, chosen: list[JudgedGroup], evidence: TrainEvid
     """Describe an error at `level` that only the reports of the ranks show; else return None."""
     report = evidence.report
     if level == "inputs":
-        labels = find_wrong_labels(report.loss.labels)
+        labels = find_wrong_labels(report.replay.labels)
         return find_unshared(evidence) or (labels.reason if labels else None)
     if level == "activations" and (masks := find_wrong_masks(evidence)):
         return masks.reason
@@ -285,7 +284,7 @@ def _reported_problem(level: str, chosen: list[JudgedGroup], evidence: TrainEvid
 
 
 def _changed_unexpectedly(report: TrainerReport) -> str | None:
-    if names := report.optimizer.unexpectedly_trained:
+    if names := report.model.unexpectedly_trained:
         return f"trained, and should not be: {name_some(names)}"
     changed = [value.path for value in report.replay.changed_by_skipping]
     return f"changed by a step that was skipped: {name_some(changed)}" if changed else None
@@ -295,7 +294,7 @@ def _decide(
     evidence: TrainEvidence,
     groups: dict[str, JudgedGroup],
     ranked: list[FailedStage],
-    broken: DiagnosedFault | None,
+    broken: list[DiagnosedFault],
     free: list[Judged],
 ) -> _Decision:
     """Decide what the verdict reports; `free` holds the failed statistics of the free run."""
@@ -311,7 +310,7 @@ def _decide(
         reported = _reported_at(finding.location, groups, origin)
         is_there = reported.port.stage.phase == finding.location.phase
         return _Decision(finding, reported if is_there or not finding.reason else None)
-    if found := _find_in_reports(evidence, groups) or broken:
+    if found := _find_in_reports(evidence, groups) or next(iter(broken), None):
         return _Decision(found, None)
     if not free:
         judged = [item for group in groups.values() for item in group.judged]
@@ -328,7 +327,7 @@ def _find_in_reports(
     if masks := find_wrong_masks(evidence):
         return masks
     names = evidence.report.model.adapter_start
-    if names and not evidence.report.optimizer.unexpectedly_trained:
+    if names and not evidence.report.model.unexpectedly_trained:
         return DiagnosedFault("adapter-mismatch", location_of_parameter("forward", names[0]))
     if evidence.report.replay.changed_by_skipping:
         return DiagnosedFault("optimizer-update", Location(phase="optimizer"))

@@ -5,7 +5,7 @@ This process never judges: a setup function may have patched anything in it.
 
 import sys
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
 from math import prod
 from pathlib import Path
@@ -40,9 +40,7 @@ from assay.training.replay.step_observer import ReplayedSteps
 from assay.training.replay.step_values import RankScope, RunRows
 from assay.training.reports import (
     FreeRun,
-    LossReport,
     ModelReport,
-    OptimizerReport,
     TrainCheck,
     TrainerReport,
     UserCodeReport,
@@ -278,8 +276,8 @@ class _Candidate(CandidateSide):
         is_scaled = is_scaled_alike(_of_all_ranks(steps.gradients.scales), unit)
         described = describe_run(self.device, self.run)
         described |= describe_trainer(self._request.trainer, self.plan, trainer.model)
-        optimizer = _optimizer_report(trainer, begin.golden, steps)
-        model = replace(model, shared=shared_parameters(trainer.model))
+        model.shared, model.moved = shared_parameters(trainer.model), steps.updates.moved
+        _note_trained(trainer, begin.golden, model)
         trainer.teardown()
         scale = LossScale(unit, self.plan.mesh.get("dp", 1))
         if is_scaled:
@@ -296,6 +294,8 @@ class _Candidate(CandidateSide):
             num_scaled=is_scaled + num_skipped,
         )
         found.changed_by_skipping = sorted(self._changed_by_skipping)
+        found.logit_gradients, found.labels = steps.gradients.scales, steps.gradients.labels
+        found.scaled_steps = scale.steps
         return TrainerReport(
             run=described,
             free=free,
@@ -303,9 +303,7 @@ class _Candidate(CandidateSide):
             traits=declared_traits(opened, found),
             model=model,
             replay=found,
-            loss=LossReport(steps.gradients.scales, steps.gradients.labels, scale.steps),
             gradients=steps.of_gradients,
-            optimizer=optimizer,
         )
 
     def _inspect_load(self) -> LoadReport | None:
@@ -404,9 +402,9 @@ def _other_adapter_start(initial: State, model: nn.Module) -> list[str]:
     return wrong
 
 
-def _optimizer_report(trainer: "Trainer", initial: State, steps: ReplayedSteps) -> OptimizerReport:
+def _note_trained(trainer: "Trainer", initial: State, report: ModelReport) -> None:
+    """Note in `report` the parameters that are trained here or in the reference only."""
     held = {id(p) for group in trainer.optimizer.param_groups for p in group["params"]}
-    report = OptimizerReport(moved=steps.updates.moved)
     for item in named_parameters(trainer.model):
         is_held, is_expected = id(item.tensor) in held, item.name in initial["trainable"]
         if is_expected and not is_held:
@@ -416,4 +414,3 @@ def _optimizer_report(trainer: "Trainer", initial: State, steps: ReplayedSteps) 
         is_trained = is_held and item.tensor.requires_grad and item.name in initial["model"]
         if is_trained and not is_expected:
             report.unexpectedly_trained.append(item.name)
-    return report

@@ -8,17 +8,15 @@ from assay.training.reports import (
     FreeRun,
     GradientFindings,
     HeldPart,
-    LossReport,
     ModelReport,
-    OptimizerReport,
     ReplayFindings,
     StateValue,
     TrainerReport,
 )
 
 _PARTS = {
-    "traits": TrainerTraits, "model": ModelReport, "replay": ReplayFindings, "loss": LossReport,
-    "gradients": GradientFindings, "optimizer": OptimizerReport,
+    "traits": TrainerTraits, "model": ModelReport, "replay": ReplayFindings,
+    "gradients": GradientFindings,
 }  # fmt: skip
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from assay.comparing.levels import LevelResult
+from assay.comparing.levels import DiagnosedFault, LevelResult
 from assay.training.judging.evidence import TrainEvidence
 from assay.training.judging.free_run import judge_checkpoint
 from assay.training.reports import FreeRun, StateValue
@@ -26,21 +26,23 @@ def weight(name: str) -> StateValue:
 
 
 def outcome_of(free: FreeRun) -> tuple[Outcome | None, str]:
-    result, _ = judge_checkpoint(ran(free))
+    result = judge_checkpoint(ran(free))
     return result.level.verdict, result.level.reason or ""
 
 
 def problem_of(made: TrainEvidence) -> tuple[str, str, str | None]:
     """Reason, diagnosis and parameter of what fails."""
-    result, finding = judge_checkpoint(made)
+    result = judge_checkpoint(made)
+    finding = result.cause
     assert result.level.verdict is Outcome.FAIL
-    assert finding is not None
+    assert isinstance(finding, DiagnosedFault)
     assert finding.location.phase == "checkpoint"
     return result.level.reason or "", finding.diagnosis, finding.location.parameter
 
 
 def test_run_that_goes_on_to_the_bit_passes_and_counts_what_was_compared() -> None:
-    result, finding = judge_checkpoint(ran(free_run()))
+    result = judge_checkpoint(ran(free_run()))
+    finding = result.cause
 
     assert (result.level.verdict, result.level.reason, finding) == (Outcome.PASS, None, None)
     # Tensors of the model folder, of the state, and a loss and a gradient norm of one step.
@@ -145,7 +147,7 @@ def test_all_problems_are_said_and_the_first_of_a_checkpoint_s_life_is_the_findi
         ended_otherwise=["b.weight"], not_restored=[weight("a.weight")], notes=["slow disk"]
     )
 
-    result, _ = judge_checkpoint(ran(free))
+    result = judge_checkpoint(ran(free))
 
     assert "after loading the checkpoint" in problem_of(ran(free))[0]
     assert result.notes[0] == "slow disk"
@@ -203,7 +205,8 @@ def test_end_of_a_resumed_run_is_exact_on_two_ranks_and_left_to_its_noise_on_mor
     free = free_run(ended_otherwise=["b.weight"])
 
     assert problem_of(ran(free, free))[1] == "checkpoint-mismatch"
-    result, finding = judge_checkpoint(ran(free, free, free))
+    result = judge_checkpoint(ran(free, free, free))
+    finding = result.cause
     assert (result.level.verdict, finding) == (Outcome.PASS, None)
     assert result.notes[0].endswith("what follows is judged by its noise")
 
@@ -214,7 +217,7 @@ def test_on_many_ranks_only_what_no_sum_has_touched_is_exact_after_a_restart() -
 
     def result_of(free: FreeRun, num_ranks: int) -> Outcome | None:
         made = evidence(reports=[report(free)] * num_ranks, options={"resume_at": 1})
-        return judge_checkpoint(made)[0].level.verdict
+        return judge_checkpoint(made).level.verdict
 
     assert result_of(later, 2) is Outcome.FAIL
     assert result_of(later, 3) is Outcome.PASS
@@ -227,7 +230,7 @@ def test_trainer_that_declares_an_inexact_resume_has_its_first_loss_exact() -> N
 
     def result_of(free: FreeRun, declared: str | None) -> LevelResult:
         one = report(free, inexact_resume=declared)
-        return judge_checkpoint(evidence(reports=[one], options={"resume_at": 1}))[0]
+        return judge_checkpoint(evidence(reports=[one], options={"resume_at": 1}))
 
     assert result_of(later, None).level.verdict is Outcome.FAIL
     passed = result_of(later, "it rounds otherwise")
@@ -240,8 +243,8 @@ def test_every_rank_goes_on_as_it_would_have() -> None:
     made = ran(free_run(), free_run(resumed=records([7.0], 2)))
 
     assert problem_of(made)[0] == "the loss of step 2 is not the uninterrupted run's"
-    _, finding = judge_checkpoint(made)
-    assert finding is not None
+    finding = judge_checkpoint(made).cause
+    assert isinstance(finding, DiagnosedFault)
     assert finding.location.rank == 1
 
 

@@ -3,6 +3,7 @@ from typing import Any, Literal, cast
 
 import pytest
 
+from assay.comparing.levels import DiagnosedFault
 from assay.training.judging.evidence import TrainEvidence
 from assay.training.judging.free_run import (
     find_unshared,
@@ -41,21 +42,20 @@ def evidence(*reports: TrainerReport, steps: int = 1, draws: bool = False) -> Tr
 def test_equal_copies_pass_and_are_counted_once_a_step() -> None:
     held = {HeldPart("a.weight"): "1", HeldPart("a.weight", "exp_avg"): "2"}
 
-    result, finding = judge_replicas(evidence(report(held, held), report(held, held)))
+    result = judge_replicas(evidence(report(held, held), report(held, held)))
 
-    assert (result.level.verdict, result.level.compared, finding) == (Outcome.PASS, 4, None)
+    assert (result.level.verdict, result.level.compared, result.cause) == (Outcome.PASS, 4, None)
 
 
 def test_first_step_at_which_copies_differ_is_named_with_the_rank() -> None:
     a, b = HeldPart("a.weight"), HeldPart("b.weight")
     same, other = {a: "1", b: "2"}, {a: "1", b: "3"}
 
-    result, finding = judge_replicas(
-        evidence(report(same, same), report(same, same), report(same, other))
-    )
+    result = judge_replicas(evidence(report(same, same), report(same, same), report(same, other)))
+    finding = result.cause
 
     assert result.level.verdict is Outcome.FAIL
-    assert finding is not None
+    assert isinstance(finding, DiagnosedFault)
     assert finding.diagnosis == "replica-divergence"
     place = finding.location
     assert (place.step, place.rank, place.parameter) == (1, 2, "b.weight")
@@ -64,9 +64,9 @@ def test_first_step_at_which_copies_differ_is_named_with_the_rank() -> None:
 def test_parts_that_no_other_rank_has_are_no_replicas() -> None:
     first, second = (HeldPart("a.weight", coordinates=((0, place),)) for place in range(2))
 
-    result, finding = judge_replicas(evidence(report({first: "1"}), report({second: "2"})))
+    result = judge_replicas(evidence(report({first: "1"}), report({second: "2"})))
 
-    assert (result.level.verdict, finding) == (None, None)
+    assert (result.level.verdict, result.cause) == (None, None)
     assert result.level.reason == "no rank holds what another one holds"
 
 
