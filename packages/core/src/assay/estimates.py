@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -91,6 +92,8 @@ class TrialCall:
         import torch
         from torch.utils.flop_counter import FlopCounterMode
 
+        from assay.hooks.caches import list_layers
+
         seen: dict[int, Tensor] = {}
         config: Any = model.config
         # Without a padding token, transformers does not search the token ids, which have no values, for it.
@@ -102,8 +105,7 @@ class TrialCall:
                     output: Any = model(input_ids=token_ids, return_dict=True)
         finally:
             config.pad_token_id = padding
-        layers = getattr(output.get("past_key_values"), "layers", None) or []
-        cached = [getattr(layer, part, None) for layer in layers for part in ("keys", "values")]
+        cached = chain.from_iterable(list_layers(output.get("past_key_values")))
         values = [*seen.values(), *(one for one in cached if isinstance(one, torch.Tensor))]
         num_values: int = sum(one.numel() for one in values) - output["logits"].numel()
         num_multiplied = operations.get_total_flops() / 2 / _TRIAL_TOKENS

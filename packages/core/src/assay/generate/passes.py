@@ -330,7 +330,7 @@ def record_choices(writer: TraceWriter) -> Choosing:
     @contextmanager
     def recording(model: nn.Module, work: Work) -> Iterator[None]:
         recorder = ChoiceRecorder()
-        with ChoiceTracer(recorder).attached(model):
+        with ChoiceTracer(recorder.choose).attached(model):
             yield
         tensors = recorder.to_tensors()
         if tensors:
@@ -382,7 +382,7 @@ def replace_choices(
     @contextmanager
     def replacing(model: nn.Module, work: Work) -> Iterator[None]:
         handler.expected = recorded.of_work(work)
-        with ChoiceTracer(handler, modules).attached(model):
+        with ChoiceTracer(handler.choose, modules).attached(model):
             yield
 
     return replacing

@@ -5,10 +5,10 @@ A group of experts gets the tokens, the chosen experts and their weights, wherev
 Shape legend: R tokens, k experts for each, E experts.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -43,18 +43,12 @@ class ExpertChoice:
     """Selections since the previous call of experts, in order; empty if `modules` is given."""
 
 
-class ChoiceHandler(Protocol):
-    """Observes or replaces choices."""
-
-    def choose(self, choice: ExpertChoice) -> tuple[Tensor, Tensor] | None:
-        """Return other indices and weights for the experts, or None to keep the choice."""
-
-
 @dataclass
 class ChoiceTracer(NullHandler):
-    """Calls `handler` with every choice of experts while a model runs."""
+    """Calls `choose` with every choice of experts while a model runs."""
 
-    handler: ChoiceHandler
+    choose: Callable[[ExpertChoice], tuple[Tensor, Tensor] | None]
+    """Returns other indices and weights for the experts, or None to keep the choice."""
     modules: frozenset[str] | None = None
     """Paths of the groups of experts; None to find them, and to record selections."""
     _selections: list[Selection] = field(default_factory=list)
@@ -88,16 +82,8 @@ class ChoiceTracer(NullHandler):
         indices, weights = keys
         self._has_experts = True
         selections, self._selections[:] = tuple(self._selections), []
-        chosen = self.handler.choose(
-            ExpertChoice(
-                site.module,
-                site.step,
-                site.call,
-                arguments[indices],
-                arguments[weights],
-                selections,
-            )
-        )
+        given = arguments[indices], arguments[weights]
+        chosen = self.choose(ExpertChoice(site.module, site.step, site.call, *given, selections))
         if chosen is not None:
             arguments[indices], arguments[weights] = chosen
 

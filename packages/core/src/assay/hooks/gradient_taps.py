@@ -12,10 +12,9 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor
 
-from assay.hooks.in_place_changes import InPlaceChanges
 from assay.hooks.module_tracer import ActiveCall, TraceHandler
 from assay.hooks.suspension import suspended
-from assay.hooks.tensors import copy_of, iterate_tensors, map_tensors
+from assay.hooks.tensors import InPlaceChanges, copy_of, iterate_tensors, map_tensors
 from assay.sites import Call, CallSite
 
 

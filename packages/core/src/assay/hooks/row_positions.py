@@ -7,6 +7,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from assay.hooks.caches import count_tokens, is_cache
 from assay.sites import RowMap
 
 
@@ -46,7 +47,7 @@ class BatchPositions:
         Returns: the positions of the T tokens.
         """
         batch, length = tokens.shape[:2]
-        past = _length_of(cache)
+        past = 0 if cache is None else count_tokens(cache) if is_cache(cache) else None
         if isinstance(attention_mask, Tensor) and attention_mask.ndim == 2:
             mask = (attention_mask.detach() != 0).cpu().long()
             start = find_columns(mask, length, past) if len(mask) == batch else None
@@ -68,16 +69,6 @@ class BatchPositions:
         """Return the row map of a forward call over the columns from `start`."""
         part = self.positions[:, start : start + length]
         return RowMap(self.prompts, tuple(tuple(row) for row in part.tolist()))
-
-
-def _length_of(cache: object) -> int | None:
-    """Return the number of tokens in a cache; None if unknown."""
-    if cache is None or not hasattr(cache, "get_seq_length"):
-        return 0 if cache is None else None
-    try:
-        return int(cache.get_seq_length())
-    except ValueError:  # only linear layers
-        return None
 
 
 def find_columns(mask_BS: Tensor, length: int, past: int | None) -> int | None:

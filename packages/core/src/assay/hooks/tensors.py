@@ -5,7 +5,8 @@ offsets is right on contiguous tensors: if injected values were always contiguou
 error.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache, lru_cache
 from operator import is_
@@ -310,3 +311,29 @@ class TensorMap(Generic[V]):
     def clear(self) -> None:
         """Remove all entries."""
         self._entries.clear()
+
+
+class InPlaceChanges:
+    """Remembers the content of every tensor argument of a call."""
+
+    def __init__(self, arguments: dict[str, Any]) -> None:
+        self._before = [
+            (port.removeprefix("."), tensor, Content(tensor))
+            for port, tensor in iterate_tensors(arguments, "")
+        ]
+
+    def changed(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield every argument that has changed, with its port after `input.`."""
+        for port, tensor, content in self._before:
+            if not content.is_of(tensor):
+                yield port, tensor
+
+
+def write_injected(target: Tensor, injected: Tensor) -> None:
+    """Write values to `target` without changing its graph or version.
+
+    Autograd refuses a backward pass over a saved tensor with another version, and a copy in the
+    graph would cut off the gradient.
+    """
+    with torch.inference_mode() if target.is_inference() else nullcontext():
+        target.data.copy_(injected)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from assay.hooks.caches import count_tokens, is_cache
 from assay.hooks.expert_choices import count_experts, find_choice_arguments
 from assay.hooks.module_tracer import ActiveCall, TraceHandler
 from assay.hooks.suspension import Arguments, Function, FunctionMode
@@ -142,14 +143,12 @@ class UsageWatch:
         }
 
     def _note_slots(self, active: ActiveCall) -> None:
-        caches = [value for value in active.arguments.values() if hasattr(value, "get_seq_length")]
+        caches = [value for value in active.arguments.values() if is_cache(value)]
         rows = active.call.rows
         if not caches or rows is None:
             return
-        try:
-            past = int(caches[0].get_seq_length())
-        except ValueError:  # only linear layers, so the cache has no slots
-            return
+        if (past := count_tokens(caches[0])) is None:
+            return  # a cache of linear layers has no slots
         if past == 0 or not self.slots:
             self.slots.append((0, 0))
         self.slots[-1] = (past + rows.length) * rows.num_rows, past * rows.num_rows

@@ -14,15 +14,18 @@ import torch
 from torch import Tensor
 
 from assay.comparing.results import PortResult, ReplayResults
-from assay.hooks.in_place_changes import (
-    CacheBefore,
-    CacheTracker,
-    InPlaceChanges,
-    write_injected,
-)
+from assay.hooks.caches import CacheBefore, CacheTracker
 from assay.hooks.module_tracer import ActiveCall, NullHandler
 from assay.hooks.row_positions import RowIndex
-from assay.hooks.tensors import Boundary, TensorMap, iterate_tensors, laid_out_as, map_tensors
+from assay.hooks.tensors import (
+    Boundary,
+    InPlaceChanges,
+    TensorMap,
+    iterate_tensors,
+    laid_out_as,
+    map_tensors,
+    write_injected,
+)
 from assay.kernel import sum_pair
 from assay.locating.ports import (
     COMPARABLE_IMPLEMENTATIONS,

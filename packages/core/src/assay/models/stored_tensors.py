@@ -68,6 +68,17 @@ def map_folder(folder: Path) -> dict[str, Tensor]:
     }
 
 
+def same_bits(actual: Tensor, expected: Tensor) -> bool:
+    """Return True if both hold the same bits: a NaN equals itself, and -0 differs from 0."""
+    if actual.shape != expected.shape or actual.dtype != expected.dtype:
+        return False
+    sides = [one.detach().contiguous().reshape(-1).view(torch.uint8) for one in (actual, expected)]
+    # 64-bit integers compare fastest. A tensor of a mapped file may begin at any byte.
+    if all(one.numel() % 8 == 0 and one.storage_offset() % 8 == 0 for one in sides):
+        sides = [one.view(torch.int64) for one in sides]
+    return torch.equal(*sides)
+
+
 def describe_stale_copies(folder: Path) -> list[str]:
     """Describe copies of tensors whose values differ from those that the index assigns."""
     headers = read_headers(folder)
@@ -81,10 +92,9 @@ def describe_stale_copies(folder: Path) -> list[str]:
 
 
 def _is_equal(one: HeaderEntry | Tensor, other: HeaderEntry | Tensor) -> bool:
-    values = [map_tensor(part) if isinstance(part, HeaderEntry) else part for part in (one, other)]
-    left, right = (part.contiguous().reshape(-1).view(torch.uint8) for part in values)
-    same = (values[0].shape, values[0].dtype) == (values[1].shape, values[1].dtype)
-    return same and torch.equal(left, right)
+    return same_bits(
+        *(map_tensor(part) if isinstance(part, HeaderEntry) else part for part in (one, other))
+    )
 
 
 def _view(data: Tensor, stored: HeaderEntry) -> Tensor:

@@ -9,7 +9,7 @@ Shapes: B rows, T tokens, H hidden size, V vocabulary.
 """
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from types import MethodType
 from typing import TYPE_CHECKING, Any, cast
@@ -71,7 +71,7 @@ def cut_stage(model: nn.Module, num_stages: int, stage: int) -> nn.Module:
     layers = _divide(whole.config, num_stages)
     vars(model)[_STAGE_NUMBER] = stage
     if num_stages == 1:
-        model.forward = MethodType(_forward_whole, model)
+        model.forward = MethodType(_make_forward(0, is_last=True), model)
         return model
     body, is_last = whole.model, stage == num_stages - 1
     _cut_layers(body, layers[stage])
@@ -85,7 +85,7 @@ def cut_stage(model: nn.Module, num_stages: int, stage: int) -> nn.Module:
         whole.lm_head = None
     # peft would look for both tied parameters.
     whole._tied_weights_keys = None  # noqa: SLF001 - of transformers
-    model.forward = MethodType(_FORWARDS[stage > 0, is_last], model)
+    model.forward = MethodType(_make_forward(stage, is_last=is_last), model)
     return model
 
 
@@ -125,45 +125,18 @@ def _pass_on(hidden_BTH: Tensor) -> Tensor:
     return hidden_BTH
 
 
-def _forward_whole(
-    self: nn.Module, input_ids: Tensor, attention_mask: Tensor | None = None
-) -> Tensor:
-    return _logits(self, input_ids=input_ids, attention_mask=attention_mask)
+def _make_forward(stage: int, *, is_last: bool) -> Callable[..., Tensor]:
+    """Return the forward of a stage, over token ids (B, T) in the first one, else over hidden states."""
+    name = "inputs_embeds" if stage else "input_ids"
 
+    def forward(self: Any, inputs: Tensor, attention_mask: Tensor | None = None) -> Tensor:  # noqa: ANN401 - of transformers
+        given = {name: inputs, "attention_mask": attention_mask, "use_cache": False}
+        if not is_last:
+            return cast("Tensor", self.model(**given).last_hidden_state)
+        # The class's forward, as `cut_stage` has replaced the instance's.
+        return cast("Tensor", type(self).forward(self, **given).logits)
 
-def _forward_first(
-    self: nn.Module, input_ids: Tensor, attention_mask: Tensor | None = None
-) -> Tensor:
-    return _hidden(self, input_ids=input_ids, attention_mask=attention_mask)
-
-
-def _forward_middle(
-    self: nn.Module, inputs_embeds: Tensor, attention_mask: Tensor | None = None
-) -> Tensor:
-    return _hidden(self, inputs_embeds=inputs_embeds, attention_mask=attention_mask)
-
-
-def _forward_last(
-    self: nn.Module, inputs_embeds: Tensor, attention_mask: Tensor | None = None
-) -> Tensor:
-    return _logits(self, inputs_embeds=inputs_embeds, attention_mask=attention_mask)
-
-
-_FORWARDS = {
-    (False, False): _forward_first,
-    (True, False): _forward_middle,
-    (True, True): _forward_last,
-}
-
-
-def _hidden(stage: nn.Module, **inputs: Tensor | None) -> Tensor:
-    decoder = cast("nn.Module", stage.model)
-    return cast("Tensor", decoder(**inputs, use_cache=False).last_hidden_state)
-
-
-def _logits(stage: nn.Module, **inputs: Tensor | None) -> Tensor:
-    # The class's forward, as `cut_stage` has replaced the instance's.
-    return cast("Tensor", type(stage).forward(stage, **inputs, use_cache=False).logits)
+    return forward
 
 
 # A micro-batch: `input_ids`, `attention_mask` and `labels`, each (B, T) in int64.

@@ -131,34 +131,30 @@ _SHARES: Mapping[Grade, float] = {"everything": 0.5, "outputs": 0.9, "statistics
 # Left free on a disk for other programs.
 _FREE_BYTES = 256 << 20
 
-_SIZE = re.compile(r"(\d{1,6}(?:\.\d{1,3})?)\s*([KMGT]?)B?", re.IGNORECASE)
-_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+_QUANTITY = re.compile(r"(\d{1,6}(?:\.\d{1,3})?)\s*([a-z]*)")
+_BYTES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_SECONDS = {"s": 1, "m": 60, "h": 3600}
 
 
 def parse_size(text: str) -> int:
-    """Return a number of bytes, such as 20G.
-
-    Raises: UsageError.
-    """
-    found = _SIZE.fullmatch(text.strip())
-    if found is None or not (size := int(float(found[1]) * _UNITS[found[2].upper()])):
+    """Return a number of bytes, such as 20G. Raises: UsageError."""
+    units = _BYTES | {f"{unit}b": size for unit, size in _BYTES.items()}
+    if not (size := int(_parse_quantity(text, units))):
         raise UsageError(f"{text[:40]!r} is not a size such as 500M or 20G")
     return size
 
 
-_TIME = re.compile(r"(\d{1,6}(?:\.\d{1,3})?)\s*([smh])", re.IGNORECASE)
-_SECONDS = {"s": 1, "m": 60, "h": 3600}
-
-
 def parse_time(text: str) -> float:
-    """Return a number of seconds, such as 300 for 5m.
-
-    Raises: UsageError.
-    """
-    found = _TIME.fullmatch(text.strip())
-    if found is None or not (seconds := float(found[1]) * _SECONDS[found[2].lower()]):
+    """Return a number of seconds, such as 300 for 5m. Raises: UsageError."""
+    if not (seconds := _parse_quantity(text, _SECONDS)):
         raise UsageError(f"{text[:40]!r} is not a time such as 90s, 5m or 1h")
     return seconds
+
+
+def _parse_quantity(text: str, units: Mapping[str, int]) -> float:
+    """Return a number times its unit; 0 for other text."""
+    found = _QUANTITY.fullmatch(text.strip().lower())
+    return float(found[1]) * units.get(found[2], 0) if found else 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,18 @@ from torch import Tensor, nn
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from assay.hooks.caches import CacheBefore, CacheTracker
 from assay.hooks.expert_choices import count_experts, find_choice_arguments
-from assay.hooks.in_place_changes import CacheBefore, CacheTracker, InPlaceChanges, write_injected
 from assay.hooks.module_tracer import ActiveCall, ModuleTracer
 from assay.hooks.suspension import is_suspended, suspended
-from assay.hooks.tensors import Boundary, TensorMap, constants, map_tensors
+from assay.hooks.tensors import (
+    Boundary,
+    InPlaceChanges,
+    TensorMap,
+    constants,
+    map_tensors,
+    write_injected,
+)
 from assay.sites import Call, CallSite
 from assay.trace import TraceWriter
 

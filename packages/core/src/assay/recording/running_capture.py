@@ -21,6 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from assay.errors import name_some
 from assay.files import Url
+from assay.hooks.caches import is_cache
 from assay.hooks.module_tracer import ActiveCall, ModuleTracer, NullHandler, TraceHandler
 from assay.hooks.suspension import resumed, suspended_modes
 from assay.hooks.tensors import iterate_leaves, iterate_tensors, map_tensors
@@ -178,9 +179,8 @@ def _copy_in_dtype(model: nn.Module, dtype: torch.dtype) -> nn.Module:
 
 
 def _length(value: object) -> int | None:
-    """Return the number of tokens that a key/value cache holds; None for other objects."""
-    read = getattr(value, "get_seq_length", None)
-    return int(read()) if callable(read) else None
+    """Return the number of tokens of a cache; None for other objects. Raises: ValueError if unknown."""
+    return int(value.get_seq_length()) if is_cache(value) else None
 
 
 # The module of `PipelineStage`.

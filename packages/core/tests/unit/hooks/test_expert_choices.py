@@ -49,7 +49,7 @@ IDS = torch.arange(24).reshape(3, 8) % 5
 def test_choice_has_the_scores_of_its_selections() -> None:
     watch, block = Watch(), Block()
 
-    with ChoiceTracer(watch).attached(block), torch.no_grad():
+    with ChoiceTracer(watch.choose).attached(block), torch.no_grad():
         block(IDS)
         block(IDS)
 
@@ -66,7 +66,7 @@ def test_experts_get_the_handler_s_choice() -> None:
     block = Block()
     indices, weights = torch.full((3, 2), 3), torch.ones(3, 2)
 
-    with ChoiceTracer(Watch((indices, weights)), frozenset({"experts"})).attached(block):
+    with ChoiceTracer(Watch((indices, weights)).choose, frozenset({"experts"})).attached(block):
         changed = block(IDS)
 
     assert torch.equal(changed, block.experts(IDS.float(), indices, weights))
@@ -97,7 +97,7 @@ def is_watched(model: nn.Module) -> bool:
 def test_watch_ends_after_the_first_call_of_a_model_without_experts() -> None:
     watch, dense = Watch(), nn.Sequential(nn.Linear(8, 8))
 
-    with ChoiceTracer(watch).attached(dense), torch.no_grad():
+    with ChoiceTracer(watch.choose).attached(dense), torch.no_grad():
         assert is_watched(dense)
         dense(torch.ones(3, 8))
         assert not is_watched(dense)
@@ -108,7 +108,7 @@ def test_watch_ends_after_the_first_call_of_a_model_without_experts() -> None:
 def test_watch_goes_on_while_a_model_holds_experts_that_were_not_called() -> None:
     watch, block = Watch(), LateBlock()
 
-    with ChoiceTracer(watch).attached(block), torch.no_grad():
+    with ChoiceTracer(watch.choose).attached(block), torch.no_grad():
         block(IDS)
         assert is_watched(block)
         block(IDS)

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from assay.models.inspect.report import LoadReport
-from assay.models.inspect.weights import all_tensors, measure_difference, same_bits
+from assay.models.inspect.weights import all_tensors, measure_difference
+from assay.models.stored_tensors import same_bits
 
 _OTHER_SEED = 0x5EED
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from assay.models.inspect.report import LoadReport, WeightDifference, WeightProblem
+from assay.models.stored_tensors import same_bits
 from assay.progress import counted
 
 _NUMBER = re.compile(r"(?:^|\.)(\d+)(?=\.|$)")
@@ -169,17 +170,6 @@ def _apply_theirs(
 
 # Elements that are cast at a time, to fit the caches of one core.
 _CHUNK = 1 << 18
-
-
-def same_bits(actual: Tensor, expected: Tensor) -> bool:
-    """Return True if both hold the same bits: a NaN equals itself, and -0 differs from 0."""
-    if actual.shape != expected.shape or actual.dtype != expected.dtype:
-        return False
-    sides = [one.detach().contiguous().reshape(-1).view(torch.uint8) for one in (actual, expected)]
-    # 64-bit integers compare fastest. A tensor of a mapped file may begin at any byte.
-    if all(one.numel() % 8 == 0 and one.storage_offset() % 8 == 0 for one in sides):
-        sides = [one.view(torch.int64) for one in sides]
-    return torch.equal(*sides)
 
 
 def is_cast_of(actual: Tensor, stored: Tensor) -> bool:

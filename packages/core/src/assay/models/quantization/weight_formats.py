@@ -441,14 +441,7 @@ def _read_fp8(
     if data.dtype not in _FP8:
         raise stored.refuse(name, f"of dtype {data.dtype} is not fp8")
     groups = Groups((data.shape[0], data.shape[1]), block)
-    scales = stored.fetch(f"{module}.{scale}", name)
-    return QuantizedWeight(
-        codes=data.view(torch.uint8),
-        grid=Grid.of_dtype(data.dtype),
-        groups=groups,
-        scales=per_group(stored, f"{module}.{scale}", scales, groups),
-        scale_precision=precision_of(scales),
-    )
+    return _make_plain(stored, name, f"{module}.{scale}", data, Grid.of_dtype(data.dtype), groups)
 
 
 _ACTIVATIONS = ("activation_scale", "activation_scale_inv", "input_scale", "input_scale_ub")
@@ -482,11 +475,20 @@ def _read_torchao(stored: WeightStore, module: str) -> QuantizedWeight:
     if grid.is_integer and f"{module}.{_ZEROS}" in stored.shapes:
         points = stored.fetch(f"{module}.{_ZEROS}", name, (down, across))
         zeros = per_group(stored, f"{module}.{_ZEROS}", points, groups)
+    return _make_plain(stored, name, f"{module}.{_SCALES}", data, grid, groups, zeros)
+
+
+def _make_plain(
+    stored: WeightStore, owner: str, scales_name: str, data: Tensor, grid: Grid, groups: Groups,
+    zeros: Tensor | None = None,
+) -> QuantizedWeight:  # fmt: skip
+    """Return a weight with a byte for each code."""
+    scales = stored.fetch(scales_name, owner)
     return QuantizedWeight(
         codes=data.view(torch.uint8),
         grid=grid,
         groups=groups,
-        scales=per_group(stored, f"{module}.{_SCALES}", scales, groups),
+        scales=per_group(stored, scales_name, scales, groups),
         scale_precision=precision_of(scales),
         stored_zeros=zeros,
     )

@@ -18,7 +18,8 @@ from assay.models import RECIPES, load_model
 from assay.models.inspect import inspection
 from assay.models.inspect.inspection import inspect_changes, inspect_load
 from assay.models.inspect.report import LoadReport
-from assay.models.inspect.weights import is_cast_of, measure_difference, same_bits
+from assay.models.inspect.weights import is_cast_of, measure_difference
+from assay.models.stored_tensors import same_bits
 from assay.models.transformers_calls import quiet_transformers
 
 EditTensors = Callable[[Mapping[str, torch.Tensor | None]], None]

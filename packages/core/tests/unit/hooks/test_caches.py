@@ -1,11 +1,21 @@
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from transformers import DynamicCache, LlamaConfig, MistralConfig
+from transformers import (
+    Cache,
+    DynamicCache,
+    EncoderDecoderCache,
+    LlamaConfig,
+    MistralConfig,
+    StaticCache,
+)
+from transformers.cache_utils import LinearAttentionLayer
 
-from assay.hooks.in_place_changes import Addition, CacheTracker, InPlaceChanges, write_injected
+from assay.hooks.caches import Addition, CacheTracker, count_tokens, is_cache, list_layers
+from assay.hooks.tensors import InPlaceChanges, write_injected
 
 
 def test_argument_changed_in_place_is_found_under_its_port() -> None:
@@ -185,3 +195,48 @@ def test_other_arguments_have_no_additions() -> None:
 
     assert tracer.snapshot(arguments) == []
     assert list(tracer.additions([], 1)) == []
+
+
+CACHES: dict[str, Callable[[], Any]] = {
+    "dynamic": lambda: DynamicCache(config=LlamaConfig(num_hidden_layers=2)),
+    "sliding": lambda: DynamicCache(config=MistralConfig(num_hidden_layers=2, sliding_window=8)),
+    "without a configuration": DynamicCache,
+    "static": lambda: StaticCache(LlamaConfig(num_hidden_layers=2), max_cache_len=8),
+}
+
+
+@pytest.mark.parametrize("kind", CACHES)
+def test_tokens_and_layers_of_each_kind_of_cache_are_known(kind: str) -> None:
+    cache = CACHES[kind]()
+    assert is_cache(cache)
+    assert count_tokens(cache) == 0
+    for layer in range(2):
+        cache.update(torch.ones(1, 4, 3, 8), torch.zeros(1, 4, 3, 8), layer)
+
+    assert count_tokens(cache) == 3
+    for keys, values in list_layers(cache):
+        assert keys is not None
+        assert values is not None
+        assert keys[0, 0, :3].tolist() == [[1.0] * 8] * 3
+        assert not values.any()
+
+
+def test_cache_of_linear_layers_has_no_length_and_no_parts() -> None:
+    cache = Cache(layers=[LinearAttentionLayer(), LinearAttentionLayer()])
+
+    assert is_cache(cache)
+    assert count_tokens(cache) is None
+    assert list_layers(cache) == [(None, None), (None, None)]
+
+
+def test_cache_of_an_encoder_and_its_decoder_has_no_layers_of_its_own() -> None:
+    cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
+
+    assert count_tokens(cache) == 0
+    assert list_layers(cache) == []
+
+
+@pytest.mark.parametrize("value", [None, torch.ones(2), [torch.ones(2)], "cache"])
+def test_other_arguments_are_no_caches(value: object) -> None:
+    assert not is_cache(value)
+    assert list_layers(value) == []

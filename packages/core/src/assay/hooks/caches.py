@@ -1,44 +1,42 @@
-"""Arguments and key/value caches that a call changes in place, which makes them its results."""
+"""Key/value caches of transformers: their length, their layers, and what a call adds to them.
+
+A cache is an object with `get_seq_length`. Its `layers` hold `keys` and `values`; linear layers hold neither.
+"""
 
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from operator import is_
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
 
-from assay.hooks.tensors import Content, iterate_tensors
-
-
-class InPlaceChanges:
-    """Remembers the content of every tensor argument of a call."""
-
-    def __init__(self, arguments: dict[str, Any]) -> None:
-        self._before = [
-            (port.removeprefix("."), tensor, Content(tensor))
-            for port, tensor in iterate_tensors(arguments, "")
-        ]
-
-    def changed(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield every argument that has changed, with its port after `input.`."""
-        for port, tensor, content in self._before:
-            if not content.is_of(tensor):
-                yield port, tensor
-
-
-def write_injected(target: Tensor, injected: Tensor) -> None:
-    """Write values to `target` without changing its graph or version.
-
-    Autograd refuses a backward pass over a saved tensor with another version, and a copy in the
-    graph would cut off the gradient.
-    """
-    with torch.inference_mode() if target.is_inference() else nullcontext():
-        target.data.copy_(injected)
-
-
 PARTS = ("keys", "values")
+
+# The keys and the values of a cache layer.
+_Parts = tuple[Tensor | None, ...]
+
+
+def is_cache(value: object) -> TypeGuard[Any]:
+    """Return True for a key/value cache."""
+    return hasattr(value, "get_seq_length")
+
+
+def count_tokens(cache: Any) -> int | None:  # noqa: ANN401 - of transformers
+    """Return the number of tokens that a cache holds; None if unknown, as with linear layers alone."""
+    try:
+        return int(cache.get_seq_length())
+    except ValueError:
+        return None
+
+
+def list_layers(cache: object) -> list[_Parts]:
+    """Return keys and values of each layer; a layer without them has None."""
+    layers = getattr(cache, "layers", None)
+    return [
+        tuple(getattr(layer, part, None) for part in PARTS)
+        for layer in (layers if isinstance(layers, list) else ())
+    ]
 
 
 @dataclass(slots=True)
@@ -50,10 +48,6 @@ class Addition:
     """A view of the cache, (B, heads, tokens, head_dim): writing to it changes the cache."""
     history_changed: bool
     """True if the call also changed earlier tokens."""
-
-
-# The keys and the values of a cache layer.
-_Parts = tuple[Tensor | None, ...]
 
 
 @dataclass(slots=True)
@@ -84,11 +78,9 @@ class CacheTracker:
     def snapshot(self, arguments: dict[str, Any]) -> list[CacheBefore]:
         """Return the tensors of all caches among `arguments`, before a call."""
         return [
-            CacheBefore(name, value, list(map(_parts_of, value.layers)))
+            CacheBefore(name, value, list_layers(value))
             for name, value in arguments.items()
-            if not isinstance(value, Tensor)
-            and hasattr(value, "get_seq_length")
-            and isinstance(getattr(value, "layers", None), list)
+            if is_cache(value)
         ]
 
     def additions(
@@ -99,9 +91,8 @@ class CacheTracker:
         num_tokens: tokens of the root call, None if unknown.
         """
         for one in caches:
-            for index, layer in enumerate(one.cache.layers):
+            for index, after in enumerate(list_layers(one.cache)):
                 before = one.parts[index] if index < len(one.parts) else (None, None)
-                after = _parts_of(layer)
                 key = one.name, index
                 if all(map(is_, after, before)) or key in self._claimed:
                     continue
@@ -114,10 +105,6 @@ class CacheTracker:
                             tensor[..., tensor.shape[-2] - count :, :],
                             _history_changed(tensor, previous, count),
                         )
-
-
-def _parts_of(layer: object) -> _Parts:
-    return getattr(layer, "keys", None), getattr(layer, "values", None)
 
 
 def _num_added(tensor: Tensor, previous: Tensor | None, num_tokens: int | None) -> int:
