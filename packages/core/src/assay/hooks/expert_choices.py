@@ -76,7 +76,7 @@ class ChoiceTracer(NullHandler):
             self._selections.clear()
             self._selecting.close()  # of a root call that ended by an exception
             if self.modules is None:
-                self._selecting.enter_context(_SelectionWatcher(self._selections))
+                self._selecting.enter_context(FunctionMode(self._call_function))
         if not self._is_watched(active) or (keys := find_choice_arguments(arguments)) is None:
             return
         indices, weights = keys
@@ -93,6 +93,18 @@ class ChoiceTracer(NullHandler):
         self._selecting.close()
         if self.modules is None and not self._has_experts:
             self._watching.close()
+
+    def _call_function(self, func: Function, args: Arguments, kwargs: dict[str, Any]) -> Any:  # noqa: ANN401 - whatever func returns
+        """Call a function, and keep the scores if it selects the largest of each row."""
+        result = func(*args, **kwargs)
+        if func in _SELECTING or func in _MAXIMIZING:
+            scores = args[0] if args else kwargs.get("input")
+            if isinstance(scores, Tensor) and scores.ndim == 2 and scores.is_floating_point():
+                count = 1
+                if func in _SELECTING:
+                    count = int(args[1] if len(args) > 1 else kwargs["k"])
+                self._selections.append(Selection(scores.detach(), count))
+        return result
 
     def _is_watched(self, active: ActiveCall) -> bool:
         path = active.call.site.module
@@ -140,22 +152,3 @@ def find_choice_arguments(arguments: dict[Any, Any]) -> tuple[Any, Any] | None:
         if len(weights) == 1 and len(floating) > 1:
             return key, weights[0]
     return None
-
-
-class _SelectionWatcher(FunctionMode):
-    """Keeps the scores of every operation that selects the largest of each row."""
-
-    def __init__(self, selections: list[Selection]) -> None:
-        super().__init__()
-        self._selections = selections
-
-    def call(self, func: Function, args: Arguments, kwargs: dict[str, Any]) -> Any:  # noqa: ANN401 - see base
-        result = func(*args, **kwargs)
-        if func in _SELECTING or func in _MAXIMIZING:
-            scores = args[0] if args else kwargs.get("input")
-            if isinstance(scores, Tensor) and scores.ndim == 2 and scores.is_floating_point():
-                count = 1
-                if func in _SELECTING:
-                    count = int(args[1] if len(args) > 1 else kwargs["k"])
-                self._selections.append(Selection(scores.detach(), count))
-        return result

@@ -1,7 +1,6 @@
 """Modes of torch that see the functions that a model calls, and their suspension while assay itself computes."""
 
 import threading
-from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
@@ -78,11 +77,11 @@ Arguments = tuple[Any, ...]
 
 
 class FunctionMode(TorchFunctionMode):
-    """Sees every call of a torch function, unless assay itself computes."""
+    """Gives every call of a torch function to `call`, unless assay itself computes."""
 
-    @abstractmethod
-    def call(self, func: Function, args: Arguments, kwargs: dict[str, Any]) -> Any:  # noqa: ANN401 - whatever func returns
-        """Call `func`, or something in its place."""
+    def __init__(self, call: Callable[[Function, Arguments, dict[str, Any]], Any]) -> None:
+        super().__init__()
+        self._call = call
 
     def __torch_function__(
         self,
@@ -94,7 +93,7 @@ class FunctionMode(TorchFunctionMode):
         """Call a function, as torch asks for it."""
         del types
         kwargs = kwargs or {}
-        return func(*args, **kwargs) if is_suspended() else self.call(func, args, kwargs)
+        return func(*args, **kwargs) if is_suspended() else self._call(func, args, kwargs)
 
 
 class ExactDouble(FunctionMode):
@@ -103,8 +102,11 @@ class ExactDouble(FunctionMode):
     Hugging Face models compute norms, softmax and rotary tables in float32, even after `.double()`.
     """
 
-    def call(self, func: Function, args: Arguments, kwargs: dict[str, Any]) -> Any:  # noqa: ANN401 - see base
-        """Call `func` without casts to float32."""
+    def __init__(self) -> None:
+        super().__init__(self._call_without_casts)
+
+    @staticmethod
+    def _call_without_casts(func: Function, args: Arguments, kwargs: dict[str, Any]) -> Any:  # noqa: ANN401 - whatever func returns
         if func is Tensor.float:
             return args[0].double()
         for item in args:

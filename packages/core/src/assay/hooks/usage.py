@@ -49,7 +49,7 @@ class UsageWatch:
     _settled: set[str] = field(default_factory=set)
     """Modules whose further calls tell nothing new."""
     _is_running: bool = False
-    _reads: "_ParameterReads | None" = None
+    _reads: FunctionMode | None = None
 
     def add_parameters_of(self, model: nn.Module) -> None:
         """Note the parameters that each module of `model` owns."""
@@ -74,7 +74,7 @@ class UsageWatch:
         """Watch the operations of a root call, unless all parameters have been read."""
         names = {name for names in self._names.values() for name in names}
         if self.read is not None and self._reads is None and not names <= self.read:
-            self._reads = _ParameterReads(self)
+            self._reads = FunctionMode(self._call_function)
             self._reads.__enter__()  # type: ignore[no-untyped-call]
 
     def _stop_reading(self) -> None:
@@ -82,8 +82,16 @@ class UsageWatch:
         if reads is not None:
             reads.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
-    def note_read(self, value: object) -> None:
-        """Note that an operation read a parameter. Ignore other values."""
+    def _call_function(self, func: Function, args: Arguments, kwargs: dict[str, Any]) -> Any:  # noqa: ANN401 - whatever func returns
+        """Call a function, and note the parameters whose values it reads."""
+        result = func(*args, **kwargs)
+        for number, value in enumerate((*args, *kwargs.values())):
+            if _reads_value(func, result, number):
+                for item in value if isinstance(value, (list, tuple)) else (value,):
+                    self._note_read(item)
+        return result
+
+    def _note_read(self, value: object) -> None:
         if self.read is not None and self._is_running:
             self.read.update(self._names.get(id(value), ()))
 
@@ -109,7 +117,7 @@ class UsageWatch:
             if counts is not None:
                 self.routed[path] = counts + self.routed.get(path, torch.zeros_like(counts))
         for port, tensor in tensors:
-            self.note_read(tensor)  # the module gets a copy
+            self._note_read(tensor)  # the module gets a copy
             if _has_rows_of_positions(tensor):
                 differ = bool((tensor != tensor[:1]).any())
                 self.varied[port] = self.varied.get(port, False) or differ
@@ -190,22 +198,6 @@ def _has_rows_of_positions(tensor: Tensor) -> bool:
     """Return True if a value may hold several rows of position ids, (rows, B, T)."""
     is_index = not tensor.is_floating_point() and tensor.dtype is not torch.bool
     return is_index and tensor.ndim == 3 and 1 < len(tensor) <= _MOST_POSITION_ROWS
-
-
-class _ParameterReads(FunctionMode):
-    """Reports the arguments whose values functions read to `watch`."""
-
-    def __init__(self, watch: UsageWatch) -> None:
-        super().__init__()
-        self._watch = watch
-
-    def call(self, func: Function, args: Arguments, kwargs: dict[str, Any]) -> Any:  # noqa: ANN401 - see base
-        result = func(*args, **kwargs)
-        for number, value in enumerate((*args, *kwargs.values())):
-            if _reads_value(func, result, number):
-                for item in value if isinstance(value, (list, tuple)) else (value,):
-                    self._watch.note_read(item)
-        return result
 
 
 def _reads_value(func: Callable[..., Any], result: object, number: int) -> bool:

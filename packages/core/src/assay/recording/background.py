@@ -26,7 +26,7 @@ if dist.is_available():
 
 
 @dataclass(frozen=True, slots=True)
-class LocalPart:
+class RankPart:
     """This rank's part of a tensor."""
 
     value: Tensor
@@ -40,22 +40,22 @@ class LocalPart:
     """The reason not to record the part; "" to record it."""
 
 
-def take_local(value: Tensor) -> LocalPart:
+def take_local(value: Tensor) -> RankPart:
     """Return this rank's part of a tensor, without autograd and communication.
 
     Waits for a pending collective that delivers the tensor.
     """
     if not dist.is_available() or not isinstance(value, DTensor):
-        return LocalPart(_wait(value))
+        return RankPart(_wait(value))
     with torch.no_grad():
         local = _wait(value.to_local())
     mesh, placements = value.device_mesh, value.placements
     is_whole = all(one.is_replicate() for one in placements)
     place = mesh.get_coordinate()
     if place is None:
-        return LocalPart(local, is_whole=is_whole, problem="DTensors of a mesh without this rank")
+        return RankPart(local, is_whole=is_whole, problem="DTensors of a mesh without this rank")
     if others := [one for one in placements if one.is_partial() and one != Partial("sum")]:
-        return LocalPart(
+        return RankPart(
             local, is_whole=False, problem=f"DTensors whose parts do not add up: {others[0]}"
         )
     # Axes without names are told apart by the shape of their mesh.
@@ -64,7 +64,7 @@ def take_local(value: Tensor) -> LocalPart:
     axes = dict(zip(names, zip(place, mesh.shape, strict=True), strict=True))
     divided = [_write_dim(dim, names, value) for dim in range(value.ndim)]
     layout = "" if None in divided else " ".join(map(str, divided))
-    return LocalPart(local, layout, axes, is_whole)
+    return RankPart(local, layout, axes, is_whole)
 
 
 def _wait(value: Tensor) -> Tensor:
@@ -183,7 +183,7 @@ class QueuedTensor:
     """A tensor whose copy is on its way to the trace."""
 
     layout: str = ""
-    """Placement over ranks, see `LocalPart`."""
+    """Placement over ranks, see `RankPart`."""
     stored: TensorEntry | None = None
     """None until it is written."""
 
@@ -218,7 +218,7 @@ class BackgroundWriter:
             self._jobs.put(partial(self._store, kept, copy))
         return kept
 
-    def take_local(self, tensor: Tensor) -> LocalPart:
+    def take_local(self, tensor: Tensor) -> RankPart:
         """Return this rank's part of a tensor, and note the mesh in the manifest."""
         part = take_local(tensor)
         if part.problem:
