@@ -1,6 +1,9 @@
 """Functions in other processes, alone or as the ranks of a world. Imports no torch.
 
-One fork server starts all processes. They end with this process, however it ends.
+A call passes through these files, in this order: `calling` pickles it, `process_groups` has the fork
+server start a group, `fork_server` forks its leader and its processes, `child_process` runs the function
+(on a rank after `joining`), `supervising` waits for all, and `failures` words what went wrong. All
+processes end with this one, however it ends.
 """
 
 from assay.launch.calling import (
