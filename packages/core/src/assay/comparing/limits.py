@@ -212,7 +212,7 @@ def _round_up(value: float) -> float:
 PUBLISHED_METRICS = ("cross_entropy", "prob_mean", "prob_std", "diff_mean")
 
 # Half of float32's relative spacing: metrics of softmaxed float32 logits resolve no less.
-_SMALLEST = 2.0**-24
+_SMALLEST_THRESHOLD = 2.0**-24
 
 # Source: FMS_TEST_SHAPES_FAILURE_THRESHOLD of aiu-fms-testing-utils.
 FAILURE_RATE = 0.01
@@ -270,7 +270,7 @@ def calibrate_thresholds(runs: Sequence[CleanTokens]) -> dict[str, float]:
         name: max(passing_value(run.values[name], FAILURE_RATE) for run in runs)
         for name in PUBLISHED_METRICS
     }
-    return {name: max(MARGIN * value, _SMALLEST) for name, value in needed.items()}
+    return {name: max(MARGIN * value, _SMALLEST_THRESHOLD) for name, value in needed.items()}
 
 
 def thresholds_file(runs: Sequence[CleanTokens], command: str) -> str:

@@ -26,10 +26,12 @@ from assay.generate.golden import (
 from assay.generate.passes import (
     RecordedChoices,
     RepeatedWork,
+    RootInputs,
     Side,
     Work,
     accumulated_errors,
     attach_choice_noise,
+    attach_text_steps,
     find_pointwise,
     processed_scores,
     record,
@@ -39,10 +41,10 @@ from assay.generate.passes import (
     run_all_free,
     run_forced,
     whole_batches,
+    with_whole_texts,
 )
 from assay.generate.run_plan import RunPlan, Widening, plan_inputs, plan_run
 from assay.generate.spec import GoldenSpec
-from assay.generate.whole_texts import RootInputs, attach_text_steps, with_whole_texts
 from assay.hooks.module_tracer import NullHandler
 from assay.hooks.tensors import Boundary
 from assay.hooks.usage import UsageWatch

@@ -21,8 +21,8 @@ from assay.estimates import (
     require_disk,
 )
 from assay.generate.generation_loop import count_tokens, limits_of_generation
+from assay.generate.passes import steps_of_texts
 from assay.generate.spec import GoldenSpec, InputOptions
-from assay.generate.whole_texts import steps_of_texts
 from assay.hooks.tensors import Boundary
 from assay.hooks.widening import is_widened_on_use
 from assay.inputs import (

@@ -228,7 +228,7 @@ def _nearest_plain(factor: float, unit: float) -> float:
 _MASKED, _UNCLEAR = -1, -2
 
 # Gradients below this share of the largest in the call may be rounding of a confident prediction.
-_SMALLEST = 0.01
+_SMALLEST_SHARE = 0.01
 
 # In repetitive text, some labels stay the same after a shift by one.
 _ALIKE = 0.9
@@ -287,7 +287,7 @@ def _labels(gradient_BTV: Tensor) -> Tensor:
     """Return the label behind the gradient of each position, (B, T)."""
     size_BT = gradient_BTV.abs().amax(-1)
     labels_BT = gradient_BTV.argmin(-1)
-    labels_BT[~(size_BT > _SMALLEST * size_BT.max())] = _UNCLEAR
+    labels_BT[~(size_BT > _SMALLEST_SHARE * size_BT.max())] = _UNCLEAR
     labels_BT[size_BT == 0] = _MASKED
     return labels_BT
 

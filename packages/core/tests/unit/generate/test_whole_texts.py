@@ -6,8 +6,17 @@ import torch
 from torch import Tensor, nn
 
 from assay.devices.registry import open_device
-from assay.generate.passes import Side, Work, record, run_all_free, run_forced, whole_batches
-from assay.generate.whole_texts import RootInputs, attach_text_steps, with_whole_texts
+from assay.generate.passes import (
+    RootInputs,
+    Side,
+    Work,
+    attach_text_steps,
+    record,
+    run_all_free,
+    run_forced,
+    whole_batches,
+    with_whole_texts,
+)
 from assay.hooks.row_positions import RowIndex
 from assay.hooks.tensors import Boundary
 from assay.hooks.usage import UsageWatch
