@@ -94,7 +94,7 @@ def _first_match(root: Path, patterns: Sequence[str]) -> str | None:
 
 
 def _pci_devices(root: Path) -> list[tuple[str, str]]:
-    """Vendor and class of every PCI device, such as ("0x1002", "0x030000")."""
+    """Return vendor and class of every PCI device, such as ("0x1002", "0x030000")."""
     return [
         (_read_word(folder / "vendor"), _read_word(folder / "class"))
         for folder in sorted(root.glob("sys/bus/pci/devices/*"))

@@ -40,7 +40,6 @@ def compare_folders(
 
 
 def _read(path: Path, clusters: Mapping[str, str]) -> Evaluation:
-    """Read an evaluation or a baseline."""
     if is_baseline(path):
         return read_baseline(path).evaluation()
     return read_evaluation(path, clusters)

@@ -128,7 +128,6 @@ def _addition() -> Sequence[Document]:
 
 
 def _pieces() -> list[str]:
-    """Return the held-out text in pieces."""
     _, held_out = standard_library_text()
     text = held_out.decode(errors="ignore")
     return [text[start : start + _PIECE_LENGTH] for start in range(0, len(text), _PIECE_LENGTH)]

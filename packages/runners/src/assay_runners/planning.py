@@ -472,7 +472,6 @@ def _plan_night(event: Event, fleet: Fleet) -> Plan | Refusal | str:
 
 
 def _plan_bench(event: Event, fleet: Fleet) -> Plan | Refusal | str:
-    """Plan the bench session on one machine."""
     target = event.inputs.get("vendor", "").casefold()
     if target == EVERY:
         why = "benchmarks take hours: name one machine"

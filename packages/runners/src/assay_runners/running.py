@@ -419,7 +419,6 @@ class _PlannedRun:
         return results
 
     def _run_machines(self) -> list[JobResult]:
-        """Run the job of every machine on the CPU."""
         fleet = read_fleet(self.checkout.root)
         results = []
         for machine in self.plan.machines:
@@ -461,7 +460,6 @@ def _variables() -> dict[str, str]:
 
 
 def _summarize_hosted(hosted: Sequence[SessionResult]) -> str:
-    """Write a table of sessions."""
     lines = ["| session | result | time |", "|---|---|--:|"]
     for one in hosted:
         outcome = f"FAILS, {one.failure}: `{one.call}` repeats it" if one.failure else "passes"

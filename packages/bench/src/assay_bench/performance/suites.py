@@ -12,7 +12,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -90,17 +90,6 @@ class Controls:
         return matmul, timed(self._memory.sum, self._device)
 
 
-@dataclass(frozen=True, slots=True)
-class Amounts:
-    """The amount of work of one round. Zero means not applicable."""
-
-    num_tokens: int = 0
-    num_flops: int = 0
-    """Operations of matrix products, convolutions and attention, as torch counts them."""
-    num_bytes: int = 0
-    """Least number of bytes that are read, written or sent."""
-
-
 def count_flops(work: Callable[[], object]) -> int:
     """Run `work` once and count its floating-point operations."""
     with FlopCounterMode(display=False) as counter:
@@ -133,13 +122,17 @@ class Workbench:
 
 @dataclass(frozen=True, slots=True)
 class Work(Generic[T]):
-    """The work of a suite's rounds."""
+    """The work of a suite's rounds, and its amount in each. An amount of zero does not apply."""
 
     prepare: Callable[[], T]
     """Called before each round, outside of the timed part, as are the controls."""
     work: Callable[[T], object]
     """Timed, with the result of `prepare`."""
-    amounts: Amounts
+    num_tokens: int = 0
+    num_flops: int = 0
+    """Operations of matrix products, convolutions and attention, as torch counts them."""
+    num_bytes: int = 0
+    """Least number of bytes that are read, written or sent."""
     one_thread: bool = False
     """True for work that does not depend on the model's size."""
     clock: Callable[[], float] = time.perf_counter
@@ -175,7 +168,9 @@ class Work(Generic[T]):
             read_bytes=controls.read_bytes,
             peak_memory_bytes=device.peak_memory_bytes(),
             num_threads=torch.get_num_threads(),
-            **asdict(self.amounts),
+            num_tokens=self.num_tokens,
+            num_flops=self.num_flops,
+            num_bytes=self.num_bytes,
         )
         torch.set_num_threads(num_threads)
         return result
@@ -203,7 +198,7 @@ def training_step(bench: Workbench) -> Work[list[MicroBatch]]:
     _require(math.isfinite(trainer.step(batch).loss), "the loss of a training step is not finite")
     num_tokens = sum(int(micro_batch["attention_mask"].sum()) for micro_batch in batch)
     flops = count_flops(lambda: trainer.step(batch))
-    return Work(lambda: batch, trainer.step, Amounts(num_tokens=num_tokens, num_flops=flops))
+    return Work(lambda: batch, trainer.step, num_tokens=num_tokens, num_flops=flops)
 
 
 def prefill(bench: Workbench) -> Work[Tensor]:
@@ -211,8 +206,8 @@ def prefill(bench: Workbench) -> Work[Tensor]:
     prompts_BT = _make_prompts(bench)
     _require(bool(_prefill(bench, prompts_BT).logits.isfinite().all()), "logits are not finite")
     flops = count_flops(lambda: _prefill(bench, prompts_BT))
-    amounts = Amounts(num_tokens=prompts_BT.numel(), num_flops=flops)
-    return Work(lambda: prompts_BT, partial(_prefill, bench), amounts)
+    work = partial(_prefill, bench)
+    return Work(lambda: prompts_BT, work, num_tokens=prompts_BT.numel(), num_flops=flops)
 
 
 def decode(bench: Workbench) -> Work[Any]:
@@ -221,12 +216,13 @@ def decode(bench: Workbench) -> Work[Any]:
     output = _prefill(bench, prompts_BT)
     flops = count_flops(lambda: _decode(bench, output))
     weight_bytes = sum(parameter.nbytes for parameter in bench.loaded.model.parameters())
-    amounts = Amounts(
+    return Work(
+        lambda: _prefill(bench, prompts_BT),
+        partial(_decode, bench),
         num_tokens=len(prompts_BT) * NUM_NEW_TOKENS,
         num_flops=flops,
         num_bytes=weight_bytes * NUM_NEW_TOKENS,
     )
-    return Work(lambda: _prefill(bench, prompts_BT), partial(_decode, bench), amounts)
 
 
 def collectives(bench: Workbench) -> Work[World]:
@@ -248,7 +244,7 @@ def collectives(bench: Workbench) -> Work[World]:
     return Work(
         lambda: world,
         run_world,
-        Amounts(num_bytes=NUM_REPEATS * NUM_ELEMENTS * 4),
+        num_bytes=NUM_REPEATS * NUM_ELEMENTS * 4,
         one_thread=True,
         clock=lambda: seconds_in_ranks,
     )
@@ -279,8 +275,12 @@ def capture(bench: Workbench) -> Work[Path]:
             loaded.model(input_ids=ids_BT.view(NUM_ROWS, length))
 
     record(folder)
-    amounts = Amounts(num_tokens=ids_BT.numel(), num_bytes=Trace.open(folder).unique_bytes)
-    return Work(partial(_remove, folder), record, amounts)
+    return Work(
+        partial(_remove, folder),
+        record,
+        num_tokens=ids_BT.numel(),
+        num_bytes=Trace.open(folder).unique_bytes,
+    )
 
 
 def compare(_: Workbench) -> Work[tuple[Tensor, Tensor]]:
@@ -294,23 +294,21 @@ def compare(_: Workbench) -> Work[tuple[Tensor, Tensor]]:
             PairSums().add(*pair, rows, rows)
 
     num_bytes = NUM_PAIRS * (actual.nbytes + expected.nbytes)
-    return Work(
-        lambda: (actual, expected), add_pairs, Amounts(num_bytes=num_bytes), one_thread=True
-    )
+    return Work(lambda: (actual, expected), add_pairs, num_bytes=num_bytes, one_thread=True)
 
 
 def checkpoint_save(bench: Workbench) -> Work[Path]:
     """Write model, moments and generators into a new folder."""
     trainer, folder = _stepped_trainer(bench), bench.folder / "saved"
     trainer.save(folder)
-    return Work(partial(_remove, folder), trainer.save, Amounts(num_bytes=_bytes_in(folder)))
+    return Work(partial(_remove, folder), trainer.save, num_bytes=_bytes_in(folder))
 
 
 def checkpoint_load(bench: Workbench) -> Work[Path]:
     """Read the same into a trainer that is set up."""
     trainer, folder = _stepped_trainer(bench), bench.folder / "loaded"
     trainer.save(folder)
-    return Work(lambda: folder, trainer.load, Amounts(num_bytes=_bytes_in(folder)))
+    return Work(lambda: folder, trainer.load, num_bytes=_bytes_in(folder))
 
 
 def _make_trainer(
