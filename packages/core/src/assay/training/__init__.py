@@ -15,7 +15,6 @@ from assay.training.protocol import (
 if TYPE_CHECKING:
     from assay.models.candidate_code import set_up
     from assay.training.batches import count_label_tokens, training_batches
-    from assay.training.protocol import MicroBatch
     from assay.training.state.states import generator_states, restore_generators
     from assay.training.trainers.reference import ReferenceTrainer
 

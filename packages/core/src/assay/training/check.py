@@ -93,26 +93,19 @@ def check_train(check: TrainCheck, folder: Path, progress: Progress) -> Verdict:
     return verdict
 
 
-def load_user_code(check: TrainCheck, folder: Path, progress: Progress) -> UserCodeReport:
-    """Load the trainer and the setup function in a separate process, before the reference runs.
+def with_user_code(check: TrainCheck, folder: Path, progress: Progress) -> TrainCheck:
+    """Load trainer and setup function in a separate process, before the reference runs.
 
-    Raises: UsageError for code that a candidate could not run.
+    Returns: the check with the options that both sides then have.
+    Raises: UsageError for code that a candidate could not run, and for a plan of wrong types.
     """
     from assay.training.trainers.registry import NAMED  # torch is not needed for --help
 
     trainer = None if check.trainer in NAMED else check.trainer
-    if trainer is None and check.setup is None:
-        return UserCodeReport(pipeline_shapes=OF_NAMED_PIPELINES)
-    request = replace(check, trainer=trainer)
-    return call(USER_CODE, request, folder=folder, name="user-code", progress=progress)[0]
-
-
-def with_user_code(check: TrainCheck, folder: Path, progress: Progress) -> TrainCheck:
-    """Load the user's code, and return the check with the options that both sides then have.
-
-    Raises: UsageError for code that a candidate could not run, and for a plan of wrong types.
-    """
-    code = load_user_code(check, folder, progress)
+    code = UserCodeReport(pipeline_shapes=OF_NAMED_PIPELINES)
+    if trainer is not None or check.setup is not None:
+        request = replace(check, trainer=trainer)
+        (code,) = call(USER_CODE, request, folder=folder, name="user-code", progress=progress)
     options = options_for(check.options, check.mesh, check.features, code.pipeline_shapes)
     try:
         options = TrainOptions.model_validate(options.model_dump() | code.stated_plan)

@@ -13,8 +13,8 @@ from assay.training.judging.evidence import (
     UPDATE_PREFIX,
     FreeEvidence,
     TrainEvidence,
+    bad_steps,
     describe_steps,
-    is_bad_at_first_only,
     location_of,
     location_of_parameter,
     parameter_of,
@@ -61,7 +61,7 @@ def _find_other_weights(case: Signature) -> DiagnosedFault | None:
     if here.phase == "optimizer" and here.parameter in different:
         # Only the first replayed step starts from the candidate's own weights. If no input reaches a
         # different weight, only the update of that step shows it.
-        at_first = is_bad_at_first_only(case.origin.reported, case.evidence.rows)
+        at_first = bad_steps(case.origin.reported, case.evidence.rows) == [0]
         return _weight_mismatch(here.parameter) if at_first else None
     own = [name for name in different if name.rpartition(".")[0] == here.module]
     if not own or here.phase not in ("forward", "backward"):

@@ -58,16 +58,12 @@ def describe_steps(steps: Iterable[int]) -> str:
 
 
 def first_bad_step(item: Judged, run_rows: RunRows) -> int:
-    """Return the first step with an error over the limit, or of at least half the largest."""
-    return _bad_steps(item, run_rows)[0]
+    """Return the first of `bad_steps`."""
+    return bad_steps(item, run_rows)[0]
 
 
-def is_bad_at_first_only(item: Judged, run_rows: RunRows) -> bool:
-    """Return True if no step but the first has an error over the limit, or about as large."""
-    return _bad_steps(item, run_rows) == [0]
-
-
-def _bad_steps(item: Judged, run_rows: RunRows) -> list[int]:
+def bad_steps(item: Judged, run_rows: RunRows) -> list[int]:
+    """Return the steps with an error over the limit, or of at least half the largest."""
     first, _ = item.port.exact.first
     statistic = item.statistic
     if statistic == "exact" and first >= 0:

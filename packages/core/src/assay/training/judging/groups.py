@@ -59,42 +59,21 @@ class JudgedGroup:
 
 def judge_groups(evidence: TrainEvidence) -> dict[str, JudgedGroup]:
     """Judge every measurement of the replayed steps, and return the groups in the order of `GROUPS`."""
-    groups: dict[str, JudgedGroup] = {}
-    on_no_rank = set.intersection(*(set(report.model.absent) for report in evidence.reports))
-    measured = {name: read_results(evidence.noise, name) for name in GROUPS}
-    measured["stage-optimizer"] = noise_of_optimizer(evidence, measured["stage-optimizer"])
-    # The noise run recomputes nothing. A recomputed value rounds like the first one.
-    measured["recomputed"] = measured["modules"]
-    least_unit = _unit_of_loss(measured)
-    of_late_phases = _noise_of_late_phases(measured, evidence.report.traits.invisible_phases)
-    of_groups = _read_ranks(evidence)
-    replaced = [results.uncalled_modules for results in of_groups["modules"]]  # by rank
+    noise, of_ranks = _read_noise(evidence), _read_ranks(evidence)
+    groups = {name: JudgedGroup(name) for name in GROUPS}
     # Routers that choose differently between nearly equal scores.
     near_tie_modules: set[str] = set()
-    for name, noise in measured.items():
-        not_finite = {
-            key for key, port in noise.ports.items() if port.sums.num_nan or port.sums.num_inf
-        }
-        group = groups[name] = JudgedGroup(name)
+    for name, group in groups.items():
+        ports = noise[name].ports
+        not_finite = {key for key, one in ports.items() if one.sums.num_nan or one.sums.num_inf}
         if name != "recomputed":  # the group of the forward pass names them
             group.broken = [f"{module or '(model)'}:{port}" for module, port in sorted(not_finite)]
-        for rank, results in enumerate(of_groups[name]):
-            ports = results.ports.values()
-            near_tie_modules |= {p.stage.module for p in ports if p.exact.num_near_ties}
-            has_loss_gradient = any(is_made_by_loss(*key) for key in results.ports)
-            is_whole = has_loss_gradient and not evidence.reports[rank].traits.partial_modules
-            own_noise = noise if is_whole else _noise_at_head(results, noise)
-            other_work = of_late_phases.get(name, {})
-            if name == "stage-backward":
-                other_work = _noise_at_results_of_replaced_modules(
-                    measured["gradients"], replaced[rank]
-                )
-            units = dict.fromkeys(_stages_of_loss(measured, replaced[rank]), least_unit)
-            units |= _units_of_unscaling(evidence, name, results)
-            if name == "stage-optimizer" and evidence.report.traits.update_rounding:
-                rounding = evidence.report.traits.update_rounding
-                units |= dict.fromkeys((port.stage for port in ports), rounding)
-            allowances = Allowances(units, other_work)
+        for rank, results in enumerate(of_ranks[name]):
+            uncalled = of_ranks["modules"][rank].uncalled_modules
+            own_noise = noise[name]
+            if evidence.reports[rank].traits.partial_modules or not _port_of_loss(results):
+                own_noise = _noise_at_head(results, own_noise)
+            allowances = _allowances(evidence, noise, name, results, uncalled)
             judged, bias = judge_replay(results, own_noise, evidence.limits, allowances)
             group.judged += [
                 item for item in judged if (item.port.module, item.port.port) not in not_finite
@@ -103,18 +82,49 @@ def judge_groups(evidence: TrainEvidence) -> dict[str, JudgedGroup]:
                 wrong = {id(item.port) for item in group.failed}
                 passed = [key for key, port in results.ports.items() if id(port) not in wrong]
                 group.judged += _judge_common_scale(passed, results, own_noise, evidence)
-            group.ports += ports
+            group.ports += results.ports.values()
             group.unmatched_expected += results.unmatched_expected
             group.unmatched_actual += results.unmatched_actual
             group.notes += [bias.note] if bias is not None else []
+        near_tie_modules |= {one.stage.module for one in group.ports if one.exact.num_near_ties}
         if name in _BACKWARD_GROUPS:
             _drop_router_gradients(group, near_tie_modules)
-    never_called = sorted({module for of_rank in replaced for module in of_rank})
-    groups["modules"].notes += [describe_uncalled(never_called)] if never_called else []
-    groups["stage-optimizer"].unmatched_expected += [
-        f"{name}: on no rank" for name in sorted(on_no_rank)
-    ]
+    never_called = {one for results in of_ranks["modules"] for one in results.uncalled_modules}
+    if never_called:
+        groups["modules"].notes.append(describe_uncalled(sorted(never_called)))
+    on_no_rank = set.intersection(*(set(report.model.absent) for report in evidence.reports))
+    updates = groups["stage-optimizer"]
+    updates.unmatched_expected += [f"{name}: on no rank" for name in sorted(on_no_rank)]
     return groups
+
+
+def _read_noise(evidence: TrainEvidence) -> dict[str, ReplayResults]:
+    """Read the noise run's results by group."""
+    noise = {name: read_results(evidence.noise, name) for name in GROUPS}
+    noise["stage-optimizer"] = noise_of_optimizer(evidence, noise["stage-optimizer"])
+    # The noise run recomputes nothing. A recomputed value rounds like the first one.
+    noise["recomputed"] = noise["modules"]
+    return noise
+
+
+def _allowances(
+    evidence: TrainEvidence,
+    noise: Mapping[str, ReplayResults],
+    name: str,
+    results: ReplayResults,
+    uncalled_modules: Sequence[str],
+) -> Allowances:
+    """Return what a rank's values in group `name` may differ by beyond the noise of their own places."""
+    traits = evidence.report.traits
+    units = dict.fromkeys(_stages_of_loss(noise, uncalled_modules), _unit_of_loss(noise))
+    units |= _units_of_unscaling(evidence, name, results)
+    if name == "stage-optimizer" and traits.update_rounding:
+        units |= {port.stage: traits.update_rounding for port in results.ports.values()}
+    if name == "stage-backward":
+        other_work = _noise_at_results_of_replaced_modules(noise["gradients"], uncalled_modules)
+    else:
+        other_work = _noise_of_late_phases(noise, traits.invisible_phases).get(name, {})
+    return Allowances(units, other_work)
 
 
 def _judge_common_scale(

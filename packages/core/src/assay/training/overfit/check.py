@@ -188,9 +188,7 @@ def check_overfit_candidate(
 
     reference = read_sealed(OverfitReference, golden / REPORT_FILE)
     limits = load_training_limits(check.limits)
-    evidence = OverfitEvidence(
-        check.dtype, check.options.lora, reference, limits, allow_unused=check.allow_unused
-    )
+    evidence = OverfitEvidence(check, reference, limits)
     if why_not_overfit(evidence) is None:
         candidates = ask_candidate(_CANDIDATE, "overfit-candidate", check, golden, folder, progress)
         trained = replace(check, folder=folder / CANDIDATE_FOLDER / TRAINED)

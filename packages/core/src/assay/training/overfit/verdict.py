@@ -26,7 +26,13 @@ from assay.statistics import worst_error
 from assay.training.judging.evidence import location_of_parameter
 from assay.training.judging.free_run import relative_error_of_losses
 from assay.training.overfit.sides import LABELS
-from assay.training.reports import LossCurve, Memorization, OverfitCandidate, OverfitReference
+from assay.training.reports import (
+    LossCurve,
+    Memorization,
+    OverfitCandidate,
+    OverfitReference,
+    TrainCheck,
+)
 from assay.verdicts import Coverage, Level, Location, Measurement, Outcome, Verdict
 
 LEVEL = "overfit"
@@ -53,20 +59,18 @@ NUM_FIRST = 3
 class OverfitEvidence:
     """The evidence of both sides."""
 
-    dtype: str
-    lora: bool
+    check: TrainCheck
     reference: OverfitReference
     limits: Limits
     candidates: list[OverfitCandidate] = field(default_factory=list)
     """One for each rank; empty if the reference has not memorized the sequences."""
     memorization: Memorization | None = None
-    allow_unused: tuple[str, ...] = ()
-    """GLOBs of parts that may stay uncompared."""
 
     @cached_property
     def coverage(self) -> Coverage:
         """Judge how much of the model is used to predict the sequences, on the reference's side."""
-        return judge_coverage(CoverageParts(self.reference.usage, None, allowed=self.allow_unused))
+        allowed = self.check.allow_unused
+        return judge_coverage(CoverageParts(self.reference.usage, None, allowed=allowed))
 
     @cached_property
     def reached(self) -> float:
@@ -100,7 +104,7 @@ class OverfitEvidence:
         expected = self.reference.yardstick.losses[:NUM_FIRST]
         actual = relative_error_of_losses(self.curve.losses[:NUM_FIRST], expected)
         noise = relative_error_of_losses(self.reference.noise.losses[:NUM_FIRST], expected)
-        floor = TENSOR_FLOOR * float_format(self.dtype).unit_roundoff
+        floor = TENSOR_FLOOR * float_format(self.check.dtype).unit_roundoff
         return Measurement(
             level=LEVEL,
             module="",
@@ -286,7 +290,7 @@ def _find_unmoved(evidence: OverfitEvidence) -> _Failure | None:
     if not frozen:
         return None
     if len(frozen) == len(expected):
-        what = "the adapter" if evidence.lora else "any parameter"
+        what = "the adapter" if evidence.check.options.lora else "any parameter"
         reason = f"nothing is trained: no step changes a bit of {what}"
         return _Failure("frozen-parameters", Location(phase="optimizer"), reason)
     reason = f"{len(frozen)} of {len(expected)} parameters are never changed: {name_some(frozen)}"

@@ -70,8 +70,6 @@ from assay.training.trainers.registry import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from assay.training.protocol import Trainer
     from assay.training.reports import StateValue
 
@@ -339,7 +337,7 @@ class _Candidate(CandidateSide):
                 state = self.own_part(opened, state)
                 lost = inject_state(opened.trainer, state, torch_device)
                 not_loaded += [value for value in lost if value not in not_loaded]
-                begin_again: Callable[[], None] = _keep_measurements
+                begin_again = None  # keeps a step that is skipped here and not in the free run
                 if self._skips or loss_scale is not None:
                     begin_again = partial(self._forget, opened, state, steps, steps.measured())
                 with opened.errors_in("step"):
@@ -362,10 +360,6 @@ class _Candidate(CandidateSide):
         }
         steps.go_back_to(measured)
         inject_state(opened.trainer, state, torch_device)
-
-
-def _keep_measurements() -> None:
-    """Count a step that is skipped here, although the free run skipped none."""
 
 
 def _of_all_ranks(scales: list[GradientScale]) -> list[GradientScale]:

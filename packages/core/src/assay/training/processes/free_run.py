@@ -51,9 +51,9 @@ MOST_SKIPPED = 32
 
 
 def step_until_made(
-    step: Callable[[], StepReport], begin_again: Callable[[], None]
+    step: Callable[[], StepReport], begin_again: Callable[[], None] | None = None
 ) -> tuple[StepReport, int]:
-    """Call `step` until it is not skipped, and `begin_again` before each new try.
+    """Call `step` until it is not skipped, and `begin_again` before each new try, if there is any.
 
     Returns: the report of the last try, and the number of skipped ones; `MOST_SKIPPED` + 1 if all.
     Raises: UsageError if only some ranks skip.
@@ -63,7 +63,8 @@ def step_until_made(
         if not _is_skipped(report):
             return report, num_skipped
         if num_skipped < MOST_SKIPPED:
-            begin_again()
+            if begin_again is not None:
+                begin_again()
             report = step()
     return report, MOST_SKIPPED + 1
 

@@ -14,7 +14,14 @@ from assay.training.overfit.verdict import (
     last_part,
     why_not_overfit,
 )
-from assay.training.reports import LossCurve, Memorization, OverfitCandidate, OverfitReference
+from assay.training.reports import (
+    LossCurve,
+    Memorization,
+    OverfitCandidate,
+    OverfitReference,
+    TrainCheck,
+    TrainOptions,
+)
 from assay.verdicts import Outcome
 
 # Halves with every step: 4, 2, 1, ... 2^-7. Its second half begins with 2^-3, its last fifth is
@@ -40,9 +47,8 @@ def evidence(losses: list[float] | None = None, **candidate: Any) -> OverfitEvid
     )  # fmt: skip
     limits = Limits("mine", "made up", {"loss-error": 20.0})
     candidates = [OverfitCandidate.model_validate(facts | candidate)]
-    return OverfitEvidence(
-        "float32", False, reference, limits, candidates, Memorization(nats=KNOWN)
-    )
+    check = TrainCheck(TrainOptions(model="mine"), "cpu/float32", "cpu/float32")
+    return OverfitEvidence(check, reference, limits, candidates, Memorization(nats=KNOWN))
 
 
 def test_part_that_predicting_the_sequences_does_not_use_is_not_compared() -> None:
@@ -53,7 +59,10 @@ def test_part_that_predicting_the_sequences_does_not_use_is_not_compared() -> No
     judged = replace(judged, reference=reference)
 
     assert judge_overfit(judged)[0].verdict is Outcome.NOT_COMPARED
-    assert judge_overfit(replace(judged, allow_unused=("b",)))[0].verdict is Outcome.PASS
+    assert (
+        judge_overfit(replace(judged, check=replace(judged.check, allow_unused=("b",))))[0].verdict
+        is Outcome.PASS
+    )
 
 
 def reason(judged: OverfitEvidence) -> str:
