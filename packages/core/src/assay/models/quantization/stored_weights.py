@@ -153,16 +153,20 @@ def require_included(stored: WeightStore, module: str) -> None:
     for key in ("ignore", "modules_to_not_convert", "llm_int8_skip_modules"):
         names = stored.quantization.get(key)
         for name in map(str, names if isinstance(names, list) else ()):
+            pattern = rf"(?:{name})(?:(?<=\.)|(?=\.|$))"
             if key == "ignore":
-                is_named = name == module or (
-                    name.startswith("re:") and _matches(name.removeprefix("re:"), module)
-                )
+                is_excluded = is_named(name, module)
             else:
-                is_named = module.endswith(name) or _matches(
-                    rf"(?:{name})(?:(?<=\.)|(?=\.|$))", module
-                )
-            if is_named:
+                is_excluded = module.endswith(name) or _matches(pattern, module)
+            if is_excluded:
                 raise ContradictionError.of(module, key)
+
+
+def is_named(target: str, module: str) -> bool:
+    """Return True for the module's name, in full or as a pattern (`re:`)."""
+    if target.startswith("re:"):
+        return _matches(target.removeprefix("re:"), module)
+    return target == module
 
 
 def _matches(pattern: str, module: str) -> bool:

@@ -21,7 +21,6 @@ torchao: int8 or fp8 weights with a scale per row, or per group of a row.
 Source of the layouts: torchao 0.18, `prototype/safetensors` and `quantization/quantize_/workflows`.
 """
 
-import re
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from math import prod
@@ -37,6 +36,7 @@ from assay.models.quantization.quantized_weight import Grid, Groups, QuantizedWe
 from assay.models.quantization.stored_weights import (
     Format,
     WeightStore,
+    is_named,
     open_folder,
     override_settings,
     packed_width,
@@ -347,7 +347,10 @@ def _settings_of(stored: WeightStore, module: str) -> Mapping[str, object]:
             raise stored.refuse_setting(_CONFIG_GROUPS)
         targets = group.get("targets")
         of_target |= {str(one): group for one in (targets if isinstance(targets, list) else ())}
-    names = sorted((one for one in of_target if _is_named(one, module)), key=_by_precedence)
+    names = sorted(
+        (one for one in of_target if is_named(one, module)),
+        key=lambda one: (one.startswith("re:"), one),
+    )
     classes = sorted(one for one in of_target if one[:1].isupper())
     for target in [*names, *classes]:
         weights = of_target[target].get("weights")
@@ -356,20 +359,6 @@ def _settings_of(stored: WeightStore, module: str) -> Mapping[str, object]:
     raise stored.refuse(
         module, f"is quantized, but quantization_config.{_CONFIG_GROUPS} does not name it"
     )
-
-
-def _by_precedence(target: str) -> tuple[bool, str]:
-    return target.startswith("re:"), target
-
-
-def _is_named(target: str, module: str) -> bool:
-    """Return True for the module's name, in full or as a pattern."""
-    if target.startswith("re:"):
-        try:
-            return re.match(target.removeprefix("re:"), module) is not None
-        except re.error:
-            return False
-    return target == module
 
 
 def _block_of(
