@@ -27,10 +27,10 @@ from assay.devices.run_string import Run, parse_run
 from assay.errors import UsageError
 from assay.generate.generation_loop import count_tokens, limits_of_generation, timeline_of
 from assay.generate.passes import Side, run_forced, run_free, watched, whole_batches
+from assay.hooks.coverage_watch import UsageWatch
 from assay.hooks.module_tracer import ActiveCall, ModuleTracer, NullHandler
 from assay.hooks.row_positions import RowIndex
 from assay.hooks.tensors import iterate_tensors
-from assay.hooks.usage import UsageWatch
 from assay.inputs import Batch, BatchOptions, InputPlan, plan_batches
 from assay.models import LoadedModel, load_model
 from assay.models.candidate_code import set_up

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Usage(Record):
-    """Parts of a model that one process used, as observed by `assay.hooks.usage.UsageWatch`."""
+    """Parts of a model that one process used, as observed by `assay.hooks.coverage_watch.UsageWatch`."""
 
     parameters: dict[str, list[str]] = Field(default_factory=dict)
     """Parameters by the path of the module that owns them."""

@@ -48,8 +48,8 @@ from assay.generate.spec import (
     GenerateCheck,
     InputOptions,
 )
+from assay.hooks.coverage_watch import UsageWatch
 from assay.hooks.module_tracer import NullHandler
-from assay.hooks.usage import UsageWatch
 from assay.launch import Rank
 from assay.locating.modules import Replayer
 from assay.locating.routing import NearTieChoices

@@ -45,9 +45,9 @@ from assay.generate.passes import (
 )
 from assay.generate.run_plan import RunPlan, Widening, plan_inputs, plan_run
 from assay.generate.spec import GoldenSpec
+from assay.hooks.coverage_watch import UsageWatch
 from assay.hooks.module_tracer import NullHandler
 from assay.hooks.tensors import Boundary
-from assay.hooks.usage import UsageWatch
 from assay.hooks.widening import widen_on_use
 from assay.inputs import InputPlan
 from assay.locating.modules import Replayer

@@ -33,9 +33,9 @@ from assay.generate.judging import Judgement
 from assay.generate.passes import Side, replay, run_forced, watched, whole_batches
 from assay.generate.run_plan import BASE_BYTES
 from assay.generate.spec import PRELOAD, CandidateOptions, GenerateCheck
+from assay.hooks.coverage_watch import UsageWatch
 from assay.hooks.module_tracer import ActiveCall, NullHandler, TraceHandler
 from assay.hooks.tensors import map_tensors
-from assay.hooks.usage import UsageWatch
 from assay.launch import RemoteFunction, call
 from assay.locating.modules import Replayer
 from assay.models import load_model, weight_hashes

@@ -30,11 +30,11 @@ from assay.generate.generation_loop import (
     whole_text,
 )
 from assay.generate.golden import batch_attachment
+from assay.hooks.coverage_watch import UsageWatch
 from assay.hooks.expert_choices import ChoiceTracer
 from assay.hooks.module_tracer import ActiveCall, ModuleTracer, NullHandler
 from assay.hooks.suspension import ExactDouble
 from assay.hooks.tensors import Boundary, constants, iterate_tensors
-from assay.hooks.usage import UsageWatch
 from assay.inputs import Batch
 from assay.locating.modules import DriftMeter, Replayer
 from assay.locating.ports import BatchSource, RankLayout

@@ -22,8 +22,8 @@ from assay.generate.passes import (
     whole_batches,
 )
 from assay.generate.text_levels import SCORE_TOLERANCE, compare_scores
+from assay.hooks.coverage_watch import UsageWatch
 from assay.hooks.tensors import Boundary
-from assay.hooks.usage import UsageWatch
 from assay.inputs import Batch
 from assay.locating.modules import Replayer
 from assay.locating.ports import BatchSource

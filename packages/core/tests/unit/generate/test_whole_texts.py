@@ -17,9 +17,9 @@ from assay.generate.passes import (
     whole_batches,
     with_whole_texts,
 )
+from assay.hooks.coverage_watch import UsageWatch
 from assay.hooks.row_positions import RowIndex
 from assay.hooks.tensors import Boundary
-from assay.hooks.usage import UsageWatch
 from assay.inputs import Batch
 from assay.locating.ports import BatchSource
 from assay.locating.trace_views import StepwiseTrace

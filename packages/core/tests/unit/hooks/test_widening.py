@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from assay.hooks import widening
+from assay.hooks.coverage_watch import UsageWatch
 from assay.hooks.module_tracer import ModuleTracer, NullHandler
-from assay.hooks.usage import UsageWatch
 from assay.hooks.widening import widen_on_use
 from assay.models import load_model
 

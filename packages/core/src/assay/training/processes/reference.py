@@ -17,10 +17,10 @@ from assay.devices.run_string import parse_run
 from assay.devices.trusted import trusted_device
 from assay.dtypes import float_format
 from assay.errors import UsageError
+from assay.hooks.coverage_watch import UsageWatch
 from assay.hooks.gradient_taps import GradientTaps
 from assay.hooks.module_tracer import ModuleTracer, NullHandler
 from assay.hooks.tensors import Boundary
-from assay.hooks.usage import UsageWatch
 from assay.models import count_parameters, load_model
 from assay.models.inspect.inspection import inspect_load
 from assay.models.load import choose_threads, yardstick_dtype

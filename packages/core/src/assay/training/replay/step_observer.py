@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from assay.comparing.coverage import Usage
 from assay.comparing.results import attach_results
 from assay.errors import UsageError
+from assay.hooks.coverage_watch import UsageWatch
 from assay.hooks.gradient_taps import GradientTaps
 from assay.hooks.module_tracer import ModuleTracer
 from assay.hooks.suspension import suspended_modes
 from assay.hooks.tensors import Boundary
-from assay.hooks.usage import UsageWatch
 from assay.locating.gradients import GradientReplayer, LossScale
 from assay.locating.modules import Replayer
 from assay.locating.ports import BatchSource

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from assay.hooks.coverage_watch import UsageWatch, count_expert_tokens
 from assay.hooks.module_tracer import ModuleTracer, NullHandler
-from assay.hooks.usage import UsageWatch, count_expert_tokens
 from assay.sites import RowMap
 
 
