@@ -223,7 +223,7 @@ void sum_pair(
     }
 }
 
-/* How a call is sampled and judged; see metrics.py and bins.py. */
+/* How a call is sampled and judged; see metrics.py and sums.py. */
 typedef struct {
     int64_t binned_elements, largest_stride, fewest_in_row, reach;
     double row_floor, cells_per_unit;
