@@ -4,12 +4,14 @@ A level is a function of the evidence that returns at the first rule that decide
 gives their order in the verdict.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from assay.comparing.levels import Cause, DiagnosedFault, LevelResult, conclude, failed
+from assay.errors import name_some
 from assay.verdicts import Diagnosis, Location, Verdict
-from assay_smoke import COMPARED_UNIT
+
+COMPARED_UNIT = "losses, tensors and runs"
 
 
 def verdict_of(
@@ -32,3 +34,20 @@ def failed_checkpoint(
     """Return a level that failed for the checkpoint of `step` or the run that resumed from it."""
     location = Location(phase="checkpoint", step=step, parameter=parameter)
     return failed(compared, reason, diagnosis, location)
+
+
+def failed_update(
+    compared: int,
+    reason: str,
+    names: Sequence[str],
+    diagnosis: Diagnosis,
+    **place: Any,  # noqa: ANN401 - fields of a location
+) -> LevelResult:
+    """Return a level that failed for the parameters `names`, which `reason` counts."""
+    location = Location(phase="optimizer", parameter=names[0], **place)
+    return failed(compared, f"{reason}: {name_some(names)}", diagnosis, location)
+
+
+def differing_keys(before: Mapping[str, object], after: Mapping[str, object]) -> set[str]:
+    """Return the keys whose values differ, or that only one side has."""
+    return {key for key in before.keys() | after.keys() if before.get(key) != after.get(key)}

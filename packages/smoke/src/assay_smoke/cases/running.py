@@ -127,10 +127,8 @@ def open_reference(
     """
     # Only the dtype of the candidate counts.
     check = TrainCheck(options_of(case), REFERENCE, f"cpu/{case.precision}")
-    key = hashlib.sha256(f"{check.options.model_dump_json()} {check.dtype}".encode()).hexdigest()[
-        :12
-    ]
-    golden = references / key
+    key = f"{check.options.model_dump_json()} {check.dtype}"
+    golden = references / hashlib.sha256(key.encode()).hexdigest()[:12]
     golden.mkdir(parents=True, exist_ok=True)
     kept = golden / _ANSWER_FILE
     with locked(golden / "lock"):
@@ -218,29 +216,26 @@ class _Worlds:
         """Run the worlds one after the other."""
         case, folder, evidence = self.settings.case, self.folder, self.evidence
         with record_leftovers(folder / "temporary", evidence.left_behind):
-            evidence.trained = self._launch("train", worlds.train)
+            evidence.trained = self._launch(worlds.train)
             checkpoint = CHECKPOINT
             if case.interruption == "sigterm":
                 checkpoint = TERMINATED_CHECKPOINT
-                evidence.terminated = self._launch("terminate", worlds.terminate)
+                evidence.terminated = self._launch(worlds.terminate)
             if (folder / checkpoint).is_dir():
-                evidence.resumed = self._launch("resume", worlds.resume, checkpoint)
+                evidence.resumed = self._launch(worlds.resume, checkpoint)
             if case.checkpoint == "hugging-face" and (folder / CHECKPOINT).is_dir():
-                evidence.restarted = self._launch("restart", worlds.restart, CHECKPOINT)
+                evidence.restarted = self._launch(worlds.restart, CHECKPOINT)
             if (folder / LAST_CHECKPOINT).is_dir():
-                (evidence.read,) = self._launch("read", worlds.read, LAST_CHECKPOINT)
+                (evidence.read,) = self._launch(worlds.read, LAST_CHECKPOINT)
 
     def _launch(
-        self,
-        name: str,
-        body: Callable[[CaseRequest, Progress, Rank], _Answer],
-        checkpoint: str = "",
+        self, body: Callable[[CaseRequest, Progress, Rank], _Answer], checkpoint: str = ""
     ) -> list[_Answer]:
-        """Run `body` on every rank of a world and return the answers by rank.
+        """Run `body` on every rank of a world, which gets its name, and return the answers by rank.
 
         Processes that outlive their ranks are added to the evidence.
         """
-        case, device = self.settings.case, self.settings.device
+        case, device, name = self.settings.case, self.settings.device, body.__name__
         trainer = self.settings.trainer or TRAINERS[case.framework]
         logs = self.folder / "logs" / name
         logs.mkdir(parents=True, exist_ok=True)
@@ -262,8 +257,8 @@ class _Worlds:
                 features=tuple(features_of(case)),
             ),
             kind=case.checkpoint,
-            timelines=str(self.folder / "timelines" / name),
-            checkpoint=str(self.folder / checkpoint) if checkpoint else "",
+            timelines=self.folder / "timelines" / name,
+            checkpoint=self.folder / checkpoint,
         )
         with self.progress.step(f"{case.id}: {name}"):
             return call(
@@ -277,7 +272,6 @@ class _Worlds:
 
 def _stopped_in(folder: Path) -> str | None:
     """Return the phase in which the last world ended early."""
-    files = sorted(
-        (folder / "timelines").glob("*/rank-*.jsonl"), key=lambda file: file.stat().st_mtime
-    )
-    return next((phase for file in files[::-1] if (phase := where_it_stopped(file))), None)
+    files = (folder / "timelines").glob("*/rank-*.jsonl")
+    newest_first = sorted(files, key=lambda file: file.stat().st_mtime)[::-1]
+    return next(filter(None, map(where_it_stopped, newest_first)), None)

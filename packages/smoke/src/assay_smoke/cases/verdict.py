@@ -1,7 +1,7 @@
 """Judges the answers of a case's worlds, level by level."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final
@@ -31,10 +31,10 @@ from assay.training.judging.free_run import (
     notes_on_rounding,
     trajectory_gap,
 )
-from assay.training.reports import TrainOptions
+from assay.training.reports import FreeRun, StepRecord, TrainOptions
 from assay.verdicts import Diagnosis, Location, Measurement, Ratio, Verdict
-from assay_smoke.cases.worlds import ReadAnswer, ReferenceAnswer, StepsAnswer, TrainAnswer
-from assay_smoke.judging import failed_checkpoint, verdict_of
+from assay_smoke.cases.worlds import ReadAnswer, ReferenceAnswer, TerminateAnswer, TrainAnswer
+from assay_smoke.judging import differing_keys, failed_checkpoint, failed_update, verdict_of
 from assay_smoke.machine import Leftover
 from assay_smoke.matrix.cases import Case
 
@@ -48,9 +48,9 @@ class CaseEvidence:
     reference: ReferenceAnswer
     limits: Limits
     trained: list[TrainAnswer] = field(default_factory=list)
-    terminated: list[StepsAnswer] = field(default_factory=list)
-    resumed: list[StepsAnswer] = field(default_factory=list)
-    restarted: list[StepsAnswer] = field(default_factory=list)
+    terminated: list[TerminateAnswer] = field(default_factory=list)
+    resumed: list[FreeRun] = field(default_factory=list)
+    restarted: list[StepRecord] = field(default_factory=list)
     read: ReadAnswer | None = None
     left_behind: list[Leftover] = field(default_factory=list)
 
@@ -68,33 +68,31 @@ class CaseEvidence:
     @cached_property
     def in_new_processes(self) -> FreeEvidence:
         """Return the free run with the resumption in new processes instead."""
-        reports = []
-        for rank, other in zip(self.trained, self.resumed, strict=True):
-            held = {
-                str(part): digest for step in rank.report.free.held[-1:] for part, digest in step
-            }
-            # Judged as the resumption in the same process, except for what only that one measures.
-            free = replace(
-                rank.report.free,
-                resumed=other.steps,
-                resumed_trajectory=other.trajectory,
-                ended_otherwise=_different(held, other.held),
-                problem=other.problem,
-                not_restored=[],
-                saved=[],
-                changed_by_saving=[],
-                settings=[],
-            )
-            reports.append(replace(rank.report, free=free))
+        reports = [
+            replace(rank.report, free=_resumed_otherwise(rank.report.free, resumed))
+            for rank, resumed in zip(self.trained, self.resumed, strict=True)
+        ]
         return replace(self.free, reports=reports)
 
 
-def _different(expected: dict[str, str], actual: dict[str, str]) -> list[str]:
-    """Return the names that differ or that only one side has. An empty `actual` ended too early."""
-    if not actual:
-        return []
-    return sorted(
-        name for name in expected.keys() | actual.keys() if expected.get(name) != actual.get(name)
+def held_at_end(run: FreeRun) -> dict[str, str]:
+    """Return the hash of every part of a parameter or moment that a rank holds after its last step."""
+    return {str(part): digest for step in run.held[-1:] for part, digest in step}
+
+
+def _resumed_otherwise(free: FreeRun, resumed: FreeRun) -> FreeRun:
+    """Return `free` with the resumption of `resumed`, without findings on its own resumption."""
+    differ = differing_keys(held_at_end(free), held_at_end(resumed))
+    return replace(
+        free,
+        resumed=resumed.resumed,
+        resumed_trajectory=resumed.resumed_trajectory,
+        ended_otherwise=sorted(differ) if resumed.held else [],  # otherwise it ended too early
+        problem=resumed.problem,
+        not_restored=[],
+        saved=[],
+        changed_by_saving=[],
+        settings=[],
     )
 
 
@@ -127,36 +125,27 @@ def judge_case(evidence: CaseEvidence) -> tuple[Verdict, list[Measurement]]:
 
 def _judge_movement(evidence: CaseEvidence) -> LevelResult:
     """Compare hashes of every parameter and buffer before the first and after the last step."""
-    before: dict[str, str] = {}
-    after: dict[str, str] = {}
-    for rank in evidence.trained:
-        before |= {name.removeprefix("model."): digest for name, digest in rank.before.items()}
-        after |= {name.removeprefix("model."): digest for name, digest in rank.after.items()}
-    moved = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
+    before, after = (
+        {name.removeprefix("model."): digest for rank in ranks for name, digest in rank.items()}
+        for ranks in zip(*((rank.before, rank.after) for rank in evidence.trained), strict=True)
+    )
+    moved = differing_keys(before, after)
     trainable = {row.parameter for row in evidence.reference.training.noise_trajectory}
     for names in evidence.reference.training.shared:
         trainable |= set(names) if trainable & set(names) else set()
     expected = trainable & set(evidence.reference.moved) & before.keys()
     still, unexpected = sorted(expected - moved), sorted(moved - trainable)
     if still:
-        shown = name_some(still)
-        reason = f"{len(still)} of {len(expected)} trained parameters never moved: {shown}"
-        return _failed_update(len(before), "frozen-parameters", still, reason)
+        reason = f"{len(still)} of {len(expected)} trained parameters never moved"
+        module = still[0].rpartition(".")[0]
+        return failed_update(len(before), reason, still, "frozen-parameters", module=module)
     if unexpected:
-        reason = f"{len(unexpected)} frozen parameters or buffers moved: {name_some(unexpected)}"
-        return _failed_update(len(before), "optimizer-update", unexpected, reason)
+        reason = f"{len(unexpected)} frozen parameters or buffers moved"
+        module = unexpected[0].rpartition(".")[0]
+        return failed_update(len(before), reason, unexpected, "optimizer-update", module=module)
     if not expected:
-        reason = "the noise run changes no parameter of this run"
-        return not_compared(reason)
+        return not_compared("the noise run changes no parameter of this run")
     return passed(len(before))
-
-
-def _failed_update(
-    compared: int, diagnosis: Diagnosis, names: Sequence[str], reason: str
-) -> LevelResult:
-    module = names[0].rpartition(".")[0]
-    location = Location(phase="optimizer", module=module, parameter=names[0])
-    return failed(compared, reason, diagnosis, location)
 
 
 def _judge_losses(evidence: CaseEvidence) -> LevelResult:
@@ -192,7 +181,7 @@ def _judge_resume(evidence: CaseEvidence) -> LevelResult:
         return _by_ratios("resume", evidence, apart, result.notes)
     rows = [row.model_copy(update={"level": "resume"}) for row in result.measurements]
     # The level `checkpoint` has counted the comparisons of the checkpoint itself.
-    compared = len({(row.step, row.port) for row in rows}) + len(evidence.resumed[0].held)
+    compared = len({(row.step, row.port) for row in rows}) + len(held_at_end(evidence.resumed[0]))
     level = result.level.model_copy(update={"compared": compared})
     return LevelResult(level, rows, result.notes, cause=result.cause)
 
@@ -282,14 +271,14 @@ def _judge_restart(evidence: CaseEvidence) -> LevelResult:
     if not evidence.restarted:
         return _failed_checkpoint(evidence, "there is no checkpoint to start another run from")
     expected = evidence.free.report.free.steps[evidence.options.resume_at].loss
-    error = abs(evidence.restarted[0].steps[0].loss - expected) / abs(expected)
+    error = abs(evidence.restarted[0].loss - expected) / abs(expected)
     judged = _by_ratio(evidence, "loss-error", error, 0.0)
     rows = [judged.measurement("restart", "loss")]
     if not judged.failed:
         return passed(1, noise_ratio=judged.value).with_rows(rows)
     reason = (
-        f"a run from the saved model begins with the loss {evidence.restarted[0].steps[0].loss}; the run that"
-        f" saved it continued with {expected}"
+        f"a run from the saved model begins with the loss {evidence.restarted[0].loss}; the run that saved"
+        f" it continued with {expected}"
     )
     return _failed_checkpoint(evidence, reason, 1, rows)
 

@@ -6,7 +6,7 @@ import signal
 import tempfile
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,12 +34,12 @@ from assay.training.protocol import MicroBatch
 from assay.training.replay.determinism import comparable
 from assay.training.replay.step_values import count_rows
 from assay.training.reports import (
+    FreeRun,
     ModelReport,
     ReferenceReport,
     StepRecord,
     TrainCheck,
     TrainerReport,
-    TrajectoryRecord,
 )
 from assay.training.state.files import fingerprint, read_golden_state, state_file, write_state
 from assay.training.state.parameter_measures import hash_held_parts, trajectory_of
@@ -81,10 +81,10 @@ class CaseRequest(Record):
     candidate: TrainCheck
     kind: Checkpoint
     """Checkpoint that the case tries on top of those that every case tries."""
-    timelines: str
+    timelines: Path
     """Folder for the phases of each rank."""
-    checkpoint: str = ""
-    """Checkpoint to resume from or to read; empty for none."""
+    checkpoint: Path
+    """Checkpoint to resume from or to read. The folder of the case stands for none."""
 
 
 class Survivors(Record):
@@ -95,31 +95,26 @@ class Survivors(Record):
     """Shapes of the largest."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class TrainAnswer:
     """Answer of a rank of `train`."""
 
     report: TrainerReport
     before: Hashes
     """Hash of every parameter and buffer before the first step."""
-    after: Hashes = field(default_factory=dict)
+    after: Hashes
     """The same after the last step."""
     parameter_bytes: int
     """Size of the rank's parameters during training."""
-    survivors: Survivors = field(default_factory=Survivors)
+    survivors: Survivors
 
 
-class StepsAnswer(Record):
-    """Answer of a rank of `terminate`, `resume` or `restart`. Only `resume` measures the end."""
+class TerminateAnswer(Record):
+    """Answer of a rank of `terminate`."""
 
     steps: list[StepRecord] = Field(default_factory=list)
     was_signalled: bool = False
     """True if SIGTERM arrived."""
-    held: Hashes = Field(default_factory=dict)
-    """Hash of every part of a parameter or moment that this rank holds after the last step."""
-    trajectory: list[TrajectoryRecord] = Field(default_factory=list)
-    problem: str | None = None
-    """Why the checkpoint could not be loaded."""
 
 
 class ReadAnswer(Record):
@@ -223,7 +218,7 @@ MERGED_FOLDER = "merged"
 
 def read(request: CaseRequest, _: Progress, rank: Rank) -> ReadAnswer:
     """Load the model of a checkpoint in a world of one rank and measure its logits."""
-    timeline = Timeline(Path(request.timelines) / "rank-0.jsonl", rank.device)
+    timeline = Timeline(request.timelines / "rank-0.jsonl", rank.device)
     with timeline.phase("read"):
         try:
             return _read(request, rank)
@@ -232,7 +227,7 @@ def read(request: CaseRequest, _: Progress, rank: Rank) -> ReadAnswer:
 
 
 def _read(request: CaseRequest, rank: Rank) -> ReadAnswer:
-    options, checkpoint = request.candidate.options, Path(request.checkpoint)
+    options, checkpoint = request.candidate.options, request.checkpoint
     batches = plan_batches(options)
     folder = checkpoint / MODEL_FOLDER
     source = options.model if options.lora else str(folder)
@@ -254,10 +249,7 @@ def _read_adapter(request: CaseRequest, folder: Path, batches: Batches, rank: Ra
         # Saved in float64 first: some models create buffers in the dtype of the loaded file.
         save_pretrained(_loaded(request.candidate.options.model, "float64", rank), base)
         model = _with_adapter(_loaded(str(base), "float64", rank), folder)
-
-        def logits_of_model(one: Any) -> Tensor:  # noqa: ANN401 - transformers' or peft's
-            return logits_of(one, batches, rank.device)
-
+        logits_of_model = partial(logits_of, batches=batches, device=rank.device)
         unmerged = logits_of_model(model)
         with model.disable_adapter():
             effect = relative_error(unmerged, logits_of_model(model))
@@ -268,7 +260,7 @@ def _read_adapter(request: CaseRequest, folder: Path, batches: Batches, rank: Ra
         errors["merged into the weights"] = relative_error(logits_of_model(model), unmerged)
         model.unmerge_adapter()
         errors["merged and unmerged"] = relative_error(logits_of_model(model), unmerged)
-        own_export = Path(request.checkpoint) / MERGED_FOLDER
+        own_export = request.checkpoint / MERGED_FOLDER
         if not own_export.is_dir():
             own_export = merged
             save_pretrained(model.merge_and_unload(), merged)
@@ -307,7 +299,7 @@ class WatchedSide(CandidateSide):
 
     def __init__(self, request: CaseRequest, rank: Rank) -> None:
         super().__init__(request.candidate, rank)
-        self.timeline = Timeline(Path(request.timelines) / f"rank-{rank.number}.jsonl", self.device)
+        self.timeline = Timeline(request.timelines / f"rank-{rank.number}.jsonl", self.device)
         self.resume_at = request.candidate.options.resume_at
         self.folder = request.candidate.folder.parent
         self.ended: list[Hashes] = []
@@ -389,11 +381,14 @@ def train(request: CaseRequest, _: Progress, rank: Rank) -> TrainAnswer:
     """Set up, train, save, train on and tear down; then resume in the same process."""
     side = WatchedSide(request, rank)
     alive = live_tensors()
-    answer = _train(side, request, rank)  # its trainers are gone when it returns
-    return replace(answer, after=side.ended[0], survivors=survivors(alive))
+    report, before, size_bytes = _train(side, request, rank)  # its trainers are gone afterwards
+    return TrainAnswer(report, before, side.ended[0], size_bytes, survivors(alive))
 
 
-def _train(side: WatchedSide, request: CaseRequest, rank: Rank) -> TrainAnswer:
+def _train(
+    side: WatchedSide, request: CaseRequest, rank: Rank
+) -> tuple[TrainerReport, Hashes, int]:
+    """Return the report, the hashes before the first step, and the size of the rank's parameters."""
     opened = side.open()
     begin = side.begin(opened)
     trainer = opened.trainer
@@ -408,16 +403,16 @@ def _train(side: WatchedSide, request: CaseRequest, rank: Rank) -> TrainAnswer:
         traits=declared_traits(opened),
         model=ModelReport(weights_different=begin.different, absent=begin.absent),
     )
-    return TrainAnswer(report=report, before=before, parameter_bytes=parameter_bytes)
+    return report, before, parameter_bytes
 
 
-def terminate(request: CaseRequest, _: Progress, rank: Rank) -> StepsAnswer:
+def terminate(request: CaseRequest, _: Progress, rank: Rank) -> TerminateAnswer:
     """Train until SIGTERM arrives within a step, then save."""
     side = WatchedSide(request, rank)
     opened = side.open()
     begin = side.begin(opened)
     inject_state(opened.trainer, begin.own, side.device.torch_device)
-    answer = StepsAnswer()
+    answer = TerminateAnswer()
 
     def note(*_: object) -> None:
         answer.was_signalled = True
@@ -447,39 +442,42 @@ def _send_within_step(root: nn.Module) -> None:
     handle = root.register_forward_hook(send)
 
 
-def resume(request: CaseRequest, _: Progress, rank: Rank) -> StepsAnswer:
-    """Continue from the checkpoint in new processes, save at the end, and tear down."""
+def resume(request: CaseRequest, _: Progress, rank: Rank) -> FreeRun:
+    """Continue from the checkpoint in new processes, save at the end, and tear down.
+
+    Returns: the resumed steps, and the values that this rank holds after the last of them.
+    """
     side = WatchedSide(request, rank)
     opened = side.open()
     # Another generator state than the saving process had: equal seeds would hide an unrestored one.
     torch.manual_seed(request.candidate.options.seed + 1)
-    answer = StepsAnswer()
     try:
-        opened.trainer.load(Path(request.checkpoint))
+        opened.trainer.load(request.checkpoint)
     except (AssayError, OSError, ValueError, KeyError, RuntimeError) as error:
-        answer.problem = f"the checkpoint cannot be read: {type(error).__name__}: {error}"
-        return answer
+        return FreeRun(problem=f"the checkpoint cannot be read: {type(error).__name__}: {error}")
     with comparable(side.run.dtype, side.device):
-        answer.steps = [make_step(opened, batch) for batch in side.batches[side.resume_at :]]
-    held = hash_held_parts(opened.trainer)
-    answer.held = {str(part): digest for part, digest in held.items()}
+        steps = [make_step(opened, batch) for batch in side.batches[side.resume_at :]]
     end = read_golden_state(side.golden, len(side.batches))
-    answer.trajectory = trajectory_of(opened.trainer.model, end)
+    resumed = FreeRun(
+        resumed=steps,
+        held=[[*hash_held_parts(opened.trainer).items()]],
+        resumed_trajectory=trajectory_of(opened.trainer.model, end),
+    )
     opened.trainer.save(side.folder / LAST_CHECKPOINT)
     opened.trainer.teardown()
-    return answer
+    return resumed
 
 
-def restart(request: CaseRequest, _: Progress, rank: Rank) -> StepsAnswer:
+def restart(request: CaseRequest, _: Progress, rank: Rank) -> StepRecord:
     """Make the first step of another run that starts from the saved model."""
     side = WatchedSide(request, rank)
     batch = side.batches[side.resume_at]
-    side.plan = replace(side.plan, model=str(Path(request.checkpoint) / MODEL_FOLDER))
+    side.plan = replace(side.plan, model=str(request.checkpoint / MODEL_FOLDER))
     opened = side.open()
     with comparable(side.run.dtype, side.device):
         step = make_step(opened, batch)
     opened.trainer.teardown()
-    return StepsAnswer(steps=[step])
+    return step
 
 
 def make_step(opened: OpenedTrainer, batch: Sequence[MicroBatch]) -> StepRecord:
