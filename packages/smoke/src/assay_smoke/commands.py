@@ -76,16 +76,14 @@ def data(  # noqa: PLR0913 - one for each option
     from assay.runs.results import VERDICT_FILE, format_verdict, write_results
     from assay_smoke.data.verdict import DataAnswer, DataRequest, judge_data, print_data_verdict
 
+    own_code = {
+        "render": render, "collator": collator, "packing": packing, "sampler": sampler,
+        "batch_sampler": batch_sampler, "accumulation": accumulation, "loader": loader,
+        "dataset": dataset,
+    }  # fmt: skip
     request = DataRequest(
         model=model,
-        render=render,
-        collator=collator,
-        packing=packing,
-        sampler=sampler,
-        batch_sampler=batch_sampler,
-        accumulation=accumulation,
-        loader=loader,
-        dataset=dataset,
+        own_code={option: code for option, code in own_code.items() if code is not None},
         truncation=truncation,
         features=features,
         remote_code=remote_code_of(trusted=trust_remote_code),

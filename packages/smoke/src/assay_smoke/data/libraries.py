@@ -16,7 +16,7 @@ from assay.watchdog import temporary_folder
 from assay_smoke.data.accumulation import STEPS, check_accumulation
 from assay_smoke.data.chats import check_chat, check_labels
 from assay_smoke.data.collating import check_packing, check_padding
-from assay_smoke.data.properties import DataLevel, Subject, SubjectReport
+from assay_smoke.data.properties import DataLevel, PlannedCheck, Subject
 from assay_smoke.data.protocols import (
     IGNORED,
     Collate,
@@ -59,11 +59,7 @@ def absent_libraries() -> list[str]:
     ]
 
 
-# A level, the part of a library under check, and the check.
-LibraryCheck = tuple[DataLevel, str, Callable[[], SubjectReport]]
-
-
-def library_checks() -> Iterator[LibraryCheck]:
+def library_checks() -> Iterator[PlannedCheck]:
     """Yield the checks of all installed libraries."""
     from transformers import (
         DataCollatorForLanguageModeling,
@@ -71,9 +67,9 @@ def library_checks() -> Iterator[LibraryCheck]:
         DataCollatorWithFlattening,
     )
 
-    def of(library: str, level: DataLevel, part: str, check: Any, *arguments: Any) -> LibraryCheck:  # noqa: ANN401
+    def of(library: str, level: DataLevel, part: str, check: Any, *arguments: Any) -> PlannedCheck:  # noqa: ANN401
         subject = Subject(f"{library} {version(library)} {part}")
-        return level, subject.name, partial(check, subject, *arguments)
+        return PlannedCheck(level, subject.name, partial(check, subject, *arguments), is_own=False)
 
     hf = partial(of, "transformers")
     for case, tokenizers in _micro_tokenizers_by_case().items():

@@ -1,7 +1,7 @@
 """The checks of a request, and the process that runs them."""
 
 import multiprocessing
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -12,7 +12,7 @@ import torch
 from assay.files import read_json_object
 from assay.models.config_files import load_config, load_tokenizer
 from assay.models.inspect.inspection import check_tokenizer
-from assay.models.sources import ModelSource, RemoteCode, fetch_config, resolve_model
+from assay.models.sources import RemoteCode, fetch_config, resolve_model
 from assay.plugins import load_object
 from assay.runs import Progress
 from assay_smoke.data import libraries, protocols, worker_seeds
@@ -23,6 +23,7 @@ from assay_smoke.data.properties import (
     LEVELS,
     DataLevel,
     Fault,
+    PlannedCheck,
     PropertyLog,
     RaisedError,
     Subject,
@@ -38,7 +39,6 @@ from assay_smoke.data.verdict import (
     DataRequest,
 )
 
-_TOKENIZER_FILES = ["*.json", "*.model", "*.txt", "*.jinja"]
 ONE_BOS = "a text begins with one BOS, and a chat is tokenized once"
 
 
@@ -59,63 +59,44 @@ def open_tokenizer(model: str, remote_code: RemoteCode) -> ModelTokenizer:
 
     Raises: UsageError if there is none.
     """
-    folder = Path(model).expanduser()
-    if folder.is_dir() and not (folder / "config.json").is_file():
-        tokenizer = load_tokenizer(folder, remote_code)
-        return _examine(model, tokenizer, _stand_in_config(tokenizer), _eos_ids(folder))
-    source = resolve_model(model)
-    if source.kind == "micro":
-        note = f"{model} has no tokenizer: a generated one is used, whose ids are bytes"
-        return ModelTokenizer(micro_tokenizer(), notes=(note,))
-    folder = _tokenizer_folder(source)
-    config = load_config(folder, remote_code)
-    return _examine(model, load_tokenizer(folder, remote_code), config, _eos_ids(folder))
+    folder, config = Path(model).expanduser(), None
+    if not folder.is_dir() or (folder / "config.json").is_file():
+        source = resolve_model(model)
+        if source.kind == "micro":
+            note = f"{model} has no tokenizer: a generated one is used, whose ids are bytes"
+            return ModelTokenizer(micro_tokenizer(), notes=(note,))
+        folder = source.folder or _download_tokenizer(source.reference)
+        config = load_config(folder, remote_code)
+    tokenizer = load_tokenizer(folder, remote_code)
+    if config is None:  # one whose vocabulary fits the tokenizer
+        from transformers import PretrainedConfig
 
-
-def _tokenizer_folder(source: ModelSource) -> Path:
-    if source.folder is not None:
-        return source.folder
-    from huggingface_hub import snapshot_download
-
-    fetch_config(source.reference)  # raises a clear error for a wrong name or an absent hub
-    return Path(
-        snapshot_download(
-            source.reference, allow_patterns=_TOKENIZER_FILES, ignore_patterns=["*/*"]
-        )
-    )
-
-
-def _stand_in_config(tokenizer: Tokenizer) -> Any:  # noqa: ANN401 - transformers
-    """Make a configuration whose vocabulary fits a tokenizer without a model."""
-    from transformers import PretrainedConfig
-
-    config: Any = PretrainedConfig()
-    config.vocab_size = max(tokenizer.get_vocab().values(), default=0) + 1
-    return config
-
-
-def _eos_ids(folder: Path) -> tuple[int, ...]:
-    """Read the ids that end generation from generation_config.json, or else from config.json."""
-    for name in ("generation_config.json", "config.json"):
-        file = folder / name
-        ids = read_json_object(file).get("eos_token_id") if file.is_file() else None
-        if ids is not None:
-            return (ids,) if isinstance(ids, int) else tuple(ids)
-    return ()
-
-
-def _examine(
-    model: str,
-    tokenizer: Tokenizer,
-    config: Any,  # noqa: ANN401 - transformers
-    eos_token_ids: tuple[int, ...],
-) -> ModelTokenizer:
+        config = PretrainedConfig()
+        config.vocab_size = max(tokenizer.get_vocab().values(), default=0) + 1
+    eos_token_ids = _eos_ids(folder)
     wrong, notes = check_tokenizer(tokenizer, config, eos_token_ids)
     log = PropertyLog(f"the tokenizer of {model}", (ONE_BOS,))
     log.judge([ONE_BOS], [Fault(ONE_BOS, "; ".join(wrong))] if wrong else [])
     for note in notes:
         log.note(note)
     return ModelTokenizer(tokenizer, eos_token_ids, log.report())
+
+
+def _download_tokenizer(reference: str) -> Path:
+    from huggingface_hub import snapshot_download
+
+    fetch_config(reference)  # raises a clear error for a wrong name or an absent hub
+    patterns = ["*.json", "*.model", "*.txt", "*.jinja"]
+    return Path(snapshot_download(reference, allow_patterns=patterns, ignore_patterns=["*/*"]))
+
+
+def _eos_ids(folder: Path) -> tuple[int, ...]:
+    """Read the ids that end generation from generation_config.json, or else from config.json."""
+    for file in (folder / "generation_config.json", folder / "config.json"):
+        ids = read_json_object(file).get("eos_token_id") if file.is_file() else None
+        if ids is not None:
+            return (ids,) if isinstance(ids, int) else tuple(ids)
+    return ()
 
 
 def run_checks(request: DataRequest, progress: Progress) -> DataAnswer:
@@ -141,17 +122,6 @@ def run_checks(request: DataRequest, progress: Progress) -> DataAnswer:
     return DataAnswer(checks=reports, left_out=plan.left_out, notes=plan.notes)
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedCheck:
-    """A check of one subject."""
-
-    level: DataLevel
-    name: str
-    run: Callable[[], SubjectReport]
-    is_own: bool = True
-    """Whether the user gave the subject. Its exceptions then end the command."""
-
-
 @dataclass
 class ChecksPlan:
     """The checks of a request, and the reasons why levels have none."""
@@ -163,21 +133,20 @@ class ChecksPlan:
     @cached_property
     def model(self) -> ModelTokenizer | None:
         """Open the tokenizer of MODEL, if there is one."""
-        request = self.request
-        return None if request.model is None else open_tokenizer(request.model, request.remote_code)
+        name = self.request.model
+        return None if name is None else open_tokenizer(name, self.request.remote_code)
 
     def checks(self) -> list[PlannedCheck]:
         """Return all checks in the order of the levels, and fill `left_out` and `notes`."""
         if self.request.model is None and not self.request.own_code:
-            found = [PlannedCheck(*check, is_own=False) for check in libraries.library_checks()]
+            found = [*libraries.library_checks()]
             self.notes += libraries.absent_libraries()
         else:
             found = [*self._chat_checks(), *self._own_checks()]
             self.notes += self.model.notes if self.model else ()
         planned = {check.level for check in found}
-        for level in LEVELS:
-            if level not in planned:
-                self.left_out.setdefault(level, NOT_ASKED_FOR)
+        absent = [level for level in LEVELS if level not in planned]
+        self.left_out = dict.fromkeys(absent, NOT_ASKED_FOR) | self.left_out
         return sorted(found, key=lambda check: LEVELS.index(check.level))
 
     def _chat_checks(self) -> Iterator[PlannedCheck]:
@@ -185,9 +154,9 @@ class ChecksPlan:
         if model is not None and (report := model.report) is not None:
             yield PlannedCheck("chat", report.subject, lambda: report)
         labelled = True
-        if request.render is not None:
-            subject = Subject(request.render)
-            render = cast("protocols.Render", load_object(request.render))
+        if (code := request.own_code.get("render")) is not None:
+            subject = Subject(code)
+            render = cast("protocols.Render", load_object(code))
         elif model is None:
             return
         elif not model.tokenizer.chat_template:
@@ -200,8 +169,7 @@ class ChecksPlan:
             labelled = libraries.marks_assistant(model.tokenizer)
         tokenizers = [model.tokenizer] if model else libraries.micro_tokenizers()
         eos = model.eos_token_ids if model else ()
-        cut = request.truncation
-        chat = partial(check_chat, subject, render, tokenizers, eos, truncation=cut)
+        chat = partial(check_chat, subject, render, tokenizers, eos, request.truncation)
         yield PlannedCheck("chat", subject.name, chat)
         if labelled:
             labels = partial(check_labels, subject, render, tokenizers)

@@ -1,6 +1,6 @@
 """Properties tried on code under check: its calls, cases, and the smallest case that breaks each."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
@@ -150,6 +150,17 @@ class PropertyLog:
             findings=findings,
             notes=list(self._notes),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedCheck:
+    """A check of one subject."""
+
+    level: DataLevel
+    name: str
+    run: Callable[[], SubjectReport]
+    is_own: bool = True
+    """Whether the user gave the subject. Its exceptions then end the command."""
 
 
 def list_numbers(numbers: Sequence[int], most: int = 12) -> str:

@@ -3,7 +3,7 @@
 import math
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
 from itertools import pairwise
 from pathlib import Path
@@ -14,7 +14,7 @@ from assay.errors import name_some
 from assay.models.sources import local_folder, resolve_model
 from assay.runs import Progress
 from assay.runs.results import write_results
-from assay.verdicts import Diagnosis, Location, Measurement, Outcome, Verdict
+from assay.verdicts import Location, Measurement, Outcome, Verdict
 from assay_smoke.external.rerun_levels import (
     judge_equivalent,
     judge_interruption,
@@ -23,7 +23,7 @@ from assay_smoke.external.rerun_levels import (
 )
 from assay_smoke.external.runs import Cycle, SavedModel
 from assay_smoke.external.watched_run import Launch, require_runnable
-from assay_smoke.judging import failed_checkpoint, verdict_of
+from assay_smoke.judging import differing_keys, failed_checkpoint, failed_update, verdict_of
 from assay_smoke.machine import FULL_DISK, MemoryUse
 
 # Half a unit of the fourth significant digit. Libraries, such as transformers, log at least four.
@@ -215,14 +215,14 @@ def _judge_movement(cycle: Cycle, last: SavedModel, frozen: set[str]) -> LevelRe
         names = name_some(sorted(last.hashes.keys() ^ start.keys()))
         reason = f"parameters differ from the model's: {names}"
         return failed(compared, reason, "weight-mismatch")
-    moved = {name for name in last.hashes if last.hashes[name] != start[name]}
+    moved = differing_keys(last.hashes, start)
     still = sorted(last.hashes.keys() - frozen - moved)
     if still:
         reason = f"{len(still)} of {compared - len(frozen)} trainable tensors never moved"
-        return _failed_update(cycle, compared, reason, still, "frozen-parameters")
+        return failed_update(compared, reason, still, "frozen-parameters", step=last.step)
     if wrong := sorted(frozen & moved):
         reason = f"{len(wrong)} of {len(frozen)} frozen tensors moved"
-        return _failed_update(cycle, compared, reason, wrong, "optimizer-update")
+        return failed_update(compared, reason, wrong, "optimizer-update", step=last.step)
     return passed(compared, frozen=len(frozen))
 
 
@@ -231,23 +231,12 @@ def _judge_adapter(cycle: Cycle) -> LevelResult:
     compared = len(last.hashes)
     if empty := [name for name in last.zero if _STARTS_AT_ZERO in name]:
         reason = f"{len(empty)} of {compared} tensors of the adapter are still zero"
-        return _failed_update(cycle, compared, reason, empty, "adapter-mismatch")
+        return failed_update(compared, reason, empty, "adapter-mismatch", step=last.step)
     still = sorted(name for name in last.hashes if last.hashes[name] == first.hashes.get(name))
     if still:
         reason = f"{len(still)} of {compared} tensors of the adapter never moved"
-        return _failed_update(cycle, compared, reason, still, "frozen-parameters")
+        return failed_update(compared, reason, still, "frozen-parameters", step=last.step)
     return passed(compared)
-
-
-def _failed_update(
-    cycle: Cycle,
-    compared: int,
-    reason: str,
-    names: Sequence[str],
-    diagnosis: Diagnosis,
-) -> LevelResult:
-    location = Location(phase="optimizer", step=cycle.library.steps, parameter=names[0])
-    return failed(compared, f"{reason}: {name_some(names)}", diagnosis, location)
 
 
 def _steps(steps: Iterable[int]) -> str:

@@ -45,7 +45,7 @@ def judge_resumption(cycle: Cycle) -> LevelResult:
     if middle is None or middle.problem is not None:
         return not_run("every checkpoint to resume from is absent or incomplete")
     one = _resume(cycle, "resume", cycle.uninterrupted, cycle.library.resume_at)
-    return _judge_resumed(one, cycle).with_rows(_rows("resume", one, cycle))
+    return _judge_resumed(one, cycle).with_rows(_rows("resume", one))
 
 
 def judge_interruption(cycle: Cycle) -> LevelResult:
@@ -60,7 +60,7 @@ def judge_interruption(cycle: Cycle) -> LevelResult:
     resumed = None
     if newest is not None and newest < library.steps and interrupted.hung_in is None:
         resumed = _resume(cycle, "sigterm", interrupted, newest)
-    rows = [] if resumed is None else _rows("sigterm", resumed, cycle)
+    rows = [] if resumed is None else _rows("sigterm", resumed)
     if interrupted.signalled_after is None or interrupted.signalled_after >= library.steps:
         found = not_compared("training ended before SIGTERM: use more `steps`")
     elif problem := _ignored_sigterm(interrupted, newest):
@@ -103,18 +103,15 @@ def _resume(cycle: Cycle, level: str, source: RunEvidence, step: int) -> Resumpt
     if cycle.library.resume_in == "copy":
         begin = copy_until(step, source.launch, replace(cycle.launch, name=name))
     one = cycle.run(name, resume_from=begin, first_step=step)
-    resumption = Resumption(one)
-    folder = cycle.end_of(one)
-    if folder is not None:
+    expected = cycle.uninterrupted.values[step:]
+    resumption = Resumption(one, expected)
+    if (folder := cycle.end_of(one)) is not None:
         (end,) = read_history(one.launch, {cycle.library.steps: folder})
-        is_equal = (
-            cycle.last is not None
-            and end.hashes == cycle.last.hashes
-            and one.values == cycle.uninterrupted.values[step:]
-        )
+        last = cycle.last
+        is_equal = last is not None and end.hashes == last.hashes and one.values == expected
         is_measured = not is_equal and end.problem is None
         differs, spread = _measure_spread(cycle, one, begin) if is_measured else (None, None)
-        resumption = Resumption(one, end, differs, spread)
+        resumption = Resumption(one, expected, end, differs, spread)
     cycle.resumptions[level] = resumption
     return resumption
 
@@ -144,9 +141,9 @@ def _measure_spread(
     return True, measure_spread(losses, ends, middle) if is_alike else None
 
 
-def _rows(level: str, one: Resumption, cycle: Cycle) -> list[Measurement]:
+def _rows(level: str, one: Resumption) -> list[Measurement]:
     """Measure the losses of a resumed run, and the ratios that judge it if two runs differ."""
-    is_judged, begin = not one.ratios, one.run.launch.first_step
+    is_judged, steps = not one.ratios, one.run.launch.library.steps
     rows = [
         Measurement(
             level=level, module="", port="loss", phase="checkpoint", step=step, statistic="exact",
@@ -154,17 +151,10 @@ def _rows(level: str, one: Resumption, cycle: Cycle) -> list[Measurement]:
             ratio=0.0 if actual == expected else math.inf if is_judged else math.nan,
             limit=0.0 if is_judged else None,
         )
-        for step, (actual, expected) in enumerate(_pairs(one, cycle), begin + 1)
+        for step, actual, expected in one.pairs
     ]  # fmt: skip
-    limits, steps = load_limits("training"), cycle.library.steps
-    judged = [ratio.judged(limits.of(ratio.statistic)) for ratio in one.ratios]
-    return rows + [one.measurement(level, "end", phase="checkpoint", step=steps) for one in judged]
-
-
-def _pairs(one: Resumption, cycle: Cycle) -> list[tuple[float, float]]:
-    """Pair the losses of the resumed run with those of the uninterrupted one."""
-    expected = cycle.uninterrupted.values[one.run.launch.first_step :]
-    return list(zip(one.run.values, expected, strict=False))
+    ends = [ratio.measurement(level, "end", phase="checkpoint", step=steps) for ratio in one.ratios]
+    return rows + ends
 
 
 def _judge_resumed(one: Resumption, cycle: Cycle) -> LevelResult:
@@ -180,56 +170,48 @@ def _judge_resumed(one: Resumption, cycle: Cycle) -> LevelResult:
     expected = cycle.last.hashes
     compared += len(expected)
     different = sorted(name for name in expected if expected[name] != one.end.hashes.get(name))
-    losses = _first_other_loss(one, cycle)
+    losses = _first_other_loss(one)
     if not different and losses is None:
         return passed(compared, from_step=first, bitwise=True)
     reason = losses or f"{len(different)} final tensors differ: {name_some(different)}"
     if not one.repeated_differs:
-        twice = (
-            ", although two uninterrupted runs are equal" if one.repeated_differs is False else ""
-        )
+        equal = one.repeated_differs is False
+        twice = ", although two uninterrupted runs are equal" if equal else ""
         return failed_checkpoint(first, compared, reason + twice)
     return _judge_spread(one, compared, reason)
 
 
 def _judge_spread(one: Resumption, compared: int, difference: str) -> LevelResult:
-    limits = load_limits("training")
+    """Judge a resumed run by the difference of two uninterrupted ones."""
     if one.spread is None:
         return not_compared(f"{difference}; the repeated run left nothing to compare with")
-    allowed = limits.of(one.spread.ends.statistic) * one.spread.ends.expected
+    ends, moved = one.spread.ends, one.spread.moved
     # A NaN must not pass.
-    if not allowed <= _MOST_ALLOWED * one.spread.moved:
+    if not ends.resolution <= _MOST_ALLOWED * moved:
         return not_compared(
-            f"two uninterrupted runs of one seed end {one.spread.ends.expected:.2g} apart, and training"
-            f" changed {one.spread.moved:.2g} since the checkpoint: a loss of state would not"
+            f"two uninterrupted runs of one seed end {ends.expected:.2g} apart, and training"
+            f" changed {moved:.2g} since the checkpoint: a loss of state would not"
             " show. Do data, their order and all random numbers depend on {seed} alone?"
         )
     first = one.run.launch.first_step
-    for ratio in one.ratios:
-        limit = limits.of(ratio.statistic)
-        if not ratio.value <= limit:
-            reason = (
-                f"{difference}: {ratio.value:.3g}x the difference of two uninterrupted runs of one seed"
-                f" (limit {limit:g}x of {ratio.statistic})"
-            )
-            return failed_checkpoint(first, compared, reason)
+    if over_limit := [ratio for ratio in one.ratios if ratio.failed]:
+        ratio = over_limit[0]
+        over = (
+            f"{ratio.value:.3g}x the difference of two uninterrupted runs of one seed"
+            f" (limit {ratio.limit:g}x of {ratio.statistic})"
+        )
+        return failed_checkpoint(first, compared, f"{difference}: {over}")
     return passed(compared, from_step=first, bitwise=False)
 
 
-def _first_other_loss(one: Resumption, cycle: Cycle) -> str | None:
+def _first_other_loss(one: Resumption) -> str | None:
     """Describe the first loss that differs, or return None."""
-    begin = one.run.launch.first_step
-    for number, (actual, expected) in enumerate(_pairs(one, cycle)):
+    for step, actual, expected in one.pairs:
         if actual != expected:
-            cause = (
-                "weights, data or random numbers were not restored"
-                if number == 0
-                else "the first one agrees: moments, the schedule or random numbers were not restored"
-            )
-            return (
-                f"the loss of step {begin + number + 1} is {actual!r}, the uninterrupted"
-                f" run's {expected!r} ({cause})"
-            )
+            cause = "weights, data or random numbers were not restored"
+            if step > one.run.launch.first_step + 1:
+                cause = "the first one agrees: moments, the schedule or random numbers were not restored"
+            return f"the loss of step {step} is {actual!r}, the uninterrupted run's {expected!r} ({cause})"
     return None
 
 
@@ -255,15 +237,12 @@ def measure_spread(
         relative_error_of_losses(list(losses["repeated"]), whole),
         relative_error_of_losses(list(losses["repeated"])[begin:], whole[begin:]),
     )
-    return Spread(
-        Ratio("loss-error", relative_error_of_losses(resumed, whole[begin:]), noise),
-        Ratio(
-            "trajectory-error",
-            _relative_error(ends["resumed"], end),
-            _relative_error(ends["repeated"], end),
-        ),
-        _relative_error(middle, end),
-    )
+    limits = load_limits("training")
+    of_losses = Ratio("loss-error", relative_error_of_losses(resumed, whole[begin:]), noise)
+    resumed_end, repeated_end = (_relative_error(ends[run], end) for run in ("resumed", "repeated"))
+    of_ends = Ratio("trajectory-error", resumed_end, repeated_end)
+    judged = [ratio.judged(limits.of(ratio.statistic)) for ratio in (of_losses, of_ends)]
+    return Spread(judged[0], judged[1], _relative_error(middle, end))
 
 
 def _relative_error(actual: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> float:
@@ -410,7 +389,7 @@ def _judge_difference(difference: _Difference, dtype: str, split: str, cycle: Cy
     resumption = cycle.resumptions.get("resume")
     if resumption is not None and resumption.spread is not None:
         repeated = resumption.spread.ends.expected / (resumption.spread.moved or 1.0)
-        noise = load_limits("training").of("trajectory-error") * repeated
+        noise = resumption.spread.ends.limit * repeated
         ends = difference.ratios(dtype)[-1]
         if noise > ends.expected and not ends.actual > noise:
             return not_compared(

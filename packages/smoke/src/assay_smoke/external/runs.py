@@ -4,10 +4,10 @@ import glob
 import re
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from assay.training.trainers.adapters import read_adapter
 from assay.verdicts import Ratio
 from assay_smoke.external.library import ExternalLibrary, fill
 from assay_smoke.external.watched_run import Launch, LossesError, RunEvidence, run
+from assay_smoke.judging import differing_keys
 
 _STEP = r"(?P<step>\d+)"
 
@@ -211,7 +212,7 @@ def _load_by_peft(start: Path, adapter: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Errors of a resumed run relative to those of a repeated one."""
+    """Errors of a resumed run relative to those of a repeated one, with their limits."""
 
     losses: Ratio
     ends: Ratio
@@ -224,6 +225,8 @@ class Resumption:
     """A run that resumed from a checkpoint."""
 
     run: RunEvidence
+    expected: Sequence[float]
+    """Losses of the uninterrupted run in the same steps."""
     end: SavedModel | None = None
     """Its last checkpoint; None if there is none or the run ended badly."""
     repeated_differs: bool | None = None
@@ -235,6 +238,12 @@ class Resumption:
     def ratios(self) -> list[Ratio]:
         """Return the ratios of the spread."""
         return [] if self.spread is None else [self.spread.losses, self.spread.ends]
+
+    @property
+    def pairs(self) -> Iterator[tuple[int, float, float]]:
+        """Yield each step that both runs logged, with its loss in the resumed and the uninterrupted run."""
+        steps = count(self.run.launch.first_step + 1)
+        return zip(steps, self.run.values, self.expected, strict=False)
 
 
 # The order in which runs are reported.
@@ -281,9 +290,7 @@ class Cycle:
     @property
     def changed_files(self) -> list[str]:
         """Return the files of the initial model's folder that changed since the first run began."""
-        after = _listing(self.launch.model)
-        names = self._files.keys() | after.keys()
-        return sorted(name for name in names if self._files.get(name) != after.get(name))
+        return sorted(differing_keys(self._files, _listing(self.launch.model)))
 
     def run(self, name: str, **changes: Any) -> RunEvidence:  # noqa: ANN401 - fields of a launch
         """Make the run `name`. changes: of its launch."""

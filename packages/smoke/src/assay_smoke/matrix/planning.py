@@ -9,12 +9,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pydantic import Field
 from rich.console import Console
 from rich.measure import Measurement
-from rich.table import Table
 from rich.text import Text
 
 from assay.errors import UsageError, name_some
@@ -274,7 +273,12 @@ def plan_smoke(options: PlanOptions) -> SmokePlan:
     left_out: list[tuple[Case, str]] = []
     if options.expression is not None:
         cases, left_out = _match(options, cases, rules)
-    ordered = order_by_value(cases, _urgency(durations), durations.expected_seconds)
+    ordered = order_by_value(
+        cases,
+        # Cases that failed recently come first, then those that never ran.
+        lambda case: (durations.num_failures(case) > 0, not durations.runs_of(case)),
+        durations.expected_seconds,
+    )
     jobs = [TimedJob(one.case.cards, durations.expected_seconds(one.case)) for one in ordered]
     num_slots = 1 if options.vendor == HOST else options.cards
     numbers, seconds = schedule_jobs(jobs, num_slots, options.budget_seconds)
@@ -298,15 +302,24 @@ def plan_smoke(options: PlanOptions) -> SmokePlan:
         machine=durations.machine,
         coverage=options.coverage,
         budget_seconds=options.budget_seconds,
-        cases=[_planned(one, durations) for one in chosen],
+        cases=[_plan_case(one, durations) for one in chosen],
         expected_seconds=seconds,
         pairs=PairCount(
             covered=len(covered),
             possible=len(possible),
             uncovered=[pair_in_words(pair) for pair in sorted(possible - covered)],
         ),
-        left_out=list(_left_out(left_out, covered, durations)),
-        refused=[_refused(rule) for rule in rules if _applies_within(rule, options.cards)],
+        left_out=list(_describe_left_out(left_out, covered, durations)),
+        refused=[
+            RefusedCombination(
+                rule=rule.name,
+                combination=rule.describe(),
+                reason=rule.reason,
+                shown_by=rule.shown_by,
+            )
+            for rule in rules
+            if any(int(number) <= options.cards for number in rule.refuses.get("cards", "1"))
+        ],
         notes=notes,
     )
 
@@ -344,12 +357,17 @@ def _match(
     )
 
 
-def _urgency(durations: Durations) -> Callable[[Case], tuple[bool, ...]]:
-    """Return a sort key, largest first: failed recently, then never ran."""
-    return lambda case: (durations.num_failures(case) > 0, not durations.runs_of(case))
+def _facts_of(case: Case, durations: Durations) -> dict[str, Any]:
+    """Return the fields that planned and left-out cases share."""
+    return {
+        "id": case.id,
+        "case": case,
+        "expected_seconds": durations.expected_seconds(case),
+        "recorded": bool(durations.runs_of(case)),
+    }
 
 
-def _planned(ordered: OrderedCase, durations: Durations) -> PlannedCase:
+def _plan_case(ordered: OrderedCase, durations: Durations) -> PlannedCase:
     case = ordered.case
     reasons = []
     if failures := durations.num_failures(case):
@@ -359,17 +377,14 @@ def _planned(ordered: OrderedCase, durations: Durations) -> PlannedCase:
     if ordered.new_pairs and not reasons:
         reasons.append("for its new pairs")
     return PlannedCase(
-        id=case.id,
-        case=case,
         reasons=reasons or ["its pairs are covered already"],
         new_pairs=len(ordered.new_pairs),
-        expected_seconds=durations.expected_seconds(case),
-        recorded=bool(durations.runs_of(case)),
         command=f"assay smoke run {case.id}",
+        **_facts_of(case, durations),
     )
 
 
-def _left_out(
+def _describe_left_out(
     cases: Iterable[tuple[Case, str]], covered: set[Pair], durations: Durations
 ) -> Iterator[LeftOutCase]:
     """Describe each case that is left out. A lost pair is listed with the first case that has it."""
@@ -377,28 +392,8 @@ def _left_out(
     for case, reason in cases:
         lost = set(pairs_of(case)) - seen
         seen |= lost
-        yield LeftOutCase(
-            id=case.id,
-            case=case,
-            reason=reason,
-            expected_seconds=durations.expected_seconds(case),
-            recorded=bool(durations.runs_of(case)),
-            lost_pairs=[pair_in_words(pair) for pair in sorted(lost)],
-        )
-
-
-def _applies_within(rule: Rule, cards: int) -> bool:
-    """Return whether the rule refuses a case that uses at most `cards` cards."""
-    return any(int(number) <= cards for number in rule.refuses.get("cards", "1"))
-
-
-def _refused(rule: Rule) -> RefusedCombination:
-    return RefusedCombination(
-        rule=rule.name,
-        combination=rule.describe(),
-        reason=rule.reason,
-        shown_by=rule.shown_by,
-    )
+        pairs = [pair_in_words(pair) for pair in sorted(lost)]
+        yield LeftOutCase(reason=reason, lost_pairs=pairs, **_facts_of(case, durations))
 
 
 # --json lists all.
@@ -407,80 +402,57 @@ _PAIRS_SHOWN = 6
 
 _LINE_WIDTH = 500
 
-_MINUTE = 60
-
 
 def print_plan(planned: SmokePlan) -> None:
     """Print the cases with reasons, the cases left out, and a summary."""
     console = open_console()
-    table = new_table("SECONDS", "PAIRS", "CASE", "WHY")
-    for case in planned.cases[:_CASES_SHOWN]:
-        pairs = f"+{case.new_pairs}" if case.new_pairs else ""
-        why = "; ".join(case.reasons)
-        table.add_row(*map(Text, (_seconds(case), pairs, case.id, why)))
-    if planned.cases:
-        _print_whole(console, table)
-    _print_rest(console, len(planned.cases), "cases")
-    _print_left_out(console, planned)
-    for note in planned.notes:
-        _print_line(console, f"note: {note}")
-    _print_line(console, _summary(planned))
+    rows = [(case, f"+{case.new_pairs}", "; ".join(case.reasons)) for case in planned.cases]
+    _print_cases(console, "CASE", rows, "cases")
+    if planned.left_out:
+        console.print()
+    rows_left = [(case, f"-{len(case.lost_pairs)}", case.reason) for case in planned.left_out]
+    _print_cases(console, "LEFT OUT", rows_left, "left-out cases")
+    lines = [f"note: {note}" for note in planned.notes]
+    if lost_pairs := [pair for case in planned.left_out for pair in case.lost_pairs]:
+        lines = [f"pairs lost: {name_some(lost_pairs, _PAIRS_SHOWN)}", *lines]
+    for line in (*lines, _summary(planned)):
+        console.print(line, soft_wrap=True)
 
 
 def print_refused(planned: SmokePlan) -> None:
     """Print refused combinations."""
-    console = open_console()
     table = new_table("REFUSED", "WHY")
     for refused in planned.refused:
         table.add_row(*map(Text, (refused.combination, refused.reason)))
-    console.print("", table, sep="\n")
+    open_console().print("", table, sep="\n")
 
 
-def _print_left_out(console: Console, planned: SmokePlan) -> None:
-    if not planned.left_out:
+def _print_cases(
+    console: Console,
+    heading: str,
+    rows: Sequence[tuple[PlannedCase | LeftOutCase, str, str]],
+    what: str,
+) -> None:
+    """Print cases with pairs and reasons. Lines stay unbroken, so that ids can be copied."""
+    if not rows:
         return
-    table = new_table("SECONDS", "PAIRS", "LEFT OUT", "WHY")
-    for case in planned.left_out[:_CASES_SHOWN]:
-        lost = f"-{len(case.lost_pairs)}" if case.lost_pairs else ""
-        table.add_row(*map(Text, (_seconds(case), lost, case.id, case.reason)))
-    console.print()
-    _print_whole(console, table)
-    _print_rest(console, len(planned.left_out), "left-out cases")
-    lost_pairs = [pair for case in planned.left_out for pair in case.lost_pairs]
-    if lost_pairs:
-        _print_line(console, f"pairs lost: {name_some(lost_pairs, _PAIRS_SHOWN)}")
-
-
-def _print_whole(console: Console, table: Table) -> None:
-    """Print lines unbroken, so that ids can be copied."""
+    table = new_table("SECONDS", "PAIRS", heading, "WHY")
+    for case, pairs, why in rows[:_CASES_SHOWN]:
+        seconds = f"{'' if case.recorded else '~'}{case.expected_seconds:.0f}"
+        table.add_row(*map(Text, (seconds, pairs if int(pairs) else "", case.id, why)))
     needed = Measurement.get(console, console.options.update(max_width=_LINE_WIDTH), table).maximum
     open_console(width=max(needed, console.width)).print(table)
-
-
-def _print_line(console: Console, line: str) -> None:
-    console.print(line, soft_wrap=True)
-
-
-def _print_rest(console: Console, number: int, what: str) -> None:
-    if number > _CASES_SHOWN:
-        console.print(f"and {number - _CASES_SHOWN:,} more {what}: --json lists all")
+    if (rest := len(rows) - _CASES_SHOWN) > 0:
+        console.print(f"and {rest:,} more {what}: --json lists all")
 
 
 def _summary(planned: SmokePlan) -> str:
-    cases = planned.cases
-    sources = Counter("recorded" if case.recorded else "estimated" for case in cases)
+    sources = Counter("recorded" if case.recorded else "estimated" for case in planned.cases)
     known = ", ".join(f"{number} {source}" for source, number in sources.items())
+    seconds = planned.expected_seconds
+    time = f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.0f} s"
     return (
-        f"\n{len(cases):,} cases, {planned.pairs.covered} of {planned.pairs.possible} pairs of"
-        f" values that can meet, about {_time(planned.expected_seconds)} on {planned.machine}"
+        f"\n{len(planned.cases):,} cases, {planned.pairs.covered} of {planned.pairs.possible} pairs of"
+        f" values that can meet, about {time} on {planned.machine}"
         + (f" (times: {known})" if known else "")
     )
-
-
-def _seconds(case: PlannedCase | LeftOutCase) -> str:
-    """Format the expected time, with "~" for an estimate."""
-    return f"{'' if case.recorded else '~'}{case.expected_seconds:.0f}"
-
-
-def _time(seconds: float) -> str:
-    return f"{seconds / _MINUTE:.0f} min" if seconds >= 2 * _MINUTE else f"{seconds:.0f} s"

@@ -56,7 +56,7 @@ NOTHING = SubjectReport(subject="library 1.0", cases={})
 
 def judged(*checks: CheckReport) -> Any:
     answer = DataAnswer(checks=list(checks), left_out={"chat": "no chat template: give --render"})
-    return judge_data(DataRequest(sampler="mine.py:good"), answer)
+    return judge_data(DataRequest(own_code={"sampler": "mine.py:good"}), answer)
 
 
 def sampler(report: SubjectReport, problem: str = "") -> CheckReport:
@@ -132,8 +132,8 @@ def test_the_smallest_case_is_printed_under_the_table() -> None:
     [
         (DataRequest(truncation="drop"), r"^--truncation declares what --render or MODEL's"),
         (DataRequest(features="plain"), r"^--features are samples for --collator or --packing"),
-        (DataRequest(sampler="nowhere.py:run"), r"^nowhere.py:run: there is no file"),
-        (DataRequest(sampler="run"), r"^'run' is not of the form FILE.py:NAME"),
+        (DataRequest(own_code={"sampler": "nowhere.py:run"}), r"^nowhere.py:run: there is no file"),
+        (DataRequest(own_code={"sampler": "run"}), r"^'run' is not of the form FILE.py:NAME"),
     ],
 )
 def test_options_without_a_meaning_are_refused(request_: DataRequest, message: str) -> None:
@@ -152,7 +152,7 @@ def test_without_options_every_installed_library_is_checked() -> None:
 
 
 def test_what_is_given_is_all_that_is_checked() -> None:
-    plan = ChecksPlan(DataRequest(sampler=f"{PLANTS / 'samplers.py'}:right"))
+    plan = ChecksPlan(DataRequest(own_code={"sampler": f"{PLANTS / 'samplers.py'}:right"}))
     assert [(check.level, check.is_own) for check in plan.checks()] == [("sampler", True)]
     assert plan.left_out["collator"] == "not asked for"
 
