@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from assay_smoke.trainers.deepspeed.partitions import master
 from assay_smoke.trainers.deepspeed.trainer import DeepSpeedTrainer
 
 
@@ -56,10 +57,10 @@ class ZeroMastersNotRefreshed(DeepSpeedTrainer):
 
     def load_progress(self, path: Path) -> None:
         held = self.partitions.parameters
-        masters = [self.partitions.master(parameter) for parameter in held]
+        old = [self.partitions.read(parameter, master) for parameter in held]
         super().load_progress(path)
-        for parameter, master in zip(held, masters, strict=True):
-            self.partitions.set_master(parameter, master)
+        for parameter, value in zip(held, old, strict=True):
+            self.partitions.write(parameter, value, master)
 
 
 class ZeroShardZeroed(DeepSpeedTrainer):

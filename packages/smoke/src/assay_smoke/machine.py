@@ -9,10 +9,11 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
 from unittest import mock
@@ -78,10 +79,7 @@ class ProcessTree:
 
     def wait(self, seconds: float) -> list[psutil.Process]:
         """Return the processes that still run after at most `seconds`."""
-        deadline = time.monotonic() + seconds
-        while (left := self.living()) and time.monotonic() < deadline:
-            time.sleep(_POLL_SECONDS)
-        return left
+        return _wait_for_none(self.living, seconds)
 
     def kill(self) -> list[psutil.Process]:
         """Kill all processes, including those that they start meanwhile.
@@ -115,6 +113,16 @@ class ProcessTree:
                 return True
         parent = process.parent()
         return parent is not None and parent in self._known
+
+
+def _wait_for_none(
+    find: Callable[[], list[psutil.Process]], seconds: float
+) -> list[psutil.Process]:
+    """Call `find` until it finds no process, for at most `seconds`, and return those that it found last."""
+    deadline = time.monotonic() + seconds
+    while (left := find()) and time.monotonic() < deadline:
+        time.sleep(_POLL_SECONDS)
+    return left
 
 
 def describe(process: psutil.Process) -> str:
@@ -239,8 +247,6 @@ KEPT_ON_PURPOSE = ("torchinductor_*", "triton_*")
 
 Kind = Literal["process", "port", "shared memory", "lock file", "temporary file"]
 
-_POLL_SECONDS = 0.05
-
 # Identity of a file: major and minor number of its device, and its inode.
 _File = tuple[int, int, int]
 
@@ -306,9 +312,7 @@ def find_leftovers(
 
 def find_in_group(group: int, patience_seconds: float = PATIENCE_SECONDS) -> list[Leftover]:
     """Find processes of a group other than its leader, and their ports."""
-    deadline = time.monotonic() + patience_seconds
-    while (left := _others_in(group)) and time.monotonic() < deadline:
-        time.sleep(_POLL_SECONDS)
+    left = _wait_for_none(partial(_others_in, group), patience_seconds)
     found = [Leftover("process", f"{describe(one)} outlived the ranks") for one in left]
     return found + [Leftover("port", text) for text in _ports_of(left)]
 
@@ -338,15 +342,22 @@ def _others_in(group: int) -> list[psutil.Process]:
     others = []
     for process in psutil.process_iter():
         with suppress(psutil.Error, ProcessLookupError, PermissionError):
-            is_other = process.pid != group and os.getpgid(process.pid) == group
-            if is_other and process.status() != psutil.STATUS_ZOMBIE:
+            if process.pid != group and os.getpgid(process.pid) == group and _runs(process):
                 others.append(process)
     return others
 
 
 def ports_taken(ports: Iterable[int]) -> list[int]:
     """Return the ports that are in use on this machine."""
-    return [port for port in ports if _is_taken(port)]
+    taken = []
+    for port in ports:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a closed port is free
+            try:
+                probe.bind(("", port))
+            except OSError:
+                taken.append(port)
+    return taken
 
 
 def free_port() -> int:
@@ -354,16 +365,6 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def _is_taken(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a closed port is free
-        try:
-            probe.bind(("", port))
-        except OSError:
-            return True
-    return False
 
 
 def _ports_of(processes: Iterable[psutil.Process]) -> list[str]:

@@ -32,6 +32,7 @@ from assay_smoke.data.tokens import micro_tokenizer, template_messages
 from assay_smoke.data.worker_seeds import ComputedItems, check_dataset, check_loader
 
 if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
     from transformers import Trainer, TrainerCallback
 
 
@@ -169,7 +170,7 @@ def torch_loader(
     dataset: Sequence[Sequence[int]], num_workers: int, _rank: int
 ) -> Iterable[Iterable[object]]:
     """Open a DataLoader whose workers torch seeds."""
-    return _open(dataset, num_workers, None)
+    return _list_loader(dataset, 2, num_workers=num_workers)
 
 
 def _transformers_loader(
@@ -178,16 +179,15 @@ def _transformers_loader(
     """Open a DataLoader whose workers transformers seeds."""
     from transformers.trainer_utils import seed_worker
 
-    return _open(dataset, num_workers, partial(seed_worker, num_workers=num_workers, rank=rank))
+    seed = partial(seed_worker, num_workers=num_workers, rank=rank)
+    return _list_loader(dataset, 2, num_workers=num_workers, worker_init_fn=seed)
 
 
-def _open(dataset: Any, num_workers: int, init: Any) -> Iterable[Iterable[object]]:  # noqa: ANN401
-    from torch.utils.data import DataLoader
+def _list_loader(samples: Any, batch_size: int, **options: Any) -> "DataLoader[Any]":  # noqa: ANN401 - of torch
+    """Open a DataLoader whose batches are lists of samples."""
+    from torch.utils import data
 
-    loader: Iterable[Iterable[object]] = DataLoader(
-        dataset, 2, num_workers=num_workers, collate_fn=list, worker_init_fn=init
-    )
-    return loader
+    return data.DataLoader(samples, batch_size, collate_fn=list, **options)
 
 
 def _masked(samples: Sequence[Feature], seed: int | None) -> Sequence[object]:
@@ -242,11 +242,8 @@ def _accelerate(
 
 
 def _open_loader(plan: LoaderPlan, **order: object) -> Any:  # noqa: ANN401 - of torch
-    from torch.utils.data import DataLoader
-
-    samples: Any = range(plan.num_samples)
-    options: Any = {"num_workers": plan.num_workers, "drop_last": plan.drop_last, **order}
-    return DataLoader(samples, plan.batch_size, collate_fn=list, **options)
+    order |= {"num_workers": plan.num_workers, "drop_last": plan.drop_last}
+    return _list_loader(range(plan.num_samples), plan.batch_size, **order)
 
 
 def _epochs(

@@ -388,7 +388,7 @@ def run(launch: Launch, progress: Progress) -> RunEvidence:
         try:
             with MemoryWatch(tree, launch.device) as memory:
                 progress.note(f"{launch.name}: prints to {launch.log}")
-                _Running(launch, tree, evidence, temporary, progress).until_end()
+                _Running(tree, evidence, temporary, progress).until_end()
                 if evidence.hung_in is None:  # otherwise it could not clean up
                     evidence.leftovers = find_leftovers(
                         before, tree, allowed=launch.library.leftovers_allowed
@@ -403,15 +403,10 @@ class _Running:
     """The launched process with its log, losses and time limits."""
 
     def __init__(
-        self,
-        launch: Launch,
-        tree: ProcessTree,
-        evidence: RunEvidence,
-        temporary: Path,
-        progress: Progress,
+        self, tree: ProcessTree, evidence: RunEvidence, temporary: Path, progress: Progress
     ) -> None:
-        self._launch, self._tree, self._evidence = launch, tree, evidence
-        self._library = launch.library
+        self._launch, self._tree, self._evidence = evidence.launch, tree, evidence
+        self._library, launch = evidence.launch.library, evidence.launch
         file = launch.library.losses.file
         self._reader = LossReader(
             launch.library.losses,

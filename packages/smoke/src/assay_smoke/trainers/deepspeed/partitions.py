@@ -35,6 +35,10 @@ class Piece:
         return like_flat.detach().view(-1).narrow(0, self.start, self.size)
 
 
+# Selects a tensor with the layout of the piece's flat tensor, if there is one.
+Held = Callable[[Piece], Tensor | None]
+
+
 class Partitions(ABC):
     """The state that a DeepSpeed engine keeps of each trained parameter, in any ZeRO stage."""
 
@@ -71,31 +75,9 @@ class Partitions(ABC):
         """Return the norm by which DeepSpeed clipped, without the loss scale."""
         return float(self._optimizer._global_grad_norm)  # noqa: SLF001
 
-    # Float32 copies, from which the parameters are rounded.
-
-    def master(self, parameter: nn.Parameter) -> Tensor:
-        """Return the whole float32 copy of `parameter`."""
-        return self._whole(parameter, lambda piece: piece.flat)
-
-    def set_master(self, parameter: nn.Parameter, value: Tensor) -> None:
-        """Replace this rank's part of the float32 copy."""
-        self._put(parameter, lambda piece: piece.flat, value)
-
     def refresh_masters(self) -> None:
         """Recompute every float32 copy from its parameter, as DeepSpeed does after loading a model."""
         self._optimizer.refresh_fp32_params()
-
-    # Gradients between clipping and the optimizer.
-
-    def clipped_gradient(self, parameter: nn.Parameter) -> Tensor:
-        """Return the whole gradient that the optimizer is about to use, float32."""
-        return self._whole(parameter, lambda piece: piece.flat.grad)
-
-    def set_clipped_gradient(self, parameter: nn.Parameter, value: Tensor) -> None:
-        """Replace the gradient that the optimizer is about to use."""
-        self._put(parameter, lambda piece: piece.flat.grad, value)
-
-    # Moments of Adam.
 
     def has_moments(self) -> bool:
         """Return whether moments exist. They exist for all parameters and ranks or for none."""
@@ -110,7 +92,7 @@ class Partitions(ABC):
         if not kept:
             return {}
         names = [name for name in kept if name != COUNT]  # in the order of all ranks
-        moments = {name: self._whole(parameter, _moment(states, name)) for name in names}
+        moments = {name: self.read(parameter, _moment(states, name)) for name in names}
         return {COUNT: torch.tensor(float(kept[COUNT]))} | moments
 
     def set_moments(self, moments: Sequence[Mapping[str, Any]]) -> None:
@@ -126,7 +108,7 @@ class Partitions(ABC):
         for parameter, values in zip(self.parameters, moments, strict=True):
             for name, value in values.items():
                 if name != COUNT:
-                    self._put(parameter, _moment(states, name), value)
+                    self.write(parameter, value, _moment(states, name))
         self._relink()
 
     def _relink(self) -> None:  # noqa: B027 - only Zero12 keeps views
@@ -137,23 +119,19 @@ class Partitions(ABC):
         is_torchs = isinstance(self._engine.basic_optimizer, torch.optim.AdamW)
         return torch.tensor(count) if is_torchs else int(count)
 
-    def _whole(self, parameter: nn.Parameter, held: Callable[[Piece], Tensor | None]) -> Tensor:
-        """Assemble a value of `parameter` from all ranks: float32, in its shape.
-
-        held: returns a tensor with the layout of the piece's flat tensor, or None.
-        """
+    def read(self, parameter: nn.Parameter, held: Held) -> Tensor:
+        """Assemble a value of `parameter` from all ranks: float32, in its shape."""
         total = torch.zeros(whole_size(parameter), dtype=torch.float32, device=parameter.device)
         piece = self.piece(parameter)
         if piece is not None and (like_flat := held(piece)) is not None:
             total[piece.offset : piece.offset + piece.size] = piece.of(like_flat)
         if dist.get_world_size() > 1:
             dist.all_reduce(total)  # all other ranks have zero there
-        return total.view(whole_shape(parameter))
+        shape: torch.Size = getattr(parameter, "ds_shape", parameter.shape)
+        return total.view(shape)
 
-    def _put(
-        self, parameter: nn.Parameter, held: Callable[[Piece], Tensor | None], value: Tensor
-    ) -> None:
-        """Write this rank's part of a value of `parameter`; see `_whole`."""
+    def write(self, parameter: nn.Parameter, value: Tensor, held: Held) -> None:
+        """Write this rank's part of a value of `parameter`."""
         piece = self.piece(parameter)
         if piece is not None and (like_flat := held(piece)) is not None:
             own = value.detach().reshape(-1)[piece.offset : piece.offset + piece.size]
@@ -247,13 +225,17 @@ def whole_size(parameter: nn.Parameter) -> int:
     return size
 
 
-def whole_shape(parameter: nn.Parameter) -> torch.Size:
-    """Return the shape of the whole parameter."""
-    shape: torch.Size = getattr(parameter, "ds_shape", parameter.shape)
-    return shape
+def master(piece: Piece) -> Tensor:
+    """Select the float32 copies, from which the parameters are rounded."""
+    return piece.flat
 
 
-def _moment(states: Mapping[Tensor, Mapping[str, Tensor]], name: str) -> Callable[[Piece], Tensor]:
+def clipped_gradient(piece: Piece) -> Tensor | None:
+    """Select the gradients that the optimizer is about to use."""
+    return piece.flat.grad
+
+
+def _moment(states: Mapping[Tensor, Mapping[str, Tensor]], name: str) -> Held:
     return lambda piece: states[piece.flat][name]
 
 
@@ -316,15 +298,15 @@ class PartitionedState(MutableMapping[Tensor, dict[str, Any]]):
         values = [dict(state.get(n, {})) for n in range(len(partitions.parameters))]
         partitions.refresh_masters()
         for parameter, kept in zip(partitions.parameters, values, strict=True):
-            master = kept.pop(MASTER, None)
-            if master is not None:
-                partitions.set_master(parameter, master)
+            value = kept.pop(MASTER, None)
+            if value is not None:
+                partitions.write(parameter, value, master)
         partitions.set_moments(values)
 
     def _of(self, parameter: nn.Parameter) -> dict[str, Any]:
         state: dict[str, Any] = dict(self._partitions.moments(parameter))
         if _has_master(parameter):
-            state[MASTER] = self._partitions.master(parameter)
+            state[MASTER] = self._partitions.read(parameter, master)
         return state
 
 

@@ -11,6 +11,7 @@ from contextlib import (
     redirect_stdout,
 )
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Event, Thread
@@ -34,7 +35,11 @@ from assay.training.protocol import (
     TrainingPlan,
 )
 from assay.training.trainers.reference import ReferenceTrainer
-from assay_smoke.trainers.deepspeed.partitions import PartitionedOptimizer, partitions_of
+from assay_smoke.trainers.deepspeed.partitions import (
+    PartitionedOptimizer,
+    clipped_gradient,
+    partitions_of,
+)
 from assay_smoke.trainers.deepspeed.process import (
     ROUNDING_OF_BETAS,
     cpu_adam,
@@ -333,7 +338,7 @@ class DeepSpeedTrainer(ReferenceTrainer):
             self._paused = None  # a skipped step
         self._gather()
         if self._paused is not None:
-            self._gradients.show(self.partitions.clipped_gradient)
+            self._gradients.show(partial(self.partitions.read, held=clipped_gradient))
         return self.partitions.grad_norm()
 
     def adapt_scale(self) -> bool:
@@ -349,7 +354,7 @@ class DeepSpeedTrainer(ReferenceTrainer):
             for parameter in self.partitions.parameters
             if parameter.grad is not None
         }
-        self._gradients.hide(self.partitions.set_clipped_gradient)
+        self._gradients.hide(partial(self.partitions.write, held=clipped_gradient))
         self._partition()
         self._paused.finish()
         self._paused = None
