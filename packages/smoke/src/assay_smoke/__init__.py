@@ -1,1 +1,10 @@
-"""Short training runs: setup, a few steps, checkpoint, teardown, resume."""
+"""Short training runs: setup, a few steps, checkpoint, teardown, resume.
+
+`commands` parses the options of `assay smoke`. `session.command` runs the cases that `matrix.planning` chose, and
+libraries with a command line:
+
+- A case: `cases.running` launches its worlds of ranks, `cases.worlds` is their work, `cases.verdict` judges it.
+- A library: `external.watched_run` makes its runs, `external.levels` and `external.rerun_levels` judge them.
+
+`data.planned_checks` checks code that makes batches, and `data.verdict` judges the reports.
+"""
