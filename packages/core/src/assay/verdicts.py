@@ -255,7 +255,7 @@ class Measurement(Record):
     actual: Number
     """Error of the candidate against the yardstick."""
     expected: Number
-    """Error of the noise run against the yardstick."""
+    """Error of the noise run against the yardstick; at least the smallest noise in a row with a limit."""
     ratio: Number
     """actual / max(expected, smallest noise), as it is judged."""
     limit: Number | None = None

@@ -448,12 +448,8 @@ def _describe_noise(verdict: Verdict, row: Measurement | None) -> str:
     if level is not None:
         # Of what is kept in another dtype than the run computes in.
         dtype = str((level.model_extra or {}).get("noise_dtype", dtype))
-    noise = f"{dtype} noise" if dtype else "noise"
     same = _SAME.get(row.level, "of the same module") if row else "of the same place"
-    # The ratio is to the smallest noise if the noise run's error is below it.
-    if row and row.ratio > 0 and row.actual / row.ratio > 1.01 * row.expected:
-        return f"{noise} floor (the noise run {same} is below it)"
-    return f"{noise} {same}"
+    return f"{dtype} noise {same}".lstrip()
 
 
 def _describe_worst(evidence: DecidingRows) -> str | None:

@@ -229,15 +229,6 @@ def test_a_failure_of_logits_alone_says_that_modules_were_not_compared() -> None
     )
 
 
-def test_a_noise_run_below_the_floor_is_called_the_floor() -> None:
-    verdict = failed_verdict(levels={})
-    row = measured(actual=0.0146, expected=1e-6, ratio=14.6)
-    assert message(verdict, row).splitlines()[1] == (
-        "  relative error 1.46e-2 = 14.6x the bfloat16 noise floor "
-        "(the noise run of the same module is below it) (limit 3.0x)"
-    )
-
-
 def test_a_systematic_statistic_is_called_what_it_is() -> None:
     verdict = failed_verdict(levels={}, statistic="replay-slope", noise_ratio=16.0, limit=7.0)
     row = measured(statistic="replay-slope", actual=1e-3, expected=6.25e-5, ratio=16.0, limit=7.0)
