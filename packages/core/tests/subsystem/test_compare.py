@@ -10,8 +10,8 @@ import assay
 from assay.dumps.protocol import DumpError
 from assay.dumps.recognizing import open_dump
 from assay.models import load_model
+from assay.offline.pairing.alignment import find_passes
 from assay.offline.replaying import TrustedModel, record_reference
-from assay.offline.tokens.alignment import find_passes
 from assay.verdicts import Outcome
 from packages.core.tests.dump_writers.msprobe import dumped
 

@@ -18,11 +18,11 @@ from assay.dumps.protocol import Dump, DumpedTensor
 from assay.dumps.recognizing import open_dump
 from assay.offline import check, measured_dumps, replaying
 from assay.offline.check import CompareOptions
-from assay.offline.judging.causes import DumpEvidence
+from assay.offline.judging.locating import DumpEvidence
 from assay.offline.judging.verdict import judge_dumps as judge
 from assay.offline.measuring.measured import MeasuredPorts
+from assay.offline.pairing.passes import Pass
 from assay.offline.replaying import Reference, TrustedModel
-from assay.offline.tokens.passes import Pass
 
 _MOST_REFERENCES = 4
 

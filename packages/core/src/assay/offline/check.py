@@ -13,23 +13,20 @@ from assay.dumps.recognizing import open_dump
 from assay.errors import name_some
 from assay.files import write_whole
 from assay.launch import on_first_rank
-from assay.offline.completeness import describe_reused
-from assay.offline.judging.causes import DumpEvidence
-from assay.offline.judging.folder_configs import judge_configs
-from assay.offline.judging.token_rows import list_tokens
+from assay.offline.contents import describe_reused
+from assay.offline.judging.locating import DumpEvidence
+from assay.offline.judging.model_folders import compare_quantized, judge_configs, open_quantized
+from assay.offline.judging.rows import COLUMNS, list_tokens, make_table
 from assay.offline.judging.verdict import judge_dumps, list_measurements
-from assay.offline.judging.weights import compare_quantized, open_quantized
-from assay.offline.measured_dumps import MeasuredDumps, activation_dtype, measure_dumps
+from assay.offline.measured_dumps import MeasuredDumps, Pairing, activation_dtype, measure_dumps
 from assay.offline.measuring.measured import MeasuredPorts
-from assay.offline.measuring.quantized_layers import QuantizedLayer, find_quantized_layers
-from assay.offline.metrics.pair_metrics import CustomMetric, load_metrics
+from assay.offline.measuring.metrics import CustomMetric, load_metrics
+from assay.offline.measuring.pair_values import QuantizedLayer, find_quantized_layers
 from assay.offline.options import CompareOptions, refuse_dump_as_model, refuse_options_of_tensors
-from assay.offline.pairing import Pairing
-from assay.offline.ports.lanes import Lane, Port
-from assay.offline.ports.matching import is_allowed
+from assay.offline.pairing.alignment import find_passes
+from assay.offline.pairing.matching import is_allowed
+from assay.offline.pairing.port_series import Lane, Port
 from assay.offline.replaying import Replayed, TrustedModel, replay_dump
-from assay.offline.table import COLUMNS, make_table
-from assay.offline.tokens.alignment import find_passes
 from assay.output.tables import Table, format_table
 from assay.runs import Progress
 from assay.runs.results import write_results

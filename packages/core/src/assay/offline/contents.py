@@ -1,17 +1,24 @@
-"""The contents of a dump, for `assay inspect`."""
+"""The contents of a dump, and signs that it does not hold a whole run: a cut-off end, lost ranks, reused buffers."""
 
+import re
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from assay.comparing.wording import format_count
-from assay.dumps.protocol import Dump
+from assay.dumps.protocol import Dump, DumpedTensor
 from assay.dumps.recognizing import open_dump
 from assay.errors import name_some
 from assay.files import UnreadableFileError
 from assay.foreign_text import one_line
-from assay.offline.ports.lanes import collect_lanes
-from assay.offline.tokens.alignment import find_passes
+from assay.offline.pairing.alignment import find_passes
+from assay.offline.pairing.passes import Pass
+from assay.offline.pairing.port_series import Lane, Lanes, Port, collect_lanes
 from assay.progress import subtask
 
 _NUM_SHOWN = 5
@@ -97,3 +104,240 @@ def _find_damaged(dump: Dump) -> list[str]:
 
 def _counts(counts: dict[str, int]) -> str:
     return ", ".join(f"{count:,} {name}" for name, count in counts.items())
+
+
+def find_cut_off(dump: Dump) -> list[str]:
+    """Return a problem for each rank whose last pass ends before the point where earlier passes end.
+
+    An evaluation after training has no backward, so it ends early too. A dump that records its end is exempt,
+    and so is one without an order.
+    """
+    if dump.is_finished or not dump.is_ordered:
+        return []
+    by_rank: dict[int, list[DumpedTensor]] = {}
+    for tensor in sorted(dump.tensors, key=lambda one: one.order):
+        by_rank.setdefault(tensor.site.at.rank, []).append(tensor)
+    return [
+        f"the run was cut off in {f'rank {at.rank}, ' if at.rank else ''}step {at.step}: its last"
+        f" results are those of {at.module or '(model)'}"
+        for tensors in by_rank.values()
+        if _is_cut_off(tensors)
+        for at in [tensors[-1].site.at]
+    ]
+
+
+def _is_cut_off(tensors: list[DumpedTensor]) -> bool:
+    passes: dict[tuple[int, int], dict[Port, None]] = {}
+    for one in tensors:
+        at = one.site.at
+        ports = passes.setdefault((at.micro_batch, at.step), {})
+        ports[Port(at.module, one.site.port, at.phase)] = None
+    at = tensors[-1].site.at
+    last = passes.pop((at.micro_batch, at.step))
+    if not passes:
+        return at.phase == "forward" and _is_inside_unfinished(at.module, last)
+    before = list(passes[list(passes)[-1]])
+    missing = [port for port in before if port not in last]
+    return 0 < len(missing) < len(before) and before[-len(missing) :] == missing
+
+
+def _is_inside_unfinished(module: str, ports: dict[Port, None]) -> bool:
+    """Return True if a block around a module has no output, and a similar block has one."""
+    finished = {port.module for port in ports if port.direction == "output"}
+    kinds = {re.sub(r"\d+", "*", one) for one in finished}
+    parts = module.split(".")
+    around = [".".join(parts[:count]) for count in range(1, len(parts))]
+    return any(one not in finished and re.sub(r"\d+", "*", one) in kinds for one in around)
+
+
+_KINDS = {
+    "parameter": "parameters", "changed": "values that calls change in place", "op": "operations",
+    "input": "arguments", "output": "results", "update": "parameter updates",
+}  # fmt: skip
+
+
+def list_unrecorded(expected: Lanes, actual: Lanes, missing: Sequence[str]) -> list[str]:
+    """Describe kinds of tensors that ACTUAL never holds, with the option that excuses their absence.
+
+    missing: names of expected tensors without a partner.
+    """
+    if missing and not any(port.module for port in actual if port.level != "logits"):
+        return ["ACTUAL holds nothing of single modules: --level logits compares what both hold"]
+    held = {port.direction for port in actual}
+    lacking = dict.fromkeys(port.direction for port in expected if port.direction not in held)
+    return [
+        f"ACTUAL holds no {_KINDS.get(kind, kind)}: --allow-unmatched '*:{kind}*' excuses them"
+        for kind in lacking
+        if any(f":{kind}" in name for name in missing)
+    ]
+
+
+# The values of this many ports are read. The majority decides.
+_MOST_PLACES = 9
+
+
+def find_lost_ranks(expected: Dump, actual: Dump) -> set[int]:
+    """Return the ranks that only EXPECTED holds, if the other ranks hold the same parts on both sides.
+
+    A run on fewer ranks holds whole tensors, sums or larger parts instead.
+    """
+    kept, lost = set(actual.ranks), set(expected.ranks) - set(actual.ranks)
+    if not lost or not kept <= set(expected.ranks):
+        return set()
+    votes: list[bool] = []
+    others = collect_lanes(actual)
+    for port, lane in collect_lanes(expected).items():
+        # The first call, on all ranks.
+        both = [next(iter(one.tensors.values())) for one in (lane, others.get(port)) if one]
+        if len(both) < 2 or len(both[0]) <= len(both[1]):
+            continue
+        shapes = {one.site.at.rank: one.shape for one in both[0]}
+        if any(one.shape != shapes.get(one.site.at.rank) for one in both[1]):
+            return set()
+        if len(votes) < _MOST_PLACES and "float" in lane.first.dtype:
+            votes += _vote(expected, actual, both[0], both[1])
+    return lost if sum(votes) * 2 > len(votes) else set()
+
+
+def _vote(
+    expected: Dump, actual: Dump, parts: Sequence[DumpedTensor], others: Sequence[DumpedTensor]
+) -> list[bool]:
+    """Return [True] if a value is nearer to the value of its own rank than to the sum; [] for replicas."""
+    values = {
+        one.site.at.rank: value.double()
+        for one in parts
+        if (value := expected.read_intact(one)) is not None
+    }
+    other = actual.read_intact(others[0])
+    if other is None or len(values) < len(parts):
+        return []
+    if len({one.shape for one in values.values()}) > 1:
+        return [True]
+    own = values[others[0].site.at.rank]
+    if all(torch.equal(one, own) for one in values.values()):
+        return []
+    total = torch.stack([*values.values()]).sum(0)
+    return [_distance(other.double(), own) < _distance(other.double(), total)]
+
+
+def _distance(one: Tensor, other: Tensor) -> float:
+    return float(torch.linalg.vector_norm(one - other))
+
+
+# One module, such as a saturated gate, may compute equal values from different inputs. Three do not.
+_FEWEST_MODULES = 3
+# An output with fewer distinct values may be constant by nature, such as zeros or a one-hot choice.
+_FEWEST_VALUES = 5
+
+_Pair = tuple[Pass, Pass]
+
+
+def find_reused_buffers(dump: Dump) -> list[DumpedTensor]:
+    """Return the outputs that are bitwise equal in decode steps with different tokens or inputs.
+
+    A captured graph writes every step to the same memory. A tool that keeps references, or that records
+    only during capture, then dumps one step under the names of all steps.
+
+    To save time, only the first and last pair of decode steps of each request are searched.
+    """
+    lanes = {port: lane for port, lane in collect_lanes(dump).items() if port.phase == "forward"}
+    outputs = [
+        lane
+        for port, lane in lanes.items()
+        if port.direction == "output" and "float" in lane.first.dtype
+    ]
+    found: dict[str, DumpedTensor] = {}
+    for pairs in _list_decode_pairs(find_passes(dump)):
+        telling = [pair for pair in pairs if _have_different_ids(*pair)] or pairs
+        for one, other in dict.fromkeys((*telling[:1], *telling[-1:])):
+            repeated = [lane for lane in outputs if _is_same(dump, lane, one, other)]
+            if repeated and _is_evidence(dump, lanes, (one, other), repeated):
+                steps = dict.fromkeys(each for pair in pairs for each in pair)
+                for lane in repeated:
+                    same = [each for each in steps if _is_same(dump, lane, each, other)]
+                    found |= {str(held.site): held for each in same for held in lane.held_in(each)}
+    return list(found.values())
+
+
+def describe_reused(reused: Sequence[DumpedTensor]) -> list[str]:
+    """Return one problem for all reused buffers, or an empty list."""
+    if not reused:
+        return []
+    steps = sorted({one.site.at.step for one in reused})
+    modules = list(dict.fromkeys(one.site.at.module or "(model)" for one in reused))
+    text = (
+        f"the same values in steps {', '.join(map(str, steps))}, though their tokens differ: a buffer was"
+        f" reused, as by a captured graph ({format_count(len(modules), 'module')}: {name_some(modules)})"
+    )
+    return [text]
+
+
+def _list_decode_pairs(passes: Sequence[Pass]) -> Iterator[list[_Pair]]:
+    """Yield the pairs of successive decode steps of each request."""
+    pairs: list[_Pair] = []
+    has_begun = False
+    for one, following in pairwise(passes):
+        lengths = [each.rows.length if each.rows else 0 for each in (one, following)]
+        if one.batch != following.batch or lengths[1] != 1:
+            yield pairs
+            pairs, has_begun = [], False
+        elif lengths[0] > 1:
+            has_begun = True
+        elif has_begun and one.shape == following.shape:
+            pairs.append((one, following))
+    yield pairs
+
+
+def _have_different_ids(one: Pass, other: Pass) -> bool:
+    return one.ids is not None and other.ids is not None and not torch.equal(one.ids, other.ids)
+
+
+def _is_same(
+    dump: Dump, lane: Lane, one: Pass, other: Pass, fewest_values: int = _FEWEST_VALUES
+) -> bool:
+    """Return True if a port holds equal values in two passes on all ranks."""
+    sides = lane.held_in(one), lane.held_in(other)
+    return len(sides[0]) == len(sides[1]) > 0 and all(
+        _are_equal(dump, *both, fewest_values) for both in zip(*sides, strict=True)
+    )
+
+
+def _are_equal(dump: Dump, one: DumpedTensor, other: DumpedTensor, fewest_values: int) -> bool:
+    if one.shape != other.shape or one.has_values != other.has_values:
+        return False
+    if not one.has_values:
+        known = one.statistics
+        return known == other.statistics and known.get("max") != known.get("min")
+    return dump.holds_equal(one, other) and len(dump.read(one).double().unique()) >= fewest_values
+
+
+def _is_evidence(dump: Dump, lanes: Lanes, pair: _Pair, repeated: Sequence[Lane]) -> bool:
+    """Return True if several modules, or the logits, have equal results for different inputs."""
+    have_different_ids = _have_different_ids(*pair)
+    if have_different_ids and any(lane.port.level == "logits" for lane in repeated):
+        return True
+    found = set()
+    for lane in repeated:
+        inputs = [
+            other
+            for port, other in lanes.items()
+            if (port.module, port.direction) == (lane.port.module, "input")
+            and other.held_in(pair[0])
+        ]
+        # If its inputs repeat too, as in an encoder, a module rightly repeats its result.
+        is_explained = all(_is_same(dump, one, *pair, fewest_values=0) for one in inputs)
+        if not is_explained or (have_different_ids and not inputs):
+            found.add(lane.port.module)
+    if len(found) >= _FEWEST_MODULES:
+        return True
+    # Attention sees one more token in each step, so some result must differ.
+    modules = {lane.port.module for lane in repeated}
+    return (
+        len(modules) >= _FEWEST_MODULES
+        and any("att" in module.lower() for module in modules)
+        and all(
+            _is_same(dump, lane, *pair, fewest_values=0)
+            for port, lane in lanes.items()
+            if port.direction == "output" and lane.held_in(pair[0])
+        )
+    )

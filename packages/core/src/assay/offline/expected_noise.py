@@ -9,8 +9,8 @@ from torch import Tensor
 
 from assay.dtypes import FORMATS, float_format
 from assay.offline.measuring.measured import MeasuredPorts
-from assay.offline.measuring.routing import ScoreNoise
-from assay.offline.ports.lanes import Port
+from assay.offline.pairing.experts import ScoreNoise
+from assay.offline.pairing.port_series import Port
 
 # Without a noise run, the expected relative error is this many unit roundoffs, times the square root of
 # the number of blocks passed.

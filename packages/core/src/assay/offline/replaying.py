@@ -37,9 +37,9 @@ from assay.locating.ports import BatchSource
 from assay.models import count_parameters, load_model
 from assay.models.load import chosen_threads, yardstick_dtype
 from assay.models.sources import RemoteCode
-from assay.offline.ports.lanes import Lane, collect_lanes
-from assay.offline.ports.matching import match_lanes
-from assay.offline.tokens.passes import Pass
+from assay.offline.pairing.matching import match_lanes
+from assay.offline.pairing.passes import Pass
+from assay.offline.pairing.port_series import Lane, collect_lanes
 from assay.progress import subtask
 from assay.recording.modules import Recorder
 from assay.sites import Call, CallSite, RowMap

@@ -7,7 +7,7 @@ import torch
 from assay.comparing.results import ReplayResults
 from assay.offline.expected_noise import measured_score_noise
 from assay.offline.measuring.measured import MeasuredPorts
-from assay.offline.ports.lanes import Port
+from assay.offline.pairing.port_series import Port
 from assay.stages import Stage
 
 ROUTER, OTHER = Port("router", "output"), Port("other", "output")

@@ -1,10 +1,9 @@
 import torch
 from torch import Tensor
 
-from assay.offline.ports.lanes import Span, collect_lanes
-from assay.offline.ports.matching import Matching, is_allowed, match_lanes, match_modules
-from assay.offline.ports.samples import Graph
-from assay.offline.tokens.passes import Pass
+from assay.offline.pairing.matching import Matching, is_allowed, match_lanes, match_modules
+from assay.offline.pairing.passes import Pass
+from assay.offline.pairing.port_series import Graph, Span, collect_lanes
 from packages.core.tests.unit.offline.memory_dump import make_dump
 
 Values = dict[tuple[str, str], Tensor]

@@ -6,7 +6,7 @@ import torch
 
 import assay
 from assay.dumps.recognizing import open_dump
-from assay.offline.measuring.norms import compare_norms
+from assay.offline.measuring.pair_values import compare_norms
 from assay.recording.recorders import NAMES, measure_statistics, take_values
 
 

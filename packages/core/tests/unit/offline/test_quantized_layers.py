@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from assay.offline.measuring.quantized_layers import measure_coarseness
+from assay.offline.measuring.pair_values import measure_coarseness
 from assay.verdicts import Outcome, Verdict
 from packages.core.tests.dump_writers.msprobe import dumped
 from packages.core.tests.unit.offline.small_dumps import judge

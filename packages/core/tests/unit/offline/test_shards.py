@@ -4,16 +4,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from assay.offline.layouts.placements import Placement, Shape
-from assay.offline.layouts.shards import (
+from assay.offline.measuring.pair_values import give_comparable
+from assay.offline.measuring.placed_parts import (
+    Placement,
     PlacementFinder,
     PlacementRule,
+    Shape,
     find_wrong_summand,
     list_errors,
     list_fused_rules,
     list_rules,
 )
-from assay.offline.measuring.shapes import give_comparable
 
 WHOLE = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
 

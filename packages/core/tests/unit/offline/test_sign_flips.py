@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from assay.offline.measuring.parameters import excuse_sign_flips
+from assay.offline.measuring.pair_values import excuse_sign_flips
 
 
 def test_a_few_reversed_elements_are_excused_and_counted() -> None:

@@ -13,13 +13,12 @@ from assay.comparing.limits import load_limits
 from assay.dumps.protocol import Dump, Statistic
 from assay.offline.judging.judged_ports import JudgedPort
 from assay.offline.judging.locating import judge_ports
+from assay.offline.judging.rows import make_table
+from assay.offline.measuring.metrics import measure_metrics, measure_pair
 from assay.offline.measuring.pair_measurer import PairMeasurer
-from assay.offline.metrics.pair_metrics import measure_pair
-from assay.offline.metrics.published import measure_metrics
-from assay.offline.ports.lanes import collect_lanes
-from assay.offline.ports.matching import match_lanes
-from assay.offline.table import make_table
-from assay.offline.tokens.alignment import align_passes, find_passes
+from assay.offline.pairing.alignment import align_passes, find_passes
+from assay.offline.pairing.matching import match_lanes
+from assay.offline.pairing.port_series import collect_lanes
 from assay.output.tables import Cell
 from assay.verdicts import Ratio
 from packages.core.tests.unit.offline.memory_dump import Values, make_dump

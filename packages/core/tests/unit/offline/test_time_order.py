@@ -8,7 +8,7 @@ from torch import Tensor
 
 from assay.dumps.protocol import Dump
 from assay.offline.check import CompareOptions, compare_dumps
-from assay.offline.moving import move_tensor, number_single_passes
+from assay.offline.readdress import move_tensor, number_single_passes
 from assay.runs import SilentProgress
 from assay.verdicts import Outcome, Verdict
 from packages.core.tests.unit.offline.memory_dump import Values, make_dump

@@ -2,9 +2,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from assay.offline.tokens.alignment import align_passes, find_passes
-from assay.offline.tokens.ids import TokenComparison, compare_ids
-from assay.offline.tokens.passes import Pass
+from assay.offline.pairing.alignment import TokenComparison, align_passes, compare_ids, find_passes
+from assay.offline.pairing.passes import Pass
 from packages.core.tests.unit.offline.memory_dump import Values, make_dump
 
 

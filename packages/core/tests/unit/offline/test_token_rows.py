@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from torch import Tensor, nn
 
-from assay.offline.judging import token_rows
+from assay.offline.judging import rows
 from assay.report.page.pictures import HeatMap, draw_heat_map
 from assay.report.run_report import Report, read_report
 from packages.core.tests.unit.offline.small_dumps import Change, judge, write
@@ -69,7 +69,7 @@ def test_errors_are_relative_to_those_of_the_noise_dump(tmp_path: Path) -> None:
 def test_large_dump_keeps_its_blocks_and_its_worst_tokens(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(token_rows, "MAX_TOKEN_ROWS", 12)
+    monkeypatch.setattr(rows, "MAX_TOKEN_ROWS", 12)
     report = compared(tmp_path, break_token)
     found = map_of(report)
     assert [stage.module for stage in found.stages] == [

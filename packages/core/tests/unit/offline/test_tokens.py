@@ -2,8 +2,8 @@ from dataclasses import replace
 
 import torch
 
-from assay.offline.tokens.alignment import align_passes, find_passes
-from assay.offline.tokens.passes import Pass, take_rows
+from assay.offline.pairing.alignment import align_passes, find_passes
+from assay.offline.pairing.passes import Pass, take_rows
 from assay.sites import CallSite, RowMap
 from packages.core.tests.unit.offline.memory_dump import make_dump
 

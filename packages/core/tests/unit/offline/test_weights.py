@@ -15,7 +15,7 @@ from assay.models.quantization.judging import (
     WeightResult,
 )
 from assay.offline.check import CompareOptions, compare
-from assay.offline.judging.weights import judge_weights
+from assay.offline.judging.model_folders import judge_weights
 from assay.runs import SilentProgress
 from assay.verdicts import Outcome, find_contradiction
 from packages.core.tests.dump_writers.msprobe import dumped

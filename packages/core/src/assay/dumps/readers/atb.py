@@ -20,8 +20,7 @@ from torch import Tensor
 
 from assay.dumps.assembling import DamagedFiles, FoundTensor, assemble_dump
 from assay.dumps.protocol import Dump, DumpedTensor, DumpError, Statistic
-from assay.dumps.reading import path_inside
-from assay.dumps.token_folders import Processes, find_processes, find_root
+from assay.dumps.reading import Processes, find_processes, find_root, path_inside
 from assay.files import UnreadableFileError, open_file, refuse_link
 from assay.progress import counted
 from assay.sites import CallSite, Site

@@ -17,8 +17,15 @@ from pathlib import Path
 
 from assay.dumps.assembling import DamagedFiles, FoundTensor, assemble_dump
 from assay.dumps.protocol import UNKNOWN_SITE, Dump, DumpedTensor, Statistic
-from assay.dumps.reading import load_tensor, path_inside, require_dense
-from assay.dumps.token_folders import Processes, find_processes, find_root, natural_order
+from assay.dumps.reading import (
+    Processes,
+    find_processes,
+    find_root,
+    load_tensor,
+    natural_order,
+    path_inside,
+    require_dense,
+)
 from assay.files import UnreadableFileError, read_json_object, read_text
 from assay.models.stored_tensors import load_objects
 from assay.progress import counted

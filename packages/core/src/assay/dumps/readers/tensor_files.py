@@ -17,12 +17,12 @@ from assay.dumps.protocol import UNKNOWN_SITE, Dump, DumpedTensor
 from assay.dumps.reading import (
     list_archive,
     map_array,
+    natural_order,
     path_inside,
     read_archived,
     require_values,
     walk_values,
 )
-from assay.dumps.token_folders import natural_order
 from assay.files import UnreadableFileError
 from assay.files.safetensors import read_header
 from assay.models.stored_tensors import dtype_of, load_objects, map_tensor

@@ -15,10 +15,9 @@ from torch import Tensor
 
 from assay.comparing.wording import format_number
 from assay.offline.expected_noise import ROUNDOFFS, coarser_unit
-from assay.offline.judging.causes import DumpEvidence
 from assay.offline.judging.judged_ports import JudgedPort
-from assay.offline.judging.locating import is_inside
-from assay.offline.ports.lanes import BLOCK, Lane, LanePair, Port
+from assay.offline.judging.locating import DumpEvidence, is_inside
+from assay.offline.pairing.port_series import BLOCK, Lane, LanePair, Port
 from assay.verdicts import Location
 
 # Fewer rows or distinct values may agree by chance.

@@ -10,7 +10,7 @@ from itertools import accumulate
 from assay.comparing.results import PortResult
 from assay.metrics import RowErrors
 from assay.noise import at_least
-from assay.offline.ports.lanes import Port
+from assay.offline.pairing.port_series import Port
 from assay.statistics import SYSTEMATIC
 from assay.verdicts import Ratio
 

@@ -1,4 +1,4 @@
-"""Judging of ports, and location of the first wrong module from its inputs and outputs.
+"""Location of the first wrong module from its inputs and outputs, its diagnosis, and doubtful pairs.
 
 An error propagates through all later modules. The module that makes it is the first whose inputs agree
 within noise and whose output does not.
@@ -13,7 +13,7 @@ from typing import get_args
 
 from assay.comparing.limits import Limits
 from assay.comparing.results import PortResult
-from assay.metrics import PairSums
+from assay.metrics import PairSums, RowErrors
 from assay.noise import (
     TENSOR_FLOOR,
     at_least,
@@ -23,12 +23,15 @@ from assay.noise import (
 )
 from assay.offline.expected_noise import NoiseLaw, adam_error, count_blocks
 from assay.offline.judging.judged_ports import JudgedPort
+from assay.offline.measured_dumps import MeasuredDumps
 from assay.offline.measuring.measured import MeasuredPorts
-from assay.offline.metrics.pair_metrics import MetricValues
-from assay.offline.ports.lanes import Port
+from assay.offline.measuring.metrics import MetricValues
+from assay.offline.measuring.pair_values import QuantizedLayer
+from assay.offline.pairing.port_series import BLOCK, LanePair, Port, without_numbers
+from assay.offline.replaying import Replayed
 from assay.sites import Phase
 from assay.statistics import Statistic
-from assay.verdicts import Ratio
+from assay.verdicts import Diagnosis, Location, Ratio, TokenPosition
 
 _PHASES = get_args(Phase)
 _NEVER = (sys.maxsize, sys.maxsize)
@@ -316,3 +319,235 @@ def _group_given(judged: Sequence[JudgedPort]) -> dict[tuple[object, ...], list[
 def is_inside(module: str, outer: str) -> bool:
     """Return True if `module` is a descendant of `outer`."""
     return module != outer and (not outer or module.startswith(f"{outer}."))
+
+
+# A smaller share of a sum of squares is rounding.
+_ZERO = 1e-9
+
+# Training phases with a diagnosis of their own.
+_DIAGNOSES: dict[Phase, Diagnosis] = {
+    "inputs": "inputs-differ", "reduce": "missing-reduction", "clip": "clip-norm",
+    "optimizer": "optimizer-update",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class DumpEvidence:
+    """The findings of a comparison of two dumps, from which it is judged."""
+
+    dumps: MeasuredDumps
+    replayed: Replayed | None
+    """The replay of ACTUAL; None without --model."""
+    quantized: Sequence[QuantizedLayer]
+    """Layers that only one side quantizes, in order."""
+    unmatched_expected: list[str]
+    """Expected items without a partner that --allow-unmatched does not excuse."""
+    problems: list[str]
+    """Defects of either dump, such as missing files."""
+    notes: list[str]
+
+
+def find_cause(
+    evidence: DumpEvidence,
+    judged: Sequence[JudgedPort],
+    weights: list[JudgedPort],
+    origin: Origin | None,
+) -> tuple[Location | None, Diagnosis | None]:
+    """Return location and diagnosis of the earliest cause: prompts, weights, modules, then the sampler."""
+    pairing = evidence.dumps.pairing
+    if pairing.tokens.different_prompts or pairing.alignment.is_unrelated:
+        return Location(phase="inputs"), "inputs-differ"
+    if weights:
+        port = weights[0].port
+        name = port.name.removeprefix("parameter.")
+        parameter = f"{port.module}.{name}" if port.module else name
+        location = Location(
+            phase="forward", module=port.module, parameter=parameter, rank=weights[0].result.rank
+        )
+        return location, "weight-mismatch"
+    if origin is not None:
+        if origin.evidence == "unlike":
+            return locate(evidence, origin.judged), "missing-reduction"
+        is_given = origin.evidence == "given"
+        return _diagnose(evidence, judged, origin.judged, is_given=is_given)
+    if any(one.is_near_tie is False for one in pairing.tokens.different_generated):
+        return Location(phase="sampler"), "sampler"
+    return None, None
+
+
+def _diagnose(
+    evidence: DumpEvidence, judged: Sequence[JudgedPort], origin: JudgedPort, *, is_given: bool
+) -> tuple[Location, Diagnosis]:
+    location, phase = locate(evidence, origin), origin.port.phase
+    if is_given:
+        return location.model_copy(update={"phase": "inputs"}), "inputs-differ"
+    if location.op is None:
+        location = location.model_copy(update={"op": _first_operation(judged, origin)})
+    if origin.worst.statistic == "non-finite":
+        return location, "non-finite"
+    step = origin.result.step
+    updated = (origin.port.module, "update", step - 1)
+    if phase == "forward" and any(
+        (one.port.module, one.port.direction, one.result.step) == updated for one in judged
+    ):
+        # The same code agreed with the parameters of earlier steps.
+        location = location.model_copy(update={"phase": "optimizer", "step": step - 1})
+        return location, "optimizer-update"
+    if phase not in _DIAGNOSES:
+        return location, "module-error"
+    frozen = [one for one in judged if one.result.step == origin.result.step and _is_frozen(one)]
+    if frozen:  # parameters outside of the optimizer are not clipped either
+        return locate(evidence, frozen[0]), "frozen-parameters"
+    others = [
+        one
+        for one in judged
+        if (one.port.phase, one.port.direction, one.result.step)
+        == (phase, origin.port.direction, origin.result.step)
+    ]
+    if len(others) > 1 and not any(one.agrees for one in others):
+        location = Location(phase=phase, step=location.step, rank=location.rank)
+    return location, _DIAGNOSES[phase]
+
+
+def _operation_name(port: Port) -> str:
+    return port.name.split(".")[2]
+
+
+def _first_operation(judged: Sequence[JudgedPort], origin: JudgedPort) -> str | None:
+    """Return the first operation in the module's own code that differs."""
+    operations = (
+        _operation_name(one.port)
+        for one in judged
+        if one.port.direction == "op" and one.call == origin.call and not one.agrees
+    )
+    return next(operations, None)
+
+
+def _is_frozen(one: JudgedPort) -> bool:
+    """Return True for a parameter that only ACTUAL leaves unchanged."""
+    sums = one.result.sums
+    squares_of_actual = sums.dd + 2 * sums.de + sums.ee
+    return one.port.direction == "update" and sums.ee > 0 and squares_of_actual < _ZERO * sums.ee
+
+
+def locate(evidence: DumpEvidence, judged: JudgedPort) -> Location:
+    """Return the location of a judged port, with the first step that differs."""
+    port = judged.port
+    op = _operation_name(port) if port.direction == "op" else None
+    op = port.direction if port.direction == "loss" else op
+    step = judged.first_bad_pass[1] if judged.first_bad_pass else judged.result.step
+    if not judged.result.passes:  # replayed
+        step = judged.result.step or _step_of(evidence, *_first_row(judged))
+    rank = judged.result.rank
+    short = port.name.partition(".")[2] if port.is_of_parameter else ""
+    parameter = ".".join(filter(None, (port.module, short))) if short else None
+    return Location(
+        phase=port.phase, step=step, rank=rank, module=port.module, op=op, parameter=parameter
+    )
+
+
+def describe_given(evidence: DumpEvidence, origin: Origin | None) -> str:
+    """Name an input that differs, and the side that lacks it; return "" for another origin."""
+    if origin is None or origin.evidence != "given":
+        return ""
+    port, matching = origin.judged.port, evidence.dumps.pairing.matching
+    text = f"{port.name.removeprefix('input.')} of {port.module or '(model)'}"
+    for side, lanes in (("ACTUAL", matching.absent_masks), ("EXPECTED", matching.extra_masks)):
+        if any(lane.port == port for lane in lanes):
+            return f"{text} is absent in {side}"
+    return f"{text} differs"
+
+
+def _first_row(judged: JudgedPort) -> tuple[int, int]:
+    """Return prompt and position of the first row over the limit, or of the worst row."""
+    if judged.result.exact.num_different:
+        return judged.result.exact.first
+    rows, bad = RowErrors.concatenate(judged.result.sums.rows), judged.first_bad_row
+    return (-1, -1) if bad is None else (int(rows.prompt[bad]), int(rows.position[bad]))
+
+
+def _step_of(evidence: DumpEvidence, prompt: int, position: int) -> int:
+    for pair in evidence.dumps.pairing.alignment.pairs:
+        rows = pair.expected.rows
+        held = rows.positions[rows.prompts.index(prompt)] if rows and prompt in rows.prompts else ()
+        if position in held:
+            return pair.expected.step
+    return 0
+
+
+def find_first_bad_token(
+    evidence: DumpEvidence, judged: Sequence[JudgedPort], origin: Origin | None
+) -> TokenPosition | None:
+    """Return the first different token, or the first whose logits are over their limit."""
+    for different in evidence.dumps.pairing.tokens.different:
+        phase = "prefill" if different.is_prompt else "decode"
+        return TokenPosition(prompt=different.prompt, position=different.position, phase=phase)
+    logits = [one for one in judged if one.port.level == "logits" and not one.agrees]
+    source = logits[0] if logits else origin.judged if origin else None
+    if source is None or source.port.direction == "parameter":
+        return None
+    prompt, position = _first_row(source)
+    if prompt < 0 or position < 0:
+        return None
+    step = locate(evidence, source).step
+    return TokenPosition(prompt=prompt, position=position, phase="decode" if step else "prefill")
+
+
+Doubt = tuple[JudgedPort, LanePair]
+
+
+def find_doubts(judged: Sequence[JudgedPort], pairs: Sequence[LanePair]) -> list[Doubt]:
+    """Return the different ports whose pair is a guess that later results refute.
+
+    A guess that is refuted in one block is refuted in all of them, unless it holds in one.
+    """
+    pair_of = {pair.port: pair for pair in pairs}
+    failed = [
+        one
+        for one in judged
+        if not one.agrees and one.port.phase == "forward"
+        if one.port in pair_of and _is_guess(pair_of[one.port])
+    ]
+    known = [one for one in judged if one.port in pair_of]
+    agreeing = [one for one in known if one.agrees and one.result.sums.ee]
+    confirmed = {_pattern(pair_of[one.port]) for one in agreeing}
+    refuted = {
+        _pattern(pair_of[one.port])
+        for one in failed
+        if any(_depends_on(other, one, pair_of) for other in agreeing)
+    } - confirmed
+    return [(one, pair_of[one.port]) for one in failed if _pattern(pair_of[one.port]) in refuted]
+
+
+def _is_guess(pair: LanePair) -> bool:
+    is_renamed = pair.expected.port.name != pair.actual.port.name
+    return pair.is_guess or (pair.port.direction == "input" and is_renamed)
+
+
+def _pattern(pair: LanePair) -> tuple[str, ...]:
+    """Return the ports of a pair, alike in all blocks."""
+    return tuple(without_numbers(str(one.port)) for one in (pair.expected, pair.actual))
+
+
+def _depends_on(later: JudgedPort, one: JudgedPort, pair_of: Mapping[Port, LanePair]) -> bool:
+    """Return True if `later` is a value that an error of `one` would change."""
+    if (later.result.rank, later.result.step) != (one.result.rank, one.result.step):
+        return False
+    if later.port.direction != "output":
+        return later.port.direction == "input" and _is_same_in_expected(later, one)
+    # A part of a fused module is reported by ACTUAL's name.
+    module, outer = (pair_of[item.port].expected.port.module for item in (one, later))
+    if later.port.level == "logits" or is_inside(module, outer):
+        return True
+    if one.port.direction == "input" and module == outer:
+        return True
+    own, block = BLOCK.match(module), BLOCK.fullmatch(outer)
+    is_same_list = block is not None and (own is None or own[1] == block[1])
+    return is_same_list and later.order > one.order
+
+
+def _is_same_in_expected(later: JudgedPort, one: JudgedPort) -> bool:
+    """Return True if EXPECTED passes the value of `one` on to `later`."""
+    sums, others = one.result.sums, later.result.sums
+    is_same = (sums.num_elements, sums.ee) == (others.num_elements, others.ee)
+    return is_same and sums.ee > 0 and later.order > one.order

@@ -23,28 +23,27 @@ from assay.comparing.limits import Limits
 from assay.comparing.wording import describe_location, describe_port, describe_unseen, format_count
 from assay.dtypes import float_format
 from assay.errors import name_some
-from assay.offline.completeness import list_unrecorded
+from assay.offline.contents import list_unrecorded
 from assay.offline.expected_noise import count_blocks
-from assay.offline.judging.causes import (
-    DumpEvidence,
-    describe_given,
-    find_cause,
-    find_first_bad_token,
-    locate,
-)
 from assay.offline.judging.changes import describe_change
-from assay.offline.judging.doubts import Doubt, find_doubts
 from assay.offline.judging.judged_ports import JudgedPort
 from assay.offline.judging.locating import (
+    Doubt,
+    DumpEvidence,
     Origin,
+    describe_given,
+    find_cause,
+    find_doubts,
+    find_first_bad_token,
     find_origins,
     find_wrong_replicas,
     is_inside,
     judge_ports,
+    locate,
 )
-from assay.offline.metrics.pair_metrics import find_worst_values
-from assay.offline.ports.lanes import Port
-from assay.offline.tokens.ids import DifferentToken, TokenComparison
+from assay.offline.measuring.metrics import find_worst_values
+from assay.offline.pairing.alignment import DifferentToken, TokenComparison
+from assay.offline.pairing.port_series import Port
 from assay.verdicts import (
     Level,
     Location,

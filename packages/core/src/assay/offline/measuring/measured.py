@@ -6,9 +6,9 @@ from torch import Tensor
 
 from assay.comparing.results import PortResult, ReplayResults
 from assay.metrics import NormSums, PairSums
-from assay.offline.measuring.quantized_layers import Coarseness
-from assay.offline.metrics.pair_metrics import TensorPair
-from assay.offline.ports.lanes import Port
+from assay.offline.measuring.metrics import TensorPair
+from assay.offline.measuring.pair_values import Coarseness
+from assay.offline.pairing.port_series import Port
 from assay.sites import Phase
 from assay.stages import Stage
 from assay.statistics import worst_error

@@ -17,33 +17,37 @@ from assay.locating.ports import (
     is_attention_mask,
     is_unnamed_mask,
 )
-from assay.offline.layouts.placements import LayoutError
 from assay.offline.measuring.measured import MeasuredPorts
-from assay.offline.measuring.norms import compare_norms, read_norms
-from assay.offline.measuring.parameters import (
+from assay.offline.measuring.metrics import TensorPair
+from assay.offline.measuring.pair_values import (
     compare_copies,
-    distinct_weights,
-    excuse_sign_flips,
-    find_first_step,
-    measure_parameter,
-)
-from assay.offline.measuring.parts import HeldCall, PlacementRules, find_rules, read_parts
-from assay.offline.measuring.quantized_layers import measure_coarseness
-from assay.offline.measuring.routing import Flip
-from assay.offline.measuring.shapes import (
+    compare_norms,
     count_each,
     describe_shapes,
+    distinct_weights,
+    excuse_sign_flips,
     expects_nothing,
+    find_first_step,
     give_comparable_dtype,
     give_same_shape,
+    measure_coarseness,
+    measure_parameter,
+    read_norms,
     take_both,
 )
-from assay.offline.measuring.shares import Share, divide_pairs, map_shares
-from assay.offline.metrics.pair_metrics import TensorPair
-from assay.offline.ports.lanes import Lane, LanePair, Port, list_repeats
-from assay.offline.ports.matching import Matching
-from assay.offline.tokens.alignment import TokenAlignment
-from assay.offline.tokens.passes import PassPair
+from assay.offline.measuring.placed_parts import (
+    HeldCall,
+    LayoutError,
+    PlacementRules,
+    find_rules,
+    read_parts,
+)
+from assay.offline.measuring.work_chunks import Chunk, divide_pairs, map_chunks
+from assay.offline.pairing.alignment import TokenAlignment
+from assay.offline.pairing.experts import Flip
+from assay.offline.pairing.matching import Matching
+from assay.offline.pairing.passes import PassPair
+from assay.offline.pairing.port_series import Lane, LanePair, Port, list_repeats
 from assay.sites import RowMap
 from assay.statistics import worst_error
 
@@ -72,7 +76,7 @@ class PairMeasurer:
 
     def measure(self, matching: Matching) -> MeasuredPorts:
         """Measure every pair in the expected order, on all cores."""
-        for measured in map_shares(self._measure_share, divide_pairs(matching.pairs)):
+        for measured in map_chunks(self._measure_chunk, divide_pairs(matching.pairs)):
             self.measured.extend(measured)
         for lane in matching.absent_masks:
             self._measure_mask(self.expected, lane)
@@ -80,9 +84,9 @@ class PairMeasurer:
             self._measure_mask(self.actual, lane)
         return self.measured
 
-    def _measure_share(self, share: Share) -> MeasuredPorts:
+    def _measure_chunk(self, chunk: Chunk) -> MeasuredPorts:
         part = replace(self, measured=MeasuredPorts(sums=self.measured.sums))
-        part.measure_pairs(share.pairs)
+        part.measure_pairs(chunk.pairs)
         return part.measured
 
     def measure_pairs(self, pairs: Sequence[LanePair]) -> None:

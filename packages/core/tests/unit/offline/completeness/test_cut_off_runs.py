@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from assay.offline.completeness import find_cut_off
+from assay.offline.contents import find_cut_off
 from assay.verdicts import Outcome
 from packages.core.tests.unit.offline.memory_dump import make_dump
 from packages.core.tests.unit.offline.small_dumps import judge, write

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from assay.dumps.protocol import Dump
-from assay.offline.completeness import find_lost_ranks
+from assay.offline.contents import find_lost_ranks
 from packages.core.tests.unit.offline.memory_dump import make_dump
 
 WHOLE = torch.linspace(-1, 1, 32).reshape(1, 2, 16)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from assay.dumps.protocol import Dump, DumpError
-from assay.offline.completeness import find_reused_buffers
+from assay.offline.contents import find_reused_buffers
 from assay.verdicts import Outcome
 from packages.core.tests.unit.offline.memory_dump import make_dump
 from packages.core.tests.unit.offline.small_dumps import halve, judge, write

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from assay.errors import UsageError
-from assay.offline.metrics.pair_metrics import CustomMetric, load_metrics
+from assay.offline.measuring.metrics import CustomMetric, load_metrics
 
 PAIR = torch.tensor([[1.0, 2.0], [3.0, 4.0]], dtype=torch.bfloat16), torch.zeros(2, 2)
 

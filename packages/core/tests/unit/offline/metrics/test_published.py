@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from assay.metrics import ShapeMismatchError
-from assay.offline.metrics import published
-from assay.offline.metrics.published import (
+from assay.offline.measuring import metrics as published
+from assay.offline.measuring.metrics import (
     MeasurePair,
     PairMetrics,
     kl_divergences,

@@ -12,22 +12,22 @@ import torch.distributed as dist
 
 from assay.launch import Rank, TimeLimits, World, call, outer_world_size
 from assay.launch.forked_pool import dump_mapped, load_mapped, map_forked
-from assay.offline.ports.lanes import LanePair
+from assay.offline.pairing.port_series import LanePair
 from assay.progress import Progress, subtask
 
 T = TypeVar("T")
 
 # Measuring this many bytes takes a tenth of a second, about as long as starting a process.
 _FEWEST_BYTES = 64 << 20
-# With about this many shares, 16 cores finish nearly together.
-_NUM_SHARES = 128
+# With about this many chunks, 16 cores finish nearly together.
+_NUM_CHUNKS = 128
 
 # An idle rank waits for the others.
 _LONGEST = timedelta(days=7).total_seconds()
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class Chunk:
     """Consecutive pairs that one process measures."""
 
     pairs: Sequence[LanePair]
@@ -35,30 +35,30 @@ class Share:
     """Size of both sides, as far as the dumps state shapes."""
 
 
-def map_shares(function: Callable[[Share], T], shares: Sequence[Share]) -> list[T]:
-    """Apply `function` to every share on all cores. Under torchrun the ranks divide the shares.
+def map_chunks(function: Callable[[Chunk], T], chunks: Sequence[Chunk]) -> list[T]:
+    """Apply `function` to every chunk on all cores. Under torchrun the ranks divide the chunks.
 
-    Returns: the results in the order of the shares, on every rank.
+    Returns: the results in the order of the chunks, on every rank.
     Raises: the error of `function`, or WorldError with the rank if another rank fails.
     """
     size = outer_world_size(os.environ)
     if size is None:
-        results = _map_numbered(function, shares, range(len(shares)))
+        results = _map_numbered(function, chunks, range(len(chunks)))
     else:
         limits = TimeLimits(collective_seconds=_LONGEST, body_seconds=2 * _LONGEST)
         world = World({"rank": size}, threads=torch.get_num_threads(), limits=limits)
         results = {}
-        call(_map_on_rank, (function, shares, results), world=world)
-    return [results[number] for number in range(len(shares))]
+        call(_map_on_rank, (function, chunks, results), world=world)
+    return [results[number] for number in range(len(chunks))]
 
 
 def _map_on_rank(
-    request: tuple[Callable[[Share], T], Sequence[Share], dict[int, T]], _: Progress, rank: Rank
+    request: tuple[Callable[[Chunk], T], Sequence[Chunk], dict[int, T]], _: Progress, rank: Rank
 ) -> None:
-    """Map this rank's shares, and exchange the results with all ranks."""
-    function, shares, results = request
-    numbers = _divide_by_bytes(shares, rank.size)
-    own = _map_numbered(function, shares, numbers[rank.number])
+    """Map this rank's chunks, and exchange the results with all ranks."""
+    function, chunks, results = request
+    numbers = _divide_by_bytes(chunks, rank.size)
+    own = _map_numbered(function, chunks, numbers[rank.number])
     for source in range(rank.size):
         with TemporaryFile() as file:
             if source == rank.number:
@@ -77,46 +77,46 @@ def _broadcast(file: IO[bytes], source: int) -> None:
 
 
 def _map_numbered(
-    function: Callable[[Share], T], shares: Sequence[Share], numbers: Sequence[int]
+    function: Callable[[Chunk], T], chunks: Sequence[Chunk], numbers: Sequence[int]
 ) -> dict[int, T]:
     results: dict[int, T] = {}
-    total = sum(shares[number].num_bytes for number in numbers)
+    total = sum(chunks[number].num_bytes for number in numbers)
     with subtask("compares", total, "bytes") as task:
-        for place, result in map_forked(function, [shares[number] for number in numbers]):
+        for place, result in map_forked(function, [chunks[number] for number in numbers]):
             results[numbers[place]] = result
-            task.advance(shares[numbers[place]].num_bytes)
+            task.advance(chunks[numbers[place]].num_bytes)
     return results
 
 
-def _divide_by_bytes(shares: Sequence[Share], num_ranks: int) -> list[list[int]]:
-    """Assign shares to ranks: the largest first, each to the least loaded rank."""
+def _divide_by_bytes(chunks: Sequence[Chunk], num_ranks: int) -> list[list[int]]:
+    """Assign chunks to ranks: the largest first, each to the least loaded rank."""
     numbers: list[list[int]] = [[] for _ in range(num_ranks)]
     loads = [0] * num_ranks
-    for number in sorted(range(len(shares)), key=lambda number: -shares[number].num_bytes):
+    for number in sorted(range(len(chunks)), key=lambda number: -chunks[number].num_bytes):
         rank = loads.index(min(loads))
         numbers[rank].append(number)
-        loads[rank] += shares[number].num_bytes
+        loads[rank] += chunks[number].num_bytes
     return numbers
 
 
-def divide_pairs(pairs: Sequence[LanePair]) -> list[Share]:
-    """Divide pairs into consecutive shares of about equal size.
+def divide_pairs(pairs: Sequence[LanePair]) -> list[Chunk]:
+    """Divide pairs into consecutive chunks of about equal size.
 
-    If two pairs have the same port, and so pool their sums, all pairs form one share.
+    If two pairs have the same port, and so pool their sums, all pairs form one chunk.
     """
     if len({pair.port for pair in pairs}) < len(pairs):
-        return [Share(pairs, sum(map(_count_bytes, pairs)))]
-    least = max(_FEWEST_BYTES, sum(map(_count_bytes, pairs)) // _NUM_SHARES)
-    shares: list[Share] = []
+        return [Chunk(pairs, sum(map(_count_bytes, pairs)))]
+    least = max(_FEWEST_BYTES, sum(map(_count_bytes, pairs)) // _NUM_CHUNKS)
+    chunks: list[Chunk] = []
     waiting: list[LanePair] = []
     num_bytes = 0
     for pair in pairs:
         waiting.append(pair)
         num_bytes += _count_bytes(pair)
         if num_bytes >= least:
-            shares.append(Share(waiting, num_bytes))
+            chunks.append(Chunk(waiting, num_bytes))
             waiting, num_bytes = [], 0
-    return [*shares, Share(waiting, num_bytes)] if waiting else shares
+    return [*chunks, Chunk(waiting, num_bytes)] if waiting else chunks
 
 
 def _count_bytes(pair: LanePair) -> int:

@@ -10,8 +10,17 @@ from itertools import pairwise
 from torch import Tensor
 
 from assay.dumps.protocol import Dump, DumpedTensor
-from assay.offline.ports.lanes import Lane, LanePair, Lanes, Span, without_numbers
-from assay.offline.ports.samples import SIMILAR, Graph, relative_error, sample_error
+from assay.offline.pairing.port_series import (
+    SIMILAR,
+    Graph,
+    Lane,
+    LanePair,
+    Lanes,
+    Span,
+    relative_error,
+    sample_error,
+    without_numbers,
+)
 
 
 @dataclass(frozen=True, slots=True)

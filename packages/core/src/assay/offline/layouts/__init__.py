@@ -1,1 +1,0 @@
-"""Placements of tensors over ranks, declared or detected from shapes and values."""

@@ -1,1 +1,0 @@
-"""Published and custom metrics of tensor pairs."""

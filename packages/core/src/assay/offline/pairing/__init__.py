@@ -1,0 +1,1 @@
+"""Pairing of two dumps: their passes and tokens, ports, and experts."""

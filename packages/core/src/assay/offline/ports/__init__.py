@@ -1,1 +1,0 @@
-"""The ports of modules, and their partners in another dump."""

@@ -1,1 +1,0 @@
-"""The tokens of dumps: forward passes, prompts, positions and ids."""
