@@ -91,11 +91,11 @@ def judge(work: Work) -> list[OfflineFinding]:
             compare_dumps(
                 comparison, open_shared(expected), actual, SilentProgress(), open_shared(noise)
             )
-        assert _MEMORY.evidence is not None
-        evidence, limits = _MEMORY.evidence
+        assert _MEMORY.dumps is not None
+        dumps = _MEMORY.dumps
         for mode in get_args(Mode):
-            kept = evidence if mode == "model" else replace(evidence, replayed=None)
-            found.append(OfflineFinding(fault, form, mode, judge_dumps(kept, limits)[0]))
+            kept = dumps if mode == "model" else replace(dumps, replayed=None)
+            found.append(OfflineFinding(fault, form, mode, judge_dumps(kept)[0]))
     shutil.rmtree(folder)
     return found
 

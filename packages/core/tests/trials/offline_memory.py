@@ -13,13 +13,12 @@ from unittest.mock import patch
 
 from torch import Tensor
 
-from assay.comparing.limits import Limits
 from assay.dumps.protocol import Dump, DumpedTensor
 from assay.dumps.recognizing import open_dump
 from assay.offline import check, measured_dumps, replaying
 from assay.offline.check import CompareOptions
-from assay.offline.judging.locating import DumpEvidence
 from assay.offline.judging.verdict import judge_dumps as judge
+from assay.offline.measured_dumps import MeasuredDumps
 from assay.offline.measuring.measured import MeasuredPorts
 from assay.offline.pairing.passes import Pass
 from assay.offline.replaying import Reference, TrustedModel
@@ -31,22 +30,22 @@ _MOST_REFERENCES = 4
 class Memory:
     """Results that later comparisons take from here instead of computing them again.
 
-    evidence: of the last comparison, with its limits.
+    dumps: those of the last comparison.
     """
 
-    evidence: tuple[DumpEvidence, Limits] | None = None
+    dumps: MeasuredDumps | None = None
     _noise: dict[Hashable, MeasuredPorts] = field(default_factory=dict)
     _references: OrderedDict[Hashable, tuple[Reference, Path]] = field(default_factory=OrderedDict)
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Let comparisons use it, and keep their evidence."""
+        """Let comparisons use it, and keep what they measured."""
         measure = measured_dumps.measure_noise
         record = replaying.record_reference
 
-        def judge_dumps(evidence: DumpEvidence, limits: Limits) -> Any:
-            self.evidence = evidence, limits
-            return judge(evidence, limits)
+        def judge_dumps(dumps: MeasuredDumps) -> Any:
+            self.dumps = dumps
+            return judge(dumps)
 
         def measure_noise(comparison: CompareOptions, *rest: Any) -> MeasuredPorts:
             key = comparison.expected, comparison.noise

@@ -68,6 +68,7 @@ from assay.offline.readdress import (
     number_single_passes,
     split_mixed_passes,
 )
+from assay.offline.replaying import Replayed
 from assay.progress import Progress
 from assay.sites import ComparedLevel, strip_model_prefixes
 
@@ -330,6 +331,8 @@ class MeasuredDumps:
     reused: list[DumpedTensor]
     """Tensors of ACTUAL that hold the values of another step."""
     lost_ranks: set[int]
+    replayed: Replayed | None = None
+    """The replay of ACTUAL; None without --model."""
 
     @property
     def ports(self) -> list[Port]:

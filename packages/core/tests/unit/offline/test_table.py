@@ -11,8 +11,7 @@ import torch
 
 from assay.comparing.limits import load_limits
 from assay.dumps.protocol import Dump, Statistic
-from assay.offline.judging.judged_ports import JudgedPort
-from assay.offline.judging.locating import judge_ports
+from assay.offline.judging.judged_ports import JudgedPort, judge_ports
 from assay.offline.judging.rows import make_table
 from assay.offline.measuring.metrics import measure_metrics, measure_pair
 from assay.offline.measuring.pair_measurer import PairMeasurer

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from assay.comparing.wording import format_number
 from assay.offline.expected_noise import ROUNDOFFS, coarser_unit
-from assay.offline.judging.judged_ports import JudgedPort
-from assay.offline.judging.locating import DumpEvidence, is_inside
+from assay.offline.judging.judged_ports import JudgedPort, is_inside
+from assay.offline.measured_dumps import MeasuredDumps
 from assay.offline.pairing.port_series import BLOCK, Lane, LanePair, Port
 from assay.verdicts import Location
 
@@ -158,24 +158,24 @@ class _Place:
 
 
 def describe_change(
-    evidence: DumpEvidence, location: Location, judged: JudgedPort, failed: Sequence[JudgedPort]
+    dumps: MeasuredDumps, location: Location, judged: JudgedPort, failed: Sequence[JudgedPort]
 ) -> str:
     """Describe a simple change that explains the difference at `location`; "" if none does.
 
     judged: the port that decided on the location.
     failed: all ports that differ.
     """
-    port, pairs = judged.port, evidence.dumps.pairing.matching.pairs
-    is_reused = any(one.site.at.module == port.module for one in evidence.dumps.reused)
+    port, pairs = judged.port, dumps.pairing.matching.pairs
+    is_reused = any(one.site.at.module == port.module for one in dumps.reused)
     is_place = location.module == port.module and location.phase == port.phase
-    place = _open(evidence, judged) if is_place and not is_reused else None
+    place = _open(dumps, judged) if is_place and not is_reused else None
     if place is None:
         return ""
     nouns = OF_WEIGHT if port.is_of_parameter else OF_RESULT
     found = describe_values(place.actual, place.expected, place.proof, nouns)
     if not found and (port.phase, port.direction) == ("forward", "output"):
         ports = [one for one in pairs if one.port.module == port.module]
-        inputs = [_read(evidence, judged, one) for one in ports if one.port.direction == "input"]
+        inputs = [_read(dumps, judged, one) for one in ports if one.port.direction == "input"]
         if any(one is not None and place.holds(one.actual) for one in inputs):
             return "ACTUAL returns its input unchanged."
     inner = [
@@ -185,19 +185,19 @@ def describe_change(
         and is_inside(one.port.module, port.module)
         and (one.port.phase, one.first_bad_pass) == (port.phase, judged.first_bad_pass)
     ]
-    sources = (_describe_source(evidence, one, judged) for one in (judged, *inner[:_MOST_INPUTS]))
+    sources = (_describe_source(dumps, one, judged) for one in (judged, *inner[:_MOST_INPUTS]))
     return found or next(filter(None, sources), "")
 
 
-def _open(evidence: DumpEvidence, judged: JudgedPort) -> _Place | None:
-    pairs = evidence.dumps.pairing.matching.pairs
+def _open(dumps: MeasuredDumps, judged: JudgedPort) -> _Place | None:
+    pairs = dumps.pairing.matching.pairs
     pair = next((one for one in pairs if one.port == judged.port), None)
-    return _read(evidence, judged, pair) if pair and judged.port.direction != "op" else None
+    return _read(dumps, judged, pair) if pair and judged.port.direction != "op" else None
 
 
-def _read(evidence: DumpEvidence, judged: JudgedPort, pair: LanePair) -> _Place | None:
+def _read(dumps: MeasuredDumps, judged: JudgedPort, pair: LanePair) -> _Place | None:
     """Read two lanes where `judged` differs; None without comparable values, or with too many."""
-    dumps, result = evidence.dumps, judged.result
+    result = judged.result
     at = judged.first_bad_pass if result.passes else None
     by_step = judged.port.phase != "forward" and dumps.expected.is_training
     tensors = {
@@ -230,12 +230,12 @@ def _read(evidence: DumpEvidence, judged: JudgedPort, pair: LanePair) -> _Place 
     return _Place(pair, actual.to(dtype), expected.to(dtype), Proof(noise, unit))
 
 
-def _describe_source(evidence: DumpEvidence, judged: JudgedPort, origin: JudgedPort) -> str:
+def _describe_source(dumps: MeasuredDumps, judged: JudgedPort, origin: JudgedPort) -> str:
     """Name the only similar port whose expected values ACTUAL holds at `judged`; or return "".
 
     origin: the located port, which may contain `judged`.
     """
-    place, lanes = _open(evidence, judged), evidence.dumps.pairing.lanes[0]
+    place, lanes = _open(dumps, judged), dumps.pairing.lanes[0]
     if place is None or len(place.actual.flatten()[:_NUM_SAMPLED].unique()) < _FEWEST:
         return ""
     port, found = place.pair.expected.port, list[Lane]()
@@ -245,26 +245,26 @@ def _describe_source(evidence: DumpEvidence, judged: JudgedPort, origin: JudgedP
         is_similar = len(parts[0]) == len(parts[1]) and sum(map(ne, *parts)) == 1
         if not is_similar or (lane.port.name, lane.port.phase) != (port.name, port.phase):
             continue
-        if port.direction == "parameter" and not _may_hold(evidence, place, lane):
+        if port.direction == "parameter" and not _may_hold(dumps, place, lane):
             continue
-        other = _read(evidence, judged, LanePair(lane, place.pair.actual))
+        other = _read(dumps, judged, LanePair(lane, place.pair.actual))
         if other is not None and place.holds(other.expected):
             found.append(lane)
     if len(found) != 1:
         return ""
-    source, missing = found[0].port, _describe_missing(evidence, port, found[0].port)
+    source, missing = found[0].port, _describe_missing(dumps, port, found[0].port)
     if judged is not origin:
         return f"{port.module} gets the input that {source.module} gets in EXPECTED{missing}."
-    pairs = [one for one in evidence.dumps.pairing.matching.pairs if one.port == source]
-    for one in [_read(evidence, judged, pair) for pair in pairs]:
+    pairs = [one for one in dumps.pairing.matching.pairs if one.port == source]
+    for one in [_read(dumps, judged, pair) for pair in pairs]:
         if one is not None and one.holds(place.expected):
             return f"It and {source} are swapped."
     return f"It holds the expected values of {source}{missing}."
 
 
-def _may_hold(evidence: DumpEvidence, place: _Place, weight: Lane) -> bool:
+def _may_hold(dumps: MeasuredDumps, place: _Place, weight: Lane) -> bool:
     """Return False for a weight whose first rows are not those of ACTUAL. It need not be read whole."""
-    stored = evidence.dumps.pairing.expected.read_intact(weight.first)
+    stored = dumps.pairing.expected.read_intact(weight.first)
     if stored is None or not stored.ndim:
         return False
     rows = stored.reshape(-1, stored.shape[-1] if stored.ndim > 1 else 1)[:_FEWEST].float()
@@ -272,7 +272,7 @@ def _may_hold(evidence: DumpEvidence, place: _Place, weight: Lane) -> bool:
     return rows.shape == own.shape and not len(place.proof.find_different(own, rows))
 
 
-def _describe_missing(evidence: DumpEvidence, port: Port, source: Port) -> str:
+def _describe_missing(dumps: MeasuredDumps, port: Port, source: Port) -> str:
     """Name the block that ACTUAL lacks, if it holds the values of `source` at `port`; or return ""."""
     own, other = BLOCK.match(port.module), BLOCK.match(source.module)
     blocks = [
@@ -281,7 +281,7 @@ def _describe_missing(evidence: DumpEvidence, port: Port, source: Port) -> str:
             for one in lanes
             if one.direction == port.direction and (found := BLOCK.match(one.module))
         }
-        for lanes in evidence.dumps.pairing.lanes
+        for lanes in dumps.pairing.lanes
     ]
     lacking = blocks[0] - blocks[1]
     if own is None or other is None or own[1] != other[1] or len(lacking) != 1:

@@ -1,19 +1,26 @@
-"""One port with its ratios, and the passes in which it differs."""
+"""Judging of ports: the ratios of each by noise and limits, and the passes in which it differs."""
 
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
+from typing import get_args
 
+from assay.comparing.limits import Limits
 from assay.comparing.results import PortResult
-from assay.metrics import RowErrors
-from assay.noise import at_least
+from assay.metrics import PairSums, RowErrors
+from assay.noise import TENSOR_FLOOR, at_least, channel_ratio, error_ratios
+from assay.offline.expected_noise import NoiseLaw, adam_error, count_blocks
+from assay.offline.measuring.measured import MeasuredPorts
+from assay.offline.measuring.metrics import MetricValues
 from assay.offline.pairing.port_series import Port
-from assay.statistics import SYSTEMATIC
+from assay.sites import Phase
+from assay.statistics import SYSTEMATIC, Statistic
 from assay.verdicts import Ratio
 
+_PHASES = get_args(Phase)
 # Share of the limit from which a port counts as wrong in the first wrong pass: 1.75 times the noise of the same
 # pass, as the limit is 3.5.
 _CARRIED = 0.5
@@ -133,3 +140,151 @@ def _pooled_error(rows: RowErrors) -> float:
     """Return the relative error of all rows together; inf or nan if it is not finite."""
     error = float(rows.error.norm())
     return error / float(rows.expected.norm().clamp_min(sys.float_info.min)) if error else 0.0
+
+
+def judge_ports(
+    ports: Sequence[Port],
+    measured: MeasuredPorts,
+    noise: MeasuredPorts | None,
+    limits: Limits,
+    unit_roundoff: float,
+    metrics: MetricValues,
+    num_blocks: int = 0,
+    *,
+    is_ordered: bool = True,
+) -> list[JudgedPort]:
+    """Judge every port, by step and phase in the order of the expected dump.
+
+    noise: measurement of the noise dump; None to derive the expected error from the depth.
+    unit_roundoff: the unit roundoff of the coarser dtype of the two dumps.
+    metrics: judged if the limits name them. Their ratio is relative to the limit.
+    num_blocks: number of blocks in the network. Logits have passed all of them.
+    is_ordered: False if a port outside of the blocks may follow all of them.
+    """
+    results = sorted(
+        [(port, result) for port in ports for result in measured.of(port)],
+        key=lambda item: (item[1].step, _PHASES.index(item[0].phase)),
+    )
+    deepest = max((count_blocks(port.module) for port, _ in results), default=0)
+    drifts = {step: sums.relative_error for step, sums in measured.drift.items()}
+    law = NoiseLaw(unit_roundoff, max(deepest, num_blocks), drifts)
+    expected_errors = _expect_errors(results, law, num_blocks, is_ordered=is_ordered)
+    noise_of = {
+        (port, one.step): one for port in ports if noise for one in reversed(noise.of(port))
+    }
+    judged = []
+    for order, ((port, result), expected) in enumerate(zip(results, expected_errors, strict=True)):
+        reference = noise_of.get((port, result.step))
+        named = {
+            name: value
+            for name, value in metrics.get((port, result.rank), {}).items()
+            if name in limits.by_statistic
+        }
+        ratios = _ratios(port, result, reference, limits, expected, unit_roundoff, named)
+        error = measured.norm_errors.get((port, result.rank, result.step))
+        if error is not None:
+            ratios.append(_norm_ratio(error, reference, expected))
+        if ratios:
+            by_limits = (
+                one.judged(1.0 if one.statistic in named else limits.of(one.statistic))
+                for one in ratios
+            )
+            judged.append(JudgedPort(port, order, result, tuple(by_limits), expected, reference))
+    return judged
+
+
+def _expect_errors(
+    results: Sequence[tuple[Port, PortResult]], law: NoiseLaw, num_blocks: int, *, is_ordered: bool
+) -> Iterator[float]:
+    """Yield the expected relative error of each result. An update has that of its measured gradient."""
+    gradient_errors: dict[tuple[str, str], float] = {}
+    depth = 0 if is_ordered else num_blocks
+    for port, result in results:
+        if port.phase == "forward":
+            depth = max(depth, count_blocks(port.module))
+        if port.level == "logits":
+            depth = max(depth, num_blocks)
+        expected = law.expected(port, count_blocks(port.module) or depth, result.step)
+        parameter = port.module, port.name.partition(".")[2]
+        if port.phase in ("backward", "clip"):
+            known = gradient_errors.get(parameter, 0.0)
+            gradient_errors[parameter] = max(known, result.sums.relative_error)
+        if port.direction == "update":
+            of_gradient = gradient_errors.get(parameter)
+            floor = law.gradient_roundoff if of_gradient is not None else expected
+            expected = adam_error(max(floor, of_gradient or 0.0))
+        yield expected
+
+
+def _ratios(
+    port: Port, result: PortResult, noise: PortResult | None, limits: Limits, expected: float,
+    unit_roundoff: float, metrics: Mapping[Statistic, float],
+) -> list[Ratio]:  # fmt: skip
+    sums, exact = result.sums, result.exact
+    found = []
+    if exact.num_compared:
+        found.append(Ratio("exact", exact.num_different / exact.num_compared, 0.0))
+    if port.direction == "parameter" and port.phase == "forward":
+        return found
+    if sums.num_nan or sums.num_inf:
+        return [*found, Ratio("non-finite", math.nan, 0.0)]
+    if not sums.num_elements:
+        return found
+    found += [Ratio(name, value, limits.of(name)) for name, value in metrics.items()]
+    if not limits.names_noise_ratios:
+        return found
+    if noise is None or not noise.sums.num_elements:
+        return [*found, Ratio("accumulated", sums.relative_error, expected)]
+    return [*found, *_accumulated_ratios(sums, noise.sums, unit_roundoff)]
+
+
+def _norm_ratio(error: float, noise: PortResult | None, expected: float) -> Ratio:
+    if math.isnan(error):
+        return Ratio("non-finite", error, 0.0)
+    return Ratio("norm-error", error, (noise.sums.relative_error if noise else 0.0) or expected)
+
+
+def _accumulated_ratios(actual: PairSums, noise: PairSums, unit_roundoff: float) -> Iterator[Ratio]:
+    """Yield the statistics of an accumulated error: no value was injected on the way."""
+    if not noise.rows:  # EXPECTED records the norms of its noise only
+        known = at_least(TENSOR_FLOOR * unit_roundoff, noise.relative_error)
+        yield Ratio("accumulated", actual.relative_error, known)
+        return
+    for ratio in error_ratios(actual, noise, unit_roundoff):
+        if ratio.statistic == "replay-tensor":
+            yield replace(ratio, statistic="accumulated")
+        elif ratio.statistic == "replay-channel":
+            # A channel of one token may be exact by chance: in a tensor with relative noise 2.7e-7, one
+            # channel had 5e-8. So each channel has at least the noise of the whole tensor.
+            unit = max(unit_roundoff, noise.relative_error / TENSOR_FLOOR)
+            yield channel_ratio(actual, noise, unit) or ratio
+        # Without finite expected values, the rest of a row does not measure its error.
+        elif ratio.statistic != "replay-row" or not actual.lacks_expected:
+            yield ratio
+
+
+def find_wrong_replicas(
+    replica_errors: Mapping[tuple[Port, int], float], limits: Limits, unit_roundoff: float
+) -> list[str]:
+    """Return a sentence for each replica in EXPECTED that differs between ranks.
+
+    replica_errors: relative difference from the first rank, by port and rank.
+    """
+    deepest = max((count_blocks(port.module) for port, _ in replica_errors), default=0)
+    law = NoiseLaw(unit_roundoff, deepest)
+
+    def limit(port: Port) -> float:
+        if port.direction == "parameter" or not limits.names_noise_ratios:
+            return 0.0
+        return limits.of("accumulated") * law.expected(port, count_blocks(port.module) or deepest)
+
+    return [
+        f"EXPECTED holds another {port} on rank {rank} than on the first one: error {error:.2g}"
+        for (port, rank), error in replica_errors.items()
+        if not error <= limit(port)
+    ]
+
+
+def is_inside(module: str, outer: str) -> bool:
+    """Return True if `module` is a descendant of `outer`."""
+    return module != outer and (not outer or module.startswith(f"{outer}."))

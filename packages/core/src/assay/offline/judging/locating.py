@@ -4,36 +4,21 @@ An error propagates through all later modules. The module that makes it is the f
 within noise and whose output does not.
 """
 
-import math
+import re
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import median
-from typing import get_args
 
-from assay.comparing.limits import Limits
-from assay.comparing.results import PortResult
-from assay.metrics import PairSums, RowErrors
-from assay.noise import (
-    TENSOR_FLOOR,
-    at_least,
-    channel_ratio,
-    error_beyond,
-    error_ratios,
-)
-from assay.offline.expected_noise import NoiseLaw, adam_error, count_blocks
-from assay.offline.judging.judged_ports import JudgedPort
+from assay.comparing.levels import Cause
+from assay.metrics import RowErrors
+from assay.noise import error_beyond
+from assay.offline.judging.judged_ports import JudgedPort, is_inside
 from assay.offline.measured_dumps import MeasuredDumps
-from assay.offline.measuring.measured import MeasuredPorts
-from assay.offline.measuring.metrics import MetricValues
-from assay.offline.measuring.pair_values import QuantizedLayer
 from assay.offline.pairing.port_series import BLOCK, LanePair, Port, without_numbers
-from assay.offline.replaying import Replayed
 from assay.sites import Phase
-from assay.statistics import Statistic
-from assay.verdicts import Diagnosis, Location, Ratio, TokenPosition
+from assay.verdicts import Diagnosis, Location, TokenPosition
 
-_PHASES = get_args(Phase)
 _NEVER = (sys.maxsize, sys.maxsize)
 
 
@@ -45,139 +30,6 @@ class Origin:
     evidence: str
     """`inputs agree` if its inputs were compared, `growth` if only earlier results were, or `replayed`.
     `given` for an input of the model that differs."""
-
-
-def judge_ports(
-    ports: Sequence[Port],
-    measured: MeasuredPorts,
-    noise: MeasuredPorts | None,
-    limits: Limits,
-    unit_roundoff: float,
-    metrics: MetricValues,
-    num_blocks: int = 0,
-    *,
-    is_ordered: bool = True,
-) -> list[JudgedPort]:
-    """Judge every port, by step and phase in the order of the expected dump.
-
-    noise: measurement of the noise dump; None to derive the expected error from the depth.
-    unit_roundoff: the unit roundoff of the coarser dtype of the two dumps.
-    metrics: judged if the limits name them. Their ratio is relative to the limit.
-    num_blocks: number of blocks in the network. Logits have passed all of them.
-    is_ordered: False if a port outside of the blocks may follow all of them.
-    """
-    judged = []
-    results = sorted(
-        [(port, result) for port in ports for result in measured.of(port)],
-        key=lambda item: (item[1].step, _PHASES.index(item[0].phase)),
-    )
-    noise_of = {
-        (port, one.step): one for port in ports if noise for one in reversed(noise.of(port))
-    }
-    deepest = max((count_blocks(port.module) for port, _ in results), default=0)
-    drifts = {step: sums.relative_error for step, sums in measured.drift.items()}
-    law = NoiseLaw(unit_roundoff, max(deepest, num_blocks), drifts)
-    gradient_errors: dict[tuple[str, str], float] = {}
-    depth = 0 if is_ordered else num_blocks
-    for order, (port, result) in enumerate(results):
-        if port.phase == "forward":
-            depth = max(depth, count_blocks(port.module))
-        if port.level == "logits":
-            depth = max(depth, num_blocks)
-        expected = law.expected(port, count_blocks(port.module) or depth, result.step)
-        parameter = port.module, port.name.partition(".")[2]
-        if port.phase in ("backward", "clip"):
-            known = gradient_errors.get(parameter, 0.0)
-            gradient_errors[parameter] = max(known, result.sums.relative_error)
-        if port.direction == "update":
-            of_gradient = gradient_errors.get(parameter)
-            floor = law.gradient_roundoff if of_gradient is not None else expected
-            expected = adam_error(max(floor, of_gradient or 0.0))
-        reference = noise_of.get((port, result.step))
-        named = {
-            name: value
-            for name, value in metrics.get((port, result.rank), {}).items()
-            if name in limits.by_statistic
-        }
-        ratios = tuple(
-            ratio.judged(1.0 if ratio.statistic in named else limits.of(ratio.statistic))
-            for ratio in _ratios(port, result, reference, limits, expected, unit_roundoff, named)
-        )
-        error = measured.norm_errors.get((port, result.rank, result.step))
-        if error is not None:
-            of_noise = reference.sums.relative_error if reference is not None else 0.0
-            ratio = Ratio("norm-error", error, of_noise or expected)
-            if math.isnan(error):
-                ratio = Ratio("non-finite", error, 0.0)
-            ratios += (ratio.judged(limits.of(ratio.statistic)),)
-        if ratios:
-            judged.append(JudgedPort(port, order, result, ratios, expected, reference))
-    return judged
-
-
-def _ratios(
-    port: Port, result: PortResult, noise: PortResult | None, limits: Limits, expected: float,
-    unit_roundoff: float, metrics: Mapping[Statistic, float],
-) -> list[Ratio]:  # fmt: skip
-    sums = result.sums
-    found = []
-    is_weight = port.direction == "parameter" and port.phase == "forward"
-    if result.exact.num_compared:
-        share = result.exact.num_different / result.exact.num_compared
-        found.append(Ratio("exact", share, 0.0))
-    if is_weight:
-        return found
-    if sums.num_nan or sums.num_inf:
-        return [*found, Ratio("non-finite", math.nan, 0.0)]
-    if not sums.num_elements:
-        return found
-    found += [Ratio(name, value, limits.of(name)) for name, value in metrics.items()]
-    if not limits.names_noise_ratios:
-        return found
-    if noise is None or not noise.sums.num_elements:
-        return [*found, Ratio("accumulated", sums.relative_error, expected)]
-    return [*found, *_accumulated_ratios(sums, noise.sums, unit_roundoff)]
-
-
-def _accumulated_ratios(actual: PairSums, noise: PairSums, unit_roundoff: float) -> Iterator[Ratio]:
-    """Yield the statistics of an accumulated error: no value was injected on the way."""
-    if not noise.rows:  # EXPECTED records the norms of its noise only
-        known = at_least(TENSOR_FLOOR * unit_roundoff, noise.relative_error)
-        yield Ratio("accumulated", actual.relative_error, known)
-        return
-    for ratio in error_ratios(actual, noise, unit_roundoff):
-        if ratio.statistic == "replay-tensor":
-            yield replace(ratio, statistic="accumulated")
-        elif ratio.statistic == "replay-channel":
-            # A channel of one token may be exact by chance: in a tensor with relative noise 2.7e-7, one
-            # channel had 5e-8. So each channel has at least the noise of the whole tensor.
-            unit = max(unit_roundoff, noise.relative_error / TENSOR_FLOOR)
-            yield channel_ratio(actual, noise, unit) or ratio
-        # Without finite expected values, the rest of a row does not measure its error.
-        elif ratio.statistic != "replay-row" or not actual.lacks_expected:
-            yield ratio
-
-
-def find_wrong_replicas(
-    replica_errors: Mapping[tuple[Port, int], float], limits: Limits, unit_roundoff: float
-) -> list[str]:
-    """Return a sentence for each replica in EXPECTED that differs between ranks.
-
-    replica_errors: relative difference from the first rank, by port and rank.
-    """
-    deepest = max((count_blocks(port.module) for port, _ in replica_errors), default=0)
-    law = NoiseLaw(unit_roundoff, deepest)
-
-    def limit(port: Port) -> float:
-        if port.direction == "parameter" or not limits.names_noise_ratios:
-            return 0.0
-        return limits.of("accumulated") * law.expected(port, count_blocks(port.module) or deepest)
-
-    return [
-        f"EXPECTED holds another {port} on rank {rank} than on the first one: error {error:.2g}"
-        for (port, rank), error in replica_errors.items()
-        if not error <= limit(port)
-    ]
 
 
 def find_origins(judged: Sequence[JudgedPort], absent_masks: Collection[Port]) -> list[Origin]:
@@ -194,46 +46,87 @@ def find_origins(judged: Sequence[JudgedPort], absent_masks: Collection[Port]) -
         for item in judged
         if not item.agrees and item.port.level != "weights" and item.port not in absent_masks
     ]
-    if failed and failed[0].worst.statistic == "non-finite":
+    if not failed:
+        return []
+    first = failed[0]
+    if first.worst.statistic == "non-finite":
         # A NaN in padding is harmless at its origin, and spreads through attention.
         padding = [one for one in judged if one.result.num_nonfinite_padding]
-        earlier = [one for one in padding if one.order < failed[0].order]
+        earlier = [one for one in padding if one.order < first.order]
         if earlier:
             return [Origin(earlier[0], "growth")]
-    failed = [item for item in failed if item.result.step == failed[0].result.step]
-    if failed and failed[0].port.phase == "clip" and (unlike := _find_unlike(judged, failed)):
+    failed = [item for item in failed if item.result.step == first.result.step]
+    if first.port.phase == "clip" and (unlike := _find_unlike(judged, failed)):
         return [Origin(item, "unlike") for item in unlike]
     start = _NEVER
-    if failed and failed[0].port.phase == "forward":
+    if first.port.phase == "forward":
         failed = [item for item in failed if item.port.phase == "forward"]
         known = [item.first_bad_pass for item in failed if item.first_bad_pass is not None]
-        start = min(known, default=(0, failed[0].result.step))
+        start = min(known, default=(0, first.result.step))
         failed = [item for item in failed if item.differs_by(start)]
-    given = _group_given(judged)
-    found = [Origin(one, "given") for one in _find_different_inputs(judged, failed, start)[:1]]
-    for item in failed:
-        if not _is_made(item.port):
-            continue
-        own = given.get(_given_key(item), [])
-        if own and not any(one.differs_by(start) for one in own):
-            found.append(Origin(item, "inputs agree"))
-        elif not own and item is failed[0]:
-            found.append(Origin(item, "growth"))
-    if not found:  # the error of an operation may not show in the output of its module
-        found = [Origin(item, "growth") for item in failed if item.port.direction == "op"][:1]
-    places = [
-        (one.judged.port.phase, one.judged.port.module) for one in found if one.evidence != "given"
-    ]
-    found = [
+    inputs = [Origin(one, "given") for one in _find_different_inputs(judged, start)[:1]]
+    made = list(_find_made(judged, failed, start))
+    if not (inputs or made):  # the error of an operation may not show in the output of its module
+        made = [Origin(item, "growth") for item in failed if item.port.direction == "op"][:1]
+    places = [one.judged.port for one in made]
+    made = [
         one
-        for one in found
-        if one.evidence == "given"
-        or not any(
-            phase == one.judged.port.phase and is_inside(module, one.judged.port.module)
-            for phase, module in places
+        for one in made
+        if not any(
+            inner.phase == one.judged.port.phase and is_inside(inner.module, one.judged.port.module)
+            for inner in places
         )
     ]
-    return found or [Origin(item, "growth") for item in failed[:1]]
+    return [*inputs, *made] or [Origin(item, "growth") for item in failed[:1]]
+
+
+def _find_made(
+    judged: Sequence[JudgedPort], failed: Sequence[JudgedPort], start: tuple[int, int]
+) -> Iterator[Origin]:
+    """Yield the results that differ though their inputs agree, and the first one if it has none."""
+    given = _group_given(judged)
+    for item in failed:
+        own = given.get(_given_key(item), []) if _is_made(item.port) else None
+        if own and not any(one.differs_by(start) for one in own):
+            yield Origin(item, "inputs agree")
+        elif own == [] and item is failed[0]:
+            yield Origin(item, "growth")
+
+
+# The container of repeated blocks, and the number of one.
+_BLOCK = re.compile(r"(?:(.*?)\.)?(\d{1,9})(?:\.|$)")
+
+
+def find_first_unordered(
+    origins: list[Origin], failed: list[JudgedPort], judged: Sequence[JudgedPort]
+) -> list[Origin]:
+    """Return the only place that can be the first of several, if tensors are ordered by name; or [].
+
+    It makes its error from equal inputs, or it is the only one in the first block that differs. If an earlier
+    block agrees, places outside of the blocks differ because of it.
+    """
+    made_here = [one for one in origins if one.evidence != "growth"]
+    if len(made_here) == 1 or len(failed) == 1:
+        return made_here or origins
+    inner = [
+        one
+        for one in failed
+        if not any(is_inside(other.port.module, one.port.module) for other in failed)
+    ]
+    blocks = [(one, found) for one in inner if (found := _BLOCK.match(one.port.module))]
+    first = min((int(found[2]) for _, found in blocks), default=0)
+    in_first = [one for one, found in blocks if int(found[2]) == first]
+    if len(in_first) != 1 or len({found[1] for _, found in blocks}) != 1:
+        return []
+    has_earlier = any(
+        found[1] == blocks[0][1][1] and int(found[2]) < first
+        for one in judged
+        if (found := _BLOCK.match(one.port.module))
+    )
+    is_outside = any(
+        not _BLOCK.match(one.port.module) for one in inner if one.port.level != "logits"
+    )
+    return [Origin(in_first[0], "growth")] if has_earlier or not is_outside else []
 
 
 def _find_unlike(judged: Sequence[JudgedPort], failed: Sequence[JudgedPort]) -> list[JudgedPort]:
@@ -252,13 +145,13 @@ def _find_unlike(judged: Sequence[JudgedPort], failed: Sequence[JudgedPort]) -> 
 
 
 def _find_different_inputs(
-    judged: Sequence[JudgedPort], failed: Sequence[JudgedPort], start: tuple[int, int]
+    judged: Sequence[JudgedPort], start: tuple[int, int]
 ) -> list[JudgedPort]:
     """Return the inputs that differ in the pass `start` or before, and that no module made.
 
     A mask of padding is passed on from module to module. Of the others, those of the model itself count.
     """
-    if not failed or start == _NEVER:
+    if start == _NEVER:
         return []
     modules = {
         one.port.module: None
@@ -316,111 +209,146 @@ def _group_given(judged: Sequence[JudgedPort]) -> dict[tuple[object, ...], list[
     return given
 
 
-def is_inside(module: str, outer: str) -> bool:
-    """Return True if `module` is a descendant of `outer`."""
-    return module != outer and (not outer or module.startswith(f"{outer}."))
-
-
-# A smaller share of a sum of squares is rounding.
-_ZERO = 1e-9
-
-# Training phases with a diagnosis of their own.
-_DIAGNOSES: dict[Phase, Diagnosis] = {
-    "inputs": "inputs-differ", "reduce": "missing-reduction", "clip": "clip-norm",
-    "optimizer": "optimizer-update",
-}  # fmt: skip
-
-
 @dataclass(frozen=True, slots=True)
-class DumpEvidence:
-    """The findings of a comparison of two dumps, from which it is judged."""
+class Findings:
+    """The places where two dumps differ, from which the cause follows."""
 
     dumps: MeasuredDumps
-    replayed: Replayed | None
-    """The replay of ACTUAL; None without --model."""
-    quantized: Sequence[QuantizedLayer]
-    """Layers that only one side quantizes, in order."""
-    unmatched_expected: list[str]
-    """Expected items without a partner that --allow-unmatched does not excuse."""
-    problems: list[str]
-    """Defects of either dump, such as missing files."""
-    notes: list[str]
+    judged: Sequence[JudgedPort]
+    weights: Sequence[JudgedPort]
+    """Weights that differ."""
+    failed: Sequence[JudgedPort]
+    """Other places that differ."""
+    origins: Sequence[Origin]
+
+    @property
+    def origin(self) -> Origin | None:
+        """Return the first origin, which is the location; None if no place differs."""
+        return self.origins[0] if self.origins else None
 
 
-def find_cause(
-    evidence: DumpEvidence,
-    judged: Sequence[JudgedPort],
-    weights: list[JudgedPort],
-    origin: Origin | None,
-) -> tuple[Location | None, Diagnosis | None]:
-    """Return location and diagnosis of the earliest cause: prompts, weights, modules, then the sampler."""
-    pairing = evidence.dumps.pairing
-    if pairing.tokens.different_prompts or pairing.alignment.is_unrelated:
-        return Location(phase="inputs"), "inputs-differ"
-    if weights:
-        port = weights[0].port
-        name = port.name.removeprefix("parameter.")
-        parameter = f"{port.module}.{name}" if port.module else name
-        location = Location(
-            phase="forward", module=port.module, parameter=parameter, rank=weights[0].result.rank
-        )
-        return location, "weight-mismatch"
-    if origin is not None:
-        if origin.evidence == "unlike":
-            return locate(evidence, origin.judged), "missing-reduction"
-        is_given = origin.evidence == "given"
-        return _diagnose(evidence, judged, origin.judged, is_given=is_given)
-    if any(one.is_near_tie is False for one in pairing.tokens.different_generated):
-        return Location(phase="sampler"), "sampler"
-    return None, None
+def find_cause(found: Findings) -> Cause:
+    """Return diagnosis and location by the first rule that applies."""
+    places = ((diagnosis, locate_by(found)) for diagnosis, locate_by in _RULES)
+    return next((Cause(*one) for one in places if one[1] is not None), Cause(None))
 
 
-def _diagnose(
-    evidence: DumpEvidence, judged: Sequence[JudgedPort], origin: JudgedPort, *, is_given: bool
-) -> tuple[Location, Diagnosis]:
-    location, phase = locate(evidence, origin), origin.port.phase
-    if is_given:
-        return location.model_copy(update={"phase": "inputs"}), "inputs-differ"
-    if location.op is None:
-        location = location.model_copy(update={"op": _first_operation(judged, origin)})
-    if origin.worst.statistic == "non-finite":
-        return location, "non-finite"
-    step = origin.result.step
-    updated = (origin.port.module, "update", step - 1)
-    if phase == "forward" and any(
-        (one.port.module, one.port.direction, one.result.step) == updated for one in judged
-    ):
-        # The same code agreed with the parameters of earlier steps.
-        location = location.model_copy(update={"phase": "optimizer", "step": step - 1})
-        return location, "optimizer-update"
-    if phase not in _DIAGNOSES:
-        return location, "module-error"
-    frozen = [one for one in judged if one.result.step == origin.result.step and _is_frozen(one)]
-    if frozen:  # parameters outside of the optimizer are not clipped either
-        return locate(evidence, frozen[0]), "frozen-parameters"
+def _in_prompts(found: Findings) -> Location | None:
+    pairing = found.dumps.pairing
+    differ = pairing.tokens.different_prompts or pairing.alignment.is_unrelated
+    return Location(phase="inputs") if differ else None
+
+
+def _in_weights(found: Findings) -> Location | None:
+    if not found.weights:
+        return None
+    return locate(found.dumps, found.weights[0]).model_copy(update={"step": None})
+
+
+def _in_unlike_gradient(found: Findings) -> Location | None:
+    if found.origin is None or found.origin.evidence != "unlike":
+        return None
+    return locate(found.dumps, found.origin.judged)
+
+
+def _in_given_input(found: Findings) -> Location | None:
+    if found.origin is None or found.origin.evidence != "given":
+        return None
+    return locate(found.dumps, found.origin.judged).model_copy(update={"phase": "inputs"})
+
+
+def _in_nonfinite(found: Findings) -> Location | None:
+    if found.origin is None or found.origin.judged.worst.statistic != "non-finite":
+        return None
+    return _locate_with_operation(found, found.origin.judged)
+
+
+def _in_update_before(found: Findings) -> Location | None:
+    """Blame the update before a step in which code differs that agreed with the parameters of earlier steps."""
+    if found.origin is None or found.origin.judged.port.phase != "forward":
+        return None
+    origin = found.origin.judged
+    step = origin.result.step - 1
+    updated = origin.port.module, "update", step
+    if updated not in {(o.port.module, o.port.direction, o.result.step) for o in found.judged}:
+        return None
+    location = _locate_with_operation(found, origin)
+    return location.model_copy(update={"phase": "optimizer", "step": step})
+
+
+def _in_module(found: Findings) -> Location | None:
+    if found.origin is None or found.origin.judged.port.phase in _PHASES_OF_TRAINING:
+        return None
+    return _locate_with_operation(found, found.origin.judged)
+
+
+def _in_frozen_parameter(found: Findings) -> Location | None:
+    """Locate the first parameter that only ACTUAL leaves unchanged. It is not clipped either."""
+    step = found.origin.judged.result.step if found.origin else None
+    frozen = [one for one in found.judged if one.result.step == step and _is_frozen(one)]
+    return locate(found.dumps, frozen[0]) if frozen else None
+
+
+def _in_phase(found: Findings, phase: Phase) -> Location | None:
+    """Locate a parameter that differs, or the phase if all parameters do."""
+    if found.origin is None or found.origin.judged.port.phase != phase:
+        return None
+    origin = found.origin.judged
+    location = _locate_with_operation(found, origin)
     others = [
         one
-        for one in judged
+        for one in found.judged
         if (one.port.phase, one.port.direction, one.result.step)
         == (phase, origin.port.direction, origin.result.step)
     ]
     if len(others) > 1 and not any(one.agrees for one in others):
-        location = Location(phase=phase, step=location.step, rank=location.rank)
-    return location, _DIAGNOSES[phase]
+        return Location(phase=phase, step=location.step, rank=location.rank)
+    return location
+
+
+def _in_sampler(found: Findings) -> Location | None:
+    generated = found.dumps.pairing.tokens.different_generated
+    is_wrong = any(one.is_near_tie is False for one in generated)
+    return Location(phase="sampler") if is_wrong else None
+
+
+# The phases of a training step around forward and backward.
+_PHASES_OF_TRAINING: tuple[Phase, ...] = ("inputs", "reduce", "clip", "optimizer")
+
+# The first rule that finds a place names the cause: prompts, weights, modules, phases, then the sampler.
+_RULES: tuple[tuple[Diagnosis, Callable[[Findings], Location | None]], ...] = (
+    ("inputs-differ", _in_prompts),
+    ("weight-mismatch", _in_weights),
+    ("missing-reduction", _in_unlike_gradient),
+    ("inputs-differ", _in_given_input),
+    ("non-finite", _in_nonfinite),
+    ("optimizer-update", _in_update_before),
+    ("module-error", _in_module),
+    ("frozen-parameters", _in_frozen_parameter),
+    ("inputs-differ", lambda found: _in_phase(found, "inputs")),
+    ("missing-reduction", lambda found: _in_phase(found, "reduce")),
+    ("clip-norm", lambda found: _in_phase(found, "clip")),
+    ("optimizer-update", lambda found: _in_phase(found, "optimizer")),
+    ("sampler", _in_sampler),
+)
+
+# A smaller share of a sum of squares is rounding.
+_ZERO = 1e-9
+
+
+def _locate_with_operation(found: Findings, origin: JudgedPort) -> Location:
+    """Return the location of a port, with the first operation in its module's own code that differs."""
+    location = locate(found.dumps, origin)
+    operations = (
+        _operation_name(one.port)
+        for one in found.judged
+        if one.port.direction == "op" and one.call == origin.call and not one.agrees
+    )
+    return location.model_copy(update={"op": location.op or next(operations, None)})
 
 
 def _operation_name(port: Port) -> str:
     return port.name.split(".")[2]
-
-
-def _first_operation(judged: Sequence[JudgedPort], origin: JudgedPort) -> str | None:
-    """Return the first operation in the module's own code that differs."""
-    operations = (
-        _operation_name(one.port)
-        for one in judged
-        if one.port.direction == "op" and one.call == origin.call and not one.agrees
-    )
-    return next(operations, None)
 
 
 def _is_frozen(one: JudgedPort) -> bool:
@@ -430,14 +358,14 @@ def _is_frozen(one: JudgedPort) -> bool:
     return one.port.direction == "update" and sums.ee > 0 and squares_of_actual < _ZERO * sums.ee
 
 
-def locate(evidence: DumpEvidence, judged: JudgedPort) -> Location:
+def locate(dumps: MeasuredDumps, judged: JudgedPort) -> Location:
     """Return the location of a judged port, with the first step that differs."""
     port = judged.port
     op = _operation_name(port) if port.direction == "op" else None
     op = port.direction if port.direction == "loss" else op
     step = judged.first_bad_pass[1] if judged.first_bad_pass else judged.result.step
     if not judged.result.passes:  # replayed
-        step = judged.result.step or _step_of(evidence, *_first_row(judged))
+        step = judged.result.step or _step_of(dumps, *_first_row(judged))
     rank = judged.result.rank
     short = port.name.partition(".")[2] if port.is_of_parameter else ""
     parameter = ".".join(filter(None, (port.module, short))) if short else None
@@ -446,11 +374,11 @@ def locate(evidence: DumpEvidence, judged: JudgedPort) -> Location:
     )
 
 
-def describe_given(evidence: DumpEvidence, origin: Origin | None) -> str:
+def describe_given(found: Findings) -> str:
     """Name an input that differs, and the side that lacks it; return "" for another origin."""
-    if origin is None or origin.evidence != "given":
+    if found.origin is None or found.origin.evidence != "given":
         return ""
-    port, matching = origin.judged.port, evidence.dumps.pairing.matching
+    port, matching = found.origin.judged.port, found.dumps.pairing.matching
     text = f"{port.name.removeprefix('input.')} of {port.module or '(model)'}"
     for side, lanes in (("ACTUAL", matching.absent_masks), ("EXPECTED", matching.extra_masks)):
         if any(lane.port == port for lane in lanes):
@@ -466,8 +394,8 @@ def _first_row(judged: JudgedPort) -> tuple[int, int]:
     return (-1, -1) if bad is None else (int(rows.prompt[bad]), int(rows.position[bad]))
 
 
-def _step_of(evidence: DumpEvidence, prompt: int, position: int) -> int:
-    for pair in evidence.dumps.pairing.alignment.pairs:
+def _step_of(dumps: MeasuredDumps, prompt: int, position: int) -> int:
+    for pair in dumps.pairing.alignment.pairs:
         rows = pair.expected.rows
         held = rows.positions[rows.prompts.index(prompt)] if rows and prompt in rows.prompts else ()
         if position in held:
@@ -475,21 +403,19 @@ def _step_of(evidence: DumpEvidence, prompt: int, position: int) -> int:
     return 0
 
 
-def find_first_bad_token(
-    evidence: DumpEvidence, judged: Sequence[JudgedPort], origin: Origin | None
-) -> TokenPosition | None:
+def find_first_bad_token(found: Findings) -> TokenPosition | None:
     """Return the first different token, or the first whose logits are over their limit."""
-    for different in evidence.dumps.pairing.tokens.different:
+    for different in found.dumps.pairing.tokens.different:
         phase = "prefill" if different.is_prompt else "decode"
         return TokenPosition(prompt=different.prompt, position=different.position, phase=phase)
-    logits = [one for one in judged if one.port.level == "logits" and not one.agrees]
-    source = logits[0] if logits else origin.judged if origin else None
+    logits = [one for one in found.judged if one.port.level == "logits" and not one.agrees]
+    source = logits[0] if logits else found.origin.judged if found.origin else None
     if source is None or source.port.direction == "parameter":
         return None
     prompt, position = _first_row(source)
     if prompt < 0 or position < 0:
         return None
-    step = locate(evidence, source).step
+    step = locate(found.dumps, source).step
     return TokenPosition(prompt=prompt, position=position, phase="decode" if step else "prefill")
 
 

@@ -1,15 +1,15 @@
-"""The rows of files: errors of single tokens for the heat map of a report, and the table of all tensors."""
+"""The rows of files: measurements of places, errors of single tokens for a report, the table of all tensors."""
 
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass, fields, replace
 
 from assay.comparing.levels import find_worst
 from assay.comparing.token_rows import MAX_TOKEN_ROWS, TokenPort, TokenRows
 from assay.dumps.protocol import DumpedTensor
 from assay.offline.judging.judged_ports import JudgedPort
-from assay.offline.judging.locating import DumpEvidence
+from assay.offline.measured_dumps import MeasuredDumps
 from assay.offline.measuring.metrics import PairMetrics, TensorPair
 from assay.offline.pairing.port_series import Lanes, Port
 from assay.output.tables import Cell, Table
@@ -19,8 +19,17 @@ from assay.verdicts import Measurement, Outcome, Ratio
 _IN_BLOCK = re.compile(r"\.\d+(\.|$)")
 
 
+def list_measurements(judged: Iterable[JudgedPort], only: str = "") -> Iterator[Measurement]:
+    """Yield the rows of measurements.jsonl. only: the one statistic that is wanted, if any."""
+    for one in judged:
+        place = {"phase": one.port.phase, "order": one.order, "rank": one.result.rank}
+        for item in one.ratios:
+            if only in ("", item.statistic):
+                yield item.measurement(one.port.level, one.port.name, one.port.module, **place)
+
+
 def list_tokens(
-    evidence: DumpEvidence, judged: Sequence[JudgedPort]
+    dumps: MeasuredDumps, judged: Sequence[JudgedPort]
 ) -> tuple[Iterable[Measurement], list[str]]:
     """Return a row for every token at every module output, and a note on omitted rows.
 
@@ -32,14 +41,14 @@ def list_tokens(
     kept = _keep_outer(outputs)
     steps = {
         (prompt, position): pair.expected.step
-        for pair in evidence.dumps.pairing.alignment.pairs
+        for pair in dumps.pairing.alignment.pairs
         if pair.expected.rows is not None
         for prompt, positions in zip(
             pair.expected.rows.prompts, pair.expected.rows.positions, strict=True
         )
         for position in positions
     }
-    ports = [_token_port(evidence, one) for one in kept]
+    ports = [_token_port(dumps, one) for one in kept]
     rows = TokenRows(ports, lambda *token: steps.get(token, 0), MAX_TOKEN_ROWS)
     is_bounded = len(kept) < len(outputs) or rows.is_bounded
     note = (
@@ -67,14 +76,14 @@ def _depth(judged: JudgedPort) -> int:
     return judged.port.module.count(".")
 
 
-def _token_port(evidence: DumpEvidence, judged: JudgedPort) -> TokenPort:
-    port, noise = judged.port, evidence.dumps.noise
+def _token_port(dumps: MeasuredDumps, judged: JudgedPort) -> TokenPort:
+    port, noise = judged.port, dumps.noise
     of_port = noise.of(port) if noise is not None else []
     measured = [one for one in of_port if one.step == judged.result.step]
     place = {"level": "modules", "module": port.module, "port": port.name, "phase": port.phase,
              "order": judged.order, "rank": judged.result.rank}  # fmt: skip
     if measured:
-        floor = evidence.dumps.pairing.unit_roundoff / 2
+        floor = dumps.pairing.unit_roundoff / 2
         return TokenPort(judged.result, measured[0].sums.rows, floor, place)
     return TokenPort(judged.result, None, judged.expected_noise, place)
 
