@@ -1,6 +1,6 @@
 """Measurement of all pairs of two dumps, pooled over the passes of every port."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
@@ -29,7 +29,7 @@ from assay.offline.measuring.pair_values import (
     expects_nothing,
     find_first_step,
     give_comparable_dtype,
-    give_same_shape,
+    give_one_shape,
     measure_coarseness,
     measure_parameter,
     read_norms,
@@ -50,6 +50,9 @@ from assay.offline.pairing.passes import PassPair
 from assay.offline.pairing.port_series import Lane, LanePair, Port, list_repeats
 from assay.sites import RowMap
 from assay.statistics import worst_error
+
+# A part of one rank's tensor: the pair that holds it, its values, and the expected ones.
+_ReadPart = tuple[TensorPair, Tensor, Tensor]
 
 
 @dataclass
@@ -128,22 +131,23 @@ class PairMeasurer:
             if keys and lanes.port.direction != "input":
                 places = self.measured.repeated.setdefault(side, [])
                 places += [str(lanes.port)] if str(lanes.port) not in places else []
-        calls: list[tuple[PassPair, HeldCall]] = []
-        for (batch, step, call), tensors in lane.tensors.items():
+        calls: list[HeldCall] = []
+        for key, tensors in lane.tensors.items():
+            batch, step, number = key
             for pair in self.alignment.pairs_of(batch, step):
-                others = partner.tensors.get((pair.actual.batch, pair.actual.step, call))
+                others = partner.tensors.get((pair.actual.batch, pair.actual.step, number))
                 if others is None:
-                    if (batch, step, call) not in repeats["EXPECTED"] and (
+                    if key not in repeats["EXPECTED"] and (
                         pair.expected_rows is None or not self._needs_none(lane, pair, tensors)
                     ):
                         self.measured.unpaired.append(f"{lane.port} at step {step}")
                     continue
                 tokens = pair.by_row() if self._flips_in(pair, lane.order) else pair
-                calls.append((tokens, HeldCall(tensors, others, tokens)))
-        rules = find_rules(self.expected, self.actual, lanes, [one for _, one in calls])
-        for tokens, one in calls:
-            for both in self._read(lanes, one, rules):
-                self._add(lanes, tokens, *both)
+                calls.append(HeldCall(tensors, others, tokens))
+        for call, parts in self._read_calls(lanes, calls):
+            for part in parts:
+                if call.tokens is not None:
+                    self._add(lanes, call.tokens, *part)
 
     def _needs_none(self, lane: Lane, pair: PassPair, tensors: Sequence[DumpedTensor]) -> bool:
         """Return True for tensors without a needed partner: masks of other batches, or other tokens."""
@@ -153,9 +157,16 @@ class PairMeasurer:
             for one in values
         )
 
+    def _read_calls(
+        self, lanes: LanePair, calls: Sequence[HeldCall]
+    ) -> Iterator[tuple[HeldCall, list[_ReadPart]]]:
+        rules = find_rules(self.expected, self.actual, lanes, calls)
+        for call in calls:
+            yield call, self._read(lanes, call, rules)
+
     def _read(
         self, lanes: LanePair, call: HeldCall, rules: PlacementRules | None
-    ) -> list[tuple[TensorPair, Tensor, Tensor]]:
+    ) -> list[_ReadPart]:
         """Return the parts of the actual ranks, each with its pair and expected values."""
         port, tensors, others = lanes.port, call.expected, call.actual
         # The last tensor of the side with fewer ranks pairs with all remaining ones.
@@ -176,11 +187,11 @@ class PairMeasurer:
             return []
         for holder, difference in replica_errors.items():
             self.measured.add_replica(port, tensors[holder].writer, difference)
-        measured = {part.holder for part in parts}
+        measured = {holder for holder, _, _ in parts}
         for number, pair in enumerate(pairs):
             if number not in measured:
                 self._observe(pair)  # measured as part of another shard or sum
-        return [(pairs[part.holder], part.value, part.reference) for part in parts]
+        return [(pairs[holder], value, reference) for holder, value, reference in parts]
 
     def _compare_norms(
         self, lanes: LanePair, tensors: list[DumpedTensor], others: list[DumpedTensor],
@@ -219,53 +230,44 @@ class PairMeasurer:
         for pair in pairs:
             self._observe(replace(pair, reason=reason))
 
-    def _leave_out_tokens(self, pair: PassPair, tensors: TensorPair, reference: Tensor) -> None:
-        if expects_nothing(pair, reference):
-            self._observe(replace(tensors, reason="it holds none of these tokens"))
-        else:
-            self._leave_out([tensors], "its tokens are unknown")
-
     def _add(
         self, lanes: LanePair, pair: PassPair, tensors: TensorPair, value: Tensor, reference: Tensor
     ) -> None:
-        place = self._place(lanes.port, tensors.actual)
+        """Add the values of the tokens that both sides hold to the sums of a port."""
         pair = pair.of_sequences(reference.shape, value.shape)
         rows = pair.rows_at(tensors.expected.site.at)
-        masks = [
-            is_attention_mask(lanes.port.name, one)
-            or (lanes.port.is_positional and is_unnamed_mask(one))
+        name = lanes.port.name
+        are_masks = [
+            is_attention_mask(name, one) or (lanes.port.is_positional and is_unnamed_mask(one))
             for one in (value, reference)
         ]
         if pair.expected_rows is not None:
             # The output of attention shows a wrong mask.
-            if any(masks) or is_any_mask(lanes.port.name, reference):
+            if any(are_masks) or is_any_mask(name, reference):
                 self._observe(replace(tensors, reason="masks of other tokens are not compared"))
                 return
             taken = take_both(pair, value, reference)
+            if taken is None and expects_nothing(pair, reference):
+                self._observe(replace(tensors, reason="it holds none of these tokens"))
+                return
             if taken is None:
-                self._leave_out_tokens(pair, tensors, reference)
+                self._leave_out([tensors], "its tokens are unknown")
                 return
             value, reference, rows = taken
-        elif all(masks) or _are_masks_of_padding(lanes.port.name, value, reference):
-            result = self.measured.at(*place, torch.empty(0, dtype=torch.bool), "")
+        elif all(are_masks) or _are_masks_of_padding(name, value, reference):
+            empty = torch.empty(0, dtype=torch.bool)
+            result = self.measured.at(*self._place(lanes.port, tensors.actual), empty, "")
             result.exact.add(*count_differences(value, reference, rows))
             result.end_pass(pair.expected.number)
             self.measured.compared += 1
             self._observe(tensors)
             return
-        if value.shape != reference.shape:
-            shaped = give_same_shape(value, reference)
-            if shaped is not None and pair.expected.shape != pair.actual.shape:
-                # All prompts share a single row only if both sides have the same prompts.
-                shaped = shaped if value.numel() == reference.numel() else None
-            taken = None if shaped else take_both(pair.by_row(), value, reference)
-            if shaped is not None:
-                value, reference = shaped
-            elif taken is not None and taken[0].shape == taken[1].shape:
-                value, reference, rows = taken
-            else:
-                self._leave_out([tensors], describe_shapes(value, reference))
-                return
+        shaped = give_one_shape(pair, value, reference, rows)
+        if shaped is None:
+            self._leave_out([tensors], describe_shapes(value, reference))
+            return
+        value, reference, rows = shaped
+        place = self._place(lanes.port, tensors.actual)
         result = self.measured.at(*place, value, lanes.expected.class_name)
         value, reference = give_comparable_dtype(value, reference)
         value, reference = count_each(value, reference, rows)
@@ -327,9 +329,8 @@ class PairMeasurer:
             calls += [HeldCall(copies[0], others, None) for others in held[1][key]]
             for writer, difference in compare_copies(self.expected, copies):
                 self.measured.add_replica(port, writer, difference)
-        rules = find_rules(self.expected, self.actual, lanes, calls)
-        for call in calls:
-            for pair, value, reference in self._read(lanes, call, rules):
+        for _, parts in self._read_calls(lanes, calls):
+            for pair, value, reference in parts:
                 if value.shape != reference.shape:
                     self._leave_out([pair], describe_shapes(value, reference))
                     continue
@@ -354,8 +355,8 @@ class PairMeasurer:
             for step, key in firsts.items()
             if key in lanes.actual.tensors
         }
-        rules = find_rules(self.expected, self.actual, lanes, [*calls.values()])
-        read = {step: self._read(lanes, call, rules) for step, call in calls.items()}
+        parts_of = [parts for _, parts in self._read_calls(lanes, [*calls.values()])]
+        read = dict(zip(calls, parts_of, strict=True))
         for step, following in pairwise(steps):
             for before, after in zip(read.get(step, []), read.get(following, []), strict=False):
                 (pair, *old), (_, *new) = before, after

@@ -92,6 +92,20 @@ def give_same_shape(value: Tensor, reference: Tensor) -> tuple[Tensor, Tensor] |
     return None
 
 
+def give_one_shape(
+    pair: PassPair, value: Tensor, reference: Tensor, rows: RowMap | None
+) -> tuple[Tensor, Tensor, RowMap | None] | None:
+    """Return both tensors in one shape, by their leading dims or by token, and the rows; else None."""
+    if value.shape == reference.shape:
+        return value, reference, rows
+    # All prompts share a single row only if both sides have the same prompts.
+    may_broadcast = pair.expected.shape == pair.actual.shape or value.numel() == reference.numel()
+    if (shaped := give_same_shape(value, reference)) is not None and may_broadcast:
+        return *shaped, rows
+    taken = take_both(pair.by_row(), value, reference)
+    return taken if taken is not None and taken[0].shape == taken[1].shape else None
+
+
 def coarsest_dtype(*dtypes: torch.dtype) -> torch.dtype:
     """Return the narrowest dtype; of float16 and bfloat16, bfloat16."""
     return min(dtypes, key=lambda one: (one.itemsize, str(one)))

@@ -527,16 +527,6 @@ class HeldCall:
     """The passes; None for a parameter."""
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A part of an actual tensor, and its expected values."""
-
-    holder: int
-    """Index of its rank in the call."""
-    value: Tensor
-    reference: Tensor
-
-
 def find_rules(
     expected: Dump, actual: Dump, lanes: LanePair, calls: Sequence[HeldCall]
 ) -> PlacementRules | None:
@@ -569,9 +559,10 @@ def find_rules(
 
 def read_parts(
     expected: Dump, actual: Dump, lanes: LanePair, call: HeldCall, rules: PlacementRules | None
-) -> tuple[list[Part], dict[int, float]]:
-    """Return the parts of one call, and the difference of every expected replica by holder.
+) -> tuple[list[tuple[int, Tensor, Tensor]], dict[int, float]]:
+    """Return the parts of one call: holder, values and expected values.
 
+    Returns: also the difference of every expected replica by holder.
     Raises: UnreadableFileError; LayoutError if no rule fits, or if a declared layout contradicts the tensors.
     """
     sides = _read_both(expected, actual, lanes, call)
@@ -598,7 +589,7 @@ def read_parts(
             f" {list(placed[1].shape)}, expected {list(whole.shape)}"
         )
     parts = [
-        Part(find_wrong_summand(holders, values, value, reference), value, reference)
+        (find_wrong_summand(holders, values, value, reference), value, reference)
         for holders, value, reference in pair_parts(whole, values, placed[1])
     ]
     return parts, replica_errors
