@@ -1,5 +1,6 @@
-"""Layers that only one side quantizes."""
+"""Values of a pair: norms, masks, coarser grids, updates without a sign."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,10 +9,93 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from assay.offline.measuring.pair_values import measure_coarseness
+import assay
+from assay.dumps.recognizing import open_dump
+from assay.offline.check import CompareOptions, compare_dumps
+from assay.offline.measuring.pair_values import compare_norms, excuse_sign_flips, measure_coarseness
+from assay.recording.recorders import NAMES, measure_statistics, take_values
+from assay.runs import SilentProgress
 from assay.verdicts import Outcome, Verdict
 from packages.core.tests.dump_writers.msprobe import dumped
+from packages.core.tests.unit.offline.memory_dump import make_dump
 from packages.core.tests.unit.offline.small_dumps import judge
+
+
+@pytest.mark.parametrize(
+    ("actual", "expected", "error"),
+    [
+        (2.0, 2.0, 0.0),
+        (2.5, 2.0, 0.25),
+        (0.0, 0.0, 0.0),
+        (1.0, 0.0, math.inf),
+        (math.inf, math.inf, 0.0),
+        (math.nan, 2.0, math.nan),
+        (math.inf, 2.0, math.nan),
+        (2.0, math.inf, None),
+        (math.nan, math.nan, None),
+    ],
+)
+def test_norms(actual: float, expected: float, error: float | None) -> None:
+    found = compare_norms({"norm": actual}, {"norm": expected})
+    assert found == pytest.approx(error, nan_ok=True)
+
+
+def test_infinite_norms_agree_only_with_as_many_infinities() -> None:
+    assert compare_norms({"norm": math.inf, "inf": 3.0}, {"norm": math.inf, "inf": 3.0}) == 0.0
+    assert compare_norms({"norm": math.inf, "inf": 4.0}, {"norm": math.inf, "inf": 3.0}) is None
+
+
+def test_a_projection_without_a_number_is_not_a_small_difference() -> None:
+    found = compare_norms(
+        {"norm": 2.0, "projection": math.nan, "channels": 4.0},
+        {"norm": 2.0, "projection": 1.0, "channels": 4.0},
+    )
+    assert found is not None
+    assert math.isnan(found)
+
+
+def test_tokens_in_another_order_have_another_projection() -> None:
+    value = torch.randn(8, 4, generator=torch.Generator().manual_seed(0))
+    measured = [measure_statistics(one) for one in (value, value[torch.randperm(8)])]
+    values = take_values(measured)
+    both = [dict(zip(NAMES, values[id(one)].tolist(), strict=True)) for one in measured]
+    assert (compare_norms(both[1], both[0]) or 0.0) > 0.01
+    assert compare_norms(both[1] | {"channels": 2.0}, both[0]) == pytest.approx(0.0, abs=1e-6)
+
+
+def test_a_capture_of_statistics_keeps_the_dtype_of_its_tensors(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4)).to(torch.bfloat16)
+    with assay.capture(model, tmp_path / "trace", stats_only=True):
+        model(torch.ones(2, 4, dtype=torch.bfloat16))
+    assert {one.dtype for one in open_dump(str(tmp_path / "trace")).tensors} == {"bfloat16"}
+
+
+CAUSAL = torch.ones(2, 1, 4, 4, dtype=torch.bool).tril()
+
+
+def additive(mask: Tensor) -> Tensor:
+    return torch.zeros(mask.shape).masked_fill(~mask, torch.finfo(torch.float32).min)
+
+
+@pytest.mark.parametrize("port", ["input.attention_mask", "input.1"])
+@pytest.mark.parametrize(
+    ("mask", "outcome"), [(CAUSAL, Outcome.PASS), (torch.ones_like(CAUSAL), Outcome.FAIL)]
+)
+def test_masks_are_compared_by_what_they_allow(port: str, mask: Tensor, outcome: Outcome) -> None:
+    torch.manual_seed(0)
+    states = torch.randn(2, 4, 8)
+    ids = torch.arange(8).reshape(2, 4)
+
+    def dump_with(value: Tensor) -> dict[tuple[str, str, int], Tensor]:
+        return {
+            ("embed", "input.0", 0): ids, ("attn", "input.0", 0): states, ("attn", port, 0): value,
+            ("attn", "output", 0): 2 * states,
+        }  # fmt: skip
+
+    expected, actual = make_dump(dump_with(CAUSAL)), make_dump(dump_with(additive(mask)))
+    verdict = compare_dumps(CompareOptions("e", "a"), expected, actual, SilentProgress()).verdict
+    assert verdict.verdict is outcome, verdict.levels
+
 
 WIDTH = 64
 
@@ -140,3 +224,39 @@ def test_narrow_dtypes_hold_few_values_by_nature() -> None:
     found = measure_coarseness((wide + 0.1).bfloat16(), wide)
     assert found is not None
     assert found.side == ""
+
+
+def test_a_few_reversed_elements_are_excused_and_counted() -> None:
+    reference = torch.ones(64, 4)
+    update = reference.clone()
+    update[5, 2] = -1.0
+
+    excused, count = excuse_sign_flips(update, reference)
+
+    assert count == 1
+    assert torch.equal(excused, update)
+
+
+def test_more_reversed_elements_stay_wrong() -> None:
+    reference = torch.ones(64, 4)
+    update = reference.clone()
+    update[:5, 2] = -1.0
+
+    excused, count = excuse_sign_flips(update, reference)
+
+    assert count == 3
+    assert int((excused != update).sum()) == 2
+
+
+def test_errors_that_no_flip_explains_are_not_excused() -> None:
+    reference = torch.ones(64, 4)
+    wrong = reference.clone()
+    wrong[5, 2] = -1.5
+    for update in (reference * 1.1, wrong, torch.full((64, 4), math.nan)):
+        excused, count = excuse_sign_flips(update, reference)
+        assert (count, excused is reference or torch.equal(excused, reference)) == (0, True)
+
+
+def test_small_parameters_have_no_excuse() -> None:
+    reference = torch.ones(63)
+    assert excuse_sign_flips(-reference, reference) == (reference, 0)

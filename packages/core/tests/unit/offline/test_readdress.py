@@ -1,4 +1,4 @@
-"""Dumps of one network, distributed over ranks in several ways: all pairs of layouts agree."""
+"""Global numbers for the batches, prompt parts, layers and experts of several ranks."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace

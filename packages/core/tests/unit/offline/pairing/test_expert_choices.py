@@ -1,4 +1,4 @@
-"""A dump of a layer with experts: near ties are notes, a wrong router is a failure."""
+"""Expert choices that differ at near ties."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Descriptions of a difference: only what the values prove."""
+"""Simple changes that explain a difference."""
 
 from collections.abc import Callable, Sequence
 

@@ -1,4 +1,4 @@
-"""Comparison of rows inside fused experts by token and expert, in any order."""
+"""Rows inside fused experts, in other orders and calls."""
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
