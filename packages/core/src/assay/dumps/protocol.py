@@ -4,7 +4,7 @@ A reader lists the tensors in the files of one tool as `DumpedTensor`, and reads
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 from pathlib import Path
@@ -132,6 +132,15 @@ class Dump:
             return self.read(tensor) if tensor.has_values else None
         except UnreadableFileError:
             return None
+
+    def with_values(self, loaders: Mapping[tuple[Site, str], Callable[[], Tensor]]) -> "Dump":
+        """Return the dump with other values of some tensors. loaders: by site and key of the tensor."""
+
+        def read(tensor: DumpedTensor) -> Tensor:
+            load = loaders.get((tensor.site, tensor.key))
+            return self.read(tensor) if load is None else load()
+
+        return replace(self, read=read)
 
     def holds_equal(self, one: DumpedTensor, other: DumpedTensor) -> bool:
         """Return True if both values can be read and are equal."""

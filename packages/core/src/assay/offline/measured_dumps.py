@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cached_property, partial
@@ -43,7 +43,6 @@ from assay.offline.measuring.pair_measurer import PairMeasurer
 from assay.offline.measuring.pair_values import take_both
 from assay.offline.options import CompareOptions
 from assay.offline.pairing.alignment import (
-    LogitsOf,
     TokenAlignment,
     TokenComparison,
     align_passes,
@@ -103,38 +102,20 @@ class Pairing:
         pairs = self.alignment.pairs
         return find_flips(self.matching.pairs, pairs, self.expected, self.actual, score_noise)
 
-    def measure(
-        self,
-        *,
-        flips: Sequence[Flip] = (),
-        flips_spread: bool = False,
-        by_statistics: bool = False,
-        sums: type[PairSums] = PairSums,
-        finds_coarse: bool = False,
-        add_metrics: Callable[[TensorPair], TensorPair] | None = None,
-    ) -> MeasuredPorts:
-        """Measure every pair of tensors with a `PairMeasurer`."""
-        measurer = PairMeasurer(
-            self.expected, self.actual, self.alignment, self.tokens.first_different,
-            flips, flips_spread, by_statistics, finds_coarse, add_metrics, MeasuredPorts(sums=sums),
-        )  # fmt: skip
-        return measurer.measure(self.matching)
+    @property
+    def measurer(self) -> PairMeasurer:
+        """Return a new measurer of the pairs, without measurements."""
+        return PairMeasurer(self.expected, self.actual, self.alignment, self.tokens.first_different)
 
     def read_values(
         self, lanes: LanePair, flips: Sequence[Flip], *, flips_spread: bool
     ) -> list[TensorPair]:
         """Return the tensors of one pair with the values that a comparison uses."""
-        found: list[TensorPair] = []
-
-        def keep(pair: TensorPair) -> TensorPair:
-            found.append(pair)
-            return pair
-
-        PairMeasurer(
-            self.expected, self.actual, self.alignment, self.tokens.first_different,
-            flips, flips_spread, add_metrics=keep,
-        ).measure_pairs([lanes])  # fmt: skip
-        return found
+        measurer = replace(
+            self.measurer, flips=flips, flips_spread=flips_spread, add_metrics=lambda pair: pair
+        )
+        measurer.measure_pairs([lanes])
+        return measurer.measured.pairs
 
     @cached_property
     def unit_roundoff(self) -> float:
@@ -198,7 +179,7 @@ def pair_dumps(
             "the two sides order the channels of a head differently for rotary embedding, in halves or in"
             f" neighbors: {name_some(matching.rotated)} compared in one order"
         )
-    tokens = compare_ids(alignment, _read_logits_with(expected, actual, matching, alignment))
+    tokens = compare_ids(alignment, partial(_read_logits, expected, actual, matching, alignment))
     expected, actual = place_expert_rows(
         expected, actual, matching, alignment.pairs, tokens.first_different
     )
@@ -268,44 +249,33 @@ def _choose(lanes: Lanes, level: ComparedLevel | None) -> Lanes:
     }
 
 
-def _read_logits_with(
-    expected: Dump, actual: Dump, matching: Matching, alignment: TokenAlignment
-) -> LogitsOf:
-    lanes = next((pair for pair in matching.pairs if pair.port.level == "logits"), None)
-
-    def read(prompt: int, position: int) -> tuple[Tensor, Tensor] | None:
-        if lanes is None:
-            return None
-        for pair in alignment.pairs:
-            rows = pair.rows
-            for row, place in enumerate(
-                zip(rows.prompts, rows.positions, strict=True) if rows else ()
-            ):
-                if place[0] == prompt and position in place[1]:
-                    number = row * len(place[1]) + place[1].index(position)
-                    return _read_logits(expected, actual, lanes, pair, number)
-        return None
-
-    return read
-
-
 def _read_logits(
-    expected: Dump, actual: Dump, lanes: LanePair, pair: PassPair, number: int
-) -> tuple[Tensor, Tensor] | None:
-    """Return the logits of one paired token. number: its index among the tokens of the pair."""
-    pair = pair.by_row()
-    if pair.expected_rows is None or pair.actual_rows is None:
-        return None
-    at = slice(number, number + 1)
-    pair = replace(pair, expected_rows=pair.expected_rows[at], actual_rows=pair.actual_rows[at])
-    sides = lanes.expected.held_in(pair.expected), lanes.actual.held_in(pair.actual)
-    if not len(sides[0]) == len(sides[1]) == 1:
-        return None
-    reference, value = expected.read_intact(sides[0][0]), actual.read_intact(sides[1][0])
-    if reference is None or value is None:
-        return None
-    taken = take_both(pair, value, reference)
-    return (taken[1].flatten(), taken[0].flatten()) if taken is not None else None
+    expected: Dump, actual: Dump, matching: Matching, alignment: TokenAlignment,
+    prompt: int, position: int,
+) -> tuple[Tensor, Tensor] | None:  # fmt: skip
+    """Return expected and actual logits of a token, (V,); None unless both dumps hold them."""
+    lanes = next((pair for pair in matching.pairs if pair.port.level == "logits"), None)
+    for pair in map(PassPair.by_row, alignment.pairs) if lanes is not None else ():
+        rows = pair.rows
+        places = list(zip(rows.prompts, rows.positions, strict=True)) if rows is not None else []
+        if lanes is None or (prompt, (position,)) not in places:
+            continue
+        number = places.index((prompt, (position,)))
+        if pair.expected_rows is None or pair.actual_rows is None:
+            return None
+        at = slice(number, number + 1)
+        of_token = replace(
+            pair, expected_rows=pair.expected_rows[at], actual_rows=pair.actual_rows[at]
+        )
+        sides = lanes.expected.held_in(pair.expected), lanes.actual.held_in(pair.actual)
+        if not len(sides[0]) == len(sides[1]) == 1:
+            return None
+        reference, value = expected.read_intact(sides[0][0]), actual.read_intact(sides[1][0])
+        if reference is None or value is None:
+            return None
+        taken = take_both(of_token, value, reference)
+        return (taken[1].flatten(), taken[0].flatten()) if taken is not None else None
+    return None
 
 
 # Rounding causes no larger relative error of a whole tensor, in any dtype that models run in.
@@ -389,14 +359,16 @@ def measure_dumps(
         if noise is None and (measured_noise := read_recorded_noise(pairing, dtype)) is not None:
             score_noise = measured_score_noise(measured_noise, score_noise)
         flips = pairing.find_flips(score_noise)
-        measured = pairing.measure(
+        measurer = replace(
+            pairing.measurer,
             flips=flips,
             flips_spread=noise is None,
             by_statistics=comparison.stats,
-            sums=PairSums if noise is not None else NormSums,
             finds_coarse=True,
             add_metrics=add_metrics,
+            measured=MeasuredPorts(sums=PairSums if noise is not None else NormSums),
         )
+        measured = measurer.measure(pairing.matching)
     return MeasuredDumps(
         comparison, expected, actual, limits, pairing, measured, measured_noise, flips,
         [*expected_notes, *actual_notes], find_reused_buffers(actual), lost,
@@ -416,7 +388,8 @@ def measure_noise(
     Raises: DumpError unless it is a healthy run of the same model on the same prompts.
     """
     pairing = pair_dumps(expected, _normalize(noise)[0], comparison, name_map)
-    measured = pairing.measure(flips=pairing.find_flips(scores))
+    measurer = replace(pairing.measurer, flips=pairing.find_flips(scores))
+    measured = measurer.measure(pairing.matching)
     _require_healthy(comparison, pairing, measured)
     return measured
 

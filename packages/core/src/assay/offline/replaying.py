@@ -108,13 +108,13 @@ def replay_dump(
         boundary = Boundary.exact_inputs_for(getattr(torch, dtype))
         # If the dump lacks the result of a child, its parent computes the child's part too, as must the noise run.
         noise = Replayer(replace(view, values_of=reference.trace), boundary)
-        _run("measures the noise", trusted.load(dtype), passes, noise, noise)
+        _run("measures the noise", trusted.load(dtype), passes, noise)
         noise_results = noise.finish()
         functions = _find_functions(reference.yardstick)
 
         def judge(view: DumpedTrace) -> tuple[list[Judged], ReplayResults]:
             replayer = Replayer(view, Boundary(), measure=_measure_dumped)
-            _run("replays the dump", reference.yardstick, passes, replayer, replayer)
+            _run("replays the dump", reference.yardstick, passes, replayer)
             results = replayer.finish()
             for port in results.ports.values():  # the model that ran is wider
                 port.dtype = dtype
@@ -156,7 +156,7 @@ def record_reference(
     yardstick = trusted.load(yardstick_dtype(num_parameters, ("float64", "float32")), dtype)
     boundary = Boundary.exact_inputs_for(getattr(torch, dtype))
     with TraceWriter(folder, {"dtype": dtype}) as writer:
-        _run("records", yardstick, passes, Recorder(writer, boundary), None)
+        _run("records", yardstick, passes, Recorder(writer, boundary))
     return Reference(yardstick, Trace.open(folder))
 
 
@@ -189,10 +189,7 @@ def _find_origin(judged: list[Judged], results: ReplayResults) -> FailedStage | 
 
 
 @torch.no_grad()
-def _run(
-    what: str, model: nn.Module, passes: Sequence[Pass], handler: TraceHandler,
-    replayer: Replayer | None,
-) -> None:  # fmt: skip
+def _run(what: str, model: nn.Module, passes: Sequence[Pass], handler: TraceHandler) -> None:
     tracer = ModuleTracer(handler)
     exact = ExactDouble() if getattr(model, "dtype", None) is torch.float64 else nullcontext()
     with exact, tracer.attached(model), subtask(what, len(passes), "passes") as task:
@@ -201,8 +198,8 @@ def _run(
             positions = torch.cat([torch.tensor(one.positions) for one in rows], dim=1)
             timeline = BatchPositions(rows[0].prompts, positions)
             tracer.begin_batch(request[0].batch, timeline, request[0].step)
-            if replayer is not None:
-                replayer.source = BatchSource(request[0].batch)
+            if isinstance(handler, Replayer):
+                handler.source = BatchSource(request[0].batch)
             cache: object = None
             end = 0
             for one in request:

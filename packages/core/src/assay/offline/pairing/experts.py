@@ -9,6 +9,7 @@ Shape legend: N tokens of a pass, K experts of a token, C channels, R paired tok
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import product
 from math import inf, prod
 
@@ -112,7 +113,7 @@ def place_expert_rows(
     first_different: position of the first different token by prompt.
     Returns: both dumps, with readers for the changed lanes.
     """
-    readers = _Reader(expected), _Reader(actual)
+    loaders: tuple[_Loaders, _Loaders] = {}, {}
     alike = [_find_comparable(pair, first_different) for pair in passes]
     for choices, inner in _find_fused(matching.pairs):
         layer = _Layer(
@@ -122,15 +123,15 @@ def place_expert_rows(
         alike = list(map(layer.compare_choices, passes, alike))
         keeps = all(bool(one.all()) for one in alike)
         if all(layer.choose_orders(*one, keeps=keeps) for one in zip(passes, alike, strict=True)):
-            layer.expected.place(readers[0])
-            layer.actual.place(readers[1])
+            layer.expected.place(loaders[0])
+            layer.actual.place(loaders[1])
             continue
         for lanes in inner:
             matching.pairs.remove(lanes)
             matching.unmatched_expected.append(
                 f"{lanes.port}: the recorded expert choices do not tell the tokens of its rows"
             )
-    return replace(expected, read=readers[0].read), replace(actual, read=readers[1].read)
+    return expected.with_values(loaders[0]), actual.with_values(loaders[1])
 
 
 def _find_comparable(pair: PassPair, first_different: Mapping[int, int]) -> Tensor:
@@ -166,21 +167,12 @@ def _are_matrices(pair: LanePair) -> bool:
     return all(one.has_values and not one.layout and len(one.shape or ()) == 2 for one in tensors)
 
 
-@dataclass(frozen=True, slots=True)
-class _Reader:
-    """Reads a dump with reordered rows."""
+# Loaders of the tensors with other rows, by address.
+_Loaders = dict[tuple[Site, str], Callable[[], Tensor]]
 
-    dump: Dump
-    placed: dict[tuple[Site, str], tuple[list[DumpedTensor], Tensor]] = field(default_factory=dict)
-    """The tensors of all calls and their row order, by address."""
 
-    def read(self, tensor: DumpedTensor) -> Tensor:
-        """Read a tensor of the dump or of a changed lane."""
-        address = tensor.site, tensor.key
-        if address not in self.placed:
-            return self.dump.read(tensor)
-        parts, order_NK = self.placed[address]
-        return torch.cat([self.dump.read(one) for one in parts])[order_NK]
+def _read_rows(dump: Dump, parts: Sequence[DumpedTensor], order_NK: Tensor) -> Tensor:
+    return torch.cat([dump.read(one) for one in parts])[order_NK]
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +219,7 @@ class _Experts:
         known = self.orders.get(_key(of_pass))
         return [known] if known is not None else _list_orders(choice_NK, self.list_lengths(of_pass))
 
-    def place(self, reader: _Reader) -> None:
+    def place(self, loaders: _Loaders) -> None:
         """Merge the calls of each pass with a known order into one."""
         for lane in self.lanes:
             for key, order_NK in self.orders.items():
@@ -236,7 +228,8 @@ class _Experts:
                 for parts in map(list, zip(*calls.values(), strict=True)):
                     shape = (*order_NK.shape, *(parts[0].shape or ())[1:])
                     placed.append(replace(parts[0], key=f"{parts[0].key} (by token)", shape=shape))
-                    reader.placed[placed[-1].site, placed[-1].key] = parts, order_NK
+                    load = partial(_read_rows, self.dump, parts, order_NK)
+                    loaders[placed[-1].site, placed[-1].key] = load
                 for at in calls:
                     del lane.tensors[at]
                 lane.tensors[*key, 0] = placed

@@ -5,6 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 
 from torch import Tensor
@@ -325,19 +326,17 @@ def _with_sums(dump: Dump, found: Sequence[_Addends]) -> Dump:
     """Return a dump with each first tensor replaced by the sum, and without the second one."""
     if not found:
         return dump
-    second = {
-        hidden.site: residual
+    added = {
+        (hidden.site, hidden.key): (hidden, residual)
         for one, other in found
         for key, tensors in one.tensors.items()
         for hidden, residual in zip(tensors, other.tensors[key], strict=False)
     }
-    dropped = {residual.site for residual in second.values()}
+    dropped = {residual.site for _, residual in added.values()}
+    loaders = {address: partial(_add_both, dump, *both) for address, both in added.items()}
+    kept = [one for one in dump.tensors if one.site not in dropped]
+    return replace(dump.with_values(loaders), tensors=kept)
 
-    def read(tensor: DumpedTensor) -> Tensor:
-        residual = second.get(tensor.site)
-        value = dump.read(tensor)
-        return value if residual is None else value + dump.read(residual)
 
-    return replace(
-        dump, tensors=[one for one in dump.tensors if one.site not in dropped], read=read
-    )
+def _add_both(dump: Dump, hidden: DumpedTensor, residual: DumpedTensor) -> Tensor:
+    return dump.read(hidden) + dump.read(residual)
