@@ -89,7 +89,7 @@ class PairMeasurer:
 
     def _measure_chunk(self, chunk: Chunk) -> MeasuredPorts:
         part = replace(self, measured=MeasuredPorts(sums=self.measured.sums))
-        part.measure_pairs(chunk.pairs)
+        part.measure_pairs(chunk)
         return part.measured
 
     def measure_pairs(self, pairs: Sequence[LanePair]) -> None:

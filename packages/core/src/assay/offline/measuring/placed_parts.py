@@ -324,6 +324,10 @@ class PlacementRule:
         return Placement(tuple(slices), tuple(whole))
 
 
+# The rule of each side; None where the dump declares the placement, or if no rule fits.
+PlacementRules = tuple[PlacementRule | None, PlacementRule | None]
+
+
 def list_rules(shapes: Sequence[Shape]) -> list[PlacementRule]:
     """Return the rules that fit the shapes of one pass, the most likely one first."""
     num = len(shapes)
@@ -356,7 +360,7 @@ def list_fused_rules(shapes: Sequence[Shape]) -> list[PlacementRule]:
 class RuleCandidate:
     """The rules of both sides, and how well they fit."""
 
-    rules: tuple[PlacementRule | None, PlacementRule | None]
+    rules: PlacementRules
     """None stands for a declared placement."""
     num_checks: int = 0
     num_misfits: int = 0
@@ -422,10 +426,7 @@ class PlacementFinder:
         compare: Comparable,
     ) -> list[float] | None:
         """Return the errors of all parts; None if a part cannot be compared."""
-        expected, actual = (
-            placement if rule is None else rule.place([tuple(one.shape) for one in side])
-            for rule, placement, side in zip(candidate.rules, declared, sides, strict=True)
-        )
+        expected, actual = _place(candidate.rules, declared, sides)
         if expected is None or actual is None:
             return None
         errors = list(list_errors(sides, expected, actual, compare))
@@ -444,6 +445,19 @@ class PlacementFinder:
             ):
                 return best
         return None
+
+
+def _place(
+    rules: PlacementRules,
+    declared: tuple[Placement | None, Placement | None],
+    sides: tuple[Sequence[Tensor], Sequence[Tensor]],
+) -> tuple[Placement | None, Placement | None]:
+    """Return the placement of both sides, declared or by a rule; None where a rule does not fit."""
+    expected, actual = (
+        placement or (rule.place([tuple(one.shape) for one in side]) if rule is not None else None)
+        for rule, placement, side in zip(rules, declared, sides, strict=True)
+    )
+    return expected, actual
 
 
 def list_errors(
@@ -510,9 +524,6 @@ def _without(shape: Shape, dim: int) -> Shape:
     return shape[:number] + shape[number + 1 :]
 
 
-# The rule of each side; None where the dump declares the placement, or if no rule fits.
-PlacementRules = tuple[PlacementRule | None, PlacementRule | None]
-
 # Number of passes that determine the placement. In one pass, a summand may be zero.
 _NUM_SAMPLES = 8
 
@@ -567,11 +578,8 @@ def read_parts(
     """
     sides = _read_both(expected, actual, lanes, call)
     declared = _place_declared(call, sides)
-    single = tuple(PlacementRule("replicated") if len(side) == 1 else None for side in sides)
-    placed = [
-        placement or (rule.place([tuple(one.shape) for one in side]) if rule is not None else None)
-        for rule, placement, side in zip(rules or single, declared, sides, strict=True)
-    ]
+    single = [PlacementRule("replicated") if len(side) == 1 else None for side in sides]
+    placed = _place(rules or (single[0], single[1]), declared, sides)
     if placed[0] is None or placed[1] is None:
         wanted, shapes = (", ".join(str(list(one.shape)) for one in side) for side in sides)
         raise LayoutError(f"its shape is {shapes}, expected {wanted}")

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from tempfile import TemporaryFile
 from typing import IO, TypeVar
@@ -26,13 +25,8 @@ _NUM_CHUNKS = 128
 _LONGEST = timedelta(days=7).total_seconds()
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """Consecutive pairs that one process measures."""
-
-    pairs: Sequence[LanePair]
-    num_bytes: int
-    """Size of both sides, as far as the dumps state shapes."""
+# Consecutive pairs that one process measures.
+Chunk = Sequence[LanePair]
 
 
 def map_chunks(function: Callable[[Chunk], T], chunks: Sequence[Chunk]) -> list[T]:
@@ -80,11 +74,11 @@ def _map_numbered(
     function: Callable[[Chunk], T], chunks: Sequence[Chunk], numbers: Sequence[int]
 ) -> dict[int, T]:
     results: dict[int, T] = {}
-    total = sum(chunks[number].num_bytes for number in numbers)
-    with subtask("compares", total, "bytes") as task:
+    sizes = {number: _count_bytes(chunks[number]) for number in numbers}
+    with subtask("compares", sum(sizes.values()), "bytes") as task:
         for place, result in map_forked(function, [chunks[number] for number in numbers]):
             results[numbers[place]] = result
-            task.advance(chunks[numbers[place]].num_bytes)
+            task.advance(sizes[numbers[place]])
     return results
 
 
@@ -92,10 +86,11 @@ def _divide_by_bytes(chunks: Sequence[Chunk], num_ranks: int) -> list[list[int]]
     """Assign chunks to ranks: the largest first, each to the least loaded rank."""
     numbers: list[list[int]] = [[] for _ in range(num_ranks)]
     loads = [0] * num_ranks
-    for number in sorted(range(len(chunks)), key=lambda number: -chunks[number].num_bytes):
+    sizes = [_count_bytes(chunk) for chunk in chunks]
+    for number in sorted(range(len(chunks)), key=lambda number: -sizes[number]):
         rank = loads.index(min(loads))
         numbers[rank].append(number)
-        loads[rank] += chunks[number].num_bytes
+        loads[rank] += sizes[number]
     return numbers
 
 
@@ -105,23 +100,25 @@ def divide_pairs(pairs: Sequence[LanePair]) -> list[Chunk]:
     If two pairs have the same port, and so pool their sums, all pairs form one chunk.
     """
     if len({pair.port for pair in pairs}) < len(pairs):
-        return [Chunk(pairs, sum(map(_count_bytes, pairs)))]
-    least = max(_FEWEST_BYTES, sum(map(_count_bytes, pairs)) // _NUM_CHUNKS)
+        return [pairs]
+    least = max(_FEWEST_BYTES, _count_bytes(pairs) // _NUM_CHUNKS)
     chunks: list[Chunk] = []
     waiting: list[LanePair] = []
     num_bytes = 0
     for pair in pairs:
         waiting.append(pair)
-        num_bytes += _count_bytes(pair)
+        num_bytes += _count_bytes([pair])
         if num_bytes >= least:
-            chunks.append(Chunk(waiting, num_bytes))
+            chunks.append(waiting)
             waiting, num_bytes = [], 0
-    return [*chunks, Chunk(waiting, num_bytes)] if waiting else chunks
+    return [*chunks, waiting] if waiting else chunks
 
 
-def _count_bytes(pair: LanePair) -> int:
+def _count_bytes(pairs: Chunk) -> int:
+    """Return the size of both sides, as far as the dumps state shapes."""
     return sum(
         tensor.size_bytes
+        for pair in pairs
         for lane in (pair.expected, pair.actual)
         for tensors in lane.tensors.values()
         for tensor in tensors
