@@ -103,7 +103,7 @@ def _judge(dumps: MeasuredDumps, progress: Progress, custom: Sequence[CustomMetr
     table = None
     if dumps.comparison.table is not None:
         names = [one.name for one in custom]
-        table = make_table(dumps.measured.pairs, *dumps.pairing.lanes, judged, names)
+        table = make_table(dumps.measured.pairs, *dumps.pairing.series_of, judged, names)
     tokens, notes = list_tokens(dumps, judged)
     verdict = verdict.model_copy(update={"notes": [*verdict.notes, *notes]})
     return Compared(verdict, chain(list_measurements(judged), tokens), table)

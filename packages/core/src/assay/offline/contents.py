@@ -18,7 +18,7 @@ from assay.files import UnreadableFileError
 from assay.foreign_text import one_line
 from assay.offline.pairing.alignment import find_passes
 from assay.offline.pairing.passes import Pass
-from assay.offline.pairing.port_series import Lane, Lanes, Port, collect_lanes
+from assay.offline.pairing.port_series import Port, Series, SeriesByPort, collect_series
 from assay.progress import subtask
 
 _NUM_SHOWN = 5
@@ -71,7 +71,7 @@ def describe_contents(path: str, format_name: str | None = None) -> Contents:
     Raises: DumpError or UnreadableFileError if it cannot be opened.
     """
     dump = open_dump(path, format_name)
-    lanes = collect_lanes(dump)
+    series_of = collect_series(dump)
     return Contents(
         dump.format,
         dump.name,
@@ -80,8 +80,8 @@ def describe_contents(path: str, format_name: str | None = None) -> Contents:
         bool(dump.tensors) and not any(one.has_values for one in dump.tensors),
         dump.ranks,
         [str(one) for one in find_passes(dump)],
-        len({port.module for port in lanes}),
-        dict(Counter(port.level for port in lanes)),
+        len({port.module for port in series_of}),
+        dict(Counter(port.level for port in series_of)),
         dict(Counter(one.dtype or "unknown" for one in dump.tensors)),
         dict(dump.provenance),
         list(dump.problems),
@@ -156,7 +156,9 @@ _KINDS = {
 }  # fmt: skip
 
 
-def list_unrecorded(expected: Lanes, actual: Lanes, missing: Sequence[str]) -> list[str]:
+def list_unrecorded(
+    expected: SeriesByPort, actual: SeriesByPort, missing: Sequence[str]
+) -> list[str]:
     """Describe kinds of tensors that ACTUAL never holds, with the option that excuses their absence.
 
     missing: names of expected tensors without a partner.
@@ -185,16 +187,16 @@ def find_lost_ranks(expected: Dump, actual: Dump) -> set[int]:
     if not lost or not kept <= set(expected.ranks):
         return set()
     votes: list[bool] = []
-    others = collect_lanes(actual)
-    for port, lane in collect_lanes(expected).items():
+    others = collect_series(actual)
+    for port, series in collect_series(expected).items():
         # The first call, on all ranks.
-        both = [next(iter(one.tensors.values())) for one in (lane, others.get(port)) if one]
+        both = [next(iter(one.tensors.values())) for one in (series, others.get(port)) if one]
         if len(both) < 2 or len(both[0]) <= len(both[1]):
             continue
         shapes = {one.site.at.rank: one.shape for one in both[0]}
         if any(one.shape != shapes.get(one.site.at.rank) for one in both[1]):
             return set()
-        if len(votes) < _MOST_PLACES and "float" in lane.first.dtype:
+        if len(votes) < _MOST_PLACES and "float" in series.first.dtype:
             votes += _vote(expected, actual, both[0], both[1])
     return lost if sum(votes) * 2 > len(votes) else set()
 
@@ -240,22 +242,26 @@ def find_reused_buffers(dump: Dump) -> list[DumpedTensor]:
 
     To save time, only the first and last pair of decode steps of each request are searched.
     """
-    lanes = {port: lane for port, lane in collect_lanes(dump).items() if port.phase == "forward"}
+    series_of = {
+        port: series for port, series in collect_series(dump).items() if port.phase == "forward"
+    }
     outputs = [
-        lane
-        for port, lane in lanes.items()
-        if port.direction == "output" and "float" in lane.first.dtype
+        series
+        for port, series in series_of.items()
+        if port.direction == "output" and "float" in series.first.dtype
     ]
     found: dict[str, DumpedTensor] = {}
     for pairs in _list_decode_pairs(find_passes(dump)):
         telling = [pair for pair in pairs if _have_different_ids(*pair)] or pairs
         for one, other in dict.fromkeys((*telling[:1], *telling[-1:])):
-            repeated = [lane for lane in outputs if _is_same(dump, lane, one, other)]
-            if repeated and _is_evidence(dump, lanes, (one, other), repeated):
+            repeated = [series for series in outputs if _is_same(dump, series, one, other)]
+            if repeated and _is_evidence(dump, series_of, (one, other), repeated):
                 steps = dict.fromkeys(each for pair in pairs for each in pair)
-                for lane in repeated:
-                    same = [each for each in steps if _is_same(dump, lane, each, other)]
-                    found |= {str(held.site): held for each in same for held in lane.held_in(each)}
+                for series in repeated:
+                    same = [each for each in steps if _is_same(dump, series, each, other)]
+                    found |= {
+                        str(held.site): held for each in same for held in series.held_in(each)
+                    }
     return list(found.values())
 
 
@@ -293,10 +299,10 @@ def _have_different_ids(one: Pass, other: Pass) -> bool:
 
 
 def _is_same(
-    dump: Dump, lane: Lane, one: Pass, other: Pass, fewest_values: int = _FEWEST_VALUES
+    dump: Dump, series: Series, one: Pass, other: Pass, fewest_values: int = _FEWEST_VALUES
 ) -> bool:
     """Return True if a port holds equal values in two passes on all ranks."""
-    sides = lane.held_in(one), lane.held_in(other)
+    sides = series.held_in(one), series.held_in(other)
     return len(sides[0]) == len(sides[1]) > 0 and all(
         _are_equal(dump, *both, fewest_values) for both in zip(*sides, strict=True)
     )
@@ -311,33 +317,35 @@ def _are_equal(dump: Dump, one: DumpedTensor, other: DumpedTensor, fewest_values
     return dump.holds_equal(one, other) and len(dump.read(one).double().unique()) >= fewest_values
 
 
-def _is_evidence(dump: Dump, lanes: Lanes, pair: _Pair, repeated: Sequence[Lane]) -> bool:
+def _is_evidence(
+    dump: Dump, series_of: SeriesByPort, pair: _Pair, repeated: Sequence[Series]
+) -> bool:
     """Return True if several modules, or the logits, have equal results for different inputs."""
     have_different_ids = _have_different_ids(*pair)
-    if have_different_ids and any(lane.port.level == "logits" for lane in repeated):
+    if have_different_ids and any(series.port.level == "logits" for series in repeated):
         return True
     found = set()
-    for lane in repeated:
+    for series in repeated:
         inputs = [
             other
-            for port, other in lanes.items()
-            if (port.module, port.direction) == (lane.port.module, "input")
+            for port, other in series_of.items()
+            if (port.module, port.direction) == (series.port.module, "input")
             and other.held_in(pair[0])
         ]
         # If its inputs repeat too, as in an encoder, a module rightly repeats its result.
         is_explained = all(_is_same(dump, one, *pair, fewest_values=0) for one in inputs)
         if not is_explained or (have_different_ids and not inputs):
-            found.add(lane.port.module)
+            found.add(series.port.module)
     if len(found) >= _FEWEST_MODULES:
         return True
     # Attention sees one more token in each step, so some result must differ.
-    modules = {lane.port.module for lane in repeated}
+    modules = {series.port.module for series in repeated}
     return (
         len(modules) >= _FEWEST_MODULES
         and any("att" in module.lower() for module in modules)
         and all(
-            _is_same(dump, lane, *pair, fewest_values=0)
-            for port, lane in lanes.items()
-            if port.direction == "output" and lane.held_in(pair[0])
+            _is_same(dump, series, *pair, fewest_values=0)
+            for port, series in series_of.items()
+            if port.direction == "output" and series.held_in(pair[0])
         )
     )

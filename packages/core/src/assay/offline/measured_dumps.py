@@ -51,14 +51,14 @@ from assay.offline.pairing.alignment import (
 )
 from assay.offline.pairing.experts import Flip, ScoreNoise, find_flips, place_expert_rows
 from assay.offline.pairing.fused_projections import add_residuals
-from assay.offline.pairing.matching import Matching, match_by_topology, match_lanes, match_modules
+from assay.offline.pairing.matching import Matching, match_by_topology, match_modules, match_series
 from assay.offline.pairing.passes import Pass, PassPair
 from assay.offline.pairing.port_series import (
     BLOCK,
-    LanePair,
-    Lanes,
     Port,
-    collect_lanes,
+    SeriesByPort,
+    SeriesPair,
+    collect_series,
     open_graphs,
 )
 from assay.offline.readdress import (
@@ -93,7 +93,7 @@ class Pairing:
     matching: Matching
     alignment: TokenAlignment
     tokens: TokenComparison
-    lanes: tuple[Lanes, Lanes]
+    series_of: tuple[SeriesByPort, SeriesByPort]
     """All selected ports of both dumps, with and without a partner."""
     notes: list[str]
 
@@ -108,21 +108,23 @@ class Pairing:
         return PairMeasurer(self.expected, self.actual, self.alignment, self.tokens.first_different)
 
     def read_values(
-        self, lanes: LanePair, flips: Sequence[Flip], *, flips_spread: bool
+        self, matched: SeriesPair, flips: Sequence[Flip], *, flips_spread: bool
     ) -> list[TensorPair]:
         """Return the tensors of one pair with the values that a comparison uses."""
         measurer = replace(
             self.measurer, flips=flips, flips_spread=flips_spread, add_metrics=lambda pair: pair
         )
-        measurer.measure_pairs([lanes])
+        measurer.measure_pairs([matched])
         return measurer.measured.pairs
 
     @cached_property
     def unit_roundoff(self) -> float:
         """Return the unit roundoff of the coarsest dtype of the paired values."""
-        lanes = [lane for pair in self.matching.pairs for lane in (pair.expected, pair.actual)]
+        all_series = [
+            series for pair in self.matching.pairs for series in (pair.expected, pair.actual)
+        ]
         rounded = self.expected.rounded_to, self.actual.rounded_to
-        return coarser_unit([*rounded, *(lane.first.dtype for lane in lanes)])
+        return coarser_unit([*rounded, *(series.first.dtype for series in all_series)])
 
 
 def pair_dumps(
@@ -133,7 +135,7 @@ def pair_dumps(
     name_map: the content of --map.
     Raises: DumpError if a dump holds nothing at the selected rank and level.
     """
-    all_lanes = _collect(expected, options), _collect(actual, options)
+    both = _collect(expected, options), _collect(actual, options)
     passes, actual_passes = find_passes(expected, options.rank), find_passes(actual, options.rank)
     shift = options.token_shift
     if shift is None and {expected.format, actual.format} == {"assay"}:
@@ -141,35 +143,35 @@ def pair_dumps(
         knows_tokens = any(one.tokens is not None for one in (*passes, *actual_passes))
         shift = None if knows_tokens else 0
     alignment = align_passes(passes, actual_passes, shift)
-    all_lanes = _add_tied((expected, actual), all_lanes)
-    _require_known(name_map, *all_lanes)
+    both = _add_tied((expected, actual), both)
+    _require_known(name_map, *both)
     notes = list(alignment.notes)
-    partner_of, guesses = match_modules(*all_lanes, name_map), set()
+    partner_of, guesses = match_modules(*both, name_map), set()
     if alignment.pairs:
-        num_modules = len({port.module for port in all_lanes[0]})
+        num_modules = len({port.module for port in both[0]})
         found = match_by_topology(
-            *open_graphs(all_lanes, (expected, actual), alignment.pairs[0]),
+            *open_graphs(both, (expected, actual), alignment.pairs[0]),
             partner_of,
             by_order=len(partner_of) < _LEAST_NAMESAKES * num_modules,
         )
         partner_of, guesses = found | partner_of, set(found)
     opened = expected, actual
-    expected, actual = add_residuals(opened, all_lanes, partner_of)
+    expected, actual = add_residuals(opened, both, partner_of)
     for side, dump, before in zip(("EXPECTED", "ACTUAL"), (expected, actual), opened, strict=True):
         if dump is not before:
             notes.append(f"{side} keeps hidden states and residuals apart: their sums are compared")
-    all_lanes = collect_lanes(expected, options.rank), collect_lanes(actual, options.rank)
-    all_lanes = _add_tied((expected, actual), all_lanes)
-    lanes, actual_lanes = (_choose(one, options.level) for one in all_lanes)
+    both = collect_series(expected, options.rank), collect_series(actual, options.rank)
+    both = _add_tied((expected, actual), both)
+    series_of, actual_series = (_choose(one, options.level) for one in both)
     graphs = None
-    if alignment.pairs or all(port.direction == "parameter" for port in lanes):
+    if alignment.pairs or all(port.direction == "parameter" for port in series_of):
         shared = next(iter(alignment.pairs), PassPair(Pass(0, 0, None), Pass(0, 0, None)))
-        graphs = open_graphs(all_lanes, (expected, actual), shared)
+        graphs = open_graphs(both, (expected, actual), shared)
     # The level is that of the expected port: the head may have another name in ACTUAL.
-    matching = match_lanes(lanes, all_lanes[1], partner_of, guesses, graphs)
-    chosen = {str(port) for port in actual_lanes}
+    matching = match_series(series_of, both[1], partner_of, guesses, graphs)
+    chosen = {str(port) for port in actual_series}
     matching.unmatched_actual = [one for one in matching.unmatched_actual if one in chosen]
-    if num_guessed := len({port.module for port in lanes} & guesses):
+    if num_guessed := len({port.module for port in series_of} & guesses):
         notes.append(
             f"the dumps name modules differently: {format_count(num_guessed, 'module')} matched by order,"
             " kind, width and values; --map overrides"
@@ -183,34 +185,36 @@ def pair_dumps(
     expected, actual = place_expert_rows(
         expected, actual, matching, alignment.pairs, tokens.first_different
     )
-    return Pairing(expected, actual, matching, alignment, tokens, (lanes, actual_lanes), notes)
+    return Pairing(expected, actual, matching, alignment, tokens, (series_of, actual_series), notes)
 
 
-def _require_known(names: Mapping[str, str], expected: Lanes, actual: Lanes) -> None:
+def _require_known(names: Mapping[str, str], expected: SeriesByPort, actual: SeriesByPort) -> None:
     """Raise DumpError for unknown module names in --map."""
-    for side, patterns, lanes in (
+    for side, patterns, series_of in (
         ("EXPECTED", names.keys(), expected),
         ("ACTUAL", names.values(), actual),
     ):
-        modules = {port.module for port in lanes}
+        modules = {port.module for port in series_of}
         for pattern in patterns:
             if not any(fnmatchcase(module, pattern) for module in modules):
                 raise DumpError(f"--map: {side} has no module {pattern}")
 
 
-def _add_tied(dumps: tuple[Dump, Dump], lanes: tuple[Lanes, Lanes]) -> tuple[Lanes, Lanes]:
+def _add_tied(
+    dumps: tuple[Dump, Dump], series_of: tuple[SeriesByPort, SeriesByPort]
+) -> tuple[SeriesByPort, SeriesByPort]:
     """Give each side the weights that only the other side stores, if it shares them with its embedding."""
     found = []
-    for dump, own, other in zip(dumps, lanes, lanes[::-1], strict=True):
+    for dump, own, other in zip(dumps, series_of, series_of[::-1], strict=True):
         weights = {
-            port: lane
-            for port, lane in own.items()
+            port: series
+            for port, series in own.items()
             if (port.name, port.phase) == (_WEIGHT, "forward")
         }
         holders = {port.module for port in own if port.is_of_parameter}
         callers = {port.module for port in own if port.direction == "output"} - holders
-        added: Lanes = {}
-        for port, lane in other.items():
+        added: SeriesByPort = {}
+        for port, series in other.items():
             if (port.name, port.phase) != (_WEIGHT, "forward") or port in own:
                 continue
             names = [
@@ -218,7 +222,7 @@ def _add_tied(dumps: tuple[Dump, Dump], lanes: tuple[Lanes, Lanes]) -> tuple[Lan
                 for one in callers
                 if strip_model_prefixes(one) == strip_model_prefixes(port.module)
             ]
-            alike = [one for one in weights.values() if one.first.shape == lane.first.shape]
+            alike = [one for one in weights.values() if one.first.shape == series.first.shape]
             if dump.format == "model" and len(alike) == 1 and (load_settings(dump) or {}).get(TIED):
                 names = [port.module]
             if len(names) == 1 and len(alike) == 1:
@@ -228,22 +232,22 @@ def _add_tied(dumps: tuple[Dump, Dump], lanes: tuple[Lanes, Lanes]) -> tuple[Lan
     return found[0], found[1]
 
 
-def _collect(dump: Dump, options: CompareOptions) -> Lanes:
-    lanes = collect_lanes(dump, options.rank)
-    if not lanes and dump.problems:
+def _collect(dump: Dump, options: CompareOptions) -> SeriesByPort:
+    series_of = collect_series(dump, options.rank)
+    if not series_of and dump.problems:
         raise DumpError(f"{dump.name} holds no tensor: {name_some(list(dump.problems))}")
-    if not lanes:
+    if not series_of:
         raise DumpError(f"{dump.name} holds nothing of the chosen rank; its ranks: {dump.ranks}")
-    return lanes
+    return series_of
 
 
-def _choose(lanes: Lanes, level: ComparedLevel | None) -> Lanes:
+def _choose(series_of: SeriesByPort, level: ComparedLevel | None) -> SeriesByPort:
     if level is None:
-        return lanes
+        return series_of
     kept = _LEVELS_UP_TO[level]
     return {
-        port: lane
-        for port, lane in lanes.items()
+        port: series
+        for port, series in series_of.items()
         if port.level in kept
         and (level != "layer" or port.level == "logits" or BLOCK.fullmatch(port.module))
     }
@@ -254,11 +258,11 @@ def _read_logits(
     prompt: int, position: int,
 ) -> tuple[Tensor, Tensor] | None:  # fmt: skip
     """Return expected and actual logits of a token, (V,); None unless both dumps hold them."""
-    lanes = next((pair for pair in matching.pairs if pair.port.level == "logits"), None)
-    for pair in map(PassPair.by_row, alignment.pairs) if lanes is not None else ():
+    matched = next((pair for pair in matching.pairs if pair.port.level == "logits"), None)
+    for pair in map(PassPair.by_row, alignment.pairs) if matched is not None else ():
         rows = pair.rows
         places = list(zip(rows.prompts, rows.positions, strict=True)) if rows is not None else []
-        if lanes is None or (prompt, (position,)) not in places:
+        if matched is None or (prompt, (position,)) not in places:
             continue
         number = places.index((prompt, (position,)))
         if pair.expected_rows is None or pair.actual_rows is None:
@@ -267,7 +271,7 @@ def _read_logits(
         of_token = replace(
             pair, expected_rows=pair.expected_rows[at], actual_rows=pair.actual_rows[at]
         )
-        sides = lanes.expected.held_in(pair.expected), lanes.actual.held_in(pair.actual)
+        sides = matched.expected.held_in(pair.expected), matched.actual.held_in(pair.actual)
         if not len(sides[0]) == len(sides[1]) == 1:
             return None
         reference, value = expected.read_intact(sides[0][0]), actual.read_intact(sides[1][0])
@@ -397,13 +401,13 @@ def measure_noise(
 def read_recorded_noise(pairing: Pairing, dtype: str) -> MeasuredPorts | None:
     """Return the noise of `dtype` recorded in EXPECTED; None if there is none."""
     measured = MeasuredPorts(sums=NormSums)
-    for lanes in pairing.matching.pairs:
-        for tensors in lanes.expected.tensors.values():
+    for matched in pairing.matching.pairs:
+        for tensors in matched.expected.tensors.values():
             for one in tensors:
                 if (noise := one.noise.get(dtype)) is not None:
                     error, norm, num_elements = noise
                     step = one.site.at.step if pairing.expected.is_training else 0
-                    result = measured.at(lanes.port, 0, step, torch.empty(0), one.class_name)
+                    result = measured.at(matched.port, 0, step, torch.empty(0), one.class_name)
                     result.sums.dd += error**2
                     result.sums.ee += norm**2
                     result.sums.num_elements += num_elements

@@ -37,9 +37,9 @@ from assay.locating.ports import BatchSource
 from assay.models import count_parameters, load_model
 from assay.models.load import chosen_threads, yardstick_dtype
 from assay.models.sources import RemoteCode
-from assay.offline.pairing.matching import match_lanes
+from assay.offline.pairing.matching import match_series
 from assay.offline.pairing.passes import Pass
-from assay.offline.pairing.port_series import Lane, collect_lanes
+from assay.offline.pairing.port_series import Series, collect_series
 from assay.progress import subtask
 from assay.recording.modules import Recorder
 from assay.sites import Call, CallSite, RowMap
@@ -236,7 +236,7 @@ class DumpedTrace:
     dump: Dump
     calls: list[Call]
     """The calls of the model, each with the ports whose values the dump holds."""
-    _lanes: dict[tuple[str, str], Lane]
+    _series_of: dict[tuple[str, str], Series]
     supplies_masks: bool = False
     """True to supply a causal mask to modules that got none."""
     values_of: Trace | None = None
@@ -248,11 +248,13 @@ class DumpedTrace:
     @classmethod
     def of(cls, dump: Dump, trace: Trace) -> "DumpedTrace":
         """Match a dump with `trace`, a recording of the model on the same tokens."""
-        recorded = collect_lanes(AssayReader().open(trace.folder))
-        lanes_of_dump = collect_lanes(dump)
-        forward = {port: lane for port, lane in lanes_of_dump.items() if port.phase == "forward"}
-        matching = match_lanes(recorded, forward)
-        lanes = {
+        recorded = collect_series(AssayReader().open(trace.folder))
+        series_of_dump = collect_series(dump)
+        forward = {
+            port: series for port, series in series_of_dump.items() if port.phase == "forward"
+        }
+        matching = match_series(recorded, forward)
+        series_of = {
             (pair.expected.port.module, pair.expected.port.name): pair.actual
             for pair in matching.pairs
             if pair.expected_span is None and pair.actual_span is None
@@ -267,11 +269,11 @@ class DumpedTrace:
                 for port in call.ports
                 # `_run` passes the arguments of the model itself.
                 if (call.caller is not None or not port.startswith("input."))
-                and (lane := lanes.get((at.module, port))) is not None
-                and _can_replace(dump, lane.tensors.get(key, ()), trace.stored(call, port).shape)
+                and (series := series_of.get((at.module, port))) is not None
+                and _can_replace(dump, series.tensors.get(key, ()), trace.stored(call, port).shape)
             )
             calls.append(replace(call, ports=ports))
-        view = cls(dump, calls, lanes)
+        view = cls(dump, calls, series_of)
         view._by_site = {call.site: call for call in calls}
         for call in trace.calls:
             for port in call.ports:
@@ -310,7 +312,7 @@ class DumpedTrace:
             batch, heads, length, num_keys = self._masks[at, port]
             causal = torch.ones(length, num_keys, dtype=torch.bool).tril(num_keys - length)
             return causal.expand(batch, heads, length, num_keys).contiguous()
-        (tensor,) = self._lanes[at.module, port].tensors[at.micro_batch, at.step, at.call]
+        (tensor,) = self._series_of[at.module, port].tensors[at.micro_batch, at.step, at.call]
         if self._last is None or self._last[0] != tensor.key:
             self._last = tensor.key, self.dump.read(tensor)
         return self._last[1]

@@ -17,7 +17,7 @@ from assay.comparing.wording import format_number
 from assay.offline.expected_noise import ROUNDOFFS, coarser_unit
 from assay.offline.judging.judged_ports import JudgedPort, is_inside
 from assay.offline.measured_dumps import MeasuredDumps
-from assay.offline.pairing.port_series import BLOCK, Lane, LanePair, Port
+from assay.offline.pairing.port_series import BLOCK, Port, Series, SeriesPair
 from assay.verdicts import Location
 
 # Fewer rows or distinct values may agree by chance.
@@ -144,9 +144,9 @@ def _find_moved(actual: Tensor, expected: Tensor, proof: Proof) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """The values of two lanes where a judged port differs, (R, C), and their noise."""
+    """The values of two series where a judged port differs, (R, C), and their noise."""
 
-    pair: LanePair
+    pair: SeriesPair
     actual: Tensor
     expected: Tensor
     proof: Proof
@@ -195,8 +195,8 @@ def _open(dumps: MeasuredDumps, judged: JudgedPort) -> _Place | None:
     return _read(dumps, judged, pair) if pair and judged.port.direction != "op" else None
 
 
-def _read(dumps: MeasuredDumps, judged: JudgedPort, pair: LanePair) -> _Place | None:
-    """Read two lanes where `judged` differs; None without comparable values, or with too many."""
+def _read(dumps: MeasuredDumps, judged: JudgedPort, pair: SeriesPair) -> _Place | None:
+    """Read two series where `judged` differs; None without comparable values, or with too many."""
     result = judged.result
     at = judged.first_bad_pass if result.passes else None
     by_step = judged.port.phase != "forward" and dumps.expected.is_training
@@ -235,21 +235,21 @@ def _describe_source(dumps: MeasuredDumps, judged: JudgedPort, origin: JudgedPor
 
     origin: the located port, which may contain `judged`.
     """
-    place, lanes = _open(dumps, judged), dumps.pairing.lanes[0]
+    place, series_of = _open(dumps, judged), dumps.pairing.series_of[0]
     if place is None or len(place.actual.flatten()[:_NUM_SAMPLED].unique()) < _FEWEST:
         return ""
-    port, found = place.pair.expected.port, list[Lane]()
-    for lane in lanes.values():
+    port, found = place.pair.expected.port, list[Series]()
+    for series in series_of.values():
         # The paths of similar modules differ in one part, such as the number of the block.
-        parts = lane.port.module.split("."), port.module.split(".")
+        parts = series.port.module.split("."), port.module.split(".")
         is_similar = len(parts[0]) == len(parts[1]) and sum(map(ne, *parts)) == 1
-        if not is_similar or (lane.port.name, lane.port.phase) != (port.name, port.phase):
+        if not is_similar or (series.port.name, series.port.phase) != (port.name, port.phase):
             continue
-        if port.direction == "parameter" and not _may_hold(dumps, place, lane):
+        if port.direction == "parameter" and not _may_hold(dumps, place, series):
             continue
-        other = _read(dumps, judged, LanePair(lane, place.pair.actual))
+        other = _read(dumps, judged, SeriesPair(series, place.pair.actual))
         if other is not None and place.holds(other.expected):
-            found.append(lane)
+            found.append(series)
     if len(found) != 1:
         return ""
     source, missing = found[0].port, _describe_missing(dumps, port, found[0].port)
@@ -262,7 +262,7 @@ def _describe_source(dumps: MeasuredDumps, judged: JudgedPort, origin: JudgedPor
     return f"It holds the expected values of {source}{missing}."
 
 
-def _may_hold(dumps: MeasuredDumps, place: _Place, weight: Lane) -> bool:
+def _may_hold(dumps: MeasuredDumps, place: _Place, weight: Series) -> bool:
     """Return False for a weight whose first rows are not those of ACTUAL. It need not be read whole."""
     stored = dumps.pairing.expected.read_intact(weight.first)
     if stored is None or not stored.ndim:
@@ -278,10 +278,10 @@ def _describe_missing(dumps: MeasuredDumps, port: Port, source: Port) -> str:
     blocks = [
         {
             found[0]
-            for one in lanes
+            for one in series_of
             if one.direction == port.direction and (found := BLOCK.match(one.module))
         }
-        for lanes in dumps.pairing.lanes
+        for series_of in dumps.pairing.series_of
     ]
     lacking = blocks[0] - blocks[1]
     if own is None or other is None or own[1] != other[1] or len(lacking) != 1:

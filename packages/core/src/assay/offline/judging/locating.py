@@ -15,7 +15,7 @@ from assay.metrics import RowErrors
 from assay.noise import error_beyond
 from assay.offline.judging.judged_ports import JudgedPort, is_inside
 from assay.offline.measured_dumps import MeasuredDumps
-from assay.offline.pairing.port_series import BLOCK, LanePair, Port, without_numbers
+from assay.offline.pairing.port_series import BLOCK, Port, SeriesPair, without_numbers
 from assay.sites import Phase
 from assay.verdicts import Diagnosis, Location, TokenPosition
 
@@ -380,8 +380,8 @@ def describe_given(found: Findings) -> str:
         return ""
     port, matching = found.origin.judged.port, found.dumps.pairing.matching
     text = f"{port.name.removeprefix('input.')} of {port.module or '(model)'}"
-    for side, lanes in (("ACTUAL", matching.absent_masks), ("EXPECTED", matching.extra_masks)):
-        if any(lane.port == port for lane in lanes):
+    for side, masks in (("ACTUAL", matching.absent_masks), ("EXPECTED", matching.extra_masks)):
+        if any(series.port == port for series in masks):
             return f"{text} is absent in {side}"
     return f"{text} differs"
 
@@ -419,10 +419,10 @@ def find_first_bad_token(found: Findings) -> TokenPosition | None:
     return TokenPosition(prompt=prompt, position=position, phase="decode" if step else "prefill")
 
 
-Doubt = tuple[JudgedPort, LanePair]
+Doubt = tuple[JudgedPort, SeriesPair]
 
 
-def find_doubts(judged: Sequence[JudgedPort], pairs: Sequence[LanePair]) -> list[Doubt]:
+def find_doubts(judged: Sequence[JudgedPort], pairs: Sequence[SeriesPair]) -> list[Doubt]:
     """Return the different ports whose pair is a guess that later results refute.
 
     A guess that is refuted in one block is refuted in all of them, unless it holds in one.
@@ -445,17 +445,17 @@ def find_doubts(judged: Sequence[JudgedPort], pairs: Sequence[LanePair]) -> list
     return [(one, pair_of[one.port]) for one in failed if _pattern(pair_of[one.port]) in refuted]
 
 
-def _is_guess(pair: LanePair) -> bool:
+def _is_guess(pair: SeriesPair) -> bool:
     is_renamed = pair.expected.port.name != pair.actual.port.name
     return pair.is_guess or (pair.port.direction == "input" and is_renamed)
 
 
-def _pattern(pair: LanePair) -> tuple[str, ...]:
+def _pattern(pair: SeriesPair) -> tuple[str, ...]:
     """Return the ports of a pair, alike in all blocks."""
     return tuple(without_numbers(str(one.port)) for one in (pair.expected, pair.actual))
 
 
-def _depends_on(later: JudgedPort, one: JudgedPort, pair_of: Mapping[Port, LanePair]) -> bool:
+def _depends_on(later: JudgedPort, one: JudgedPort, pair_of: Mapping[Port, SeriesPair]) -> bool:
     """Return True if `later` is a value that an error of `one` would change."""
     if (later.result.rank, later.result.step) != (one.result.rank, one.result.step):
         return False

@@ -11,7 +11,7 @@ from assay.dumps.protocol import DumpedTensor
 from assay.offline.judging.judged_ports import JudgedPort
 from assay.offline.measured_dumps import MeasuredDumps
 from assay.offline.measuring.metrics import PairMetrics, TensorPair
-from assay.offline.pairing.port_series import Lanes, Port
+from assay.offline.pairing.port_series import Port, SeriesByPort
 from assay.output.tables import Cell, Table
 from assay.sites import Site
 from assay.verdicts import Measurement, Outcome, Ratio
@@ -113,7 +113,7 @@ class _Row:
 
 
 def make_table(
-    pairs: Sequence[TensorPair], expected: Lanes, actual: Lanes, judged: Iterable[JudgedPort],
+    pairs: Sequence[TensorPair], expected: SeriesByPort, actual: SeriesByPort, judged: Iterable[JudgedPort],
     custom: Sequence[str] = (),
 ) -> Table:  # fmt: skip
     """Return one row for each pair, and for each tensor without a partner.
@@ -144,7 +144,9 @@ def make_table(
     return Table((*COLUMNS, *names), rows)
 
 
-def _collect(pairs: Sequence[TensorPair], expected: Lanes, actual: Lanes) -> list[_Row]:
+def _collect(
+    pairs: Sequence[TensorPair], expected: SeriesByPort, actual: SeriesByPort
+) -> list[_Row]:
     """Return the rows of all pairs, then of the tensors without a partner.
 
     A tensor of ACTUAL alone follows its predecessor in ACTUAL.
@@ -176,11 +178,11 @@ def _address(tensor: DumpedTensor | None) -> tuple[Site, str] | None:
     return (tensor.site, tensor.key) if tensor is not None else None
 
 
-def _in_order(lanes: Lanes) -> list[tuple[DumpedTensor, Port]]:
+def _in_order(series_of: SeriesByPort) -> list[tuple[DumpedTensor, Port]]:
     found = [
-        (tensor, lane.port)
-        for lane in lanes.values()
-        for tensors in lane.tensors.values()
+        (tensor, series.port)
+        for series in series_of.values()
+        for tensors in series.tensors.values()
         for tensor in tensors
     ]
     return sorted(found, key=lambda item: item[0].order)

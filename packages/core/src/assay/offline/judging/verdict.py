@@ -47,7 +47,7 @@ from assay.offline.measuring.metrics import find_worst_values
 from assay.offline.measuring.pair_values import QuantizedLayer, find_quantized_layers
 from assay.offline.pairing.alignment import DifferentToken
 from assay.offline.pairing.matching import is_allowed
-from assay.offline.pairing.port_series import Lane, Port
+from assay.offline.pairing.port_series import Port, Series
 from assay.verdicts import Location, Outcome, Suspect, Verdict
 
 # Coarser dtypes than float32 need a noise dump to see errors near their rounding.
@@ -81,7 +81,7 @@ def judge_dumps(dumps: MeasuredDumps) -> tuple[Verdict, list[JudgedPort]]:
         outcome_of_levels({name: one.level for name, one in levels.items()}) is Outcome.FAIL
     )
     cause = find_cause(found)
-    quantized = find_quantized_layers(*pairing.lanes, pairing.matching.pairs, measured.coarse)
+    quantized = find_quantized_layers(*pairing.series_of, pairing.matching.pairs, measured.coarse)
     is_unordered = bool(found.failed) and not dumps.expected.is_ordered
     verdict = conclude(
         levels,
@@ -116,7 +116,7 @@ def _find_differences(dumps: MeasuredDumps) -> tuple[Findings, list[Doubt]]:
     Returns: also the places whose pair is doubtful, which are not judged.
     """
     pairing, matching = dumps.pairing, dumps.pairing.matching
-    absent_masks = {lane.port for lane in (*matching.absent_masks, *matching.extra_masks)}
+    absent_masks = {series.port for series in (*matching.absent_masks, *matching.extra_masks)}
     judged = judge_ports(
         [*dumps.ports, *absent_masks],
         dumps.measured,
@@ -166,24 +166,24 @@ def _find_repeated_logits(pairing: Pairing) -> list[Port]:
 
     A model returns what its lm_head computes. A trace of --level logits holds one of the two.
     """
-    dump, lanes = pairing.expected, pairing.lanes[0]
+    dump, series_of = pairing.expected, pairing.series_of[0]
     compared = [pair.expected for pair in pairing.matching.pairs if pair.port.level == "logits"]
 
-    def repeats(lane: Lane, other: Lane) -> bool:
-        keys = lane.tensors.keys()
+    def repeats(series: Series, other: Series) -> bool:
+        keys = series.tensors.keys()
         return keys <= other.tensors.keys() and all(
-            len(other.tensors[key]) == len(lane.tensors[key])
-            and all(map(dump.holds_equal, lane.tensors[key], other.tensors[key]))
+            len(other.tensors[key]) == len(series.tensors[key])
+            and all(map(dump.holds_equal, series.tensors[key], other.tensors[key]))
             for key in keys
         )
 
     missing = set(pairing.matching.unmatched_expected)
     return [
         port
-        for port, lane in lanes.items()
+        for port, series in series_of.items()
         if port.level == "logits"
         and str(port) in missing
-        and any(repeats(lane, one) for one in compared)
+        and any(repeats(series, one) for one in compared)
     ]
 
 
@@ -222,7 +222,7 @@ def _judge_completeness(
         reasons.append("no tensor has a partner")
     if unmatched:
         reasons.append(wording.describe_missing(unmatched))
-        reasons += list_unrecorded(*dumps.pairing.lanes, unmatched)
+        reasons += list_unrecorded(*dumps.pairing.series_of, unmatched)
     if doubts:
         names = name_some([f"{one.expected.port} with {one.actual.port}" for _, one in doubts])
         reasons.append(

@@ -47,7 +47,7 @@ from assay.offline.pairing.alignment import TokenAlignment
 from assay.offline.pairing.experts import Flip
 from assay.offline.pairing.matching import Matching
 from assay.offline.pairing.passes import PassPair
-from assay.offline.pairing.port_series import Lane, LanePair, Port, list_repeats
+from assay.offline.pairing.port_series import Port, Series, SeriesPair, list_repeats
 from assay.sites import RowMap
 from assay.statistics import worst_error
 
@@ -81,10 +81,10 @@ class PairMeasurer:
         """Measure every pair in the expected order, on all cores."""
         for measured in map_chunks(self._measure_chunk, divide_pairs(matching.pairs)):
             self.measured.extend(measured)
-        for lane in matching.absent_masks:
-            self._measure_mask(self.expected, lane)
-        for lane in matching.extra_masks:
-            self._measure_mask(self.actual, lane)
+        for series in matching.absent_masks:
+            self._measure_mask(self.expected, series)
+        for series in matching.extra_masks:
+            self._measure_mask(self.actual, series)
         return self.measured
 
     def _measure_chunk(self, chunk: Chunk) -> MeasuredPorts:
@@ -92,15 +92,15 @@ class PairMeasurer:
         part.measure_pairs(chunk)
         return part.measured
 
-    def measure_pairs(self, pairs: Sequence[LanePair]) -> None:
+    def measure_pairs(self, pairs: Sequence[SeriesPair]) -> None:
         """Measure pairs in this process."""
-        for lanes in pairs:
-            if lanes.port.is_of_parameter:
-                self._measure_parameters(lanes)
-                if self.expected.is_training and lanes.port.phase == "forward":
-                    self._measure_updates(lanes)
+        for matched in pairs:
+            if matched.port.is_of_parameter:
+                self._measure_parameters(matched)
+                if self.expected.is_training and matched.port.phase == "forward":
+                    self._measure_updates(matched)
             else:
-                self._measure_activations(lanes)
+                self._measure_activations(matched)
         for results in self.measured.results.values():
             results.flush()
 
@@ -120,55 +120,55 @@ class PairMeasurer:
         """Return the port, rank and step whose sums include an actual tensor."""
         return port, tensor.writer, tensor.site.at.step if self.expected.is_training else 0
 
-    def _measure_activations(self, lanes: LanePair) -> None:
-        lane, partner = lanes.expected, lanes.actual
+    def _measure_activations(self, matched: SeriesPair) -> None:
+        series, partner = matched.expected, matched.actual
         repeats = {
-            "EXPECTED": list_repeats(self.expected, lane),
+            "EXPECTED": list_repeats(self.expected, series),
             "ACTUAL": list_repeats(self.actual, partner),
         }
         for side, keys in repeats.items():
             # Tools may record an argument again for every module that passes it on.
-            if keys and lanes.port.direction != "input":
+            if keys and matched.port.direction != "input":
                 places = self.measured.repeated.setdefault(side, [])
-                places += [str(lanes.port)] if str(lanes.port) not in places else []
+                places += [str(matched.port)] if str(matched.port) not in places else []
         calls: list[HeldCall] = []
-        for key, tensors in lane.tensors.items():
+        for key, tensors in series.tensors.items():
             batch, step, number = key
             for pair in self.alignment.pairs_of(batch, step):
                 others = partner.tensors.get((pair.actual.batch, pair.actual.step, number))
                 if others is None:
                     if key not in repeats["EXPECTED"] and (
-                        pair.expected_rows is None or not self._needs_none(lane, pair, tensors)
+                        pair.expected_rows is None or not self._needs_none(series, pair, tensors)
                     ):
-                        self.measured.unpaired.append(f"{lane.port} at step {step}")
+                        self.measured.unpaired.append(f"{series.port} at step {step}")
                     continue
-                tokens = pair.by_row() if self._flips_in(pair, lane.order) else pair
+                tokens = pair.by_row() if self._flips_in(pair, series.order) else pair
                 calls.append(HeldCall(tensors, others, tokens))
-        for call, parts in self._read_calls(lanes, calls):
+        for call, parts in self._read_calls(matched, calls):
             for part in parts:
                 if call.tokens is not None:
-                    self._add(lanes, call.tokens, *part)
+                    self._add(matched, call.tokens, *part)
 
-    def _needs_none(self, lane: Lane, pair: PassPair, tensors: Sequence[DumpedTensor]) -> bool:
+    def _needs_none(self, series: Series, pair: PassPair, tensors: Sequence[DumpedTensor]) -> bool:
         """Return True for tensors without a needed partner: masks of other batches, or other tokens."""
         values = [self.expected.read_intact(one) for one in tensors]
         return any(
-            one is not None and (is_any_mask(lane.port.name, one) or expects_nothing(pair, one))
+            one is not None and (is_any_mask(series.port.name, one) or expects_nothing(pair, one))
             for one in values
         )
 
     def _read_calls(
-        self, lanes: LanePair, calls: Sequence[HeldCall]
+        self, matched: SeriesPair, calls: Sequence[HeldCall]
     ) -> Iterator[tuple[HeldCall, list[_ReadPart]]]:
-        rules = find_rules(self.expected, self.actual, lanes, calls)
+        rules = find_rules(self.expected, self.actual, matched, calls)
         for call in calls:
-            yield call, self._read(lanes, call, rules)
+            yield call, self._read(matched, call, rules)
 
     def _read(
-        self, lanes: LanePair, call: HeldCall, rules: PlacementRules | None
+        self, matched: SeriesPair, call: HeldCall, rules: PlacementRules | None
     ) -> list[_ReadPart]:
         """Return the parts of the actual ranks, each with its pair and expected values."""
-        port, tensors, others = lanes.port, call.expected, call.actual
+        port, tensors, others = matched.port, call.expected, call.actual
         # The last tensor of the side with fewer ranks pairs with all remaining ones.
         pairs = [
             TensorPair(port, tensors[min(n, len(tensors) - 1)], others[min(n, len(others) - 1)])
@@ -178,10 +178,10 @@ class PairMeasurer:
             if call.tokens is not None and not call.tokens.is_of_as_many_tokens:
                 self._leave_out(pairs, "norms of other tokens are not compared")
                 return []
-            self._compare_norms(lanes, tensors, others, pairs)
+            self._compare_norms(matched, tensors, others, pairs)
             return []
         try:
-            parts, replica_errors = read_parts(self.expected, self.actual, lanes, call, rules)
+            parts, replica_errors = read_parts(self.expected, self.actual, matched, call, rules)
         except (UnreadableFileError, LayoutError) as error:
             self._leave_out(pairs, str(error))
             return []
@@ -194,7 +194,7 @@ class PairMeasurer:
         return [(pairs[holder], value, reference) for holder, value, reference in parts]
 
     def _compare_norms(
-        self, lanes: LanePair, tensors: list[DumpedTensor], others: list[DumpedTensor],
+        self, matched: SeriesPair, tensors: list[DumpedTensor], others: list[DumpedTensor],
         pairs: list[TensorPair],
     ) -> None:  # fmt: skip
         dtype = tensors[0].dtype or others[0].dtype
@@ -202,7 +202,7 @@ class PairMeasurer:
             for pair in pairs:
                 self._observe(replace(pair, reason="tools record no norm of integers"))
             return
-        is_part = lanes.expected_span is not None or lanes.actual_span is not None
+        is_part = matched.expected_span is not None or matched.actual_span is not None
         norms = [
             (read_norms(self.expected, pair.expected), read_norms(self.actual, pair.actual))
             for pair in pairs
@@ -212,7 +212,7 @@ class PairMeasurer:
             return
         for pair, (expected, actual) in zip(pairs, norms, strict=True):
             # Norms cover all tokens of a pass: once one differs, later passes hold other tokens.
-            key = lanes.port, pair.actual.writer, pair.actual.site.at.step
+            key = matched.port, pair.actual.writer, pair.actual.site.at.step
             error = compare_norms(actual or {}, expected or {})
             if error is None:
                 self._leave_out([pair], "EXPECTED holds NaN or infinity")
@@ -220,7 +220,7 @@ class PairMeasurer:
             known = self.measured.norm_errors.get(key, 0.0)
             self.measured.norm_errors[key] = worst_error([known, error])
             empty = torch.empty(0, dtype=getattr(torch, pair.actual.dtype, torch.float32))
-            self.measured.at(*key, empty, lanes.expected.class_name)
+            self.measured.at(*key, empty, matched.expected.class_name)
             self._observe(pair)
             self.measured.compared += 1
 
@@ -231,14 +231,19 @@ class PairMeasurer:
             self._observe(replace(pair, reason=reason))
 
     def _add(
-        self, lanes: LanePair, pair: PassPair, tensors: TensorPair, value: Tensor, reference: Tensor
+        self,
+        matched: SeriesPair,
+        pair: PassPair,
+        tensors: TensorPair,
+        value: Tensor,
+        reference: Tensor,
     ) -> None:
         """Add the values of the tokens that both sides hold to the sums of a port."""
         pair = pair.of_sequences(reference.shape, value.shape)
         rows = pair.rows_at(tensors.expected.site.at)
-        name = lanes.port.name
+        name = matched.port.name
         are_masks = [
-            is_attention_mask(name, one) or (lanes.port.is_positional and is_unnamed_mask(one))
+            is_attention_mask(name, one) or (matched.port.is_positional and is_unnamed_mask(one))
             for one in (value, reference)
         ]
         if pair.expected_rows is not None:
@@ -256,7 +261,7 @@ class PairMeasurer:
             value, reference, rows = taken
         elif all(are_masks) or _are_masks_of_padding(name, value, reference):
             empty = torch.empty(0, dtype=torch.bool)
-            result = self.measured.at(*self._place(lanes.port, tensors.actual), empty, "")
+            result = self.measured.at(*self._place(matched.port, tensors.actual), empty, "")
             result.exact.add(*count_differences(value, reference, rows))
             result.end_pass(pair.expected.number)
             self.measured.compared += 1
@@ -267,8 +272,8 @@ class PairMeasurer:
             self._leave_out([tensors], describe_shapes(value, reference))
             return
         value, reference, rows = shaped
-        place = self._place(lanes.port, tensors.actual)
-        result = self.measured.at(*place, value, lanes.expected.class_name)
+        place = self._place(matched.port, tensors.actual)
+        result = self.measured.at(*place, value, matched.expected.class_name)
         value, reference = give_comparable_dtype(value, reference)
         value, reference = count_each(value, reference, rows)
         self.measured.compared += 1
@@ -276,7 +281,7 @@ class PairMeasurer:
             result,
             self._index_of(pair, rows),
             rows,
-            self._excluded(rows, self._flips_in(pair, lanes.expected.order)),
+            self._excluded(rows, self._flips_in(pair, matched.expected.order)),
             value,
             reference,
         )
@@ -316,11 +321,11 @@ class PairMeasurer:
             ]
         )
 
-    def _measure_parameters(self, lanes: LanePair) -> None:
+    def _measure_parameters(self, matched: SeriesPair) -> None:
         """Measure a parameter, or its gradient, once for each step."""
-        port = lanes.port
-        first = find_first_step(lanes)
-        held = distinct_weights(lanes.expected, first), distinct_weights(lanes.actual, first)
+        port = matched.port
+        first = find_first_step(matched)
+        held = distinct_weights(matched.expected, first), distinct_weights(matched.actual, first)
         calls: list[HeldCall] = []
         for key, copies in held[0].items():
             if key not in held[1]:
@@ -329,14 +334,14 @@ class PairMeasurer:
             calls += [HeldCall(copies[0], others, None) for others in held[1][key]]
             for writer, difference in compare_copies(self.expected, copies):
                 self.measured.add_replica(port, writer, difference)
-        for _, parts in self._read_calls(lanes, calls):
+        for _, parts in self._read_calls(matched, calls):
             for pair, value, reference in parts:
                 if value.shape != reference.shape:
                     self._leave_out([pair], describe_shapes(value, reference))
                     continue
                 self.measured.compared += 1
                 place = self._place(port, pair.actual)
-                result = self.measured.at(*place, value, lanes.expected.class_name)
+                result = self.measured.at(*place, value, matched.expected.class_name)
                 if port.phase == "forward":
                     compared = measure_parameter(result, value, reference)
                 else:
@@ -344,18 +349,18 @@ class PairMeasurer:
                     compared = measure(result, RowIndex(None), None, None, *both)
                 self._observe(replace(pair, values=compared))
 
-    def _measure_updates(self, lanes: LanePair) -> None:
+    def _measure_updates(self, matched: SeriesPair) -> None:
         """Measure the changes of a parameter between training steps."""
-        firsts = {key[1]: key for key in reversed(lanes.expected.tensors)}
+        firsts = {key[1]: key for key in reversed(matched.expected.tensors)}
         steps = sorted(firsts)
-        name = lanes.port.name.replace("parameter.", "update.", 1)
-        port = Port(lanes.port.module, name, "optimizer")
+        name = matched.port.name.replace("parameter.", "update.", 1)
+        port = Port(matched.port.module, name, "optimizer")
         calls = {
-            step: HeldCall(lanes.expected.tensors[key], lanes.actual.tensors[key], None)
+            step: HeldCall(matched.expected.tensors[key], matched.actual.tensors[key], None)
             for step, key in firsts.items()
-            if key in lanes.actual.tensors
+            if key in matched.actual.tensors
         }
-        parts_of = [parts for _, parts in self._read_calls(lanes, [*calls.values()])]
+        parts_of = [parts for _, parts in self._read_calls(matched, [*calls.values()])]
         read = dict(zip(calls, parts_of, strict=True))
         for step, following in pairwise(steps):
             for before, after in zip(read.get(step, []), read.get(following, []), strict=False):
@@ -370,7 +375,7 @@ class PairMeasurer:
                     float(ends[1].square().sum()),
                 )
                 place = self._place(port, pair.actual)
-                result = self.measured.at(*place, old[0], lanes.expected.class_name)
+                result = self.measured.at(*place, old[0], matched.expected.class_name)
                 reference, num_flips = excuse_sign_flips(value, reference)
                 self.measured.num_sign_flips += num_flips
                 measure(result, RowIndex(None), None, None, value, reference)
@@ -378,20 +383,20 @@ class PairMeasurer:
                 if port not in self.measured.updates:
                     self.measured.updates.append(port)
 
-    def _measure_mask(self, dump: Dump, lane: Lane) -> None:
+    def _measure_mask(self, dump: Dump, series: Series) -> None:
         """Compare a mask of one side with the mask that attention applies without one."""
-        for (batch, step, _), (tensor, *_) in lane.tensors.items():
+        for (batch, step, _), (tensor, *_) in series.tensors.items():
             for pair in self.alignment.pairs:
                 side = pair.expected if dump is self.expected else pair.actual
                 if (side.batch, side.step) != (batch, step) or pair.expected_rows is not None:
                     continue
                 mask = dump.read_intact(tensor)
                 if mask is None and tensor.has_values:
-                    self.measured.unpaired.append(f"{lane.port} at step {step}: damaged")
-                elif mask is not None and is_any_mask(lane.port.name, mask):
+                    self.measured.unpaired.append(f"{series.port} at step {step}: damaged")
+                elif mask is not None and is_any_mask(series.port.name, mask):
                     if mask.dtype is torch.bool and not mask.diagonal(dim1=-2, dim2=-1).any():
                         mask = ~mask  # True for pairs that are left out, as in Megatron
-                    result = self.measured.at(lane.port, 0, 0, mask, lane.class_name)
+                    result = self.measured.at(series.port, 0, 0, mask, series.class_name)
                     result.exact.add(*count_differences(None, mask, pair.rows))
                     result.end_pass(pair.expected.number)
 

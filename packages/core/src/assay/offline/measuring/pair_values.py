@@ -14,7 +14,7 @@ from assay.comparing.results import PortResult
 from assay.dumps.protocol import Dump, DumpedTensor, Statistic
 from assay.kernel import WorstElement
 from assay.offline.pairing.passes import PassPair, take_rows
-from assay.offline.pairing.port_series import Lane, LanePair, Lanes, Port
+from assay.offline.pairing.port_series import Port, Series, SeriesByPort, SeriesPair
 from assay.recording.recorders import NAMES, measure_statistics, take_values
 from assay.sites import RowMap
 from assay.statistics import worst_error
@@ -132,23 +132,25 @@ def relative_difference(value: Tensor, reference: Tensor) -> float:
     return min(1.0, error / size) if size and math.isfinite(error) else 1.0
 
 
-def find_first_step(lanes: LanePair) -> int:
+def find_first_step(matched: SeriesPair) -> int:
     """Return the first step in which both sides hold a parameter; 0 if there is none."""
-    steps = [{step for _, step, _ in lane.tensors} for lane in (lanes.expected, lanes.actual)]
+    steps = [
+        {step for _, step, _ in series.tensors} for series in (matched.expected, matched.actual)
+    ]
     return min(steps[0] & steps[1], default=0)
 
 
 def distinct_weights(
-    lane: Lane, first_step: int
+    series: Series, first_step: int
 ) -> dict[tuple[int, int], list[list[DumpedTensor]]]:
     """Return the first tensors of each micro-batch, for every group of ranks that holds copies.
 
     Tools write a parameter again in every call. Weights from before `first_step` are left out.
     """
     found: dict[tuple[int, int], dict[tuple[int, ...], list[DumpedTensor]]] = {}
-    for key, tensors in lane.tensors.items():
+    for key, tensors in series.tensors.items():
         # A generation does not change weights. In training, the weights of later steps result from updates.
-        is_weight = lane.port.phase == "forward"
+        is_weight = series.port.phase == "forward"
         if is_weight and key[1] < first_step:
             continue
         writers = tuple(one.writer for one in tensors) if is_weight else ()
@@ -340,7 +342,10 @@ class QuantizedLayer:
 
 
 def find_quantized_layers(
-    expected: Lanes, actual: Lanes, pairs: list[LanePair], coarse: Mapping[Port, Coarseness]
+    expected: SeriesByPort,
+    actual: SeriesByPort,
+    pairs: list[SeriesPair],
+    coarse: Mapping[Port, Coarseness],
 ) -> list[QuantizedLayer]:
     """Return the modules whose weights or results are quantized on one side only, in order.
 
@@ -348,12 +353,12 @@ def find_quantized_layers(
     """
     stored = [
         {
-            port.module: lane.first.dtype
-            for port, lane in lanes.items()
+            port.module: series.first.dtype
+            for port, series in series_of.items()
             if (port.direction, port.phase) == ("parameter", "forward")
-            and lane.first.dtype.startswith(_STORED)
+            and series.first.dtype.startswith(_STORED)
         }
-        for lanes in (expected, actual)
+        for series_of in (expected, actual)
     ]
     found: dict[str, QuantizedLayer] = {}
     for pair in pairs:

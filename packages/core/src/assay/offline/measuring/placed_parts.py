@@ -24,7 +24,7 @@ from assay.dumps.protocol import Dump, DumpedTensor
 from assay.files import UnreadableFileError
 from assay.offline.measuring.pair_values import give_comparable, relative_difference
 from assay.offline.pairing.passes import PassPair
-from assay.offline.pairing.port_series import LanePair
+from assay.offline.pairing.port_series import SeriesPair
 
 Shape = tuple[int, ...]
 # The index ranges that a rank holds, by divided dim (counted from the end).
@@ -539,7 +539,7 @@ class HeldCall:
 
 
 def find_rules(
-    expected: Dump, actual: Dump, lanes: LanePair, calls: Sequence[HeldCall]
+    expected: Dump, actual: Dump, matched: SeriesPair, calls: Sequence[HeldCall]
 ) -> PlacementRules | None:
     """Return the placement rules of a port; None if no rule fits."""
     calls = [one for one in calls if all(t.has_values for t in (*one.expected, *one.actual))]
@@ -555,7 +555,7 @@ def find_rules(
         finder = PlacementFinder(is_declared, list_candidates)
         for call in calls[:_NUM_SAMPLES]:
             try:
-                sides = _read_both(expected, actual, lanes, call)
+                sides = _read_both(expected, actual, matched, call)
                 placed = _place_declared(call, sides)
             except (UnreadableFileError, LayoutError):
                 continue
@@ -569,14 +569,14 @@ def find_rules(
 
 
 def read_parts(
-    expected: Dump, actual: Dump, lanes: LanePair, call: HeldCall, rules: PlacementRules | None
+    expected: Dump, actual: Dump, matched: SeriesPair, call: HeldCall, rules: PlacementRules | None
 ) -> tuple[list[tuple[int, Tensor, Tensor]], dict[int, float]]:
     """Return the parts of one call: holder, values and expected values.
 
     Returns: also the difference of every expected replica by holder.
     Raises: UnreadableFileError; LayoutError if no rule fits, or if a declared layout contradicts the tensors.
     """
-    sides = _read_both(expected, actual, lanes, call)
+    sides = _read_both(expected, actual, matched, call)
     declared = _place_declared(call, sides)
     single = [PlacementRule("replicated") if len(side) == 1 else None for side in sides]
     placed = _place(rules or (single[0], single[1]), declared, sides)
@@ -604,13 +604,13 @@ def read_parts(
 
 
 def _read_both(
-    expected: Dump, actual: Dump, lanes: LanePair, call: HeldCall
+    expected: Dump, actual: Dump, matched: SeriesPair, call: HeldCall
 ) -> tuple[list[Tensor], list[Tensor]]:
-    is_parameter = lanes.port.direction == "parameter"
+    is_parameter = matched.port.direction == "parameter"
     found = []
     for dump, tensors, span in (
-        (expected, call.expected, lanes.expected_span),
-        (actual, call.actual, lanes.actual_span),
+        (expected, call.expected, matched.expected_span),
+        (actual, call.actual, matched.actual_span),
     ):
         values = [dump.read(one) for one in tensors]
         if span is not None:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from assay.launch import Rank, TimeLimits, World, call, outer_world_size
 from assay.launch.forked_pool import dump_mapped, load_mapped, map_forked
-from assay.offline.pairing.port_series import LanePair
+from assay.offline.pairing.port_series import SeriesPair
 from assay.progress import Progress, subtask
 
 T = TypeVar("T")
@@ -26,7 +26,7 @@ _LONGEST = timedelta(days=7).total_seconds()
 
 
 # Consecutive pairs that one process measures.
-Chunk = Sequence[LanePair]
+Chunk = Sequence[SeriesPair]
 
 
 def map_chunks(function: Callable[[Chunk], T], chunks: Sequence[Chunk]) -> list[T]:
@@ -94,7 +94,7 @@ def _divide_by_bytes(chunks: Sequence[Chunk], num_ranks: int) -> list[list[int]]
     return numbers
 
 
-def divide_pairs(pairs: Sequence[LanePair]) -> list[Chunk]:
+def divide_pairs(pairs: Sequence[SeriesPair]) -> list[Chunk]:
     """Divide pairs into consecutive chunks of about equal size.
 
     If two pairs have the same port, and so pool their sums, all pairs form one chunk.
@@ -103,7 +103,7 @@ def divide_pairs(pairs: Sequence[LanePair]) -> list[Chunk]:
         return [pairs]
     least = max(_FEWEST_BYTES, _count_bytes(pairs) // _NUM_CHUNKS)
     chunks: list[Chunk] = []
-    waiting: list[LanePair] = []
+    waiting: list[SeriesPair] = []
     num_bytes = 0
     for pair in pairs:
         waiting.append(pair)
@@ -119,7 +119,7 @@ def _count_bytes(pairs: Chunk) -> int:
     return sum(
         tensor.size_bytes
         for pair in pairs
-        for lane in (pair.expected, pair.actual)
-        for tensors in lane.tensors.values()
+        for series in (pair.expected, pair.actual)
+        for tensors in series.tensors.values()
         for tensor in tensors
     )

@@ -20,7 +20,7 @@ from assay.dumps.protocol import Dump, DumpedTensor
 from assay.locating.routing import find_choice, may_be_routing, near_tie_rows
 from assay.offline.pairing.matching import Matching
 from assay.offline.pairing.passes import Pass, PassPair, take_rows
-from assay.offline.pairing.port_series import ROUTERS, Lane, LanePair, Port, read_shared
+from assay.offline.pairing.port_series import ROUTERS, Port, Series, SeriesPair, read_shared
 from assay.sites import Site
 
 # Returns the expected root mean square error of router scores, from their port and values.
@@ -39,37 +39,38 @@ class Flip:
 
 
 def find_flips(
-    pairs: Sequence[LanePair],
+    pairs: Sequence[SeriesPair],
     passes: Sequence[PassPair],
     expected: Dump,
     actual: Dump,
     score_noise: ScoreNoise,
 ) -> list[Flip]:
     """Return the near-tie flips of all routers in network order."""
-    routers: dict[str, dict[str, LanePair]] = {}
-    for lanes in pairs:
-        if lanes.port.direction == "output" and lanes.port.phase == "forward":
-            routers.setdefault(lanes.port.module, {})[lanes.port.name] = lanes
+    routers: dict[str, dict[str, SeriesPair]] = {}
+    for matched in pairs:
+        if matched.port.direction == "output" and matched.port.phase == "forward":
+            routers.setdefault(matched.port.module, {})[matched.port.name] = matched
     found: list[Flip] = []
-    for lanes_of in routers.values():
+    for matched_of in routers.values():
         dtypes = {
-            lanes.expected.first.dtype.startswith(("int", "uint")) for lanes in lanes_of.values()
+            matched.expected.first.dtype.startswith(("int", "uint"))
+            for matched in matched_of.values()
         }
         if dtypes == {True, False}:
             for pair in passes:
-                found += _find_in_pass(lanes_of, pair.by_row(), expected, actual, score_noise)
+                found += _find_in_pass(matched_of, pair.by_row(), expected, actual, score_noise)
     return sorted(found, key=lambda flip: flip.order)
 
 
 def _find_in_pass(
-    lanes_of: Mapping[str, LanePair], pair: PassPair, expected: Dump, actual: Dump,
+    matched_of: Mapping[str, SeriesPair], pair: PassPair, expected: Dump, actual: Dump,
     score_noise: ScoreNoise,
 ) -> Iterator[Flip]:  # fmt: skip
     values: dict[str, Tensor] = {}
     references: dict[str, Tensor] = {}
-    for name, lanes in lanes_of.items():
-        ours = _rows_of(actual, lanes.actual, pair.actual, pair.actual_rows)
-        theirs = _rows_of(expected, lanes.expected, pair.expected, pair.expected_rows)
+    for name, matched in matched_of.items():
+        ours = _rows_of(actual, matched.actual, pair.actual, pair.actual_rows)
+        theirs = _rows_of(expected, matched.expected, pair.expected, pair.expected_rows)
         if ours is not None and theirs is not None:
             values[name], references[name] = ours, theirs
     if not may_be_routing(references) or pair.rows is None:
@@ -78,18 +79,18 @@ def _find_in_pass(
     if choice is None:
         return
     scores = references[choice.scores]
-    error = score_noise(lanes_of[choice.scores].port, scores)
+    error = score_noise(matched_of[choice.scores].port, scores)
     flipped = near_tie_rows(values[choice.indices], references[choice.indices], scores, error)
-    lane = lanes_of[choice.indices].expected
+    series = matched_of[choice.indices].expected
     for number in flipped.nonzero()[:, 0].tolist():
         prompt, position = pair.rows.prompts[number], pair.rows.positions[number][0]
         if position >= 0:
-            yield Flip(lane.order, lane.port.module, prompt, position)
+            yield Flip(series.order, series.port.module, prompt, position)
 
 
-def _rows_of(dump: Dump, lane: Lane, of_pass: Pass, numbers: Tensor | None) -> Tensor | None:
+def _rows_of(dump: Dump, series: Series, of_pass: Pass, numbers: Tensor | None) -> Tensor | None:
     """Return the rows of the paired tokens, (R, C); None unless all ranks hold the same ones."""
-    values = read_shared(dump, lane.held_in(of_pass))
+    values = read_shared(dump, series.held_in(of_pass))
     taken = take_rows(values, of_pass, numbers) if values is not None else None
     return taken[0][:, 0] if taken is not None and bool(taken[1].all()) else None
 
@@ -106,12 +107,12 @@ def place_expert_rows(
     expected: Dump, actual: Dump, matching: Matching, passes: Sequence[PassPair],
     first_different: Mapping[int, int],
 ) -> tuple[Dump, Dump]:  # fmt: skip
-    """Reorder the rows inside fused experts to shape (N, K, C), in the lanes of `matching`.
+    """Reorder the rows inside fused experts to shape (N, K, C), in the series of `matching`.
 
     If all routers agree, rows that already correspond stay unchanged. Ports whose rows have no known token
     become unmatched.
     first_different: position of the first different token by prompt.
-    Returns: both dumps, with readers for the changed lanes.
+    Returns: both dumps, with readers for the changed series.
     """
     loaders: tuple[_Loaders, _Loaders] = {}, {}
     alike = [_find_comparable(pair, first_different) for pair in passes]
@@ -126,10 +127,10 @@ def place_expert_rows(
             layer.expected.place(loaders[0])
             layer.actual.place(loaders[1])
             continue
-        for lanes in inner:
-            matching.pairs.remove(lanes)
+        for matched in inner:
+            matching.pairs.remove(matched)
             matching.unmatched_expected.append(
-                f"{lanes.port}: the recorded expert choices do not tell the tokens of its rows"
+                f"{matched.port}: the recorded expert choices do not tell the tokens of its rows"
             )
     return expected.with_values(loaders[0]), actual.with_values(loaders[1])
 
@@ -141,10 +142,12 @@ def _find_comparable(pair: PassPair, first_different: Mapping[int, int]) -> Tens
     return torch.tensor([at < first_different.get(prompt, inf) for prompt, (at,) in places])
 
 
-def _find_fused(pairs: Sequence[LanePair]) -> Iterator[tuple[LanePair | None, list[LanePair]]]:
+def _find_fused(
+    pairs: Sequence[SeriesPair],
+) -> Iterator[tuple[SeriesPair | None, list[SeriesPair]]]:
     """Yield the ports of each module inside fused experts, with the recorded router choices."""
-    choices: dict[str, LanePair] = {}
-    inner: dict[str, list[LanePair]] = {}
+    choices: dict[str, SeriesPair] = {}
+    inner: dict[str, list[SeriesPair]] = {}
     for pair in pairs:
         port, first = pair.port, pair.expected.first
         parent, _, name = port.module.rpartition(".")
@@ -157,11 +160,11 @@ def _find_fused(pairs: Sequence[LanePair]) -> Iterator[tuple[LanePair | None, li
                 choices.setdefault(f"{parent}.experts", pair)
         elif parent.split(".")[-1] == "experts" and not name.isdigit() and _are_matrices(pair):
             inner.setdefault(port.module, []).append(pair)
-    for module, lanes in inner.items():
-        yield choices.get(module.rpartition(".")[0]), lanes
+    for module, found in inner.items():
+        yield choices.get(module.rpartition(".")[0]), found
 
 
-def _are_matrices(pair: LanePair) -> bool:
+def _are_matrices(pair: SeriesPair) -> bool:
     sides = (*pair.expected.tensors.values(), *pair.actual.tensors.values())
     tensors = [tensor for held in sides for tensor in held]
     return all(one.has_values and not one.layout and len(one.shape or ()) == 2 for one in tensors)
@@ -180,8 +183,8 @@ class _Experts:
     """A module inside the fused experts of one dump."""
 
     dump: Dump
-    choices: Lane | None
-    lanes: Sequence[Lane]
+    choices: Series | None
+    all_series: Sequence[Series]
     orders: dict[_Key, Tensor] = field(default_factory=dict)
     """The row of each token and expert among the rows of all calls, (N, K), by batch and step."""
 
@@ -198,7 +201,7 @@ class _Experts:
         """Return the rows of all calls at the first port and rank; None if a file is damaged."""
         found = [
             self.dump.read_intact(held[0])
-            for held in _calls_of(self.lanes[0], _key(of_pass)).values()
+            for held in _calls_of(self.all_series[0], _key(of_pass)).values()
         ]
         intact = [one for one in found if one is not None]
         return torch.cat(intact) if intact and len(intact) == len(found) else None
@@ -207,8 +210,8 @@ class _Experts:
         """Return the numbers of rows in all calls; several if ports or ranks differ."""
         return {
             tuple(tensor.shape[0] for tensor in tensors if tensor.shape)
-            for lane in self.lanes
-            for tensors in zip(*_calls_of(lane, _key(of_pass)).values(), strict=False)
+            for series in self.all_series
+            for tensors in zip(*_calls_of(series, _key(of_pass)).values(), strict=False)
         }
 
     def list_orders(self, of_pass: Pass) -> list[Tensor]:
@@ -221,9 +224,9 @@ class _Experts:
 
     def place(self, loaders: _Loaders) -> None:
         """Merge the calls of each pass with a known order into one."""
-        for lane in self.lanes:
+        for series in self.all_series:
             for key, order_NK in self.orders.items():
-                calls = _calls_of(lane, key)
+                calls = _calls_of(series, key)
                 placed = []
                 for parts in map(list, zip(*calls.values(), strict=True)):
                     shape = (*order_NK.shape, *(parts[0].shape or ())[1:])
@@ -231,16 +234,16 @@ class _Experts:
                     load = partial(_read_rows, self.dump, parts, order_NK)
                     loaders[placed[-1].site, placed[-1].key] = load
                 for at in calls:
-                    del lane.tensors[at]
-                lane.tensors[*key, 0] = placed
+                    del series.tensors[at]
+                series.tensors[*key, 0] = placed
 
 
 def _key(of_pass: Pass) -> _Key:
     return of_pass.batch, of_pass.step
 
 
-def _calls_of(lane: Lane, key: _Key) -> dict[tuple[int, int, int], list[DumpedTensor]]:
-    return {at: tensors for at, tensors in sorted(lane.tensors.items()) if at[:2] == key}
+def _calls_of(series: Series, key: _Key) -> dict[tuple[int, int, int], list[DumpedTensor]]:
+    return {at: tensors for at, tensors in sorted(series.tensors.items()) if at[:2] == key}
 
 
 def _list_orders(choice_NK: Tensor, lengths: set[tuple[int, ...]]) -> list[Tensor]:

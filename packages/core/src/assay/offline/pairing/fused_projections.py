@@ -14,9 +14,9 @@ from assay.dumps.protocol import Dump, DumpedTensor
 from assay.offline.pairing.port_series import (
     SIMILAR,
     Graph,
-    Lane,
-    LanePair,
-    Lanes,
+    Series,
+    SeriesByPort,
+    SeriesPair,
     Span,
     relative_error,
     sample_error,
@@ -26,11 +26,11 @@ from assay.offline.pairing.port_series import (
 
 @dataclass(frozen=True, slots=True)
 class _Module:
-    """A module without a partner, and its lanes by port name."""
+    """A module without a partner, and its series by port name."""
 
     name: str
-    lanes: dict[str, Lane]
-    output: Lane
+    series_of: dict[str, Series]
+    output: Series
     width: int
 
     @property
@@ -39,28 +39,30 @@ class _Module:
 
 
 def pair_fused(
-    graphs: tuple[Graph, Graph], expected: Sequence[Lane], actual: Sequence[Lane]
-) -> list[LanePair]:
-    """Pair lanes without a partner, where one module fuses several modules of the other side.
+    graphs: tuple[Graph, Graph], expected: Sequence[Series], actual: Sequence[Series]
+) -> list[SeriesPair]:
+    """Pair series without a partner, where one module fuses several modules of the other side.
 
     A fused module is as wide as consecutive modules of one parent together, such as `qkv_proj` for `q_proj`,
     `k_proj` and `v_proj`. Either side may be the fused one. The values of a part must confirm the pair, in
     the order of the parts or interleaved: by head, or gate and up projection value by value.
     """
     found = _pair(graphs[::-1], _modules_of(actual), _modules_of(expected))
-    pairs = [LanePair(part, fused, None, span, is_guess=True) for fused, part, span in found]
+    pairs = [SeriesPair(part, fused, None, span, is_guess=True) for fused, part, span in found]
     found = _pair(graphs, _modules_of(expected), _modules_of(actual))
-    return pairs + [LanePair(fused, part, span, None, is_guess=True) for fused, part, span in found]
+    return pairs + [
+        SeriesPair(fused, part, span, None, is_guess=True) for fused, part, span in found
+    ]
 
 
-def _modules_of(lanes: Sequence[Lane]) -> list[_Module]:
-    by_module: dict[str, dict[str, Lane]] = {}
-    for lane in lanes:
-        if lane.port.phase == "forward" and lane.port.direction != "op":
-            by_module.setdefault(lane.port.module, {})[lane.port.name] = lane
+def _modules_of(all_series: Sequence[Series]) -> list[_Module]:
+    by_module: dict[str, dict[str, Series]] = {}
+    for series in all_series:
+        if series.port.phase == "forward" and series.port.direction != "op":
+            by_module.setdefault(series.port.module, {})[series.port.name] = series
     found = []
     for name, ports in by_module.items():
-        output = next((lane for port, lane in ports.items() if port.startswith("output")), None)
+        output = next((series for port, series in ports.items() if port.startswith("output")), None)
         if output is not None and output.first.shape:
             found.append(_Module(name, ports, output, output.first.shape[-1]))
     return found
@@ -68,13 +70,13 @@ def _modules_of(lanes: Sequence[Lane]) -> list[_Module]:
 
 def _pair(
     graphs: tuple[Graph, Graph], fused: list[_Module], parts: list[_Module]
-) -> list[tuple[Lane, Lane, Span | None]]:
+) -> list[tuple[Series, Series, Span | None]]:
     """Pair fused modules of the first graph with parts in the second one.
 
     All parts must agree in one of the blocks, whose parts and groups the other blocks then share. If no
     block is without an error, all parts but one must agree.
     """
-    found: list[tuple[Lane, Lane, Span | None]] = []
+    found: list[tuple[Series, Series, Span | None]] = []
     # By name of the fused module: the names of its parts, and their groups. They are the same in all blocks.
     patterns: dict[str, tuple[list[str], int]] = {}
     for most_wrong in (0, None, 1):  # None: the parts and groups of another block
@@ -91,7 +93,7 @@ def _pair(
                 patterns[without_numbers(module.name)] = names, groups
                 offset = 0
                 for part in run:
-                    found += _pair_lanes(module, part, Span(offset, part.width, groups))
+                    found += _pair_series(module, part, Span(offset, part.width, groups))
                     offset += part.width
                 parts = [one for one in parts if one not in run]
                 fused.remove(module)
@@ -169,15 +171,17 @@ def _head_orders(width: int) -> list[tuple[int, int]]:
     return [order for one in sizes for order in ((one // 2, 2), (2, one // 2))]
 
 
-def _pair_lanes(fused: _Module, part: _Module, span: Span) -> list[tuple[Lane, Lane, Span | None]]:
-    found: list[tuple[Lane, Lane, Span | None]] = []
-    for port, lane in part.lanes.items():
-        direction = lane.port.direction
-        other = fused.lanes.get(port) or next(
-            (one for name, one in fused.lanes.items() if name.split(".")[0] == direction), None
+def _pair_series(
+    fused: _Module, part: _Module, span: Span
+) -> list[tuple[Series, Series, Span | None]]:
+    found: list[tuple[Series, Series, Span | None]] = []
+    for port, series in part.series_of.items():
+        direction = series.port.direction
+        other = fused.series_of.get(port) or next(
+            (one for name, one in fused.series_of.items() if name.split(".")[0] == direction), None
         )
         if other is not None:
-            found.append((other, lane, None if direction == "input" else span))
+            found.append((other, series, None if direction == "input" else span))
     return found
 
 
@@ -188,8 +192,8 @@ _EXPLAINED = 0.1
 
 
 def find_rotary_layouts(
-    pairs: Sequence[LanePair], graphs: tuple[Graph, Graph]
-) -> tuple[list[LanePair], list[str]]:
+    pairs: Sequence[SeriesPair], graphs: tuple[Graph, Graph]
+) -> tuple[list[SeriesPair], list[str]]:
     """Return the pairs, with heads reordered where the two sides pair their rotary channels differently.
 
     One side rotates the halves of a head, the other one neighboring channels. The scores do not depend on it,
@@ -233,19 +237,21 @@ def _last(module: str) -> str:
     return module.rpartition(".")[2]
 
 
-def _whole(pair: LanePair) -> Span:
+def _whole(pair: SeriesPair) -> Span:
     dim = 0 if pair.port.direction == "parameter" else -1
     return Span(0, pair.actual.first.shape[dim] if pair.actual.first.shape else 0)
 
 
-def _reorder(pair: LanePair, head: tuple[int, int]) -> LanePair:
+def _reorder(pair: SeriesPair, head: tuple[int, int]) -> SeriesPair:
     """Return a pair whose part of the fused side, or all of ACTUAL, has its heads transposed."""
     if pair.expected_span is not None:
         return replace(pair, expected_span=replace(pair.expected_span, head=head))
     return replace(pair, actual_span=replace(pair.actual_span or _whole(pair), head=head))
 
 
-def _agrees_around(pair: LanePair, pairs: Sequence[LanePair], graphs: tuple[Graph, Graph]) -> bool:
+def _agrees_around(
+    pair: SeriesPair, pairs: Sequence[SeriesPair], graphs: tuple[Graph, Graph]
+) -> bool:
     """Return True if the nearest module around that of `pair` has a similar output."""
     around = [
         one
@@ -258,12 +264,14 @@ def _agrees_around(pair: LanePair, pairs: Sequence[LanePair], graphs: tuple[Grap
     return nearest is not None and sample_error(nearest, graphs) <= SIMILAR / 5
 
 
-_Addends = tuple[Lane, Lane]
-_Groups = dict[tuple[str, str], list[Lane]]
+_Addends = tuple[Series, Series]
+_Groups = dict[tuple[str, str], list[Series]]
 
 
 def add_residuals(
-    dumps: tuple[Dump, Dump], lanes: tuple[Lanes, Lanes], partner_of: Mapping[str, str]
+    dumps: tuple[Dump, Dump],
+    series_of: tuple[SeriesByPort, SeriesByPort],
+    partner_of: Mapping[str, str],
 ) -> tuple[Dump, Dump]:
     """Add hidden state and residual of either dump where the other dump holds only their sum.
 
@@ -271,7 +279,7 @@ def add_residuals(
     The values decide: a norm gets both tensors too, but only its first one has a partner.
     partner_of: module names of the first dump to names of the second.
     """
-    groups = _group_floats(lanes[0]), _group_floats(lanes[1])
+    groups = _group_floats(series_of[0]), _group_floats(series_of[1])
     found: tuple[list[_Addends], list[_Addends]] = ([], [])
     for (module, direction), ours in groups[0].items():
         sides = ours, groups[1].get((partner_of.get(module, ""), direction), [])
@@ -286,32 +294,32 @@ def add_residuals(
     return _with_sums(dumps[0], found[0]), _with_sums(dumps[1], found[1])
 
 
-def _group_floats(lanes: Lanes) -> _Groups:
+def _group_floats(series_of: SeriesByPort) -> _Groups:
     groups: _Groups = {}
-    for port, lane in lanes.items():
-        is_float = "float" in lane.first.dtype
+    for port, series in series_of.items():
+        is_float = "float" in series.first.dtype
         if port.phase == "forward" and port.direction in ("input", "output") and is_float:
-            groups.setdefault((port.module, port.direction), []).append(lane)
+            groups.setdefault((port.module, port.direction), []).append(series)
     return groups
 
 
-def _find_addends(lanes: Sequence[Lane]) -> _Addends | None:
+def _find_addends(all_series: Sequence[Series]) -> _Addends | None:
     """Return the first two neighbors with the same shape and calls."""
-    for pair in pairwise(lanes):
-        one, other = (lane.first for lane in pair)
+    for pair in pairwise(all_series):
+        one, other = (series.first for series in pair)
         has_values = one.has_values and other.has_values
         if has_values and one.shape is not None and one.shape == other.shape:
             return pair if pair[0].tensors.keys() == pair[1].tensors.keys() else None
     return None
 
 
-def _size(lane: Lane) -> int:
-    return math.prod(lane.first.shape or ())
+def _size(series: Series) -> int:
+    return math.prod(series.first.shape or ())
 
 
-def _is_sum(dump: Dump, addends: _Addends, other: Dump, whole: Lane) -> bool:
+def _is_sum(dump: Dump, addends: _Addends, other: Dump, whole: Series) -> bool:
     """Return True if the sum of two tensors is closer to `whole` than the first one alone."""
-    hidden, residual = (dump.read_intact(lane.first) for lane in addends)
+    hidden, residual = (dump.read_intact(series.first) for series in addends)
     reference = other.read_intact(whole.first)
     if hidden is None or residual is None or reference is None:
         return False

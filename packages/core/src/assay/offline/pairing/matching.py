@@ -15,9 +15,9 @@ from assay.offline.pairing.fused_projections import block_number, find_rotary_la
 from assay.offline.pairing.port_series import (
     SIMILAR,
     Graph,
-    Lane,
-    LanePair,
-    Lanes,
+    Series,
+    SeriesByPort,
+    SeriesPair,
     is_activation,
     relative_error,
 )
@@ -71,7 +71,7 @@ def match_by_topology(
         found |= more
     if by_order:
         left = [
-            [lane for port, lane in graph.lanes.items() if port.module not in known]
+            [series for port, series in graph.series_of.items() if port.module not in known]
             for graph, known in (
                 (expected, {*names, *found}),
                 (actual, {*names.values(), *found.values()}),
@@ -83,7 +83,7 @@ def match_by_topology(
         }
         found |= _match(expected, actual, {**names, **found, **fused}, 1.0)
     found = {name: found[name] for name in found if name not in fused}
-    return found | _match_containers(expected.lanes, {**names, **fused, **found})
+    return found | _match_containers(expected.series_of, {**names, **fused, **found})
 
 
 def _match(
@@ -107,32 +107,32 @@ def _match(
 
 
 def _list_nodes(graph: Graph, known: AbstractSet[str], *, is_container: bool) -> list[_Node]:
-    outputs: dict[str, Lane] = {}
-    for lane in graph.lanes.values():
-        if lane.port.phase == "forward" and lane.port.direction == "output":
-            outputs.setdefault(lane.port.module, lane)
+    outputs: dict[str, Series] = {}
+    for series in graph.series_of.values():
+        if series.port.phase == "forward" and series.port.direction == "output":
+            outputs.setdefault(series.port.module, series)
     names = set(outputs)
     parents = {".".join(n.split(".")[:depth]) for n in names for depth in range(n.count(".") + 1)}
     return [
-        _node(graph, name, lane)
-        for name, lane in outputs.items()
-        if (name in parents) is is_container and name not in known and lane.first.shape and name
+        _node(graph, name, series)
+        for name, series in outputs.items()
+        if (name in parents) is is_container and name not in known and series.first.shape and name
     ]
 
 
-def _node(graph: Graph, name: str, lane: Lane) -> _Node:
-    values, inputs = graph.sample(lane), graph.inputs_of(name)[:1]
-    widths = tuple(one.first.shape[-1] for one in (lane, *inputs) if one.first.shape)
+def _node(graph: Graph, name: str, series: Series) -> _Node:
+    values, inputs = graph.sample(series), graph.inputs_of(name)[:1]
+    widths = tuple(one.first.shape[-1] for one in (series, *inputs) if one.first.shape)
     given = graph.sample(inputs[0]) if inputs else None
-    kind = _kind_of(name, lane)
+    kind = _kind_of(name, series)
     if values is not None and given is not None and torch.equal(values, given) and values.any():
         kind = _IDENTITY
-    return _Node(name, lane.class_name, kind, widths, values, given)
+    return _Node(name, series.class_name, kind, widths, values, given)
 
 
-def _kind_of(name: str, lane: Lane) -> str:
+def _kind_of(name: str, series: Series) -> str:
     # The class is more reliable than the last part of the path.
-    for text in (lane.class_name, name.rpartition(".")[2]):
+    for text in (series.class_name, name.rpartition(".")[2]):
         for kind, words in _KINDS.items():
             if re.search(words, text.lower()):
                 return kind
@@ -185,7 +185,7 @@ def _likeness(one: _Node, other: _Node, least: float) -> float:
     return 3.0 + is_kind + sum(is_same) / 2 - max(errors)
 
 
-def _match_containers(expected: Lanes, leaves: Mapping[str, str]) -> dict[str, str]:
+def _match_containers(expected: SeriesByPort, leaves: Mapping[str, str]) -> dict[str, str]:
     found: dict[str, str] = {}
     used = set(leaves.values())
     partners_of = {
@@ -211,11 +211,11 @@ _NUM_NEAREST = 3
 class Matching:
     """Matched and unmatched ports of two dumps."""
 
-    pairs: list[LanePair]
+    pairs: list[SeriesPair]
     """Pairs in the expected order."""
-    absent_masks: list[Lane]
+    absent_masks: list[Series]
     """Expected masks of modules that ACTUAL called without a mask."""
-    extra_masks: list[Lane]
+    extra_masks: list[Series]
     """Masks of ACTUAL, of modules that EXPECTED called without a mask."""
     unmatched_expected: list[str]
     unmatched_actual: list[str]
@@ -223,9 +223,9 @@ class Matching:
     """Modules whose heads are reordered, see `find_rotary_layouts`."""
 
 
-def match_lanes(
-    expected: Lanes,
-    actual: Lanes,
+def match_series(
+    expected: SeriesByPort,
+    actual: SeriesByPort,
     partner_of: Mapping[str, str] | None = None,
     guesses: Collection[str] = (),
     graphs: tuple[Graph, Graph] | None = None,
@@ -239,13 +239,13 @@ def match_lanes(
     if partner_of is None:
         partner_of = match_modules(expected, actual, {})
     groups_of_expected, groups_of_actual = _group(expected), _group(actual)
-    pairs: list[LanePair] = []
-    for (module, phase), lanes in groups_of_expected.items():
+    pairs: list[SeriesPair] = []
+    for (module, phase), all_series in groups_of_expected.items():
         partner = partner_of.get(module)
         candidates = groups_of_actual.get((partner, phase), []) if partner is not None else []
         pairs += [
-            LanePair(one, other, is_guess=module in guesses or _differ_in_class(one, other))
-            for one, other in _match_ports(lanes, candidates)
+            SeriesPair(one, other, is_guess=module in guesses or _differ_in_class(one, other))
+            for one, other in _match_ports(all_series, candidates)
         ]
     pairs += _match_root_inputs(pairs, expected, actual)
     if not any(pair.port.level == "logits" for pair in pairs):
@@ -275,47 +275,49 @@ def match_lanes(
     )
 
 
-def _differ_in_class(one: Lane, other: Lane) -> bool:
+def _differ_in_class(one: Series, other: Series) -> bool:
     return "" not in (one.class_name, other.class_name) and one.class_name != other.class_name
 
 
-def _match_logits(expected: Sequence[Lane], actual: Sequence[Lane]) -> list[LanePair]:
+def _match_logits(expected: Sequence[Series], actual: Sequence[Series]) -> list[SeriesPair]:
     """Match logits with the last result of their width, where the head has another name.
 
     Called if no logits have a partner: a model returns the logits of its head, and other results may be
     as wide as the vocabulary.
     """
     found = []
-    for lane in expected:
+    for series in expected:
         results = [
             one
             for one in actual
             if one.port.direction == "output" and one.port.phase == "forward"
-            and one.first.shape and one.first.shape[-1:] == (lane.first.shape or ())[-1:]
+            and one.first.shape and one.first.shape[-1:] == (series.first.shape or ())[-1:]
         ]  # fmt: skip
-        if lane.port.level == "logits" and results:
-            found.append(LanePair(lane, results[-1], is_guess=True))
+        if series.port.level == "logits" and results:
+            found.append(SeriesPair(series, results[-1], is_guess=True))
     return found
 
 
 def _without_partner(
-    pairs: Iterable[LanePair], expected: Lanes, actual: Lanes
-) -> tuple[list[Lane], list[Lane]]:
-    used = {id(lane) for pair in pairs for lane in (pair.expected, pair.actual)}
+    pairs: Iterable[SeriesPair], expected: SeriesByPort, actual: SeriesByPort
+) -> tuple[list[Series], list[Series]]:
+    used = {id(series) for pair in pairs for series in (pair.expected, pair.actual)}
     return (
-        [lane for lane in expected.values() if id(lane) not in used],
-        [lane for lane in actual.values() if id(lane) not in used],
+        [series for series in expected.values() if id(series) not in used],
+        [series for series in actual.values() if id(series) not in used],
     )
 
 
-def _match_root_inputs(pairs: Sequence[LanePair], expected: Lanes, actual: Lanes) -> list[LanePair]:
+def _match_root_inputs(
+    pairs: Sequence[SeriesPair], expected: SeriesByPort, actual: SeriesByPort
+) -> list[SeriesPair]:
     """Match named arguments of the model with the same arguments of a module.
 
     Some tools record them for the model, others for its modules only.
     """
     found = []
-    for lane in _without_partner(pairs, expected, actual)[0]:
-        port = lane.port
+    for series in _without_partner(pairs, expected, actual)[0]:
+        port = series.port
         if port.direction != "input" or port.phase != "forward" or port.is_positional:
             continue
         partner = next(
@@ -324,23 +326,25 @@ def _match_root_inputs(pairs: Sequence[LanePair], expected: Lanes, actual: Lanes
                 for other_port, other in actual.items()
                 if other_port.name == port.name
                 and "" in (port.module, other_port.module)
-                and _are_alike(lane, other)
+                and _are_alike(series, other)
             ),
             None,
         )
         if partner is not None:
-            found.append(LanePair(lane, partner))
+            found.append(SeriesPair(series, partner))
     return found
 
 
-def _group(lanes: Lanes) -> dict[tuple[str, Phase], list[Lane]]:
-    groups: dict[tuple[str, Phase], list[Lane]] = {}
-    for port, lane in lanes.items():
-        groups.setdefault((port.module, port.phase), []).append(lane)
+def _group(series_of: SeriesByPort) -> dict[tuple[str, Phase], list[Series]]:
+    groups: dict[tuple[str, Phase], list[Series]] = {}
+    for port, series in series_of.items():
+        groups.setdefault((port.module, port.phase), []).append(series)
     return groups
 
 
-def match_modules(expected: Lanes, actual: Lanes, names: Mapping[str, str]) -> dict[str, str]:
+def match_modules(
+    expected: SeriesByPort, actual: SeriesByPort, names: Mapping[str, str]
+) -> dict[str, str]:
     """Return the actual module of each expected one: by `names`, then by name with or without prefix.
 
     names: module names, expected to actual; `*` matches the same text on both sides.
@@ -365,13 +369,13 @@ def match_modules(expected: Lanes, actual: Lanes, names: Mapping[str, str]) -> d
     return found
 
 
-def _input_widths(lanes: Lanes) -> dict[str | None, int]:
+def _input_widths(series_of: SeriesByPort) -> dict[str | None, int]:
     """Return the width of the first floating-point argument of each module that one rank calls."""
     found: dict[str | None, int] = {}
-    for port, lane in lanes.items():
+    for port, series in series_of.items():
         is_argument = port.direction == "input" and port.phase == "forward"
-        if is_argument and is_activation(lane) and not _is_on_ranks(lane):
-            found.setdefault(port.module, (lane.first.shape or (0,))[-1])
+        if is_argument and is_activation(series) and not _is_on_ranks(series):
+            found.setdefault(port.module, (series.first.shape or (0,))[-1])
     return found
 
 
@@ -384,14 +388,14 @@ def _apply_map(module: str, names: Mapping[str, str]) -> str:
     return module
 
 
-def _match_ports(expected: list[Lane], actual: list[Lane]) -> list[tuple[Lane, Lane]]:
+def _match_ports(expected: list[Series], actual: list[Series]) -> list[tuple[Series, Series]]:
     """Match the ports of one module by name, then by order within a direction.
 
     Tools name an argument by position or by keyword, and differ in the name of a single result.
     """
-    by_name = {lane.port.name: lane for lane in actual}
+    by_name = {series.port.name: series for series in actual}
     pairs = [(one, by_name[one.port.name]) for one in expected if one.port.name in by_name]
-    used = {id(lane) for pair in pairs for lane in pair}
+    used = {id(series) for pair in pairs for series in pair}
     for direction in ("input", "output"):
         free = [one for one in actual if id(one) not in used and one.port.direction == direction]
         for one in expected:
@@ -404,7 +408,7 @@ def _match_ports(expected: list[Lane], actual: list[Lane]) -> list[tuple[Lane, L
     return pairs
 
 
-def _may_be_same(expected: Lane, actual: Lane) -> bool:
+def _may_be_same(expected: Series, actual: Series) -> bool:
     """Return True if two ports may be one argument or result.
 
     Integers with different names, such as ids and a mask, are different arguments.
@@ -417,7 +421,7 @@ def _may_be_same(expected: Lane, actual: Lane) -> bool:
     return _are_alike(expected, actual)
 
 
-def _are_alike(expected: Lane, actual: Lane) -> bool:
+def _are_alike(expected: Series, actual: Series) -> bool:
     """Return True if two tensors have the same shape and kind of values."""
     one, other = expected.first, actual.first
     if (one.shape is None) != (other.shape is None):
@@ -428,8 +432,8 @@ def _are_alike(expected: Lane, actual: Lane) -> bool:
     return same_kind and (one.shape is None or _size(one.shape) == _size(other.shape or ()))
 
 
-def _is_on_ranks(lane: Lane) -> bool:
-    return len(next(iter(lane.tensors.values()))) > 1
+def _is_on_ranks(series: Series) -> bool:
+    return len(next(iter(series.tensors.values()))) > 1
 
 
 def _size(shape: Iterable[int]) -> tuple[int, ...]:

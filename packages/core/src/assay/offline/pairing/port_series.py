@@ -64,7 +64,7 @@ class Port:
 
 
 @dataclass(slots=True)
-class Lane:
+class Series:
     """All tensors at one port."""
 
     port: Port
@@ -83,26 +83,26 @@ class Lane:
         return self.tensors.get((of_pass.batch, of_pass.step, 0), [])
 
 
-Lanes = dict[Port, Lane]
+SeriesByPort = dict[Port, Series]
 
 
-def collect_lanes(dump: Dump, rank: int | None = None) -> Lanes:
+def collect_series(dump: Dump, rank: int | None = None) -> SeriesByPort:
     """Group the tensors of a dump by port, in the order in which calls first finished.
 
     rank: the only rank to include; None for all.
     """
-    lanes: Lanes = {}
+    series_of: SeriesByPort = {}
     for tensor in dump.tensors:
         at = tensor.site.at
         if rank is not None and at.rank != rank:
             continue
         port = Port(at.module, tensor.site.port, at.phase)
-        lane = lanes.setdefault(port, Lane(port, tensor.class_name, tensor.order))
-        lane.tensors.setdefault((at.micro_batch, at.step, at.call), []).append(tensor)
-    for lane in lanes.values():
-        for tensors in lane.tensors.values():
+        series = series_of.setdefault(port, Series(port, tensor.class_name, tensor.order))
+        series.tensors.setdefault((at.micro_batch, at.step, at.call), []).append(tensor)
+    for series in series_of.values():
+        for tensors in series.tensors.values():
             tensors.sort(key=lambda one: one.site.at.rank)
-    return lanes
+    return series_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,11 +127,11 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class LanePair:
-    """An expected lane and its partner. A span is the part of a fused side that corresponds to the other."""
+class SeriesPair:
+    """An expected series and its partner. A span is the part of a fused side that corresponds to the other."""
 
-    expected: Lane
-    actual: Lane
+    expected: Series
+    actual: Series
     expected_span: Span | None = None
     actual_span: Span | None = None
     is_guess: bool = False
@@ -139,7 +139,7 @@ class LanePair:
 
     @property
     def port(self) -> Port:
-        """Return the port to report: the port of the narrower lane."""
+        """Return the port to report: the port of the narrower series."""
         return self.actual.port if self.expected_span is not None else self.expected.port
 
 
@@ -156,11 +156,11 @@ def read_shared(dump: Dump, tensors: Sequence[DumpedTensor]) -> Tensor | None:
     return first
 
 
-def list_repeats(dump: Dump, lane: Lane) -> list[tuple[int, int, int]]:
+def list_repeats(dump: Dump, series: Series) -> list[tuple[int, int, int]]:
     """Return the calls that repeat the values of the first call in their pass."""
     found = []
-    for key, tensors in lane.tensors.items():
-        first = lane.tensors.get((*key[:2], 0), [])
+    for key, tensors in series.tensors.items():
+        first = series.tensors.get((*key[:2], 0), [])
         pairs = zip(first, tensors, strict=False)
         if key[2] and first and all(read_shared(dump, pair) is not None for pair in pairs):
             found.append(key)
@@ -178,29 +178,29 @@ _NUM_VALUES = 1 << 13
 class Graph:
     """The ports of a dump, and the tokens whose values are compared."""
 
-    lanes: Lanes
+    series_of: SeriesByPort
     dump: Dump
     of_pass: Pass
     rows: Tensor | None
     """Flat numbers of the tokens in the pass; None if unknown."""
     _samples: dict[Port, Tensor | None] = field(default_factory=dict)
 
-    def sample(self, lane: Lane) -> Tensor | None:
-        """Return the values of the last tokens, (R, C), NaN for tokens that the lane lacks.
+    def sample(self, series: Series) -> Tensor | None:
+        """Return the values of the last tokens, (R, C), NaN for tokens that the series lacks.
 
         Returns: None for integers, and if the dump lacks the values.
         """
-        if lane.port not in self._samples:
-            self._samples[lane.port] = self._read(lane)
-        return self._samples[lane.port]
+        if series.port not in self._samples:
+            self._samples[series.port] = self._read(series)
+        return self._samples[series.port]
 
-    def _read(self, lane: Lane) -> Tensor | None:
-        tensors = lane.held_in(self.of_pass)
+    def _read(self, series: Series) -> Tensor | None:
+        tensors = series.held_in(self.of_pass)
         value = self.dump.read_intact(tensors[0]) if tensors else None
         if value is None or not value.is_floating_point() or not value.numel() or not value.ndim:
             return None
         taken = None
-        if lane.port.is_of_parameter:  # outputs of a projection are the rows of its weight
+        if series.port.is_of_parameter:  # outputs of a projection are the rows of its weight
             value = value.reshape(len(value), -1).t()
         else:
             taken = take_rows(value, self.of_pass, self.rows)
@@ -210,30 +210,30 @@ class Graph:
             flat = taken[0].flatten(1).masked_fill(~taken[1][:, None], math.nan)
         return flat[-max(1, _NUM_VALUES // flat.shape[1]) :].float()
 
-    def inputs_of(self, module: str) -> list[Lane]:
+    def inputs_of(self, module: str) -> list[Series]:
         """Return the floating-point arguments of a module."""
         return [
-            lane
-            for port, lane in self.lanes.items()
+            series
+            for port, series in self.series_of.items()
             if (port.module, port.phase, port.direction) == (module, "forward", "input")
-            and is_activation(lane)
+            and is_activation(series)
         ]
 
 
-def is_activation(lane: Lane) -> bool:
+def is_activation(series: Series) -> bool:
     """Return True for a floating-point tensor that has a width and is not a mask."""
-    is_mask = lane.port.name.endswith("mask")
-    return "float" in lane.first.dtype and bool(lane.first.shape) and not is_mask
+    is_mask = series.port.name.endswith("mask")
+    return "float" in series.first.dtype and bool(series.first.shape) and not is_mask
 
 
 def open_graphs(
-    lanes: tuple[Lanes, Lanes], dumps: tuple[Dump, Dump], passes: PassPair
+    series_of: tuple[SeriesByPort, SeriesByPort], dumps: tuple[Dump, Dump], passes: PassPair
 ) -> tuple[Graph, Graph]:
     """Return the graphs of both dumps, with the tokens of a pair of passes."""
     pair = passes.by_row()
     return (
-        Graph(lanes[0], dumps[0], pair.expected, pair.expected_rows),
-        Graph(lanes[1], dumps[1], pair.actual, pair.actual_rows),
+        Graph(series_of[0], dumps[0], pair.expected, pair.expected_rows),
+        Graph(series_of[1], dumps[1], pair.actual, pair.actual_rows),
     )
 
 
@@ -250,12 +250,12 @@ def relative_error(value: Tensor | None, reference: Tensor | None) -> float:
     return difference / norm
 
 
-def sample_error(pair: LanePair, graphs: tuple[Graph, Graph]) -> float:
+def sample_error(pair: SeriesPair, graphs: tuple[Graph, Graph]) -> float:
     """Return the relative error of the sampled values of a pair."""
     sides = (pair.expected, pair.expected_span), (pair.actual, pair.actual_span)
     expected, actual = (
         span.of(value, is_parameter=False) if span is not None and value is not None else value
-        for graph, (lane, span) in zip(graphs, sides, strict=True)
-        for value in [graph.sample(lane)]
+        for graph, (series, span) in zip(graphs, sides, strict=True)
+        for value in [graph.sample(series)]
     )
     return relative_error(actual, expected)

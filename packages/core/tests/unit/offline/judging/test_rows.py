@@ -19,8 +19,8 @@ from assay.offline.judging.rows import make_table
 from assay.offline.measuring.metrics import measure_metrics, measure_pair
 from assay.offline.measuring.pair_measurer import PairMeasurer
 from assay.offline.pairing.alignment import align_passes, find_passes
-from assay.offline.pairing.matching import match_lanes
-from assay.offline.pairing.port_series import collect_lanes
+from assay.offline.pairing.matching import match_series
+from assay.offline.pairing.port_series import collect_series
 from assay.output.tables import Cell
 from assay.report.page.pictures import HeatMap, draw_heat_map
 from assay.report.run_report import Report, read_report
@@ -36,7 +36,7 @@ def tabulate(
     expected: Dump, actual: Dump, judge: Callable[..., list[JudgedPort]] = judge_ports
 ) -> list[dict[str, Cell]]:
     """Compare two dumps, and return the rows of the table by column."""
-    matching = match_lanes(collect_lanes(expected), collect_lanes(actual))
+    matching = match_series(collect_series(expected), collect_series(actual))
     alignment = align_passes(find_passes(expected), find_passes(actual))
     measurer = PairMeasurer(
         expected, actual, alignment, {}, add_metrics=partial(measure_pair, measure_metrics, ())
@@ -44,7 +44,7 @@ def tabulate(
     measured = measurer.measure(matching)
     ports = [pair.port for pair in matching.pairs]
     judged = judge(ports, measured, None, load_limits(), 2**-24, {})
-    table = make_table(measured.pairs, collect_lanes(expected), collect_lanes(actual), judged)
+    table = make_table(measured.pairs, collect_series(expected), collect_series(actual), judged)
     return [dict(zip(table.columns, row, strict=True)) for row in table.rows]
 
 

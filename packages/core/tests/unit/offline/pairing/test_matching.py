@@ -8,9 +8,9 @@ from torch import Tensor
 
 from assay.dumps.protocol import Dump
 from assay.offline.check import CompareOptions, compare_dumps
-from assay.offline.pairing.matching import Matching, is_allowed, match_lanes, match_modules
+from assay.offline.pairing.matching import Matching, is_allowed, match_modules, match_series
 from assay.offline.pairing.passes import Pass
-from assay.offline.pairing.port_series import Graph, Span, collect_lanes
+from assay.offline.pairing.port_series import Graph, Span, collect_series
 from assay.runs import SilentProgress
 from assay.verdicts import Outcome, Verdict
 from packages.core.tests.unit.offline.memory_dump import make_dump
@@ -31,11 +31,11 @@ Values = dict[tuple[str, str], Tensor]
 def matched(expected: Values, actual: Values, names: dict[str, str] | None = None) -> Matching:
     def open_graph(side: Values) -> Graph:
         dump = make_dump({(*key, 0): value for key, value in side.items()})
-        return Graph(collect_lanes(dump), dump, Pass(0, 0, None), None)
+        return Graph(collect_series(dump), dump, Pass(0, 0, None), None)
 
     graphs = open_graph(expected), open_graph(actual)
-    lanes = graphs[0].lanes, graphs[1].lanes
-    return match_lanes(*lanes, match_modules(*lanes, names or {}), graphs=graphs)
+    series_of = graphs[0].series_of, graphs[1].series_of
+    return match_series(*series_of, match_modules(*series_of, names or {}), graphs=graphs)
 
 
 def names_of(matching: Matching) -> list[tuple[str, str]]:
