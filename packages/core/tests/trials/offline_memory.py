@@ -19,7 +19,7 @@ from assay.offline import check, measured_dumps, replaying
 from assay.offline.check import CompareOptions
 from assay.offline.judging.verdict import judge_dumps as judge
 from assay.offline.measured_dumps import MeasuredDumps
-from assay.offline.measuring.measured import MeasuredPorts
+from assay.offline.measuring.pair_measurer import MeasuredPorts
 from assay.offline.pairing.passes import Pass
 from assay.offline.replaying import Reference, TrustedModel
 

@@ -6,15 +6,15 @@ from itertools import chain
 from pathlib import Path
 
 from assay.dumps.protocol import Dump
-from assay.dumps.recognizing import open_dump
+from assay.dumps.recognizing import open_dump, readers
+from assay.errors import UsageError
 from assay.files import write_whole
 from assay.launch import on_first_rank
 from assay.offline.judging.model_folders import compare_quantized, judge_configs, open_quantized
 from assay.offline.judging.rows import COLUMNS, list_measurements, list_tokens, make_table
 from assay.offline.judging.verdict import judge_dumps
-from assay.offline.measured_dumps import MeasuredDumps, measure_dumps
+from assay.offline.measured_dumps import CompareOptions, MeasuredDumps, measure_dumps
 from assay.offline.measuring.metrics import CustomMetric, load_metrics
-from assay.offline.options import CompareOptions, refuse_dump_as_model, refuse_options_of_tensors
 from assay.offline.pairing.alignment import find_passes
 from assay.offline.replaying import Replayed, TrustedModel, replay_dump
 from assay.output.tables import Table, format_table
@@ -23,6 +23,14 @@ from assay.runs.results import write_results
 from assay.verdicts import Measurement, Verdict
 
 __all__ = ["CompareOptions", "Compared", "compare", "compare_dumps"]
+
+# Options that do not apply to quantized weights, by field. The table is last: --metric and --compat imply it.
+_OPTIONS_OF_TENSORS = {
+    "model": "--model", "noise": "--noise", "level": "--level", "name_map": "--map",
+    "order": "--order", "rank": "--rank",
+    "token_shift": "--token-shift", "limits": "--limits", "stats": "--stats", "metrics": "--metric",
+    "compat": "--compat", "table": "a table as --output",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +48,7 @@ def compare(comparison: CompareOptions, folder: Path, progress: Progress) -> Ver
 
     Under torchrun every rank calls this function. All ranks measure; the first one judges and writes.
     """
-    refuse_dump_as_model(comparison.model)
+    _refuse_dump_as_model(comparison.model)
     custom = load_metrics(comparison.metrics, COLUMNS)
     with progress.step("reads the indexes"):
         expected, actual = (
@@ -75,7 +83,7 @@ def _measure(
     """Measure two dumps. Returns: a function that judges them, which only the first rank calls."""
     weights = open_quantized(expected, actual)
     if weights is not None:
-        refuse_options_of_tensors(comparison)
+        _refuse_options_of_tensors(comparison)
     else:
         dumps = measure_dumps(comparison, expected, actual, progress, noise, custom)
     sides = {
@@ -118,3 +126,31 @@ def _replay(dumps: MeasuredDumps, progress: Progress) -> Replayed | None:
         trusted = TrustedModel(comparison.model, comparison.remote_code)
         passes = find_passes(actual, comparison.rank)
         return replay_dump(trusted, actual, passes, dumps.dtype, dumps.limits)
+
+
+def _refuse_dump_as_model(model: str | None) -> None:
+    """Raise UsageError if --model names a dump."""
+    path = Path(model or "")
+    if model is None or not path.exists() or (path / "config.json").exists():
+        return
+    for reader in readers():
+        if reader.recognize(path):
+            raise UsageError(
+                f"--model {model} is a dump ({reader.name}): name the model that made it, a folder with"
+                " config.json, a hub name or micro:RECIPE"
+            )
+
+
+def _refuse_options_of_tensors(comparison: CompareOptions) -> None:
+    """Raise UsageError for options that do not apply to quantized weights."""
+    default = CompareOptions(comparison.expected, comparison.actual)
+    given = [
+        option
+        for name, option in _OPTIONS_OF_TENSORS.items()
+        if getattr(comparison, name) != getattr(default, name)
+    ]
+    if given:
+        raise UsageError(
+            "one side is a quantized model folder, so only weights are compared:"
+            f" leave out {', '.join(given)}"
+        )

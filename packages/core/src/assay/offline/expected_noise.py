@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from assay.dtypes import FORMATS, float_format
-from assay.offline.measuring.measured import MeasuredPorts
+from assay.offline.measuring.pair_measurer import MeasuredPorts
 from assay.offline.pairing.experts import ScoreNoise
 from assay.offline.pairing.port_series import Port
 

@@ -3,7 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cached_property, partial
 from pathlib import Path
@@ -20,6 +20,7 @@ from assay.dumps.readers.model_folder import TIED, load_settings
 from assay.errors import UsageError, name_some
 from assay.files import read_json_object, read_lines, read_toml
 from assay.metrics import NormSums, PairSums
+from assay.models.sources import RemoteCode
 from assay.offline.contents import (
     describe_reused,
     find_cut_off,
@@ -31,7 +32,6 @@ from assay.offline.expected_noise import (
     expected_score_noise,
     measured_score_noise,
 )
-from assay.offline.measuring.measured import MeasuredPorts
 from assay.offline.measuring.metrics import (
     CustomMetric,
     TensorPair,
@@ -39,9 +39,8 @@ from assay.offline.measuring.metrics import (
     measure_metrics,
     measure_pair,
 )
-from assay.offline.measuring.pair_measurer import PairMeasurer
+from assay.offline.measuring.pair_measurer import MeasuredPorts, PairMeasurer
 from assay.offline.measuring.pair_values import take_both
-from assay.offline.options import CompareOptions
 from assay.offline.pairing.alignment import (
     TokenAlignment,
     TokenComparison,
@@ -82,6 +81,41 @@ _LEVELS_UP_TO = {
     "module": ("logits", "weights", "modules", "inputs", "gradients", "updates"),
     "op": ("logits", "weights", "modules", "inputs", "gradients", "updates", "operations"),
 }
+
+
+@dataclass(frozen=True, slots=True)
+class CompareOptions:
+    """The options of a comparison."""
+
+    expected: str
+    actual: str
+    model: str | None = None
+    remote_code: RemoteCode = "refuse"
+    noise: str | None = None
+    level: ComparedLevel | None = None
+    """The deepest level to compare; None for all."""
+    name_map: str | None = None
+    """A TOML or JSON file of expected to actual module names."""
+    order: str | None = None
+    """A text file of EXPECTED's modules in the order of their calls, one a line."""
+    allow_unmatched: tuple[str, ...] = ()
+    rank: int | None = None
+    """The only rank to compare; None for all."""
+    token_shift: int | None = None
+    """Number of an actual pass minus the number of its expected pass; None to find it."""
+    format: str | None = None
+    model_name: str | None = None
+    """The model to compare in captures of several."""
+    limits: str = "noise"
+    stats: bool = False
+    metrics: tuple[str, ...] = ()
+    """FILE.py:FUNC of each custom metric."""
+    compat: bool = False
+    """Compute metrics by the published formulas, not the corrected ones."""
+    table: Path | None = None
+    """File for a table of all tensors."""
+    command: tuple[str, ...] = field(default=(), compare=False)
+    """The command line that repeats the comparison."""
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from assay.comparing.results import PortResult
 from assay.metrics import PairSums, RowErrors
 from assay.noise import TENSOR_FLOOR, at_least, channel_ratio, error_ratios
 from assay.offline.expected_noise import NoiseLaw, adam_error, count_blocks
-from assay.offline.measuring.measured import MeasuredPorts
 from assay.offline.measuring.metrics import MetricValues
+from assay.offline.measuring.pair_measurer import MeasuredPorts
 from assay.offline.pairing.port_series import Port
 from assay.sites import Phase
 from assay.statistics import SYSTEMATIC, Statistic

@@ -9,7 +9,7 @@ from assay.comparing.results import ReplayResults
 from assay.dumps.protocol import Dump
 from assay.offline.check import CompareOptions, compare_dumps
 from assay.offline.expected_noise import measured_score_noise
-from assay.offline.measuring.measured import MeasuredPorts
+from assay.offline.measuring.pair_measurer import MeasuredPorts
 from assay.offline.pairing.port_series import Port
 from assay.runs import SilentProgress
 from assay.stages import Stage
