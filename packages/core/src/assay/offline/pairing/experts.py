@@ -78,10 +78,11 @@ def _find_in_pass(
     choice = find_choice(values, references)
     if choice is None:
         return
-    scores = references[choice.scores]
-    error = score_noise(matched_of[choice.scores].port, scores)
-    flipped = near_tie_rows(values[choice.indices], references[choice.indices], scores, error)
-    series = matched_of[choice.indices].expected
+    of_indices, of_scores = choice
+    scores = references[of_scores]
+    error = score_noise(matched_of[of_scores].port, scores)
+    flipped = near_tie_rows(values[of_indices], references[of_indices], scores, error)
+    series = matched_of[of_indices].expected
     for number in flipped.nonzero()[:, 0].tolist():
         prompt, position = pair.rows.prompts[number], pair.rows.positions[number][0]
         if position >= 0:
