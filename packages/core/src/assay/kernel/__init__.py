@@ -30,9 +30,9 @@ __all__ = [
     "TokenSums",
     "WorstElement",
     "find_largest",
-    "measure",
     "sum_pair",
     "sum_tokens",
+    "summarize",
 ]
 
 
@@ -52,14 +52,14 @@ def sum_pair(actual_RC: Tensor, expected_RC: Tensor, extent: Extent = "all") -> 
     return found
 
 
-def measure(values_RC: Tensor) -> Tensor:
-    """Measure a matrix of at least one element.
+def summarize(values_RC: Tensor) -> Tensor:
+    """Summarize a matrix of at least one element.
 
     Returns: smallest, largest, mean, norm, numbers of NaN and infinities, and the projection: the sum of
         all elements, each times a random factor of its row and one of its channel; (7,), on the device
         of the values, in float64 where the compiled sums read them, else at least in float32.
     """
-    found: Tensor = _backend_for(values_RC).measure(values_RC)
+    found: Tensor = _backend_for(values_RC).summarize(values_RC)
     return found
 
 

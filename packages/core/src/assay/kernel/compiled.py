@@ -222,8 +222,8 @@ def _readable(tensor: Tensor) -> Tensor:
     return tensor.detach() if is_dense else tensor.detach().contiguous()
 
 
-def measure(values_RC: Tensor) -> Tensor:
-    """Compute `assay.kernel.measure` in C."""
+def summarize(values_RC: Tensor) -> Tensor:
+    """Compute `assay.kernel.summarize` in C."""
     values_RC = _readable(values_RC)
     matrix, function = _Matrix.of(values_RC), _loaded().add_statistics
     num_rows, num_channels = values_RC.shape

@@ -1,9 +1,4 @@
-"""Bins of the expected value, in units of its root mean square.
-
-Their edges are the quantiles n/24 of a normal distribution, and tails, where saturating functions (softcaps,
-activations) act. Edges are multiples of a cell, so that a table gives the bin of a value. A search takes ten
-times as long.
-"""
+"""The sums over a pair of tensors, and their settings, which the compiled sums and those in torch share."""
 
 import math
 from bisect import bisect_left
@@ -15,6 +10,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+# Bins of the expected value, in units of its root mean square. Their edges are the quantiles n/24 of a normal
+# distribution, and tails, where saturating functions (softcaps, activations) act. Edges are multiples of a cell,
+# so that a table gives the bin of a value. A search takes ten times as long.
 CELLS_PER_UNIT = 64
 REACH = 9 * CELLS_PER_UNIT
 _CENTRE = [NormalDist().inv_cdf(n / 24) for n in range(1, 24)]

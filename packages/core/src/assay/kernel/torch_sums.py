@@ -115,8 +115,8 @@ def _sum_bins(actual_RC: Tensor, expected_RC: Tensor, unit: float, extent: Exten
     return bins
 
 
-def measure(values_RC: Tensor) -> Tensor:
-    """Compute `assay.kernel.measure` by operations of torch, on the device of the values."""
+def summarize(values_RC: Tensor) -> Tensor:
+    """Compute `assay.kernel.summarize` by operations of torch, on the device of the values."""
     # Widened once: each operation would widen a narrow tensor again, at twice the time.
     values = values_RC.to(torch.promote_types(values_RC.dtype, torch.float32))
     low, high = torch.aminmax(values)

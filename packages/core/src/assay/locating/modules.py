@@ -54,7 +54,7 @@ from assay.sites import Call, CallSite, LocalPart, RowMap
 from assay.stages import Stage, stage_that_made
 
 
-def measure(
+def add_error(
     result: PortResult,
     index: RowIndex,
     rows: RowMap | None,
@@ -100,8 +100,8 @@ def measure(
     return actual_RC, expected_RC
 
 
-Measure = Callable[[PortResult, RowIndex, RowMap | None, Tensor | None, Tensor, Tensor], object]
-"""The type of `measure`."""
+AddError = Callable[[PortResult, RowIndex, RowMap | None, Tensor | None, Tensor, Tensor], object]
+"""The type of `add_error`."""
 
 
 def as_real(tensor: Tensor) -> Tensor:
@@ -233,7 +233,7 @@ class Replayer:
     """Modules of which this process has only some children. They run and are not measured."""
     unmeasured: frozenset[tuple[str, str]] = frozenset()
     """Modules and ports that are neither measured nor replaced, and may be absent."""
-    measure: Measure = measure
+    add_error: AddError = add_error
     """Adds the error of the model's value, given before the recorded one."""
     results: ReplayResults = field(default_factory=ReplayResults)
     recomputed: ReplayResults = field(default_factory=ReplayResults)
@@ -393,12 +393,15 @@ class Replayer:
                 result.exact.add(expected.numel(), expected.numel())
                 return actual
         injected = self.boundary.injected(expected, actual.dtype)
-        measure_whole = self._measurement(result, active, expected, injected)
+        excluded = matched.excluded if port != matched.scores else None
+        measure = partial(
+            self._measure, result, active, self._root.index, excluded, expected, injected
+        )
         injected = injected.to(actual.device)
         if layout is None:
-            measure_whole(matched.in_order(value))
+            measure(matched.in_order(value))
         else:
-            self._parts.add(layout, LocalPart(module, port, value, shape), measure_whole)
+            self._parts.add(layout, LocalPart(module, port, value, shape), measure)
             if active.is_recompute:  # after its root call
                 self._parts.flush(layout)
             injected = layout.part(module, port, injected)
@@ -406,26 +409,20 @@ class Replayer:
         self._root.injected.put(injected, key)
         return injected
 
-    def _measurement(
-        self, result: PortResult, active: ActiveCall, expected: Tensor, injected: Tensor
-    ) -> Callable[[Tensor], None]:
-        """Return what measures a whole value at a port, without rows that a near tie may decide."""
+    def _measure(
+        self, result: PortResult, active: ActiveCall, index: RowIndex, excluded: Tensor | None,
+        expected: Tensor, injected: Tensor, value: Tensor,
+    ) -> None:  # fmt: skip
+        """Add the error of a whole value at a port. excluded: rows that a near tie may decide."""
+        # A recomputation gets the values that were injected before.
+        is_repeated = active.is_recompute and result.port.startswith("input.")
+        if is_repeated and torch.equal(value, injected):
+            return
+        chosen = self._choice_of_forward(active, result.port, value)
+        if chosen is not None:
+            expected, excluded = chosen, None
         matched: _Matched = active.state
-        index, excluded = (
-            self._root.index,
-            matched.excluded if result.port != matched.scores else None,
-        )
-        is_repeated_input = active.is_recompute and result.port.startswith("input.")
-
-        def measure_whole(value: Tensor) -> None:
-            # A recomputation gets the values that were injected before.
-            if is_repeated_input and torch.equal(value, injected):
-                return
-            chosen = self._choice_of_forward(active, result.port, value)
-            known, left_out = (expected, excluded) if chosen is None else (chosen, None)
-            self.measure(result, index, matched.rows, left_out, value, known)
-
-        return measure_whole
+        self.add_error(result, index, matched.rows, excluded, value, expected)
 
     def _choice_of_forward(self, active: ActiveCall, port: str, value: Tensor) -> Tensor | None:
         """Return the choice, such as experts, of the same call in forward, if this is a recomputation.

@@ -32,7 +32,7 @@ from assay.hooks.module_tracer import ModuleTracer, TraceHandler
 from assay.hooks.row_positions import BatchPositions, RowIndex
 from assay.hooks.suspension import ExactDouble
 from assay.hooks.tensors import Boundary
-from assay.locating.modules import Replayer, measure
+from assay.locating.modules import Replayer, add_error
 from assay.locating.ports import BatchSource
 from assay.models import count_parameters, load_model
 from assay.models.load import chosen_threads, yardstick_dtype
@@ -113,7 +113,7 @@ def replay_dump(
         functions = _find_functions(reference.yardstick)
 
         def judge(view: DumpedTrace) -> tuple[list[Judged], ReplayResults]:
-            replayer = Replayer(view, Boundary(), measure=_measure_dumped)
+            replayer = Replayer(view, Boundary(), add_error=_add_dumped_error)
             _run("replays the dump", reference.yardstick, passes, replayer)
             results = replayer.finish()
             for port in results.ports.values():  # the model that ran is wider
@@ -136,7 +136,7 @@ def replay_dump(
     return Replayed(origin, len(results.ports))
 
 
-def _measure_dumped(
+def _add_dumped_error(
     result: PortResult,
     index: RowIndex,
     rows: RowMap | None,
@@ -145,7 +145,7 @@ def _measure_dumped(
     dumped: Tensor,
 ) -> None:
     """Add the error of the dumped value: the model that runs is the yardstick."""
-    measure(result, index, rows, excluded, dumped, model)
+    add_error(result, index, rows, excluded, dumped, model)
 
 
 def record_reference(

@@ -55,7 +55,7 @@ def measure_statistics(tensor: Tensor) -> TensorStatistics:
     channels = tensor.shape[-1] if tensor.ndim else 1
     # torch has no arithmetic for float8
     values = tensor.float() if tensor.element_size() == 1 else tensor
-    return TensorStatistics(kernel.measure(values.reshape(-1, channels)), values.dtype, channels)
+    return TensorStatistics(kernel.summarize(values.reshape(-1, channels)), values.dtype, channels)
 
 
 def take_values(found: Iterable[TensorStatistics]) -> dict[int, Tensor]:

@@ -300,7 +300,7 @@ def test_statistics_are_those_of_the_definition(
     precision = torch.promote_types(dtype, torch.float32)
     rows, channels = (factors(shape[dim], dim, precision) for dim in (0, 1))
 
-    found = backend.measure(values).double()
+    found = backend.summarize(values).double()
 
     sizes = [exact.min(), exact.max(), exact.mean(), exact.norm()]
     expected = torch.tensor([*sizes, 0.0, 0.0, rows @ exact @ channels])
@@ -310,9 +310,9 @@ def test_statistics_are_those_of_the_definition(
 
 def test_statistics_count_what_is_not_finite(backend: ModuleType) -> None:
     values = torch.tensor([[1.0, math.inf, 2.0], [-math.inf, 0.0, math.inf]])
-    assert backend.measure(values)[[0, 1, 4, 5]].tolist() == [-math.inf, math.inf, 0, 3]
+    assert backend.summarize(values)[[0, 1, 4, 5]].tolist() == [-math.inf, math.inf, 0, 3]
     values[1, 1] = math.nan
-    found = backend.measure(values)
+    found = backend.summarize(values)
     assert found[:4].isnan().all()
     assert found[4:6].tolist() == [1, 3]
 
@@ -321,5 +321,5 @@ def test_statistics_count_what_is_not_finite(backend: ModuleType) -> None:
 def test_statistics_of_a_narrow_dtype_do_not_overflow(
     dtype: torch.dtype, backend: ModuleType
 ) -> None:
-    found = backend.measure(torch.full((3, 40_000), 512.0, dtype=dtype))
+    found = backend.summarize(torch.full((3, 40_000), 512.0, dtype=dtype))
     assert found[:4].tolist() == [512.0, 512.0, 512.0, pytest.approx(512 * 120_000**0.5)]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from assay.comparing.judge import find_nonfinite_padding, find_origin, rank_stages
 from assay.comparing.results import PortResult
 from assay.hooks.row_positions import BatchPositions, RowIndex
-from assay.locating.modules import DriftMeter, measure
+from assay.locating.modules import DriftMeter, add_error
 from assay.sites import RowMap
 from assay.stages import Stage
 from packages.core.tests.unit.locating.conftest import MakeRig, Rig
@@ -367,7 +367,7 @@ def test_near_ties_of_one_number_for_each_token_are_left_out() -> None:
     rows = RowMap((0, 1, 2), ((5,), (6,), (7,)))
     chosen = torch.tensor([[1], [2], [3]])
 
-    measure(result, RowIndex(rows), rows, torch.tensor([True, False, False]), chosen + 1, chosen)
+    add_error(result, RowIndex(rows), rows, torch.tensor([True, False, False]), chosen + 1, chosen)
 
     assert result.exact.num_near_ties == 1
     assert (result.exact.num_compared, result.exact.num_different) == (2, 2)

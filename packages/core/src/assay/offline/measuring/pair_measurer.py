@@ -11,7 +11,7 @@ from assay.comparing.results import PortResult, ReplayResults
 from assay.dumps.protocol import Dump, DumpedTensor
 from assay.files import UnreadableFileError
 from assay.hooks.row_positions import RowIndex
-from assay.locating.modules import measure
+from assay.locating.modules import add_error
 from assay.locating.ports import (
     count_differences,
     is_any_mask,
@@ -366,7 +366,7 @@ class PairMeasurer:
         value, reference = give_comparable_dtype(value, reference)
         value, reference = count_each(value, reference, rows)
         self.measured.compared += 1
-        compared = measure(
+        compared = add_error(
             result,
             self._index_of(pair, rows),
             rows,
@@ -435,7 +435,7 @@ class PairMeasurer:
                     compared = measure_parameter(result, value, reference)
                 else:
                     both = give_comparable_dtype(value, reference)
-                    compared = measure(result, RowIndex(None), None, None, *both)
+                    compared = add_error(result, RowIndex(None), None, None, *both)
                 self._observe(replace(pair, values=compared))
 
     def _measure_updates(self, matched: SeriesPair) -> None:
@@ -467,7 +467,7 @@ class PairMeasurer:
                 result = self.measured.at(*place, old[0], matched.expected.class_name)
                 reference, num_flips = excuse_sign_flips(value, reference)
                 self.measured.num_sign_flips += num_flips
-                measure(result, RowIndex(None), None, None, value, reference)
+                add_error(result, RowIndex(None), None, None, value, reference)
                 self.measured.compared += 1
                 if port not in self.measured.updates:
                     self.measured.updates.append(port)
