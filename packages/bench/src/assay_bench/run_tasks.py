@@ -23,8 +23,6 @@ from assay.devices.run_string import parse_run
 from assay.errors import UsageError
 from assay.files import (
     UnreadableFileError,
-    content_digest,
-    file_digest,
     open_file,
     read_json_object,
     read_sealed_json,
@@ -35,7 +33,7 @@ from assay.files import (
 )
 from assay.launch import ProcessError, RemoteFunction, call
 from assay.models.micro.recipes import standard_library_text
-from assay.models.sources import ModelSource, RemoteCode, local_folder, resolve_model
+from assay.models.sources import RemoteCode, hash_files, resolve_model
 from assay.runs import Progress
 from assay.runs.provenance import redact
 from assay.verdicts import Record
@@ -283,7 +281,8 @@ def evaluate(request: EvaluationRequest, progress: Progress) -> None:
     folder, tasks = request.folder, request.suite.tasks
     parse_run(request.run)
     source = resolve_model(request.model)
-    content = _content_of(source, request.remote_code)
+    # A model on the hub is not opened.
+    content = "" if source.kind == "hub" else hash_files(source, request.remote_code)
     request = request.model_copy(update={"content": content})
     remaining = [task for task in tasks if not _is_done(task_folder(folder, task), request)]
     if remaining:
@@ -316,15 +315,6 @@ def _is_done(folder: Path, request: EvaluationRequest) -> bool:
     for file in (*folder.glob("results_*.json"), *folder.glob("samples_*.jsonl"), done):
         file.unlink(missing_ok=True)
     return False
-
-
-def _content_of(source: ModelSource, remote_code: RemoteCode) -> str:
-    """Hash the model's files; return "" for a model on the hub, which is not opened."""
-    if source.kind == "hub":
-        return ""
-    with local_folder(source, remote_code) as folder:
-        files = sorted(path for path in folder.rglob("*") if path.is_file())
-        return content_digest({str(file.relative_to(folder)): file_digest(file) for file in files})
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,12 +20,12 @@ from pydantic import BaseModel, ConfigDict, Field
 from assay.comparing.limits import FAILURE_RATE, PUBLISHED_METRICS
 from assay.devices.run_string import parse_run
 from assay.errors import UsageError
-from assay.files import content_digest, file_digest, read_json, read_toml_record, write_whole
+from assay.files import read_json, read_toml_record, write_whole
 from assay.generate.check import capture, check_generate
 from assay.generate.spec import GenerateCheck, GoldenSpec, InputOptions
 from assay.inputs import built_in_texts
 from assay.models import RECIPES
-from assay.models.sources import local_folder, resolve_model
+from assay.models.sources import hash_files, resolve_model
 from assay.runs import Progress
 from assay.runs.results import read_measurements
 from assay.verdicts import Outcome, Verdict
@@ -352,7 +352,7 @@ class DecoderCheck:
         else:
             software = [f"{name} {version(name)}" for name in _SOFTWARE]
             asked = [lines, str(self.shape), REFERENCE, dtype, *software]
-            text = "\0".join([*asked, content_of_model(self.model)])
+            text = "\0".join([*asked, hash_files(resolve_model(self.model), "refuse")])
             golden = self.options.references / xxhash.xxh3_128_hexdigest(text.encode())
             if golden.is_dir():
                 return golden
@@ -375,13 +375,6 @@ class DecoderCheck:
                 if not golden.is_dir():
                     raise
         return golden
-
-
-def content_of_model(model: str) -> str:
-    """Hash the names and bytes of all files of a model."""
-    with local_folder(resolve_model(model), "refuse") as folder:
-        files = sorted(path for path in folder.rglob("*") if path.is_file())
-        return content_digest({str(file.relative_to(folder)): file_digest(file) for file in files})
 
 
 def prompt_lines(texts: Sequence[str], num_prompts: int, length: int, first: int = 0) -> str:

@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl
 
 from assay.counts import LARGEST_SEED, parse_count
 from assay.errors import MachineError, UsageError, name_some
-from assay.files import open_file
+from assay.files import content_digest, file_digest, open_file
 from assay.models.micro.recipes import RECIPES, MicroRecipe, find_recipe, read_provenance
 from assay.watchdog import temporary_folder
 
@@ -152,6 +152,13 @@ def local_folder(source: ModelSource, remote_code: RemoteCode) -> Iterator[Path]
         with temporary_folder("assay-micro-") as scratch:
             write_untrained(source.recipe, source.seed, scratch)
             yield scratch
+
+
+def hash_files(source: ModelSource, remote_code: RemoteCode) -> str:
+    """Hash the names and bytes of all files of a model."""
+    with local_folder(source, remote_code) as folder:
+        files = sorted(path for path in folder.rglob("*") if path.is_file())
+        return content_digest({str(file.relative_to(folder)): file_digest(file) for file in files})
 
 
 @contextmanager

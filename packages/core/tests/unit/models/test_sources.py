@@ -13,6 +13,7 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 from assay.errors import MachineError, UsageError
 from assay.models import count_parameters, load_model, resolve_model
 from assay.models.load import load_outline
+from assay.models.sources import hash_files
 from assay.training.batches import coder_of
 
 
@@ -242,3 +243,17 @@ def test_unreachable_hub_is_a_machine_error(
     ):
         with pytest.raises(MachineError, match="the hub cannot be reached"):
             use()
+
+
+def test_hash_of_a_folder_depends_on_names_and_bytes(tmp_path: Path) -> None:
+    weights = tmp_path / "model.safetensors"
+    (tmp_path / "config.json").write_text("{}")
+    weights.write_bytes(b"one")
+    source = resolve_model(str(tmp_path))
+    hashes = [hash_files(source, "refuse")]
+    weights.write_bytes(b"two")
+    hashes.append(hash_files(source, "refuse"))
+    weights.rename(tmp_path / "other.safetensors")
+    hashes.append(hash_files(source, "refuse"))
+
+    assert len(set(hashes)) == 3
