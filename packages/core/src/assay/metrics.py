@@ -70,6 +70,57 @@ class RowErrors:
 
 
 @dataclass(slots=True)
+class _CallBuffer:
+    """A buffer that collects small calls of one width."""
+
+    parts: tuple[Tensor, Tensor, Tensor, Tensor]
+    """actual and expected (R, C), prompt and position (R,); only the first rows are used."""
+    num_rows: int = 0
+    num_calls: int = 0
+
+    @classmethod
+    def for_calls_like(cls, actual_RC: Tensor, expected_RC: Tensor) -> "_CallBuffer":
+        """Make an empty buffer for calls of this width and these dtypes."""
+        width = actual_RC.shape[1]
+        num_rows = max(len(actual_RC), CHUNK_ELEMENTS // max(width, 1))
+        values = (
+            torch.empty(num_rows, width, dtype=tensor.dtype) for tensor in (actual_RC, expected_RC)
+        )
+        addresses = (torch.empty(num_rows, dtype=torch.long) for _ in range(2))
+        return cls((*values, *addresses))  # type: ignore[arg-type]  # four of them
+
+    def has_room_for(self, actual_RC: Tensor, expected_RC: Tensor) -> bool:
+        """Return True if this call has the width and dtypes of the buffer, and fits."""
+        actual, expected, *_ = self.parts
+        return (
+            actual.shape[1] == actual_RC.shape[1]
+            and (actual.dtype, expected.dtype) == (actual_RC.dtype, expected_RC.dtype)
+            and self.num_rows + len(actual_RC) <= len(actual)
+        )
+
+    def take(self, *call: Tensor) -> None:
+        """Copy one call into the buffer."""
+        end = self.num_rows + len(call[0])
+        for part, tensor in zip(self.parts, call, strict=True):
+            part[self.num_rows : end] = tensor
+        self.num_rows = end
+        self.num_calls += 1
+
+    def __deepcopy__(self, memo: dict[int, object]) -> "_CallBuffer":
+        """Copy the rows in use only."""
+        del memo
+        actual, expected, prompt, position = map(torch.empty_like, self.parts)
+        copies = actual, expected, prompt, position
+        for copied, rows in zip(copies, self.all_rows(), strict=True):
+            copied[: self.num_rows] = rows
+        return replace(self, parts=copies)
+
+    def all_rows(self) -> tuple[Tensor, ...]:
+        """Return the collected calls as one call."""
+        return tuple(part[: self.num_rows] for part in self.parts)
+
+
+@dataclass(slots=True)
 class PairSums:
     """Sums over all compared pairs of one port; d = actual - expected, e = expected."""
 
@@ -98,8 +149,7 @@ class PairSums:
     rows: list[RowErrors] = field(default_factory=list)
     worst: WorstElement = field(default_factory=WorstElement)
     """Its index is (prompt, position, channel)."""
-    _collected: list[tuple[Tensor, Tensor, Tensor, Tensor]] = field(default_factory=list)
-    """Small calls that are not added yet, of one width."""
+    _collected: "_CallBuffer | None" = None
 
     def add_later(
         self, actual_RC: Tensor, expected_RC: Tensor, prompt: Tensor, position: Tensor
@@ -107,31 +157,21 @@ class PairSums:
         """Add a large call at once, and collect small ones: decode steps are small."""
         if actual_RC.shape != expected_RC.shape:
             raise ShapeMismatchError.of(actual_RC, expected_RC)
-        if self._collected and not self._fits(actual_RC, expected_RC):
+        if self._collected is not None and not self._collected.has_room_for(actual_RC, expected_RC):
             self.flush()
         if actual_RC.numel() >= CHUNK_ELEMENTS:
             self.add(actual_RC, expected_RC, prompt, position)
             return
-        call = actual_RC.clone(), expected_RC.clone(), prompt.clone(), position.clone()
-        self._collected.append(call)
-
-    def _fits(self, actual_RC: Tensor, expected_RC: Tensor) -> bool:
-        """Return True if a call has width and dtypes of the collected ones, and they stay small."""
-        first, expected, *_ = self._collected[0]
-        most = max(len(first), CHUNK_ELEMENTS // max(first.shape[1], 1))
-        return (
-            first.shape[1] == actual_RC.shape[1]
-            and (first.dtype, expected.dtype) == (actual_RC.dtype, expected_RC.dtype)
-            and sum(len(one) for one, *_ in self._collected) + len(actual_RC) <= most
-        )
+        if self._collected is None:
+            self._collected = _CallBuffer.for_calls_like(actual_RC, expected_RC)
+        self._collected.take(actual_RC, expected_RC, prompt, position)
 
     def flush(self) -> None:
         """Add the calls that `add_later` has collected."""
-        if self._collected:
-            calls, self._collected = self._collected, []
-            actual, expected, prompt, position = map(torch.cat, zip(*calls, strict=True))
-            self.add(actual, expected, prompt, position)
-            self.num_calls += len(calls) - 1
+        if self._collected is not None:
+            collected, self._collected = self._collected, None
+            self.add(*collected.all_rows())
+            self.num_calls += collected.num_calls - 1
 
     def add(self, actual_RC: Tensor, expected_RC: Tensor, prompt: Tensor, position: Tensor) -> None:
         """Add one call.

@@ -1,5 +1,6 @@
 import copy
 import math
+import time
 
 import pytest
 import torch
@@ -128,6 +129,19 @@ def test_collected_calls_equal_calls_added_at_once() -> None:
     assert (later.dd, later.ee, later.de) == (at_once.dd, at_once.ee, at_once.de)
     assert torch.equal(later.bins, at_once.bins)
     assert later.worst_row() == at_once.worst_row()
+
+
+def test_a_call_costs_no_more_if_many_wait() -> None:
+    values, address = torch.ones(4, 1), torch.zeros(4, dtype=torch.long)
+    sums, seconds = PairSums(), []
+    for _ in range(16):
+        started = time.thread_time()
+        for _ in range(1000):  # as long as all fit into one chunk
+            sums.add_later(values, values, address, address)
+        seconds.append(time.thread_time() - started)
+
+    assert sums.num_calls == 0
+    assert min(seconds[8:]) < 4 * min(seconds[:4])
 
 
 def test_a_copy_of_what_waits_goes_on_by_itself() -> None:
