@@ -117,7 +117,7 @@ class MachineJob(_Part):
     tier: str
     """The purpose: "smoke", "expectations", "bench"."""
     cards: int
-    """How many devices the machine must have."""
+    """The number of devices that the machine must have."""
     calls: tuple[SessionCall, ...]
     """The sessions, in the order in which they run."""
     timeout_minutes: int

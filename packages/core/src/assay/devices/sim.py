@@ -354,7 +354,7 @@ def _name(func: torch._ops.OpOverload) -> str:
 def _hides_products(func: torch._ops.OpOverload) -> bool:
     name = _name(func)
     return name not in _COMPOSITE_WITHOUT_SUMS and (
-        torch._C._dispatch_has_kernel_for_dispatch_key(  # noqa: SLF001 - there is no public way
+        torch._C._dispatch_has_kernel_for_dispatch_key(  # noqa: SLF001 - no public function
             name, "CompositeImplicitAutograd"
         )
     )

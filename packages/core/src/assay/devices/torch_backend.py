@@ -1,4 +1,4 @@
-"""What adapters share: seeds, deterministic kernels and precision of torch, and its modules such as `torch.cuda`.
+"""The shared part of adapters: seeds, deterministic kernels and precision of torch, modules such as `torch.cuda`.
 
 torch requires such modules to name their functions as `torch.cuda` does.
 """

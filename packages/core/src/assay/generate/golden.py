@@ -159,7 +159,7 @@ class GoldenSection:
 def read_golden(folder: Path) -> GoldenManifest:
     """Read the manifest of the golden in `folder`.
 
-    Raises: UsageError if there is no complete golden.
+    Raises: UsageError for a folder without a complete golden.
     """
     path = folder / MANIFEST
     if not path.is_file():

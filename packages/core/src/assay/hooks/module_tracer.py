@@ -140,7 +140,7 @@ def find_compiled_modules(model: nn.Module) -> list[str]:
     return [
         path or "the model"
         for path, module in model.named_modules()
-        if module._compiled_call_impl is not None  # noqa: SLF001 - there is no public name
+        if module._compiled_call_impl is not None  # noqa: SLF001 - no public name
         or isinstance(module, torch._dynamo.OptimizedModule)  # noqa: SLF001
     ]
 
@@ -475,4 +475,4 @@ class ModuleTracer:
 
 def is_in_backward() -> bool:
     """Return True while autograd runs: forward calls are then those of activation checkpointing."""
-    return bool(torch._C._current_graph_task_id() != -1)  # noqa: SLF001 - there is no public name
+    return bool(torch._C._current_graph_task_id() != -1)  # noqa: SLF001 - no public name

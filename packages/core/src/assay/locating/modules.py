@@ -297,7 +297,7 @@ class Replayer:
     def finish_root(self, active: ActiveCall) -> None:
         """Forget the injected values; only sums outlive a root call."""
         del active
-        self._parts.flush(self.layout)
+        self._parts.flush()
         self._root.injected.clear()
 
     def recognizes(self, value: Tensor) -> bool:
@@ -403,7 +403,7 @@ class Replayer:
         else:
             self._parts.add(layout, LocalPart(module, port, value, shape), measure)
             if active.is_recompute:  # after its root call
-                self._parts.flush(layout)
+                self._parts.flush()
             injected = layout.part(module, port, injected)
         injected = laid_out_as(injected, actual.detach())
         self._root.injected.put(injected, key)

@@ -258,6 +258,7 @@ _EXCHANGED_ELEMENTS = 1 << 18
 class PartQueue:
     """Exchanges the parts of many ports at once: a decode step has many, of few elements."""
 
+    _layout: RankLayout | None = None
     _waiting: list[tuple[LocalPart, Callable[[Tensor], None]]] = field(default_factory=list)
     _num_elements: int = 0
 
@@ -266,15 +267,18 @@ class PartQueue:
 
         The part is copied. All ranks that share a tensor add the same parts in the same order.
         """
+        self._layout = layout
         self._waiting.append((part._replace(local=part.local.clone()), measure))
         self._num_elements += math.prod(part.shape)
         if self._num_elements >= _EXCHANGED_ELEMENTS:
-            self.flush(layout)
+            self.flush()
 
-    def flush(self, layout: RankLayout | None) -> None:
+    def flush(self) -> None:
         """Assemble and measure all parts that wait."""
-        waiting, self._waiting, self._num_elements = self._waiting, [], 0
-        if layout is not None and waiting:
-            wholes = layout.whole([part for part, _ in waiting])
-            for whole, (_, measure) in zip(wholes, waiting, strict=True):
-                measure(whole)
+        if self._layout is None:
+            return
+        layout, waiting = self._layout, self._waiting
+        self._layout, self._waiting, self._num_elements = None, [], 0
+        wholes = layout.whole([part for part, _ in waiting])
+        for whole, (_, measure) in zip(wholes, waiting, strict=True):
+            measure(whole)

@@ -145,7 +145,7 @@ def load_outline(
     source = resolve_model(model) if isinstance(model, str) else model
     with weightless_folder(source, remote_code) as folder, quiet_transformers():
         config = load_config(folder, remote_code)
-        config._attn_implementation = attention  # noqa: SLF001 - there is no public name
+        config._attn_implementation = attention  # noqa: SLF001 - no public name
         config._experts_implementation = experts  # noqa: SLF001 - as above
         model_class = find_model_class(folder, config, remote_code)
         with torch.device("meta"):

@@ -58,7 +58,7 @@ def take_local(value: Tensor) -> RankPart:
         return RankPart(
             local, is_whole=False, problem=f"DTensors whose parts do not add up: {others[0]}"
         )
-    # Axes without names are told apart by the shape of their mesh.
+    # The shape of a mesh distinguishes axes without names.
     shape = "x".join(map(str, mesh.shape))
     names = mesh.mesh_dim_names or tuple(f"mesh-{shape}-{axis}" for axis in range(mesh.ndim))
     axes = dict(zip(names, zip(place, mesh.shape, strict=True), strict=True))

@@ -1,4 +1,4 @@
-"""What a capture records: every tensor, results only, statistics, operations; in training gradients and parameters."""
+"""Recorders of a capture: all tensors, results, statistics, operations; in training gradients and parameters."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -168,7 +168,7 @@ def _copy_in_dtype(model: nn.Module, dtype: torch.dtype) -> nn.Module:
     """
     copy = deepcopy(model).requires_grad_(requires_grad=False)
     kept = [
-        (module._buffers, name, module._buffers[name])  # noqa: SLF001 - there is no public list
+        (module._buffers, name, module._buffers[name])  # noqa: SLF001 - no public list
         for module in copy.modules()
         for name in module._non_persistent_buffers_set  # noqa: SLF001
     ]

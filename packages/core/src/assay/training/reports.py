@@ -130,7 +130,7 @@ class HeldPart:
 
 
 class TrajectoryRecord(Record):
-    """How far a parameter at the end of a free run is from where the recorded steps end."""
+    """The distance of a parameter at the end of a free run from its recorded end."""
 
     parameter: str
     error: Number

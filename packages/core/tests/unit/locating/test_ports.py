@@ -282,8 +282,8 @@ def test_parts_of_many_ports_are_exchanged_at_once_as_they_were_when_added() -> 
         local += 1  # as an in-place operation of the model
     assert measured == []
 
-    queue.flush(layout)
-    queue.flush(layout)
+    queue.flush()
+    queue.flush()
 
     assert layout.exchanges == [["q_proj", "k_proj"]]
     assert [whole.tolist() for whole in measured] == [[[1, 1, -1, -1]], [[2, 2, -2, -2]]]

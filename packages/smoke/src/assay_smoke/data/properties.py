@@ -160,7 +160,7 @@ class PlannedCheck:
     name: str
     run: Callable[[], SubjectReport]
     is_own: bool = True
-    """Whether the user gave the subject. Its exceptions then end the command."""
+    """True if the user gave the subject. Its exceptions then end the command."""
 
 
 def list_numbers(numbers: Sequence[int], most: int = 12) -> str:

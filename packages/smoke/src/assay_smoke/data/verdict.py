@@ -31,7 +31,7 @@ class DataRequest(Record):
     truncation: Truncation | None = None
     """Declared treatment of chats that are too long."""
     features: FeatureKind = "masked"
-    """Whether samples have masked labels, or none so that every token counts."""
+    """Samples with masked labels, or without labels, so that every token counts."""
     remote_code: RemoteCode = "refuse"
 
     def require_meaning(self) -> None:

@@ -230,7 +230,7 @@ class Resumption:
     end: SavedModel | None = None
     """Its last checkpoint; None if there is none or the run ended badly."""
     repeated_differs: bool | None = None
-    """Whether two uninterrupted runs of one seed differ; None if the resumed run is equal."""
+    """True if two uninterrupted runs of one seed differ; None if the resumed run is equal."""
     spread: Spread | None = None
     """None if two uninterrupted runs are equal or left nothing to compare."""
 

@@ -264,7 +264,7 @@ def _in_nonfinite(found: Findings) -> Location | None:
 
 
 def _in_update_before(found: Findings) -> Location | None:
-    """Blame the update before a step in which code differs that agreed with the parameters of earlier steps."""
+    """Locate the update before the first wrong step: earlier steps agree, so its code is right."""
     if found.origin is None or found.origin.judged.port.phase != "forward":
         return None
     origin = found.origin.judged

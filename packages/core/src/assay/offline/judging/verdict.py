@@ -188,7 +188,10 @@ def _find_repeated_logits(pairing: Pairing) -> list[Port]:
 
 
 def _describe_repeats(dumps: MeasuredDumps) -> tuple[list[str], bool]:
-    """Describe values that a side holds twice in a pass, and return True if that is no defect."""
+    """Describe values that a side holds twice in a pass.
+
+    Returns: also True if such values are expected: in training, or on both sides alike.
+    """
     repeated = dumps.measured.repeated
     repeats = [
         f"{side} holds the same values twice in a pass: {name_some(places)}"

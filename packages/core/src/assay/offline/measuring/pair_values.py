@@ -133,7 +133,7 @@ def relative_difference(value: Tensor, reference: Tensor) -> float:
 
 
 def find_first_step(matched: SeriesPair) -> int:
-    """Return the first step in which both sides hold a parameter; 0 if there is none."""
+    """Return the first step in which both sides hold a parameter; 0 without one."""
     steps = [
         {step for _, step, _ in series.tensors} for series in (matched.expected, matched.actual)
     ]

@@ -356,7 +356,7 @@ def judge_replicas(evidence: FreeEvidence) -> LevelResult:
 
 
 def find_unshared(evidence: FreeEvidence) -> str | None:
-    """Describe micro-batches that were not trained exactly once; None if there are none."""
+    """Describe micro-batches that were not trained exactly once; None if all were."""
     if not evidence.on_ranks:
         return None
     options = evidence.options
