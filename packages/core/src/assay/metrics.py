@@ -1,8 +1,24 @@
 """Sums over pairs of tensors, in one pass, and the error statistics that follow from them.
 
-`PairSums` pools all calls of one port: sums over elements, over channels (the last dim) and over
-bins of the expected value. The process that runs the candidate computes the sums. The judging process
-computes the statistics from them.
+`PairSums` pools all calls of one port: sums over elements, over channels (the last dim) and over bins of
+the expected value. The process that runs the candidate computes the sums and stores nothing else. The
+judging process computes the statistics from them. A statistic is therefore a function of the sums alone,
+and a new one that needs another sum needs a new recording.
+
+Why several sums: the relative error of a tensor shows a fault only if it is larger than the rounding of
+all elements together. A small systematic error is far below that, but adds up where rounding cancels: in the
+slope of actual on expected (a scale), in the mean of a channel (a bias, one wrong row of a weight), in the
+mean of a bin of the expected value (another activation function), in the slopes of rows (a norm with
+another epsilon). Each comes with its standard error, so that chance is not taken for a fault.
+
+Invariants:
+    - All sums are float64 sums of float64 differences, whatever the dtypes of the two tensors.
+    - Sums do not depend on the number of threads; they depend on the order of calls, which is fixed.
+    - A non-finite actual value is counted and left out of the sums; the error of its row is NaN.
+
+Trap: a decode step is one row. Adding thousands of them one by one costs more than the sums, so
+`add_later` collects small calls in one buffer and adds them together. Call `flush` before you read a
+statistic.
 
 Shape legend: R rows (tokens), C channels (last dim), K bins.
 """

@@ -1,4 +1,26 @@
-"""Ratios from measured sums, and the faulty stage from the ratios."""
+"""The judge: from the error sums of two replays to ratios, and from ratios to the faulty stage.
+
+Two runs replay the same trace: the candidate, and the *noise run* on the trusted device in the
+candidate's dtype. For every port each has one `PairSums`. The judge divides the candidate's error by
+that of the noise run, statistic by statistic (`judge_replay`), groups the ratios over their limits by the stage
+that made them (`rank_stages`), and names the stage where the error arises (`find_origin`).
+
+Why a ratio: a limit on the error itself would depend on dtype, width and depth of each operation. Both runs
+make the same roundings in some order, so the ratio of their errors is near 1 for any correct
+candidate, and one table of limits holds for all models. A ratio over 0 / 0 is 0: equal values agree.
+
+Invariants:
+    - A statistic without noise is judged against what one rounding of the dtype explains, never against
+      zero, unless the values must be equal (`exact`, `non-finite`).
+    - An allowance raises the expected error of a place, never the limit, and only for work that the
+      noise run did elsewhere: in modules that a fused kernel replaces, in another order of sums.
+    - NaN fails. Comparisons are written so that NaN counts as the larger number.
+    - Ports are judged in the order of the forward pass, and ties keep it.
+
+Trap: the worst stage is often not the first one. A fault in the code of all layers has its largest ratio in an
+arbitrary layer, and one wrong mask fails attention in every layer. `find_origin` therefore prefers the
+first stage that runs the same code and fails at all over the one with the largest ratio.
+"""
 
 import math
 import re

@@ -216,7 +216,34 @@ def _find_graph_test() -> Callable[[], bool]:
 
 @dataclass
 class ModuleTracer:
-    """Calls a handler for every module call of a model."""
+    """Calls a handler around every module call of a model, and gives each call its address.
+
+    Everything that assay records, measures or replaces passes through a handler of this class. One tracer
+    serves one model for a whole run: `attached` installs the hooks, `begin_batch` states which prompts come
+    next, and each *root call*, a call of the model itself, is one step. Inside a root call the handler
+    gets `enter` before each module and `leave` after it, nested as the modules call each other. What
+    `enter` leaves in `ActiveCall.arguments` is what the module receives; what `leave` returns is what its
+    caller receives.
+
+    Invariants:
+        - An address depends on the model and its inputs, not on how the model is wrapped. A module and its
+          wrappers share a path, and one call of them counts once.
+        - Handlers are suspended while they run: modules and operations that a handler calls are not traced.
+        - `leave` or an exception ends each call. No hook runs for a call that ends by an exception, so the next
+          outer `leave` or root call drops what remains above it on the stack.
+        - One thread owns the stack. A root call of a second thread waits for it, and is left out, and
+          counted, if the first one waits for the second.
+
+    Traps:
+        - While autograd runs, a forward call is a recomputation of activation checkpointing. Its handler
+          gets the `Call` of the first time with `is_recompute`. Recomputation may stop inside a module, so
+          `leave` may be missing.
+        - torch.compile inlines hooks into its graphs. `outside_of_graphs` makes each hook a graph break;
+          with fullgraph=True there is none, and `in_whole_graphs` names the modules that were not seen.
+        - A device that records a graph runs the hooks once, and replays the graph without them.
+        - Without a cache, a generation loop passes all tokens again. Rows are found by the number of
+          columns, not by the number of the step.
+    """
 
     handler: TraceHandler
     batch: int = 0
