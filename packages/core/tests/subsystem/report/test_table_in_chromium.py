@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Locator, Page, expect
 
 from assay.comparing.wording import format_number
 from assay.report.page.html import publish_one
@@ -26,6 +26,12 @@ from packages.core.tests.unit.report.sample_runs import Sample, write_sample
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     sample = Sample(15, 5, 80, 20, "model.layers.7.mlp.down_proj")  # 201 modules, 500 tokens
     return publish_one(read_report(write_sample(tmp_path_factory.mktemp("large"), sample)))
+
+
+def cells_of(page: Page, title: str) -> Locator:
+    """Return the cells of the column with this title."""
+    titles = [text.split()[0] for text in page.locator("#table th").all_inner_texts()]
+    return page.locator(f"#table tbody tr:not(.spacer) td:nth-child({titles.index(title) + 1})")
 
 
 @pytest.mark.long
@@ -80,10 +86,9 @@ def test_table_scrolls_through_all_of_its_rows(chromium: Chromium, large: Path) 
     assert page.locator("#filter-count").inner_text() == "100,000 rows"
     assert table.locator("tbody tr").count() < 100
     table.evaluate("element => { element.scrollTop = element.scrollHeight; }")
-    last = table.locator("tbody tr:not(.spacer)").last.locator("td")
     lowest = draw_table(read_report(large.parent)).rows[-1]
-    expect(last.nth(1)).to_have_text(lowest.module)
-    expect(last.nth(4)).to_have_text(format_number(lowest.ratio))
+    expect(cells_of(page, "module").last).to_have_text(lowest.module)
+    expect(cells_of(page, "ratio").last).to_have_text(format_number(lowest.ratio))
 
 
 def test_table_of_more_tokens_than_16_bits_name_shows_the_last(
@@ -99,8 +104,7 @@ def test_table_of_more_tokens_than_16_bits_name_shows_the_last(
     ]  # fmt: skip
     page = chromium.open(publish_one(Report(tmp_path, Verdict(verdict=Outcome.PASS), rows))).page
     page.locator("#table").evaluate("element => { element.scrollTop = element.scrollHeight; }")
-    last = page.locator("#table tbody tr:not(.spacer)").last.locator("td").nth(9)
-    expect(last).to_have_text(str(count - 1))
+    expect(cells_of(page, "token").last).to_have_text(str(count - 1))
     assert page.locator("#filter-count").inner_text() == f"{count:,} rows"
 
 
@@ -108,12 +112,12 @@ def test_table_is_sorted_and_filtered(chromium: Chromium, failed: Path) -> None:
     page = chromium.open(failed).page
     page.locator("#filter").fill("replay-slope")
     assert page.locator("#filter-count").inner_text() == "58 rows"
-    first = page.locator("#table tbody tr:not(.spacer)").first
-    assert first.locator("td").nth(1).inner_text() == FAULTY
+    first = cells_of(page, "module").first
+    assert first.inner_text() == FAULTY
     page.get_by_role("button", name="module").click()
-    assert first.locator("td").nth(1).inner_text() == "(model)"
+    assert first.inner_text() == "(model)"
     page.get_by_role("button", name="module").click()
-    assert first.locator("td").nth(1).inner_text() == "model.rotary_emb"
+    assert first.inner_text() == "model.rotary_emb"
 
 
 NUMBERS = [
@@ -136,5 +140,5 @@ def test_page_shows_numbers_like_all_other_formats(chromium: Chromium, tmp_path:
         for number, value in enumerate(NUMBERS)
     ]
     path = publish_one(Report(tmp_path, Verdict(verdict=Outcome.PASS), rows))
-    cells = chromium.open(path).page.locator("#table tbody tr:not(.spacer) td:nth-child(7)")
+    cells = cells_of(chromium.open(path).page, "candidate")
     assert cells.all_inner_texts() == [format_number(value) for value in NUMBERS]
