@@ -6,14 +6,21 @@ import pytest
 
 from assay.comparing.levels import (
     MOST_LISTED,
+    Cause,
+    LevelResult,
+    conclude,
     describe_judged_level,
+    failed,
     find_worst,
     level_of,
     list_unmatched,
+    not_compared,
+    not_run,
     outcome_of_levels,
+    passed,
     pool_resolutions,
 )
-from assay.verdicts import Level, Outcome, Ratio
+from assay.verdicts import Coverage, Level, Location, Outcome, Ratio
 
 TENSOR = Ratio("replay-tensor", 0.004, 0.002).judged(4.0)  # half of its limit
 COARSE = Ratio("replay-tensor", 0.001, 0.010).judged(4.0)
@@ -70,3 +77,43 @@ def test_long_lists_of_unmatched_names_are_cut() -> None:
     names = [str(number) for number in range(2 * MOST_LISTED)]
     listed = list_unmatched(names, ["extra"])
     assert (listed.expected, listed.actual) == (names[:MOST_LISTED], ["extra"])
+
+
+MODULE = Cause("module-error", Location(phase="forward", module="mlp"))
+
+
+def test_only_a_failure_has_a_diagnosis_and_a_place() -> None:
+    wrong = conclude({"tokens": passed(3), "modules": failed(4, "one differs")}, MODULE)
+    assert (wrong.verdict, wrong.diagnosis, wrong.compared) == (Outcome.FAIL, "module-error", 7)
+    assert wrong.location == MODULE.location
+
+    for level in (passed(4), not_compared("no partner", 4)):
+        other = conclude({"tokens": passed(3), "modules": level}, MODULE)
+        assert other.verdict is level.level.verdict
+        assert (other.diagnosis, other.location, other.compared) == (None, None, 7)
+
+
+@pytest.mark.parametrize(
+    ("weights", "level", "diagnosis"),
+    [
+        (["a.weight"], passed(1), "below-resolution"),
+        ([], passed(1), None),
+        (["a.weight"], failed(1, "one differs"), "module-error"),
+        (["a.weight"], not_compared("no partner"), None),
+    ],
+)
+def test_different_weights_are_noted_on_a_pass_alone(
+    weights: list[str], level: LevelResult, diagnosis: str | None
+) -> None:
+    verdict = conclude({"modules": level}, MODULE, notes=["first"], different_weights=weights)
+    assert verdict.diagnosis == diagnosis
+    noted = "weights differ from the reference's, within the limits: a.weight"
+    assert verdict.notes == (["first", noted] if diagnosis == "below-resolution" else ["first"])
+
+
+def test_gap_in_the_coverage_forbids_a_pass_of_levels_that_ran() -> None:
+    gap = Coverage(modules=2, modules_run=1, not_run=["mlp"])
+    assert conclude({"modules": passed(1)}, coverage=gap).verdict is Outcome.NOT_COMPARED
+    allowed = gap.model_copy(update={"allowed": ["mlp"]})
+    assert conclude({"modules": passed(1)}, coverage=allowed).verdict is Outcome.PASS
+    assert conclude({"modules": not_run("no input")}).verdict is Outcome.NOT_COMPARED
