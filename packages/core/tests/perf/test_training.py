@@ -105,9 +105,7 @@ class Sides:
         return replayer
 
     def _observe(self, trainer: ReferenceTrainer, dtype: str, handler: StepValueHandler) -> None:
-        no_boundaries: Any = SimpleNamespace(
-            join=lambda loss: loss, handler=SimpleNamespace(finish_backward=lambda: None)
-        )
+        no_boundaries: Any = SimpleNamespace(join=lambda loss: loss, finish_backward=lambda: None)
         rows = RunRows.of_batches(self.batches)
         opened = OpenedTrainer.of(trainer, "reference")
         tracer = _NoHooks(NullHandler())

@@ -19,7 +19,7 @@ from assay.sites import Call, CallSite
 
 
 class BoundaryHandler(TraceHandler, Protocol):
-    """A handler that recognizes the values that it injected."""
+    """Records or compares the values at module boundaries and their gradients, and replaces them."""
 
     def recognizes(self, value: Tensor) -> bool:
         """Return True if this object was injected."""
@@ -31,15 +31,8 @@ class BoundaryHandler(TraceHandler, Protocol):
         """Return a computed value with its columns in the order of the value injected for it."""
         ...
 
-
-class GradientHandler(Protocol):
-    """Observes or replaces the gradients that arrive at boundaries."""
-
     def expects(self, call: Call, port: str, value: Tensor) -> bool:
         """Return True, in forward, if `arrive` wants the gradient of `value`."""
-
-    def announce(self, call: Call, port: str) -> None:
-        """Note, in forward, that `arrive` will get a gradient."""
 
     def begin_backward(self, gradient: Tensor) -> None:
         """Get the gradient of the loss, before all others."""
@@ -47,8 +40,8 @@ class GradientHandler(Protocol):
     def arrive(self, call: Call, port: str, gradient: Tensor) -> Tensor:
         """Return the gradient that backward continues with."""
 
-    def finish_backward(self) -> None:
-        """End a backward pass."""
+    def finish_backward(self, missing: list[tuple[CallSite, str]]) -> None:
+        """End a backward pass; `missing` are the expected gradients that did not arrive, in order."""
 
 
 class _GradientTap(torch.autograd.Function):
@@ -101,11 +94,11 @@ class GradientTaps:
     """
 
     inner: BoundaryHandler
-    handler: GradientHandler
     # Values that the candidate detached get gradients too, which are compared.
     _anchor: Tensor = field(default_factory=lambda: torch.zeros((), requires_grad=True))
     _tapped: list[Tensor] = field(default_factory=list)
     _places: set[tuple[CallSite, str]] = field(default_factory=set)
+    _waiting: set[tuple[CallSite, str]] = field(default_factory=set)
     # For each running call, the changes to its copies of the caller's tensors.
     _copies: dict[CallSite, tuple[dict[str, Tensor], InPlaceChanges]] = field(default_factory=dict)
 
@@ -144,7 +137,13 @@ class GradientTaps:
     def join(self, loss: Tensor) -> Tensor:
         """Return the loss, with a backward that reaches every tap since the previous `join`."""
         tapped, self._tapped = self._tapped, []
-        return cast("Tensor", _Join.apply(loss, self.handler.begin_backward, *tapped))  # type: ignore[no-untyped-call]
+        return cast("Tensor", _Join.apply(loss, self.inner.begin_backward, *tapped))  # type: ignore[no-untyped-call]
+
+    def finish_backward(self) -> None:
+        """End a backward pass."""
+        missing = sorted(self._waiting)
+        self._waiting.clear()
+        self.inner.finish_backward(missing)
 
     def _change_callers_tensors(self, active: ActiveCall) -> None:
         """Apply the call's changes to its copies to the caller's tensors."""
@@ -166,7 +165,7 @@ class GradientTaps:
         ):
             return injected
         value = self.inner.in_order(active, value)
-        if self.handler.expects(active.call, port, value):
+        if self.inner.expects(active.call, port, value):
             arrive = self._arrive_at(active, port)
         elif value.requires_grad:
             arrive = _pass_unchanged  # an unexpected gradient is not compared, and not cut off
@@ -199,13 +198,18 @@ class GradientTaps:
 
         For recomputed activations backward needs only the values, unless they had no graph before.
         """
-        call, handler = active.call, self.handler
+        call = active.call
         place = call.site, port
         if active.is_recompute and place in self._places:
             return _pass_unchanged
         self._places.add(place)
-        handler.announce(call, port)
-        return lambda gradient: handler.arrive(call, port, gradient)
+        self._waiting.add(place)
+
+        def arrive(gradient: Tensor) -> Tensor:
+            self._waiting.discard(place)
+            return self.inner.arrive(call, port, gradient)
+
+        return arrive
 
 
 def _holds_own_loss(active: ActiveCall, computed: dict[str, Tensor]) -> bool:

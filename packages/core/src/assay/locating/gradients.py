@@ -16,11 +16,11 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from assay.comparing.results import PortResult, ReplayResults
+from assay.comparing.results import ReplayResults
 from assay.hooks.row_positions import RowIndex
-from assay.hooks.tensors import Boundary, laid_out_as
-from assay.locating.ports import RankLayout, layout_of
-from assay.locating.trace_views import ReplayedTrace
+from assay.hooks.tensors import laid_out_as
+from assay.locating.modules import Replayer
+from assay.locating.ports import layout_of
 from assay.sites import Call, CallSite, Phase, RowMap
 from assay.stages import LabelFault, Stage, stage_that_made
 
@@ -309,25 +309,18 @@ def _share_alike(actual_BT: Tensor, expected_BT: Tensor) -> float:
 
 
 @dataclass
-class GradientReplayer:
-    """A handler that measures gradients against those of `GradientRecorder`, and injects these."""
+class GradientReplayer(Replayer):
+    """A `Replayer` that measures gradients too, and injects those of the trace."""
 
-    trace: ReplayedTrace
-    boundary: Boundary
-    layout: RankLayout | None = None
-    """The sharding of a rank's tensors; None if they are whole."""
-    unmeasured: frozenset[tuple[str, str]] = frozenset()
-    """Modules and ports without expected values."""
     loss_scale: LossScale | None = None
     """The factor of a trainer that scales its loss: gradients are measured without it and injected
     with it. None if a factor is an error."""
-    results: ReplayResults = field(default_factory=ReplayResults)
+    gradients: ReplayResults = field(default_factory=ReplayResults)
     scales: list[GradientScale] = field(default_factory=list)
     """Scale of the first gradient of the loss in each backward pass."""
     labels: list[LabelDifference] = field(default_factory=list)
     """Wrong labels, derived from that gradient."""
     _index: RowIndex = field(default_factory=lambda: RowIndex(None))
-    _expected: set[tuple[CallSite, str]] = field(default_factory=set)
     _loss_gradient: float = 1.0
     _begun: set[tuple[int, int, str]] = field(default_factory=set)
     # The call that was asked for last, and its gradients: it has several ports, each asked for twice.
@@ -344,27 +337,20 @@ class GradientReplayer:
         partner = self._find_partner(call)
         if partner is None or port not in partner.ports:
             if value.requires_grad and partner is not None:
-                self.results.note_extra_port(call.site.module, f"gradient of {port}")
+                self.gradients.note_extra_port(call.site.module, f"gradient of {port}")
             return False
         shape = self.trace.stored(partner, port).shape
         known = layout_of(self.layout, partner.site.module, port, value, shape)
         if shape != tuple(value.shape) and known is None:
-            self.results.note_missing_port(partner.site.module, f"gradient of {port}")
+            self.gradients.note_missing_port(partner.site.module, f"gradient of {port}")
             return False
         return True
-
-    def announce(self, call: Call, port: str) -> None:
-        """Expect a gradient: one that never arrives is noted by `finish_backward`."""
-        partner = self._find_partner(call)
-        if partner is not None:
-            self._expected.add((partner.site, port))
 
     def arrive(self, call: Call, port: str, gradient: Tensor) -> Tensor:
         """Measure the gradient, and return the reference's."""
         partner = self._find_partner(call)
         if partner is None:
             return gradient
-        self._expected.discard((partner.site, port))
         expected = self.trace.tensor(partner, port)
         if self._index.rows != partner.rows:
             self._index = RowIndex(partner.rows)
@@ -375,7 +361,9 @@ class GradientReplayer:
             actual = layout.whole_gradient(*place, actual, shape)
         actual = actual.cpu()
         (actual_RC, expected_RC), prompt, position = self._index.flatten(actual, expected)
-        result = self._result(partner, port, gradient)
+        dtype = str(gradient.dtype).removeprefix("torch.")
+        kind = partner.class_name if port.startswith("input.") else ""
+        result = self.gradients.at(*place, stage_that_made(partner, port), dtype, kind)
         self._find_scale(partner, result.stage, actual, expected)
         if partner.caller is None and port.startswith("output"):
             # Padding may hold any value, but must not contribute to the loss.
@@ -402,14 +390,13 @@ class GradientReplayer:
         """Return the micro-batches with a gradient since the last `finish_backward`."""
         return sorted({micro_batch for _, micro_batch, _ in self._begun})
 
-    def finish_backward(self) -> None:
-        """Note announced gradients that did not arrive."""
-        for site, port in sorted(self._expected):
-            call = self.trace.find(site)
+    def finish_backward(self, missing: list[tuple[CallSite, str]]) -> None:
+        """Note the gradients that did not arrive."""
+        for site, port in missing:
+            call = self.trace.find(site.backward)
             # No gradient is the same as a gradient of zero.
             if call is None or self.trace.tensor(call, port).any():
-                self.results.note_missing_port(site.module, f"gradient of {port}")
-        self._expected.clear()
+                self.gradients.note_missing_port(site.module, f"gradient of {port}")
         self._begun.clear()
         self._loss_gradient = 1.0
 
@@ -434,9 +421,3 @@ class GradientReplayer:
         if self._latest[0] is not call:
             self._latest = call, self.trace.find(call.site.backward)
         return self._latest[1]
-
-    def _result(self, call: Call, port: str, gradient: Tensor) -> PortResult:
-        stage = stage_that_made(call, port)
-        dtype = str(gradient.dtype).removeprefix("torch.")
-        kind = call.class_name if port.startswith("input.") else ""
-        return self.results.at(call.site.module, port, stage, dtype, kind)

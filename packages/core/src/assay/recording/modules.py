@@ -155,10 +155,14 @@ class CallRecorder(ABC, Generic[T]):
 
 @dataclass
 class Recorder(CallRecorder[Tensor]):
-    """Writes every call to `writer`; `boundary` stores and injects the values."""
+    """Writes every call to `writer`, and gradients at its ports as a call of the phase `backward`.
+
+    `boundary` stores and injects the values.
+    """
 
     writer: TraceWriter
     boundary: Boundary = field(default_factory=Boundary)
+    _gradients: dict[CallSite, tuple[Call, dict[str, Tensor]]] = field(default_factory=dict)
 
     def keep(self, value: Tensor) -> tuple[Tensor, Tensor]:
         """Return the stored and the injected value."""
@@ -172,6 +176,30 @@ class Recorder(CallRecorder[Tensor]):
     def keeps_values(self) -> bool:
         """Return True unless the stored value is the tensor itself."""
         return self.boundary.stored is not None
+
+    def expects(self, call: Call, port: str, value: Tensor) -> bool:
+        """Return True for every value with a gradient."""
+        del call, port
+        return value.requires_grad
+
+    def begin_backward(self, gradient: Tensor) -> None:
+        """Do nothing: the gradient of the loss is not written."""
+
+    def arrive(self, call: Call, port: str, gradient: Tensor) -> Tensor:
+        """Keep a gradient, and return the injected one."""
+        stored = self.boundary.store(gradient.detach())
+        self._gradients.setdefault(call.site, (call, {}))[1][port] = stored
+        return self.boundary.injected(stored, gradient.dtype)
+
+    def finish_backward(self, missing: list[tuple[CallSite, str]]) -> None:
+        """Write the gradients, without those that are missing."""
+        del missing
+        with suspended():
+            for call, gradients in self._gradients.values():
+                backward = replace(call, site=call.site.backward, ports=tuple(gradients))
+                self.writer.add(backward, gradients)
+        self._gradients.clear()
+        self.writer.flush()
 
 
 def routes_tokens(active: ActiveCall) -> bool:
@@ -225,41 +253,6 @@ def _holds_probabilities(table_BHTS: Tensor) -> bool:
         return False
     row_S = table_BHTS.detach()[0, 0, -1].double()
     return bool((row_S >= 0).all()) and abs(float(row_S.sum()) - 1) < PROBABILITY_TOLERANCE
-
-
-@dataclass
-class GradientRecorder:
-    """Writes the gradients at all boundaries, as calls of the phase `backward`."""
-
-    writer: TraceWriter
-    boundary: Boundary
-    _arrived: dict[CallSite, tuple[Call, dict[str, Tensor]]] = field(default_factory=dict)
-
-    def expects(self, call: Call, port: str, value: Tensor) -> bool:
-        """Return True for every value with a gradient."""
-        del call, port
-        return value.requires_grad
-
-    def announce(self, call: Call, port: str) -> None:
-        """Do nothing: a gradient that never arrives is not written."""
-
-    def begin_backward(self, gradient: Tensor) -> None:
-        """Do nothing: the gradient of the loss is not written."""
-
-    def arrive(self, call: Call, port: str, gradient: Tensor) -> Tensor:
-        """Keep a gradient, and return the injected one."""
-        stored = self.boundary.store(gradient.detach())
-        self._arrived.setdefault(call.site, (call, {}))[1][port] = stored
-        return self.boundary.injected(stored, gradient.dtype)
-
-    def finish_backward(self) -> None:
-        """Write the gradients."""
-        with suspended():
-            for call, gradients in self._arrived.values():
-                backward = replace(call, site=call.site.backward, ports=tuple(gradients))
-                self.writer.add(backward, gradients)
-        self._arrived.clear()
-        self.writer.flush()
 
 
 # Operations that move or create values without rounding.

@@ -20,8 +20,7 @@ from assay.hooks.module_tracer import ModuleTracer
 from assay.hooks.suspension import ExactDouble
 from assay.hooks.tensors import Boundary
 from assay.locating.gradients import GradientReplayer, LossScale
-from assay.locating.modules import Replayer
-from assay.recording.modules import GradientRecorder, Recorder
+from assay.recording.modules import Recorder
 from assay.trace import Trace, TraceWriter
 from packages.core.tests.unit.locating.plants import do_nothing
 
@@ -66,8 +65,7 @@ class Rig:
         self.boundary = Boundary.exact_inputs_for(dtype)
         yardstick = self.copy().double()
         with TraceWriter(folder, {}) as writer:
-            recorder = GradientRecorder(writer, self.boundary)
-            self.run(yardstick, GradientTaps(Recorder(writer, self.boundary), recorder), exact=True)
+            self.run(yardstick, GradientTaps(Recorder(writer, self.boundary)), exact=True)
         self.trace = Trace.open(folder)
         self.noise = self.replay(do_nothing)
 
@@ -90,7 +88,7 @@ class Rig:
                 logits[:, :-1].flatten(0, 1), LABELS[:, 1:].flatten(), reduction="mean"
             )
             (taps.join(loss) * loss_scale).backward()
-            taps.handler.finish_backward()
+            taps.finish_backward()
 
     def logits(self, model: Any) -> Tensor:
         logits: Tensor = model(input_ids=IDS, attention_mask=MASK, use_cache=self.use_cache).logits
@@ -100,19 +98,18 @@ class Rig:
         """Measurements of forward and of backward."""
         model = self.copy()
         plant(model)
-        forward = Replayer(self.trace, self.boundary)
-        backward = GradientReplayer(self.trace, self.boundary)
-        self.run(model, GradientTaps(forward, backward))
+        replayer = GradientReplayer(self.trace, self.boundary)
+        self.run(model, GradientTaps(replayer))
         self.last = model
-        backward.results.flush()
-        return forward.finish(), backward.results
+        replayer.gradients.flush()
+        return replayer.finish(), replayer.gradients
 
     def recomputed(self, plant: Plant) -> ReplayResults:
         """Measurements of what backward computes again."""
         model = self.copy()
         plant(model)
-        replayer = Replayer(self.trace, self.boundary)
-        self.run(model, GradientTaps(replayer, GradientReplayer(self.trace, self.boundary)))
+        replayer = GradientReplayer(self.trace, self.boundary)
+        self.run(model, GradientTaps(replayer))
         replayer.recomputed.flush()
         return replayer.recomputed
 
@@ -248,9 +245,9 @@ def test_only_a_scaled_gradient_that_overflows_reaches_the_parameters_below(
     model: Any = rig.copy()
     wrap_forward(DOWN, lambda _, x, original: original(scale_gradient(x, math.inf)))(model)
     loss_scale = LossScale(UNIT)
-    gradients = GradientReplayer(rig.trace, rig.boundary, loss_scale=loss_scale)
+    replayer = GradientReplayer(rig.trace, rig.boundary, loss_scale=loss_scale)
 
-    rig.run(model, GradientTaps(Replayer(rig.trace, rig.boundary), gradients), loss_scale=factor)
+    rig.run(model, GradientTaps(replayer), loss_scale=factor)
 
     assert loss_scale.factor == factor
     below = model.model.embed_tokens.weight.grad

@@ -16,7 +16,6 @@ from assay.hooks.module_tracer import ModuleTracer
 from assay.hooks.suspension import ExactDouble
 from assay.hooks.tensors import Boundary
 from assay.locating.gradients import GradientReplayer
-from assay.locating.modules import Replayer
 from assay.locating.trace_views import (
     PackedBatch,
     PackedTrace,
@@ -25,7 +24,7 @@ from assay.locating.trace_views import (
     form_of,
     pack_tensors,
 )
-from assay.recording.modules import GradientRecorder, Recorder
+from assay.recording.modules import Recorder
 from assay.sites import Call, CallSite, RowMap
 from assay.trace import Trace, TraceWriter
 
@@ -222,7 +221,7 @@ def run(model: Any, taps: GradientTaps, number: int, inputs: Inputs, labels: Ten
             logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), reduction="sum"
         )
         taps.join(loss).backward()
-        taps.handler.finish_backward()
+        taps.finish_backward()
 
 
 @pytest.fixture(scope="module")
@@ -231,10 +230,7 @@ def recorded_calls(llama: nn.Module, tmp_path_factory: pytest.TempPathFactory) -
     yardstick = copy.deepcopy(llama).train().double()
     with TraceWriter(folder, {}) as writer, ExactDouble():
         for number in (0, 1):
-            handler = GradientRecorder(writer, BOUNDARY)
-            run(
-                yardstick, GradientTaps(Recorder(writer, BOUNDARY), handler), number, *alone(number)
-            )
+            run(yardstick, GradientTaps(Recorder(writer, BOUNDARY)), number, *alone(number))
     return folder
 
 
@@ -244,10 +240,10 @@ def replayed(
     """Forward and backward of the packed batch, measured."""
     trace = PackedTrace(Trace.open(recorded_calls))
     trace.pack(0, packing)
-    forward, backward = Replayer(trace, BOUNDARY, "sdpa"), GradientReplayer(trace, BOUNDARY)
-    run(copy.deepcopy(llama).train().float(), GradientTaps(forward, backward), 0, *batch)
-    backward.results.flush()
-    return [forward.finish(), backward.results]
+    replayer = GradientReplayer(trace, BOUNDARY, "sdpa")
+    run(copy.deepcopy(llama).train().float(), GradientTaps(replayer), 0, *batch)
+    replayer.gradients.flush()
+    return [replayer.finish(), replayer.gradients]
 
 
 def errors(results: list[ReplayResults]) -> dict[tuple[str, str], float]:

@@ -271,7 +271,7 @@ class _Candidate(CandidateSide):
             opened, steps = self._replay(begin.own, folder)
         trainer, found = opened.trainer, steps.found
         unit = float_format(self.run.dtype).unit_roundoff
-        is_scaled = is_scaled_alike(_of_all_ranks(steps.gradients.scales), unit)
+        is_scaled = is_scaled_alike(_of_all_ranks(steps.modules.scales), unit)
         described = describe_run(self.device, self.run)
         described |= describe_trainer(self._request.trainer, self.plan, trainer.model)
         model.shared, model.moved = shared_parameters(trainer.model), steps.updates.moved
@@ -292,7 +292,7 @@ class _Candidate(CandidateSide):
             num_scaled=is_scaled + num_skipped,
         )
         found.changed_by_skipping = sorted(self._changed_by_skipping)
-        found.logit_gradients, found.labels = steps.gradients.scales, steps.gradients.labels
+        found.logit_gradients, found.labels = steps.modules.scales, steps.modules.labels
         found.scaled_steps = scale.steps
         return TrainerReport(
             run=described,

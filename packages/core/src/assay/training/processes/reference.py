@@ -25,7 +25,7 @@ from assay.models import count_parameters, load_model
 from assay.models.inspect.inspection import inspect_load
 from assay.models.load import choose_threads, yardstick_dtype
 from assay.progress import advance_task
-from assay.recording.modules import GradientRecorder, PointwiseModules, Recorder
+from assay.recording.modules import PointwiseModules, Recorder
 from assay.runs import Progress
 from assay.stages import Stage
 from assay.trace import TraceWriter
@@ -359,8 +359,7 @@ class _RecordedSide(TrustedSide):
         state, reports = initial, []
         manifest: dict[str, Any] = {"dtype": self.request.dtype, "kind": "training"}
         with TraceWriter(folder / TRACE, manifest) as writer:
-            recorder = Recorder(writer, self.boundary)
-            gradients = GradientTaps(recorder, GradientRecorder(writer, self.boundary))
+            gradients = GradientTaps(Recorder(writer, self.boundary))
             handler = StageRecorder(writer, self.boundary, self.trainer.plan)
             opened = OpenedTrainer.of(self.trainer, "reference")
             rows = RunRows.of_batches(batches)

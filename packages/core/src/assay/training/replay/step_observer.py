@@ -19,7 +19,6 @@ from assay.hooks.module_tracer import ModuleTracer
 from assay.hooks.suspension import suspended_modes
 from assay.hooks.tensors import Boundary
 from assay.locating.gradients import GradientReplayer, LossScale
-from assay.locating.modules import Replayer
 from assay.locating.ports import BatchSource
 from assay.locating.trace_views import PackedBatch, PackedTrace
 from assay.models.config_files import attention_of
@@ -148,7 +147,7 @@ class StepObserver:
             self._observe_losses()
             if "clip" in self.opened.invisible_phases:
                 self._note_norm(torch.tensor([[report.grad_norm]]))
-            self.taps.handler.finish_backward()
+            self.taps.finish_backward()
         self.updates.end_step()
         self.handler.end_step()
         return report
@@ -228,7 +227,7 @@ class StepObserver:
             self.of_gradients.drew_in_backward |= not torch.equal(before, torch.get_rng_state())
             self._observe_losses()
             is_last = self._end_pass()
-            self.taps.handler.finish_backward()
+            self.taps.finish_backward()
             self.of_parameters.end_micro_batch(self.opened.trainer.model)
         # A later method shows the end of backward better: hooks may still change gradients.
         later = {PHASE_METHODS["reduce"], PHASE_METHODS["clip"]}
@@ -258,7 +257,7 @@ class StepObserver:
         finally:
             handle.remove()
         with suspended_modes():
-            self.taps.handler.finish_backward()
+            self.taps.finish_backward()
         return result
 
     def _reduce(self, original: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
@@ -368,21 +367,22 @@ class ReplayedSteps(StepObserver):
         scope: RankScope | None = None,
         loss_scale: LossScale | None = None,
     ) -> None:
-        trace = Trace.open(golden / TRACE)
         # Maps micro-batches that run as one to those of the reference.
-        self._packed = PackedTrace(trace)
-        self._replayer = replayer = Replayer(
-            self._packed, boundary, attention_of(opened.trainer.model), pointwise
+        self._packed = PackedTrace(Trace.open(golden / TRACE))
+        self.modules = GradientReplayer(
+            self._packed,
+            boundary,
+            attention_of(opened.trainer.model),
+            pointwise,
+            layout=None if scope is None else scope.layout,
+            partial_modules=frozenset() if scope is None else scope.partial_modules,
+            unmeasured=opened.traits.unmeasured_ports,
+            loss_scale=loss_scale,
         )
-        self.gradients = GradientReplayer(self._packed, boundary, loss_scale=loss_scale)
-        replayer.unmeasured = self.gradients.unmeasured = opened.traits.unmeasured_ports
-        if scope is not None:
-            replayer.layout = self.gradients.layout = scope.layout
-            replayer.partial_modules = scope.partial_modules
-        taps = GradientTaps(replayer, self.gradients)
+        taps = GradientTaps(self.modules)
         self._usage = UsageWatch(taps)
         self._usage.add_parameters_of(opened.trainer.model)
-        self._values = StageReplayer(golden, boundary, rows, scope=scope, trace=trace)
+        self._values = StageReplayer(golden, boundary, rows, scope=scope, trace=self._packed.trace)
         tracer = ModuleTracer(self._usage)
         super().__init__(
             opened, self._values, tracer, taps, rows,
@@ -391,13 +391,12 @@ class ReplayedSteps(StepObserver):
         self._sums = GradientSums(
             boundary.rounded,
             None if scope is None else scope.summed_by_backward,
-            self.gradients.micro_batches_begun,
+            self.modules.micro_batches_begun,
             self.of_gradients,
         )
         # Measurements of a step that is skipped later are discarded.
         owners: list[tuple[Any, Sequence[str]]] = [
-            (replayer, ("results", "recomputed")),
-            (self.gradients, ("results", "scales", "labels")),
+            (self.modules, ("results", "recomputed", "gradients", "scales", "labels")),
             (self._values, ("results",)),
             (self.found, ("micro_batches_run",)),
             (self.of_gradients, list(vars(self.of_gradients))),
@@ -428,7 +427,7 @@ class ReplayedSteps(StepObserver):
         numbers = super()._begin_micro_batch(own, batch)
         if self.scope is not None:
             self.scope.micro_batches_run |= {(self._step, number) for number in numbers}
-        self._replayer.source = BatchSource(numbers[0])
+        self.modules.source = BatchSource(numbers[0])
         return numbers
 
     def _end_pass(self) -> bool:
@@ -448,7 +447,7 @@ class ReplayedSteps(StepObserver):
 
     def _shares_of(self, step: int) -> list[GradientShare]:
         """Return how often each micro-batch is in the step's gradients; empty if no loss shows it."""
-        scales = {one.micro_batch: one for one in self.gradients.scales if one.step == step}
+        scales = {one.micro_batch: one for one in self.modules.scales if one.step == step}
         if not scales or self.packings:
             return []
         found = []
@@ -479,11 +478,10 @@ class ReplayedSteps(StepObserver):
         self.found.packed = sorted({packing.micro_batches for packing in self.packings})
         self.found.usage = Usage.model_validate(self._usage.to_json())
         results = {f"stage-{phase}": self._values.results[phase] for phase in PHASES}
-        scope, replayer = self.scope, self._replayer
+        scope, modules = self.scope, self.modules
         results["modules"] = (
-            replayer.finish() if scope is None else replayer.finish(scope.is_own_call)
+            modules.finish() if scope is None else modules.finish(scope.is_own_call)
         )
-        results["recomputed"] = replayer.recomputed
-        results["gradients"] = self.gradients.results
+        results |= {"recomputed": modules.recomputed, "gradients": modules.gradients}
         for name, result in results.items():
             attach_results(writer, name, result)

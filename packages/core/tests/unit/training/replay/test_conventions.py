@@ -20,7 +20,7 @@ from assay.hooks.gradient_taps import GradientTaps
 from assay.hooks.module_tracer import ModuleTracer
 from assay.hooks.tensors import Boundary
 from assay.locating.gradients import LossScale, ScaledStep
-from assay.recording.modules import GradientRecorder, Recorder
+from assay.recording.modules import Recorder
 from assay.trace import Trace, TraceWriter
 from assay.training.processes.free_run import step_until_made
 from assay.training.protocol import MicroBatch, StepReport, TrainingPlan
@@ -190,7 +190,7 @@ def golden(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("golden")
     made = opened(Yardstick())
     with TraceWriter(folder / TRACE, {}) as writer:
-        gradients = GradientTaps(Recorder(writer, BOUNDARY), GradientRecorder(writer, BOUNDARY))
+        gradients = GradientTaps(Recorder(writer, BOUNDARY))
         handler = StageRecorder(writer, BOUNDARY)
         observer = StepObserver(made, handler, ModuleTracer(gradients), gradients, rows())
         with observer.attached(), comparable("float64", open_run(parse_run("cpu/float64"))):
@@ -297,7 +297,7 @@ def test_without_recognition_a_scale_is_an_error_of_the_loss(golden: Path, tmp_p
     errors, steps = replay(UnscaledInClip(), golden, tmp_path / "replay")
 
     assert errors["gradients", "", "output.logits"] == pytest.approx(SCALE - 1)
-    assert [found.factor for found in steps.gradients.scales] == pytest.approx([SCALE, SCALE])
+    assert [found.factor for found in steps.modules.scales] == pytest.approx([SCALE, SCALE])
 
 
 class OneRank(PartialSums):
