@@ -7,12 +7,12 @@ The reference computes the values of all tokens of a text in one call. A candida
 a prefill and one call for each new token: for `StepwiseTrace`, the values of a call are columns of the
 recorded ones.
 
-Shape legend: B rows, T tokens of one call, S columns of a mask, or tokens of a whole text.
+Both index the recorded tensors by the roles of their dims, see `Dims`.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -20,6 +20,58 @@ from torch import Tensor
 from assay.hooks.row_positions import RowLayout
 from assay.sites import Call, CallSite, RowMap
 from assay.trace import TensorEntry, Trace
+
+Role = Literal["rows", "tokens", "keys"]
+
+
+class Dims(NamedTuple):
+    """The roles of the dims of a tensor: batch rows, tokens, keys of a mask; None for others."""
+
+    roles: tuple[Role | None, ...]
+    flattened: bool = False
+    """True if rows and tokens are one dim, dim 0 of the tensor; `roles` has them apart."""
+    tail: bool = False
+    """True if only the last tokens of the call are in the tensor."""
+
+    @classmethod
+    def of(cls, port: str, shape: tuple[int, ...], rows: RowMap | None) -> Self:
+        """Return the dims of a tensor of `shape` at `port` of a call over `rows`."""
+        layout = RowLayout.of_shape(shape, rows)
+        roles: list[Role | None] = [None] * len(shape)
+        if layout.batch_dim is not None:
+            roles[0] = "rows"
+        is_mask = any(part.endswith("mask") for part in port.split(".")[-2:])
+        if is_mask and rows is not None and shape[-1:] == (rows.length,):
+            roles[-1] = "keys"
+            if len(shape) == 4:  # (B, 1, T, S), or one for all rows
+                roles[0], roles[2] = "rows", "tokens"
+            return cls(tuple(roles))
+        if layout.flattened:
+            return cls(("rows", "tokens", *roles[1:]), flattened=True)
+        if layout.token_dim is not None:
+            roles[layout.token_dim] = "tokens"
+        return cls(tuple(roles), tail=layout.tail)
+
+    @property
+    def has_columns(self) -> bool:
+        """Return True if a dim counts tokens or keys."""
+        return "tokens" in self.roles or "keys" in self.roles
+
+    def split(self, tensor: Tensor, rows: RowMap | None) -> Tensor:
+        """Return a tensor with rows and tokens apart."""
+        if not self.flattened or rows is None:
+            return tensor
+        apart: Tensor = tensor.unflatten(0, (rows.num_rows, rows.length))
+        return apart
+
+    def join(self, tensor: Tensor) -> Tensor:
+        """Return the inverse of `split`."""
+        return tensor.flatten(0, 1) if self.flattened else tensor
+
+    def place(self, rows: int | slice, tokens: slice, keys: slice) -> tuple[int | slice, ...]:
+        """Return the index of a part of a tensor whose rows and tokens are apart."""
+        places = {"rows": rows, "tokens": tokens, "keys": keys}
+        return tuple(slice(None) if role is None else places[role] for role in self.roles)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +203,7 @@ class PackedTrace:
                 {part.site.micro_batch: self.trace.tensor(part, port) for part in parts},
                 {part.site.micro_batch: part.rows for part in parts},
             )
-            self._last = call.site, port, pack_tensors(recorded, packing)
+            self._last = call.site, port, recorded.pack(packing)
         return self._last[2].clone()
 
     def _packing_of(self, call: Call) -> PackedBatch | None:
@@ -174,11 +226,14 @@ class PackedTrace:
                 return None
             stored = {part.site.micro_batch: self.trace.stored(part, port) for part in parts}
             shapes = {n: torch.empty(one.shape, device="meta") for n, one in stored.items()}
-            form = form_of(Recorded(port, shapes, rows), packing)
+            dims = Recorded(port, shapes, rows).find_dims(packing)
             alike = len({one.digest for one in stored.values()}) == 1
-            if form is None or (form == "alike" and not alike):
+            if dims is None or not (any(dims.roles) or alike):
                 return None
         return replace(first, rows=_row_map(rows, packing))
+
+
+_ONE_ROW = RowMap((-1,), ((),))
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,133 +244,55 @@ class Recorded:
     tensors: Mapping[int, Tensor]
     rows: Mapping[int, RowMap | None]
 
-    @property
-    def first(self) -> Tensor:
-        """Return the tensor of the first micro-batch."""
-        return next(iter(self.tensors.values()))
+    def find_dims(self, packing: PackedBatch) -> Dims | None:
+        """Return the dims that all tensors have; None if they cannot be assembled into one."""
+        dims = {n: Dims.of(self.port, one.shape, self.rows[n]) for n, one in self.tensors.items()}
+        # In a micro-batch of one row, a shared tensor looks like the tensor of that row.
+        several = {one for n, one in dims.items() if (self.rows[n] or _ONE_ROW).num_rows > 1}
+        found = several or {*dims.values()}
+        if len(found) > 1 or len({one.roles[1:] for one in dims.values()}) > 1:
+            return None
+        common = found.pop()
+        of_rows = "rows" in common.roles and not common.has_columns
+        return None if common.tail or (of_rows and not packing.has_single_rows) else common
 
-    @property
-    def layouts(self) -> list[RowLayout]:
-        """Return the layout of rows and tokens in each tensor."""
-        return [
-            RowLayout.of_shape(tensor.shape, self.rows[number])
-            for number, tensor in self.tensors.items()
-        ]
+    def pack(self, packing: PackedBatch) -> Tensor:
+        """Assemble the tensors into one of the running batch.
 
-    @property
-    def token_dim(self) -> int:
-        """Return the dim of the tokens, after that of the batch rows; of flattened tensors, once split."""
-        return self.layouts[0].token_dim or 1
-
-    def row_of(self, segment: Segment) -> Tensor:
-        """Return the row of a segment, with tokens in dim `token_dim` - 1; a shared row is the first."""
-        tensor, rows = self.tensors[segment.micro_batch], self.rows[segment.micro_batch]
-        if rows is not None and RowLayout.of_shape(tensor.shape, rows).flattened:
-            tensor = tensor.unflatten(0, (rows.num_rows, rows.length))
-        return tensor[segment.row if len(tensor) > 1 else 0]
-
-
-# Ways to assemble tensors: row by row and token by token; the same with both in one dim; one row shared
-# by a micro-batch; attention masks; one value for each row; one value for all micro-batches.
-Form = Literal["tokens", "flattened", "shared", "mask", "rows", "alike"]
-
-_ONE_ROW = RowMap((-1,), ((),))
-
-
-def form_of(recorded: Recorded, packing: PackedBatch) -> Form | None:
-    """Return how to assemble tensors of these shapes; None if no rule fits all of them."""
-    ranks = {tensor.ndim for tensor in recorded.tensors.values()}
-    if ranks == {4} and recorded.port.endswith("mask"):
-        return "mask"
-    # In a micro-batch of one row, a shared tensor looks like the tensor of that row.
-    several = [
-        layout
-        for number, layout in zip(recorded.tensors, recorded.layouts, strict=True)
-        if (recorded.rows[number] or _ONE_ROW).num_rows > 1
-    ]
-    layouts = several or recorded.layouts
-    forms = {_form_of_one(layout) for layout in layouts}
-    token_dims = {layout.token_dim for layout in recorded.layouts}
-    if len(forms) > 1 or len(ranks) > 1 or len(token_dims) > 1:
-        return None
-    form = forms.pop()
-    if form == "rows" and not packing.has_single_rows:
-        return None
-    return form
-
-
-def _form_of_one(layout: RowLayout) -> Form | None:
-    if layout.tail:
-        return None
-    if layout.flattened:
-        return "flattened"
-    if layout.token_dim is not None:
-        return "shared" if layout.batch_dim is None else "tokens"
-    return "alike" if layout.batch_dim is None else "rows"
-
-
-def pack_tensors(recorded: Recorded, packing: PackedBatch) -> Tensor:
-    """Assemble the tensors of several micro-batches at a port into one of the running batch.
-
-    Padding is 0, and in a mask it is masked out. Raises: ValueError if `form_of` returns None.
-    """
-    first = recorded.first
-    match form_of(recorded, packing):
-        case "tokens":
-            return _pack_tokens(recorded, packing)
-        case "flattened":
-            return _pack_tokens(recorded, packing).flatten(0, 1)
-        case "shared":
-            return _pack_shared(recorded, packing)
-        case "mask":
-            return _pack_masks(recorded, packing)
-        case "rows":
-            made = first.new_zeros((packing.num_rows, *first.shape[1:]))
-            for segment in packing.segments:
-                made[segment.at_row] = recorded.row_of(segment)
-            return made
-        case "alike":
+        Padding is 0, and in a mask it is masked out: no token sees another recorded row. Values that all
+        rows share, such as positions, are those of the longest row, or start again for each row.
+        Raises: ValueError if `find_dims` returns None.
+        """
+        dims, first = self.find_dims(packing), next(iter(self.tensors.values()))
+        if dims is None:
+            raise ValueError(f"the layout of rows at {self.port} is unknown")
+        if not any(dims.roles):
             return first
-        case None:
-            raise ValueError(f"the layout of rows at {recorded.port} is unknown")
-
-
-def _pack_tokens(recorded: Recorded, packing: PackedBatch) -> Tensor:
-    dim = recorded.token_dim
-    shape = list(recorded.row_of(packing.segments[0]).shape)
-    shape[dim - 1] = packing.length
-    made = recorded.first.new_zeros((packing.num_rows, *shape))
-    for segment in packing.segments:
-        values = recorded.row_of(segment).narrow(dim - 1, segment.start, segment.length)
-        made[segment.at_row].narrow(dim - 1, segment.at_column, segment.length).copy_(values)
-    return made
-
-
-def _pack_shared(recorded: Recorded, packing: PackedBatch) -> Tensor:
-    """Assemble values by column, such as positions: the longest row, or starting again for each row."""
-    if not packing.has_single_rows:
-        from_first = tuple(replace(segment, start=0) for segment in packing.segments)
-        return _pack_tokens(recorded, replace(packing, segments=from_first))
-    dim = recorded.token_dim
-    longest = max(recorded.tensors.values(), key=lambda tensor: tensor.shape[dim])
-    length = min(packing.length, longest.shape[dim])
-    shape = list(longest.shape)
-    shape[dim] = packing.length
-    made = longest.new_zeros(shape)
-    made.narrow(dim, 0, length).copy_(longest.narrow(dim, 0, length))
-    return made
-
-
-def _pack_masks(recorded: Recorded, packing: PackedBatch) -> Tensor:
-    """Assemble masks (B, 1, T, S), or one for all rows: no token sees another recorded row."""
-    first = recorded.first
-    closed = torch.finfo(first.dtype).min if first.is_floating_point() else 0
-    shape = (packing.num_rows, first.shape[1], packing.length, packing.length)
-    made = torch.full(shape, closed, dtype=first.dtype)
-    for segment in packing.segments:
-        own, here, there = recorded.row_of(segment), segment.columns, segment.recorded_columns
-        made[segment.at_row, :, here, here] = own[:, there, there]
-    return made
+        segments, num_rows, length = packing.segments, packing.num_rows, packing.length
+        if "rows" not in dims.roles:
+            dim = next(dim for dim, role in enumerate(dims.roles) if role is not None)
+            number = max(self.tensors, key=lambda n: self.tensors[n].shape[dim])
+            longest = min(length, self.tensors[number].shape[dim])
+            dims = dims._replace(roles=("rows", *dims.roles[1:]))
+            if packing.has_single_rows:
+                segments, num_rows = (Segment(number, 0, longest, 0, 0),), 1
+            else:
+                segments = tuple(replace(segment, start=0) for segment in segments)
+        sources = {n: dims.split(one, self.rows[n]) for n, one in self.tensors.items()}
+        sizes = {"rows": num_rows, "tokens": length, "keys": length}
+        shape = [*sources[segments[0].micro_batch].shape]
+        shape = [
+            size if role is None else sizes[role]
+            for role, size in zip(dims.roles, shape, strict=True)
+        ]
+        is_additive = {"tokens", "keys"} <= {*dims.roles} and first.is_floating_point()
+        made = first.new_full(shape, torch.finfo(first.dtype).min if is_additive else 0)
+        for segment in segments:
+            source = sources[segment.micro_batch]
+            row, there = segment.row if len(source) > 1 else 0, segment.recorded_columns
+            here = dims.place(segment.at_row, segment.columns, segment.columns)
+            made[here] = source[dims.place(row, there, there)]
+        return dims.join(made)
 
 
 def _row_map(rows: Mapping[int, RowMap | None], packing: PackedBatch) -> RowMap | None:
@@ -334,26 +311,13 @@ def _row_map(rows: Mapping[int, RowMap | None], packing: PackedBatch) -> RowMap 
 # Name of the attachment with the step number of the call over the whole text, by batch.
 WHOLE_TEXTS = "whole-texts"
 
-# Where a tensor holds the tokens of a text.
-# tokens: along one dim. tail: along one dim, the last tokens only. flattened: along dim 0, joined with the
-# rows. pairs: queries and keys of a mask. keys: keys of a mask. shared: it has no dim of tokens.
-_Form = Literal["tokens", "tail", "flattened", "pairs", "keys", "shared"]
-
-
-class _Columns(NamedTuple):
-    """Columns of a text, start to stop."""
-
-    start: int
-    stop: int
-
 
 class _Recorded(NamedTuple):
-    """A recorded tensor, and the place of the columns in it."""
+    """A recorded tensor, and its dims; without tokens it is the same in all steps."""
 
     call: Call
     entry: TensorEntry
-    form: _Form
-    dim: int
+    dims: Dims
 
 
 @dataclass
@@ -364,7 +328,7 @@ class StepwiseTrace:
     whole: Mapping[int, int] = field(default_factory=dict)
     """By batch, the step number of the call over the whole text. Earlier steps have the inputs of the
     root calls that generated the text."""
-    _columns: dict[tuple[int, int], _Columns] = field(default_factory=dict)
+    _columns: dict[tuple[int, int], slice] = field(default_factory=dict)
     """Columns of each root call, by batch and step."""
     _found: dict[CallSite, Call | None] = field(default_factory=dict)
     _recorded: dict[tuple[int, int, str, int, str], _Recorded] = field(default_factory=dict)
@@ -391,7 +355,7 @@ class StepwiseTrace:
                 # Without a cache, a call reads all tokens so far and the new one.
                 start = 0 if length == stop + 1 else stop
                 stop = start + length
-                self._columns[batch, step] = _Columns(start, stop)
+                self._columns[batch, step] = slice(start, stop)
 
     @property
     def calls(self) -> list[Call]:
@@ -445,7 +409,7 @@ class StepwiseTrace:
 
     def _cut_entry(self, site: CallSite, port: str) -> TensorEntry:
         recorded, columns = self._at(site, port), self._columns[site.micro_batch, site.step]
-        if recorded.form == "shared":
+        if not recorded.dims.has_columns:
             return recorded.entry
         shard, key, digest, dtype, _ = recorded.entry
         digest = f"{digest}[{columns.start}:{columns.stop}]"
@@ -476,52 +440,33 @@ class StepwiseTrace:
             entry = self.trace.stored(call, port)
             # The recorded call reads every token but the last. Its last columns produce the new tokens.
             num_new = self.whole[site.micro_batch]
-            form, dim = _find_columns(port, entry, call.rows, num_new)
-            known = _Recorded(call, entry, "shared" if is_own_input else form, dim)
-            self._recorded[key] = known
+            dims = Dims(()) if is_own_input else _find_columns(port, entry, call.rows, num_new)
+            known = self._recorded[key] = _Recorded(call, entry, dims)
         return known
 
 
-def _find_columns(
-    port: str, entry: TensorEntry, rows: RowMap | None, num_new: int
-) -> tuple[_Form, int]:
-    """Return where the columns of a text lie in a recorded tensor, and the dim.
+def _find_columns(port: str, entry: TensorEntry, rows: RowMap | None, num_new: int) -> Dims:
+    """Return the dims of a recorded tensor of a text.
 
     num_new: number of columns of which a new token's logits are computed.
     """
-    shape = entry.shape
-    length = rows.length if rows is not None else -1
-    if any(part.endswith("mask") for part in port.split(".")[-2:]) and shape[-1:] == (length,):
-        return ("pairs" if len(shape) == 4 else "keys"), len(shape) - 1
-    layout = RowLayout.of_shape(shape, rows)
-    if layout.flattened:
-        return "flattened", 1
-    if layout.token_dim is not None and not layout.tail:
-        return "tokens", layout.token_dim
-    if layout.token_dim is not None and shape[layout.token_dim] == num_new:
-        return "tail", layout.token_dim
+    shape, dims = entry.shape, Dims.of(port, entry.shape, rows)
+    if dims.has_columns and not (dims.tail and shape[dims.roles.index("tokens")] != num_new):
+        return dims
     is_index = not entry.dtype.startswith(("float", "bfloat", "complex"))
-    if shape[-1:] == (length,) and is_index:  # positions: one row for all, or several rows of them
-        return "tokens", len(shape) - 1
-    return "shared", 0
+    if rows is not None and shape[-1:] == (rows.length,) and is_index:
+        # positions: one row for all, or several rows of them
+        return Dims((*[None] * (len(shape) - 1), "tokens"))
+    return Dims(())
 
 
-def _cut(values: Tensor, recorded: _Recorded, columns: _Columns) -> Tensor:
+def _cut(values: Tensor, recorded: _Recorded, columns: slice) -> Tensor:
     """Return the values of `columns`; of a tensor with only the last columns, those that it has."""
-    rows, dim = recorded.call.rows, recorded.dim
-    start, size = columns.start, columns.stop - columns.start
-    match recorded.form:
-        case "tokens":
-            return values.narrow(dim, start, size)
-        case "tail" if rows is not None:
-            first = rows.length - values.shape[dim]
-            return values.narrow(dim, max(0, start - first), columns.stop - max(start, first))
-        case "flattened" if rows is not None:
-            text: Tensor = values.unflatten(0, (rows.num_rows, rows.length))
-            return text.narrow(1, start, size).flatten(0, 1)
-        case "pairs":
-            return values[..., start : columns.stop, : columns.stop]
-        case "keys":
-            return values[..., : columns.stop]
-        case _:
-            return values
+    dims, rows, tokens = recorded.dims, recorded.call.rows, columns
+    if not dims.has_columns:
+        return values
+    if dims.tail and rows is not None:
+        first = rows.length - values.shape[dims.roles.index("tokens")]
+        tokens = slice(max(0, columns.start - first), columns.stop - first)
+    index = dims.place(slice(None), tokens, slice(0, columns.stop))
+    return dims.join(dims.split(values, rows)[index])

@@ -21,8 +21,6 @@ from assay.locating.trace_views import (
     PackedTrace,
     Recorded,
     Segment,
-    form_of,
-    pack_tensors,
 )
 from assay.recording.modules import Recorder
 from assay.sites import Call, CallSite, RowMap
@@ -52,14 +50,14 @@ def recorded(tensors: dict[int, Tensor], port: str = "output") -> Recorded:
 
 
 def test_rows_are_stacked_and_padded_with_zeros() -> None:
-    packed = pack_tensors(recorded(TOKENS), STACKED)
+    packed = recorded(TOKENS).pack(STACKED)
 
     assert packed[..., 0].tolist() == [[1, 2, 3, 0], [11, 12, 0, 0], [21, 22, 23, 24]]
     assert packed.shape == (3, 4, 5)
 
 
 def test_rows_are_laid_end_to_end_without_their_padding() -> None:
-    packed = pack_tensors(recorded(TOKENS), END_TO_END)
+    packed = recorded(TOKENS).pack(END_TO_END)
 
     assert packed[..., 0].tolist() == [[21, 22, 23, 24, 1, 2, 3, 11, 12]]
 
@@ -67,7 +65,7 @@ def test_rows_are_laid_end_to_end_without_their_padding() -> None:
 def test_rows_and_tokens_in_one_dim_stay_in_one() -> None:
     flat = {number: tensor.flatten(0, 1) for number, tensor in TOKENS.items()}
 
-    packed = pack_tensors(recorded(flat), STACKED)
+    packed = recorded(flat).pack(STACKED)
 
     assert packed[:, 0].tolist() == [1, 2, 3, 0, 11, 12, 0, 0, 21, 22, 23, 24]
 
@@ -75,7 +73,7 @@ def test_rows_and_tokens_in_one_dim_stay_in_one() -> None:
 def test_heads_before_tokens_stay_before_them() -> None:
     heads = {n: tensor[:, None].expand(-1, 7, -1, -1) for n, tensor in TOKENS.items()}
 
-    packed = pack_tensors(recorded(heads), END_TO_END)
+    packed = recorded(heads).pack(END_TO_END)
 
     assert packed.shape == (1, 7, 9, 5)
     assert packed[0, 6, :, 4].tolist() == [21, 22, 23, 24, 1, 2, 3, 11, 12]
@@ -84,8 +82,8 @@ def test_heads_before_tokens_stay_before_them() -> None:
 def test_what_all_rows_share_is_that_of_the_longest_or_begins_anew() -> None:
     positions = {0: torch.arange(3)[None], 1: torch.arange(4)[None]}
 
-    assert pack_tensors(recorded(positions), STACKED).tolist() == [[0, 1, 2, 3]]
-    assert pack_tensors(recorded(positions), END_TO_END).tolist() == [[0, 1, 2, 3, 0, 1, 2, 0, 1]]
+    assert recorded(positions).pack(STACKED).tolist() == [[0, 1, 2, 3]]
+    assert recorded(positions).pack(END_TO_END).tolist() == [[0, 1, 2, 3, 0, 1, 2, 0, 1]]
 
 
 def test_no_token_sees_one_of_another_row() -> None:
@@ -94,7 +92,7 @@ def test_no_token_sees_one_of_another_row() -> None:
         for n, size in {0: 3, 1: 4}.items()
     }
 
-    packed = pack_tensors(recorded(masks, "input.attention_mask"), END_TO_END)
+    packed = recorded(masks, "input.attention_mask").pack(END_TO_END)
 
     assert packed.shape == (1, 1, 9, 9)
     assert packed[0, 0, 6].nonzero()[:, 0].tolist() == [4, 5, 6]  # the third token of its row
@@ -104,26 +102,36 @@ def test_no_token_sees_one_of_another_row() -> None:
 def test_additive_mask_is_closed_by_the_lowest_number() -> None:
     masks = {n: torch.zeros(1, 1, size, size) for n, size in {0: 3, 1: 4}.items()}
 
-    packed = pack_tensors(recorded(masks, "input.attention_mask"), STACKED)
+    packed = recorded(masks, "input.attention_mask").pack(STACKED)
 
     assert packed.shape == (3, 1, 4, 4)
     assert packed[1, 0, 0].tolist() == [0, 0, *[torch.finfo(torch.float32).min] * 2]
 
 
 @pytest.mark.parametrize(
-    ("tensors", "form"),
+    ("tensors", "roles"),
     [
-        (TOKENS, "tokens"),
-        ({0: torch.zeros(2, 6), 1: torch.zeros(1, 6)}, "rows"),
-        ({0: torch.zeros(1, 3, 6), 1: torch.zeros(1, 4, 6)}, "shared"),
+        (TOKENS, ("rows", "tokens", None)),
+        ({0: torch.zeros(2, 6), 1: torch.zeros(1, 6)}, ("rows", None)),
+        ({0: torch.zeros(1, 3, 6), 1: torch.zeros(1, 4, 6)}, (None, "tokens", None)),
         ({0: torch.zeros(2, 3, 5), 1: torch.zeros(9, 5)}, None),
-        ({0: torch.zeros(7), 1: torch.zeros(7)}, "alike"),
+        ({0: torch.zeros(7), 1: torch.zeros(7)}, (None,)),
     ],
 )
-def test_form_has_to_be_the_same_for_all_micro_batches(
-    tensors: dict[int, Tensor], form: str | None
+def test_dims_have_to_be_the_same_for_all_micro_batches(
+    tensors: dict[int, Tensor], roles: tuple[str | None, ...] | None
 ) -> None:
-    assert form_of(recorded(tensors), STACKED) == form
+    dims = recorded(tensors).find_dims(STACKED)
+
+    assert (None if dims is None else dims.roles) == roles
+
+
+def test_padding_masks_of_all_rows_are_laid_end_to_end() -> None:
+    masks = {0: torch.tensor([[1, 1, 1], [1, 1, 0]]), 1: torch.tensor([[1, 1, 1, 1]])}
+
+    packed = recorded(masks, "input.attention_mask").pack(STACKED)
+
+    assert packed.tolist() == [[1, 1, 1, 0], [1, 1, 0, 0], [1, 1, 1, 1]]
 
 
 @pytest.fixture
