@@ -86,13 +86,14 @@ def test_what_all_rows_share_is_that_of_the_longest_or_begins_anew() -> None:
     assert recorded(positions).pack(END_TO_END).tolist() == [[0, 1, 2, 3, 0, 1, 2, 0, 1]]
 
 
-def test_no_token_sees_one_of_another_row() -> None:
+@pytest.mark.parametrize("port", ["input.attention_mask", "input.attention_mask.full_attention"])
+def test_no_token_sees_one_of_another_row(port: str) -> None:
     masks = {
         n: torch.ones(size, size, dtype=torch.bool).tril()[None, None]
         for n, size in {0: 3, 1: 4}.items()
     }
 
-    packed = recorded(masks, "input.attention_mask").pack(END_TO_END)
+    packed = recorded(masks, port).pack(END_TO_END)
 
     assert packed.shape == (1, 1, 9, 9)
     assert packed[0, 0, 6].nonzero()[:, 0].tolist() == [4, 5, 6]  # the third token of its row
